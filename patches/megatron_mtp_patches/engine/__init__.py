@@ -1,0 +1,30 @@
+"""The machine that applies declared patches: it knows Python modules and their source, and no Megatron.
+
+What a declaration needs is imported here; the rest only once there is something to patch.
+"""
+
+from .declare import (
+    AddField,
+    AddFlag,
+    Edit,
+    Export,
+    Patch,
+    PatchError,
+    Probe,
+    PullRequest,
+    Replace,
+    Wrap,
+)
+
+__all__ = [
+    "AddField",
+    "AddFlag",
+    "Edit",
+    "Export",
+    "Patch",
+    "PatchError",
+    "Probe",
+    "PullRequest",
+    "Replace",
+    "Wrap",
+]

@@ -1,0 +1,77 @@
+"""What is to become of a patch in this Megatron, read from its source before anything is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .declare import Edit, Export, Patch, Probe
+from .fingerprints import ABSENT, Table, fingerprint, is_checked
+from .source import contains_expression, find_definition, find_file, parse
+
+
+class Verdict(str, Enum):
+    ADD = "add"
+    REPAIR = "repair"
+    NATIVE = "native"
+    DISABLED = "disabled"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Decision:
+    verdict: Verdict
+    reason: str
+
+    @property
+    def installs(self) -> bool:
+        return self.verdict in (Verdict.ADD, Verdict.REPAIR)
+
+
+def decide(patch: Patch, table: Table) -> Decision:
+    """Whether to add, repair, leave alone or refuse `patch` in the Megatron that an import would find."""
+    if not any(find_file(module) for module in patch.modules):
+        return Decision(Verdict.REFUSED, f"{patch.modules[0]} is not installed, nor is anything else that it patches")
+    native = patch.probe is not None and is_present(patch.probe)
+    if native and patch.repairs is None:
+        return Decision(Verdict.NATIVE, "this Megatron has it")
+    problem = find_drift(patch, table)
+    if problem:
+        return Decision(Verdict.REFUSED, problem)
+    if native:
+        return Decision(Verdict.REPAIR, f"native, but now {patch.repairs}")
+    return Decision(Verdict.ADD, "this Megatron lacks it")
+
+
+def is_present(probe: Probe) -> bool:
+    module, _, name = probe.target.partition(":")
+    tree = parse(module)
+    node = None if tree is None else find_definition(tree, name)
+    if node is None or probe.contains is None:
+        return node is not None
+    return contains_expression(node, probe.contains)
+
+
+def find_drift(patch: Patch, table: Table) -> str | None:
+    """Why the patch may not be applied to this source, or None. The sentence says what to do."""
+    for edit in patch.edits:
+        print_ = fingerprint(edit)
+        if is_checked(edit):
+            known = bool(table.releases_with(edit.target, print_))
+        else:
+            known = print_ != ABSENT or isinstance(edit, Export) or find_file(edit.module) is None
+        if not known:
+            return _explain_drift(patch, edit, print_, table)
+    return None
+
+
+def _explain_drift(patch: Patch, edit: Edit, print_: str, table: Table) -> str:
+    file = find_file(edit.module)
+    where = f"in {file}" if file else "(its module is not installed)"
+    what = "is missing" if print_ == ABSENT else "is not the source of any release that these patches know"
+    return (
+        f"{edit.target} {what} {where}. Known: {', '.join(table.releases)}; nearest: "
+        f"{table.nearest_release((patch,))}. Compare that function with the nearest release. Then either install a "
+        f"known release, or leave the patch out with MEGATRON_MTP_PATCHES=-{patch.id}, or set "
+        f"MEGATRON_MTP_PATCHES_ON_DRIFT=warn to train without every patch that is refused."
+    )

@@ -1,0 +1,123 @@
+"""The words in which a patch is declared. Data only: nothing here touches Megatron.
+
+A target is written `package.module:Qualified.name`; so is the override that takes its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class PatchError(RuntimeError):
+    """A patch set that cannot be applied as asked; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """An upstream change, and the first release that has it (None: no release yet)."""
+
+    number: int
+    native_since: str | None = None
+    repository: str = "NVIDIA/Megatron-LM"
+
+    def __str__(self) -> str:
+        return f"#{self.number}"
+
+    @property
+    def url(self) -> str:
+        return f"https://github.com/{self.repository}/pull/{self.number}"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change to one target."""
+
+    target: str
+
+    @property
+    def module(self) -> str:
+        return self.target.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """The qualified name inside the module."""
+        return self.target.partition(":")[2]
+
+
+@dataclass(frozen=True)
+class Replace(Edit):
+    """Put `override` where the target is. It must serve every release whose source is known."""
+
+    override: str
+
+
+@dataclass(frozen=True)
+class Wrap(Edit):
+    """Call `wrapper(wrapped, instance, args, kwargs)` instead of the target, as wrapt does.
+
+    `any_source`: the wrapper leans on the target's name alone, so a changed body is no reason to refuse.
+    """
+
+    wrapper: str
+    any_source: bool = False
+
+
+@dataclass(frozen=True)
+class Export(Edit):
+    """Add `override` under a name that newer releases have; where the name exists, leave it alone."""
+
+    override: str
+
+
+@dataclass(frozen=True)
+class AddField(Edit):
+    """Give the dataclass `target`, and every subclass of it, one more keyword field."""
+
+    field: str
+    type: object
+    default: object
+    doc: str
+
+
+@dataclass(frozen=True)
+class AddFlag(Edit):
+    """Add a command-line flag to the argparse parser that the function `target` returns."""
+
+    flag: str
+    type: object
+    default: object
+    help: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How to see in the source that a Megatron has a change: `target` exists and, where `contains` is
+    given, its body holds that expression."""
+
+    target: str
+    contains: str | None = None
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One upstream change for every release.
+
+    `doc` is the header of the module that declares it; its first line is the summary. `repairs` names the
+    defects removed where the change is native; without it a native change is left alone.
+    """
+
+    id: str
+    doc: str
+    upstream: tuple[PullRequest, ...]
+    probe: Probe | None
+    edits: tuple[Edit, ...]
+    repairs: str | None = None
+
+    @property
+    def summary(self) -> str:
+        return self.doc.strip().partition("\n")[0].rstrip(".")
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that the edits touch, each once, in order."""
+        return tuple(dict.fromkeys(edit.module for edit in self.edits))

@@ -1,0 +1,72 @@
+"""Applies a catalog of patches as Megatron's modules arrive, and takes them out again.
+
+This much is loaded in every process that imports the package; the installer, only once there is a module to patch.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable
+from functools import cached_property
+from types import ModuleType
+
+from .declare import Patch
+from .selection import check_policy, select
+from .watch import watch
+
+TYPE_CHECKING = False  # importing typing for the constant would cost a third of what this package may cost
+if TYPE_CHECKING:
+    from .installer import Installer
+
+
+class Engine:
+    """The patches of `catalog`, of which the user selects some, and those of `base`, which always apply."""
+
+    def __init__(self, catalog: Iterable[Patch], table_file: str, base: Iterable[Patch] = ()) -> None:
+        self.catalog = tuple(catalog)
+        self.base = tuple(base)
+        self.table_file = table_file
+        self.selected = frozenset(patch.id for patch in self.catalog)
+        self.on_drift = "raise"
+        self.active = False
+        self._watching = False
+        self._lock = threading.RLock()
+
+    @property
+    def modules(self) -> dict[str, None]:
+        return dict.fromkeys(module for patch in (*self.base, *self.catalog) for module in patch.modules)
+
+    @cached_property
+    def installer(self) -> Installer:
+        from .installer import Installer
+
+        return Installer(self)
+
+    def apply(self, choice: str, on_drift: str) -> None:
+        """Patch what is imported already, and each further module as it arrives. See `selection` for the words."""
+        with self._lock:
+            self.selected = select(choice, [patch.id for patch in self.catalog])
+            self.on_drift = check_policy(on_drift)
+            if self.active:
+                self.revert()
+            self.active = True
+        if not self._watching:
+            self._watching = True
+            watch(self.modules, self._arrived)
+        else:
+            for name in self.modules.keys() & sys.modules.keys():
+                self._arrived(sys.modules[name])
+
+    def revert(self) -> None:
+        """Put every original back, copies made by `from x import y` included, and patch nothing further."""
+        with self._lock:
+            self.active = False
+            if "installer" in vars(self):
+                self.installer.remove_all()
+                del self.installer
+
+    def _arrived(self, module: ModuleType) -> None:
+        with self._lock:
+            if self.active:
+                self.installer.install_into(module)

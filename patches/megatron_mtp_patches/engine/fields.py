@@ -1,0 +1,98 @@
+"""Add keyword fields to an existing dataclass, in place, and take them out again.
+
+In place because Megatron's modules hold their config classes by name, and its argument generator reads the
+source of the class. Subclasses made later by @dataclass inherit the field from the base by themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from .declare import AddField
+
+
+class FieldSlot:
+    """The fields that were added to one dataclass and to the subclasses it had."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self.added: dict[str, AddField] = {}
+        self._original_inits: dict[type, Any] = {}
+
+    def add(self, edit: AddField) -> None:
+        if edit.field in self.cls.__dataclass_fields__:  # native here
+            return
+        self.added[edit.field] = edit
+        setattr(self.cls, edit.field, edit.default)
+        for cls in _family(self.cls):
+            cls.__dataclass_fields__.setdefault(edit.field, _make_field(edit))
+        self._rebuild()
+
+    def remove(self, edit: AddField) -> None:
+        if self.added.pop(edit.field, None) is None:
+            return
+        self._rebuild()
+        for cls in _family(self.cls):
+            cls.__dataclass_fields__.pop(edit.field, None)
+        delattr(self.cls, edit.field)
+
+    def _rebuild(self) -> None:
+        for cls, original in self._original_inits.items():
+            cls.__init__ = original
+        self._original_inits.clear()
+        if not self.added:
+            return
+        for cls in _family(self.cls):
+            original = vars(cls).get("__init__")
+            # A subclass made after the field was added has it in its generated __init__ already.
+            known = inspect.signature(original).parameters if original else self.added
+            missing = {name: edit for name, edit in self.added.items() if name not in known}
+            if missing:
+                self._original_inits[cls] = original
+                cls.__init__ = _accepting(original, missing)
+
+
+def _family(cls: type) -> Iterator[type]:
+    """`cls` and, once each, the dataclasses below it."""
+    seen = {}
+    queue = [cls]
+    while queue:
+        current = queue.pop(0)
+        if current not in seen and "__dataclass_fields__" in vars(current):
+            seen[current] = None
+        queue += current.__subclasses__()
+    return iter(seen)
+
+
+def _make_field(edit: AddField) -> dataclasses.Field:
+    # A field is complete only once a dataclass has been made of it.
+    metadata = {"argparse_meta": {"help": edit.doc}}
+    field = dataclasses.field(default=edit.default, metadata=metadata, kw_only=True)
+    made = dataclasses.make_dataclass("_", [(edit.field, edit.type, field)])
+    return dataclasses.fields(made)[0]
+
+
+def _accepting(original: Any, added: dict[str, AddField]) -> Any:
+    """`original.__init__` that takes the added fields as keywords too and sets them before __post_init__ runs."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name, edit in added.items():
+            # A subclass's own __init__ may have set it before it called this one.
+            if name in kwargs or name not in vars(self):
+                setattr(self, name, kwargs.pop(name, edit.default))
+        original(self, *args, **kwargs)
+
+    signature = inspect.signature(original)
+    known = list(signature.parameters.values())
+    position = len(known) - (bool(known) and known[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    known[position:position] = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=edit.default, annotation=edit.type)
+        for name, edit in added.items()
+    ]
+    __init__.__signature__ = signature.replace(parameters=known)  # type: ignore[attr-defined]
+    return __init__

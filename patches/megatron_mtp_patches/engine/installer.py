@@ -1,0 +1,144 @@
+"""Puts the edits of patches into modules, all edits of a patch or none, and says where each patch stands."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from .decide import Decision, Verdict, decide
+from .declare import AddField, Edit, Patch, PatchError
+from .fields import FieldSlot
+from .fingerprints import Table, fingerprint, has_place, is_checked
+from .slots import Slot
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where one patch stands. `state` is pending, applied, repaired, native, disabled or refused."""
+
+    id: str
+    state: str
+    reason: str
+    upstream: tuple[str, ...]
+    summary: str
+    targets: dict[str, str]
+
+
+class Installer:
+    """What one engine has decided and installed since it was last applied."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.table = Table.read(Path(engine.table_file))
+        self._decisions: dict[str, Decision] = {}
+        self._slots: dict[str, Slot] = {}
+        self._field_slots: dict[type, FieldSlot] = {}
+        self._installed: dict[Edit, list[str]] = {}  # edit -> ids of the patches that asked for it
+        self._complained: set[str] = set()
+
+    def decision(self, patch: Patch) -> Decision:
+        """What is to become of `patch`; read from the source once, so it stays true while modules arrive."""
+        if patch.id not in self._decisions:
+            if patch in self.engine.catalog and patch.id not in self.engine.selected:
+                self._decisions[patch.id] = Decision(Verdict.DISABLED, "left out by the user")
+            else:
+                self._decisions[patch.id] = decide(patch, self.table)
+        return self._decisions[patch.id]
+
+    # -- installing ---------------------------------------------------------------------------------------------
+
+    def install_into(self, module: ModuleType) -> None:
+        """Install what the patches want of `module`. A patch that fails is withdrawn from every module."""
+        for patch in (*self.engine.base, *self.engine.catalog):
+            if module.__name__ in patch.modules:
+                self._install(patch, module)
+
+    def remove_all(self) -> None:
+        for edit in reversed(list(self._installed)):
+            self._remove(edit)
+        self._installed.clear()
+
+    def _install(self, patch: Patch, module: ModuleType) -> None:
+        decision = self.decision(patch)
+        if decision.verdict is Verdict.REFUSED:
+            self._complain(patch, decision.reason)
+        if not decision.installs:
+            return
+        try:
+            for edit in patch.edits:
+                if edit.module == module.__name__ and patch.id not in self._installed.get(edit, ()):
+                    self._add(edit, module)
+                    self._installed.setdefault(edit, []).append(patch.id)
+        except Exception as error:
+            self._withdraw(patch)
+            reason = str(error) if isinstance(error, PatchError) else f"{module.__name__}: {error!r}"
+            self._decisions[patch.id] = Decision(Verdict.REFUSED, reason)
+            self._complain(patch, reason, error)
+
+    def _complain(self, patch: Patch, reason: str, cause: Exception | None = None) -> None:
+        message = f"{patch.id} is refused: {reason}"
+        if self.engine.on_drift == "raise":
+            raise PatchError(message) from cause
+        if self.engine.on_drift == "warn" and patch.id not in self._complained:
+            self._complained.add(patch.id)
+            warnings.warn(f"megatron_mtp_patches: {message}", stacklevel=2)
+
+    def _withdraw(self, patch: Patch) -> None:
+        for edit in reversed([edit for edit, ids in self._installed.items() if patch.id in ids]):
+            self._installed[edit].remove(patch.id)
+            if not self._installed[edit]:
+                del self._installed[edit]
+                self._remove(edit)
+
+    def _add(self, edit: Edit, module: ModuleType) -> None:
+        if edit in self._installed or not has_place(edit):
+            return
+        if isinstance(edit, AddField):
+            cls = getattr(module, edit.name)
+            self._field_slots.setdefault(cls, FieldSlot(cls)).add(edit)
+        else:
+            if edit.target not in self._slots:
+                self._slots[edit.target] = Slot(module, edit.name)
+            self._slots[edit.target].add(edit)
+
+    def _remove(self, edit: Edit) -> None:
+        if isinstance(edit, AddField):
+            for slot in self._field_slots.values():
+                slot.remove(edit)
+        elif edit.target in self._slots and edit in self._slots[edit.target].edits:
+            self._slots[edit.target].remove(edit)
+
+    # -- telling ------------------------------------------------------------------------------------------------
+
+    def report(self, patch: Patch) -> Report:
+        decision = self.decision(patch)
+        targets = {edit.target: self._target_state(patch, edit) for edit in patch.edits}
+        state, reason = decision.verdict.value, decision.reason
+        if not self.engine.active:
+            state, reason = Verdict.DISABLED.value, "the set is not applied"
+        elif decision.installs and "applied" in targets.values():
+            state = "repaired" if decision.verdict is Verdict.REPAIR else "applied"
+        elif decision.installs:
+            state, reason = "pending", f"{decision.reason}; waits for the import of {patch.modules[0]}"
+        return Report(patch.id, state, reason, tuple(map(str, patch.upstream)), patch.summary, targets)
+
+    def _target_state(self, patch: Patch, edit: Edit) -> str:
+        if not self.engine.active or not self.decision(patch).installs:
+            return "untouched"
+        if not has_place(edit):
+            return "not in this Megatron"
+        return "applied" if patch.id in self._installed.get(edit, ()) else "pending"
+
+    def record(self) -> str:
+        """The verdict on each patch, and a hash of the sources of all targets, in one line."""
+        verdicts = " ".join(f"{patch.id}={self.decision(patch).verdict.value}" for patch in self.engine.catalog)
+        edits = [edit for patch in self.engine.catalog for edit in patch.edits if is_checked(edit)]
+        sources = hashlib.sha256("".join(map(fingerprint, edits)).encode()).hexdigest()[:8]
+        return f"{verdicts} sources={sources}"

@@ -1,0 +1,145 @@
+"""One attribute of Megatron's: the original in it, the edits stacked on it, and the value they make together."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from argparse import ArgumentError, ArgumentParser
+from types import FunctionType, ModuleType
+from typing import Any
+
+import wrapt
+
+from .declare import AddFlag, Edit, Export, PatchError, Replace, Wrap
+
+MISSING = object()
+
+
+class Slot:
+    """The place `owner.name`. Edits may come and go in any order: the value is always made anew from the original."""
+
+    def __init__(self, module: ModuleType, name: str) -> None:
+        *parents, self.name = name.split(".")
+        self.module = module
+        self.qualified_name = name
+        self.owner: Any = functools.reduce(getattr, parents, module)
+        self.original = self.value = vars(self.owner).get(self.name, MISSING)
+        self.edits: list[Edit] = []
+
+    def add(self, edit: Edit) -> None:
+        self._check(edit)
+        self.edits.append(edit)
+        try:
+            self._rebuild()
+        except BaseException:
+            self.edits.remove(edit)
+            raise
+
+    def remove(self, edit: Edit) -> None:
+        self.edits.remove(edit)
+        self._rebuild()
+
+    def _check(self, edit: Edit) -> None:
+        other = next((e for e in self.edits if isinstance(e, Replace) and isinstance(edit, Replace)), None)
+        if other is not None:
+            raise PatchError(f"{edit.target} is replaced by {other.override} and by {edit.override}; one must serve both")
+        stranger = None if self.edits else find_stranger(self.original, self.module, deep=isinstance(edit, Replace))
+        if stranger and not (isinstance(edit, Wrap) and edit.any_source):
+            raise PatchError(
+                f"{edit.target} was already changed by {stranger}. Import megatron_mtp_patches before it, or leave "
+                f"out one of the two"
+            )
+
+    def _rebuild(self) -> None:
+        value = self.original
+        for edit in sorted(self.edits, key=lambda edit: not isinstance(edit, (Replace, Export))):
+            value = _build(edit, value)
+        self._put(value)
+
+    def _put(self, value: Any) -> None:
+        if vars(self.owner).get(self.name, MISSING) is not self.value:
+            raise PatchError(
+                f"{self.module.__name__}:{self.qualified_name} was changed by somebody else after these patches were "
+                f"applied; undo that first"
+            )
+        if value is MISSING:
+            if self.value is not MISSING:
+                delattr(self.owner, self.name)
+        elif value is not self.value:
+            setattr(self.owner, self.name, value)
+            if isinstance(self.owner, ModuleType) and self.value is not MISSING:
+                rebind_copies(self.value, value)
+        self.value = value
+
+
+def rebind_copies(old: Any, new: Any) -> None:
+    """Point every module-level name that was made by `from x import y` from `old` to `new`."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if isinstance(names, dict):
+            for name in [name for name, value in list(names.items()) if value is old]:
+                names[name] = new
+
+
+def find_stranger(value: Any, module: ModuleType, deep: bool) -> str | None:
+    """Who, other than Megatron itself and torch's decorators, has put this function here; None if nobody.
+
+    `deep` looks at each layer of a decorated function, otherwise only the innermost has to be Megatron's.
+    """
+    layers = [value]
+    while hasattr(layers[-1], "__wrapped__"):
+        layers.append(layers[-1].__wrapped__)
+    for layer in layers if deep else layers[-1:]:
+        code = getattr(layer, "__code__", None)
+        if not isinstance(layer, FunctionType) and code is None:
+            continue
+        if not isinstance(layer, FunctionType) or not _belongs(code.co_filename, module):
+            return f"{getattr(layer, '__module__', None) or type(layer).__module__} ({code.co_filename})"
+    return None
+
+
+def _belongs(file: str, module: ModuleType) -> bool:
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+    torch_root = torch_file.rpartition("__init__")[0] if torch_file else None
+    return file == module.__file__ or bool(torch_root and file.startswith(torch_root))
+
+
+class Wrapped(wrapt.FunctionWrapper):
+    """A wrapt wrapper that pickles by name, as the function it stands for does."""
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        return self.__qualname__
+
+
+def _build(edit: Edit, value: Any) -> Any:
+    if isinstance(edit, Replace):
+        return load(edit.override)
+    if isinstance(edit, Export):
+        return load(edit.override) if value is MISSING else value
+    if value is MISSING:
+        raise PatchError(f"{edit.target} does not exist")
+    if isinstance(edit, Wrap):
+        return Wrapped(value, load(edit.wrapper))
+    if isinstance(edit, AddFlag):
+        return Wrapped(value, functools.partial(_add_flag, edit))
+    raise PatchError(f"{type(edit).__name__} does not fit {edit.target}")
+
+
+def _add_flag(edit: AddFlag, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> ArgumentParser:
+    parser = wrapped(*args, **kwargs)
+    try:
+        parser.add_argument(edit.flag, type=edit.type, default=edit.default, help=edit.help)
+    except ArgumentError:
+        pass  # this Megatron, or the user's own script, has the flag
+    return parser
+
+
+def load(path: str) -> Any:
+    """The object that `package.module:name` names."""
+    module, _, name = path.partition(":")
+    return inspect.getattr_static(importlib.import_module(module), name)

@@ -1,0 +1,96 @@
+"""Read a module's source, and find a name in it, without importing anything.
+
+`megatron` is a namespace package, so a checkout on the path may shadow the wheel: the module's file is found
+the way the import system would find it, and everything else is read from that file.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+
+def find_file(module: str, path: list[str] | None = None) -> Path | None:
+    """The source file of `module`, or None where it is not installed or has no source.
+
+    `path` searches these directories instead of the running interpreter's (a checkout, another environment).
+    """
+    if path is None:
+        loaded = getattr(sys.modules.get(module), "__file__", None)
+        if loaded:
+            return Path(loaded)
+    spec = None
+    locations = path
+    for depth in range(1, module.count(".") + 2):
+        spec = _find_spec(".".join(module.split(".")[:depth]), locations)
+        if spec is None:
+            return None
+        locations = list(spec.submodule_search_locations or ())
+    origin = spec.origin if spec else None
+    return Path(origin) if origin and origin.endswith(".py") else None
+
+
+def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        # wrapt's finder would import the parent packages to answer; this question must import nothing.
+        if type(finder).__module__.partition(".")[0] == "wrapt" or not hasattr(finder, "find_spec"):
+            continue
+        spec = finder.find_spec(name, path)
+        if spec is not None:
+            return spec
+    return None
+
+
+def parse(module: str, path: list[str] | None = None) -> ast.Module | None:
+    """The syntax tree of `module`, or None where it has no source here."""
+    file = find_file(module, path)
+    return None if file is None else _parse(file, file.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(file: Path, _modified: int) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def find_definition(tree: ast.Module, name: str) -> ast.AST | None:
+    """The node that binds the qualified `name`: a function, class, assignment or import, the last one winning."""
+    node: ast.AST | None = tree
+    for part in name.split("."):
+        node = _find_in_body(getattr(node, "body", []), part)
+        if node is None:
+            return None
+    return node
+
+
+def _find_in_body(body: list[ast.stmt], name: str) -> ast.AST | None:
+    found: ast.AST | None = None
+    for statement in body:
+        if name in _names_bound_by(statement):
+            found = statement
+        elif isinstance(statement, (ast.If, ast.Try)):
+            branches = [statement.body, statement.orelse, getattr(statement, "finalbody", [])]
+            branches += [handler.body for handler in getattr(statement, "handlers", [])]
+            for branch in branches:
+                found = _find_in_body(branch, name) or found
+    return found
+
+
+def _names_bound_by(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [statement.name]
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return [alias.asname or alias.name for alias in statement.names]
+    if isinstance(statement, ast.Assign):
+        return [target.id for target in statement.targets if isinstance(target, ast.Name)]
+    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        return [statement.target.id]
+    return []
+
+
+def contains_expression(node: ast.AST, expression: str) -> bool:
+    """Whether `expression` occurs under `node`, whatever its formatting."""
+    wanted = ast.dump(ast.parse(expression, mode="eval").body)
+    return any(ast.dump(child) == wanted for child in ast.walk(node) if isinstance(child, ast.expr))

@@ -1,0 +1,57 @@
+"""Call somebody as soon as a module has been imported.
+
+wrapt has such hooks, but importing wrapt 2 costs several times what importing this whole package may cost in every
+process of a training image (it loads asyncio); and a hook of wrapt's is gone after its first call, so a module whose
+patching failed would slip through unpatched at the second import.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+Callback = Callable[[ModuleType], None]
+
+
+def watch(names: Iterable[str], callback: Callback) -> None:
+    """Call `callback(module)` now for those of `names` that are imported, and after each later import of one.
+
+    What the callback raises, the import raises, and the module is not imported.
+    """
+    finder = _Finder(frozenset(names), callback)
+    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    for name in sorted(finder.names & set(sys.modules)):
+        callback(sys.modules[name])
+
+
+class _Finder:
+    """Asks the other finders for the watched modules, so it must come before them."""
+
+    def __init__(self, names: frozenset[str], callback: Callback) -> None:
+        self.names = names
+        self._callback = callback
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name not in self.names:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)  # type: ignore[arg-type]
+                if spec is not None:
+                    _announce_after_exec(spec.loader, self._callback)
+                    return spec
+        return None
+
+
+def _announce_after_exec(loader, callback: Callback) -> None:
+    # A loader is made for one import, so its method can be shadowed for that import alone.
+    exec_module = loader.exec_module
+
+    def exec_and_announce(module: ModuleType) -> None:
+        del loader.exec_module
+        exec_module(module)
+        callback(module)
+
+    loader.exec_module = exec_and_announce
