@@ -1,0 +1,131 @@
+"""One optimizer step for chained, bare and nested optimizers of every release: all of an update or nothing of it.
+
+Upstream decides skipping once per child from the parameters that this rank owns, so ranks can disagree and hang in
+the parameter all-gather (NVIDIA/Megatron-LM#3460). Here the reduced norm alone decides, before anything is clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Union
+
+import torch
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.optimizer import MegatronOptimizer, MixedPrecisionOptimizer
+
+from megatron_overrides.core.optimizer.skipped_updates import tally
+
+GradNorm = Union[float, torch.Tensor]
+
+
+@torch.no_grad()
+def step_chained(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | None]:
+    """Update everything chained in this optimizer, or skip the update. Replaces ChainedOptimizer.step.
+
+    Returns:
+        (updated, norm of the main gradients before clipping, number of zero gradients). `updated` is False, on
+        every rank alike, where the loss scaler found inf or NaN and where the norm is over
+        `config.grad_norm_skip_threshold`. The norm is a float or, from 0.17 on with TransformerEngine >= 2.14, a
+        one-element CUDA tensor; the number is None unless `config.log_num_zeros_in_grad`.
+    """
+    tally.begin_step()
+    self.grad_norms_by_group = {}
+    if self.prepare_grads():
+        return False, None, None
+    grad_norm = self.get_grad_norm()
+    measure_groups(self)
+    skip = clip_or_skip(self, grad_norm)
+    num_zeros = self.count_zeros() if self.config.log_num_zeros_in_grad else None
+    return (False if skip else self.step_with_ready_grads()), grad_norm, num_zeros
+
+
+@torch.no_grad()
+def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | None]:
+    """The same for an optimizer that stands alone (Megatron-FSDP makes one, RL frameworks make others).
+
+    Replaces MixedPrecisionOptimizer.step and FP32Optimizer.step. As there, the norm is measured only if something
+    needs it: clipping or, here, a finite skip threshold.
+    """
+    tally.begin_step()
+    self.grad_norms_by_group = {}
+    if self.prepare_grads():
+        return False, None, None
+    # What the two classes report for a number that nobody asked for.
+    grad_norm, num_zeros = (0.0, 0) if isinstance(self, MixedPrecisionOptimizer) else (None, None)
+    skip = False
+    with _timed(self.config, "optimizer-clip-main-grad"):
+        if self.config.clip_grad > 0.0 or tally.watches(self.config):
+            grad_norm = self.get_grad_norm()
+            measure_groups(self)
+            skip = clip_or_skip(self, grad_norm)
+    with _timed(self.config, "optimizer-count-zeros"):
+        if self.config.log_num_zeros_in_grad:
+            num_zeros = self.count_zeros()
+    return (False if skip else self.step_with_ready_grads()), grad_norm, num_zeros
+
+
+def measure_groups(optimizer: MegatronOptimizer) -> None:
+    """Fill `grad_norms_by_group` where the release has separate groups (#4116) and clipping will use them.
+
+    This is a collective, so only the configuration, which all ranks share, may decide whether to enter it.
+    """
+    if optimizer.config.clip_grad > 0.0 and hasattr(optimizer, "_compute_grad_norms_by_group"):
+        optimizer._compute_grad_norms_by_group()
+
+
+def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:
+    """Scale the gradients down to `config.clip_grad`, or return True because the update must be skipped.
+
+    `grad_norm` must be reduced over all ranks that step together: it alone decides.
+    """
+    if tally.skips(grad_norm, optimizer.config):
+        return True
+    group_norms = getattr(optimizer, "grad_norms_by_group", {})
+    for leaf in leaves(optimizer):
+        if leaf.config.clip_grad <= 0.0 or getattr(leaf, "is_stub_optimizer", False):
+            continue
+        params_by_group: dict[str | None, list[torch.nn.Parameter]] = {}
+        for param in leaf.get_parameters():
+            params_by_group.setdefault(getattr(param, "grad_norm_group", None), []).append(param)
+        for group, params in params_by_group.items():
+            clip_grad_by_total_norm_fp32(
+                params,
+                max_norm=leaf.config.clip_grad,
+                total_norm=group_norms.get(group, grad_norm),
+                use_decoupled_grad=_has_decoupled_grads(leaf.config, params),
+            )
+    return False
+
+
+def get_parameters_of_chain(self: MegatronOptimizer) -> list[torch.nn.Parameter]:
+    """ChainedOptimizer.get_parameters, which 0.16.1 lacks: the inherited one wants exactly one child."""
+    return [param for child in self.chained_optimizers for param in child.get_parameters()]
+
+
+def leaves(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:
+    """The optimizers that own parameters, however deep ChainedOptimizer, LayerWise and Mimo nest them."""
+    for name in ("chained_optimizers", "_active_optimizers"):
+        if hasattr(optimizer, name):
+            for child in getattr(optimizer, name):
+                yield from leaves(child)
+            return
+    yield optimizer
+
+
+def _has_decoupled_grads(config: Any, params: list[torch.nn.Parameter]) -> bool:
+    # Asked of the parameters themselves: the releases differ in when a precision-aware optimizer uses the
+    # attribute, and Megatron-FSDP differs again.
+    return config.use_precision_aware_optimizer and any(
+        getattr(param, "decoupled_grad", None) is not None for param in params
+    )
+
+
+@contextmanager
+def _timed(config: Any, name: str) -> Iterator[None]:
+    timers = config.timers
+    if timers is not None:
+        timers(name, log_level=1).start(barrier=config.barrier_with_L1_time)
+    yield
+    if timers is not None:
+        timers(name).stop()

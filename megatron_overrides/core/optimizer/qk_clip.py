@@ -1,0 +1,16 @@
+"""QK clipping after an update that did not happen: measure only."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from megatron_overrides.core.optimizer.skipped_updates import tally
+
+
+def clip_after_update(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> float:
+    """Wraps clip_qk: train_step calls it after skipped updates too, where it would rescale the weights."""
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    if tally.last_step_skipped:
+        call.arguments["log_max_only"] = True
+    return wrapped(*call.args, **call.kwargs)

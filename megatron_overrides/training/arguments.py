@@ -1,0 +1,14 @@
+"""Checks of Megatron's arguments, before a model is built."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from megatron_overrides.core.optimizer.optimizer_config import check_skip_threshold
+
+
+def check_arguments(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+    """Wraps validate_args(args, defaults)."""
+    check_skip_threshold(inspect.signature(wrapped).bind(*args, **kwargs).arguments["args"])
+    return wrapped(*args, **kwargs)

@@ -1,0 +1,36 @@
+"""Put our metrics where Megatron's own are: its training log line, TensorBoard and W&B."""
+
+from __future__ import annotations
+
+import inspect
+from contextvars import ContextVar
+from typing import Any
+
+from megatron.training.global_vars import get_args, get_tensorboard_writer, get_wandb_writer
+
+from megatron_overrides import metrics
+
+_to_append: ContextVar[str] = ContextVar("text for the end of the log line", default="")
+
+
+def log_metrics(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+    """Wraps training_log, which builds its line in a local variable and prints it with print_rank_last."""
+    iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments["iteration"]
+    token = _to_append.set("".join(metric.text for metric in metrics.shown()))
+    try:
+        result = wrapped(*args, **kwargs)
+    finally:
+        _to_append.reset(token)
+    writer, wandb = get_tensorboard_writer(), get_wandb_writer()
+    if writer and iteration % get_args().tensorboard_log_interval == 0:
+        for metric in metrics.shown():
+            writer.add_scalar(metric.tag, metric.value, iteration)
+            if wandb:
+                wandb.log({metric.tag: metric.value}, iteration)
+    return result
+
+
+def append_to_log_line(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+    """Wraps print_rank_last: the one line that training_log prints gets our metrics at its end."""
+    message = inspect.signature(wrapped).bind(*args, **kwargs).arguments["message"]
+    return wrapped(f"{message}{_to_append.get()}")

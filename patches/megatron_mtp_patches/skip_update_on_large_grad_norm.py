@@ -1,0 +1,78 @@
+"""Skip the update of a step whose gradient norm is too large.
+
+Upstream: NVIDIA/Megatron-LM#3460, native since 0.18.0 (as a configuration field; upstream has no flag for it).
+Without it: one bad batch or one flipped bit takes a full, clipped step in a wrong direction and stays in Adam's
+    moments for a hundred steps.
+Adds: `OptimizerConfig.grad_norm_skip_threshold` and `--grad-norm-skip-threshold X` (default inf: never skip). A
+    skipped step leaves parameters, optimizer state and learning rate schedule as they were; it is counted, logged as
+    a warning on rank 0, and shown in the training log, TensorBoard and W&B.
+Repairs, where native:
+    a rank that owns no main parameters did not skip while the others did (hang or diverged weights);
+    a NaN norm was applied (0.18.2, 0.19.2, main);
+    an infinite threshold read the norm on the host each step (0.18.2);
+    Megatron-FSDP, a bare DistributedOptimizer, Float16 or FP32 optimizer and MimoOptimizer ignored the threshold;
+    QK clipping rescaled weights after a skipped step.
+Refused at start: a finite threshold together with --optimizer-cuda-graph.
+Changes numbers: only with a finite threshold.
+"""
+
+from math import inf
+
+from .engine import AddField, AddFlag, Export, Patch, Probe, PullRequest, Replace, Wrap
+
+_OPTIMIZER = "megatron.core.optimizer.optimizer"
+_CONFIG = "megatron.core.optimizer.optimizer_config:OptimizerConfig"
+_HELP = "Skip the update of a step whose gradient norm, before clipping, is larger than this or NaN."
+
+PATCH = Patch(
+    id="skip-update-on-large-grad-norm",
+    doc=__doc__,
+    upstream=(PullRequest(3460, native_since="0.18.0"),),
+    probe=Probe(f"{_CONFIG}.grad_norm_skip_threshold"),
+    repairs="ranks decide alike, NaN is skipped, bare, FSDP and Mimo optimizers obey, no QK clip after a skip",
+    edits=(
+        AddField(_CONFIG, field="grad_norm_skip_threshold", type=float, default=inf, doc=_HELP),
+        Wrap(
+            f"{_CONFIG}.__post_init__",
+            "megatron_overrides.core.optimizer.optimizer_config:check_after_init",
+            any_source=True,
+        ),
+        Replace(f"{_OPTIMIZER}:ChainedOptimizer.step", "megatron_overrides.core.optimizer.optimizer:step_chained"),
+        Replace(f"{_OPTIMIZER}:MixedPrecisionOptimizer.step", "megatron_overrides.core.optimizer.optimizer:step_alone"),
+        Replace(f"{_OPTIMIZER}:FP32Optimizer.step", "megatron_overrides.core.optimizer.optimizer:step_alone"),
+        Export(
+            f"{_OPTIMIZER}:ChainedOptimizer.get_parameters",
+            "megatron_overrides.core.optimizer.optimizer:get_parameters_of_chain",
+        ),
+        Wrap(
+            "megatron.core.optimizer.qk_clip:clip_qk",
+            "megatron_overrides.core.optimizer.qk_clip:clip_after_update",
+        ),
+        Replace(
+            "megatron.core.models.mimo.optimizer:MimoOptimizer.step",
+            "megatron_overrides.core.models.mimo.optimizer:step",
+        ),
+        AddFlag(
+            "megatron.training.arguments:add_megatron_arguments",
+            flag="--grad-norm-skip-threshold",
+            type=float,
+            default=inf,
+            help=_HELP,
+        ),
+        Wrap(
+            "megatron.training.arguments:validate_args",
+            "megatron_overrides.training.arguments:check_arguments",
+            any_source=True,
+        ),
+        Wrap(
+            "megatron.training.training:training_log",
+            "megatron_overrides.training.training:log_metrics",
+            any_source=True,
+        ),
+        Wrap(
+            "megatron.training.training:print_rank_last",
+            "megatron_overrides.training.training:append_to_log_line",
+            any_source=True,
+        ),
+    ),
+)

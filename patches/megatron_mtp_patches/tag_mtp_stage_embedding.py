@@ -1,0 +1,28 @@
+"""Tag the word embedding of the MTP stage as an embedding.
+
+Upstream: NVIDIA/Megatron-LM#5034 (for the dev branch #5180), native since 0.18.0.
+Without it: with pipeline parallelism the MTP stage holds a copy of the word embedding that no optimizer knows for
+    one. Stage 0 trains its copy with Adam and `--decoupled-lr`, the MTP stage with Muon and the plain learning rate,
+    so the two drift apart; dist_muon replicates the copy on every rank instead of sharding it.
+Adds: `is_embedding_or_output_parameter` on that weight, which decoupled_lr, Muon, dist_muon and Megatron-FSDP read.
+Changes numbers: with MTP, PP > 1 and one of those features; plain Adam trains as before.
+Checkpoints: the weight moves to another parameter group on the MTP stage, so a Muon or decoupled_lr checkpoint in the
+    `torch` format, written without the tag, does not fit; `torch_dist` ones do.
+"""
+
+from .engine import Patch, Probe, PullRequest, Wrap
+
+_SETUP = "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer"
+
+PATCH = Patch(
+    id="tag-mtp-stage-embedding",
+    doc=__doc__,
+    upstream=(PullRequest(5034, native_since="0.18.0"), PullRequest(5180)),
+    probe=Probe(_SETUP, contains="self.pre_process or getattr(self, 'mtp_process', False)"),
+    edits=(
+        Wrap(
+            _SETUP,
+            "megatron_overrides.core.models.common.language_module.language_module:tag_mtp_stage_embedding",
+        ),
+    ),
+)
