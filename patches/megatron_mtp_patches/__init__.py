@@ -1,0 +1,59 @@
+"""Released megatron-core with the MTP, Muon and Megatron-FSDP behaviour of ten upstream pull requests.
+
+Importing this package applies the set: to what is imported of Megatron already, and to the rest as it arrives. It
+imports neither torch nor Megatron itself.
+
+Environment:
+    MEGATRON_MTP_PATCHES            all (default), none, `id,id` (only these) or `-id,-id` (all but these)
+    MEGATRON_MTP_PATCHES_ON_DRIFT   what a refused patch does: raise (default), warn or skip
+"""
+
+from __future__ import annotations
+
+import os
+
+from .catalog import BASE, CATALOG
+from .engine import Patch, PatchError
+from .engine.engine import TYPE_CHECKING, Engine
+
+if TYPE_CHECKING:
+    from .engine.installer import Report
+
+__version__ = "0.1.0"
+__all__ = ["Patch", "PatchError", "apply", "record", "revert", "status"]
+
+_engine = Engine(CATALOG, os.path.join(os.path.dirname(__file__), "fingerprints.json"), base=BASE)
+
+
+def apply(patches: str | None = None, on_drift: str | None = None) -> None:
+    """Apply the set, or apply it again after `revert()`.
+
+    Args:
+        patches: which ones, as in MEGATRON_MTP_PATCHES; None takes them from the environment.
+        on_drift: 'raise', 'warn' or 'skip' a refused patch; None takes it from the environment.
+
+    Raises:
+        PatchError: an unknown patch id, or a patch that this Megatron refuses.
+    """
+    _engine.apply(
+        os.environ.get("MEGATRON_MTP_PATCHES", "all") if patches is None else patches,
+        os.environ.get("MEGATRON_MTP_PATCHES_ON_DRIFT", "raise") if on_drift is None else on_drift,
+    )
+
+
+def revert() -> None:
+    """Put back every original, copies made by `from x import y` included, and patch nothing further."""
+    _engine.revert()
+
+
+def status() -> list[Report]:
+    """Where each patch stands in this process, in the order of the catalog."""
+    return [_engine.installer.report(patch) for patch in CATALOG]
+
+
+def record() -> str:
+    """One line that identifies the set: version, what becomes of each patch, and the Megatron sources it met."""
+    return f"{__version__} {_engine.installer.record()}"
+
+
+apply()

@@ -1,0 +1,31 @@
+"""The patches, in the order in which they apply: the table of contents."""
+
+from . import skip_update_on_large_grad_norm, tag_mtp_stage_embedding
+from .engine import Patch, Wrap
+
+CATALOG = (
+    skip_update_on_large_grad_norm.PATCH,
+    tag_mtp_stage_embedding.PATCH,
+)
+
+# Not a patch that a user picks: what the set needs to keep its own promises, in whatever release.
+BASE = (
+    Patch(
+        id="record-of-the-set",
+        doc="All ranks apply the same set, and the run says which.",
+        upstream=(),
+        probe=None,
+        edits=(
+            Wrap(
+                "megatron.core.parallel_state:initialize_model_parallel",
+                "megatron_mtp_patches.agreement:check_before_model_parallel",
+                any_source=True,
+            ),
+            Wrap(
+                "megatron.training.arguments:validate_args",
+                "megatron_mtp_patches.provenance:record_in_arguments",
+                any_source=True,
+            ),
+        ),
+    ),
+)
