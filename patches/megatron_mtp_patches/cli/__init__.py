@@ -1,0 +1,69 @@
+"""The command `megatron-mtp-patches`.
+
+Exit codes: 0 all is well; 1 a patch is refused, a source has drifted or something needed is missing; 2 wrong usage.
+`run` ends with the script's own code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from ..catalog import CATALOG
+from ..engine import PatchError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = make_parser().parse_args(argv)
+    # Each command brings what it needs; `run` must not load more than the script would.
+    try:
+        if arguments.command == "run":
+            from .run import run_script
+
+            run_script(arguments.script, arguments.arguments, arguments.device)
+            return 0
+        if arguments.command == "status":
+            from .status import show_status
+
+            return show_status(as_json=arguments.json)
+        if arguments.command == "explain":
+            from .explain import explain
+
+            return explain(arguments.id)
+        if arguments.command == "doctor":
+            from .doctor import examine
+
+            return examine()
+        from .drift import show_drift
+
+        return show_drift(arguments.against)
+    except PatchError as error:
+        print(f"megatron-mtp-patches: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="megatron-mtp-patches", description=__doc__.partition("\n")[0])
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    status = commands.add_parser("status", help="apply the set to the installed Megatron and say where each patch stands")
+    status.add_argument("--json", action="store_true", help="for programs")
+
+    explain = commands.add_parser("explain", help="what one patch does, and where it stands here")
+    explain.add_argument("id", metavar="ID", choices=[patch.id for patch in CATALOG], help=", ".join(p.id for p in CATALOG))
+
+    run = commands.add_parser("run", help="run a training script under the patches, with no GPU if asked")
+    run.add_argument("--device", choices=["cpu", "cuda"], help="cpu: rehearse with no GPU; cuda: insist on a GPU")
+    run.add_argument("script", metavar="SCRIPT")
+    run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+
+    commands.add_parser("doctor", help="what this environment has, and what each missing part costs")
+
+    drift = commands.add_parser("drift", help="which targets have a source that the patches do not know")
+    drift.add_argument(
+        "--against", metavar="PATH_OR_VERSION", help="a Megatron-LM checkout, or a known release to compare with"
+    )
+    return parser

@@ -1,0 +1,53 @@
+"""`drift`: which targets have a source that the patches were not written against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from .. import _engine
+from ..catalog import CATALOG
+from ..engine.declare import PatchError
+from ..engine.fingerprints import ABSENT, fingerprint, is_checked
+from .megatron import describe_megatron
+
+
+class UnknownMegatron(PatchError):
+    exit_code = 2
+
+
+def show_drift(against: str | None) -> int:
+    """Print each checked target and the releases that share its source; 1 if one is unknown.
+
+    `against`: None reads the installed Megatron; a directory, the checkout or site-packages there; a known release
+    asks which targets of the installed Megatron differ from that release.
+    """
+    table = _engine.installer.table
+    path, release = None, None
+    if against in table.releases:
+        release = against
+    elif against is not None:
+        if not Path(against, "megatron", "core").is_dir():
+            raise UnknownMegatron(
+                f"{against!r} is neither a folder with megatron/core in it nor one of {', '.join(table.releases)}"
+            )
+        path = [against]
+    differing = 0
+    rows = Table(Column("target", overflow="fold"), "source as in")
+    for patch in CATALOG:
+        rows.add_section()
+        rows.add_row(f"[bold]{patch.id}[/]")
+        for edit in filter(is_checked, patch.edits):
+            print_ = fingerprint(edit, path)
+            releases = table.releases_with(edit.target, print_)
+            same = release in releases if release else bool(releases)
+            differing += not same
+            text = ("absent, as in " if print_ == ABSENT else "") + ", ".join(releases) or "no known release"
+            rows.add_row(edit.target, text if same else f"[red]{text}[/]")
+    console = Console(highlight=False)
+    what = f"differ from {release}" if release else "are not known"
+    console.print(f"{against if path else describe_megatron()}: {differing} targets {what}", soft_wrap=True)
+    console.print(rows)
+    return int(differing > 0)

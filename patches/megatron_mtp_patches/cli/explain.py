@@ -1,0 +1,44 @@
+"""`explain ID`: what one patch does, and where it stands here."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from .. import _engine, apply
+from ..catalog import CATALOG
+from ..engine import AddField, AddFlag
+from ..engine.declare import Edit
+from ..engine.fingerprints import ABSENT, fingerprint, is_checked
+from .megatron import describe_megatron, import_targets
+
+
+def explain(patch_id: str) -> int:
+    """Print the patch's header, its state and its edits; 1 if it is refused."""
+    patch = next(patch for patch in CATALOG if patch.id == patch_id)
+    apply(on_drift="skip")
+    import_targets()
+    report = _engine.installer.report(patch)
+    console = Console(highlight=False)
+    console.print(f"[bold]{patch.id}[/]\n\n{patch.doc.strip()}\n", soft_wrap=True)
+    for change in patch.upstream:
+        console.print(f"{change.url}  {f'since {change.native_since}' if change.native_since else 'in no release'}")
+    console.print(f"\n{describe_megatron()}\n[bold]{report.state}[/]: {report.reason}\n", soft_wrap=True)
+    table = Table("edit", Column("target", overflow="fold"), "state", "source as in")
+    for edit in patch.edits:
+        table.add_row(_describe(edit), edit.target, report.targets[edit.target], _known_as(edit))
+    console.print(table)
+    return int(report.state == "refused")
+
+
+def _describe(edit: Edit) -> str:
+    detail = {AddField: "field", AddFlag: "flag"}.get(type(edit))
+    return f"{type(edit).__name__} {getattr(edit, detail)}" if detail else type(edit).__name__
+
+
+def _known_as(edit: Edit) -> str:
+    print_ = fingerprint(edit)
+    if not is_checked(edit):
+        return "any"
+    releases = ", ".join(_engine.installer.table.releases_with(edit.target, print_))
+    return releases or ("[red]missing[/]" if print_ == ABSENT else "[red]unknown[/]")

@@ -1,0 +1,36 @@
+"""What the commands have in common: the Megatron that an import would find."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+
+from .. import _engine
+from ..engine.source import find_file
+
+
+def import_targets() -> dict[str, str]:
+    """Import every module that the patches touch, so that they are applied; {module: why it did not import}."""
+    failures = {}
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in _engine.modules:
+            if find_file(module) is None:
+                continue
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                failures[module] = str(error)
+    logging.disable(logging.NOTSET)
+    return failures
+
+
+def describe_megatron() -> str:
+    """Which Megatron it is and where it lies."""
+    file = find_file("megatron.core")
+    if file is None:
+        return "megatron-core is not installed (pip install megatron-core, or put a Megatron-LM checkout on PYTHONPATH)"
+    nearest = _engine.installer.table.nearest_release(_engine.catalog)
+    return f"megatron-core like {nearest}, in {file.parent}"

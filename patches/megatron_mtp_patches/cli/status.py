@@ -1,0 +1,47 @@
+"""`status`: apply the set to the installed Megatron and say where each patch stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from .. import __version__, apply, status
+from .megatron import describe_megatron, import_targets
+
+STYLES = {"applied": "green", "repaired": "green", "native": "cyan", "pending": "yellow", "refused": "red"}
+
+
+def show_status(as_json: bool) -> int:
+    """Print the table, or JSON; 1 if a patch is refused or could not be applied."""
+    apply(on_drift="skip")  # a refused patch is a line of the table here, not an error
+    failures = import_targets()
+    reports = status()
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "version": __version__,
+                    "megatron": describe_megatron(),
+                    "patches": [dataclasses.asdict(report) for report in reports],
+                    "not_imported": failures,
+                },
+                indent=1,
+            )
+        )
+    else:
+        console = Console()
+        console.print(f"megatron_mtp_patches {__version__}; {describe_megatron()}", soft_wrap=True, highlight=False)
+        table = Table(Column("patch", no_wrap=True), "state", "upstream", Column("targets", no_wrap=True), "reason")
+        for report in reports:
+            states = list(report.targets.values())
+            here = len(states) - states.count("not in this Megatron")
+            done = f"{states.count('applied')} of {here}" if "untouched" not in states else "-"
+            state = f"[{STYLES.get(report.state, 'dim')}]{report.state}[/]"
+            table.add_row(report.id, state, " ".join(report.upstream), done, report.reason)
+        console.print(table)
+        for module, reason in failures.items():
+            console.print(f"could not import {module}: {reason}", style="yellow", soft_wrap=True, highlight=False)
+    return int(any(report.state in ("refused", "pending") for report in reports))
