@@ -29,7 +29,7 @@ PATCH = Patch(
     doc=__doc__,
     upstream=(PullRequest(3460, native_since="0.18.0"),),
     probe=Probe(f"{_CONFIG}.grad_norm_skip_threshold"),
-    repairs="ranks decide alike, NaN is skipped, bare, FSDP and Mimo optimizers obey, no QK clip after a skip",
+    repairs=True,
     edits=(
         AddField(_CONFIG, field="grad_norm_skip_threshold", type=float, default=inf, doc=_HELP),
         Wrap(

@@ -33,13 +33,13 @@ def decide(patch: Patch, table: Table) -> Decision:
     if not any(find_file(module) for module in patch.modules):
         return Decision(Verdict.REFUSED, f"{patch.modules[0]} is not installed, nor is anything else that it patches")
     native = patch.probe is not None and is_present(patch.probe)
-    if native and patch.repairs is None:
+    if native and not patch.repairs:
         return Decision(Verdict.NATIVE, "this Megatron has it")
     problem = find_drift(patch, table)
     if problem:
         return Decision(Verdict.REFUSED, problem)
     if native:
-        return Decision(Verdict.REPAIR, f"native, but now {patch.repairs}")
+        return Decision(Verdict.REPAIR, "native; its defects are repaired")
     return Decision(Verdict.ADD, "this Megatron lacks it")
 
 

@@ -102,8 +102,8 @@ class Probe:
 class Patch:
     """One upstream change for every release.
 
-    `doc` is the header of the module that declares it; its first line is the summary. `repairs` names the
-    defects removed where the change is native; without it a native change is left alone.
+    `doc` is the header of the module that declares it; its first line is the summary. Where the change is
+    native, a patch that `repairs` removes its defects (the header names them); any other leaves it alone.
     """
 
     id: str
@@ -111,7 +111,7 @@ class Patch:
     upstream: tuple[PullRequest, ...]
     probe: Probe | None
     edits: tuple[Edit, ...]
-    repairs: str | None = None
+    repairs: bool = False
 
     @property
     def summary(self) -> str:

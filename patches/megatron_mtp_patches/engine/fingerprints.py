@@ -85,11 +85,12 @@ class Table:
         return self.targets.get(target, {}).get(print_, [])
 
     def nearest_release(self, patches: tuple[Patch, ...], path: list[str] | None = None) -> str:
-        """The release that agrees with this Megatron on the most targets, the newest of equals."""
+        """The release that agrees with this Megatron on the most targets ("0.19.2 or main" where two do)."""
         votes: Counter[str] = Counter()
         for edit in {edit for patch in patches for edit in patch.edits if is_checked(edit)}:
             votes.update(self.releases_with(edit.target, fingerprint(edit, path)))
-        return max(self.releases, key=lambda release: (votes[release], self.releases.index(release)))
+        most = max(votes.values(), default=0)
+        return " or ".join(release for release in self.releases if votes[release] == most)
 
 
 def make_table(patches: tuple[Patch, ...], sources: dict[str, list[str]]) -> dict:

@@ -115,6 +115,10 @@ class Installer:
         elif edit.target in self._slots and edit in self._slots[edit.target].edits:
             self._slots[edit.target].remove(edit)
 
+    def original(self, target: str) -> object:
+        """What Megatron itself has at `target`, whatever stands there now."""
+        return self._slots[target].original
+
     # -- telling ------------------------------------------------------------------------------------------------
 
     def report(self, patch: Patch) -> Report:

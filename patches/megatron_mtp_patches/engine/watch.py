@@ -50,7 +50,7 @@ def _announce_after_exec(loader, callback: Callback) -> None:
     exec_module = loader.exec_module
 
     def exec_and_announce(module: ModuleType) -> None:
-        del loader.exec_module
+        vars(loader).pop("exec_module", None)  # gone already where another watcher shadowed it too
         exec_module(module)
         callback(module)
 

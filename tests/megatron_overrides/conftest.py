@@ -1,0 +1,23 @@
+"""The overrides on real Megatron classes, one CPU rank."""
+
+import megatron_mtp_patches.rehearsal.pytest_plugin  # noqa: F401  (torch.cuda must resolve to the CPU before torch users)
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_rank():
+    from megatron.core import parallel_state
+
+    torch.distributed.init_process_group("gloo")
+    parallel_state.initialize_model_parallel()
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def upstream():
+    """upstream("module:Class.method") is the function that a patch has replaced or wrapped."""
+    import megatron_mtp_patches
+
+    return lambda target: megatron_mtp_patches._engine.installer.original(target)

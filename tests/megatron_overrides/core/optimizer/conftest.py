@@ -1,0 +1,88 @@
+import copy
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def make_optimizer():
+    """make_optimizer(kind, **config): (optimizer, its model parameters), the same numbers at each call."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, FP32Optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    def make_fp32(config, seed):
+        torch.manual_seed(seed)
+        params = [torch.nn.Parameter(torch.randn(4, 3)) for _ in range(2)]
+        return FP32Optimizer(torch.optim.AdamW(params, lr=0.1), config, lambda *args: None), params
+
+    def make_float16(config, seed):
+        torch.manual_seed(seed)
+        params = [torch.nn.Parameter(torch.randn(4, 3, dtype=torch.bfloat16)) for _ in range(2)]
+        adam = torch.optim.AdamW(params, lr=0.1)
+        return Float16OptimizerWithFloat16Params(adam, config, None, lambda *args: None), params
+
+    def make_distributed(config, seed):
+        from megatron.core.optimizer import get_megatron_optimizer
+
+        torch.manual_seed(seed)
+        model = DistributedDataParallel(
+            TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1),
+            DistributedDataParallelConfig(use_distributed_optimizer=True),
+            torch.nn.Linear(3, 4).bfloat16(),
+        )
+        config.use_distributed_optimizer = True
+        optimizer = get_megatron_optimizer(config, [model])
+        while hasattr(optimizer, "chained_optimizers"):
+            (optimizer,) = optimizer.chained_optimizers
+        return optimizer, list(model.parameters())
+
+    makers = {"fp32": make_fp32, "float16": make_float16, "distributed": make_distributed}
+
+    def make(kind, **settings):
+        bf16 = kind in ("float16", "distributed")
+        config = OptimizerConfig(optimizer="adam", lr=0.1, bf16=bf16, params_dtype=torch.float32, **settings)
+        if kind != "chained":
+            return makers[kind](config, seed=0)
+        first, first_params = make_fp32(config, seed=0)
+        second, second_params = make_fp32(config, seed=1)
+        return ChainedOptimizer([first, second]), first_params + second_params
+
+    return make
+
+
+@pytest.fixture
+def give_gradients():
+    """give_gradients(params, scale): seeded gradients where this kind of parameter carries them."""
+
+    def give(params, scale=1.0):
+        torch.manual_seed(7)
+        for param in params:
+            grad = torch.randn(param.shape) * scale
+            if hasattr(param, "main_grad"):
+                param.main_grad.copy_(grad)
+            else:
+                param.main_grad = grad
+        return params
+
+    return give
+
+
+@pytest.fixture
+def snapshot():
+    """snapshot(optimizer, params): everything that an update may change, to compare bitwise."""
+
+    def take(optimizer, params):
+        state = optimizer.state_dict()
+        return copy.deepcopy([[param.detach() for param in params], state])
+
+    return take
+
+
+@pytest.fixture
+def assert_same():
+    def compare(left, right):
+        torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True)
+
+    return compare

@@ -1,0 +1,170 @@
+"""One step of every kind of optimizer: as upstream without a threshold, all or nothing with one."""
+
+import math
+
+import pytest
+import torch
+
+OPTIMIZER = "megatron.core.optimizer.optimizer"
+STEPS = {
+    "chained": f"{OPTIMIZER}:ChainedOptimizer.step",
+    "fp32": f"{OPTIMIZER}:FP32Optimizer.step",
+    "float16": f"{OPTIMIZER}:MixedPrecisionOptimizer.step",
+    "distributed": f"{OPTIMIZER}:MixedPrecisionOptimizer.step",
+}
+every_kind = pytest.mark.parametrize("kind", STEPS)
+
+
+@pytest.fixture
+def run(make_optimizer, give_gradients, snapshot):
+    """run(kind, steps=[scale of the gradients, ...], **config): what each step returned, and the end state."""
+
+    def run(kind, scales, step=None, **config):
+        optimizer, params = make_optimizer(kind, **config)
+        results = []
+        for scale in scales:
+            optimizer.zero_grad()
+            give_gradients(params, scale)
+            results.append(step(optimizer) if step else optimizer.step())
+        return results, snapshot(optimizer, params)
+
+    return run
+
+
+@every_kind
+@pytest.mark.parametrize("clip_grad", [0.0, 1.0, 1e6])
+@pytest.mark.parametrize("log_num_zeros_in_grad", [False, True])
+def test_without_a_threshold_a_step_is_upstreams_to_the_bit(
+    run, upstream, assert_same, kind, clip_grad, log_num_zeros_in_grad
+):
+    config = {"clip_grad": clip_grad, "log_num_zeros_in_grad": log_num_zeros_in_grad}
+    expected, expected_state = run(kind, [1.0, 3.0, 0.0], step=upstream(STEPS[kind]), **config)
+    actual, actual_state = run(kind, [1.0, 3.0, 0.0], **config)
+    assert actual == expected
+    assert_same(actual_state, expected_state)
+
+
+@every_kind
+@pytest.mark.parametrize("clip_grad", [0.0, 1.0])
+def test_a_norm_over_the_threshold_changes_nothing(run, assert_same, kind, clip_grad):
+    config = {"clip_grad": clip_grad, "grad_norm_skip_threshold": 50.0}
+    _, before = run(kind, [1.0], **config)
+    (taken, skipped), after = run(kind, [1.0, 1e4], **config)
+    assert taken[0] is True and 0.0 < taken[1] <= 50.0
+    assert skipped[0] is False and skipped[1] > 50.0
+    assert_same(after, before)
+
+
+@every_kind
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_norm_that_is_no_number_is_skipped(run, assert_same, kind, bad):
+    config = {"clip_grad": 1.0, "grad_norm_skip_threshold": 50.0}
+    _, before = run(kind, [1.0], **config)
+    results, after = run(kind, [1.0, bad], **config)
+    assert results[-1][0] is False
+    assert not math.isfinite(results[-1][1])
+    assert_same(after, before)
+
+
+@every_kind
+def test_training_goes_on_after_a_skipped_step(run, assert_same, kind):
+    config = {"clip_grad": 1.0, "grad_norm_skip_threshold": 50.0}
+    _, without = run(kind, [1.0, 2.0], **config)
+    results, with_skip = run(kind, [1.0, 1e4, 2.0], **config)
+    assert [updated for updated, _, _ in results] == [True, False, True]
+    assert_same(with_skip, without)
+
+
+def test_a_norm_at_the_threshold_is_not_over_it(run):
+    ((_, norm, _),), _ = run("chained", [1.0])
+    ((updated, _, _),), _ = run("chained", [1.0], grad_norm_skip_threshold=norm)
+    assert updated is True
+    ((updated, _, _),), _ = run("chained", [1.0], grad_norm_skip_threshold=math.nextafter(norm, 0.0))
+    assert updated is False
+
+
+def test_the_gradients_of_a_skipped_step_are_not_clipped(make_optimizer, give_gradients):
+    optimizer, params = make_optimizer("chained", clip_grad=1.0, grad_norm_skip_threshold=2.0)
+    give_gradients(params, 100.0)
+    grads = [param.main_grad.clone() for param in params]
+    assert optimizer.step()[0] is False
+    assert all(torch.equal(param.grad, grad) for param, grad in zip(params, grads, strict=True))
+
+
+def test_overflow_found_by_the_loss_scaler_comes_first(make_optimizer, give_gradients, monkeypatch):
+    optimizer, params = make_optimizer("chained", grad_norm_skip_threshold=2.0)
+    give_gradients(params)
+    monkeypatch.setattr(optimizer, "prepare_grads", lambda: True)
+    assert optimizer.step() == (False, None, None)
+
+
+def test_decoupled_gradients_are_clipped_where_a_precision_aware_optimizer_has_them(make_optimizer):
+    from megatron_overrides.core.optimizer.optimizer import clip_or_skip
+
+    optimizer, params = make_optimizer("fp32", clip_grad=1.0)
+    optimizer.config.use_precision_aware_optimizer = True
+    for param in params:
+        param.decoupled_grad = torch.full_like(param, 10.0)
+    assert clip_or_skip(optimizer, 10.0) is False
+    assert all(torch.allclose(param.decoupled_grad, torch.ones_like(param)) for param in params)
+
+
+def test_a_group_with_a_norm_of_its_own_is_clipped_by_it(make_optimizer):
+    from megatron_overrides.core.optimizer.optimizer import clip_or_skip
+
+    optimizer, (main, mtp) = make_optimizer("fp32", clip_grad=1.0)
+    mtp.grad_norm_group = "mtp"
+    main.grad, mtp.grad = torch.full_like(main, 10.0), torch.full_like(mtp, 10.0)
+    optimizer.grad_norms_by_group = {"mtp": 5.0}
+    clip_or_skip(optimizer, 100.0)
+    torch.testing.assert_close(main.grad, torch.full_like(main, 0.1))
+    torch.testing.assert_close(mtp.grad, torch.full_like(mtp, 2.0))
+
+
+def test_parameters_of_nested_optimizers_are_all_clipped(make_optimizer):
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+    from megatron_overrides.core.optimizer.optimizer import clip_or_skip, leaves
+
+    inner, params = make_optimizer("chained", clip_grad=1.0)
+    outer = ChainedOptimizer([inner])
+    for param in params:
+        param.grad = torch.full_like(param, 10.0)
+    assert list(leaves(outer)) == inner.chained_optimizers
+    clip_or_skip(outer, 10.0)
+    assert all(torch.allclose(param.grad, torch.ones_like(param)) for param in params)
+
+
+def test_stubs_are_left_alone(make_optimizer):
+    from megatron_overrides.core.optimizer.optimizer import clip_or_skip
+
+    optimizer, params = make_optimizer("fp32", clip_grad=1.0)
+    optimizer.is_stub_optimizer = True
+    params[0].grad = torch.full_like(params[0], 10.0)
+    clip_or_skip(optimizer, 10.0)
+    assert torch.equal(params[0].grad, torch.full_like(params[0], 10.0))
+
+
+def test_a_chain_lists_the_parameters_of_all_its_children(make_optimizer):
+    optimizer, params = make_optimizer("chained")
+    assert all(left is right for left, right in zip(optimizer.get_parameters(), params, strict=True))
+
+
+def test_a_bare_optimizer_keeps_its_timers(make_optimizer, give_gradients):
+    started, stopped = [], []
+
+    class Timer:
+        def __init__(self, name):
+            self.name = name
+
+        def start(self, barrier):
+            started.append(self.name)
+
+        def stop(self):
+            stopped.append(self.name)
+
+    optimizer, params = make_optimizer("fp32")
+    optimizer.config.timers = lambda name, log_level=None: Timer(name)
+    give_gradients(params)
+    optimizer.step()
+    assert started == stopped
+    assert ["optimizer-clip-main-grad", "optimizer-count-zeros"] == started[1:3]

@@ -1,0 +1,32 @@
+"""QK clipping rescales weights only after an update that happened."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from megatron.core.optimizer.qk_clip import clip_qk
+
+from megatron_overrides.core.optimizer.skipped_updates import tally
+
+
+@pytest.fixture
+def model():
+    """The least that clip_qk reads of a model: one layer whose largest logit is 7."""
+    attention = SimpleNamespace(clipped=0, core_attention=SimpleNamespace(current_max_attn_logits=torch.tensor([7.0])))
+    attention.clip_qk = lambda: setattr(attention, "clipped", attention.clipped + 1)
+    layer = SimpleNamespace(self_attention=attention)
+    module = SimpleNamespace(decoder=SimpleNamespace(layers=[layer]))
+    return [SimpleNamespace(module=SimpleNamespace(module=module))]
+
+
+@pytest.mark.parametrize("skipped, clipped", [(False, 1), (True, 0)])
+def test_weights_are_rescaled_only_if_the_step_was_taken(model, monkeypatch, skipped, clipped):
+    monkeypatch.setattr(tally, "last_step_skipped", skipped)
+    assert clip_qk(model, log_max_only=False) == 7.0
+    attention = model[0].module.module.decoder.layers[0].self_attention
+    assert attention.clipped == clipped
+
+
+def test_measuring_only_stays_measuring_only(model):
+    clip_qk(model, log_max_only=True)
+    assert model[0].module.module.decoder.layers[0].self_attention.clipped == 0

@@ -1,0 +1,57 @@
+"""Our metrics appear in Megatron's log line, TensorBoard and W&B. Needs megatron.training: not in the 0.16.1 wheel."""
+
+import pytest
+
+training = pytest.importorskip("megatron.training.training", reason="the 0.16.1 wheel has no megatron.training")
+ours = pytest.importorskip("megatron_overrides.training.training")
+
+
+class Writer:
+    def __init__(self):
+        self.scalars = []
+
+    def add_scalar(self, tag, value, iteration):
+        self.scalars.append((tag, value, iteration))
+
+    def log(self, scalars, iteration):
+        self.scalars += [(tag, value, iteration) for tag, value in scalars.items()]
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """log(iteration): (lines printed, TensorBoard, W&B) of a training_log with upstream's signature."""
+    from types import SimpleNamespace
+
+    from megatron_overrides import metrics
+
+    tensorboard, wandb, lines = Writer(), Writer(), []
+    monkeypatch.setattr(ours, "get_args", lambda: SimpleNamespace(tensorboard_log_interval=2))
+    monkeypatch.setattr(ours, "get_tensorboard_writer", lambda: tensorboard)
+    monkeypatch.setattr(ours, "get_wandb_writer", lambda: wandb)
+    monkeypatch.setattr(metrics, "_shown", {})
+    metrics.show("heads", "heads-tag", 3)
+
+    def print_line(message):
+        ours.append_to_log_line(lambda message: lines.append(message), None, (message,), {})
+
+    def training_log(loss_dict, iteration):
+        print_line(f" iteration {iteration} |")
+
+    def run(iteration):
+        ours.log_metrics(training_log, None, ({},), {"iteration": iteration})
+        print_line("outside")
+        return lines, tensorboard.scalars, wandb.scalars
+
+    return run
+
+
+def test_the_log_line_ends_with_our_metrics_and_other_lines_do_not(log):
+    lines, _, _ = log(1)
+    assert lines == [" iteration 1 | heads:   3 |", "outside"]
+
+
+def test_writers_get_them_at_their_interval(log):
+    _, tensorboard, wandb = log(1)
+    assert tensorboard == wandb == []
+    _, tensorboard, wandb = log(2)
+    assert tensorboard == wandb == [("heads-tag", 3, 2)]

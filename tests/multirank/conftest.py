@@ -1,0 +1,108 @@
+"""Every rank runs every test: `torchrun --nproc-per-node N -m pytest tests/multirank`, N = 2 or 4, over gloo on CPUs.
+
+A collective that not all ranks enter fails the test after a minute instead of hanging it.
+"""
+
+import os
+from datetime import timedelta
+
+import pytest
+
+if "WORLD_SIZE" not in os.environ:
+    raise pytest.UsageError("start these tests with torchrun --nproc-per-node 2 (or 4) -m pytest tests/multirank")
+
+import megatron_mtp_patches.rehearsal.pytest_plugin  # noqa: E402, F401
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ranks():
+    dist.init_process_group("gloo", timeout=timedelta(minutes=1))
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def parallel():
+    """parallel(**sizes) sets up Megatron's process groups, for one test."""
+    from megatron.core import parallel_state
+
+    def initialize(**sizes):
+        parallel_state.initialize_model_parallel(**sizes)
+        return parallel_state
+
+    yield initialize
+    parallel_state.destroy_model_parallel()
+
+
+@pytest.fixture
+def rank():
+    return dist.get_rank()
+
+
+@pytest.fixture
+def world_size():
+    return dist.get_world_size()
+
+
+@pytest.fixture
+def from_all_ranks():
+    """from_all_ranks(value): the values of all ranks, in their order."""
+
+    def gather(value):
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+        return values
+
+    return gather
+
+
+@pytest.fixture
+def count_collectives(monkeypatch):
+    """The names of the collectives that ran since the test asked for this fixture."""
+    called = []
+    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "barrier"):
+
+        def counted(*args, _name=name, _original=getattr(dist, name), **kwargs):
+            called.append(_name)
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(dist, name, counted)
+    return called
+
+
+@pytest.fixture
+def upstream():
+    """upstream("module:Class.method") is the function that a patch has replaced or wrapped."""
+    import megatron_mtp_patches
+
+    return lambda target: megatron_mtp_patches._engine.installer.original(target)
+
+
+@pytest.fixture
+def fill_gradients():
+    """fill_gradients(model, value): every gradient element of a DDP model, as after backward and its reduction."""
+
+    def fill(model, value):
+        for buffer in model.buffers + model.expert_parallel_buffers:
+            buffer.grad_data.fill_(value)
+
+    return fill
+
+
+@pytest.fixture
+def make_ddp_model():
+    """make_ddp_model(): a small bf16 model in Megatron's DDP with a distributed optimizer's buffers."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer import TransformerConfig
+
+    def make(**ddp):
+        torch.manual_seed(0)
+        return DistributedDataParallel(
+            TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1),
+            DistributedDataParallelConfig(**{"use_distributed_optimizer": True, **ddp}),
+            torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).bfloat16(),
+        )
+
+    return make

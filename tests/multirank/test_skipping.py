@@ -1,0 +1,152 @@
+"""Ranks decide alike whether to skip an update, whatever each of them owns; nobody is left waiting."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+CHAINED_STEP = "megatron.core.optimizer.optimizer:ChainedOptimizer.step"
+
+
+@pytest.fixture
+def world_norm(parallel):
+    """A Megatron with model-parallel group = the world: norms are reduced over all ranks."""
+    from megatron.core import parallel_state
+
+    parallel(tensor_model_parallel_size=dist.get_world_size())
+    return parallel_state.get_model_parallel_group()
+
+
+@pytest.fixture
+def make_uneven_chain(world_norm, rank):
+    """make_uneven_chain(grad): a chain whose parameters, with `grad` in all 16 elements, lie on rank 1 alone."""
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer
+
+    def make(grad, **settings):
+        config = OptimizerConfig(optimizer="adam", lr=0.1, **settings)
+        params = [torch.nn.Parameter(torch.ones(4, 4))] if rank == 1 else []
+        for param in params:
+            param.main_grad = torch.full_like(param, grad)
+            param.tensor_model_parallel = True
+        # torch refuses an optimizer with no parameters at all, Megatron makes one with an empty group
+        adam = torch.optim.AdamW([{"params": params}], lr=0.1)
+        optimizer = FP32Optimizer(adam, config, lambda *args: None)
+        optimizer.grad_stats_parallel_group = world_norm
+        return ChainedOptimizer([optimizer]), params
+
+    return make
+
+
+@pytest.mark.parametrize("grad", [25.0, math.nan, math.inf])
+def test_a_rank_without_parameters_skips_with_the_others(make_uneven_chain, from_all_ranks, grad):
+    chain, params = make_uneven_chain(grad, grad_norm_skip_threshold=50.0, clip_grad=1.0)
+    updated, norm, _ = chain.step()
+    assert not any(from_all_ranks(updated))
+    norms = from_all_ranks(float(norm))
+    assert norms == [100.0] * len(norms) or not any(map(math.isfinite, norms))
+    assert all(torch.equal(param, torch.ones_like(param)) for param in params)
+
+
+def test_a_rank_without_parameters_updates_with_the_others(make_uneven_chain, from_all_ranks):
+    chain, params = make_uneven_chain(25.0, grad_norm_skip_threshold=150.0, clip_grad=1.0)
+    assert all(from_all_ranks(chain.step()[0]))
+    assert not any(torch.equal(param, torch.ones_like(param)) for param in params)
+
+
+def test_upstreams_own_step_would_let_ranks_disagree(make_uneven_chain, upstream, from_all_ranks):
+    """The defect that the repair removes is there. A release that lacks the change skips nowhere."""
+    import megatron_mtp_patches
+
+    chain, _ = make_uneven_chain(25.0, grad_norm_skip_threshold=50.0, clip_grad=1.0)
+    updated = from_all_ranks(upstream(CHAINED_STEP)(chain)[0])
+    state = megatron_mtp_patches.status()[0].state
+    expected = {"applied": [True, True], "repaired": [True, False]}[state]
+    assert updated[:2] == expected
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_distributed_optimizer_skips_everywhere_when_one_shard_blows_up(
+    parallel, make_ddp_model, fill_gradients, from_all_ranks, rank, chained
+):
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+    parallel()
+    model = make_ddp_model()
+    config = OptimizerConfig(
+        optimizer="adam", lr=0.1, bf16=True, use_distributed_optimizer=True, grad_norm_skip_threshold=50.0
+    )
+    optimizer = get_megatron_optimizer(config, [model])
+    while hasattr(optimizer, "chained_optimizers"):
+        (optimizer,) = optimizer.chained_optimizers
+    if chained:
+        optimizer = ChainedOptimizer([optimizer])
+    before = [param.detach().clone() for param in model.parameters()]
+
+    fill_gradients(model, 100.0 if rank == 1 else 0.01)
+    updated, norm, _ = optimizer.step()
+    assert not any(from_all_ranks(updated))
+    assert len(set(from_all_ranks(float(norm)))) == 1
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+    fill_gradients(model, 0.01)
+    assert all(from_all_ranks(optimizer.step()[0]))
+    assert not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    for param in model.parameters():
+        copies = from_all_ranks(param.detach().float())
+        assert all(torch.equal(copies[0], copy) for copy in copies)
+
+
+@pytest.mark.parametrize("kind", ["adam", "dist_muon"])
+@pytest.mark.parametrize("threshold", [math.inf, 1e6])
+def test_a_step_costs_no_collective_more_than_upstreams(
+    parallel, make_ddp_model, fill_gradients, upstream, count_collectives, kind, threshold
+):
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+    if kind == "dist_muon":
+        pytest.importorskip("emerging_optimizers", reason="Muon needs emerging-optimizers, which needs Python >= 3.12")
+    parallel()
+    counts = []
+    for step in (upstream(CHAINED_STEP), None):
+        model = make_ddp_model()
+        config = OptimizerConfig(
+            optimizer="adam", lr=0.1, bf16=True, use_distributed_optimizer=True, grad_norm_skip_threshold=threshold
+        )
+        optimizer = ChainedOptimizer([get_megatron_optimizer(config, [model])])
+        for _ in range(2):  # 0.19 asks once, at the first step, who owns MTP parameters
+            fill_gradients(model, 0.01)
+            count_collectives.clear()
+            step(optimizer) if step else optimizer.step()
+        counts.append(list(count_collectives))
+    assert counts[1] == counts[0]
+    assert counts[1].count("all_reduce") == 1
+
+
+def test_a_module_over_the_threshold_skips_every_module_of_a_mimo_model(parallel, rank, world_size, from_all_ranks):
+    mimo = pytest.importorskip("megatron.core.models.mimo.optimizer", reason="0.16.1 has no MimoOptimizer")
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import FP32Optimizer
+
+    parallel()
+    config = OptimizerConfig(optimizer="adam", lr=0.1, grad_norm_skip_threshold=50.0)
+    param = torch.nn.Parameter(torch.ones(4, 4))
+    mine = FP32Optimizer(torch.optim.AdamW([param], lr=0.1), config, lambda *args: None)
+    infos = {
+        f"module{index}": mimo.ModuleOptimizerInfo(mine if index == rank else None, None, None, index == rank)
+        for index in range(world_size)
+    }
+    optimizer = mimo.MimoOptimizer(infos, config)
+
+    param.main_grad = torch.full_like(param, 25.0 if rank == 1 else 0.1)
+    updated, norm, _ = optimizer.step()
+    assert not any(from_all_ranks(updated))
+    assert norm == pytest.approx(math.sqrt(100.0**2 + (world_size - 1) * 0.4**2))
+    assert torch.equal(param, torch.ones_like(param))
+
+    param.main_grad = torch.full_like(param, 0.1)
+    assert all(from_all_ranks(optimizer.step()[0]))
+    assert not torch.equal(param, torch.ones_like(param))
