@@ -99,31 +99,88 @@ def test_distributed_optimizer_skips_everywhere_when_one_shard_blows_up(
         assert all(torch.equal(copies[0], copy) for copy in copies)
 
 
-@pytest.mark.parametrize("kind", ["adam", "dist_muon"])
+@pytest.fixture
+def make_layer_wise(parallel, make_ddp_model):
+    """make_layer_wise(nested): a LayerWise optimizer over all ranks; nested, beside a DistributedOptimizer in a chain.
+
+    Returns (optimizer, parameters that LayerWise spreads over the ranks).
+    """
+    from megatron.core import parallel_state
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    parallel()
+
+    def make(nested, **settings):
+        if nested and "step_with_ready_grads" not in vars(LayerWiseDistributedOptimizer):
+            pytest.skip("before 0.18 LayerWise gathers in its own step, so it is never nested")
+        settings |= {"optimizer": "adam", "lr": 0.1, "bf16": True, "use_distributed_optimizer": nested}
+        config = OptimizerConfig(**settings)
+        groups = ProcessGroupCollection()
+        groups.dp_cp = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        groups.expt_dp = parallel_state.get_expert_data_parallel_group()
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(4, 4, dtype=torch.bfloat16)) for _ in range(dist.get_world_size())]
+        adam = torch.optim.AdamW([{"params": list(params), "is_expert_parallel": False}], lr=0.1)
+        optimizer = LayerWiseDistributedOptimizer([adam], config, groups)
+        if nested:
+            model = make_ddp_model()
+            for buffer in model.buffers:
+                buffer.grad_data.fill_(0.01)
+            sibling = get_megatron_optimizer(config, [model])
+            optimizer = ChainedOptimizer([optimizer, *sibling.chained_optimizers])
+        return optimizer, params
+
+    return make
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_layer_wise_skips_everywhere_when_one_ranks_layer_blows_up(make_layer_wise, from_all_ranks, nested):
+    optimizer, params = make_layer_wise(nested, grad_norm_skip_threshold=50.0)
+    before = [param.detach().clone() for param in params]
+    for scale, updated in ((100.0, False), (0.01, True)):
+        for index, param in enumerate(params):
+            param.main_grad = torch.full_like(param, scale if index == 1 else 0.01, dtype=torch.float32)
+        result = optimizer.step()
+        assert from_all_ranks(result[0]) == [updated] * dist.get_world_size()
+        assert len(set(from_all_ranks(float(result[1])))) == 1
+        assert [torch.equal(old, new) for old, new in zip(before, params, strict=True)] == [not updated] * len(params)
+
+
 @pytest.mark.parametrize("threshold", [math.inf, 1e6])
+@pytest.mark.parametrize("kind", ["distributed", "layer_wise", "nested"])
 def test_a_step_costs_no_collective_more_than_upstreams(
-    parallel, make_ddp_model, fill_gradients, upstream, count_collectives, kind, threshold
+    make_ddp_model, fill_gradients, make_layer_wise, upstream, count_collectives, kind, threshold
 ):
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
-    if kind == "dist_muon":
-        pytest.importorskip("emerging_optimizers", reason="Muon needs emerging-optimizers, which needs Python >= 3.12")
-    parallel()
-    counts = []
-    for step in (upstream(CHAINED_STEP), None):
-        model = make_ddp_model()
-        config = OptimizerConfig(
-            optimizer="adam", lr=0.1, bf16=True, use_distributed_optimizer=True, grad_norm_skip_threshold=threshold
-        )
-        optimizer = ChainedOptimizer([get_megatron_optimizer(config, [model])])
-        for _ in range(2):  # 0.19 asks once, at the first step, who owns MTP parameters
+    def make():
+        if kind == "distributed":
+            model = make_ddp_model()
             fill_gradients(model, 0.01)
+            config = OptimizerConfig(
+                optimizer="adam", lr=0.1, bf16=True, use_distributed_optimizer=True, grad_norm_skip_threshold=threshold
+            )
+            return ChainedOptimizer([get_megatron_optimizer(config, [model])])
+        optimizer, params = make_layer_wise(kind == "nested", grad_norm_skip_threshold=threshold)
+        for param in params:
+            param.main_grad = torch.full_like(param, 0.01, dtype=torch.float32)
+        return optimizer
+
+    counts = []
+    for chained_step in (upstream(CHAINED_STEP), ChainedOptimizer.step):
+        optimizer = make()
+        for _ in range(2):  # 0.19 asks once, at the first step, who owns MTP parameters
             count_collectives.clear()
-            step(optimizer) if step else optimizer.step()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(ChainedOptimizer, "step", chained_step)
+                assert optimizer.step()[0] is True
         counts.append(list(count_collectives))
     assert counts[1] == counts[0]
-    assert counts[1].count("all_reduce") == 1
+    assert counts[1].count("all_reduce") == (2 if kind == "nested" else 1)
 
 
 def test_a_module_over_the_threshold_skips_every_module_of_a_mimo_model(parallel, rank, world_size, from_all_ranks):
