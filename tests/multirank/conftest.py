@@ -16,6 +16,12 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    if os.environ["RANK"] != "0":
+        config.option.xmlpath = None  # one report, not one over the other
+
+
 @pytest.fixture(scope="session", autouse=True)
 def ranks():
     dist.init_process_group("gloo", timeout=timedelta(minutes=1))

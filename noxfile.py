@@ -1,0 +1,95 @@
+"""The test matrix: `nox -s 'tests(release="0.18.2")'`, or all of it with scripts/test.sh.
+
+A session is one release of megatron-core in an environment of its own. Its suites run one after the other, and what
+came of each is left in .nox/results/ for ci/report.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import nox
+
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["tests", "lint"]
+
+MATRIX = nox.project.load_toml("ci/matrix.toml")
+RESULTS = Path(".nox", "results")
+PLUGIN = "megatron_mtp_patches.rehearsal.pytest_plugin"
+MULTIRANK = ["-p", PLUGIN, "tests/multirank"]
+
+# suite: (ranks, pytest's arguments). `checkout` runs where MEGATRON_LM names Megatron-LM checkouts.
+SUITES = {
+    "engine": (1, ["tests/engine", "tests/conformance", "tests/cli", "tests/packaging"]),
+    "rehearsal": (1, ["tests/rehearsal"]),
+    "overrides": (1, ["tests/megatron_overrides"]),
+    "2 ranks": (2, MULTIRANK),
+    "4 ranks": (4, MULTIRANK),
+    "end to end": (1, ["tests/end_to_end"]),
+}
+if os.environ.get("MEGATRON_LM"):
+    SUITES["checkout"] = (1, ["tests/checkout"])
+
+
+def fits(release: dict) -> bool:
+    return sys.version_info >= tuple(map(int, release["python"].split(".")))
+
+
+@nox.session
+@nox.parametrize("release", [release["version"] for release in MATRIX["release"] if fits(release)])
+def tests(session: nox.Session, release: str) -> None:
+    """All suites, or those named after --, on one release of megatron-core."""
+    session.install("-e", ".[demo,test]", MATRIX["torch"], f"megatron-core=={release}", "setuptools>=77")
+    chosen = session.posargs or list(SUITES)
+    failed = [suite for suite in chosen if not run_suite(session, release, suite)]
+    if failed:
+        session.error(f"{release}: {', '.join(failed)} failed")
+
+
+def run_suite(session: nox.Session, release: str, suite: str) -> bool:
+    ranks, arguments = SUITES[suite]
+    launcher = ["python", "-m"]
+    if ranks > 1:
+        launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks), "--local-ranks-filter", "0", "-m"]
+    folder = RESULTS / release
+    folder.mkdir(parents=True, exist_ok=True)
+    junit = folder / f"{suite}.xml"
+    junit.unlink(missing_ok=True)
+    start = time.monotonic()
+    session.log(f"{release}: {suite}")
+    command = [*launcher, "pytest", "-q", "-rs", "--timeout=300", f"--junitxml={junit}", *arguments]
+    try:
+        session.run(*command, env={"OMP_NUM_THREADS": "1"} if ranks > 1 else {})
+        passed = True
+    except nox.command.CommandFailed:
+        passed = False
+    counts = count(junit) if junit.is_file() else {"passed": 0, "failed": 0, "skipped": 0}
+    passed = passed and counts["passed"] > 0
+    if not passed:  # a rank other than 0, or the process itself, may have failed
+        counts["failed"] = max(1, counts["failed"])
+    (folder / f"{suite}.json").write_text(json.dumps({**counts, "seconds": round(time.monotonic() - start)}))
+    return passed
+
+
+def count(junit: Path) -> dict[str, int]:
+    suites = ElementTree.parse(junit).getroot().iter("testsuite")
+    totals = {key: 0 for key in ("tests", "failures", "errors", "skipped")}
+    for suite in suites:
+        for key in totals:
+            totals[key] += int(suite.get(key, 0))
+    failed = totals["failures"] + totals["errors"]
+    return {"passed": totals["tests"] - failed - totals["skipped"], "failed": failed, "skipped": totals["skipped"]}
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and types."""
+    session.install("ruff", "mypy", "rich", "wrapt")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")

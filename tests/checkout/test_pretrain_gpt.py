@@ -1,0 +1,90 @@
+"""Upstream's own pretrain_gpt.py, unmodified, under the patches on CPU ranks.
+
+    MEGATRON_LM=DIR[:DIR...] pytest tests/checkout
+
+Each DIR is a Megatron-LM checkout (core_v0.16.1 and later, or main). Its dataset helpers are compiled on first use.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECKOUTS = [Path(folder) for folder in os.environ.get("MEGATRON_LM", "").split(":") if folder]
+if not CHECKOUTS:
+    raise pytest.UsageError("say where Megatron-LM is: MEGATRON_LM=DIR[:DIR...]")
+
+ITERATIONS, SAVED_AT = 20, 10
+ARGUMENTS = f"""
+    --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64
+    --micro-batch-size 2 --global-batch-size 4 --train-iters {ITERATIONS} --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine
+    --lr-decay-iters {ITERATIONS} --weight-decay 0.1 --clip-grad 1.0 --log-interval 1 --eval-interval 1000 --eval-iters 1
+    --mock-data --split 99,1,0 --tokenizer-type NullTokenizer --vocab-size 128 --position-embedding-type rope
+    --untie-embeddings-and-output-weights --mtp-num-layers 1 --bf16 --use-distributed-optimizer
+    --grad-norm-skip-threshold 1000
+""".split()
+LAYOUTS = {"1 rank": (1, []), "DP2": (2, []), "PP2": (2, ["--pipeline-model-parallel-size", "2"])}
+LINE = re.compile(r"iteration +(\d+)/.*?lm loss: (\S+) \|.*?mtp_1 loss: (\S+) \|.*?grad norm: (\S+) \|")
+
+every_checkout = pytest.mark.parametrize("checkout", CHECKOUTS, ids=lambda path: path.name)
+
+
+def pretrain(checkout, ranks, arguments):
+    """Run it; {iteration: (lm loss, MTP loss, grad norm)} as printed, and all that was printed."""
+    launcher = [sys.executable, "-m"]
+    if ranks > 1:
+        launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
+    command = [*launcher, "megatron_mtp_patches", "run", "--device", "cpu", str(checkout / "pretrain_gpt.py")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'patches'}:{ROOT}",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # its Makefile asks the python3 on PATH
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    if ranks == 1:
+        environment |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=240)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-6000:]
+    return {int(i): tuple(numbers) for i, *numbers in LINE.findall(output)}, output
+
+
+@every_checkout
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_trains_saves_and_resumes_where_it_was(checkout, layout, tmp_path):
+    ranks, flags = LAYOUTS[layout]
+    save = ["--save", str(tmp_path), "--save-interval", str(SAVED_AT)]
+    straight, output = pretrain(checkout, ranks, [*ARGUMENTS, *flags, *save])
+    assert sorted(straight) == list(range(1, ITERATIONS + 1))
+    assert float(straight[ITERATIONS][0]) < float(straight[1][0])
+    assert "updates skipped for grad norm:   0 |" in output
+    assert re.search(r"megatron_mtp_patches \.+ .*skip-update-on-large-grad-norm=(add|repair)", output)
+
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(SAVED_AT))
+    resumed, _ = pretrain(checkout, ranks, [*ARGUMENTS, *flags, "--load", str(tmp_path)])
+    # Megatron logs the first iteration of a process without resetting its sums, so the second line after a resume
+    # shows the mean loss of two iterations; its gradient norm, and every other line, are that iteration's own.
+    second = SAVED_AT + 2
+    assert resumed.pop(second)[2] == straight.pop(second)[2]
+    assert resumed == {i: numbers for i, numbers in straight.items() if i > SAVED_AT}
+
+
+@every_checkout
+def test_a_threshold_under_every_norm_trains_nothing(checkout):
+    _, output = pretrain(checkout, 1, [*ARGUMENTS, "--grad-norm-skip-threshold", "1e-3", "--train-iters", "3"])
+    assert re.findall(r"updates skipped for grad norm: +(\d+) \|", output) == ["1", "2", "3"]
+    assert "number of skipped iterations:   1 |" in output  # Megatron's own count, of the log interval
+    assert len(set(re.findall(r"learning rate: (\S+)", output))) == 1  # the schedule has not moved
+
+
+@every_checkout
+def test_a_threshold_with_an_optimizer_cuda_graph_is_refused_at_start(checkout):
+    if "--optimizer-cuda-graph" not in (checkout / "megatron/training/arguments.py").read_text():
+        pytest.skip("this release has no --optimizer-cuda-graph")
+    with pytest.raises(AssertionError, match="--grad-norm-skip-threshold needs the gradient norm on the host|graph"):
+        pretrain(checkout, 1, [*ARGUMENTS, "--optimizer-cuda-graph"])
