@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# From a fresh clone to a plot: install into .venv, train a small GPT with Megatron's own trainer, with and without
+# --grad-norm-skip-threshold, and compare. Minutes, on a GPU if there is one, else on the CPU.
+#
+# PYTHON=/path/to/python overrides the choice of Python. Everything lands in .venv and demo_output; remove them to
+# start anew.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+output=demo_output
+started=$SECONDS
+stage() { printf '\n=== [%d s] %s\n' "$((SECONDS - started))" "$*"; }
+
+stage "Python"
+python=.venv/bin/python
+if "$python" -c '' 2> /dev/null; then
+    echo "reusing .venv ($("$python" --version))"
+else
+    base=${PYTHON:-$(scripts/find_python.sh)}
+    "$base" -m venv --clear .venv
+    echo "made .venv with $("$python" --version)"
+fi
+if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
+    megatron=0.18.2
+    echo "megatron-core $megatron, with its own trainer (megatron.training)"
+else
+    megatron=0.16.1
+    echo "megatron-core $megatron: the later releases need Python >= 3.12."
+    echo "Left out: Megatron's own trainer, which this release's wheel lacks; a small loop on its classes stands in."
+fi
+
+stage "install: torch, megatron-core, this project"
+# uv does not read pip's variables.
+if [ -n "${PIP_FIND_LINKS:-}" ]; then export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS// /,}}"; fi
+if uv --version > /dev/null 2>&1; then
+    uv=uv
+else
+    uv=.venv/bin/uv
+    "$uv" --version > /dev/null 2>&1 || "$python" -m pip install --quiet uv || echo "uv is not to be had; pip does it"
+fi
+# torch 2.11 is the first whose gloo can average, which a run without a GPU needs.
+packages=(-e ".[demo]" "torch>=2.11" "megatron-core==$megatron")
+if ! { "$uv" --version > /dev/null 2>&1 && "$uv" pip install --python "$python" "${packages[@]}"; }; then
+    echo "installing with pip"
+    "$python" -m pip install --quiet "${packages[@]}"
+fi
+
+stage "data: the Python standard library's sources, as bytes"
+"$python" -W ignore scripts/demo/build_dataset.py "$output/data/stdlib"
+
+stage "training: once to a checkpoint, then on from it twice"
+echo "Left out: TransformerEngine and Apex (not installed; Megatron's own modules do the work)."
+"$python" scripts/demo/compare.py --data "$output/data/stdlib" --output "$output"
+
+stage "done"

@@ -1,0 +1,44 @@
+"""Read back what a run wrote for TensorBoard: one value an iteration, at full precision."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+BITS = 1 / math.log(2)  # a loss in nats a byte, in bits a byte
+
+
+@dataclass
+class Curves:
+    """One run, by iteration. Losses are in bits a byte."""
+
+    loss: dict[int, float]
+    mtp_loss: dict[int, float]
+    grad_norm: dict[int, float]
+    validation_loss: float | None
+    updates_skipped: int
+
+
+def read_curves(folder: Path) -> Curves:
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+
+    def scalar(tag: str, unit: float = 1.0) -> dict[int, float]:
+        if tag not in events.Tags()["scalars"]:
+            return {}
+        return {event.step: event.value * unit for event in events.Scalars(tag)}
+
+    return Curves(
+        loss=scalar("lm loss", BITS),
+        mtp_loss=scalar("mtp_1 loss", BITS),
+        grad_norm=scalar("grad-norm"),
+        validation_loss=next(iter(scalar("lm loss validation", BITS).values()), None),
+        updates_skipped=int(max(scalar("updates-skipped-for-grad-norm").values(), default=0)),
+    )
+
+
+def without(curve: dict[int, float], iterations: frozenset[int]) -> dict[int, float]:
+    return {iteration: value for iteration, value in curve.items() if iteration not in iterations}
