@@ -11,7 +11,8 @@ Repairs, where native:
     a NaN norm was applied (0.18.2, 0.19.2, main);
     an infinite threshold read the norm on the host each step (0.18.2);
     Megatron-FSDP, a bare DistributedOptimizer, Float16 or FP32 optimizer and MimoOptimizer ignored the threshold;
-    QK clipping rescaled weights after a skipped step.
+    QK clipping rescaled weights after a skipped step;
+    the log line's mean of the MTP losses counted skipped steps in its sum but not in its number.
 Refused at start: a finite threshold together with --optimizer-cuda-graph.
 Changes numbers: only with a finite threshold.
 """
@@ -47,6 +48,11 @@ PATCH = Patch(
         Wrap(
             "megatron.core.optimizer.qk_clip:clip_qk",
             "megatron_overrides.core.optimizer.qk_clip:clip_after_update",
+        ),
+        Wrap(
+            "megatron.core.transformer.multi_token_prediction:MTPLossLoggingHelper.track_mtp_metrics",
+            "megatron_overrides.core.transformer.multi_token_prediction:leave_out_skipped_step",
+            any_source=True,
         ),
         Replace(
             "megatron.core.models.mimo.optimizer:MimoOptimizer.step",

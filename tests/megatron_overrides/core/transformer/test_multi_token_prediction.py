@@ -1,0 +1,34 @@
+"""The MTP losses of skipped steps stay out of the log line's mean."""
+
+import pytest
+import torch
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+from megatron_overrides.core.optimizer.skipped_updates import tally
+
+
+@pytest.fixture
+def track():
+    """track(loss) logs one MTP head's loss of one step; returns the running sums of the log line."""
+    sums = {}
+
+    def run(loss):
+        save = getattr(MTPLossLoggingHelper, "save_loss_to_tracker", None)
+        if save is not None:
+            save(torch.tensor(loss), 0, 1)
+        else:
+            counts = (torch.tensor(1.0), torch.tensor(2.0))
+            MTPLossLoggingHelper.save_metrics_to_tracker(torch.tensor(loss), *counts, 0, 1)
+        MTPLossLoggingHelper.track_mtp_metrics(1.0, 1, None, None, sums)
+        return {name: float(value) for name, value in sums.items()}
+
+    yield run
+    MTPLossLoggingHelper.tracker.clear()
+
+
+def test_a_skipped_step_adds_nothing(track, monkeypatch):
+    assert track(2.0)["mtp_1 loss"] == 2.0
+    monkeypatch.setattr(tally, "last_step_skipped", True)
+    assert track(5.0)["mtp_1 loss"] == 2.0
+    monkeypatch.setattr(tally, "last_step_skipped", False)
+    assert track(3.0)["mtp_1 loss"] == 5.0
