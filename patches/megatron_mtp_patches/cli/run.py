@@ -1,0 +1,39 @@
+"""Run a training script as `python SCRIPT ARGS...` would, with the patches and, on request, on the CPU.
+
+Importing this module has already imported `megatron_mtp_patches`, which applies the patches.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+from ..engine import UsageError
+
+
+def run_script(script: str, arguments: list[str], device: str | None) -> None:
+    """Run `script` as __main__ with `arguments`; returns or raises (SystemExit too) as the script does.
+
+    device "cpu": torch.cuda resolves to the CPU first. "cuda": a GPU must be there. None: torch is left alone.
+    """
+    if not Path(script).is_file():
+        raise UsageError(f"no such script: {script}")
+    _choose_device(device)
+    sys.argv = [script, *arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        # the script's own directory replaces ours: a Megatron checkout beside pretrain_gpt.py shadows a wheel
+        sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+def _choose_device(device: str | None) -> None:
+    if device == "cpu":
+        from .. import rehearsal
+
+        rehearsal.install()
+    elif device == "cuda":
+        import torch
+
+        if torch.cuda.device_count() == 0:
+            raise UsageError("--device cuda: torch finds no GPU here; --device cpu rehearses without one.")

@@ -1,0 +1,79 @@
+"""What breaks in Megatron itself where neither TransformerEngine nor Apex is installed.
+
+A GPU image has them, so these paths go untried upstream. torch's Adam stands in for FusedAdam, and with it
+the DistributedOptimizer cannot resume:
+  state_dict() asserts `len(steps) == 1` of an optimizer that has not stepped yet;
+  loading a parameter's state overwrites its step with the template's 0, or is a KeyError: 'step';
+  load_state_dict() leaves one `step` tensor for all parameters, which then advances once per parameter.
+On upstream's main, building an MTP layer asks whether a module is an inference layer, whose class derives
+from a mock of TransformerEngine's: TypeError: isinstance() arg 2 must be a type.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..engine.watch import watch
+
+
+def install() -> None:
+    """Mend both when their modules arrive."""
+    watch(["megatron.core.optimizer.distrib_optimizer"], _mend_resume)
+    watch(["megatron.core.tensor_parallel.inference_layers"], _mend_inference_check)
+
+
+def _mend_inference_check(module: Any) -> None:
+    if not isinstance(getattr(module, "InferenceColumnParallelLinear", object), type):
+        module.is_inference_column_parallel_linear = lambda layer: False
+
+
+def _mend_resume(module: ModuleType) -> None:
+    if module.HAVE_APEX_OR_TE:
+        return
+    optimizer = module.DistributedOptimizer
+    optimizer.state_dict = _from_step_zero(optimizer.state_dict)
+    optimizer.load_state_dict = _with_own_steps(optimizer.load_state_dict)
+    set_states = optimizer._set_main_param_and_optimizer_states
+    optimizer._set_main_param_and_optimizer_states = _keeping_step(set_states)
+
+
+def _from_step_zero(state_dict: Any) -> Any:
+    @functools.wraps(state_dict)
+    def with_initial_state(self: Any) -> Any:
+        if isinstance(self.optimizer, torch.optim.Adam) and not self.optimizer.state:
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.optimizer.state[parameter] = {
+                        "step": torch.tensor(0.0),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+        return state_dict(self)
+
+    return with_initial_state
+
+
+def _keeping_step(set_states: Any) -> Any:
+    @functools.wraps(set_states)
+    def keep_step(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        set_states(self, model_param, {**tensors, "step": state["step"]} if "step" in state else tensors)
+
+    return keep_step
+
+
+def _with_own_steps(load_state_dict: Any) -> Any:
+    @functools.wraps(load_state_dict)
+    def unshare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = load_state_dict(self, *args, **kwargs)
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                state["step"] = state["step"].clone()
+        return result
+
+    return unshare

@@ -1,0 +1,139 @@
+"""Megatron's command line on a CPU: other defaults, and a refusal by name of what no CPU can do.
+
+Only defaults change, so a flag that the user gives wins. A script that never builds Megatron's parser never
+gets here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..engine import UsageError
+from ..engine.watch import watch
+
+CPU_DEFAULTS: dict[str, Any] = {
+    "transformer_impl": "local",
+    "attention_backend": "unfused",
+    "no_persist_layer_norm": True,
+    "gradient_accumulation_fusion": False,
+    "masked_softmax_fusion": False,
+    "bias_gelu_fusion": False,
+    "bias_swiglu_fusion": False,
+    "bias_dropout_fusion": False,
+    "apply_rope_fusion": False,
+    "num_workers": 0,
+    "distributed_backend": "gloo",
+}
+
+
+class RehearsalRefusal(UsageError):
+    """The command line asks for something that a rehearsal on the CPU cannot do honestly."""
+
+
+class _Refusal(NamedTuple):
+    dest: str
+    asked_for: Callable[[Any], bool]
+    advice: str
+
+
+def _given(value: Any) -> bool:
+    return bool(value)
+
+
+def _other_than(*harmless: Any) -> Callable[[Any], bool]:
+    return lambda value: getattr(value, "name", value) not in harmless
+
+
+_GRAPHS = "CUDA graphs need a GPU: leave it out"
+_NCCL = "there is no NCCL on a CPU: leave it out"
+_TE = "TransformerEngine needs a GPU: leave it out"
+_REFUSALS = (
+    _Refusal("transformer_impl", _other_than("local"), "TransformerEngine needs a GPU: say local"),
+    _Refusal("attention_backend", _other_than("unfused", "local", "auto"), "its kernels need a GPU: say unfused"),
+    _Refusal("use_flash_attn", _given, "FlashAttention needs a GPU: leave it out"),
+    _Refusal("fp8", _given, "fp8 needs a GPU: train in bf16"),
+    _Refusal("fp4", _given, "fp4 needs a GPU: train in bf16"),
+    _Refusal("te_precision_config_file", _given, _TE),
+    _Refusal("use_transformer_engine_op_fuser", _given, _TE),
+    _Refusal("use_precision_aware_optimizer", _given, "it needs TransformerEngine's FusedAdam: leave it out"),
+    _Refusal("tp_comm_overlap", _given, "it overlaps inside TransformerEngine: leave it out"),
+    _Refusal("enable_cuda_graph", _given, _GRAPHS),
+    _Refusal("external_cuda_graph", _given, _GRAPHS),
+    _Refusal("cuda_graph_impl", _other_than(None, "none"), _GRAPHS),
+    _Refusal("optimizer_cuda_graph", _given, _GRAPHS),
+    _Refusal("nccl_ub", _given, _NCCL),
+    _Refusal("use_sharp", _given, _NCCL),
+    _Refusal("nccl_communicator_config_path", _given, _NCCL),
+    _Refusal("high_priority_stream_groups", _given, _NCCL),
+    _Refusal("moe_token_dispatcher_type", _other_than("allgather", "alltoall"), "it needs DeepEP: say alltoall"),
+    _Refusal("moe_enable_deepep", _given, "DeepEP needs a GPU: leave it out"),
+    _Refusal("refit_method", _other_than("gloo", "nccl"), "there is no NVSHMEM on a CPU: say gloo"),
+    _Refusal("record_memory_history", _given, "there is no GPU memory to record: leave it out"),
+)
+
+
+def install() -> None:
+    """Hook Megatron's arguments module; it may be imported late, or never."""
+    watch(["megatron.training.arguments"], _hook)
+
+
+def _hook(arguments: Any) -> None:
+    arguments.add_megatron_arguments = _with_cpu_defaults(arguments.add_megatron_arguments)
+    # validate_args is the first to see what --use-checkpoint-args took from a checkpoint too
+    arguments.validate_args = _refusing(arguments.validate_args)
+
+
+def _with_cpu_defaults(add_arguments: Any) -> Any:
+    @functools.wraps(add_arguments)
+    def add(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        parser = add_arguments(parser)
+        known = {action.dest for action in parser._actions}
+        parser.set_defaults(**{dest: value for dest, value in CPU_DEFAULTS.items() if dest in known})
+        return parser
+
+    return add
+
+
+def _refusing(validate: Any) -> Any:
+    @functools.wraps(validate)
+    def check_then_validate(args: argparse.Namespace, *rest: Any, **kwargs: Any) -> Any:
+        refuse(args)
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(f"rehearsal on the CPU over gloo: {', '.join(_in_force(args))}", flush=True)
+        return validate(args, *rest, **kwargs)
+
+    return check_then_validate
+
+
+def _in_force(args: argparse.Namespace) -> list[str]:
+    """The changed defaults that no flag of the user overrode."""
+    values = {dest: getattr(args, dest, None) for dest in CPU_DEFAULTS}
+    values = {dest: getattr(value, "name", value) for dest, value in values.items()}
+    return [f"{dest}={value}" for dest, value in values.items() if value == CPU_DEFAULTS[dest]]
+
+
+def refuse(args: argparse.Namespace) -> None:
+    """Raise one RehearsalRefusal that names everything a CPU cannot do."""
+    reasons = [
+        f"{_flag(dest, getattr(args, dest))}: {advice}."
+        for dest, asked_for, advice in _REFUSALS
+        if hasattr(args, dest) and asked_for(getattr(args, dest))
+    ]
+    tensor_parallel = getattr(args, "tensor_model_parallel_size", 1) > 1
+    if getattr(args, "sequence_parallel", False) and tensor_parallel and not importlib.util.find_spec("apex"):
+        reasons.append("--sequence-parallel: it needs the LayerNorm of Apex or TransformerEngine: leave it out.")
+    if reasons:
+        raise RehearsalRefusal("\n  ".join(["a rehearsal on the CPU cannot run this command line.", *reasons]))
+
+
+_FLAG_OF_DEST = {"fp8": "--fp8-format", "fp4": "--fp4-format", "nccl_ub": "--use-nccl-ub"}
+
+
+def _flag(dest: str, value: Any) -> str:
+    flag = _FLAG_OF_DEST.get(dest) or "--" + dest.replace("_", "-")
+    return flag if value is True else f"{flag} {getattr(value, 'name', value)}"

@@ -1,0 +1,102 @@
+"""Which command lines a rehearsal changes and refuses."""
+
+import argparse
+import enum
+from types import SimpleNamespace
+
+import pytest
+from megatron_mtp_patches.rehearsal import megatron_flags
+from megatron_mtp_patches.rehearsal.megatron_flags import RehearsalRefusal, refuse
+
+Backend = enum.Enum("Backend", "flash unfused auto")
+
+
+def hooked_parser():
+    def add_megatron_arguments(parser):
+        parser.add_argument("--attention-backend", type=Backend.__getitem__, default=Backend.auto)
+        parser.add_argument("--no-rope-fusion", action="store_false", dest="apply_rope_fusion")
+        parser.add_argument("--hidden-size", type=int, default=64)
+        return parser
+
+    arguments = SimpleNamespace(add_megatron_arguments=add_megatron_arguments, validate_args=lambda args, given: given)
+    megatron_flags._hook(arguments)
+    return arguments, arguments.add_megatron_arguments(argparse.ArgumentParser())
+
+
+def test_defaults_change_for_the_flags_that_exist():
+    _, parser = hooked_parser()
+    assert vars(parser.parse_args([])) == {
+        "attention_backend": Backend.unfused, "apply_rope_fusion": False, "hidden_size": 64,
+    }  # fmt: skip
+
+
+def test_explicit_flags_win():
+    _, parser = hooked_parser()
+    assert parser.parse_args(["--attention-backend", "auto"]).attention_backend is Backend.auto
+
+
+def test_one_line_on_rank_0(monkeypatch, capsys):
+    arguments, parser = hooked_parser()
+    monkeypatch.setenv("RANK", "0")
+    assert arguments.validate_args(parser.parse_args([]), {"seed": 1}) == {"seed": 1}
+    assert capsys.readouterr().out == (
+        "rehearsal on the CPU over gloo: attention_backend=unfused, apply_rope_fusion=False\n"
+    )
+    monkeypatch.setenv("RANK", "1")
+    arguments.validate_args(parser.parse_args([]), {})
+    assert capsys.readouterr().out == ""
+
+
+HARMLESS = {
+    "transformer_impl": "local",
+    "attention_backend": Backend.unfused,
+    "fp8": None,
+    "fp4": None,
+    "cuda_graph_impl": "none",
+    "enable_cuda_graph": False,
+    "moe_token_dispatcher_type": "alltoall",
+    "refit_method": "gloo",
+    "nccl_ub": False,
+    "high_priority_stream_groups": [],
+    "sequence_parallel": True,
+    "tensor_model_parallel_size": 1,
+}
+
+
+def test_a_plain_command_line_is_not_refused():
+    refuse(argparse.Namespace(**HARMLESS))
+    refuse(argparse.Namespace())
+
+
+@pytest.mark.parametrize(
+    "dest, value, named",
+    [
+        ("transformer_impl", "transformer_engine", "--transformer-impl transformer_engine: Trans"),
+        ("attention_backend", Backend.flash, "--attention-backend flash: "),
+        ("fp8", "hybrid", "--fp8-format hybrid: "),
+        ("fp4", "e2m1", "--fp4-format e2m1: "),
+        ("cuda_graph_impl", "local", "--cuda-graph-impl local: CUDA graphs"),
+        ("enable_cuda_graph", True, "--enable-cuda-graph: CUDA graphs"),
+        ("nccl_ub", True, "--use-nccl-ub: there is no NCCL"),
+        ("high_priority_stream_groups", ["dp_cp"], "--high-priority-stream-groups"),
+        ("moe_token_dispatcher_type", "flex", "--moe-token-dispatcher-type flex: "),
+        ("refit_method", "nvshmem", "--refit-method nvshmem: "),
+        ("tensor_model_parallel_size", 2, "--sequence-parallel: "),
+    ],
+)
+def test_refused_by_name(dest, value, named, monkeypatch):
+    monkeypatch.setattr(megatron_flags.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RehearsalRefusal) as refusal:
+        refuse(argparse.Namespace(**{**HARMLESS, dest: value}))
+    assert str(refusal.value).count("\n") == 1
+    assert named in str(refusal.value)
+
+
+def test_sequence_parallel_runs_where_apex_is(monkeypatch):
+    monkeypatch.setattr(megatron_flags.importlib.util, "find_spec", lambda name: object())
+    refuse(argparse.Namespace(**{**HARMLESS, "tensor_model_parallel_size": 2}))
+
+
+def test_all_reasons_come_at_once():
+    with pytest.raises(RehearsalRefusal, match="(?s)--fp8-format.*--use-sharp"):
+        refuse(argparse.Namespace(**{**HARMLESS, "fp8": "e4m3", "use_sharp": True}))
