@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Patch", "PatchError", "apply", "record", "revert", "status"]
 
-_engine = Engine(CATALOG, os.path.join(os.path.dirname(__file__), "fingerprints.json"), base=BASE)
+_engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
 
 
 def apply(patches: str | None = None, on_drift: str | None = None) -> None:

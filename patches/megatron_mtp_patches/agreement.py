@@ -40,7 +40,10 @@ def compare(store: Any, rank: int, world_size: int, mine: str, name: str, patien
     store.set(f"{name}/rank{rank}", mine)
     if rank == 0:
         store.set(f"{name}/verdict", _judge(store, world_size, name, patience))
-    store.wait([f"{name}/verdict"], patience * 2)
+    try:
+        store.wait([f"{name}/verdict"], patience * 2)  # rank 0 may wait once for the others
+    except RuntimeError as error:  # torch's DistStoreError
+        raise PatchError(_describe_missing([0], patience * 2)) from error
     verdict = store.get(f"{name}/verdict").decode()
     if verdict:
         raise PatchError(verdict)
@@ -53,10 +56,7 @@ def _judge(store: Any, world_size: int, name: str, patience: timedelta) -> str:
     except RuntimeError:  # torch's DistStoreError: somebody is missing
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if missing:
-            return (
-                f"rank {_list(missing)} did not report its patches within {patience}: import megatron_mtp_patches "
-                f"on every rank, before training"
-            )
+            return _describe_missing(missing, patience)
     ranks_by_record: dict[str, list[int]] = {}
     for rank, key in enumerate(keys):
         ranks_by_record.setdefault(store.get(key).decode(), []).append(rank)
@@ -66,6 +66,13 @@ def _judge(store: Any, world_size: int, name: str, patience: timedelta) -> str:
     return (
         f"ranks differ in their patches; give all of them the same megatron-core, the same megatron_mtp_patches and "
         f"the same MEGATRON_MTP_PATCHES:{sets}"
+    )
+
+
+def _describe_missing(ranks: list[int], patience: timedelta) -> str:
+    return (
+        f"rank {_list(ranks)} did not report its patches within {patience}: import megatron_mtp_patches on every rank, "
+        f"before training"
     )
 
 

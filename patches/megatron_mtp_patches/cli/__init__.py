@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return show_drift(arguments.against)
     except PatchError as error:
         print(f"megatron-mtp-patches: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
+        return error.exit_code
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -49,11 +49,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
 
-    status = commands.add_parser("status", help="apply the set to the installed Megatron and say where each patch stands")
+    status = commands.add_parser(
+        "status", help="apply the set to the installed Megatron and say where each patch stands"
+    )
     status.add_argument("--json", action="store_true", help="for programs")
 
     explain = commands.add_parser("explain", help="what one patch does, and where it stands here")
-    explain.add_argument("id", metavar="ID", choices=[patch.id for patch in CATALOG], help=", ".join(p.id for p in CATALOG))
+    explain.add_argument(
+        "id", metavar="ID", choices=[patch.id for patch in CATALOG], help=", ".join(p.id for p in CATALOG)
+    )
 
     run = commands.add_parser("run", help="run a training script under the patches, with no GPU if asked")
     run.add_argument("--device", choices=["cpu", "cuda"], help="cpu: rehearse with no GPU; cuda: insist on a GPU")

@@ -9,13 +9,9 @@ from rich.table import Column, Table
 
 from .. import _engine
 from ..catalog import CATALOG
-from ..engine.declare import PatchError
+from ..engine import UsageError
 from ..engine.fingerprints import ABSENT, fingerprint, is_checked
 from .megatron import describe_megatron
-
-
-class UnknownMegatron(PatchError):
-    exit_code = 2
 
 
 def show_drift(against: str | None) -> int:
@@ -30,7 +26,7 @@ def show_drift(against: str | None) -> int:
         release = against
     elif against is not None:
         if not Path(against, "megatron", "core").is_dir():
-            raise UnknownMegatron(
+            raise UsageError(
                 f"{against!r} is neither a folder with megatron/core in it nor one of {', '.join(table.releases)}"
             )
         path = [against]
@@ -44,7 +40,7 @@ def show_drift(against: str | None) -> int:
             releases = table.releases_with(edit.target, print_)
             same = release in releases if release else bool(releases)
             differing += not same
-            text = ("absent, as in " if print_ == ABSENT else "") + ", ".join(releases) or "no known release"
+            text = ("absent, as in " if print_ == ABSENT else "") + (", ".join(releases) or "no known release")
             rows.add_row(edit.target, text if same else f"[red]{text}[/]")
     console = Console(highlight=False)
     what = f"differ from {release}" if release else "are not known"

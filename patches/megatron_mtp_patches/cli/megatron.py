@@ -14,16 +14,16 @@ def import_targets() -> dict[str, str]:
     """Import every module that the patches touch, so that they are applied; {module: why it did not import}."""
     failures = {}
     logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in _engine.modules:
-            if find_file(module) is None:
-                continue
-            try:
-                importlib.import_module(module)
-            except ImportError as error:
-                failures[module] = str(error)
-    logging.disable(logging.NOTSET)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for module in filter(find_file, _engine.modules):
+                try:
+                    importlib.import_module(module)
+                except ImportError as error:
+                    failures[module] = str(error)
+    finally:
+        logging.disable(logging.NOTSET)
     return failures
 
 

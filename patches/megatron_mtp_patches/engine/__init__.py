@@ -13,6 +13,7 @@ from .declare import (
     Probe,
     PullRequest,
     Replace,
+    UsageError,
     Wrap,
 )
 
@@ -26,5 +27,6 @@ __all__ = [
     "Probe",
     "PullRequest",
     "Replace",
+    "UsageError",
     "Wrap",
 ]

@@ -11,6 +11,14 @@ from dataclasses import dataclass
 class PatchError(RuntimeError):
     """A patch set that cannot be applied as asked; the message says what to change."""
 
+    exit_code = 1
+
+
+class UsageError(PatchError):
+    """A command line that cannot be carried out; the message says what to change."""
+
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class PullRequest:

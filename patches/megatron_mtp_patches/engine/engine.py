@@ -46,17 +46,22 @@ class Engine:
     def apply(self, choice: str, on_drift: str) -> None:
         """Patch what is imported already, and each further module as it arrives. See `selection` for the words."""
         with self._lock:
-            self.selected = select(choice, [patch.id for patch in self.catalog])
+            selected = select(choice, [patch.id for patch in self.catalog])
             self.on_drift = check_policy(on_drift)
+            self.selected = selected
             if self.active:
                 self.revert()
             self.active = True
-        if not self._watching:
-            self._watching = True
-            watch(self.modules, self._arrived)
-        else:
-            for name in self.modules.keys() & sys.modules.keys():
-                self._arrived(sys.modules[name])
+        try:
+            if not self._watching:
+                self._watching = True
+                watch(self.modules, self._arrived)
+            else:
+                for name in sorted(self.modules.keys() & sys.modules.keys()):
+                    self._arrived(sys.modules[name])
+        except BaseException:
+            self.revert()
+            raise
 
     def revert(self) -> None:
         """Put every original back, copies made by `from x import y` included, and patch nothing further."""

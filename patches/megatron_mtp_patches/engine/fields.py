@@ -12,38 +12,53 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from .declare import AddField
+from .declare import AddField, PatchError
 
 
 class FieldSlot:
     """The fields that were added to one dataclass and to the subclasses it had."""
 
-    def __init__(self, cls: type) -> None:
+    def __init__(self, cls: Any) -> None:
         self.cls = cls
         self.added: dict[str, AddField] = {}
-        self._original_inits: dict[type, Any] = {}
+        self._fields: dict[str, dataclasses.Field] = {}
+        self._inits: dict[Any, tuple[Any, Any]] = {}  # class -> its own __init__, and the one in its place
 
     def add(self, edit: AddField) -> None:
         if edit.field in self.cls.__dataclass_fields__:  # native here
             return
+        field = self._fields[edit.field] = _make_field(edit)
         self.added[edit.field] = edit
         setattr(self.cls, edit.field, edit.default)
         for cls in _family(self.cls):
-            cls.__dataclass_fields__.setdefault(edit.field, _make_field(edit))
+            cls.__dataclass_fields__.setdefault(edit.field, field)
         self._rebuild()
 
     def remove(self, edit: AddField) -> None:
-        if self.added.pop(edit.field, None) is None:
+        if edit.field not in self.added:
             return
+        self._check()
+        del self.added[edit.field]
         self._rebuild()
+        field = self._fields.pop(edit.field)
         for cls in _family(self.cls):
-            cls.__dataclass_fields__.pop(edit.field, None)
+            if cls.__dataclass_fields__.get(edit.field) is field:  # not a subclass's own field of that name
+                del cls.__dataclass_fields__[edit.field]
         delattr(self.cls, edit.field)
 
+    def _check(self) -> None:
+        for cls, (_, ours) in self._inits.items():
+            if vars(cls).get("__init__") is not ours:
+                raise PatchError(
+                    f"{cls.__module__}:{cls.__qualname__}.__init__ was changed by somebody else after these patches "
+                    f"were applied; undo that first"
+                )
+
     def _rebuild(self) -> None:
-        for cls, original in self._original_inits.items():
+        self._check()
+        for cls, (original, _) in self._inits.items():
             cls.__init__ = original
-        self._original_inits.clear()
+        self._inits.clear()
         if not self.added:
             return
         for cls in _family(self.cls):
@@ -52,13 +67,13 @@ class FieldSlot:
             known = inspect.signature(original).parameters if original else self.added
             missing = {name: edit for name, edit in self.added.items() if name not in known}
             if missing:
-                self._original_inits[cls] = original
-                cls.__init__ = _accepting(original, missing)
+                cls.__init__ = ours = _accepting(original, missing)
+                self._inits[cls] = (original, ours)
 
 
-def _family(cls: type) -> Iterator[type]:
+def _family(cls: Any) -> Iterator[Any]:
     """`cls` and, once each, the dataclasses below it."""
-    seen = {}
+    seen: dict[Any, None] = {}
     queue = [cls]
     while queue:
         current = queue.pop(0)

@@ -51,6 +51,8 @@ def _normalise(value: object) -> object:
     parts = []
     for name in value._fields:
         part = getattr(value, name, None)
+        if isinstance(value, ast.JoinedStr):  # Python 3.12 ends nested format specs with an empty text
+            part = [item for item in value.values if not (isinstance(item, ast.Constant) and item.value == "")]
         if part is None and not isinstance(value, ast.Constant) or part == []:
             continue
         if name in ("ctx", "type_comment", "kind"):

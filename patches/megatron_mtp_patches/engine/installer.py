@@ -56,6 +56,10 @@ class Installer:
 
     def install_into(self, module: ModuleType) -> None:
         """Install what the patches want of `module`. A patch that fails is withdrawn from every module."""
+        # A module that arrives again was executed anew, which undid all that was installed into it.
+        for edit in [edit for edit in self._installed if edit.module == module.__name__]:
+            del self._installed[edit]
+            self._slots.pop(edit.target, None)
         for patch in (*self.engine.base, *self.engine.catalog):
             if module.__name__ in patch.modules:
                 self._install(patch, module)

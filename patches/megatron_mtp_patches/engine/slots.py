@@ -7,7 +7,8 @@ import importlib
 import inspect
 import sys
 from argparse import ArgumentError, ArgumentParser
-from types import FunctionType, ModuleType
+from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 import wrapt
@@ -27,10 +28,13 @@ class Slot:
         self.owner: Any = functools.reduce(getattr, parents, module)
         self.original = self.value = vars(self.owner).get(self.name, MISSING)
         self.edits: list[Edit] = []
+        self._homes: set[str] = set()  # the modules that the overrides come from
 
     def add(self, edit: Edit) -> None:
         self._check(edit)
         self.edits.append(edit)
+        if isinstance(edit, (Replace, Export)):
+            self._homes.add(edit.override.partition(":")[0])
         try:
             self._rebuild()
         except BaseException:
@@ -38,13 +42,19 @@ class Slot:
             raise
 
     def remove(self, edit: Edit) -> None:
+        before = list(self.edits)
         self.edits.remove(edit)
-        self._rebuild()
+        try:
+            self._rebuild()
+        except BaseException:
+            self.edits = before
+            raise
 
     def _check(self, edit: Edit) -> None:
-        other = next((e for e in self.edits if isinstance(e, Replace) and isinstance(edit, Replace)), None)
-        if other is not None:
-            raise PatchError(f"{edit.target} is replaced by {other.override} and by {edit.override}; one must serve both")
+        others = [other for other in self.edits if isinstance(other, Replace)]
+        if isinstance(edit, Replace) and others:
+            overrides = f"{others[0].override} and by {edit.override}"
+            raise PatchError(f"{edit.target} is replaced by {overrides}; one override must serve both")
         stranger = None if self.edits else find_stranger(self.original, self.module, deep=isinstance(edit, Replace))
         if stranger and not (isinstance(edit, Wrap) and edit.any_source):
             raise PatchError(
@@ -70,15 +80,18 @@ class Slot:
         elif value is not self.value:
             setattr(self.owner, self.name, value)
             if isinstance(self.owner, ModuleType) and self.value is not MISSING:
-                rebind_copies(self.value, value)
+                rebind_copies(self.value, value, self._homes)
         self.value = value
 
 
-def rebind_copies(old: Any, new: Any) -> None:
-    """Point every module-level name that was made by `from x import y` from `old` to `new`."""
-    for module in list(sys.modules.values()):
+def rebind_copies(old: Any, new: Any, keep: Iterable[str] = ()) -> None:
+    """Point every module-level name that was made by `from x import y` from `old` to `new`, except in `keep`.
+
+    A module that an override comes from is kept: there the name is the override's own.
+    """
+    for module_name, module in list(sys.modules.items()):
         names = getattr(module, "__dict__", None)
-        if isinstance(names, dict):
+        if isinstance(names, dict) and module_name not in keep:
             for name in [name for name, value in list(names.items()) if value is old]:
                 names[name] = new
 
@@ -92,11 +105,12 @@ def find_stranger(value: Any, module: ModuleType, deep: bool) -> str | None:
     while hasattr(layers[-1], "__wrapped__"):
         layers.append(layers[-1].__wrapped__)
     for layer in layers if deep else layers[-1:]:
-        code = getattr(layer, "__code__", None)
-        if not isinstance(layer, FunctionType) and code is None:
-            continue
-        if not isinstance(layer, FunctionType) or not _belongs(code.co_filename, module):
-            return f"{getattr(layer, '__module__', None) or type(layer).__module__} ({code.co_filename})"
+        file = getattr(getattr(layer, "__code__", None), "co_filename", None)
+        if file is not None:
+            if not _belongs(file, module):
+                return f"{layer.__globals__.get('__name__')} ({file})"
+        elif layer is layers[-1] and not (layer is MISSING or isinstance(layer, (property, type))):
+            return f"{type(layer).__module__}.{type(layer).__qualname__}, which is no function of {module.__name__}"
     return None
 
 
@@ -107,13 +121,19 @@ def _belongs(file: str, module: ModuleType) -> bool:
 
 
 class Wrapped(wrapt.FunctionWrapper):
-    """A wrapt wrapper that pickles by name, as the function it stands for does."""
+    """A wrapt wrapper that pickles by name and is not copied, as the function it stands for."""
 
     def __reduce__(self) -> str:
         return self.__qualname__
 
     def __reduce_ex__(self, protocol: Any) -> str:
         return self.__qualname__
+
+    def __copy__(self) -> Wrapped:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Wrapped:
+        return self
 
 
 def _build(edit: Edit, value: Any) -> Any:

@@ -12,6 +12,8 @@ import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+_HOOKS = ("wrapt", __name__.partition(".")[0])
+
 
 def find_file(module: str, path: list[str] | None = None) -> Path | None:
     """The source file of `module`, or None where it is not installed or has no source.
@@ -21,7 +23,7 @@ def find_file(module: str, path: list[str] | None = None) -> Path | None:
     if path is None:
         loaded = getattr(sys.modules.get(module), "__file__", None)
         if loaded:
-            return Path(loaded)
+            return Path(loaded) if loaded.endswith(".py") else None
     spec = None
     locations = path
     for depth in range(1, module.count(".") + 2):
@@ -35,8 +37,9 @@ def find_file(module: str, path: list[str] | None = None) -> Path | None:
 
 def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
     for finder in sys.meta_path:
-        # wrapt's finder would import the parent packages to answer; this question must import nothing.
-        if type(finder).__module__.partition(".")[0] == "wrapt" or not hasattr(finder, "find_spec"):
+        # wrapt's finder would import the parent packages to answer, and ours would ask wrapt's; this question must
+        # import nothing.
+        if type(finder).__module__.partition(".")[0] in _HOOKS or not hasattr(finder, "find_spec"):
             continue
         spec = finder.find_spec(name, path)
         if spec is not None:

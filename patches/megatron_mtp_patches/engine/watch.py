@@ -27,7 +27,7 @@ def watch(names: Iterable[str], callback: Callback) -> None:
 
 
 class _Finder:
-    """Asks the other finders for the watched modules, so it must come before them."""
+    """Asks the finders after it for the watched modules, so it must come before them."""
 
     def __init__(self, names: frozenset[str], callback: Callback) -> None:
         self.names = names
@@ -36,8 +36,9 @@ class _Finder:
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name not in self.names:
             return None
-        for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
+        finders = list(sys.meta_path)
+        for finder in finders[finders.index(self) + 1 :]:  # one before it may be asking it
+            if hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)  # type: ignore[arg-type]
                 if spec is not None:
                     _announce_after_exec(spec.loader, self._callback)

@@ -1,0 +1,210 @@
+"""One class for every patch, on whichever release is installed."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from megatron_mtp_patches.catalog import BASE, CATALOG
+from megatron_mtp_patches.engine.fingerprints import ABSENT, fingerprint, is_checked
+from megatron_mtp_patches.engine.source import find_definition, find_file, parse
+
+# What becomes of each patch in each release.
+EXPECTED = {
+    "0.16.1": {"skip-update-on-large-grad-norm": "applied", "tag-mtp-stage-embedding": "applied"},
+    "0.17.1": {"skip-update-on-large-grad-norm": "applied", "tag-mtp-stage-embedding": "applied"},
+    "0.18.2": {"skip-update-on-large-grad-norm": "repaired", "tag-mtp-stage-embedding": "native"},
+    "0.19.2": {"skip-update-on-large-grad-norm": "repaired", "tag-mtp-stage-embedding": "native"},
+}
+VERDICTS = {"applied": "add", "repaired": "repair", "native": "native"}
+IDS = [patch.id for patch in CATALOG]
+MODULES = list(dict.fromkeys(module for patch in (*BASE, *CATALOG) for module in patch.modules))
+# Each checked target that is here, once.
+EDITS = list({e.target: e for p in CATALOG for e in p.edits if is_checked(e) and fingerprint(e) != ABSENT}.values())
+
+
+@pytest.fixture
+def patch(request):
+    return next(patch for patch in CATALOG if patch.id == request.param)
+
+
+@pytest.fixture
+def expected(patch, release):
+    return EXPECTED[release][patch.id]
+
+
+def change_line(name):
+    """A change of source: one more statement in the function (a decorator more for a class)."""
+
+    def change(source):
+        node = find_definition(ast.parse(source), name)
+        lines = source.splitlines()
+        if isinstance(node, ast.ClassDef):
+            position, text = node.lineno - 1, " " * node.col_offset + "@(lambda cls: cls)"
+        else:
+            position, text = node.body[0].lineno - 1, " " * node.body[0].col_offset + "assert True"
+        return "\n".join([*lines[:position], text, *lines[position:]]) + "\n"
+
+    return change
+
+
+def change_comments(*names):
+    """A change that does not count: comments, a docstring and layout."""
+
+    def change(source):
+        for name in names:
+            node = find_definition(ast.parse(source), name)
+            lines = source.splitlines()
+            first = node.body[0]
+            docstring = " " * first.col_offset + '"""Another docstring."""'
+            lines[first.lineno - 1 : first.lineno - 1] = ["", " " * first.col_offset + "# another comment", docstring]
+            source = "\n".join(lines) + "\n"
+        return source
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def drifting(release):
+    """The checked edit that gets a changed line when Megatron is really imported."""
+    return next(edit for edit in EDITS if edit.target.endswith("ChainedOptimizer.step"))
+
+
+@pytest.fixture(scope="module")
+def outcomes(start_all, shadow, drifting):
+    """What the processes that import Megatron report, by scenario."""
+    names = {}
+    for edit in EDITS:
+        names.setdefault(edit.module, []).append(edit.name)
+    others = {module: change_comments(*names[module]) for module in names if module != drifting.module}
+    checkout = shadow({drifting.module: change_line(drifting.name), **others})
+    return start_all(
+        before_megatron=([], ()),
+        after_megatron=([",".join(module for module in MODULES if find_file(module))], ()),
+        drifted=([drifting.module], (str(checkout),)),
+    )
+
+
+@pytest.fixture(scope="module")
+def verdicts(start_all, shadow):
+    """The verdicts on the installed Megatron with one change, {(target, kind): {patch: (verdict, reason)}}."""
+    makers = {"line": change_line, "comments": change_comments}
+    folders = {(e.target, kind): str(shadow({e.module: make(e.name)})) for e in EDITS for kind, make in makers.items()}
+    report = start_all(judge_sources=([",".join(folders.values())], ()))["judge_sources"]
+    assert report["imported"] == []
+    return {key: report["verdicts"][folder] for key, folder in folders.items()}
+
+
+@pytest.mark.parametrize("patch", IDS, indirect=True)
+class TestPatch:
+    def test_it_waits_for_megatron(self, patch, expected, outcomes):
+        waiting = "native" if expected == "native" else "pending"
+        assert outcomes["before_megatron"]["pending"][patch.id] == waiting
+
+    @pytest.mark.parametrize("scenario", ["before_megatron", "after_megatron"])
+    @pytest.mark.parametrize("time", ["found", "again"])
+    def test_it_is_in_force_once(self, patch, expected, outcomes, scenario, time):
+        """Imported before or after Megatron; applied a second time; reverted and applied."""
+        found = outcomes[scenario][time][patch.id]
+        assert found["state"] == expected
+        installed = 0 if expected == "native" else 1
+        here = [count for count in found["counts"].values() if count not in (None, "native")]
+        assert here and set(here) == {installed}
+        absent = {edit.partition(" ")[2] for edit, count in found["counts"].items() if count is None}
+        for target, told in found["targets"].items():
+            if expected == "native":
+                assert told == "untouched"
+            else:
+                assert told == ("not in this Megatron" if target in absent else "applied")
+
+    def test_what_is_absent_is_absent_in_the_source(self, patch, outcomes):
+        counts = outcomes["after_megatron"]["found"][patch.id]["counts"]
+        for edit in patch.edits:
+            tree = parse(edit.module)
+            owner = edit.name.rpartition(".")[0] if type(edit).__name__ == "Export" else edit.name
+            has = tree is not None and (not owner or find_definition(tree, owner) is not None)
+            assert (counts[f"{type(edit).__name__} {edit.target}"] is not None) == has
+
+    def test_revert_disables_it(self, patch, outcomes):
+        assert outcomes["after_megatron"]["reverted"][patch.id] == "disabled"
+
+    def test_every_checked_target_of_it_refuses_a_changed_line(self, patch, expected, verdicts):
+        for edit in (edit for edit in EDITS if edit in patch.edits):
+            verdict, reason = verdicts[edit.target, "line"][patch.id]
+            if expected == "native":
+                assert verdict == "native"
+                continue
+            assert verdict == "refused", edit.target
+            assert edit.target in reason and f"{edit.module.replace('.', '/')}.py" in reason
+
+    def test_no_checked_target_of_it_minds_comments_docstrings_and_layout(self, patch, expected, verdicts):
+        for edit in (edit for edit in EDITS if edit in patch.edits):
+            assert verdicts[edit.target, "comments"][patch.id][0] == VERDICTS[expected], edit.target
+
+    def test_in_an_unknown_megatron_it_is_left_out_only_if_it_needs_the_unknown_part(
+        self, patch, expected, drifting, outcomes
+    ):
+        found = outcomes["drifted"]["found"][patch.id]
+        needs = drifting in patch.edits and expected != "native"
+        assert found["state"] == ("refused" if needs else expected)
+        assert set(found["counts"].values()) <= {0, 1, None, "native"}
+        if needs:
+            assert found["counts"][f"Replace {drifting.target}"] == 0
+
+
+def test_the_table_lists_every_patch_and_this_release(release):
+    assert list(EXPECTED[release]) == IDS
+
+
+def test_importing_the_package_imports_no_megatron(outcomes):
+    assert outcomes["before_megatron"]["loaded"] == []
+
+
+def test_whichever_is_imported_first_the_result_is_the_same(outcomes):
+    assert outcomes["before_megatron"]["found"] == outcomes["after_megatron"]["found"]
+
+
+def test_names_that_users_took_by_value_follow(outcomes):
+    assert outcomes["after_megatron"]["stale"] == []
+
+
+def test_none_leaves_megatron_untouched(outcomes):
+    after = outcomes["after_megatron"]
+    assert after["none_states"] == ["disabled"]
+    base = [edit.target for patch in BASE for edit in patch.edits if find_file(edit.module)]
+    assert after["base"] == sorted(base), "what makes the ranks agree on none"
+    names = {target.rpartition(":")[2] for target in base}
+    assert {name.rpartition(":")[2] for name in after["under_none"]} == names
+    assert after["after_none"] == []
+
+
+def test_revert_puts_every_original_back(outcomes):
+    after = outcomes["after_megatron"]
+    assert "ChainedOptimizer.step" in after["changed"]
+    assert after["left"] == after["left_again"] == []
+
+
+def test_an_unknown_source_is_refused_at_every_import(outcomes, drifting):
+    errors = outcomes["drifted"]["errors"]
+    assert len(errors) == 2
+    for error in errors:
+        assert "is refused" in error and drifting.target in error and "checkout" in error and "nearest: " in error
+        assert "MEGATRON_MTP_PATCHES=-" in error and "MEGATRON_MTP_PATCHES_ON_DRIFT=warn" in error
+    assert outcomes["drifted"]["file"] is None, "the refused module is not imported"
+
+
+def test_warn_names_the_refused_patches_once(outcomes, release, drifting):
+    warned = outcomes["drifted"]["warned"]
+    refused = [patch.id for patch in CATALOG if drifting in patch.edits]
+    assert [sum(f"{name} is refused" in warning for warning in warned) for name in refused] == [1] * len(refused)
+    assert len(warned) == len(refused)
+
+
+def test_the_record_is_in_megatron_s_arguments(outcomes):
+    recorded = outcomes["before_megatron"]["recorded"]
+    if find_file("megatron.training.arguments") is None:
+        assert recorded is None
+        return
+    in_arguments, record = recorded
+    assert in_arguments == record
+    assert all(f"{name}=" in record for name in IDS)

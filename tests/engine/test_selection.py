@@ -1,0 +1,49 @@
+"""The words of MEGATRON_MTP_PATCHES and MEGATRON_MTP_PATCHES_ON_DRIFT."""
+
+import pytest
+from megatron_mtp_patches.engine import PatchError
+from megatron_mtp_patches.engine.selection import check_policy, select
+
+IDS = ("one", "two", "three-four")
+
+
+@pytest.mark.parametrize(
+    "choice, selected",
+    [
+        ("all", set(IDS)),
+        ("", set(IDS)),
+        (" all ", set(IDS)),
+        ("none", set()),
+        ("two", {"two"}),
+        (" two , three-four,", {"two", "three-four"}),
+        ("two,two", {"two"}),
+        ("-two", {"one", "three-four"}),
+        ("-two, -three-four", {"one"}),
+        ("-one,-two,-three-four", set()),
+    ],
+)
+def test_select(choice, selected):
+    assert select(choice, IDS) == selected
+
+
+@pytest.mark.parametrize("choice", ["five", "one,five", "-five", "--one", "all,one", "none,one", "One", "one two"])
+def test_an_unknown_word_is_an_error_that_lists_the_ids(choice):
+    with pytest.raises(PatchError, match="unknown patch .*one, two, three-four"):
+        select(choice, IDS)
+
+
+@pytest.mark.parametrize("choice", ["one,-two", "-one,one"])
+def test_taking_and_leaving_out_do_not_mix(choice):
+    with pytest.raises(PatchError, match="mixes"):
+        select(choice, IDS)
+
+
+@pytest.mark.parametrize("policy", ["raise", "warn", "skip"])
+def test_policies(policy):
+    assert check_policy(policy) == policy
+
+
+@pytest.mark.parametrize("policy", ["", "RAISE", "ignore"])
+def test_an_unknown_policy_is_an_error_that_lists_them(policy):
+    with pytest.raises(PatchError, match="raise, warn, skip"):
+        check_policy(policy)

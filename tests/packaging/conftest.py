@@ -1,0 +1,76 @@
+"""The distributions, built by setuptools from a copy of the tree: the tree itself stays clean."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = """
+import sys
+from setuptools import build_meta
+print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory) -> Path:
+    """A copy of what the distributions are made of."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, copy)
+    for name in ("patches", "megatron_overrides", "tests", "scripts"):
+        if (ROOT / name).exists():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    return copy
+
+
+def _build(tree: Path, what: str) -> Path:
+    pytest.importorskip("setuptools", "77", reason="needs the setuptools of pyproject.toml; nox has it")
+    output = tree.parent / what
+    output.mkdir()
+    environment = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, f"build_{what}", str(output)],
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return output / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="session")
+def sdist(tree) -> Path:
+    return _build(tree, "sdist")
+
+
+@pytest.fixture(scope="session")
+def wheel(sdist, tmp_path_factory) -> Path:
+    """Built from the sdist, as pip would where there is no wheel: what the sdist lacks is missed here."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, filter="data")
+        else:
+            archive.extractall(folder)
+    return _build(next(folder.iterdir()), "wheel")
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory) -> Path:
+    """A folder with the wheel unpacked, as in site-packages."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder

@@ -1,0 +1,91 @@
+"""The wheel and the sdist are whole."""
+
+from __future__ import annotations
+
+import configparser
+import email
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import megatron_mtp_patches
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "megatron_mtp_patches": ROOT / "patches" / "megatron_mtp_patches",
+    "megatron_overrides": ROOT / "megatron_overrides",
+}
+
+
+def files_of(package: str) -> set[str]:
+    folder = PACKAGES[package]
+    return {f"{package}/{file.relative_to(folder).as_posix()}" for file in folder.rglob("*.py")}
+
+
+def test_every_folder_with_code_is_a_package():
+    """Without __init__.py a folder would be left out of the wheel, or shadowed as a namespace."""
+    for folder in PACKAGES.values():
+        assert [str(file.parent) for file in folder.rglob("*.py") if not (file.parent / "__init__.py").exists()] == []
+
+
+def test_the_wheel_has_every_module_and_nothing_else(installed):
+    found = {file.relative_to(installed).as_posix() for file in installed.rglob("*") if file.is_file()}
+    code = {name for name in found if ".dist-info/" not in name}
+    expected = files_of("megatron_mtp_patches") | files_of("megatron_overrides")
+    assert code == expected | {"megatron_mtp_patches/fingerprints.json"}
+    assert any(name.endswith("LICENSE") for name in found)
+
+
+def test_the_wheel_s_fingerprints_are_ours(installed):
+    name = "megatron_mtp_patches/fingerprints.json"
+    assert (installed / name).read_bytes() == (ROOT / "patches" / name).read_bytes()
+
+
+def test_metadata(installed, wheel):
+    (file,) = installed.glob("*.dist-info/METADATA")
+    metadata = email.message_from_string(file.read_text(encoding="utf-8"))
+    assert metadata["Name"] == "megatron-mtp-patches"
+    assert metadata["Version"] == megatron_mtp_patches.__version__
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert (metadata["License-Expression"] or metadata["License"]) == "Apache-2.0"
+    needed = {line.partition(">")[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
+    assert needed == {"rich", "wrapt"}, "neither torch nor Megatron: the user's own are patched"
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_the_command_is_installed_and_runs_from_the_wheel(installed, tmp_path):
+    (file,) = installed.glob("*.dist-info/entry_points.txt")
+    scripts = configparser.ConfigParser()
+    scripts.read(file)
+    assert dict(scripts["console_scripts"]) == {"megatron-mtp-patches": "megatron_mtp_patches.cli:main"}
+    code = """
+import sys, megatron_mtp_patches, megatron_overrides
+print(megatron_mtp_patches.__file__, megatron_overrides.__file__)
+from megatron_mtp_patches.cli import main
+sys.exit(main(["drift"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(path.startswith(str(installed)) for path in done.stdout.splitlines()[0].split())
+    assert "0 targets are not known" in done.stdout
+
+
+def test_the_sdist_has_every_module_and_what_a_build_needs(sdist):
+    with tarfile.open(sdist) as archive:
+        found = {name.partition("/")[2] for name in archive.getnames()}
+    code = {f"patches/{name}" for name in files_of("megatron_mtp_patches")} | files_of("megatron_overrides")
+    assert code <= found
+    assert {"setup.cfg", "pyproject.toml", "LICENSE", "patches/megatron_mtp_patches/fingerprints.json"} <= found
+
+
+def test_building_leaves_no_trace_in_the_repository(wheel, sdist):
+    assert not [name for name in ("build", "dist") if (ROOT / name).exists() and wheel.is_relative_to(ROOT)]
+    assert not wheel.is_relative_to(ROOT) and not sdist.is_relative_to(ROOT)
