@@ -1,4 +1,4 @@
-"""Numbers for Megatron's training log, TensorBoard and W&B: overrides put them here, training/training.py shows them."""
+"""Numbers for Megatron's training log, TensorBoard and W&B: overrides put them here, training.training shows them."""
 
 from __future__ import annotations
 

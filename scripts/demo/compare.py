@@ -30,9 +30,7 @@ CORRUPT = frozenset(iteration for burst in BURSTS for iteration in burst)
 THRESHOLD = 10.0  # gradient norms: about 1 on text (9 in the very first steps), above 20 on compressed bytes
 
 # What a log line must hold to be shown; the whole log is kept in a file.
-SHOWN = re.compile(
-    r"^\s*(\[[^]]*\] )?iteration +\d+/|validation loss at|update skipped|^rehearsal on the CPU"
-)
+SHOWN = re.compile(r"^\s*(\[[^]]*\] )?iteration +\d+/|validation loss at|update skipped|^rehearsal on the CPU")
 
 # Without TransformerEngine and Apex, Megatron's own modules do everything.
 PLAIN_MODULES = (
@@ -50,10 +48,7 @@ TRAINING = (
     "--clip-grad 1 --lr 2e-3 --min-lr 5e-4 --lr-decay-style cosine --lr-warmup-iters 20 "
     "--weight-decay 0.1 --adam-beta2 0.95"
 )
-DATA = (
-    "--split 98,2,0 --tokenizer-type NullTokenizer --vocab-size 256 --make-vocab-size-divisible-by 8 "
-    "--num-workers 0"
-)
+DATA = "--split 98,2,0 --tokenizer-type NullTokenizer --vocab-size 256 --make-vocab-size-divisible-by 8 --num-workers 0"
 LOGGING = (
     "--log-interval 20 --tensorboard-log-interval 1 --eval-interval 100000 --eval-iters 20 "
     "--save-interval 100000 --ckpt-format torch"
@@ -72,14 +67,17 @@ def train(name: str, output: Path, data: Path, *flags: str) -> Curves:
     command += ["--data-path", str(data), "--tensorboard-dir", str(tensorboard), *flags]
     started = time.perf_counter()
     tail: deque[str] = deque(maxlen=25)
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment(),
-    ) as process, log.open("w") as file:
+    with (
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment(),
+        ) as process,
+        log.open("w") as file,
+    ):
         assert process.stdout is not None
         for line in process.stdout:
             file.write(line)

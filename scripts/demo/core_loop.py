@@ -142,9 +142,7 @@ def train_with_core() -> None:
         scheduler.load_state_dict(state["scheduler"])
         iteration = state["iteration"]
 
-    tokenizer = MegatronTokenizer.from_pretrained(
-        metadata_path={"library": "null"}, vocab_size=args.vocab_size
-    )
+    tokenizer = MegatronTokenizer.from_pretrained(metadata_path={"library": "null"}, vocab_size=args.vocab_size)
     sizes = [args.train_iters * args.global_batch_size, args.eval_iters * args.global_batch_size, None]
     datasets = dict(zip(Split, task.build_datasets(args, tokenizer, sizes), strict=True))
     data = batches(datasets[Split.train], args.global_batch_size, first=iteration)

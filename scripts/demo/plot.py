@@ -46,9 +46,7 @@ def bursts(iterations: frozenset[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def draw(
-    shared: Curves, before: Curves, after: Curves, corrupt: frozenset[int], threshold: float, path: Path
-) -> None:
+def draw(shared: Curves, before: Curves, after: Curves, corrupt: frozenset[int], threshold: float, path: Path) -> None:
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, (loss, mtp, norm) = plt.subplots(
         3, 1, figsize=(9.5, 9), sharex=True, height_ratios=(3, 2, 2), layout="constrained"

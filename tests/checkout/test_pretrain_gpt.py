@@ -21,8 +21,10 @@ if not CHECKOUTS:
 ITERATIONS, SAVED_AT = 20, 10
 ARGUMENTS = f"""
     --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64
-    --micro-batch-size 2 --global-batch-size 4 --train-iters {ITERATIONS} --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine
-    --lr-decay-iters {ITERATIONS} --weight-decay 0.1 --clip-grad 1.0 --log-interval 1 --eval-interval 1000 --eval-iters 1
+    --micro-batch-size 2 --global-batch-size 4 --train-iters {ITERATIONS} --lr 1e-3
+    --min-lr 1e-4 --lr-decay-style cosine --lr-decay-iters {ITERATIONS} --weight-decay 0.1 --clip-grad 1.0
+    --log-interval 1
+    --eval-interval 1000 --eval-iters 1
     --mock-data --split 99,1,0 --tokenizer-type NullTokenizer --vocab-size 128 --position-embedding-type rope
     --untie-embeddings-and-output-weights --mtp-num-layers 1 --bf16 --use-distributed-optimizer
     --grad-norm-skip-threshold 1000
@@ -46,8 +48,6 @@ def pretrain(checkout, ranks, arguments):
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "OMP_NUM_THREADS": "1",
     }
-    if ranks == 1:
-        environment |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=240)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-6000:]

@@ -22,7 +22,6 @@ ARGUMENTS = f"""
 LINE = re.compile(r"iteration +(\d+)/.*?learning rate: (\S+) \|.*?lm loss: (\S+) \|.*?grad norm: (\S+) \|(.*)")
 
 
-
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory):
     """The demo's dataset: the standard library's sources as bytes."""

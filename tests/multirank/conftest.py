@@ -11,9 +11,9 @@ import pytest
 if "WORLD_SIZE" not in os.environ:
     raise pytest.UsageError("start these tests with torchrun --nproc-per-node 2 (or 4) -m pytest tests/multirank")
 
-import megatron_mtp_patches.rehearsal.pytest_plugin  # noqa: E402, F401
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
+import megatron_mtp_patches.rehearsal.pytest_plugin  # noqa: F401
+import torch
+import torch.distributed as dist
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,13 +68,16 @@ def from_all_ranks():
 def count_collectives(monkeypatch):
     """The names of the collectives that ran since the test asked for this fixture."""
     called = []
-    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "barrier"):
 
-        def counted(*args, _name=name, _original=getattr(dist, name), **kwargs):
-            called.append(_name)
-            return _original(*args, **kwargs)
+    def count(name, original):
+        def counted(*args, **kwargs):
+            called.append(name)
+            return original(*args, **kwargs)
 
         monkeypatch.setattr(dist, name, counted)
+
+    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "barrier"):
+        count(name, getattr(dist, name))
     return called
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import torch
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
@@ -16,7 +16,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer, MixedPrecisionO
 
 from megatron_overrides.core.optimizer.skipped_updates import tally
 
-GradNorm = Union[float, torch.Tensor]
+GradNorm: TypeAlias = float | torch.Tensor
 
 
 @torch.no_grad()
