@@ -80,11 +80,3 @@ def test_a_threshold_under_every_norm_trains_nothing(checkout):
     assert re.findall(r"updates skipped for grad norm: +(\d+) \|", output) == ["1", "2", "3"]
     assert "number of skipped iterations:   1 |" in output  # Megatron's own count, of the log interval
     assert len(set(re.findall(r"learning rate: (\S+)", output))) == 1  # the schedule has not moved
-
-
-@every_checkout
-def test_a_threshold_with_an_optimizer_cuda_graph_is_refused_at_start(checkout):
-    if "--optimizer-cuda-graph" not in (checkout / "megatron/training/arguments.py").read_text():
-        pytest.skip("this release has no --optimizer-cuda-graph")
-    with pytest.raises(AssertionError, match="--grad-norm-skip-threshold needs the gradient norm on the host|graph"):
-        pretrain(checkout, 1, [*ARGUMENTS, "--optimizer-cuda-graph"])

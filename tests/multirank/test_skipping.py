@@ -183,21 +183,29 @@ def test_a_step_costs_no_collective_more_than_upstreams(
     assert counts[1].count("all_reduce") == (2 if kind == "nested" else 1)
 
 
-def test_a_module_over_the_threshold_skips_every_module_of_a_mimo_model(parallel, rank, world_size, from_all_ranks):
+@pytest.fixture
+def make_mimo(parallel, rank, world_size):
+    """make_mimo(**config): a Mimo optimizer with one module a rank, and this rank's parameter."""
     mimo = pytest.importorskip("megatron.core.models.mimo.optimizer", reason="0.16.1 has no MimoOptimizer")
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import FP32Optimizer
 
-    parallel()
-    config = OptimizerConfig(optimizer="adam", lr=0.1, grad_norm_skip_threshold=50.0)
-    param = torch.nn.Parameter(torch.ones(4, 4))
-    mine = FP32Optimizer(torch.optim.AdamW([param], lr=0.1), config, lambda *args: None)
-    infos = {
-        f"module{index}": mimo.ModuleOptimizerInfo(mine if index == rank else None, None, None, index == rank)
-        for index in range(world_size)
-    }
-    optimizer = mimo.MimoOptimizer(infos, config)
+    def make(**settings):
+        parallel()
+        config = OptimizerConfig(optimizer="adam", lr=0.1, **settings)
+        param = torch.nn.Parameter(torch.ones(4, 4))
+        mine = FP32Optimizer(torch.optim.AdamW([param], lr=0.1), config, lambda *args: None)
+        infos = {
+            f"module{index}": mimo.ModuleOptimizerInfo(mine if index == rank else None, None, None, index == rank)
+            for index in range(world_size)
+        }
+        return mimo.MimoOptimizer(infos, config), mine, param
 
+    return make
+
+
+def test_a_module_over_the_threshold_skips_every_module_of_a_mimo_model(make_mimo, rank, world_size, from_all_ranks):
+    optimizer, _, param = make_mimo(grad_norm_skip_threshold=50.0)
     param.main_grad = torch.full_like(param, 25.0 if rank == 1 else 0.1)
     updated, norm, _ = optimizer.step()
     assert not any(from_all_ranks(updated))
@@ -207,3 +215,15 @@ def test_a_module_over_the_threshold_skips_every_module_of_a_mimo_model(parallel
     param.main_grad = torch.full_like(param, 0.1)
     assert all(from_all_ranks(optimizer.step()[0]))
     assert not torch.equal(param, torch.ones_like(param))
+
+
+@pytest.mark.parametrize("method, result", [("prepare_grads", True), ("step_with_ready_grads", False)])
+def test_what_one_module_of_a_mimo_model_reports_all_ranks_know(
+    make_mimo, rank, from_all_ranks, monkeypatch, method, result
+):
+    """An overflow, or a failed update, on one rank alone."""
+    optimizer, mine, param = make_mimo()
+    param.main_grad = torch.full_like(param, 0.1)
+    if rank == 1:
+        monkeypatch.setattr(mine, method, lambda: result)
+    assert not any(from_all_ranks(optimizer.step()[0]))

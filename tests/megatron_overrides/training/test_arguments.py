@@ -1,0 +1,25 @@
+"""A command line that cannot work is refused before a model is built. Needs megatron.training (not in 0.16.1)."""
+
+import argparse
+from argparse import Namespace
+
+import pytest
+
+arguments = pytest.importorskip("megatron.training.arguments", reason="the 0.16.1 wheel has no megatron.training")
+
+
+def parse(*flags):
+    return arguments.add_megatron_arguments(argparse.ArgumentParser()).parse_args(flags)
+
+
+def test_the_flag_is_there_and_defaults_to_skipping_nothing():
+    assert parse().grad_norm_skip_threshold == float("inf")
+    assert parse("--grad-norm-skip-threshold", "7.5").grad_norm_skip_threshold == 7.5
+
+
+def test_a_threshold_with_an_optimizer_cuda_graph_is_refused_at_once():
+    both = Namespace(grad_norm_skip_threshold=5.0, optimizer_cuda_graph=True)
+    with pytest.raises(ValueError, match="--optimizer-cuda-graph cannot give: leave one of the two flags out"):
+        arguments.validate_args(both)
+    with pytest.raises(ValueError, match="would skip every update"):
+        arguments.validate_args(args=Namespace(grad_norm_skip_threshold=-1.0), defaults={})
