@@ -15,7 +15,7 @@ WATER_LINE = 'return f"poured {litres}"'
 
 
 def verdict(engine, patch: Patch) -> Verdict:
-    return engine.installer.decision(patch).verdict
+    return decide(patch, engine.installer.table).verdict
 
 
 def test_a_changed_line_is_refused_and_the_message_says_all(garden):

@@ -39,18 +39,19 @@ class Engine:
 
     @cached_property
     def installer(self) -> Installer:
+        """Made anew whenever the set is applied or reverted; while it is not applied, every patch is left out."""
         from .installer import Installer
 
-        return Installer(self)
+        selected = self.selected if self.active else frozenset()
+        return Installer(self.catalog, self.base, selected, self.on_drift, self.table_file)
 
     def apply(self, choice: str, on_drift: str) -> None:
         """Patch what is imported already, and each further module as it arrives. See `selection` for the words."""
         with self._lock:
             selected = select(choice, [patch.id for patch in self.catalog])
             self.on_drift = check_policy(on_drift)
+            self.revert()
             self.selected = selected
-            if self.active:
-                self.revert()
             self.active = True
         try:
             if not self._watching:

@@ -7,16 +7,12 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from .decide import Decision, Verdict, decide
 from .declare import AddField, Edit, Patch, PatchError
 from .fields import FieldSlot
 from .fingerprints import Table, fingerprint, has_place, is_checked
 from .slots import Slot
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 
 @dataclass(frozen=True)
@@ -32,11 +28,21 @@ class Report:
 
 
 class Installer:
-    """What one engine has decided and installed since it was last applied."""
+    """What has been decided and installed since the set was last applied. `base` patches cannot be left out."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.table = Table.read(Path(engine.table_file))
+    def __init__(
+        self,
+        catalog: tuple[Patch, ...],
+        base: tuple[Patch, ...],
+        selected: frozenset[str],
+        on_drift: str,
+        table_file: str,
+    ) -> None:
+        self.catalog = catalog
+        self.base = base
+        self.selected = selected
+        self.on_drift = on_drift
+        self.table = Table.read(Path(table_file))
         self._decisions: dict[str, Decision] = {}
         self._slots: dict[str, Slot] = {}
         self._field_slots: dict[type, FieldSlot] = {}
@@ -46,8 +52,8 @@ class Installer:
     def decision(self, patch: Patch) -> Decision:
         """What is to become of `patch`; read from the source once, so it stays true while modules arrive."""
         if patch.id not in self._decisions:
-            if patch in self.engine.catalog and patch.id not in self.engine.selected:
-                self._decisions[patch.id] = Decision(Verdict.DISABLED, "left out by the user")
+            if patch in self.catalog and patch.id not in self.selected:
+                self._decisions[patch.id] = Decision(Verdict.DISABLED, "left out")
             else:
                 self._decisions[patch.id] = decide(patch, self.table)
         return self._decisions[patch.id]
@@ -60,7 +66,7 @@ class Installer:
         for edit in [edit for edit in self._installed if edit.module == module.__name__]:
             del self._installed[edit]
             self._slots.pop(edit.target, None)
-        for patch in (*self.engine.base, *self.engine.catalog):
+        for patch in (*self.base, *self.catalog):
             if module.__name__ in patch.modules:
                 self._install(patch, module)
 
@@ -88,9 +94,9 @@ class Installer:
 
     def _complain(self, patch: Patch, reason: str, cause: Exception | None = None) -> None:
         message = f"{patch.id} is refused: {reason}"
-        if self.engine.on_drift == "raise":
+        if self.on_drift == "raise":
             raise PatchError(message) from cause
-        if self.engine.on_drift == "warn" and patch.id not in self._complained:
+        if self.on_drift == "warn" and patch.id not in self._complained:
             self._complained.add(patch.id)
             warnings.warn(f"megatron_mtp_patches: {message}", stacklevel=2)
 
@@ -129,16 +135,14 @@ class Installer:
         decision = self.decision(patch)
         targets = {edit.target: self._target_state(patch, edit) for edit in patch.edits}
         state, reason = decision.verdict.value, decision.reason
-        if not self.engine.active:
-            state, reason = Verdict.DISABLED.value, "the set is not applied"
-        elif decision.installs and "applied" in targets.values():
+        if decision.installs and "applied" in targets.values():
             state = "repaired" if decision.verdict is Verdict.REPAIR else "applied"
         elif decision.installs:
             state, reason = "pending", f"{decision.reason}; waits for the import of {patch.modules[0]}"
         return Report(patch.id, state, reason, tuple(map(str, patch.upstream)), patch.summary, targets)
 
     def _target_state(self, patch: Patch, edit: Edit) -> str:
-        if not self.engine.active or not self.decision(patch).installs:
+        if not self.decision(patch).installs:
             return "untouched"
         if not has_place(edit):
             return "not in this Megatron"
@@ -146,7 +150,7 @@ class Installer:
 
     def record(self) -> str:
         """The verdict on each patch, and a hash of the sources of all targets, in one line."""
-        verdicts = " ".join(f"{patch.id}={self.decision(patch).verdict.value}" for patch in self.engine.catalog)
-        edits = [edit for patch in self.engine.catalog for edit in patch.edits if is_checked(edit)]
+        verdicts = " ".join(f"{patch.id}={self.decision(patch).verdict.value}" for patch in self.catalog)
+        edits = [edit for patch in self.catalog for edit in patch.edits if is_checked(edit)]
         sources = hashlib.sha256("".join(map(fingerprint, edits)).encode()).hexdigest()[:8]
         return f"{verdicts} sources={sources}"
