@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def read_flags() -> argparse.Namespace:
         parser.add_argument(f"--{flag}")
     parser.add_argument("--data-path", nargs=1)
     parser.add_argument("--lr-decay-style", default="cosine")
-    parser.add_argument("--grad-norm-skip-threshold", type=float, default=float("inf"))
+    parser.add_argument("--grad-norm-skip-threshold", type=float, default=inf)
     # The rest of the command line chooses among things that only Megatron's trainer has.
     return task.add_arguments(parser).parse_known_args()[0]
 
@@ -69,6 +70,10 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, OptimizerParamScheduler]:
         finalize_model_grads_func=finalize_model_grads,
     )
     gpt = task.build_model(config, args.vocab_size, args.seq_length).cuda()
+    # Without the patch the release has no such field.
+    threshold = (
+        {} if args.grad_norm_skip_threshold == inf else {"grad_norm_skip_threshold": args.grad_norm_skip_threshold}
+    )
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), gpt)
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -78,7 +83,7 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, OptimizerParamScheduler]:
             weight_decay=args.weight_decay,
             adam_beta2=args.adam_beta2,
             clip_grad=args.clip_grad,
-            grad_norm_skip_threshold=args.grad_norm_skip_threshold,
+            **threshold,
         ),
         [model],
     )

@@ -60,8 +60,10 @@ def train_with_megatron() -> None:
         pretrain(pretrain_cfg_container_from_args(args), **providers)
     else:
         pretrain(**providers, extra_args_provider=task.add_arguments)
-    # Megatron does not wait for what the validation at the end has written.
-    get_tensorboard_writer().close()
+    # Megatron does not wait for what the validation at the end has written. Only one rank has a writer.
+    writer = get_tensorboard_writer()
+    if writer is not None:
+        writer.close()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ ARGUMENTS = f"""
     --train-iters {ITERATIONS} --seed 1234 --clip-grad 1.0 --lr 5e-3 --min-lr 1e-3 --lr-decay-style cosine
     --lr-warmup-iters 0 --weight-decay 0.1 --adam-beta2 0.95 --split 98,2,0 --tokenizer-type NullTokenizer
     --vocab-size 256 --make-vocab-size-divisible-by 8 --log-interval 1 --tensorboard-log-interval 1
-    --eval-interval 100000 --eval-iters 1 --save-interval 6 --ckpt-format torch_dist
+    --eval-interval 100000 --eval-iters 1 --save-interval 6 --ckpt-format torch
 """.split()
 LINE = re.compile(r"iteration +(\d+)/.*?learning rate: (\S+) \|.*?lm loss: (\S+) \|.*?grad norm: (\S+) \|(.*)")
 
@@ -30,8 +30,8 @@ def dataset(tmp_path_factory):
     return prefix
 
 
-@pytest.fixture
-def train(dataset, tmp_path):
+@pytest.fixture(scope="session")
+def train(dataset, tmp_path_factory):
     """train(*flags, ranks=1, patches="all"): ({iteration: (learning rate, loss, norm, rest)}, everything printed)."""
 
     def run(*flags, ranks=1, patches="all"):
@@ -40,7 +40,7 @@ def train(dataset, tmp_path):
             launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
         script = str(ROOT / "scripts/demo/train.py")
         command = [*launcher, "megatron_mtp_patches", "run", "--device", "cpu", script, *ARGUMENTS, *flags]
-        command += ["--data-path", str(dataset), "--tensorboard-dir", str(tmp_path / "tensorboard")]
+        command += ["--data-path", str(dataset), "--tensorboard-dir", str(tmp_path_factory.mktemp("tensorboard"))]
         environment = {
             **os.environ,
             "PYTHONPATH": f"{ROOT / 'patches'}:{ROOT}",

@@ -9,51 +9,58 @@ needs_trainer = pytest.mark.skipif(
     importlib.util.find_spec("megatron.training") is None,
     reason="the 0.16.1 wheel has no megatron.training; tests/checkout covers its trainer",
 )
-LAYOUTS = pytest.mark.parametrize(
-    "ranks, flags",
-    [
-        pytest.param(1, [], id="1 rank"),
-        pytest.param(2, ["--use-distributed-optimizer", "--bf16"], id="DP2", marks=needs_trainer),
-        pytest.param(2, ["--pipeline-model-parallel-size", "2"], id="PP2", marks=needs_trainer),
-    ],
-)
+ALONE = pytest.param((1, []), id="1 rank")
+LAYOUTS = [
+    ALONE,
+    pytest.param((2, ["--use-distributed-optimizer", "--bf16"]), id="DP2", marks=needs_trainer),
+    pytest.param((2, ["--pipeline-model-parallel-size", "2"]), id="PP2", marks=needs_trainer),
+]
+SAVED_AT = 6
 
 
-def numbers(lines):
-    return {iteration: values[:3] for iteration, values in lines.items()}
+@pytest.fixture(scope="module")
+def straight(request, train, tmp_path_factory):
+    """One uninterrupted run of a layout, no step over the threshold: (ranks, flags, its lines, checkpoint)."""
+    ranks, flags = request.param
+    checkpoint = tmp_path_factory.mktemp("checkpoint")
+    lines, output = train(*flags, "--grad-norm-skip-threshold", "1000", "--save", str(checkpoint), ranks=ranks)
+    assert len(lines) == 12
+    assert float(lines[12][1]) < float(lines[1][1])
+    assert "update skipped" not in output
+    return ranks, flags, lines, checkpoint
 
 
-def test_without_a_threshold_training_is_what_it_is_without_the_patches(train):
-    plain = numbers(train(patches="-skip-update-on-large-grad-norm")[0])
-    assert numbers(train()[0]) == plain
-    assert len(plain) == 12
-    assert float(plain[12][1]) < float(plain[1][1])
+@pytest.mark.parametrize("straight", [ALONE], indirect=True)
+def test_training_is_what_it_is_without_the_patch(straight, train):
+    _, flags, lines, _ = straight
+    plain, _ = train(*flags, patches="-skip-update-on-large-grad-norm")
+    assert {i: values[:3] for i, values in plain.items()} == {i: values[:3] for i, values in lines.items()}
 
 
-@LAYOUTS
-def test_a_step_over_the_threshold_leaves_no_trace(train, ranks, flags):
-    """A threshold just under the largest norm skips that step alone: the steps before it are
-    the same, and the learning rate stays where it was for one step."""
-    free, _ = train(*flags, ranks=ranks)
+@pytest.mark.parametrize("straight", LAYOUTS, indirect=True)
+def test_a_step_over_the_threshold_leaves_no_trace(straight, train):
+    """A threshold just under the largest norm: the steps before are the same, the rate stays where it was."""
+    ranks, flags, free, _ = straight
     norms = {iteration: float(values[2]) for iteration, values in free.items()}
     largest = max(norms, key=norms.get)
     second = max(norm for iteration, norm in norms.items() if iteration != largest)
     held, output = train(*flags, "--grad-norm-skip-threshold", str((norms[largest] + second) / 2), ranks=ranks)
-    assert len(re.findall("update skipped: grad norm", output)) == 1
     assert [held[i][:3] for i in range(1, largest)] == [free[i][:3] for i in range(1, largest)]
     assert held[largest][2] == free[largest][2]
-    assert len({values[0] for values in held.values()}) == len({values[0] for values in free.values()}) - 1
+    skipped = len(re.findall("update skipped: grad norm", output))
+    assert skipped >= 1  # the steps after it see other parameters, so another one may be over the threshold
+    assert len({values[0] for values in held.values()}) == len({values[0] for values in free.values()}) - skipped
 
 
 @needs_trainer
-@LAYOUTS
-def test_a_run_resumes_where_it_was(train, tmp_path, ranks, flags):
-    flags = [*flags, "--grad-norm-skip-threshold", "1000", "--save", str(tmp_path / "checkpoint")]
-    straight, output = train(*flags, ranks=ranks)
+@pytest.mark.parametrize("straight", LAYOUTS, indirect=True)
+def test_a_run_resumes_where_it_was(straight, train):
+    ranks, flags, lines, checkpoint = straight
+    (checkpoint / "latest_checkpointed_iteration.txt").write_text(str(SAVED_AT))
+    resumed, output = train(*flags, "--grad-norm-skip-threshold", "1000", "--load", str(checkpoint), ranks=ranks)
     assert "updates skipped for grad norm:   0 |" in output
-    (tmp_path / "checkpoint" / "latest_checkpointed_iteration.txt").write_text("6")
-    resumed, _ = train(*flags, "--load", str(tmp_path / "checkpoint"), ranks=ranks)
+    assert sorted(resumed) == list(range(SAVED_AT + 1, 13))
+    assert {i: resumed[i][2] for i in resumed} == {i: lines[i][2] for i in resumed}
     # the second line of a process shows the mean loss of two iterations, see tests/checkout
-    assert sorted(resumed) == list(range(7, 13))
-    assert {i: resumed[i][2] for i in resumed} == {i: straight[i][2] for i in resumed}
-    assert {i: resumed[i] for i in resumed if i != 8} == {i: straight[i] for i in resumed if i != 8}
+    same = [i for i in resumed if i != SAVED_AT + 2]
+    assert {i: resumed[i][:2] for i in same} == {i: lines[i][:2] for i in same}
