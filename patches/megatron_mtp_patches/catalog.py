@@ -1,10 +1,11 @@
 """The patches, in the order in which they apply: the table of contents."""
 
-from . import skip_update_on_large_grad_norm, tag_mtp_stage_embedding
+from . import scale_mtp_loss_separately, skip_update_on_large_grad_norm, tag_mtp_stage_embedding
 from .engine import Patch, Wrap
 
 CATALOG = (
     skip_update_on_large_grad_norm.PATCH,
+    scale_mtp_loss_separately.PATCH,
     tag_mtp_stage_embedding.PATCH,
 )
 

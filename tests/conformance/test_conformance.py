@@ -11,10 +11,26 @@ from megatron_mtp_patches.engine.source import find_definition, find_file, parse
 
 # What becomes of each patch in each release.
 EXPECTED = {
-    "0.16.1": {"skip-update-on-large-grad-norm": "applied", "tag-mtp-stage-embedding": "applied"},
-    "0.17.1": {"skip-update-on-large-grad-norm": "applied", "tag-mtp-stage-embedding": "applied"},
-    "0.18.2": {"skip-update-on-large-grad-norm": "repaired", "tag-mtp-stage-embedding": "native"},
-    "0.19.2": {"skip-update-on-large-grad-norm": "repaired", "tag-mtp-stage-embedding": "native"},
+    "0.16.1": {
+        "skip-update-on-large-grad-norm": "applied",
+        "scale-mtp-loss-separately": "applied",
+        "tag-mtp-stage-embedding": "applied",
+    },
+    "0.17.1": {
+        "skip-update-on-large-grad-norm": "applied",
+        "scale-mtp-loss-separately": "applied",
+        "tag-mtp-stage-embedding": "applied",
+    },
+    "0.18.2": {
+        "skip-update-on-large-grad-norm": "repaired",
+        "scale-mtp-loss-separately": "applied",
+        "tag-mtp-stage-embedding": "native",
+    },
+    "0.19.2": {
+        "skip-update-on-large-grad-norm": "repaired",
+        "scale-mtp-loss-separately": "native",
+        "tag-mtp-stage-embedding": "native",
+    },
 }
 VERDICTS = {"applied": "add", "repaired": "repair", "native": "native"}
 IDS = [patch.id for patch in CATALOG]

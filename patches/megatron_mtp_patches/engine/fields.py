@@ -85,7 +85,7 @@ def _family(cls: Any) -> Iterator[Any]:
 
 def _make_field(edit: AddField) -> dataclasses.Field:
     # A field is complete only once a dataclass has been made of it.
-    metadata = {"argparse_meta": {"help": edit.doc}}
+    metadata = {"argparse_meta": {"help": edit.doc}, "added_in_place": True}
     field = dataclasses.field(default=edit.default, metadata=metadata, kw_only=True)
     made = dataclasses.make_dataclass("_", [(edit.field, edit.type, field)])
     return dataclasses.fields(made)[0]

@@ -23,3 +23,23 @@ def test_a_threshold_with_an_optimizer_cuda_graph_is_refused_at_once():
         arguments.validate_args(both)
     with pytest.raises(ValueError, match="would skip every update"):
         arguments.validate_args(args=Namespace(grad_norm_skip_threshold=-1.0), defaults={})
+
+
+def test_a_function_is_no_flag_and_the_parser_builds():
+    assert not hasattr(parse(), "mtp_grad_scale_func")
+
+
+def test_a_yaml_configuration_need_not_name_the_fields_that_we_add():
+    import dataclasses
+
+    from megatron.core.transformer import TransformerConfig
+    from megatron.training.yaml_arguments import core_config_from_args
+
+    fields = dataclasses.fields(TransformerConfig)
+    ours = {field.name: field.default for field in fields if field.metadata.get("added_in_place")}
+    written = Namespace(**{field.name: None for field in fields if field.name not in ours})
+    config = core_config_from_args(written, TransformerConfig)
+    assert {name: config[name] for name in ours} == ours
+    del written.num_layers
+    with pytest.raises(Exception, match="Missing argument num_layers"):
+        core_config_from_args(written, TransformerConfig)

@@ -1,0 +1,45 @@
+"""A loss scale of its own for the MTP loss."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+
+def _get_mtp_loss_scale(config: Any, device: torch.device) -> torch.Tensor:
+    """The one-element scale of the MTP loss on `device`, as schedules._get_mtp_loss_scale of 0.19.
+
+    `config.mtp_grad_scale_func()` if there is one, else `config.grad_scale_func(ones)`, else one.
+
+    Raises:
+        ValueError: a function returned more than one element.
+    """
+    for name, arguments in (("mtp_grad_scale_func", ()), ("grad_scale_func", (torch.ones(1, device=device),))):
+        scale_func = getattr(config, name, None)
+        if scale_func is not None:
+            scale = torch.as_tensor(scale_func(*arguments), device=device)
+            if scale.numel() != 1:
+                raise ValueError(
+                    f"{name} must return a scalar or a tensor of one element, the scale of the loss; this one has "
+                    f"{scale.numel()} elements"
+                )
+            return scale
+    return torch.ones(1, device=device)
+
+
+def scale_mtp_loss(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+    """Wraps forward_step_calc_loss, which has just set the scale of the main loss for the MTP loss too."""
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler  # which imports the schedules
+
+    output_tensor, num_tokens = wrapped(*args, **kwargs)
+    call = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    config = call["config"]
+    if getattr(config, "mtp_num_layers", None) is not None and config.mtp_grad_scale_func is not None:
+        tensor = next(iter(output_tensor.values())) if isinstance(output_tensor, dict) else output_tensor
+        scale = _get_mtp_loss_scale(config, tensor.device)
+        if not config.calculate_per_token_loss:
+            scale = scale / call["num_microbatches"]
+        MTPLossAutoScaler.set_loss_scale(scale)
+    return output_tensor, num_tokens

@@ -1,0 +1,46 @@
+"""Scale the MTP loss with a function of its own.
+
+Upstream: NVIDIA/Megatron-LM#3459, native since 0.19.0.
+Without it: the MTP loss takes `grad_scale_func`, so a trainer that scales its main loss (RL frameworks fold advantages
+    or token counts into it) scales the MTP loss with it, or has to patch the schedule.
+Adds: `config.mtp_grad_scale_func`, called without arguments in every microbatch; it returns the scale, a number or a
+    tensor of one element. None (the default) keeps `grad_scale_func`.
+Changes numbers: only with `mtp_grad_scale_func` set. It replaces `grad_scale_func` for the MTP loss: under fp16 it must
+    return the loss scale of the optimizer as well. The scale is read at backward time from one place for the whole
+    process, so with pipeline parallelism it must not differ between microbatches.
+"""
+
+from collections.abc import Callable
+
+from .engine import AddField, Export, Patch, Probe, PullRequest, Wrap
+
+_SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+_OVERRIDES = "megatron_overrides.core.pipeline_parallel.schedules"
+
+PATCH = Patch(
+    id="scale-mtp-loss-separately",
+    doc=__doc__,
+    upstream=(PullRequest(3459, native_since="0.19.0"),),
+    probe=Probe(f"{_SCHEDULES}:_get_mtp_loss_scale"),
+    edits=(
+        AddField(
+            "megatron.core.model_parallel_config:ModelParallelConfig",
+            field="mtp_grad_scale_func",
+            type=Callable | None,
+            default=None,
+            doc="Returns the scale of the MTP loss, a number or a tensor of one element; None: as the main loss.",
+        ),
+        Export(f"{_SCHEDULES}:_get_mtp_loss_scale", f"{_OVERRIDES}:_get_mtp_loss_scale"),
+        Wrap(f"{_SCHEDULES}:forward_step_calc_loss", f"{_OVERRIDES}:scale_mtp_loss"),
+        Wrap(
+            "megatron.training.argument_utils:ArgumentGroupFactory.__init__",
+            "megatron_overrides.training.argument_utils:leave_out_functions",
+            any_source=True,
+        ),
+        Wrap(
+            "megatron.training.yaml_arguments:core_config_from_args",
+            "megatron_overrides.training.yaml_arguments:default_added_fields",
+            any_source=True,
+        ),
+    ),
+)
