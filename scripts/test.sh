@@ -3,11 +3,12 @@
 #
 #   scripts/test.sh                            everything
 #   scripts/test.sh 0.18.2                     one release
+#   PYTHON=/path/to/python scripts/test.sh     with this Python
 #   MEGATRON_LM=DIR[:DIR...] scripts/test.sh   also upstream's own pretrain_gpt.py from these checkouts
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-python=$(scripts/find_python.sh)
+python=${PYTHON:-$(scripts/find_python.sh)}
 echo "Python: $python ($("$python" -c 'import platform; print(platform.python_version())'))"
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
     echo "Left out: megatron-core 0.17.1, 0.18.2 and 0.19.2 need Python >= 3.12, and none was found. Testing 0.16.1 only."

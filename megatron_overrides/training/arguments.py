@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from megatron_overrides.core.optimizer.optimizer_config import check_skip_threshold
@@ -10,5 +9,5 @@ from megatron_overrides.core.optimizer.optimizer_config import check_skip_thresh
 
 def check_arguments(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
     """Wraps validate_args(args, defaults)."""
-    check_skip_threshold(inspect.signature(wrapped).bind(*args, **kwargs).arguments["args"])
+    check_skip_threshold(args[0] if args else kwargs["args"])
     return wrapped(*args, **kwargs)

@@ -15,14 +15,14 @@ _to_append: ContextVar[str] = ContextVar("text for the end of the log line", def
 
 def log_metrics(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
     """Wraps training_log, which builds its line in a local variable and prints it with print_rank_last."""
-    iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments["iteration"]
+    iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("iteration")
     token = _to_append.set("".join(metric.text for metric in metrics.shown()))
     try:
         result = wrapped(*args, **kwargs)
     finally:
         _to_append.reset(token)
     writer, wandb = get_tensorboard_writer(), get_wandb_writer()
-    if writer and iteration % get_args().tensorboard_log_interval == 0:
+    if writer and iteration is not None and iteration % get_args().tensorboard_log_interval == 0:
         for metric in metrics.shown():
             writer.add_scalar(metric.tag, metric.value, iteration)
             if wandb:
@@ -32,5 +32,5 @@ def log_metrics(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
 
 def append_to_log_line(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
     """Wraps print_rank_last: the one line that training_log prints gets our metrics at its end."""
-    message = inspect.signature(wrapped).bind(*args, **kwargs).arguments["message"]
-    return wrapped(f"{message}{_to_append.get()}")
+    message, *rest = args
+    return wrapped(f"{message}{_to_append.get()}", *rest, **kwargs)

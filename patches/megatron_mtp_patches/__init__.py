@@ -1,4 +1,4 @@
-"""Released megatron-core with the MTP, Muon and Megatron-FSDP behaviour of ten upstream pull requests.
+"""Released megatron-core with the MTP, Muon and Megatron-FSDP behaviour of newer upstream.
 
 Importing this package applies the set: to what is imported of Megatron already, and to the rest as it arrives. It
 imports neither torch nor Megatron itself.
@@ -48,11 +48,17 @@ def revert() -> None:
 
 def status() -> list[Report]:
     """Where each patch stands in this process, in the order of the catalog."""
+    _engine.catch_up()
     return [_engine.installer.report(patch) for patch in CATALOG]
 
 
 def record() -> str:
-    """One line that identifies the set: version, what becomes of each patch, and the Megatron sources it met."""
+    """One line that identifies the set: version, what becomes of each patch, and the Megatron sources it met.
+
+    Raises:
+        PatchError: part of a patch that should be applied by now is not, and cannot be.
+    """
+    _engine.catch_up()
     return f"{__version__} {_engine.installer.record()}"
 
 

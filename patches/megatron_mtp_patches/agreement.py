@@ -2,49 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from datetime import timedelta
-from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from . import record
 from .engine import PatchError
 
 logger = logging.getLogger(__name__)
 
-# Ranks leave init_process_group together, so a rank that has not reported by then runs without the set.
-PATIENCE = timedelta(minutes=3)
-
-_checks = count()
+# How often the ranks of a process group have compared. A restart in the same process makes a new group, and so starts
+# again from nought like the ranks that are new.
+_comparisons: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def check_before_model_parallel(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
     """Wraps parallel_state.initialize_model_parallel, which every rank calls once the process group is up."""
-    import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    if dist.is_initialized() and dist.get_backend() != "fake":
-        if dist.get_world_size() > 1:
-            name = f"megatron_mtp_patches/{next(_checks)}"
-            compare(_get_default_store(), dist.get_rank(), dist.get_world_size(), record(), name)
+    if dist.is_initialized():
+        mine = record()
+        store = _get_default_store()
+        if dist.get_world_size() > 1 and dist.get_backend() != "fake" and store is not None:
+            count = _comparisons.get(dist.group.WORLD, 0)
+            _comparisons[dist.group.WORLD] = count + 1
+            name = f"megatron_mtp_patches/{count}"
+            # Ranks may come as late as the process group allows them to (its timeout is the store's).
+            compare(store, dist.get_rank(), dist.get_world_size(), mine, name, store.timeout)
         if dist.get_rank() == 0:
-            logger.warning("megatron_mtp_patches %s", record())
+            logger.warning("megatron_mtp_patches %s", mine)
     return wrapped(*args, **kwargs)
 
 
-def compare(store: Any, rank: int, world_size: int, mine: str, name: str, patience: timedelta = PATIENCE) -> None:
+def compare(store: Any, rank: int, world_size: int, mine: str, name: str, patience: timedelta) -> None:
     """Raise PatchError on every rank unless all ranks say the same; name the ranks that differ.
 
     Works through the rendezvous store, not a collective: a rank without the set is named instead of waited for.
+    `name` must be new to the store; nothing is left under it.
     """
-    store.set(f"{name}/rank{rank}", mine)
-    if rank == 0:
-        store.set(f"{name}/verdict", _judge(store, world_size, name, patience))
     try:
-        store.wait([f"{name}/verdict"], patience * 2)  # rank 0 may wait once for the others
-    except RuntimeError as error:  # torch's DistStoreError
+        store.set(f"{name}/rank{rank}", mine)
+        if rank == 0:
+            verdict = _judge(store, world_size, name, patience)
+            _tell(store, world_size, name, verdict)
+        else:
+            store.wait([f"{name}/verdict"], patience * 2)  # rank 0 may wait once for the others
+            verdict = store.get(f"{name}/verdict").decode()
+            store.set(f"{name}/read{rank}", "")
+    except dist.DistNetworkError as error:
+        raise PatchError(
+            "the rendezvous store went away while ranks compared their patches; see rank 0's log"
+        ) from error
+    except dist.DistStoreError as error:
         raise PatchError(_describe_missing([0], patience * 2)) from error
-    verdict = store.get(f"{name}/verdict").decode()
     if verdict:
         raise PatchError(verdict)
 
@@ -67,6 +80,17 @@ def _judge(store: Any, world_size: int, name: str, patience: timedelta) -> str:
         f"ranks differ in their patches; give all of them the same megatron-core, the same megatron_mtp_patches and "
         f"the same MEGATRON_MTP_PATCHES:{sets}"
     )
+
+
+def _tell(store: Any, world_size: int, name: str, verdict: str) -> None:
+    """Publish the verdict, and stay until all have read it: rank 0 may hold the store and be about to raise."""
+    store.set(f"{name}/verdict", verdict)
+    others = [rank for rank in range(1, world_size) if store.check([f"{name}/rank{rank}"])]
+    with contextlib.suppress(RuntimeError):  # a rank that has gone reads nothing
+        store.wait([f"{name}/read{rank}" for rank in others], timedelta(seconds=30))
+    with contextlib.suppress(RuntimeError):  # not every kind of store can delete
+        for key in ("verdict", "rank0", *(f"{what}{rank}" for rank in others for what in ("rank", "read"))):
+            store.delete_key(f"{name}/{key}")
 
 
 def _describe_missing(ranks: list[int], patience: timedelta) -> str:

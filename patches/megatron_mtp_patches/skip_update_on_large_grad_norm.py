@@ -11,10 +11,13 @@ Repairs, where native:
     a NaN norm was applied (0.18.2, 0.19.2, main);
     an infinite threshold read the norm on the host each step (0.18.2);
     Megatron-FSDP, a bare DistributedOptimizer, Float16 or FP32 optimizer and MimoOptimizer ignored the threshold;
+    MimoOptimizer lost the NaN of a module, and before 0.19 its ranks could disagree on whether the update was done;
+    gradients were clipped in the attribute that the configuration names, not the one that holds them: precision-aware
+    with fp8 other than delayed scaling was never clipped in MimoOptimizer, nor in Megatron-FSDP before 0.18;
     QK clipping rescaled weights after a skipped step;
     the log line's mean of the MTP losses counted skipped steps in its sum but not in its number.
 Refused at start: a finite threshold together with --optimizer-cuda-graph.
-Changes numbers: only with a finite threshold.
+Changes numbers: with a finite threshold; and in the two precision-aware cases above, which are clipped now.
 """
 
 from math import inf
@@ -57,6 +60,10 @@ PATCH = Patch(
         Replace(
             "megatron.core.models.mimo.optimizer:MimoOptimizer.step",
             "megatron_overrides.core.models.mimo.optimizer:step",
+        ),
+        Replace(
+            "megatron.core.models.mimo.optimizer:MimoOptimizer.get_grad_norm",
+            "megatron_overrides.core.models.mimo.optimizer:get_grad_norm",
         ),
         AddFlag(
             "megatron.training.arguments:add_megatron_arguments",

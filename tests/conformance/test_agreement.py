@@ -107,3 +107,11 @@ def test_two_processes_agree_and_then_differ(tmp_path):
         assert "=disabled" in output.partition("rank 1: ")[2] and "=disabled" not in output.partition("rank 1: ")[0]
     logged = [errors.count("skip-update-on-large-grad-norm=") for _, errors in results]
     assert logged == [1, 0], "rank 0 alone logs the set, once it is agreed on"
+
+
+def test_nothing_is_left_in_the_store():
+    store = dist.HashStore()
+    before = store.num_keys()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda rank: compare(store, rank, 3, "a=add", "check", timedelta(seconds=20)), range(3)))
+    assert store.num_keys() == before

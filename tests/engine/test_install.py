@@ -276,3 +276,34 @@ def test_modules_with_odd_contents_do_not_disturb_rebinding(garden, monkeypatch)
     garden.load()
     garden.applied(WATER, Export("garden:shower", "ours:water"))
     assert garden.load().water(1) == "our 1"
+
+
+def test_a_module_that_a_finder_before_ours_served_is_caught_up_with(garden):
+    engine = garden.engine(garden.patch(WATER))
+    engine.apply("all", "raise")
+    ours = next(finder for finder in sys.meta_path if type(finder).__module__.endswith("engine.watch"))
+    sys.meta_path.remove(ours)  # what a finder that comes before ours, and finds the module, amounts to
+    module = garden.load()
+    assert module.water(1) == "poured 1"
+    engine.catch_up()
+    assert module.water(1) == "our 1"
+    engine.catch_up()
+    engine.revert()
+    assert module.water(1) == "poured 1"
+
+
+def test_a_module_that_is_still_being_imported_waits(garden):
+    garden.write("field.py", "import early\n\ndef corn():\n    return 'corn'\n")
+    garden.write("early.py", "from registry import engine\nengine.apply('all', 'raise')\n")
+    garden.write("ours_too.py", "def corn():\n    return 'our corn'\n")
+    engine = garden.engine(garden.patch(Replace("field:corn", "ours_too:corn")))
+    registry = types.ModuleType("registry")
+    registry.engine = engine
+    sys.modules["registry"] = registry
+    try:
+        field = garden.load("field")
+    finally:
+        del sys.modules["registry"]
+    assert field.corn() == "corn"
+    engine.catch_up()
+    assert field.corn() == "our corn"

@@ -217,6 +217,19 @@ def test_a_module_over_the_threshold_skips_every_module_of_a_mimo_model(make_mim
     assert not torch.equal(param, torch.ones_like(param))
 
 
+@pytest.mark.parametrize("bad_rank", [0, 1])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_module_whose_norm_is_no_number_skips_every_module_whichever_rank_it_is_on(
+    make_mimo, rank, from_all_ranks, bad, bad_rank
+):
+    optimizer, _, param = make_mimo(grad_norm_skip_threshold=50.0)
+    param.main_grad = torch.full_like(param, bad if rank == bad_rank else 0.1)
+    updated, norm, _ = optimizer.step()
+    assert not any(from_all_ranks(updated))
+    assert [repr(one) for one in from_all_ranks(norm)] == [repr(bad)] * dist.get_world_size()
+    assert torch.equal(param, torch.ones_like(param))
+
+
 @pytest.mark.parametrize("method, result", [("prepare_grads", True), ("step_with_ready_grads", False)])
 def test_what_one_module_of_a_mimo_model_reports_all_ranks_know(
     make_mimo, rank, from_all_ranks, monkeypatch, method, result

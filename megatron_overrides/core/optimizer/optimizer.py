@@ -37,7 +37,7 @@ def step_chained(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | 
     measure_groups(self)
     skip = clip_or_skip(self, grad_norm)
     num_zeros = self.count_zeros() if self.config.log_num_zeros_in_grad else None
-    return (False if skip else self.step_with_ready_grads()), grad_norm, num_zeros
+    return finish_step(self, skip), grad_norm, num_zeros
 
 
 @torch.no_grad()
@@ -62,7 +62,7 @@ def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | No
     with _timed(self.config, "optimizer-count-zeros"):
         if self.config.log_num_zeros_in_grad:
             num_zeros = self.count_zeros()
-    return (False if skip else self.step_with_ready_grads()), grad_norm, num_zeros
+    return finish_step(self, skip), grad_norm, num_zeros
 
 
 def measure_groups(optimizer: MegatronOptimizer) -> None:
@@ -101,6 +101,21 @@ def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:
 def get_parameters_of_chain(self: MegatronOptimizer) -> list[torch.nn.Parameter]:
     """ChainedOptimizer.get_parameters, which 0.16.1 lacks: the inherited one wants exactly one child."""
     return [param for child in self.chained_optimizers for param in child.get_parameters()]
+
+
+def finish_step(optimizer: MegatronOptimizer, skip: bool) -> bool:
+    """Update the parameters unless the update is to be skipped; returns whether they were updated."""
+    if not skip:
+        return optimizer.step_with_ready_grads()
+    for leaf in leaves(optimizer):
+        # Megatron-FSDP v2 (main) steps on casted gradients and gives the model its own back only after an update.
+        casted = getattr(leaf, "_casted_grads", [])
+        while casted:
+            param, model_grad = casted.pop()
+            param.grad = None
+            param.grad_dtype = model_grad.dtype
+            param.grad = model_grad
+    return False
 
 
 def leaves(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:

@@ -9,10 +9,10 @@ from typing import Any
 def check_skip_threshold(settings: Any) -> None:
     """Raise ValueError if `settings` (an OptimizerConfig or Megatron's args) cannot skip updates as it asks to."""
     threshold = getattr(settings, "grad_norm_skip_threshold", math.inf)
-    if not threshold > 0.0:
+    if not isinstance(threshold, (int, float)) or not threshold > 0.0:
         raise ValueError(
-            f"--grad-norm-skip-threshold {threshold} would skip every update: give a positive number, or leave the "
-            f"flag out to skip none"
+            f"--grad-norm-skip-threshold {threshold!r} would skip every update or is no number: give a positive "
+            f"number, or leave the flag out to skip none"
         )
     if math.isfinite(threshold) and getattr(settings, "optimizer_cuda_graph", False):
         raise ValueError(

@@ -25,7 +25,7 @@ class Tally:
 
     def watches(self, config: Any) -> bool:
         """Whether a skip threshold is set. Without one nothing is compared, so nothing waits for the GPU."""
-        return math.isfinite(config.grad_norm_skip_threshold)
+        return math.isfinite(getattr(config, "grad_norm_skip_threshold", math.inf))
 
     def skips(self, grad_norm: Any, config: Any) -> bool:
         """Whether `grad_norm` (float or one-element tensor) is too large; if so, count and log it.

@@ -16,13 +16,16 @@ from ..engine import PatchError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = make_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = make_parser().parse_args(words)
     # Each command brings what it needs; `run` must not load more than the script would.
     try:
         if arguments.command == "run":
             from .run import run_script
 
-            run_script(arguments.script, arguments.arguments, arguments.device)
+            # From the words themselves: argparse would take a `--` of the script's for its own.
+            rest = words[words.index(arguments.script, 1) + 1 :]
+            run_script(arguments.script, rest, arguments.device)
             return 0
         if arguments.command == "status":
             from .status import show_status

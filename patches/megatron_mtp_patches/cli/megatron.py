@@ -20,8 +20,8 @@ def import_targets() -> dict[str, str]:
             for module in filter(find_file, _engine.modules):
                 try:
                     importlib.import_module(module)
-                except ImportError as error:
-                    failures[module] = str(error)
+                except Exception as error:  # whatever a broken Megatron raises belongs in the report
+                    failures[module] = f"{type(error).__name__}: {error}"
     finally:
         logging.disable(logging.NOTSET)
     return failures

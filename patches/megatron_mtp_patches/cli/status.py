@@ -34,14 +34,16 @@ def show_status(as_json: bool) -> int:
     else:
         console = Console()
         console.print(f"megatron_mtp_patches {__version__}; {describe_megatron()}", soft_wrap=True, highlight=False)
-        table = Table(Column("patch", no_wrap=True), "state", "upstream", Column("targets", no_wrap=True), "reason")
+        table = Table(*(Column(title, no_wrap=True) for title in ("patch", "state", "upstream", "targets")))
         for report in reports:
             states = list(report.targets.values())
             here = len(states) - states.count("not in this Megatron")
             done = f"{states.count('applied')} of {here}" if "untouched" not in states else "-"
             state = f"[{STYLES.get(report.state, 'dim')}]{report.state}[/]"
-            table.add_row(report.id, state, " ".join(report.upstream), done, report.reason)
+            table.add_row(report.id, state, " ".join(report.upstream), done)
         console.print(table)
+        for report in reports:
+            console.print(f"{report.id}: {report.reason}", soft_wrap=True, highlight=False)
         for module, reason in failures.items():
             console.print(f"could not import {module}: {reason}", style="yellow", soft_wrap=True, highlight=False)
     return int(any(report.state in ("refused", "pending") for report in reports))

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from .declare import Patch
 from .selection import check_policy, select
-from .watch import watch
+from .watch import imported, watch
 
 TYPE_CHECKING = False  # importing typing for the constant would cost a third of what this package may cost
 if TYPE_CHECKING:
@@ -58,11 +58,18 @@ class Engine:
                 self._watching = True
                 watch(self.modules, self._arrived)
             else:
-                for name in sorted(self.modules.keys() & sys.modules.keys()):
+                for name in imported(self.modules):
                     self._arrived(sys.modules[name])
         except BaseException:
             self.revert()
             raise
+
+    def catch_up(self) -> None:
+        """Patch what was imported past the hook: by a finder that somebody put before ours, or while we came."""
+        with self._lock:
+            if self.active:
+                for name in filter(self.installer.has_missed, imported(self.modules)):
+                    self._arrived(sys.modules[name])
 
     def revert(self) -> None:
         """Put every original back, copies made by `from x import y` included, and patch nothing further."""

@@ -52,7 +52,9 @@ class Installer:
     def decision(self, patch: Patch) -> Decision:
         """What is to become of `patch`; read from the source once, so it stays true while modules arrive."""
         if patch.id not in self._decisions:
-            if patch in self.catalog and patch.id not in self.selected:
+            if patch in self.base:
+                self._decisions[patch.id] = Decision(Verdict.ADD, "always")
+            elif patch.id not in self.selected:
                 self._decisions[patch.id] = Decision(Verdict.DISABLED, "left out")
             else:
                 self._decisions[patch.id] = decide(patch, self.table)
@@ -69,6 +71,15 @@ class Installer:
         for patch in (*self.base, *self.catalog):
             if module.__name__ in patch.modules:
                 self._install(patch, module)
+
+    def has_missed(self, module: str) -> bool:
+        """Whether an edit of `module` that should be there is not."""
+        return any(
+            edit.module == module and has_place(edit) and patch.id not in self._installed.get(edit, ())
+            for patch in (*self.base, *self.catalog)
+            if self.decision(patch).installs
+            for edit in patch.edits
+        )
 
     def remove_all(self) -> None:
         for edit in reversed(list(self._installed)):
@@ -108,7 +119,13 @@ class Installer:
                 self._remove(edit)
 
     def _add(self, edit: Edit, module: ModuleType) -> None:
-        if edit in self._installed or not has_place(edit):
+        if edit in self._installed:
+            return
+        if not has_place(edit):
+            if any(edit in patch.edits for patch in self.base):
+                warnings.warn(
+                    f"megatron_mtp_patches: this Megatron has no {edit.target}, on which it relies", stacklevel=2
+                )
             return
         if isinstance(edit, AddField):
             cls = getattr(module, edit.name)

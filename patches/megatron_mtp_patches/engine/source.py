@@ -12,6 +12,8 @@ import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+from .declare import PatchError
+
 _HOOKS = ("wrapt", __name__.partition(".")[0])
 
 
@@ -55,7 +57,10 @@ def parse(module: str, path: list[str] | None = None) -> ast.Module | None:
 
 @functools.lru_cache(maxsize=64)
 def _parse(file: Path, _modified: int) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+    except SyntaxError as error:
+        raise PatchError(f"{file} does not parse: {error}") from error
 
 
 def find_definition(tree: ast.Module, name: str) -> ast.AST | None:

@@ -22,8 +22,14 @@ def watch(names: Iterable[str], callback: Callback) -> None:
     """
     finder = _Finder(frozenset(names), callback)
     sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
-    for name in sorted(finder.names & set(sys.modules)):
+    for name in imported(finder.names):
         callback(sys.modules[name])
+
+
+def imported(names: Iterable[str]) -> list[str]:
+    """Those of `names` whose import has ended."""
+    present = sorted(set(names) & set(sys.modules))
+    return [name for name in present if not getattr(sys.modules[name].__spec__, "_initializing", False)]
 
 
 class _Finder:

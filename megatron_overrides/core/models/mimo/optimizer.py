@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from megatron.core.models.mimo.optimizer import MimoOptimizer
 
-from megatron_overrides.core.optimizer.optimizer import clip_or_skip
+from megatron_overrides.core.optimizer.optimizer import clip_or_skip, finish_step
 from megatron_overrides.core.optimizer.skipped_updates import tally
 
 
@@ -21,9 +23,25 @@ def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
         return False, None, None
     grad_norm = self.get_grad_norm()
     skip = clip_or_skip(self, grad_norm)
-    num_zeros = self.count_zeros() if self.config.log_num_zeros_in_grad else None
-    updated = not skip and self.step_with_ready_grads()
-    return _reduce_flag(updated, torch.distributed.ReduceOp.MIN), grad_norm, num_zeros
+    zeros = self.count_zeros() if self.config.log_num_zeros_in_grad else None
+    return _reduce_flag(finish_step(self, skip), torch.distributed.ReduceOp.MIN), grad_norm, zeros
+
+
+@torch.no_grad()
+def get_grad_norm(self: MimoOptimizer) -> float:
+    """The norm over all modules, the same on every rank. Replaces MimoOptimizer.get_grad_norm.
+
+    A module's norm is known to its own ranks and fetched by the rest with a maximum, in which NaN may lose against
+    the zeros of the others; so it travels as a mark beside the norm.
+    """
+    squares_and_marks = torch.zeros(2, len(self.module_infos), dtype=torch.float32, device="cuda")
+    for index, (_, info) in enumerate(sorted(self.module_infos.items())):
+        if info.is_active and info.optimizer:
+            square = float(info.optimizer.get_grad_norm() or 0.0) ** 2
+            squares_and_marks[:, index] = torch.tensor([0.0, 1.0] if math.isnan(square) else [square, 0.0])
+    torch.distributed.all_reduce(squares_and_marks, op=torch.distributed.ReduceOp.MAX)
+    squares, marks = squares_and_marks
+    return math.nan if marks.any() else torch.sqrt(squares.sum()).item()
 
 
 def _reduce_flag(flag: bool, op: torch.distributed.ReduceOp) -> bool:

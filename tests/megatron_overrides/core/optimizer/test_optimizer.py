@@ -140,6 +140,24 @@ def test_parameters_of_nested_optimizers_are_all_clipped(make_optimizer):
     assert all(torch.allclose(param.grad, torch.ones_like(param)) for param in params)
 
 
+@every_kind
+def test_gradients_that_were_casted_for_the_update_are_given_back_when_it_is_skipped(
+    make_optimizer, give_gradients, kind
+):
+    """As Megatron-FSDP v2 of main keeps them: its next step starts by asserting that none is left."""
+    from megatron_overrides.core.optimizer.optimizer import leaves
+
+    optimizer, params = make_optimizer(kind, grad_norm_skip_threshold=2.0)
+    give_gradients(params, 100.0)
+    leaf = next(leaves(optimizer))
+    param = leaf.get_parameters()[0]
+    own = torch.ones_like(param, dtype=torch.bfloat16)
+    leaf._casted_grads = [(param, own)]
+    assert optimizer.step()[0] is False
+    assert leaf._casted_grads == []
+    assert param.grad is own and param.grad_dtype == torch.bfloat16
+
+
 def test_stubs_are_left_alone(make_optimizer):
     from megatron_overrides.core.optimizer.optimizer import clip_or_skip
 

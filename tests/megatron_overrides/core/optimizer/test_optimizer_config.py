@@ -12,9 +12,9 @@ def test_the_default_is_to_skip_nothing():
     assert "grad_norm_skip_threshold" in {field.name for field in dataclasses.fields(OptimizerConfig)}
 
 
-@pytest.mark.parametrize("threshold", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("threshold", [0.0, -1.0, math.nan, None, "5"])
 def test_a_threshold_that_would_skip_every_update_is_refused(threshold):
-    with pytest.raises(ValueError, match="--grad-norm-skip-threshold .* would skip every update"):
+    with pytest.raises(ValueError, match="--grad-norm-skip-threshold .* would skip every update or is no number"):
         OptimizerConfig(grad_norm_skip_threshold=threshold)
 
 
