@@ -73,3 +73,13 @@ def test_nonsense_is_wrong_usage_and_lists_what_is_known(command, against):
 def test_a_folder_without_megatron_is_wrong_usage(command, tmp_path):
     done = command("drift", "--against", str(tmp_path))
     assert done.returncode == 2 and str(tmp_path) in done.stderr
+
+
+def test_without_a_megatron_there_is_nothing_to_compare(monkeypatch, capsys):
+    from megatron_mtp_patches.cli import drift, main, megatron
+
+    for module in (drift, megatron):
+        monkeypatch.setattr(module, "find_file", lambda name: None)
+    for words in (["drift"], ["drift", "--against", "0.18.2"]):
+        assert main(words) == 1
+        assert "megatron-core is not installed" in capsys.readouterr().err

@@ -9,8 +9,9 @@ from rich.table import Column, Table
 
 from .. import _engine
 from ..catalog import CATALOG
-from ..engine import UsageError
+from ..engine import PatchError, UsageError
 from ..engine.fingerprints import ABSENT, fingerprint, is_checked
+from ..engine.source import find_file
 from .megatron import describe_megatron
 
 
@@ -22,6 +23,8 @@ def show_drift(against: str | None) -> int:
     """
     table = _engine.installer.table
     path, release = None, None
+    if against in (None, *table.releases) and find_file("megatron.core") is None:
+        raise PatchError(describe_megatron())
     if against in table.releases:
         release = against
     elif against is not None:
@@ -40,7 +43,8 @@ def show_drift(against: str | None) -> int:
             releases = table.releases_with(edit.target, print_)
             same = release in releases if release else bool(releases)
             differing += not same
-            text = ("absent, as in " if print_ == ABSENT else "") + (", ".join(releases) or "no known release")
+            known = ", ".join(releases) or "no known release"
+            text = f"absent; so in {known}" if print_ == ABSENT else known
             rows.add_row(edit.target, text if same else f"[red]{text}[/]")
     console = Console(highlight=False)
     what = f"differ from {release}" if release else "are not known"
