@@ -29,7 +29,8 @@ def watch(names: Iterable[str], callback: Callback) -> None:
 def imported(names: Iterable[str]) -> list[str]:
     """Those of `names` whose import has ended."""
     present = sorted(set(names) & set(sys.modules))
-    return [name for name in present if not getattr(sys.modules[name].__spec__, "_initializing", False)]
+    specs = {name: getattr(sys.modules[name], "__spec__", None) for name in present}
+    return [name for name, spec in specs.items() if not getattr(spec, "_initializing", False)]
 
 
 class _Finder:
