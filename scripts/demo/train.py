@@ -11,6 +11,8 @@ import os
 import socket
 from typing import Any
 
+import torch
+
 
 def one_process() -> None:
     """The variables torchrun would set, for a single process."""
@@ -75,3 +77,5 @@ if __name__ == "__main__":
         from core_loop import train_with_core
 
         train_with_core()
+    # Megatron leaves this to the end of the process, where gloo's threads may outlive what they need.
+    torch.distributed.destroy_process_group()

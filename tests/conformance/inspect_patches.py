@@ -53,7 +53,7 @@ def find_owner(edit):
 
 
 def count(edit) -> int | str | None:
-    """How often the edit is in force; None where there is no such target here, 'native' where no Export is needed."""
+    """How often the edit is in force; None: no such target here; "native": no Export or field was needed."""
     from megatron_mtp_patches.engine import AddField, AddFlag, Export, Replace, Wrap
     from megatron_mtp_patches.engine.slots import load
 
@@ -72,12 +72,12 @@ def count(edit) -> int | str | None:
         wrapper = load(edit.wrapper)
         return sum(getattr(layer, "_self_wrapper", None) is wrapper for layer in layers)
     if isinstance(edit, AddField):
-        named = [field.name for field in dataclasses.fields(value)].count(edit.field)
-        if named:
+        fields = [field for field in dataclasses.fields(value) if field.name == edit.field]
+        if fields:
             assert getattr(value(**{edit.field: 0.5}), edit.field) == 0.5
             assert getattr(value(), edit.field) == edit.default
             assert inspect.signature(value).parameters[edit.field].default == edit.default
-        return named
+        return "native" if any("added_in_place" not in field.metadata for field in fields) else len(fields)
     assert isinstance(edit, AddFlag)
     parser = value(argparse.ArgumentParser(conflict_handler="error", allow_abbrev=False))
     action = parser._option_string_actions.get(edit.flag)
