@@ -77,5 +77,4 @@ if __name__ == "__main__":
         from core_loop import train_with_core
 
         train_with_core()
-    # Megatron leaves this to the end of the process, where gloo's threads may outlive what they need.
-    torch.distributed.destroy_process_group()
+    torch.distributed.destroy_process_group()  # which Megatron leaves to the end of the process

@@ -84,6 +84,15 @@ def test_no_device_leaves_torch_alone(script):
     assert launch(script).stdout == "False\n"
 
 
+def test_a_process_group_that_the_script_leaves_open_is_closed(script):
+    script.write_text(
+        "import atexit, torch.distributed as dist; dist.init_process_group('nccl');"
+        "atexit.register(lambda: print('open' if dist.is_initialized() else 'closed'))"
+    )
+    done = launch(script, [], "cpu")
+    assert done.stdout == "closed\n", done.stderr
+
+
 def test_the_scripts_exit_code_stands(script):
     script.write_text("import sys; sys.exit(7)")
     assert launch(script).returncode == 7

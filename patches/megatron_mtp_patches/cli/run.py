@@ -25,6 +25,10 @@ def run_script(script: str, arguments: list[str], device: str | None) -> None:
         # the script's own directory replaces ours: a Megatron checkout beside pretrain_gpt.py shadows a wheel
         sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")
+    if device == "cpu":
+        from .. import rehearsal
+
+        rehearsal.close()
 
 
 def _choose_device(device: str | None) -> None:

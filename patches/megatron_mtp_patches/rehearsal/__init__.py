@@ -50,6 +50,13 @@ def install(*, megatron_flags: bool = True) -> None:
     _done = True
 
 
+def close() -> None:
+    """Close the process group of a script that has ended well: gloo's threads must not outlive what they use."""
+    distributed = sys.modules["torch"].distributed
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 def _be_the_only_rank() -> None:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
