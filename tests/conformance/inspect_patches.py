@@ -18,6 +18,8 @@ import warnings
 from types import ModuleType
 
 MISSING = "missing"
+# What a configuration cannot be made without.
+NEEDED = {"num_layers", "hidden_size", "num_attention_heads"}
 
 # Modules of a user who takes Megatron's names by value, before the patches come.
 BY_NAME = {
@@ -74,8 +76,9 @@ def count(edit) -> int | str | None:
     if isinstance(edit, AddField):
         fields = [field for field in dataclasses.fields(value) if field.name == edit.field]
         if fields:
-            assert getattr(value(**{edit.field: 0.5}), edit.field) == 0.5
-            assert getattr(value(), edit.field) == edit.default
+            needed = dict.fromkeys(NEEDED.intersection(inspect.signature(value).parameters), 1)
+            assert getattr(value(**needed, **{edit.field: 0.5}), edit.field) == 0.5
+            assert getattr(value(**needed), edit.field) == edit.default
             assert inspect.signature(value).parameters[edit.field].default == edit.default
         return "native" if any("added_in_place" not in field.metadata for field in fields) else len(fields)
     assert isinstance(edit, AddFlag)
@@ -86,6 +89,10 @@ def count(edit) -> int | str | None:
     return sum(edit.flag in action.option_strings for action in parser._actions)
 
 
+def name_added(edit) -> list[str]:
+    return [getattr(edit, kind) for kind in ("field", "flag") if hasattr(edit, kind)]
+
+
 def describe() -> dict:
     """State, and how often each edit is in force, of every patch."""
     import megatron_mtp_patches
@@ -93,7 +100,7 @@ def describe() -> dict:
     reports = {report.id: report for report in megatron_mtp_patches.status()}
     found = {}
     for patch in declared():
-        edits = [f"{type(edit).__name__} {edit.target}" for edit in patch.edits]
+        edits = [" ".join([type(edit).__name__, edit.target, *name_added(edit)]) for edit in patch.edits]
         report = reports.get(patch.id)
         found[patch.id] = {
             "state": report and report.state,
@@ -131,7 +138,8 @@ def differences(before: list[tuple], after: list[tuple]) -> list[str]:
         f"{getattr(owner, '__name__', 'fields')}.{name}"
         for (owner, old), (_, new) in zip(before, after, strict=True)
         for name in old.keys() | new.keys()
-        if old.get(name, MISSING) is not new.get(name, MISSING) and not name.startswith("__abstractmethods")
+        if old.get(name, MISSING) is not new.get(name, MISSING)
+        and name not in ("__abstractmethods__", "__warningregistry__")
     ]
 
 

@@ -13,11 +13,3 @@ def one_rank():
     parallel_state.initialize_model_parallel()
     yield
     torch.distributed.destroy_process_group()
-
-
-@pytest.fixture
-def upstream():
-    """upstream("module:Class.method") is the function that a patch has replaced or wrapped."""
-    import megatron_mtp_patches
-
-    return lambda target: megatron_mtp_patches._engine.installer.original(target)

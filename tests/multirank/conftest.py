@@ -82,14 +82,6 @@ def count_collectives(monkeypatch):
 
 
 @pytest.fixture
-def upstream():
-    """upstream("module:Class.method") is the function that a patch has replaced or wrapped."""
-    import megatron_mtp_patches
-
-    return lambda target: megatron_mtp_patches._engine.installer.original(target)
-
-
-@pytest.fixture
 def fill_gradients():
     """fill_gradients(model, value): every gradient element of a DDP model, as after backward and its reduction."""
 

@@ -33,21 +33,22 @@ def show_drift(against: str | None) -> int:
                 f"{against!r} is neither a folder with megatron/core in it nor one of {', '.join(table.releases)}"
             )
         path = [against]
-    differing = 0
+    differing = set()
     rows = Table(Column("target", overflow="fold"), "source as in")
     for patch in CATALOG:
         rows.add_section()
         rows.add_row(f"[bold]{patch.id}[/]")
-        for edit in filter(is_checked, patch.edits):
+        for edit in {edit.target: edit for edit in patch.edits if is_checked(edit)}.values():
             print_ = fingerprint(edit, path)
             releases = table.releases_with(edit.target, print_)
             same = release in releases if release else bool(releases)
-            differing += not same
+            if not same:
+                differing.add(edit.target)
             known = ", ".join(releases) or "no known release"
             text = f"absent; so in {known}" if print_ == ABSENT else known
             rows.add_row(edit.target, text if same else f"[red]{text}[/]")
     console = Console(highlight=False)
     what = f"differ from {release}" if release else "are not known"
-    console.print(f"{against if path else describe_megatron()}: {differing} targets {what}", soft_wrap=True)
+    console.print(f"{against if path else describe_megatron()}: {len(differing)} targets {what}", soft_wrap=True)
     console.print(rows)
-    return int(differing > 0)
+    return int(bool(differing))

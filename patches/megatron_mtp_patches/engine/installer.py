@@ -14,6 +14,8 @@ from .fields import FieldSlot
 from .fingerprints import Table, fingerprint, has_place, is_checked
 from .slots import Slot
 
+NO_PLACE = "not in this Megatron"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -142,15 +144,14 @@ class Installer:
         elif edit.target in self._slots and edit in self._slots[edit.target].edits:
             self._slots[edit.target].remove(edit)
 
-    def original(self, target: str) -> object:
-        """What Megatron itself has at `target`, whatever stands there now."""
-        return self._slots[target].original
-
     # -- telling ------------------------------------------------------------------------------------------------
 
     def report(self, patch: Patch) -> Report:
         decision = self.decision(patch)
-        targets = {edit.target: self._target_state(patch, edit) for edit in patch.edits}
+        targets: dict[str, str] = {}
+        for edit in patch.edits:
+            if targets.get(edit.target, NO_PLACE) == NO_PLACE:  # of an Export and a Replace, one has its place
+                targets[edit.target] = self._target_state(patch, edit)
         state, reason = decision.verdict.value, decision.reason
         if decision.installs and "applied" in targets.values():
             state = "repaired" if decision.verdict is Verdict.REPAIR else "applied"
@@ -162,7 +163,7 @@ class Installer:
         if not self.decision(patch).installs:
             return "untouched"
         if not has_place(edit):
-            return "not in this Megatron"
+            return NO_PLACE
         return "applied" if patch.id in self._installed.get(edit, ()) else "pending"
 
     def record(self) -> str:

@@ -55,7 +55,9 @@ class Slot:
         if isinstance(edit, Replace) and others:
             overrides = f"{others[0].override} and by {edit.override}"
             raise PatchError(f"{edit.target} is replaced by {overrides}; one override must serve both")
-        stranger = None if self.edits else find_stranger(self.original, self.module, deep=isinstance(edit, Replace))
+        if isinstance(edit, Export) or any(not isinstance(other, Export) for other in self.edits):
+            return  # an Export leaves alone what it finds; the others were looked at with the first of them
+        stranger = find_stranger(self.original, self.module, deep=isinstance(edit, Replace))
         if stranger and not (isinstance(edit, Wrap) and edit.any_source):
             raise PatchError(
                 f"{edit.target} was already changed by {stranger}. Import megatron_mtp_patches before it, or leave "
@@ -160,6 +162,6 @@ def _add_flag(edit: AddFlag, wrapped: Any, instance: Any, args: Any, kwargs: Any
 
 
 def load(path: str) -> Any:
-    """The object that `package.module:name` names."""
+    """The object that `package.module:Qualified.name` names."""
     module, _, name = path.partition(":")
-    return inspect.getattr_static(importlib.import_module(module), name)
+    return functools.reduce(inspect.getattr_static, name.split("."), importlib.import_module(module))
