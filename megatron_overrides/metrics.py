@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
-    """`label` is for the log line, `tag` for TensorBoard and W&B."""
+    """`label` is for the log line; `tag` for TensorBoard and W&B, None if they have the number from elsewhere.
+
+    `value` is a number or a one-element tensor, which stays on its device until somebody looks.
+    """
 
     label: str
-    tag: str
-    value: float | int
+    value: Any
+    tag: str | None
 
     @property
     def text(self) -> str:
-        value = f"{self.value:3d}" if isinstance(self.value, int) else f"{self.value:.3f}"
+        value = f"{self.value:3d}" if isinstance(self.value, int) else f"{float(self.value):.3f}"
         return f" {self.label}: {value} |"
 
 
 _shown: dict[str, Metric] = {}
 
 
-def show(label: str, tag: str, value: float | int) -> None:
+def show(label: str, value: Any, tag: str | None = None) -> None:
     """Show `value` from now on, until it is shown with another value."""
-    _shown[tag] = Metric(label, tag, value)
+    _shown[label] = Metric(label, value, tag)
 
 
 def shown() -> list[Metric]:

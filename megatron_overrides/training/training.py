@@ -10,27 +10,30 @@ from megatron.training.global_vars import get_args, get_tensorboard_writer, get_
 
 from megatron_overrides import metrics
 
-_to_append: ContextVar[str] = ContextVar("text for the end of the log line", default="")
+_is_logging: ContextVar[bool] = ContextVar("training_log is at work", default=False)
 
 
 def log_metrics(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
     """Wraps training_log, which builds its line in a local variable and prints it with print_rank_last."""
     iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("iteration")
-    token = _to_append.set("".join(metric.text for metric in metrics.shown()))
+    token = _is_logging.set(True)
     try:
         result = wrapped(*args, **kwargs)
     finally:
-        _to_append.reset(token)
+        _is_logging.reset(token)
     writer, wandb = get_tensorboard_writer(), get_wandb_writer()
     if writer and iteration is not None and iteration % get_args().tensorboard_log_interval == 0:
         for metric in metrics.shown():
-            writer.add_scalar(metric.tag, metric.value, iteration)
-            if wandb:
-                wandb.log({metric.tag: metric.value}, iteration)
+            if metric.tag:
+                writer.add_scalar(metric.tag, float(metric.value), iteration)
+                if wandb:
+                    wandb.log({metric.tag: float(metric.value)}, iteration)
     return result
 
 
 def append_to_log_line(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
     """Wraps print_rank_last: the one line that training_log prints gets our metrics at its end."""
     message, *rest = args
-    return wrapped(f"{message}{_to_append.get()}", *rest, **kwargs)
+    if _is_logging.get():
+        message += "".join(metric.text for metric in metrics.shown())
+    return wrapped(message, *rest, **kwargs)

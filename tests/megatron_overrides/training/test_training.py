@@ -29,7 +29,7 @@ def log(monkeypatch):
     monkeypatch.setattr(ours, "get_tensorboard_writer", lambda: tensorboard)
     monkeypatch.setattr(ours, "get_wandb_writer", lambda: wandb)
     monkeypatch.setattr(metrics, "_shown", {})
-    metrics.show("heads", "heads-tag", 3)
+    metrics.show("heads", 3, "heads-tag")
 
     def print_line(message):
         ours.append_to_log_line(lambda message: lines.append(message), None, (message,), {})
