@@ -1,14 +1,25 @@
 """The patches, in the order in which they apply: the table of contents."""
 
-from . import scale_mtp_loss_separately, skip_update_on_large_grad_norm, tag_mtp_stage_embedding
+from . import (
+    clip_mtp_grads_separately,
+    derive_mtp_labels,
+    detach_mtp_heads,
+    mtp_acceptance_rate,
+    scale_mtp_loss_separately,
+    skip_update_on_large_grad_norm,
+    tag_mtp_stage_embedding,
+)
 from .engine import Patch, Wrap
 
 CATALOG = (
     skip_update_on_large_grad_norm.PATCH,
     scale_mtp_loss_separately.PATCH,
+    derive_mtp_labels.PATCH,
+    mtp_acceptance_rate.PATCH,
+    detach_mtp_heads.PATCH,
+    clip_mtp_grads_separately.PATCH,
     tag_mtp_stage_embedding.PATCH,
 )
-
 # Not a patch that a user picks: what the set needs to keep its own promises, in whatever release.
 BASE = (
     Patch(

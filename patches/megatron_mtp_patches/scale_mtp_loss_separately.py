@@ -13,6 +13,7 @@ Changes numbers: only with `mtp_grad_scale_func` set. It replaces `grad_scale_fu
 from collections.abc import Callable
 
 from .engine import AddField, Export, Patch, Probe, PullRequest, Wrap
+from .shared_edits import DEFAULT_IN_YAML
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _OVERRIDES = "megatron_overrides.core.pipeline_parallel.schedules"
@@ -37,10 +38,6 @@ PATCH = Patch(
             "megatron_overrides.training.argument_utils:leave_out_functions",
             any_source=True,
         ),
-        Wrap(
-            "megatron.training.yaml_arguments:core_config_from_args",
-            "megatron_overrides.training.yaml_arguments:default_added_fields",
-            any_source=True,
-        ),
+        DEFAULT_IN_YAML,
     ),
 )

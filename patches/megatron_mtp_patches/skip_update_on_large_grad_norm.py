@@ -22,49 +22,19 @@ Changes numbers: with a finite threshold; and in the two precision-aware cases a
 
 from math import inf
 
-from .engine import AddField, AddFlag, Export, Patch, Probe, PullRequest, Replace, Wrap
+from .engine import AddField, AddFlag, Patch, Probe, PullRequest, Wrap
+from .shared_edits import CHECK_SETTINGS, MTP, MTP_OVERRIDES, OPTIMIZER_CONFIG, OPTIMIZER_STEP, SHOW_METRICS
 
-_OPTIMIZER = "megatron.core.optimizer.optimizer"
-_CONFIG = "megatron.core.optimizer.optimizer_config:OptimizerConfig"
 _HELP = "Skip the update of a step whose gradient norm, before clipping, is larger than this or NaN."
 
 PATCH = Patch(
     id="skip-update-on-large-grad-norm",
     doc=__doc__,
     upstream=(PullRequest(3460, native_since="0.18.0"),),
-    probe=Probe(f"{_CONFIG}.grad_norm_skip_threshold"),
+    probe=Probe(f"{OPTIMIZER_CONFIG}.grad_norm_skip_threshold"),
     repairs=True,
     edits=(
-        AddField(_CONFIG, field="grad_norm_skip_threshold", type=float, default=inf, doc=_HELP),
-        Wrap(
-            f"{_CONFIG}.__post_init__",
-            "megatron_overrides.core.optimizer.optimizer_config:check_after_init",
-            any_source=True,
-        ),
-        Replace(f"{_OPTIMIZER}:ChainedOptimizer.step", "megatron_overrides.core.optimizer.optimizer:step_chained"),
-        Replace(f"{_OPTIMIZER}:MixedPrecisionOptimizer.step", "megatron_overrides.core.optimizer.optimizer:step_alone"),
-        Replace(f"{_OPTIMIZER}:FP32Optimizer.step", "megatron_overrides.core.optimizer.optimizer:step_alone"),
-        Export(
-            f"{_OPTIMIZER}:ChainedOptimizer.get_parameters",
-            "megatron_overrides.core.optimizer.optimizer:get_parameters_of_chain",
-        ),
-        Wrap(
-            "megatron.core.optimizer.qk_clip:clip_qk",
-            "megatron_overrides.core.optimizer.qk_clip:clip_after_update",
-        ),
-        Wrap(
-            "megatron.core.transformer.multi_token_prediction:MTPLossLoggingHelper.track_mtp_metrics",
-            "megatron_overrides.core.transformer.multi_token_prediction:leave_out_skipped_step",
-            any_source=True,
-        ),
-        Replace(
-            "megatron.core.models.mimo.optimizer:MimoOptimizer.step",
-            "megatron_overrides.core.models.mimo.optimizer:step",
-        ),
-        Replace(
-            "megatron.core.models.mimo.optimizer:MimoOptimizer.get_grad_norm",
-            "megatron_overrides.core.models.mimo.optimizer:get_grad_norm",
-        ),
+        AddField(OPTIMIZER_CONFIG, field="grad_norm_skip_threshold", type=float, default=inf, doc=_HELP),
         AddFlag(
             "megatron.training.arguments:add_megatron_arguments",
             flag="--grad-norm-skip-threshold",
@@ -72,20 +42,17 @@ PATCH = Patch(
             default=inf,
             help=_HELP,
         ),
+        *CHECK_SETTINGS,
+        *OPTIMIZER_STEP,
         Wrap(
-            "megatron.training.arguments:validate_args",
-            "megatron_overrides.training.arguments:check_arguments",
-            any_source=True,
+            "megatron.core.optimizer.qk_clip:clip_qk",
+            "megatron_overrides.core.optimizer.qk_clip:clip_after_update",
         ),
         Wrap(
-            "megatron.training.training:training_log",
-            "megatron_overrides.training.training:log_metrics",
+            f"{MTP}:MTPLossLoggingHelper.track_mtp_metrics",
+            f"{MTP_OVERRIDES}.skipped_steps:leave_out_skipped_step",
             any_source=True,
         ),
-        Wrap(
-            "megatron.training.training:print_rank_last",
-            "megatron_overrides.training.training:append_to_log_line",
-            any_source=True,
-        ),
+        *SHOW_METRICS,
     ),
 )

@@ -1,0 +1,80 @@
+"""Keep the gradient of the MTP loss in the MTP heads: `config.mtp_detach_heads`.
+
+NVIDIA/Megatron-LM#3456. Three roads lead out of the heads: the trunk's hidden states, the shared embedding (both here)
+and the output layer (detached_output.py). Deeper heads still train the ones before them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_TAKES_TRUNK = "_takes_hidden_states_of_trunk"
+
+
+def detach_block(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """Wraps MultiTokenPredictionBlock.forward: what its first layer gets next comes from the trunk."""
+    if instance.config.mtp_detach_heads:
+        setattr(instance.layers[0], _TAKES_TRUNK, True)
+    return wrapped(*args, **kwargs)
+
+
+def detach_scheduled_layer(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+    """Wraps build_mtp_layer_callables(layer), whose nodes (1F1B overlap of experts) never call the block.
+
+    Upstream detaches in the block alone, so that with --overlap-moe-expert-parallel-comm the MTP loss trains the trunk.
+    """
+    (first, *others), backward = wrapped(*args, **kwargs)
+    layer = inspect.signature(wrapped).bind(*args, **kwargs).arguments["layer"]
+
+    def forward(node: Any, hidden_states: torch.Tensor) -> Any:
+        if layer.config.mtp_detach_heads and node.is_first_layer:
+            setattr(layer, _TAKES_TRUNK, True)
+        return first(node, hidden_states)
+
+    return [forward, *others], backward
+
+
+def detach_inputs(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> tuple:
+    """Wraps MultiTokenPredictionLayer._get_embeddings, which returns (..., embedded tokens, hidden states)."""
+    if not instance.config.mtp_detach_heads:
+        return wrapped(*args, **kwargs)
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    takes_trunk = vars(instance).pop(_TAKES_TRUNK, False)
+    if takes_trunk:
+        call.arguments["hidden_states"] = call.arguments["hidden_states"].detach()
+    *rest, embedded, hidden_states = wrapped(*call.args, **call.kwargs)
+    embedded = embedded.detach()
+    if takes_trunk and instance.config.pipeline_model_parallel_size > 1:
+        embedded = _report_zero_gradient(embedded, call.arguments["embedding"])
+    if not hidden_states.requires_grad:
+        # Activation recomputation gives gradients to parameters only if one of its inputs asks for one.
+        hidden_states.requires_grad_(True)
+    return (*rest, embedded, hidden_states)
+
+
+def _report_zero_gradient(embedded: torch.Tensor, embedding: Callable) -> torch.Tensor:
+    """Give the MTP stage's copy of the embedding a gradient, of zero.
+
+    The copy must keep asking for one, because the gradient of the first stage is added to it. But DDP with
+    --overlap-grad-reduce and without the distributed optimizer asserts, after the first step, that each parameter of a
+    bucket has reported one.
+    """
+    parameters = [p for p in embedding.parameters() if p.requires_grad] if hasattr(embedding, "parameters") else []
+    return _ZeroGradient.apply(embedded, *parameters)  # type: ignore[no-any-return]
+
+
+class _ZeroGradient(torch.autograd.Function):
+    """The identity of its first argument; the others get a gradient of zero."""
+
+    @staticmethod
+    def forward(ctx: Any, embedded: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*parameters)
+        return embedded.view_as(embedded)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
+        return (None, *map(torch.zeros_like, ctx.saved_tensors))

@@ -1,0 +1,127 @@
+"""The loss of the MTP heads, one body for all releases.
+
+NVIDIA/Megatron-LM#3457 (labels from the tokens), #3458 (acceptance counts), #3456 (detached output weight). Upstream
+has the loss inside GPTModel in 0.16.1 and as `process_mtp_loss` from 0.17 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer import multi_token_prediction as mtp
+
+from megatron_overrides.core.transformer.multi_token_prediction import forward_pass
+from megatron_overrides.core.transformer.multi_token_prediction.detached_output import call_detached
+
+
+def process_mtp_loss(
+    hidden_states: torch.Tensor,
+    labels: torch.Tensor | None,
+    loss_mask: torch.Tensor | None,
+    output_layer: Callable,
+    output_weight: torch.Tensor | None,
+    runtime_gather_output: bool | None,
+    is_training: bool,
+    compute_language_model_loss: Callable,
+    config: Any,
+    *,
+    cp_group: Any = None,
+    tp_group: Any = None,
+    packed_seq_params: Any = None,
+    scale_logits_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    input_ids: torch.Tensor | None = None,
+    rescale_per_token: bool = True,
+) -> torch.Tensor:
+    """Attach the losses of all MTP heads to the hidden states of the trunk.
+
+    Args:
+        hidden_states: [(1 + D) s, b, h], the trunk's followed by those of D = `config.mtp_num_layers` heads.
+        labels: [b, s] int64; None (RL) derives them from `input_ids`.
+        loss_mask: [b, s], 1 where a position counts; aligned with `labels`, or with `input_ids` where the labels are
+            derived from them. None counts every position.
+        output_layer: called (hidden [s, b, h], weight=, runtime_gather_output=), returns (logits [s, b, v], bias).
+        output_weight: the tied embedding, or None if the output layer has a weight of its own.
+        is_training: whether to log the losses and the acceptance.
+        compute_language_model_loss: (labels [b, s], logits [s, b, v]) -> loss [b, s]. It may overwrite the logits.
+        input_ids: [b, s] int64, the tokens that the trunk has seen.
+        rescale_per_token: with `config.calculate_per_token_loss`, weigh a head's tokens as the trunk's are weighed
+            (from 0.17 on) or not at all (0.16.1).
+
+    Returns:
+        The trunk's hidden states, [s, b, h]; backward through them trains the heads too.
+    """
+    if forward_pass.current().is_idle:
+        return hidden_states
+    trunk, *heads = torch.chunk(hidden_states, 1 + config.mtp_num_layers, dim=0)
+    input_ids = forward_pass.current().input_ids if input_ids is None else input_ids
+    if not torch.is_grad_enabled() or (labels is None and input_ids is None):
+        return trunk
+
+    def roll(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return mtp.roll_tensor(tensor, shifts=-1, dims=-1, cp_group=cp_group, packed_seq_params=packed_seq_params)
+
+    targets, mask = (input_ids if labels is None else labels), loss_mask
+    if mask is None:
+        mask = torch.ones_like(targets)
+    if labels is None:
+        # Label i is token i + 1; the last position of a sequence has none, and the mask says so.
+        (targets, _), (mask, _) = roll(targets), roll(mask)
+    trunk_tokens = mask.sum()
+
+    call_output_layer = call_detached if getattr(config, "mtp_detach_heads", False) else _call
+    for depth, head in enumerate(heads):
+        (targets, _), (mask, tokens) = roll(targets), roll(mask)
+        safe_tokens = tokens.clamp(min=1)
+        logits, _ = call_output_layer(
+            output_layer, head, weight=output_weight, runtime_gather_output=runtime_gather_output
+        )
+        if scale_logits_fn is not None:
+            logits = scale_logits_fn(logits)
+        # Before the loss: TransformerEngine's fused cross entropy leaves the gradient where the logits were.
+        counts = _count(logits, targets, mask, output_layer, runtime_gather_output, tp_group, config, is_training)
+        loss = mask * compute_language_model_loss(targets, logits)
+        if is_training:
+            _log(torch.sum(loss) * (tokens > 0).to(loss.dtype) / safe_tokens, counts, depth, config.mtp_num_layers)
+        loss = config.mtp_loss_scaling_factor / config.mtp_num_layers * loss
+        if not config.calculate_per_token_loss:
+            loss = loss / safe_tokens
+        elif rescale_per_token:
+            # finalize_model_grads divides by the tokens of the trunk, of which a head predicts fewer.
+            loss = loss * (trunk_tokens / safe_tokens)
+        trunk = mtp.MTPLossAutoScaler.apply(trunk, loss)
+    return trunk
+
+
+def _call(output_layer: Callable, hidden: torch.Tensor, **arguments: Any) -> Any:
+    return output_layer(hidden, **arguments)
+
+
+def _count(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    mask: torch.Tensor,
+    output_layer: Callable,
+    runtime_gather_output: bool | None,
+    tp_group: Any,
+    config: Any,
+    is_training: bool,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """(correct, total) predictions of one head, where they are wanted in this step."""
+    if not is_training or not hasattr(mtp, "_compute_mtp_acceptance_counts"):
+        return None
+    interval = getattr(config, "mtp_acceptance_interval", 1)
+    if not interval or mtp.MTPLossLoggingHelper.tracker.get("steps", 0) % interval:
+        return None
+    return mtp._compute_mtp_acceptance_counts(logits, targets, mask, output_layer, runtime_gather_output, tp_group)
+
+
+def _log(loss: torch.Tensor, counts: tuple[torch.Tensor, torch.Tensor] | None, depth: int, num_depths: int) -> None:
+    helper = mtp.MTPLossLoggingHelper
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    if hasattr(helper, "save_metrics_to_tracker"):
+        helper.save_metrics_to_tracker(loss, *(counts or (None, None)), depth, num_depths, avg_group=group)
+    else:
+        helper.save_loss_to_tracker(loss, depth, num_depths, avg_group=group)

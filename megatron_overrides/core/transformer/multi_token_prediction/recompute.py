@@ -1,0 +1,34 @@
+"""Full activation recomputation of an MTP layer with a padding mask, which 0.18 cannot do."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+def accept_padding_mask(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+    """Wraps MultiTokenPredictionLayer._checkpointed_forward.
+
+    0.18 calls it with a `padding_mask` that it does not take: TypeError for every MTP model with full recompute. The
+    change that mends it upstream came with NVIDIA/Megatron-LM#3457.
+    """
+    parameters = inspect.signature(wrapped).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if "padding_mask" not in kwargs or "padding_mask" in parameters or takes_all:
+        return wrapped(*args, **kwargs)
+    layer = _LayerWithPaddingMask(instance, kwargs.pop("padding_mask"))
+    return wrapped.__func__(layer, *args, **kwargs)
+
+
+class _LayerWithPaddingMask:
+    """The layer, to a method that would forget the mask: now, and again when backward recomputes."""
+
+    def __init__(self, layer: Any, padding_mask: Any) -> None:
+        self._layer = layer
+        self._padding_mask = padding_mask
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def _proj_and_transformer_layer(self, **kwargs: Any) -> Any:
+        return self._layer._proj_and_transformer_layer(padding_mask=self._padding_mask, **kwargs)

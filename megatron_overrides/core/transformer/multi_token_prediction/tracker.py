@@ -1,0 +1,159 @@
+"""Between two lines of the log: MTP losses and acceptance counts, added up on the device, reduced once a step.
+
+NVIDIA/Megatron-LM#3458: MTPLossLoggingHelper of 0.19. The names that older releases have go on working, and so does
+their key "values" for the losses. Upstream counts in float32, which stops counting at 2**24.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.transformer import multi_token_prediction as mtp
+
+from megatron_overrides import metrics
+
+_COUNTS = ("correct_values", "total_values")
+_GROUPS = ("reduce_group", "avg_group")
+
+
+class MTPLossLoggingHelper:
+    """The methods that take the place of those of Megatron's class; the state is Megatron's, `tracker`."""
+
+    @staticmethod
+    def save_metrics_to_tracker(
+        loss: torch.Tensor,
+        correct: torch.Tensor | None,
+        total: torch.Tensor | None,
+        layer_number: int | None,
+        num_layers: int,
+        reduce_group: Any = None,
+        avg_group: Any = None,
+    ) -> None:
+        """Add one microbatch of one MTP depth.
+
+        Args:
+            loss: scalar, the mean over the tokens of this rank.
+            correct, total: scalars, the predictions that were right and all of them; None where they were not counted.
+            layer_number: depth, from 0; None adds nothing.
+            reduce_group, avg_group: sum over the one, mean of the losses and sum of the counts over the other.
+        """
+        if layer_number is None:
+            return
+        tracker = mtp.MTPLossLoggingHelper.tracker
+        if "loss_values" not in tracker:
+            device = torch.cuda.current_device()
+            tracker["loss_values"] = tracker["values"] = torch.zeros(num_layers, device=device)
+            for key in _COUNTS:
+                tracker[key] = torch.zeros(num_layers, dtype=torch.int64, device=device)
+        tracker["loss_values"][layer_number] += loss.detach()
+        if correct is not None and total is not None:
+            tracker["correct_values"][layer_number] += correct.detach().to(torch.int64)
+            tracker["total_values"][layer_number] += total.detach().to(torch.int64)
+        tracker["reduce_group"] = reduce_group
+        tracker["avg_group"] = avg_group
+        # A replayed CUDA graph adds to the sums without coming here: what the capture has left behind goes on holding.
+        tracker["last_groups"] = (reduce_group, avg_group)
+        tracker["counted"] = correct is not None
+
+    @staticmethod
+    def clean_metrics_in_tracker() -> None:
+        """Start anew; the cumulative counts stay."""
+        tracker = mtp.MTPLossLoggingHelper.tracker
+        for key in ("loss_values", *_COUNTS):
+            if key in tracker:
+                tracker[key].zero_()
+        for key in _GROUPS:
+            tracker[key] = None
+
+    @staticmethod
+    def reduce_metrics_in_tracker() -> None:
+        """Reduce the losses and the counts over the ranks; each group once for the losses, once for the counts."""
+        tracker = mtp.MTPLossLoggingHelper.tracker
+        if "loss_values" not in tracker:
+            return
+        sum_group, mean_group = (tracker.get(key) for key in _GROUPS)
+        if sum_group is None and mean_group is None:
+            sum_group, mean_group = tracker.get("last_groups", (None, None))
+        counts = torch.stack([tracker[key] for key in _COUNTS])
+        for group, op in ((sum_group, torch.distributed.ReduceOp.SUM), (mean_group, torch.distributed.ReduceOp.AVG)):
+            if group is not None:
+                torch.distributed.all_reduce(tracker["loss_values"], group=group, op=op)
+                if tracker.get("counted"):
+                    torch.distributed.all_reduce(counts, group=group)
+        for key, values in zip(_COUNTS, counts, strict=True):
+            tracker[key].copy_(values)
+
+    @staticmethod
+    def track_mtp_metrics(
+        loss_scale: float | torch.Tensor,
+        iteration: int,
+        writer: Any,
+        wandb_writer: Any = None,
+        total_loss_dict: dict | None = None,
+    ) -> None:
+        """Report what was saved since the last call, and start anew.
+
+        Args:
+            loss_scale: one over the number of microbatches.
+            writer, wandb_writer: get `mtp_N loss` and, in percent, `mtp_N_acceptance_rate` (of this step) and
+                `mtp_N_cumulative_acceptance_rate` (since this process began).
+            total_loss_dict: `mtp_N loss` is added to it; Megatron prints its means.
+        """
+        helper = mtp.MTPLossLoggingHelper
+        helper.reduce_metrics_in_tracker()
+        tracker = helper.tracker
+        if "loss_values" not in tracker:
+            return
+        losses = tracker["loss_values"] * loss_scale
+        scalars = {f"mtp_{depth} loss": loss for depth, loss in enumerate(losses, start=1)}
+        if total_loss_dict is not None:
+            for name, loss in scalars.items():
+                total_loss_dict[name] = total_loss_dict.get(name, torch.zeros_like(loss)) + loss
+        if tracker.get("counted"):
+            scalars.update(_acceptance_rates(tracker))
+        for name, value in scalars.items():
+            if writer is not None:
+                writer.add_scalar(name, value, iteration)
+            if wandb_writer is not None:
+                wandb_writer.log({name: value}, iteration)
+        tracker["steps"] = tracker.get("steps", 0) + 1
+        helper.clean_metrics_in_tracker()
+
+    @staticmethod
+    def save_loss_to_tracker(
+        loss: torch.Tensor,
+        layer_number: int | None,
+        num_layers: int,
+        reduce_group: Any = None,
+        avg_group: Any = None,
+    ) -> None:
+        """As up to 0.18: a loss, nothing counted."""
+        mtp.MTPLossLoggingHelper.save_metrics_to_tracker(
+            loss, None, None, layer_number, num_layers, reduce_group=reduce_group, avg_group=avg_group
+        )
+
+    @staticmethod
+    def clean_loss_in_tracker() -> None:
+        """As up to 0.18."""
+        mtp.MTPLossLoggingHelper.clean_metrics_in_tracker()
+
+    @staticmethod
+    def reduce_loss_in_tracker() -> None:
+        """As up to 0.18."""
+        mtp.MTPLossLoggingHelper.reduce_metrics_in_tracker()
+
+
+def _acceptance_rates(tracker: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The rates by name, in percent; on the device until somebody prints them."""
+    rates = {}
+    step = torch.stack([tracker[key] for key in _COUNTS])
+    everything = tracker.get("cumulative_counts")
+    if everything is None or everything.shape != step.shape:
+        everything = torch.zeros_like(step)
+    tracker["cumulative_counts"] = everything = everything + step
+    for word, label, (correct, total) in (("", "", step), ("cumulative_", " so far", everything)):
+        for depth, rate in enumerate((100.0 * correct.double() / total.clamp(min=1)).float(), start=1):
+            rates[f"mtp_{depth}_{word}acceptance_rate"] = rate
+            metrics.show(f"mtp_{depth} acceptance %{label}", rate)
+    return rates

@@ -1,0 +1,114 @@
+"""Clip the gradients of the MTP heads by a norm of their own.
+
+Upstream: NVIDIA/Megatron-LM#4116, native since 0.19.0.
+Without it: one norm for all. Gradients of the heads, of another size than the trunk's, decide how far the trunk is
+    clipped, and the other way round.
+Adds: `param.grad_norm_group = "mtp"` (and `is_mtp_param`) on the heads with --mtp-detach-heads, or without detaching
+    them with `--separate-mtp-grad-clip`; `optimizer.grad_norms_by_group`, `optimizer.mtp_grad_norm`;
+    `--mtp-clip-grad X`, their own limit (default: --clip-grad);
+    `--mtp-grad-norm-skip-threshold X`: over it, or NaN, the update of the heads alone is dropped (default:
+    --grad-norm-skip-threshold; inf: never, as upstream). The norm of the heads in the log line, TensorBoard and W&B.
+Repairs, where native: a nested LayerWise optimizer reduced the norm of the heads over the wrong ranks, so that ranks
+    clipped differently;
+    a rank without parameters did not enter the reduction of clip_grad_norm, in which the others waited;
+    MimoOptimizer clipped the heads by the norm from which they are missing;
+    with Megatron-FSDP, or parameters made anew after initialisation on the meta device, no tag was left;
+    two or more reductions for each step: now one for each set of ranks that share an optimizer.
+Changes numbers: for tagged parameters, and grad norm no longer counts them. The sum of several reductions (dense and
+    expert parameters) is rounded once instead of twice.
+"""
+
+from .engine import AddField, AddFlag, Export, Patch, Probe, PullRequest, Replace, Wrap
+from .shared_edits import (
+    CHECK_SETTINGS,
+    DEFAULT_IN_YAML,
+    MTP,
+    MTP_OVERRIDES,
+    OPTIMIZER,
+    OPTIMIZER_CONFIG,
+    OPTIMIZER_STEP,
+    SHOW_METRICS,
+    TRANSFORMER_CONFIG,
+    add_or_replace,
+)
+
+_GROUPS = "megatron_overrides.core.optimizer.grad_norm_groups"
+_NORMS = "megatron_overrides.core.optimizer.norms"
+_BASE = f"{OPTIMIZER}:MegatronOptimizer"
+_LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer"
+
+_LIMIT = "Clip the gradients of MTP heads with a norm of their own to this norm; without it, to --clip-grad."
+_THRESHOLD = (
+    "Drop the update of MTP heads with a norm of their own where it is larger than this or NaN; without it, the "
+    "threshold is --grad-norm-skip-threshold; inf: never."
+)
+
+PATCH = Patch(
+    id="clip-mtp-grads-separately",
+    doc=__doc__,
+    upstream=(PullRequest(4116, native_since="0.19.0"),),
+    probe=Probe(f"{OPTIMIZER}:copy_optimizer_param_metadata"),
+    repairs=True,
+    edits=(
+        AddField(
+            TRANSFORMER_CONFIG,
+            field="separate_mtp_grad_clip",
+            type=bool,
+            default=False,
+            doc="Clip the gradients of the MTP heads by their own norm, as --mtp-detach-heads does, without detaching.",
+        ),
+        *(
+            edit
+            for name, text in (("mtp_clip_grad", _LIMIT), ("mtp_grad_norm_skip_threshold", _THRESHOLD))
+            for edit in (
+                AddField(OPTIMIZER_CONFIG, field=name, type=float | None, default=None, doc=text),
+                AddFlag(
+                    "megatron.training.arguments:add_megatron_arguments",
+                    flag=f"--{name.replace('_', '-')}",
+                    type=float,
+                    default=None,
+                    help=text,
+                ),
+            )
+        ),
+        DEFAULT_IN_YAML,
+        *CHECK_SETTINGS,
+        # tags
+        Wrap(f"{MTP}:MultiTokenPredictionBlock.__init__", f"{MTP_OVERRIDES}.tags:tag_block", any_source=True),
+        Wrap("megatron.core.optimizer:_get_param_groups", f"{MTP_OVERRIDES}.tags:tag_again", any_source=True),
+        Wrap(
+            "megatron.core.tensor_parallel.layers:copy_tensor_model_parallel_attributes",
+            f"{_GROUPS}:copy_tags_too",
+            any_source=True,
+        ),
+        *(
+            Export(f"{OPTIMIZER}:{name}", f"{_GROUPS}:{name}")
+            for name in (
+                "MTP_GRAD_NORM_GROUP",
+                "GRAD_NORM_GROUP_ATTR",
+                "SEPARATE_GRAD_NORM_GROUPS",
+                "copy_optimizer_param_metadata",
+            )
+        ),
+        # norms
+        Export(f"{_BASE}._filter_grads_for_norm", f"{_GROUPS}:_filter_grads_for_norm"),
+        Export(f"{_BASE}.get_grads_for_grad_norm", f"{_GROUPS}:get_grads_for_grad_norm"),
+        *add_or_replace(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GROUPS}:get_main_grads_for_grad_norm"),
+        Export(f"{_BASE}.has_grad_norm_group", f"{_NORMS}:has_grad_norm_group"),
+        Export(f"{_BASE}.mtp_grad_norm", f"{_NORMS}:mtp_grad_norm"),
+        *(
+            Replace(f"{owner}.get_grad_norm", f"{_NORMS}:get_grad_norm")
+            for owner in (_BASE, f"{OPTIMIZER}:ChainedOptimizer", _LAYER_WISE)
+        ),
+        *(
+            edit
+            for owner in (_BASE, f"{OPTIMIZER}:ChainedOptimizer")
+            for edit in add_or_replace(
+                f"{owner}._compute_grad_norms_by_group", f"{_NORMS}:_compute_grad_norms_by_group"
+            )
+        ),
+        Replace(f"{_BASE}.clip_grad_norm", "megatron_overrides.core.optimizer.optimizer:clip_grad_norm"),
+        *OPTIMIZER_STEP,
+        *SHOW_METRICS,
+    ),
+)

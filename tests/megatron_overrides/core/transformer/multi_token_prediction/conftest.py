@@ -1,0 +1,121 @@
+"""Small seeded GPT models with MTP heads on one CPU rank."""
+
+import importlib
+
+import pytest
+import torch
+
+VOCABULARY, LENGTH, BATCH = 32, 12, 2
+
+
+@pytest.fixture
+def make_model():
+    """make_model(**config): fp32, no dropout; `tied` ties the embeddings, mtp_num_layers=None leaves the heads out."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer import TransformerConfig
+
+    def make(tied=False, **settings):
+        torch.manual_seed(11)
+        model_parallel_cuda_manual_seed(11)
+        settings = {
+            "num_layers": 2,
+            "hidden_size": 16,
+            "num_attention_heads": 2,
+            "mtp_num_layers": 2,
+            "hidden_dropout": 0.0,
+            "attention_dropout": 0.0,
+            "use_cpu_initialization": True,
+        } | settings
+        config = TransformerConfig(**settings)
+        spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False)
+        heads = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if config.mtp_num_layers else None
+        return GPTModel(
+            config,
+            spec,
+            vocab_size=VOCABULARY,
+            max_sequence_length=LENGTH,
+            position_embedding_type="rope",
+            share_embeddings_and_output_weights=tied,
+            mtp_block_spec=heads,
+        )
+
+    return make
+
+
+@pytest.fixture
+def batch():
+    """What GPTModel.forward takes: seeded tokens, their labels, a mask with holes."""
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(1, VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
+    return {
+        "input_ids": tokens[:, :-1].contiguous(),
+        "position_ids": torch.arange(LENGTH).expand(BATCH, -1).contiguous(),
+        "attention_mask": torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not(),
+        "labels": tokens[:, 1:].contiguous(),
+        "loss_mask": (torch.rand(BATCH, LENGTH, generator=generator) > 0.2).float(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def fresh_tracker():
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, MTPLossLoggingHelper
+
+    MTPLossLoggingHelper.tracker = {}
+    yield
+    MTPLossLoggingHelper.tracker = {}
+    MTPLossAutoScaler.set_loss_scale(torch.tensor(1.0))
+
+
+@pytest.fixture
+def gradients():
+    """gradients(model, output, weight=1.0): backward from `weight` times the mean output; {name: gradient}."""
+
+    def collect(model, output, weight=1.0):
+        model.zero_grad()
+        (weight * output.float().mean()).backward()
+        return {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
+
+    return collect
+
+
+@pytest.fixture
+def run_overlapped(monkeypatch):
+    """run_overlapped(model, batch): (loss, backward(gradient)) through the nodes of the 1F1B overlap of experts."""
+    from megatron.core.models.common.model_chunk_schedule_plan import TransformerModelChunkSchedulePlan
+    from megatron.core.pipeline_parallel.utils import set_streams
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 forgets the name where TransformerEngine is absent
+        monkeypatch.setattr(moe_utils, "te_general_gemm", None, raising=False)
+    for name in ("gpt.fine_grained_callables", "common.utils"):
+        try:
+            module = importlib.import_module(f"megatron.core.models.{name}")
+        except ModuleNotFoundError:
+            continue
+        if hasattr(module, "should_free_input"):
+            # On one rank the "sent" tokens are the tokens themselves, whose memory must not be released.
+            monkeypatch.setattr(module, "should_free_input", lambda *args, **kwargs: False)
+    set_streams()
+
+    def run(model, batch):
+        plan = model.build_schedule_plan(**batch)
+        loss = TransformerModelChunkSchedulePlan.run(plan, None)
+        return loss, lambda gradient: TransformerModelChunkSchedulePlan.run(None, plan, b_grad=gradient)
+
+    return run
+
+
+@pytest.fixture
+def experts():
+    """The configuration of a model that the 1F1B overlap takes."""
+    return {
+        "num_moe_experts": 2,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_load_balancing_type": "none",
+        "mtp_num_layers": 1,
+        "bf16": True,
+        "params_dtype": torch.bfloat16,
+        "add_bias_linear": False,
+    }

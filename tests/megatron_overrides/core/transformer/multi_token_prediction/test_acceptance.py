@@ -1,0 +1,76 @@
+"""Acceptance is counted exactly, before the loss may overwrite the logits."""
+
+import pytest
+import torch
+from megatron.core.transformer.multi_token_prediction import (
+    MTPLossLoggingHelper,
+    _compute_mtp_acceptance_counts,
+    _mtp_logits_are_vocab_sharded,
+)
+
+
+class OutputLayer:
+    gather_output = True
+
+
+def test_right_guesses_where_the_mask_counts():
+    logits = torch.eye(4)[torch.tensor([[0, 1], [2, 3], [1, 1]])]  # [s 3, b 2, v 4]
+    labels = torch.tensor([[0, 2, 2], [1, 0, 1]])
+    mask = torch.tensor([[1.0, 0, 1], [1, 1, 0.5]])
+    correct, total = _compute_mtp_acceptance_counts(logits, labels, mask, OutputLayer(), None)
+    assert (correct.item(), total.item()) == (3, 5)
+    assert correct.dtype == total.dtype == torch.int64
+
+
+@pytest.mark.parametrize("gathers, asked, sharded", [(True, None, False), (False, None, True), (True, False, True)])
+def test_whether_logits_are_sharded(gathers, asked, sharded):
+    layer = OutputLayer()
+    layer.gather_output = gathers
+    assert _mtp_logits_are_vocab_sharded(layer, asked) is sharded
+
+
+def test_a_loss_that_overwrites_the_logits_changes_no_count(make_model, batch, monkeypatch):
+    """As TransformerEngine's fused cross entropy does: the gradient, softmax less one at the label."""
+    model = make_model(mtp_num_layers=1)
+    model(**batch)
+    expected = {key: MTPLossLoggingHelper.tracker[key].clone() for key in ("correct_values", "total_values")}
+    compute_loss = type(model).compute_language_model_loss
+
+    def overwrite(self, labels, logits):
+        loss = compute_loss(self, labels, logits)
+        with torch.no_grad():
+            logits.data.neg_()
+        return loss
+
+    MTPLossLoggingHelper.tracker = {}
+    monkeypatch.setattr(type(model), "compute_language_model_loss", overwrite)
+    model(**batch)
+    assert all(torch.equal(MTPLossLoggingHelper.tracker[key], expected[key]) for key in expected)
+
+
+def count_steps(model, batch, steps):
+    """In which of `steps` steps were predictions counted?"""
+    counted = []
+    for _ in range(steps):
+        model(**batch)
+        counted.append(bool(MTPLossLoggingHelper.tracker["total_values"].any()))
+        MTPLossLoggingHelper.track_mtp_metrics(1.0, 1, None)
+    return counted
+
+
+@pytest.mark.parametrize("interval, expected", [(1, [1, 1, 1, 1]), (3, [1, 0, 0, 1]), (0, [0, 0, 0, 0])])
+def test_the_interval_says_how_often_to_count(make_model, batch, interval, expected):
+    model = make_model(mtp_acceptance_interval=interval)
+    assert count_steps(model, batch, 4) == [bool(one) for one in expected]
+
+
+def test_not_counting_does_not_look_at_the_logits(make_model, batch, monkeypatch):
+    from megatron.core.transformer import multi_token_prediction as mtp
+
+    def look(*args):
+        raise AssertionError("counted")
+
+    monkeypatch.setattr(mtp, "_compute_mtp_acceptance_counts", look)
+    make_model(mtp_acceptance_interval=0)(**batch)
+    with pytest.raises(AssertionError, match="counted"):
+        make_model()(**batch)

@@ -1,0 +1,86 @@
+"""A whole model called as an RL trainer calls it: without labels, and for log probabilities without gradients."""
+
+import pytest
+import torch
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+
+@pytest.fixture
+def count_calls(monkeypatch):
+    """count_calls(model): how often its MTP layers and its output layer have run since."""
+
+    def count(model):
+        calls = {"heads": 0, "output": 0}
+
+        def counting(name):
+            def hook(*_):
+                calls[name] += 1
+
+            return hook
+
+        model.mtp.layers[0].register_forward_hook(counting("heads"))
+        model.output_layer.register_forward_hook(counting("output"))
+        return calls
+
+    return count
+
+
+def test_without_labels_the_heads_train_on_the_tokens(make_model, batch, gradients):
+    """As with the labels that a data set would have made of these tokens."""
+    model = make_model(mtp_detach_heads=True)
+    given = {**batch, "labels": None, "loss_mask": None}
+    logits = model(**given)
+    assert logits.shape == (2, 12, 32)
+    from_tokens = gradients(model, logits, weight=0.0)
+    labels = torch.cat([batch["input_ids"][:, 1:], torch.zeros(2, 1, dtype=torch.long)], dim=1)
+    known = torch.ones(2, 12)
+    known[:, -1] = 0
+    from_labels = gradients(model, model(**{**batch, "labels": labels, "loss_mask": known}), weight=0.0)
+    assert from_tokens["mtp.layers.1.eh_proj.weight"].any()
+    assert all(torch.equal(gradient, from_labels[name]) for name, gradient in from_tokens.items())
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("has_labels", [False, True])
+def test_without_gradients_the_heads_do_not_run(make_model, batch, count_calls, training, has_labels):
+    model = make_model().train(training)
+    given = batch if has_labels else {**batch, "labels": None}
+    expected = model(**given)
+    MTPLossLoggingHelper.tracker = {}
+    calls = count_calls(model)
+    with torch.no_grad():
+        output = model(**given)
+    assert torch.equal(output, expected)
+    assert calls == {"heads": 0, "output": 1}
+    assert MTPLossLoggingHelper.tracker == {}
+    model(**given)
+    assert calls == {"heads": 1, "output": 4}
+
+
+def test_a_model_in_eval_mode_still_trains_its_heads_if_there_are_gradients(make_model, batch, gradients):
+    model = make_model()
+    expected = gradients(model, model(**batch))
+    assert all(torch.equal(g, expected[name]) for name, g in gradients(model, model.eval()(**batch)).items())
+
+
+def test_a_stage_that_hands_its_heads_on_runs_them(make_model, batch):
+    """Where the loss is on another stage than the block, that stage expects the hidden states of the heads."""
+    model = make_model()
+    model.post_process = False
+    with torch.no_grad():
+        assert model(**batch).shape == (3 * 12, 2, 16)
+
+
+def test_under_the_overlap_of_experts_the_labels_come_from_the_tokens_of_the_trunk(
+    make_model, batch, gradients, run_overlapped, experts
+):
+    model = make_model(**experts).bfloat16()
+    given = {**batch, "labels": None}
+    del given["loss_mask"]
+    expected = gradients(model, model(**given), weight=0.0)
+    model.zero_grad()
+    logits, backward = run_overlapped(model, given)
+    backward(torch.zeros_like(logits))
+    assert expected["mtp.layers.0.eh_proj.weight"].any()
+    got = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+    assert all(torch.equal(got[name], gradient) for name, gradient in expected.items())

@@ -1,0 +1,73 @@
+"""The tag of the heads is on every parameter that an optimizer may meet in their stead."""
+
+import pytest
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, optimizer
+
+from megatron_overrides.core.optimizer.grad_norm_groups import group_of
+from megatron_overrides.core.optimizer.optimizer import leaves
+
+
+@pytest.mark.parametrize("flags", [{"mtp_detach_heads": True}, {"separate_mtp_grad_clip": True}])
+def test_the_heads_are_tagged_and_nothing_else(make_model, flags):
+    model = make_model(**flags)
+    for name, param in model.named_parameters():
+        assert getattr(param, "grad_norm_group", None) == ("mtp" if name.startswith("mtp.") else None)
+        assert getattr(param, "is_mtp_param", False) is name.startswith("mtp.")
+
+
+def test_without_a_flag_nothing_is_tagged(make_model):
+    assert not any(hasattr(param, "grad_norm_group") for param in make_model().parameters())
+
+
+def numbers_of_heads(made):
+    """How many numbers the optimizer has under the tag."""
+    return sum(p.numel() for leaf in leaves(made) for p in leaf.get_parameters() if group_of(p) == "mtp")
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_main_copies_and_shards_carry_it(make_model, distributed, bf16):
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    model = make_model(separate_mtp_grad_clip=True, bf16=bf16)
+    model = model.bfloat16() if bf16 else model
+    heads = sum(param.numel() for param in model.mtp.parameters())
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed)
+    wrapped = DistributedDataParallel(model.config, ddp, model)
+    config = OptimizerConfig(optimizer="adam", lr=0.1, bf16=bf16, use_distributed_optimizer=distributed)
+    assert numbers_of_heads(get_megatron_optimizer(config, [wrapped])) == heads
+
+
+def test_parameters_made_anew_after_the_model_was_built_are_tagged_again(make_model):
+    """As by to_empty() after a start on the meta device, and by Megatron-FSDP."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    model = make_model(mtp_detach_heads=True)
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None:
+                module._parameters[name] = torch.nn.Parameter(param.detach().clone())
+    assert not any(hasattr(param, "grad_norm_group") for param in model.parameters())
+    wrapped = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
+    made = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.1), [wrapped])
+    assert numbers_of_heads(made) == sum(param.numel() for param in model.mtp.parameters())
+
+
+def test_a_shard_of_megatron_fsdp_refers_to_the_parameter_that_has_it():
+    shard, whole = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(2))
+    shard.orig_param = whole
+    assert group_of(shard) is None
+    whole.grad_norm_group = "mtp"
+    assert group_of(shard) == "mtp"
+
+
+def test_what_is_copied_to_a_shard():
+    whole, shard, other = (torch.nn.Parameter(torch.ones(1)) for _ in range(3))
+    whole.grad_norm_group, whole.tensor_model_parallel, whole.allreduce = "mtp", True, False
+    tensor_parallel.copy_tensor_model_parallel_attributes(shard, whole)
+    assert (shard.grad_norm_group, shard.is_mtp_param, shard.tensor_model_parallel) == ("mtp", True, True)
+    optimizer.copy_optimizer_param_metadata(other, whole)
+    assert (other.grad_norm_group, other.allreduce) == ("mtp", False)
+    assert optimizer.MTP_GRAD_NORM_GROUP == "mtp" and "mtp" in optimizer.SEPARATE_GRAD_NORM_GROUPS

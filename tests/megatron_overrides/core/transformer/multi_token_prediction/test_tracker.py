@@ -1,0 +1,95 @@
+"""What is logged of the heads: losses as ever, acceptance per step and so far, under the names of every release."""
+
+import pytest
+import torch
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper as Helper
+
+from megatron_overrides import metrics
+
+
+class Writer:
+    def __init__(self):
+        self.scalars = {}
+
+    def add_scalar(self, name, value, iteration):
+        self.scalars[name] = float(value)
+
+    def log(self, scalars, iteration):
+        self.scalars |= {name: float(value) for name, value in scalars.items()}
+
+
+@pytest.fixture
+def step():
+    """step((loss, correct, total) of each head): what the writers and the sums of the log line get."""
+    sums = {}
+
+    def run(*heads):
+        for depth, (loss, *counts) in enumerate(heads):
+            counts = [None if count is None else torch.tensor(count) for count in counts]
+            Helper.save_metrics_to_tracker(torch.tensor(loss), *counts, depth, len(heads))
+        tensorboard, wandb = Writer(), Writer()
+        Helper.track_mtp_metrics(0.5, 1, tensorboard, wandb, sums)
+        assert tensorboard.scalars == wandb.scalars
+        return tensorboard.scalars, {name: float(value) for name, value in sums.items()}
+
+    return run
+
+
+def test_rates_of_the_step_and_so_far(step):
+    assert step((4.0, 3, 4), (6.0, 0, 0))[0] == {
+        "mtp_1 loss": 2.0,
+        "mtp_2 loss": 3.0,
+        "mtp_1_acceptance_rate": 75.0,
+        "mtp_2_acceptance_rate": 0.0,
+        "mtp_1_cumulative_acceptance_rate": 75.0,
+        "mtp_2_cumulative_acceptance_rate": 0.0,
+    }
+    scalars, sums = step((2.0, 0, 4), (2.0, 1, 2))
+    assert scalars["mtp_1_acceptance_rate"] == 0.0 and scalars["mtp_1_cumulative_acceptance_rate"] == 37.5
+    assert scalars["mtp_2_acceptance_rate"] == scalars["mtp_2_cumulative_acceptance_rate"] == 50.0
+    assert sums == {"mtp_1 loss": 3.0, "mtp_2 loss": 4.0}
+
+
+def test_rates_are_in_the_log_line(step):
+    step((4.0, 3, 4))
+    texts = [metric.text for metric in metrics.shown() if metric.label.startswith("mtp_1 acc")]
+    assert texts == [" mtp_1 acceptance %: 75.000 |", " mtp_1 acceptance % so far: 75.000 |"]
+
+
+def test_a_step_without_counts_has_losses_only(step):
+    step((4.0, 3, 4))
+    assert step((4.0, None, None))[0] == {"mtp_1 loss": 2.0}
+    assert step((4.0, 0, 4))[0]["mtp_1_cumulative_acceptance_rate"] == 37.5
+
+
+def test_counts_beyond_what_float32_can_count(step):
+    many = 2**24
+    step((0.0, many, many))
+    scalars, _ = step((0.0, 1, 1))
+    counts = Helper.tracker["cumulative_counts"]
+    assert counts.flatten().tolist() == [many + 1, many + 1] and counts.dtype == torch.int64
+    assert scalars["mtp_1_cumulative_acceptance_rate"] == 100.0
+
+
+def test_the_names_of_older_releases():
+    Helper.save_loss_to_tracker(torch.tensor(1.5), 0, 2)
+    Helper.save_loss_to_tracker(torch.tensor(1.5), None, 2)
+    assert Helper.tracker["values"].tolist() == Helper.tracker["loss_values"].tolist() == [1.5, 0.0]
+    Helper.reduce_loss_in_tracker()
+    Helper.clean_loss_in_tracker()
+    assert not Helper.tracker["values"].any()
+
+
+def test_a_replayed_graph_is_reduced_over_the_groups_it_was_captured_with(monkeypatch):
+    """It adds to the sums without running the code that names the groups."""
+    reduced = []
+    monkeypatch.setattr(
+        torch.distributed, "all_reduce", lambda tensor, group, **_: reduced.append((group, tensor.dtype))
+    )
+    Helper.save_metrics_to_tracker(torch.tensor(1.0), torch.tensor(1), torch.tensor(2), 0, 1, avg_group="ranks")
+    Helper.track_mtp_metrics(1.0, 1, None)
+    assert reduced == [("ranks", torch.float32), ("ranks", torch.int64)]
+    assert Helper.tracker["avg_group"] is None
+    Helper.tracker["total_values"] += 2
+    Helper.track_mtp_metrics(1.0, 2, None)
+    assert reduced[2:] == reduced[:2]
