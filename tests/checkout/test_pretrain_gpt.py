@@ -26,17 +26,26 @@ ARGUMENTS = f"""
     --log-interval 1
     --eval-interval 1000 --eval-iters 1
     --mock-data --split 99,1,0 --tokenizer-type NullTokenizer --vocab-size 128 --position-embedding-type rope
-    --untie-embeddings-and-output-weights --mtp-num-layers 1 --bf16 --use-distributed-optimizer
-    --grad-norm-skip-threshold 1000
+    --untie-embeddings-and-output-weights --mtp-num-layers 2 --bf16 --use-distributed-optimizer
+    --mtp-detach-heads --mtp-clip-grad 0.05 --grad-norm-skip-threshold 1000
 """.split()
 LAYOUTS = {"1 rank": (1, []), "DP2": (2, []), "PP2": (2, ["--pipeline-model-parallel-size", "2"])}
-LINE = re.compile(r"iteration +(\d+)/.*?lm loss: (\S+) \|.*?mtp_1 loss: (\S+) \|.*?grad norm: (\S+) \|")
+NAMES = (
+    "lm loss",
+    "mtp_1 loss",
+    "mtp_2 loss",
+    "grad norm",
+    "mtp grad norm",
+    "mtp_1 acceptance %",
+    "mtp_2 acceptance %",
+)
+LINE = re.compile(r"iteration +(\d+)/.*?" + "".join(rf" {name}: +(\S+) \|.*?" for name in NAMES))
 
 every_checkout = pytest.mark.parametrize("checkout", CHECKOUTS, ids=lambda path: path.name)
 
 
 def pretrain(checkout, ranks, arguments):
-    """Run it; {iteration: (lm loss, MTP loss, grad norm)} as printed, and all that was printed."""
+    """Run it; {iteration: the numbers of NAMES} as printed, and all that was printed."""
     launcher = [sys.executable, "-m"]
     if ranks > 1:
         launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
@@ -61,16 +70,17 @@ def test_it_trains_saves_and_resumes_where_it_was(checkout, layout, tmp_path):
     save = ["--save", str(tmp_path), "--save-interval", str(SAVED_AT)]
     straight, output = pretrain(checkout, ranks, [*ARGUMENTS, *flags, *save])
     assert sorted(straight) == list(range(1, ITERATIONS + 1))
-    assert float(straight[ITERATIONS][0]) < float(straight[1][0])
+    for place in (0, 1, 2):  # each loss falls
+        assert float(straight[ITERATIONS][place]) < float(straight[1][place])
     assert "updates skipped for grad norm:   0 |" in output
     assert re.search(r"megatron_mtp_patches \.+ .*skip-update-on-large-grad-norm=(add|repair)", output)
 
     (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(SAVED_AT))
     resumed, _ = pretrain(checkout, ranks, [*ARGUMENTS, *flags, "--load", str(tmp_path)])
     # Megatron logs the first iteration of a process without resetting its sums, so the second line after a resume
-    # shows the mean loss of two iterations; its gradient norm, and every other line, are that iteration's own.
+    # shows the mean losses of two iterations; its other numbers, and every other line, are that iteration's own.
     second = SAVED_AT + 2
-    assert resumed.pop(second)[2] == straight.pop(second)[2]
+    assert resumed.pop(second)[3:] == straight.pop(second)[3:]
     assert resumed == {i: numbers for i, numbers in straight.items() if i > SAVED_AT}
 
 

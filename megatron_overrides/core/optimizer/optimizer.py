@@ -6,17 +6,24 @@ the parameter all-gather (NVIDIA/Megatron-LM#3460). Here the reduced norm alone 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.optimizer import MegatronOptimizer, MixedPrecisionOptimizer
 
+from megatron_overrides import metrics
+from megatron_overrides.core.optimizer.grad_norm_groups import (
+    MTP_GRAD_NORM_GROUP,
+    drop_gradient,
+    group_of,
+    has_decoupled_grad,
+)
+from megatron_overrides.core.optimizer.norms import GradNorm, _compute_grad_norms_by_group
 from megatron_overrides.core.optimizer.skipped_updates import tally
-
-GradNorm: TypeAlias = float | torch.Tensor
 
 
 @torch.no_grad()
@@ -44,8 +51,8 @@ def step_chained(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | 
 def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | None]:
     """The same for an optimizer that stands alone (Megatron-FSDP makes one, RL frameworks make others).
 
-    Replaces MixedPrecisionOptimizer.step and FP32Optimizer.step. As there, the norm is measured only if something
-    needs it: clipping or, here, a finite skip threshold.
+    Replaces MixedPrecisionOptimizer.step and FP32Optimizer.step. As there, the norms are measured only if something
+    needs them: clipping or, here, a finite threshold.
     """
     tally.begin_step()
     self.grad_norms_by_group = {}
@@ -55,7 +62,8 @@ def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | No
     grad_norm, num_zeros = (0.0, 0) if isinstance(self, MixedPrecisionOptimizer) else (None, None)
     skip = False
     with _timed(self.config, "optimizer-clip-main-grad"):
-        if self.config.clip_grad > 0.0 or tally.watches(self.config):
+        limits = [_limit(self.config, group) for group in (None, MTP_GRAD_NORM_GROUP)]
+        if max(limits) > 0.0 or tally.watches(self.config):
             grad_norm = self.get_grad_norm()
             measure_groups(self)
             skip = clip_or_skip(self, grad_norm)
@@ -66,36 +74,67 @@ def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | No
 
 
 def measure_groups(optimizer: MegatronOptimizer) -> None:
-    """Fill `grad_norms_by_group` where the release has separate groups (#4116) and clipping will use them.
+    """Fill `grad_norms_by_group`, where the release has separate groups (#4116) and get_grad_norm has not done so.
 
     This is a collective, so only the configuration, which all ranks share, may decide whether to enter it.
     """
-    if optimizer.config.clip_grad > 0.0 and hasattr(optimizer, "_compute_grad_norms_by_group"):
+    native = inspect.getattr_static(type(optimizer), "_compute_grad_norms_by_group", _compute_grad_norms_by_group)
+    if native is not _compute_grad_norms_by_group and optimizer.config.clip_grad > 0.0:
         optimizer._compute_grad_norms_by_group()
 
 
 def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:
-    """Scale the gradients down to `config.clip_grad`, or return True because the update must be skipped.
+    """Scale the gradients down to their limits, or return True because the update must be skipped.
 
-    `grad_norm` must be reduced over all ranks that step together: it alone decides.
+    `grad_norm` and `optimizer.grad_norms_by_group` must be reduced over all ranks that step together: they alone
+    decide. A main norm over its threshold skips the update; an MTP norm over its own drops the update of the heads.
     """
+    group_norms = getattr(optimizer, "grad_norms_by_group", {})
+    mtp_norm = group_norms.get(MTP_GRAD_NORM_GROUP)
+    if mtp_norm is not None:
+        metrics.show("mtp grad norm", mtp_norm, "mtp-grad-norm")
     if tally.skips(grad_norm, optimizer.config):
         return True
-    group_norms = getattr(optimizer, "grad_norms_by_group", {})
+    drops_mtp = mtp_norm is not None and tally.drops_mtp(mtp_norm, optimizer.config)
     for leaf in leaves(optimizer):
-        if leaf.config.clip_grad <= 0.0 or getattr(leaf, "is_stub_optimizer", False):
-            continue
-        params_by_group: dict[str | None, list[torch.nn.Parameter]] = {}
-        for param in leaf.get_parameters():
-            params_by_group.setdefault(getattr(param, "grad_norm_group", None), []).append(param)
-        for group, params in params_by_group.items():
-            clip_grad_by_total_norm_fp32(
-                params,
-                max_norm=leaf.config.clip_grad,
-                total_norm=group_norms.get(group, grad_norm),
-                use_decoupled_grad=_has_decoupled_grads(leaf.config, params),
-            )
+        for group, params in _params_by_group(leaf).items():
+            if drops_mtp and group == MTP_GRAD_NORM_GROUP:
+                for param in params:
+                    drop_gradient(param)
+            else:
+                _clip(params, _limit(leaf.config, group), group_norms.get(group, grad_norm), leaf.config)
     return False
+
+
+def clip_grad_norm(self: MegatronOptimizer, clip_grad: float) -> GradNorm:
+    """Clip the main gradients to `clip_grad` and those of separate groups by their own norms; returns the main norm.
+
+    Replaces MegatronOptimizer.clip_grad_norm. With `clip_grad` 0 it only measures.
+    """
+    grad_norm = self.get_grad_norm()
+    for group, params in _params_by_group(self).items():
+        limit = clip_grad if group is None else _limit(self.config, group)
+        _clip(params, limit, self.grad_norms_by_group.get(group, grad_norm), self.config)
+    return grad_norm
+
+
+def _params_by_group(leaf: MegatronOptimizer) -> dict[str | None, list[torch.nn.Parameter]]:
+    params_by_group: dict[str | None, list[torch.nn.Parameter]] = {}
+    if not getattr(leaf, "is_stub_optimizer", False):
+        for param in leaf.get_parameters():
+            params_by_group.setdefault(group_of(param), []).append(param)
+    return params_by_group
+
+
+def _limit(config: Any, group: str | None) -> float:
+    own = getattr(config, "mtp_clip_grad", None) if group == MTP_GRAD_NORM_GROUP else None
+    return config.clip_grad if own is None else own
+
+
+def _clip(params: list[torch.nn.Parameter], limit: float, norm: GradNorm, config: Any) -> None:
+    if limit > 0.0:
+        decoupled = any(has_decoupled_grad(param, config) for param in params)
+        clip_grad_by_total_norm_fp32(params, max_norm=limit, total_norm=norm, use_decoupled_grad=decoupled)
 
 
 def get_parameters_of_chain(self: MegatronOptimizer) -> list[torch.nn.Parameter]:
@@ -126,14 +165,6 @@ def leaves(optimizer: MegatronOptimizer) -> Iterator[MegatronOptimizer]:
                 yield from leaves(child)
             return
     yield optimizer
-
-
-def _has_decoupled_grads(config: Any, params: list[torch.nn.Parameter]) -> bool:
-    # Asked of the parameters themselves: the releases differ in when a precision-aware optimizer uses the
-    # attribute, and Megatron-FSDP differs again.
-    return config.use_precision_aware_optimizer and any(
-        getattr(param, "decoupled_grad", None) is not None for param in params
-    )
 
 
 @contextmanager

@@ -6,22 +6,34 @@ import math
 from typing import Any
 
 
-def check_skip_threshold(settings: Any) -> None:
-    """Raise ValueError if `settings` (an OptimizerConfig or Megatron's args) cannot skip updates as it asks to."""
-    threshold = getattr(settings, "grad_norm_skip_threshold", math.inf)
+def check_settings(settings: Any) -> None:
+    """Raise ValueError if `settings` (an OptimizerConfig or Megatron's args) cannot do what they ask for."""
+    _check_threshold("--grad-norm-skip-threshold", getattr(settings, "grad_norm_skip_threshold", math.inf), settings)
+    mtp_threshold = getattr(settings, "mtp_grad_norm_skip_threshold", None)
+    if mtp_threshold is not None:
+        _check_threshold("--mtp-grad-norm-skip-threshold", mtp_threshold, settings)
+    limit = getattr(settings, "mtp_clip_grad", None)
+    if limit is not None and not (isinstance(limit, (int, float)) and limit >= 0.0):
+        raise ValueError(
+            f"--mtp-clip-grad {limit!r} is no norm to clip to: give a positive number, 0 to clip no MTP gradient, or "
+            f"leave the flag out to use --clip-grad"
+        )
+
+
+def _check_threshold(flag: str, threshold: Any, settings: Any) -> None:
     if not isinstance(threshold, (int, float)) or not threshold > 0.0:
         raise ValueError(
-            f"--grad-norm-skip-threshold {threshold!r} would skip every update or is no number: give a positive "
-            f"number, or leave the flag out to skip none"
+            f"{flag} {threshold!r} would skip every update or is no number: give a positive number, or leave the flag "
+            f"out to skip none"
         )
     if math.isfinite(threshold) and getattr(settings, "optimizer_cuda_graph", False):
         raise ValueError(
-            "--grad-norm-skip-threshold needs the gradient norm on the host each step, which --optimizer-cuda-graph "
-            "cannot give: leave one of the two flags out"
+            f"{flag} needs the gradient norm on the host each step, which --optimizer-cuda-graph cannot give: leave "
+            f"one of the two flags out"
         )
 
 
 def check_after_init(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> None:
     """Wraps OptimizerConfig.__post_init__: a configuration made without Megatron's parser is checked too."""
     wrapped(*args, **kwargs)
-    check_skip_threshold(instance)
+    check_settings(instance)

@@ -43,3 +43,30 @@ def test_a_yaml_configuration_need_not_name_the_fields_that_we_add():
     del written.num_layers
     with pytest.raises(Exception, match="Missing argument num_layers"):
         core_config_from_args(written, TransformerConfig)
+
+
+@pytest.mark.parametrize("flag", ["--mtp-clip-grad", "--mtp-grad-norm-skip-threshold"])
+def test_a_limit_for_heads_that_are_not_clipped_on_their_own_is_refused(flag):
+    with pytest.raises(
+        ValueError, match=f"{flag} needs MTP heads .* add --mtp-detach-heads, or --separate-mtp-grad-clip"
+    ):
+        arguments.validate_args(parse(flag, "0.5"), {})
+
+
+def test_the_flags_of_the_heads_are_there():
+    given = parse("--mtp-detach-heads", "--mtp-clip-grad", "0.5", "--mtp-acceptance-interval", "10")
+    assert (given.mtp_detach_heads, given.mtp_clip_grad, given.mtp_acceptance_interval) == (True, 0.5, 10)
+    default = parse()
+    assert (default.mtp_detach_heads, default.separate_mtp_grad_clip, default.mtp_acceptance_interval) == (
+        False,
+        False,
+        1,
+    )
+    assert default.mtp_clip_grad is default.mtp_grad_norm_skip_threshold is None
+    assert parse("--separate-mtp-grad-clip").separate_mtp_grad_clip
+
+
+def test_detached_heads_with_a_deferred_embedding_gradient_are_refused_at_once():
+    both = Namespace(mtp_detach_heads=True, defer_embedding_wgrad_compute=True)
+    with pytest.raises(ValueError, match="--defer-embedding-wgrad-compute .* leave one of the two flags out"):
+        arguments.validate_args(both)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from megatron.core.models.mimo.optimizer import MimoOptimizer
 
-from megatron_overrides.core.optimizer.optimizer import clip_or_skip, finish_step
+from megatron_overrides.core.optimizer.grad_norm_groups import MTP_GRAD_NORM_GROUP
+from megatron_overrides.core.optimizer.optimizer import clip_or_skip, finish_step, measure_groups
 from megatron_overrides.core.optimizer.skipped_updates import tally
 
 
@@ -29,18 +31,32 @@ def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
 
 @torch.no_grad()
 def get_grad_norm(self: MimoOptimizer) -> float:
-    """The norm over all modules, the same on every rank. Replaces MimoOptimizer.get_grad_norm.
+    """The norm over all modules, the same on every rank; fills `grad_norms_by_group` as well.
 
-    A module's norm is known to its own ranks and fetched by the rest with a maximum, in which NaN may lose against
-    the zeros of the others; so it travels as a mark beside the norm.
+    Replaces MimoOptimizer.get_grad_norm. A module's norms are known to its own ranks and fetched by the rest with a
+    maximum, in which NaN may lose against the zeros of the others; so it travels as a mark beside the norm.
     """
-    squares_and_marks = torch.zeros(2, len(self.module_infos), dtype=torch.float32, device="cuda")
+    main, mtp = numbers = torch.zeros(2, len(self.module_infos), 3, dtype=torch.float32, device="cuda")
     for index, (_, info) in enumerate(sorted(self.module_infos.items())):
         if info.is_active and info.optimizer:
-            square = float(info.optimizer.get_grad_norm() or 0.0) ** 2
-            squares_and_marks[:, index] = torch.tensor([0.0, 1.0] if math.isnan(square) else [square, 0.0])
-    torch.distributed.all_reduce(squares_and_marks, op=torch.distributed.ReduceOp.MAX)
-    squares, marks = squares_and_marks
+            main[index] = _describe(info.optimizer.get_grad_norm() or 0.0)
+            measure_groups(info.optimizer)
+            norms = getattr(info.optimizer, "grad_norms_by_group", {})
+            if MTP_GRAD_NORM_GROUP in norms:
+                mtp[index] = _describe(norms[MTP_GRAD_NORM_GROUP])
+    torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX)
+    self.grad_norms_by_group = {MTP_GRAD_NORM_GROUP: _combine(mtp)} if mtp.any() else {}
+    return _combine(main)
+
+
+def _describe(norm: Any) -> torch.Tensor:
+    """(square, whether it is NaN, whether there is a norm at all)."""
+    square = float(norm) ** 2
+    return torch.tensor([0.0, 1.0, 1.0] if math.isnan(square) else [square, 0.0, 1.0])
+
+
+def _combine(modules: torch.Tensor) -> float:
+    squares, marks, _ = modules.T
     return math.nan if marks.any() else torch.sqrt(squares.sum()).item()
 
 

@@ -6,24 +6,33 @@ import torch
 
 @pytest.fixture
 def make_optimizer():
-    """make_optimizer(kind, **config): (optimizer, its model parameters), the same numbers at each call."""
+    """make_optimizer(kind, **config): (optimizer, its model parameters), the same numbers at each call.
+
+    With heads=True every second parameter is tagged as one of an MTP head, before the optimizer copies or shards it.
+    """
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, FP32Optimizer
     from megatron.core.transformer import TransformerConfig
 
-    def make_fp32(config, seed):
+    def mark(params):
+        for param in params[1::2]:
+            param.grad_norm_group = "mtp"
+
+    def make_fp32(config, seed, heads):
         torch.manual_seed(seed)
         params = [torch.nn.Parameter(torch.randn(4, 3)) for _ in range(2)]
+        mark(params if heads else [])
         return FP32Optimizer(torch.optim.AdamW(params, lr=0.1), config, lambda *args: None), params
 
-    def make_float16(config, seed):
+    def make_float16(config, seed, heads):
         torch.manual_seed(seed)
         params = [torch.nn.Parameter(torch.randn(4, 3, dtype=torch.bfloat16)) for _ in range(2)]
+        mark(params if heads else [])
         adam = torch.optim.AdamW(params, lr=0.1)
         return Float16OptimizerWithFloat16Params(adam, config, None, lambda *args: None), params
 
-    def make_distributed(config, seed):
+    def make_distributed(config, seed, heads):
         from megatron.core.optimizer import get_megatron_optimizer
 
         torch.manual_seed(seed)
@@ -32,6 +41,7 @@ def make_optimizer():
             DistributedDataParallelConfig(use_distributed_optimizer=True),
             torch.nn.Linear(3, 4).bfloat16(),
         )
+        mark(list(model.parameters()) if heads else [])
         config.use_distributed_optimizer = True
         optimizer = get_megatron_optimizer(config, [model])
         while hasattr(optimizer, "chained_optimizers"):
@@ -40,13 +50,13 @@ def make_optimizer():
 
     makers = {"fp32": make_fp32, "float16": make_float16, "distributed": make_distributed}
 
-    def make(kind, **settings):
+    def make(kind, heads=False, **settings):
         bf16 = kind in ("float16", "distributed")
         config = OptimizerConfig(optimizer="adam", lr=0.1, bf16=bf16, params_dtype=torch.float32, **settings)
         if kind != "chained":
-            return makers[kind](config, seed=0)
-        first, first_params = make_fp32(config, seed=0)
-        second, second_params = make_fp32(config, seed=1)
+            return makers[kind](config, 0, heads)
+        first, first_params = make_fp32(config, 0, heads)
+        second, second_params = make_fp32(config, 1, heads)
         return ChainedOptimizer([first, second]), first_params + second_params
 
     return make

@@ -19,17 +19,30 @@ def test_a_threshold_that_would_skip_every_update_is_refused(threshold):
 
 
 def test_a_threshold_and_an_optimizer_cuda_graph_are_refused_together():
-    from megatron_overrides.core.optimizer.optimizer_config import check_skip_threshold
+    from megatron_overrides.core.optimizer.optimizer_config import check_settings
 
     class Settings:  # 0.16.1's OptimizerConfig has no optimizer_cuda_graph
         optimizer_cuda_graph = True
         grad_norm_skip_threshold = 5.0
 
     with pytest.raises(ValueError, match="--optimizer-cuda-graph"):
-        check_skip_threshold(Settings)
+        check_settings(Settings)
     Settings.grad_norm_skip_threshold = math.inf
-    check_skip_threshold(Settings)
+    check_settings(Settings)
     if "optimizer_cuda_graph" in {field.name for field in dataclasses.fields(OptimizerConfig)}:
         with pytest.raises(ValueError, match="--optimizer-cuda-graph"):
             OptimizerConfig(grad_norm_skip_threshold=5.0, optimizer_cuda_graph=True)
         OptimizerConfig(optimizer_cuda_graph=True)
+
+
+def test_the_heads_have_no_limits_of_their_own_by_default():
+    assert OptimizerConfig().mtp_clip_grad is None and OptimizerConfig().mtp_grad_norm_skip_threshold is None
+    OptimizerConfig(mtp_clip_grad=0.0, mtp_grad_norm_skip_threshold=math.inf)
+
+
+@pytest.mark.parametrize("limit", [-1.0, math.nan, "5"])
+def test_a_limit_that_is_no_norm_is_refused(limit):
+    with pytest.raises(ValueError, match="--mtp-clip-grad .* is no norm to clip to"):
+        OptimizerConfig(mtp_clip_grad=limit)
+    with pytest.raises(ValueError, match="--mtp-grad-norm-skip-threshold .* would skip every update or is no number"):
+        OptimizerConfig(mtp_grad_norm_skip_threshold=limit)

@@ -1,0 +1,163 @@
+"""All gradient norms of a step from one reduction.
+
+Upstream (NVIDIA/Megatron-LM#4116) reduces the main norm, then one more for each group, after asking all ranks whether
+any of them has that group; a nested LayerWise optimizer reduces its groups over the wrong ranks. Here each rank gives
+the same short vector, whatever it owns, to one all-reduce for each set of ranks that share an optimizer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from megatron.core.optimizer import clip_grads
+from megatron.core.utils import get_data_parallel_group_if_dtensor, to_local_if_dtensor
+
+from megatron_overrides.core.optimizer.grad_norm_groups import (
+    MTP_GRAD_NORM_GROUP,
+    SEPARATE_GRAD_NORM_GROUPS,
+    check_group,
+    group_of,
+)
+
+# A float or, with TransformerEngine >= 2.14 from Megatron 0.17 on, a one-element CUDA tensor.
+GradNorm: TypeAlias = float | torch.Tensor
+
+
+class Norms(NamedTuple):
+    """`by_group` has the groups that a parameter on any rank is tagged with."""
+
+    main: GradNorm
+    by_group: dict[str, GradNorm]
+
+
+class Reduction(NamedTuple):
+    """Leaves of an optimizer tree whose norms are summed over the same ranks (None: over all)."""
+
+    ranks: Any
+    leaves: list[Any]
+
+
+def reductions(optimizer: Any) -> list[Reduction]:
+    """The leaves of `optimizer` by the ranks that share them, in an order that is the same on those ranks."""
+    found: dict[Any, Reduction] = {}
+    for ranks, leaf in _leaves(optimizer, over_all_ranks=False):
+        if ranks is not None and ranks.size() == torch.distributed.get_world_size():
+            ranks = None
+        leaves = found.setdefault(ranks, Reduction(ranks, [])).leaves
+        if leaf is not None:
+            leaves.append(leaf)
+    return list(found.values())
+
+
+def _leaves(optimizer: Any, over_all_ranks: bool) -> Iterator[tuple[Any, Any]]:
+    """(ranks, leaf) for each leaf; leaf None where this rank has none, but takes part."""
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+
+    if not hasattr(optimizer, "chained_optimizers"):
+        yield None if over_all_ranks else optimizer.get_grad_stats_parallel_group(), optimizer
+        return
+    # LayerWise deals whole parameters out to ranks, so its norm is a sum over all of them.
+    over_all_ranks = over_all_ranks or isinstance(optimizer, LayerWiseDistributedOptimizer)
+    if not optimizer.chained_optimizers:
+        yield None if over_all_ranks else optimizer.get_grad_stats_parallel_group(), None
+    for child in optimizer.chained_optimizers:
+        yield from _leaves(child, over_all_ranks)
+
+
+@torch.no_grad()
+def measure(optimizer: Any) -> Norms:
+    """Every norm of the gradients of `optimizer`, however nested. A collective: all its ranks must come here."""
+    found = reductions(optimizer)
+    sums: Any = torch.stack([_reduce(reduction) for reduction in found])
+    if getattr(clip_grads, "multi_tensor_scale_tensor_impl", None) is not None:
+        sums = sums.sum(dim=0).split(1)
+    else:
+        sums = [sum(column) for column in zip(*sums.tolist(), strict=True)]  # the one wait for the device
+    main, groups, owners = (
+        sums[0],
+        sums[1 : 1 + len(SEPARATE_GRAD_NORM_GROUPS)],
+        sums[-len(SEPARATE_GRAD_NORM_GROUPS) :],
+    )
+    for reduction in found:
+        for leaf in filter(_measures_itself, reduction.leaves):
+            main = main + (leaf.get_grad_norm() or 0.0) ** 2
+    if not hasattr(optimizer, "_owned_grad_norm_groups"):
+        # Once, because tags do not change and the numbers may be on the device.
+        owned = [group for group, number in zip(SEPARATE_GRAD_NORM_GROUPS, owners, strict=True) if number > 0]
+        optimizer._owned_grad_norm_groups = owned
+    by_group = dict(zip(SEPARATE_GRAD_NORM_GROUPS, groups, strict=True))
+    return Norms(main**0.5, {group: by_group[group] ** 0.5 for group in optimizer._owned_grad_norm_groups})
+
+
+def _reduce(reduction: Reduction) -> torch.Tensor:
+    """Sums over `reduction.ranks`: the square of the main norm, those of the groups, and the owners of each group."""
+    sums = torch.zeros(1 + 2 * len(SEPARATE_GRAD_NORM_GROUPS), dtype=torch.float32, device="cuda")
+    main: list[torch.Tensor] = []
+    for leaf in reduction.leaves:
+        if not _measures_itself(leaf):
+            main += leaf.get_grads_for_grad_norm()
+    slots = [main]
+    for place, group in enumerate(SEPARATE_GRAD_NORM_GROUPS, start=1 + len(SEPARATE_GRAD_NORM_GROUPS)):
+        owners = [leaf for leaf in reduction.leaves if _owns(leaf, group)]
+        sums[place] = len(owners)
+        slots.append([grad for leaf in owners for grad in leaf.get_grads_for_grad_norm(group)])
+    shards = None
+    for place, grads in enumerate(slots):
+        for grad in grads:
+            shards = get_data_parallel_group_if_dtensor(grad, shards)
+        if grads:
+            grads = [to_local_if_dtensor(grad) for grad in grads]
+            overflow = torch.zeros(1, dtype=torch.int, device="cuda")
+            norm, _ = clip_grads.multi_tensor_applier(clip_grads.l2_norm_impl, overflow, [grads], False)
+            sums[place : place + 1] = norm**2.0
+    if shards is not None:
+        torch.distributed.all_reduce(sums, group=shards)
+    torch.distributed.all_reduce(sums, group=reduction.ranks)
+    return sums
+
+
+def _measures_itself(leaf: Any) -> bool:
+    """Whether a class of somebody else's has a main norm of its own making."""
+    return inspect.getattr_static(type(leaf), "get_grad_norm", get_grad_norm) is not get_grad_norm
+
+
+def _owns(leaf: Any, group: str) -> bool:
+    return any(group_of(param) == group for param in leaf.get_parameters())
+
+
+# -- methods of MegatronOptimizer, ChainedOptimizer and LayerWiseDistributedOptimizer ---------------------------------
+
+
+def get_grad_norm(self: Any) -> GradNorm:
+    """The norm of all gradients but those of separate groups, over all ranks; fills `grad_norms_by_group` as well."""
+    norms = measure(self)
+    self.grad_norms_by_group = norms.by_group
+    return norms.main
+
+
+def _compute_grad_norms_by_group(self: Any) -> dict[str, GradNorm]:
+    """The norm of each separate group that any rank has parameters of, over all ranks."""
+    self.grad_norms_by_group = measure(self).by_group
+    return self.grad_norms_by_group
+
+
+def has_grad_norm_group(self: Any, grad_norm_group: str) -> bool:
+    """Whether any rank has a parameter of this group. A collective at the first call."""
+    check_group(grad_norm_group)
+    known = vars(self).setdefault("_has_grad_norm_group_cache", {})
+    if grad_norm_group not in known:
+        flag = torch.zeros(1, dtype=torch.int, device="cuda")
+        for reduction in reductions(self):
+            flag += any(_owns(leaf, grad_norm_group) for leaf in reduction.leaves)
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=reduction.ranks)
+        known[grad_norm_group] = bool(flag.item())
+    return known[grad_norm_group]
+
+
+@property  # type: ignore[misc]
+def mtp_grad_norm(self: Any) -> GradNorm | None:
+    """The norm of the MTP heads' gradients in the last step; None if they have no norm of their own."""
+    return getattr(self, "grad_norms_by_group", {}).get(MTP_GRAD_NORM_GROUP)

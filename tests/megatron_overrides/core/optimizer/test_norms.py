@@ -1,0 +1,223 @@
+"""Two norms in each step: the trunk's without the MTP heads, and the heads' own; each clips its own parameters."""
+
+import math
+
+import pytest
+import torch
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+
+from megatron_overrides import metrics
+
+every_kind = pytest.mark.parametrize("kind", ["chained", "fp32", "float16", "distributed"])
+TRUNK, HEADS = 3.0, 40.0
+
+
+def about(value):
+    return pytest.approx(value, rel=2e-3)  # some gradients are bf16
+
+
+@pytest.fixture
+def make(make_optimizer):
+    """make(kind, **config): (optimizer, parameters of the trunk, of the heads), gradients of norm TRUNK and HEADS."""
+
+    def make(kind, trunk=TRUNK, heads=HEADS, **config):
+        optimizer, params = make_optimizer(kind, heads=True, **config)
+        for half, norm in ((params[0::2], trunk), (params[1::2], heads)):
+            numel = sum(param.numel() for param in half)
+            for param in half:
+                grad = torch.full(param.shape, norm / math.sqrt(numel))
+                if hasattr(param, "main_grad"):
+                    param.main_grad.copy_(grad)
+                else:
+                    param.main_grad = grad
+        return optimizer, params[0::2], params[1::2]
+
+    return make
+
+
+def norms_left(optimizer):
+    """The norms of the gradients with which the optimizer will step, of the trunk and of the heads."""
+    from megatron_overrides.core.optimizer.optimizer import leaves
+
+    squares = {None: 0.0, "mtp": 0.0}
+    for leaf in leaves(optimizer):
+        for param in leaf.get_parameters():
+            if param.grad is not None:
+                squares[getattr(param, "grad_norm_group", None)] += float(param.grad.norm()) ** 2
+    return [math.sqrt(square) for square in squares.values()]
+
+
+@pytest.fixture
+def stop_before_update(monkeypatch):
+    """The step is taken without the update, so that clipped gradients can be looked at."""
+
+    def stop(optimizer):
+        monkeypatch.setattr(optimizer, "step_with_ready_grads", lambda: True)
+
+    return stop
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "config, left",
+    [
+        ({"clip_grad": 1.0}, [1.0, 1.0]),
+        ({"clip_grad": 10.0}, [TRUNK, 10.0]),
+        ({"clip_grad": 1.0, "mtp_clip_grad": 5.0}, [1.0, 5.0]),
+        ({"clip_grad": 1.0, "mtp_clip_grad": 0.0}, [1.0, HEADS]),
+        ({"clip_grad": 0.0, "mtp_clip_grad": 5.0}, [TRUNK, 5.0]),
+        ({"clip_grad": 0.0}, [TRUNK, HEADS]),
+    ],
+)
+def test_each_is_clipped_by_its_own_norm(make, stop_before_update, kind, config, left):
+    optimizer, _, _ = make(kind, **config)
+    stop_before_update(optimizer)
+    _, norm, _ = optimizer.step()
+    if kind == "chained" or any(config.values()):
+        assert norm == about(TRUNK)
+        assert optimizer.grad_norms_by_group == {"mtp": about(HEADS)}
+        assert optimizer.mtp_grad_norm == about(HEADS)
+    assert norms_left(optimizer) == about(left)
+
+
+@every_kind
+def test_without_heads_there_is_one_norm(make_optimizer, give_gradients, kind):
+    optimizer, params = make_optimizer(kind, clip_grad=1.0)
+    give_gradients(params)
+    optimizer.step()
+    assert optimizer.grad_norms_by_group == {} and optimizer.mtp_grad_norm is None
+    assert not optimizer.has_grad_norm_group("mtp")
+
+
+@every_kind
+def test_the_old_and_the_new_names_agree(make, kind):
+    optimizer, _, _ = make(kind)
+    optimizer.prepare_grads()
+    assert optimizer.has_grad_norm_group("mtp")
+    assert optimizer.get_grad_norm() == about(TRUNK)
+    assert optimizer._compute_grad_norms_by_group() == {"mtp": about(HEADS)}
+    leaf = optimizer.chained_optimizers[0] if kind == "chained" else optimizer
+    assert len(leaf.get_main_grads_for_grad_norm()) == len(leaf.get_grads_for_grad_norm()) == 1
+    assert len(leaf.get_grads_for_grad_norm("mtp")) == 1
+
+
+@pytest.mark.parametrize("kind", ["fp32", "float16", "distributed"])
+def test_clip_grad_norm_clips_each_and_returns_the_main_one(make, kind):
+    optimizer, _, _ = make(kind, mtp_clip_grad=5.0)
+    optimizer.prepare_grads()
+    assert optimizer.clip_grad_norm(2.0) == about(TRUNK)
+    assert norms_left(optimizer) == about([2.0, 5.0])
+    assert optimizer.clip_grad_norm(0.0) == about(2.0)  # measures only
+    assert norms_left(optimizer) == about([2.0, 5.0])
+
+
+@every_kind
+@pytest.mark.parametrize("bad", [HEADS, math.nan, math.inf])
+@pytest.mark.parametrize("threshold", [{"mtp_grad_norm_skip_threshold": 10.0}, {"grad_norm_skip_threshold": 10.0}])
+def test_heads_over_their_threshold_are_not_updated_and_the_trunk_is(make, kind, bad, threshold):
+    optimizer, trunk, heads = make(kind, heads=bad, clip_grad=1.0, **threshold)
+    before = [param.detach().clone() for param in heads]
+    trunk_before = [param.detach().clone() for param in trunk]
+    assert optimizer.step()[0] is True
+    assert all(torch.equal(old, new) for old, new in zip(before, heads, strict=True))
+    assert not any(torch.equal(old, new) for old, new in zip(trunk_before, trunk, strict=True))
+    assert "mtp updates skipped for grad norm" in {metric.label for metric in metrics.shown()}
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "threshold", [{}, {"grad_norm_skip_threshold": 10.0, "mtp_grad_norm_skip_threshold": math.inf}]
+)
+def test_heads_without_a_threshold_are_updated_however_large(make, kind, threshold):
+    """As the merged upstream change does it."""
+    optimizer, _, heads = make(kind, clip_grad=1.0, **threshold)
+    before = [param.detach().clone() for param in heads]
+    assert optimizer.step()[0] is True
+    assert not any(torch.equal(old, new) for old, new in zip(before, heads, strict=True))
+
+
+@every_kind
+def test_a_trunk_over_its_threshold_skips_everything(make, kind):
+    optimizer, trunk, heads = make(kind, trunk=50.0, heads=1.0, clip_grad=1.0, grad_norm_skip_threshold=10.0)
+    before = [param.detach().clone() for param in (*trunk, *heads)]
+    assert optimizer.step()[0] is False
+    assert all(torch.equal(old, new) for old, new in zip(before, (*trunk, *heads), strict=True))
+
+
+@every_kind
+def test_the_norm_of_the_heads_is_shown(make, kind):
+    optimizer, _, _ = make(kind, clip_grad=1.0)
+    optimizer.step()
+    (metric,) = (metric for metric in metrics.shown() if metric.tag == "mtp-grad-norm")
+    assert metric.text == " mtp grad norm: 40.000 |"
+
+
+def test_a_group_that_nobody_knows_is_an_error(make):
+    optimizer, trunk, _ = make("fp32")
+    trunk[0].grad_norm_group = "heads"
+    optimizer.prepare_grads()
+    with pytest.raises(ValueError, match="Unknown grad_norm_group 'heads'"):
+        optimizer.get_grad_norm()
+    with pytest.raises(ValueError, match="Unknown grad_norm_group 'heads'"):
+        optimizer.get_grads_for_grad_norm("heads")
+
+
+def test_an_optimizer_of_somebody_elses_measures_its_own_main_norm(make):
+    """A subclass with a norm of its own making, beside one of Megatron's."""
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+    optimizer, _, _ = make("chained", clip_grad=0.0)
+    first, second = optimizer.chained_optimizers
+    first.__class__ = type("Theirs", (type(first),), {"get_grad_norm": lambda self: 7.0})
+    expected = math.sqrt(7.0**2 + TRUNK**2 / 2)
+    assert ChainedOptimizer([first, second]).step()[1] == about(expected)
+
+
+def test_norms_on_the_device_are_never_read_on_the_host(make, monkeypatch):
+    """As with TransformerEngine >= 2.14, here with a stand-in for its scaling kernel."""
+    from megatron.core.optimizer import clip_grads
+
+    if not hasattr(clip_grads, "multi_tensor_scale_tensor_impl"):
+        pytest.skip("0.16 keeps its norms on the host")
+    reads = []
+
+    def scale(chunk_size, overflow, lists, factor):
+        for grad in lists[0]:
+            grad.mul_(factor)
+
+    monkeypatch.setattr(clip_grads, "multi_tensor_scale_tensor_impl", scale)
+    monkeypatch.setattr(clip_grads, "multi_tensor_applier", lambda op, flag, lists, *rest: op(2048, flag, lists, *rest))
+    optimizer, _, _ = make("chained", clip_grad=1.0)
+    monkeypatch.setattr(optimizer, "step_with_ready_grads", lambda: True)
+    optimizer.step()  # the first step asks once who owns heads
+    for name in ("item", "tolist", "__bool__", "__float__"):
+        original = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda self, *a, _o=original, _n=name: (reads.append(_n), _o(self, *a))[1]
+        )
+    _, norm, _ = optimizer.step()
+    monkeypatch.undo()
+    assert isinstance(norm, torch.Tensor) and norm.item() == about(1.0)  # clipped in place in the first
+    assert isinstance(optimizer.mtp_grad_norm, torch.Tensor)
+    # the stand-in for the norm kernel reads the host itself, once for each of the two norms
+    assert reads.count("item") == reads.count("tolist") == reads.count("__bool__") == 0
+
+
+def test_methods_borrowed_onto_another_class_work(make):
+    """As upstream's own tests do."""
+
+    class Borrower:
+        _filter_grads_for_norm = MegatronOptimizer._filter_grads_for_norm
+        get_grads_for_grad_norm = MegatronOptimizer.get_grads_for_grad_norm
+        get_grad_stats_parallel_group = MegatronOptimizer.get_grad_stats_parallel_group
+        has_grad_norm_group = MegatronOptimizer.has_grad_norm_group
+        _compute_grad_norms_by_group = MegatronOptimizer._compute_grad_norms_by_group
+
+        def __init__(self, optimizer):
+            self.config, self.get_parameters = optimizer.config, optimizer.get_parameters
+
+    optimizer, _, _ = make("fp32")
+    optimizer.prepare_grads()
+    borrower = Borrower(optimizer)
+    assert borrower.has_grad_norm_group("mtp")
+    assert borrower._compute_grad_norms_by_group() == {"mtp": about(HEADS)}
