@@ -32,6 +32,8 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch.utils.tensorboard import SummaryWriter
 
+from megatron_overrides import metrics
+
 CHECKPOINT = "checkpoint.pt"
 
 
@@ -49,8 +51,16 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--data-path", nargs=1)
     parser.add_argument("--lr-decay-style", default="cosine")
     parser.add_argument("--grad-norm-skip-threshold", type=float, default=inf)
+    parser.add_argument("--mtp-clip-grad", type=float)
+    parser.add_argument("--mtp-detach-heads", action="store_true")
+    parser.add_argument("--mtp-acceptance-interval", type=int, default=1)
     # The rest of the command line chooses among things that only Megatron's trainer has.
     return task.add_arguments(parser).parse_known_args()[0]
+
+
+def asked_for(args: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
+    """The settings that differ from their defaults: without its patch the release has no such field."""
+    return {name: getattr(args, name) for name, default in defaults.items() if getattr(args, name) != default}
 
 
 def build(args: argparse.Namespace) -> tuple[Any, Any, OptimizerParamScheduler]:
@@ -68,12 +78,9 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, OptimizerParamScheduler]:
         masked_softmax_fusion=False,
         attention_backend=AttnBackend.unfused,
         finalize_model_grads_func=finalize_model_grads,
+        **asked_for(args, mtp_detach_heads=False, mtp_acceptance_interval=1),
     )
     gpt = task.build_model(config, args.vocab_size, args.seq_length).cuda()
-    # Without the patch the release has no such field.
-    threshold = (
-        {} if args.grad_norm_skip_threshold == inf else {"grad_norm_skip_threshold": args.grad_norm_skip_threshold}
-    )
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), gpt)
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -83,7 +90,7 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, OptimizerParamScheduler]:
             weight_decay=args.weight_decay,
             adam_beta2=args.adam_beta2,
             clip_grad=args.clip_grad,
-            **threshold,
+            **asked_for(args, grad_norm_skip_threshold=inf, mtp_clip_grad=None),
         ),
         [model],
     )
@@ -154,7 +161,7 @@ def train_with_core() -> None:
     writer = SummaryWriter(args.tensorboard_dir)
 
     last = min(args.train_iters, args.exit_interval or args.train_iters)
-    skipped = skipped_in_all = 0
+    skipped = 0
     since = time.perf_counter()
     model.train()
     while iteration < last:
@@ -167,19 +174,20 @@ def train_with_core() -> None:
         if updated:
             scheduler.step(increment=args.global_batch_size)
         skipped += not updated
-        skipped_in_all += not updated
         writer.add_scalar("lm loss", loss, iteration)
         writer.add_scalar("grad-norm", grad_norm, iteration)
         writer.add_scalar("learning-rate", learning_rate, iteration)
-        writer.add_scalar("updates-skipped-for-grad-norm", skipped_in_all, iteration)
         MTPLossLoggingHelper.track_mtp_metrics(1.0, iteration, writer)
+        for metric in metrics.shown():
+            if metric.tag:
+                writer.add_scalar(metric.tag, float(metric.value), iteration)
         if iteration % args.log_interval == 0:
             elapsed = (time.perf_counter() - since) * 1000 / args.log_interval
             print(
                 f" iteration {iteration:8d}/{args.train_iters:8d} | "
                 f"elapsed time per iteration (ms): {elapsed:.1f} | learning rate: {learning_rate:.6E} | "
                 f"lm loss: {loss:.6E} | grad norm: {grad_norm:.3f} | "
-                f"number of skipped iterations: {skipped:3d} |",
+                f"number of skipped iterations: {skipped:3d} |" + "".join(metric.text for metric in metrics.shown()),
                 flush=True,
             )
             skipped, since = 0, time.perf_counter()

@@ -32,15 +32,18 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def train(dataset, tmp_path_factory):
-    """train(*flags, ranks=1, patches="all"): ({iteration: (learning rate, loss, norm, rest)}, everything printed)."""
+    """train(*flags, ranks=1, patches="all"): ({iteration: (learning rate, loss, norm, rest)}, everything printed).
 
-    def run(*flags, ranks=1, patches="all"):
+    `command` is "run" or "verify-mtp", `code` the exit code that it must end with.
+    """
+
+    def run(*flags, ranks=1, patches="all", command="run", code=0):
         launcher = [sys.executable, "-m"]
         if ranks > 1:
             launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
         script = str(ROOT / "scripts/demo/train.py")
-        command = [*launcher, "megatron_mtp_patches", "run", "--device", "cpu", script, *ARGUMENTS, *flags]
-        command += ["--data-path", str(dataset), "--tensorboard-dir", str(tmp_path_factory.mktemp("tensorboard"))]
+        words = [*launcher, "megatron_mtp_patches", command, "--device", "cpu", script, *ARGUMENTS, *flags]
+        words += ["--data-path", str(dataset), "--tensorboard-dir", str(tmp_path_factory.mktemp("tensorboard"))]
         environment = {
             **os.environ,
             "PYTHONPATH": f"{ROOT / 'patches'}:{ROOT}",
@@ -48,9 +51,9 @@ def train(dataset, tmp_path_factory):
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
             "OMP_NUM_THREADS": "1",
         }
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
         output = done.stdout + done.stderr
-        assert done.returncode == 0, output[-6000:]
+        assert done.returncode == code, output[-6000:]
         return {int(i): tuple(rest) for i, *rest in LINE.findall(output)}, output
 
     return run

@@ -52,6 +52,35 @@ def test_a_step_over_the_threshold_leaves_no_trace(straight, train):
     assert len({values[0] for values in held.values()}) == len({values[0] for values in free.values()}) - skipped
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_heads_are_detached_clipped_and_counted(train, layout):
+    """And their own limit holds for them alone: the trunk's numbers are the same whatever it is, until they differ."""
+    ranks, flags = layout
+    flags = [*flags, "--mtp-detach-heads", "--mtp-acceptance-interval", "2"]
+    tight, output = train(*flags, "--mtp-clip-grad", "0.01", ranks=ranks)
+    loose, _ = train(*flags, "--mtp-clip-grad", "1e6", ranks=ranks)
+    assert {i: values[:3] for i, values in tight.items()} == {i: values[:3] for i, values in loose.items()}
+    norms = [float(norm) for norm in re.findall(r"mtp grad norm: (\S+) \|", output)]
+    assert len(norms) == 12 and min(norms) > 0.01
+    assert len(set(re.findall(r"mtp_1 acceptance %: +(\S+) \|", output))) > 1
+    losses = {name: [values[3] for values in lines.values()] for name, lines in (("tight", tight), ("loose", loose))}
+    assert losses["tight"] != losses["loose"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "flag, code, verdict",
+    [
+        (["--mtp-detach-heads"], 0, "and nothing else"),
+        ([], 1, r"and \d+ others:\n    decoder.final_layernorm"),
+    ],
+)
+def test_verification_tells_whom_the_mtp_loss_trains(train, layout, flag, code, verdict):
+    ranks, flags = layout
+    _, output = train(*flags, *flag, ranks=ranks, command="verify-mtp", code=code)
+    assert re.search(rf"verify-mtp: the MTP loss has reached \d+ parameters of the heads {verdict}", output)
+
+
 @needs_trainer
 @pytest.mark.parametrize("straight", LAYOUTS, indirect=True)
 def test_a_run_resumes_where_it_was(straight, train):

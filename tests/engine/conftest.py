@@ -68,6 +68,10 @@ def twice(wrapped, instance, args, kwargs):
     return f"{wrapped(*args, **kwargs)} twice"
 
 
+def named(wrapped, instance, args, kwargs):
+    return f"{type(instance).__name__} {wrapped(*args, **kwargs)}"
+
+
 def loudly(wrapped, instance, args, kwargs):
     return f"{wrapped(*args, **kwargs)}!"
 """

@@ -36,6 +36,15 @@ def test_replace_puts_the_override_itself_in_the_place(garden, garden_first):
     assert module.Tree().grow(by=2) == "our tree grew 2"
 
 
+def test_a_method_called_on_the_class_is_a_method_of_what_it_is_given(garden, garden_first):
+    """A namespace will do, as in tests that borrow methods; a static method has no such argument."""
+    edits = Wrap("garden:Tree.grow", "ours:named"), Wrap("garden:Tree.species", "ours:named")
+    _, module = apply_around_import(garden, garden_first, *edits)
+    assert module.Tree.grow(module.Tree(), by=2) == "Tree grew 2"
+    assert module.Tree.grow(argparse.Namespace(), 2) == "Namespace grew 2"
+    assert module.Tree.species().endswith("oak")
+
+
 def test_wrap_calls_the_original_through_the_wrapper(garden, garden_first):
     _, module = apply_around_import(garden, garden_first, TWICE, Wrap("garden:Tree.grow", "ours:twice"))
     assert module.water(2) == "poured 2 twice"

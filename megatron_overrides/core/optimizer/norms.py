@@ -33,8 +33,15 @@ class Norms(NamedTuple):
     by_group: dict[str, GradNorm]
 
 
+NOBODY = "nobody"
+
+# What is summed over the ranks: the square of the main norm, those of the groups, the owners of each group.
+_GROUPS = slice(1, 1 + len(SEPARATE_GRAD_NORM_GROUPS))
+_OWNERS = slice(_GROUPS.stop, _GROUPS.stop + len(SEPARATE_GRAD_NORM_GROUPS))
+
+
 class Reduction(NamedTuple):
-    """Leaves of an optimizer tree whose norms are summed over the same ranks (None: over all)."""
+    """Leaves of an optimizer tree whose norms are summed over the same ranks (None: over all, NOBODY: over none)."""
 
     ranks: Any
     leaves: list[Any]
@@ -44,7 +51,7 @@ def reductions(optimizer: Any) -> list[Reduction]:
     """The leaves of `optimizer` by the ranks that share them, in an order that is the same on those ranks."""
     found: dict[Any, Reduction] = {}
     for ranks, leaf in _leaves(optimizer, over_all_ranks=False):
-        if ranks is not None and ranks.size() == torch.distributed.get_world_size():
+        if ranks not in (None, NOBODY) and ranks.size() == torch.distributed.get_world_size():
             ranks = None
         leaves = found.setdefault(ranks, Reduction(ranks, [])).leaves
         if leaf is not None:
@@ -56,13 +63,14 @@ def _leaves(optimizer: Any, over_all_ranks: bool) -> Iterator[tuple[Any, Any]]:
     """(ranks, leaf) for each leaf; leaf None where this rank has none, but takes part."""
     from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
 
-    if not hasattr(optimizer, "chained_optimizers"):
-        yield None if over_all_ranks else optimizer.get_grad_stats_parallel_group(), optimizer
-        return
     # LayerWise deals whole parameters out to ranks, so its norm is a sum over all of them.
     over_all_ranks = over_all_ranks or isinstance(optimizer, LayerWiseDistributedOptimizer)
-    if not optimizer.chained_optimizers:
-        yield None if over_all_ranks else optimizer.get_grad_stats_parallel_group(), None
+    is_chain = hasattr(optimizer, "chained_optimizers")
+    if not is_chain or not optimizer.chained_optimizers:
+        # An optimizer of somebody else's may know no ranks, only a norm.
+        own_ranks = getattr(optimizer, "get_grad_stats_parallel_group", lambda: NOBODY)
+        yield None if over_all_ranks else own_ranks(), None if is_chain else optimizer
+        return
     for child in optimizer.chained_optimizers:
         yield from _leaves(child, over_all_ranks)
 
@@ -76,11 +84,7 @@ def measure(optimizer: Any) -> Norms:
         sums = sums.sum(dim=0).split(1)
     else:
         sums = [sum(column) for column in zip(*sums.tolist(), strict=True)]  # the one wait for the device
-    main, groups, owners = (
-        sums[0],
-        sums[1 : 1 + len(SEPARATE_GRAD_NORM_GROUPS)],
-        sums[-len(SEPARATE_GRAD_NORM_GROUPS) :],
-    )
+    main, groups, owners = sums[0], sums[_GROUPS], sums[_OWNERS]
     for reduction in found:
         for leaf in filter(_measures_itself, reduction.leaves):
             main = main + (leaf.get_grad_norm() or 0.0) ** 2
@@ -93,14 +97,14 @@ def measure(optimizer: Any) -> Norms:
 
 
 def _reduce(reduction: Reduction) -> torch.Tensor:
-    """Sums over `reduction.ranks`: the square of the main norm, those of the groups, and the owners of each group."""
-    sums = torch.zeros(1 + 2 * len(SEPARATE_GRAD_NORM_GROUPS), dtype=torch.float32, device="cuda")
+    """[1 + 2 groups] float32, see _GROUPS: sums over the ranks of `reduction`."""
+    sums = torch.zeros(_OWNERS.stop, dtype=torch.float32, device="cuda")
     main: list[torch.Tensor] = []
     for leaf in reduction.leaves:
         if not _measures_itself(leaf):
             main += leaf.get_grads_for_grad_norm()
     slots = [main]
-    for place, group in enumerate(SEPARATE_GRAD_NORM_GROUPS, start=1 + len(SEPARATE_GRAD_NORM_GROUPS)):
+    for place, group in enumerate(SEPARATE_GRAD_NORM_GROUPS, start=_OWNERS.start):
         owners = [leaf for leaf in reduction.leaves if _owns(leaf, group)]
         sums[place] = len(owners)
         slots.append([grad for leaf in owners for grad in leaf.get_grads_for_grad_norm(group)])
@@ -115,7 +119,8 @@ def _reduce(reduction: Reduction) -> torch.Tensor:
             sums[place : place + 1] = norm**2.0
     if shards is not None:
         torch.distributed.all_reduce(sums, group=shards)
-    torch.distributed.all_reduce(sums, group=reduction.ranks)
+    if reduction.ranks is not NOBODY:
+        torch.distributed.all_reduce(sums, group=reduction.ranks)
     return sums
 
 

@@ -22,7 +22,7 @@ from megatron_overrides.core.optimizer.grad_norm_groups import (
     group_of,
     has_decoupled_grad,
 )
-from megatron_overrides.core.optimizer.norms import GradNorm, _compute_grad_norms_by_group
+from megatron_overrides.core.optimizer.norms import GradNorm, get_grad_norm
 from megatron_overrides.core.optimizer.skipped_updates import tally
 
 
@@ -74,12 +74,12 @@ def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | No
 
 
 def measure_groups(optimizer: MegatronOptimizer) -> None:
-    """Fill `grad_norms_by_group`, where the release has separate groups (#4116) and get_grad_norm has not done so.
+    """Fill `grad_norms_by_group` where a get_grad_norm that is not ours has not done so.
 
     This is a collective, so only the configuration, which all ranks share, may decide whether to enter it.
     """
-    native = inspect.getattr_static(type(optimizer), "_compute_grad_norms_by_group", _compute_grad_norms_by_group)
-    if native is not _compute_grad_norms_by_group and optimizer.config.clip_grad > 0.0:
+    ours = inspect.getattr_static(type(optimizer), "get_grad_norm", None) is get_grad_norm
+    if not ours and hasattr(optimizer, "_compute_grad_norms_by_group") and optimizer.config.clip_grad > 0.0:
         optimizer._compute_grad_norms_by_group()
 
 
@@ -111,7 +111,7 @@ def clip_grad_norm(self: MegatronOptimizer, clip_grad: float) -> GradNorm:
 
     Replaces MegatronOptimizer.clip_grad_norm. With `clip_grad` 0 it only measures.
     """
-    grad_norm = self.get_grad_norm()
+    grad_norm = get_grad_norm(self)
     for group, params in _params_by_group(self).items():
         limit = clip_grad if group is None else _limit(self.config, group)
         _clip(params, limit, self.grad_norms_by_group.get(group, grad_norm), self.config)

@@ -1,7 +1,7 @@
 """The command `megatron-mtp-patches`.
 
 Exit codes: 0 all is well; 1 a patch is refused, a source has drifted or something needed is missing; 2 wrong usage.
-`run` ends with the script's own code.
+`run` ends with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads.
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(words)
     # Each command brings what it needs; `run` must not load more than the script would.
     try:
-        if arguments.command == "run":
-            from .run import run_script
-
+        if arguments.command in ("run", "verify-mtp"):
             # From the words themselves: argparse would take a `--` of the script's for its own.
             rest = words[words.index(arguments.script, 1) + 1 :]
-            run_script(arguments.script, rest, arguments.device)
+            if arguments.command == "run":
+                from .run import run_script
+
+                run_script(arguments.script, rest, arguments.device)
+            else:
+                from .verify import verify
+
+                verify(arguments.script, rest, arguments.device)
             return 0
         if arguments.command == "status":
             from .status import show_status
@@ -62,10 +67,14 @@ def make_parser() -> argparse.ArgumentParser:
         "id", metavar="ID", choices=[patch.id for patch in CATALOG], help=", ".join(p.id for p in CATALOG)
     )
 
-    run = commands.add_parser("run", help="run a training script under the patches, with no GPU if asked")
-    run.add_argument("--device", choices=["cpu", "cuda"], help="cpu: rehearse with no GPU; cuda: insist on a GPU")
-    run.add_argument("script", metavar="SCRIPT")
-    run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    for name, purpose in (
+        ("run", "run a training script under the patches, with no GPU if asked"),
+        ("verify-mtp", "run its first step to see that the MTP loss trains the MTP heads and nothing else"),
+    ):
+        run = commands.add_parser(name, help=purpose)
+        run.add_argument("--device", choices=["cpu", "cuda"], help="cpu: rehearse with no GPU; cuda: insist on a GPU")
+        run.add_argument("script", metavar="SCRIPT")
+        run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
 
     commands.add_parser("doctor", help="what this environment has, and what each missing part costs")
 

@@ -8,7 +8,7 @@ import inspect
 import sys
 from argparse import ArgumentError, ArgumentParser
 from collections.abc import Iterable
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 import wrapt
@@ -122,8 +122,21 @@ def _belongs(file: str, module: ModuleType) -> bool:
     return file == module.__file__ or bool(torch_root and file.startswith(torch_root))
 
 
+class BoundWrapped(wrapt.BoundFunctionWrapper):
+    """A method that was looked up. `Class.method(something)` is a method of `something` even if that is no Class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        code = getattr(self.__wrapped__, "__code__", None)
+        if self._self_instance is None and args and code is not None and code.co_varnames[:1] == ("self",):
+            wrapper: Any = self._self_wrapper
+            return wrapper(MethodType(self.__wrapped__, args[0]), args[0], args[1:], kwargs)
+        return super().__call__(*args, **kwargs)
+
+
 class Wrapped(wrapt.FunctionWrapper):
     """A wrapt wrapper that pickles by name and is not copied, as the function it stands for."""
+
+    __bound_function_wrapper__ = BoundWrapped
 
     def __reduce__(self) -> str:
         return self.__qualname__

@@ -212,6 +212,7 @@ def test_methods_borrowed_onto_another_class_work(make):
         get_grad_stats_parallel_group = MegatronOptimizer.get_grad_stats_parallel_group
         has_grad_norm_group = MegatronOptimizer.has_grad_norm_group
         _compute_grad_norms_by_group = MegatronOptimizer._compute_grad_norms_by_group
+        clip_grad_norm = MegatronOptimizer.clip_grad_norm
 
         def __init__(self, optimizer):
             self.config, self.get_parameters = optimizer.config, optimizer.get_parameters
@@ -221,3 +222,25 @@ def test_methods_borrowed_onto_another_class_work(make):
     borrower = Borrower(optimizer)
     assert borrower.has_grad_norm_group("mtp")
     assert borrower._compute_grad_norms_by_group() == {"mtp": about(HEADS)}
+    assert borrower.clip_grad_norm(1.0) == about(TRUNK)
+    assert norms_left(optimizer) == about([1.0, 1.0])
+
+
+@pytest.mark.parametrize("kind", ["fp32", "float16", "distributed"])
+def test_a_main_norm_of_somebody_elses_making_leaves_the_heads_their_own(make, stop_before_update, kind):
+    for call in (lambda optimizer: optimizer.step()[1], lambda optimizer: optimizer.clip_grad_norm(1.0)):
+        optimizer, _, _ = make(kind, clip_grad=1.0)
+        optimizer.__class__ = type("Theirs", (type(optimizer),), {"get_grad_norm": lambda self: 2 * TRUNK})
+        stop_before_update(optimizer)
+        optimizer.prepare_grads()
+        assert call(optimizer) == 2 * TRUNK
+        assert norms_left(optimizer) == about([0.5, 1.0])
+
+
+def test_an_optimizer_that_knows_no_ranks_has_its_own_norm():
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+    theirs = type("Theirs", (), {"get_grad_norm": lambda self: 2.0, "get_parameters": lambda self: []})()
+    theirs.config = OptimizerConfig(optimizer="adam", lr=0.1)
+    assert ChainedOptimizer([theirs]).get_grad_norm() == 2.0

@@ -1,0 +1,34 @@
+"""Run a training script up to its first step, and see which parameters the MTP loss trains."""
+
+from __future__ import annotations
+
+from .. import _engine
+from ..engine import Patch, PatchError, Wrap
+from ..engine.engine import Engine
+from .run import run_script
+
+VERIFICATION = Patch(
+    id="verify-mtp",
+    doc="A first step in which only the MTP loss has a gradient.",
+    upstream=(),
+    probe=None,
+    edits=(
+        Wrap(
+            "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
+            "megatron_overrides.verification:silence_main_loss",
+            any_source=True,
+        ),
+        Wrap(
+            "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
+            "megatron_overrides.verification:report_gradients",
+            any_source=True,
+        ),
+    ),
+)
+
+
+def verify(script: str, arguments: list[str], device: str | None) -> None:
+    """Run `script`; ends with SystemExit 0 or 1 in its first step, on every rank."""
+    Engine((), _engine.table_file, base=(VERIFICATION,)).apply("all", "raise")
+    run_script(script, arguments, device)
+    raise PatchError(f"verify-mtp: {script} ended without a training step through Megatron's schedules")
