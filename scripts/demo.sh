@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh clone to a plot: install into .venv, train a small GPT with Megatron's own trainer, with and without
-# --grad-norm-skip-threshold, and compare. Minutes, on a GPU if there is one, else on the CPU.
+# From a fresh clone to two plots: install into .venv, train a small GPT with Megatron's own trainer, with and without
+# --mtp-detach-heads and --grad-norm-skip-threshold, and compare. Minutes, on a GPU if there is one, else on the CPU.
 #
 # PYTHON=/path/to/python overrides the choice of Python. Everything lands in .venv and demo_output; remove them to
 # start anew.
@@ -48,8 +48,15 @@ fi
 stage "data: the Python standard library's sources, as bytes"
 "$python" -W ignore scripts/demo/build_dataset.py "$output/data/stdlib"
 
-stage "training: once to a checkpoint, then on from it twice"
-echo "Left out: TransformerEngine and Apex (not installed; Megatron's own modules do the work)."
-"$python" scripts/demo/compare.py --data "$output/data/stdlib" --output "$output"
+echo "Left out of all training: TransformerEngine and Apex (not installed; Megatron's own modules do the work)."
+
+stage "MTP heads: one training with them in the trunk, two with them detached"
+"$python" scripts/demo/heads.py --data "$output/data/stdlib" --output "$output"
+
+stage "bad batches: one training to a checkpoint, then on from it twice"
+"$python" scripts/demo/skipping.py --data "$output/data/stdlib" --output "$output"
+
+stage "what was in force"
+"$python" -m megatron_mtp_patches status
 
 stage "done"

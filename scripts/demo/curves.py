@@ -18,6 +18,8 @@ class Curves:
     loss: dict[int, float]
     mtp_loss: dict[int, float]
     grad_norm: dict[int, float]
+    mtp_grad_norm: dict[int, float]
+    acceptance: dict[int, dict[int, float]]  # of each head, in percent
     validation_loss: float | None
     updates_skipped: int
 
@@ -35,9 +37,15 @@ def read_curves(folder: Path) -> Curves:
         loss=scalar("lm loss", BITS),
         mtp_loss=scalar("mtp_1 loss", BITS),
         grad_norm=scalar("grad-norm"),
+        mtp_grad_norm=scalar("mtp-grad-norm"),
+        acceptance={head: scalar(f"mtp_{head}_acceptance_rate") for head in (1, 2)},
         validation_loss=next(iter(scalar("lm loss validation", BITS).values()), None),
         updates_skipped=int(max(scalar("updates-skipped-for-grad-norm").values(), default=0)),
     )
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def without(curve: dict[int, float], iterations: frozenset[int]) -> dict[int, float]:

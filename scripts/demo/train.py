@@ -1,6 +1,6 @@
 """Train the demo's model with Megatron's own trainer (0.16.1, whose wheel has none: with a small loop).
 
-Takes Megatron's command line and --corrupt-iterations. `compare.py` starts it through `megatron-mtp-patches`.
+Takes Megatron's command line and --corrupt-iterations. `runs.py` starts it through `megatron-mtp-patches`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,79 @@
+"""Train once to a checkpoint, go on from it without and with --grad-norm-skip-threshold, and compare.
+
+    python scripts/demo/skipping.py --data demo_output/data/stdlib --output demo_output
+
+Both continuations meet the same accident: bursts of batches that arrive still compressed (`task.py`).
+Everything else is the same command line, seed and data order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from curves import Curves, mean, without
+from plot_skipping import draw
+from rich.console import Console
+from rich.table import Table
+from runs import train, where
+
+FORK, LAST = 280, 460  # iterations: the checkpoint, and the end of both continuations
+BURSTS = (range(300, 308), range(360, 368), range(420, 428))
+CORRUPT = frozenset(iteration for burst in BURSTS for iteration in burst)
+THRESHOLD = 10.0  # gradient norms: about 1 on text (9 in the very first steps), above 20 on compressed bytes
+
+HEADS = "--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3".split()
+
+
+def compare(before: Curves, after: Curves) -> Table:
+    table = Table(title=f"iterations {FORK + 1} to {LAST}, {len(CORRUPT)} of them on compressed bytes")
+    table.add_column("losses in bits a byte")
+    table.add_column("before\nno threshold", justify="right")
+    table.add_column(f"after\nskip over {THRESHOLD:g}", justify="right")
+
+    def row(label: str, *cells: str) -> None:
+        table.add_row(label, *cells)
+
+    runs = (before, after)
+    text = [without(run.loss, CORRUPT) for run in runs]
+    heads = [without(run.mtp_loss, CORRUPT) for run in runs]
+    row("validation loss at the end", *(f"{run.validation_loss:.3f}" for run in runs))
+    row("training loss on text, mean", *(f"{mean(list(loss.values())):.3f}" for loss in text))
+    row("training loss on text, worst", *(f"{max(loss.values()):.3f}" for loss in text))
+    row("MTP loss on text, mean", *(f"{mean(list(loss.values())):.3f}" for loss in heads))
+    row("largest gradient norm", *(f"{max(run.grad_norm.values()):.1f}" for run in runs))
+    calm = [max(without(run.grad_norm, CORRUPT).values()) for run in runs]
+    row("largest gradient norm on text", *(f"{norm:.1f}" for norm in calm))
+    row("updates skipped", *(str(run.updates_skipped) for run in runs))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="dataset, without .bin and .idx")
+    parser.add_argument("--output", type=Path, required=True, help="folder for logs, curves and the plot")
+    arguments = parser.parse_args()
+    output, data = arguments.output, arguments.data
+    checkpoint = output / "checkpoint"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    output.mkdir(parents=True, exist_ok=True)
+
+    common = [*HEADS, "--train-iters", str(LAST)]
+    print(f"--- 1 of 3: train to iteration {FORK} on {where()}, save a checkpoint", flush=True)
+    shared = train("shared", output, data, *common, "--save", str(checkpoint), "--exit-interval", str(FORK))
+    accident = [*common, "--load", str(checkpoint), "--corrupt-iterations", *map(str, sorted(CORRUPT))]
+    print(f"--- 2 of 3: before. Go on to {LAST}; {len(BURSTS)} bursts of compressed batches", flush=True)
+    before = train("before", output, data, *accident)
+    print("--- 3 of 3: after. The same with --grad-norm-skip-threshold", THRESHOLD, flush=True)
+    after = train("after", output, data, *accident, "--grad-norm-skip-threshold", str(THRESHOLD))
+
+    print(flush=True)
+    Console().print(compare(before, after))
+    picture = output / "skip_large_grad_norm.png"
+    draw(shared, before, after, CORRUPT, THRESHOLD, picture)
+    print(f"plot: {picture}")
+
+
+if __name__ == "__main__":
+    main()
