@@ -11,8 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from megatron.core import tensor_parallel
-from megatron.core.transformer.module import param_is_not_shared
 
 MTP_GRAD_NORM_GROUP = "mtp"
 GRAD_NORM_GROUP_ATTR = "grad_norm_group"
@@ -55,11 +53,20 @@ def has_decoupled_grad(param: Any, config: Any) -> bool:
     return config.use_precision_aware_optimizer and getattr(param, "decoupled_grad", None) is not None
 
 
-def drop_gradient(param: Any) -> None:
-    """Leave `param` out of the coming update: optimizers pass over parameters without a gradient."""
-    param.grad = None
-    if hasattr(param, "decoupled_grad"):
-        param.decoupled_grad = None
+def drop_gradients(params: list[Any], optimizer: Any) -> None:
+    """Leave `params` out of the coming update of `optimizer`, a torch optimizer: it passes over those without gradient.
+
+    HybridDeviceOptimizer (--optimizer-cpu-offload) steps on copies, which keep the gradient of the step before.
+    """
+    for param in params:
+        param.grad = None
+        if hasattr(param, "decoupled_grad"):
+            param.decoupled_grad = None
+        for copies in ("gpu_params_map_cpu_copy", "param_to_fp32_param"):
+            copy = getattr(optimizer, copies, {}).get(param)
+            if copy is not None:
+                copy.grad = None
+                optimizer.cpu_copy_map_grad.pop(copy, None)  # made again with the next gradient
 
 
 def copy_optimizer_param_metadata(destination: torch.Tensor, source: torch.Tensor) -> None:
@@ -86,6 +93,9 @@ def _filter_grads_for_norm(
     self: Any, params: list[torch.nn.Parameter], param_filter: Callable[[Any], bool] | None = None
 ) -> list[torch.Tensor]:
     """The gradients of `params` that pass `param_filter` and belong to no replica on another rank."""
+    from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+    from megatron.core.transformer.module import param_is_not_shared
+
     tp_group = getattr(self, "tp_group", None)
     grads = []
     for param in params:
@@ -94,7 +104,7 @@ def _filter_grads_for_norm(
             if (
                 grad is not None
                 and param_is_not_shared(param)
-                and tensor_parallel.param_is_not_tensor_parallel_duplicate(param, tp_group)
+                and param_is_not_tensor_parallel_duplicate(param, tp_group)
             ):
                 grads.append(grad)
     return grads

@@ -18,7 +18,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer, MixedPrecisionO
 from megatron_overrides import metrics
 from megatron_overrides.core.optimizer.grad_norm_groups import (
     MTP_GRAD_NORM_GROUP,
-    drop_gradient,
+    drop_gradients,
     group_of,
     has_decoupled_grad,
 )
@@ -99,8 +99,7 @@ def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:
     for leaf in leaves(optimizer):
         for group, params in _params_by_group(leaf).items():
             if drops_mtp and group == MTP_GRAD_NORM_GROUP:
-                for param in params:
-                    drop_gradient(param)
+                drop_gradients(params, leaf.optimizer)
             else:
                 _clip(params, _limit(leaf.config, group), group_norms.get(group, grad_norm), leaf.config)
     return False

@@ -1,0 +1,34 @@
+"""What a group of parameters is, and how it is left out of an update."""
+
+from types import SimpleNamespace
+
+import torch
+
+from megatron_overrides.core.optimizer.grad_norm_groups import drop_gradients
+
+
+def make_params(number):
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(number)]
+    for param in params:
+        param.grad = torch.ones(2)
+    return params
+
+
+def test_a_dropped_parameter_has_no_gradient_of_either_kind():
+    plain, precise = make_params(2)
+    precise.decoupled_grad = torch.ones(2)
+    drop_gradients([plain, precise], torch.optim.SGD([plain, precise], lr=0.1))
+    assert plain.grad is precise.grad is precise.decoupled_grad is None
+
+
+def test_the_copies_of_an_offloading_optimizer_forget_the_step_before():
+    """HybridDeviceOptimizer steps its copies by the gradients they have. A rehearsal cannot run it: all is "cuda"."""
+    on_gpu, offloaded, kept, cpu_copy, fp32_copy, other_copy = make_params(6)
+    hybrid = SimpleNamespace(
+        gpu_params_map_cpu_copy={offloaded: cpu_copy, kept: other_copy},
+        param_to_fp32_param={on_gpu: fp32_copy},
+        cpu_copy_map_grad={cpu_copy: cpu_copy.grad, other_copy: other_copy.grad},
+    )
+    drop_gradients([on_gpu, offloaded], hybrid)
+    assert cpu_copy.grad is fp32_copy.grad is None and kept.grad is not None and other_copy.grad is not None
+    assert list(hybrid.cpu_copy_map_grad) == [other_copy]
