@@ -72,9 +72,9 @@ class _ZeroGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, embedded: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*parameters)
+        ctx.kinds = [(parameter.shape, parameter.dtype, parameter.device) for parameter in parameters]
         return embedded.view_as(embedded)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
-        return (None, *map(torch.zeros_like, ctx.saved_tensors))
+        return (None, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.kinds))
