@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "demo"))
+
+from train import one_process
 
 STEPS, VOCABULARY, LENGTH, BATCH, CLIP = 50, 64, 32, 4, 0.25
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -43,7 +46,8 @@ def record(file: Path, layout: str, bf16: bool) -> None:
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-    start_process_group()
+    one_process()
+    torch.distributed.init_process_group("nccl" if torch.distributed.is_nccl_available() else "gloo")
     parallel_state.initialize_model_parallel()
     model_parallel_cuda_manual_seed(1)
     dtype = torch.bfloat16 if bf16 else torch.float32
@@ -139,18 +143,6 @@ def fill(model: Any) -> None:
             param.data.copy_(0.05 * torch.randn(param.shape, generator=generator))
         else:
             param.data.fill_(float(name.endswith("weight")))
-
-
-def start_process_group() -> None:
-    import torch
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    one = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in one.items():
-        os.environ.setdefault(name, str(value))
-    torch.distributed.init_process_group("nccl" if torch.distributed.is_nccl_available() else "gloo")
 
 
 def flatten(value: Any, name: str = "") -> dict[str, float]:

@@ -19,3 +19,51 @@ def unpatched():
             megatron_mtp_patches.apply()
 
     return revert
+
+
+@pytest.fixture
+def make_gpt():
+    """make_gpt(vocabulary, length, **config): this rank's stage of a seeded fp32 GPT, no dropout, two MTP heads.
+
+    `tied` ties the embeddings; mtp_num_layers=None leaves the heads out.
+    """
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer import TransformerConfig
+
+    def make(vocabulary, length, tied=False, **settings):
+        torch.manual_seed(11)
+        model_parallel_cuda_manual_seed(11)
+        settings = {
+            "num_layers": 2,
+            "hidden_size": 16,
+            "num_attention_heads": 2,
+            "mtp_num_layers": 2,
+            "hidden_dropout": 0.0,
+            "attention_dropout": 0.0,
+            "use_cpu_initialization": True,
+        } | settings
+        config = TransformerConfig(**settings)
+        spec = get_gpt_layer_local_spec(
+            num_experts=config.num_moe_experts, moe_grouped_gemm=False, normalization=config.normalization
+        )
+        last = parallel_state.is_pipeline_last_stage()
+        heads = None
+        if last and config.mtp_num_layers:
+            heads = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False)
+        return GPTModel(
+            config,
+            spec,
+            vocab_size=vocabulary,
+            max_sequence_length=length,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=last,
+            position_embedding_type="rope",
+            share_embeddings_and_output_weights=tied,
+            mtp_block_spec=heads,
+        )
+
+    return make

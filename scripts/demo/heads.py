@@ -8,14 +8,11 @@ with it, as before NVIDIA/Megatron-LM#4116; then they are detached and clipped b
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 from curves import Curves, mean
 from plot_heads import draw
 from rich.console import Console
 from rich.table import Table
-from runs import CLIP, train, where
+from runs import CLIP, read_flags, train, where
 
 ITERATIONS = 120
 FLAGS = f"--train-iters {ITERATIONS} --mtp-num-layers 2 --mtp-loss-scaling-factor 3".split()
@@ -50,12 +47,7 @@ def compare(attached: Curves, one_norm: Curves, detached: Curves) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="dataset, without .bin and .idx")
-    parser.add_argument("--output", type=Path, required=True, help="folder for logs, curves and the plot")
-    arguments = parser.parse_args()
-    output, data = arguments.output, arguments.data
-    output.mkdir(parents=True, exist_ok=True)
+    data, output = read_flags(__doc__)
 
     print(f"--- 1 of 3: the heads train the trunk, on {where()}", flush=True)
     attached = train("attached", output, data, *FLAGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -90,3 +91,13 @@ def shorten(line: str) -> str:
 
 def where() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU (no GPU here: rehearsal)"
+
+
+def read_flags(doc: str) -> tuple[Path, Path]:
+    """The dataset's prefix and the folder for logs, curves and plots, which is made."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="dataset, without .bin and .idx")
+    parser.add_argument("--output", type=Path, required=True, help="folder for logs, curves and the plot")
+    flags = parser.parse_args()
+    flags.output.mkdir(parents=True, exist_ok=True)
+    return flags.data, flags.output

@@ -8,15 +8,13 @@ Everything else is the same command line, seed and data order.
 
 from __future__ import annotations
 
-import argparse
 import shutil
-from pathlib import Path
 
 from curves import Curves, mean, without
 from plot_skipping import draw
 from rich.console import Console
 from rich.table import Table
-from runs import train, where
+from runs import read_flags, train, where
 
 FORK, LAST = 280, 460  # iterations: the checkpoint, and the end of both continuations
 BURSTS = (range(300, 308), range(360, 368), range(420, 428))
@@ -50,14 +48,9 @@ def compare(before: Curves, after: Curves) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="dataset, without .bin and .idx")
-    parser.add_argument("--output", type=Path, required=True, help="folder for logs, curves and the plot")
-    arguments = parser.parse_args()
-    output, data = arguments.output, arguments.data
+    data, output = read_flags(__doc__)
     checkpoint = output / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)
-    output.mkdir(parents=True, exist_ok=True)
 
     common = [*HEADS, "--train-iters", str(LAST)]
     print(f"--- 1 of 3: train to iteration {FORK} on {where()}, save a checkpoint", flush=True)

@@ -1,6 +1,7 @@
 """MTP heads over several ranks: labels, acceptance and detached gradients are those of one rank."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -15,46 +16,8 @@ def tokens():
 
 
 @pytest.fixture
-def make_model():
-    from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer import TransformerConfig
-
-    def make(tied=False, **settings):
-        model_parallel_cuda_manual_seed(11)
-        torch.manual_seed(11)
-        first = parallel_state.is_pipeline_first_stage()
-        last = parallel_state.is_pipeline_last_stage()
-        config = TransformerConfig(
-            **{
-                "num_layers": 2,
-                "hidden_size": 16,
-                "num_attention_heads": 2,
-                "mtp_num_layers": 2,
-                "hidden_dropout": 0.0,
-                "attention_dropout": 0.0,
-                "use_cpu_initialization": True,
-                "normalization": "RMSNorm",
-            }
-            | settings
-        )
-        spec = get_gpt_layer_local_spec(normalization="RMSNorm")
-        heads = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if last else None
-        return GPTModel(
-            config,
-            spec,
-            vocab_size=VOCABULARY,
-            max_sequence_length=LENGTH,
-            pre_process=first,
-            post_process=last,
-            position_embedding_type="rope",
-            share_embeddings_and_output_weights=tied,
-            mtp_block_spec=heads,
-        )
-
-    return make
+def make_model(make_gpt):
+    return partial(make_gpt, VOCABULARY, LENGTH, normalization="RMSNorm")
 
 
 @pytest.fixture

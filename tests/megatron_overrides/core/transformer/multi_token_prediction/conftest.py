@@ -1,6 +1,7 @@
 """Small seeded GPT models with MTP heads on one CPU rank."""
 
 import importlib
+from functools import partial
 
 import pytest
 import torch
@@ -9,39 +10,8 @@ VOCABULARY, LENGTH, BATCH = 32, 12, 2
 
 
 @pytest.fixture
-def make_model():
-    """make_model(**config): fp32, no dropout; `tied` ties the embeddings, mtp_num_layers=None leaves the heads out."""
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer import TransformerConfig
-
-    def make(tied=False, **settings):
-        torch.manual_seed(11)
-        model_parallel_cuda_manual_seed(11)
-        settings = {
-            "num_layers": 2,
-            "hidden_size": 16,
-            "num_attention_heads": 2,
-            "mtp_num_layers": 2,
-            "hidden_dropout": 0.0,
-            "attention_dropout": 0.0,
-            "use_cpu_initialization": True,
-        } | settings
-        config = TransformerConfig(**settings)
-        spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False)
-        heads = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if config.mtp_num_layers else None
-        return GPTModel(
-            config,
-            spec,
-            vocab_size=VOCABULARY,
-            max_sequence_length=LENGTH,
-            position_embedding_type="rope",
-            share_embeddings_and_output_weights=tied,
-            mtp_block_spec=heads,
-        )
-
-    return make
+def make_model(make_gpt):
+    return partial(make_gpt, VOCABULARY, LENGTH)
 
 
 @pytest.fixture
