@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_overrides.core.optimizer.optimizer_config import check_settings
-from megatron_overrides.core.transformer.transformer_config import check_detached_heads
+from megatron_overrides.core.transformer.transformer_config import check_heads
 
 
 def check_arguments(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
     """Wraps validate_args(args, defaults)."""
     settings = args[0] if args else kwargs["args"]
     check_settings(settings)
-    check_detached_heads(settings)
+    check_heads(settings)
     _check_separate_clip(settings)
     return wrapped(*args, **kwargs)
 

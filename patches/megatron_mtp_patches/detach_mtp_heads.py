@@ -16,6 +16,7 @@ Changes numbers: with the flag. It also takes the heads out of the reported grad
 from .engine import AddField, Patch, Probe, PullRequest, Wrap
 from .shared_edits import (
     CHECK_SETTINGS,
+    CHECK_TRANSFORMER_CONFIG,
     DEFAULT_IN_YAML,
     MTP,
     MTP_LOSS,
@@ -42,14 +43,15 @@ PATCH = Patch(
         ),
         DEFAULT_IN_YAML,
         *CHECK_SETTINGS,
-        Wrap(
-            f"{TRANSFORMER_CONFIG}.__post_init__",
-            "megatron_overrides.core.transformer.transformer_config:check_after_init",
-            any_source=True,
-        ),
+        CHECK_TRANSFORMER_CONFIG,
         *MTP_LOSS,
         Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_HEADS}:detach_block"),
         Wrap(f"{MTP}:MultiTokenPredictionLayer._get_embeddings", f"{_HEADS}:detach_inputs"),
+        Wrap(
+            "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
+            f"{_HEADS}:wait_for_embedding",
+            any_source=True,
+        ),
         *(Wrap(target, f"{_HEADS}:detach_scheduled_layer") for target in SCHEDULED_MTP_LAYER),
     ),
 )

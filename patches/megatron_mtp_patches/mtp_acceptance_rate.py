@@ -16,6 +16,7 @@ Changes numbers: of training, none.
 
 from .engine import AddField, Patch, Probe, PullRequest, Replace
 from .shared_edits import (
+    CHECK_TRANSFORMER_CONFIG,
     DEFAULT_IN_YAML,
     MTP,
     MTP_LOSS,
@@ -46,6 +47,7 @@ PATCH = Patch(
             doc="Count the acceptance of the MTP heads in every N-th step; 0: never.",
         ),
         DEFAULT_IN_YAML,
+        CHECK_TRANSFORMER_CONFIG,
         *(edit for name in _COUNTING for edit in add_or_replace(f"{MTP}:{name}", f"{MTP_OVERRIDES}.acceptance:{name}")),
         *(edit for name in (*_NEW, *_OLD) for edit in add_or_replace(f"{_HELPER}.{name}", f"{_OURS}.{name}")),
         Replace(f"{_HELPER}.track_mtp_metrics", f"{_OURS}.track_mtp_metrics"),

@@ -50,6 +50,11 @@ OPTIMIZER_STEP = (
 
 # -- settings and the log ---------------------------------------------------------------------------------------------
 
+CHECK_TRANSFORMER_CONFIG = Wrap(
+    f"{TRANSFORMER_CONFIG}.__post_init__",
+    "megatron_overrides.core.transformer.transformer_config:check_after_init",
+    any_source=True,
+)
 CHECK_SETTINGS = (
     Wrap(
         f"{OPTIMIZER_CONFIG}.__post_init__",

@@ -6,6 +6,7 @@ the main norm and clipped by the norm of its group.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -63,10 +64,31 @@ def drop_gradients(params: list[Any], optimizer: Any) -> None:
         if hasattr(param, "decoupled_grad"):
             param.decoupled_grad = None
         for copies in ("gpu_params_map_cpu_copy", "param_to_fp32_param"):
-            copy = getattr(optimizer, copies, {}).get(param)
-            if copy is not None:
-                copy.grad = None
-                optimizer.cpu_copy_map_grad.pop(copy, None)  # made again with the next gradient
+            its_copy = getattr(optimizer, copies, {}).get(param)
+            if its_copy is not None:
+                its_copy.grad = None
+                optimizer.cpu_copy_map_grad.pop(its_copy, None)  # made again with the next gradient
+
+
+def keep_in_step(params: list[Any], leaf: Any) -> None:
+    """After an update without `params`: their state is there, and has counted as many steps as that of the others.
+
+    So it is with fused optimizers, which count for all parameters at once. With torch's own DistributedOptimizer could
+    not save: it keeps one count for all, and the state of each.
+    """
+    optimizer = leaf.optimizer
+    if not params or hasattr(optimizer, "cpu_optimizers"):  # HybridDeviceOptimizer makes its state itself
+        return
+    if not all(optimizer.state.get(param) for param in params) and hasattr(leaf, "init_state_fn"):
+        leaf.init_state_fn(optimizer, leaf.config)
+    counts = {param: state["step"] for param, state in optimizer.state.items() if "step" in state}
+    left_out = {id(param) for param in params}
+    others = [count for param, count in counts.items() if id(param) not in left_out]
+    for param in params:
+        if param in counts:
+            counts[param] += 1
+        elif others:
+            optimizer.state[param]["step"] = copy.deepcopy(others[0])
 
 
 def copy_optimizer_param_metadata(destination: torch.Tensor, source: torch.Tensor) -> None:

@@ -19,6 +19,7 @@ from megatron_overrides.core.optimizer.grad_norm_groups import (
     MTP_GRAD_NORM_GROUP,
     SEPARATE_GRAD_NORM_GROUPS,
     check_group,
+    get_main_grads_for_grad_norm,
     group_of,
 )
 
@@ -79,15 +80,16 @@ def _leaves(optimizer: Any, over_all_ranks: bool) -> Iterator[tuple[Any, Any]]:
 def measure(optimizer: Any) -> Norms:
     """Every norm of the gradients of `optimizer`, however nested. A collective: all its ranks must come here."""
     found = reductions(optimizer)
-    sums: Any = torch.stack([_reduce(reduction) for reduction in found])
+    sums: Any = torch.stack([_reduce(reduction, optimizer) for reduction in found])
     if getattr(clip_grads, "multi_tensor_scale_tensor_impl", None) is not None:
         sums = sums.sum(dim=0).split(1)
     else:
         sums = [sum(column) for column in zip(*sums.tolist(), strict=True)]  # the one wait for the device
     main, groups, owners = sums[0], sums[_GROUPS], sums[_OWNERS]
     for reduction in found:
-        for leaf in filter(_measures_itself, reduction.leaves):
-            main = main + (leaf.get_grad_norm() or 0.0) ** 2
+        for leaf in reduction.leaves:
+            if leaf is not optimizer and measures_itself(leaf):
+                main = main + (leaf.get_grad_norm() or 0.0) ** 2
     if not hasattr(optimizer, "_owned_grad_norm_groups"):
         # Once, because tags do not change and the numbers may be on the device.
         owned = [group for group, number in zip(SEPARATE_GRAD_NORM_GROUPS, owners, strict=True) if number > 0]
@@ -96,13 +98,13 @@ def measure(optimizer: Any) -> Norms:
     return Norms(main**0.5, {group: by_group[group] ** 0.5 for group in optimizer._owned_grad_norm_groups})
 
 
-def _reduce(reduction: Reduction) -> torch.Tensor:
-    """[1 + 2 groups] float32, see _GROUPS: sums over the ranks of `reduction`."""
+def _reduce(reduction: Reduction, root: Any) -> torch.Tensor:
+    """[1 + 2 groups] float32, see _GROUPS: sums over the ranks of `reduction`; `root` is what is being measured."""
     sums = torch.zeros(_OWNERS.stop, dtype=torch.float32, device="cuda")
     main: list[torch.Tensor] = []
     for leaf in reduction.leaves:
-        if not _measures_itself(leaf):
-            main += leaf.get_grads_for_grad_norm()
+        if leaf is root or not measures_itself(leaf):
+            main += _main_grads(leaf)
     slots = [main]
     for place, group in enumerate(SEPARATE_GRAD_NORM_GROUPS, start=_OWNERS.start):
         owners = [leaf for leaf in reduction.leaves if _owns(leaf, group)]
@@ -124,9 +126,16 @@ def _reduce(reduction: Reduction) -> torch.Tensor:
     return sums
 
 
-def _measures_itself(leaf: Any) -> bool:
+def measures_itself(leaf: Any) -> bool:
     """Whether a class of somebody else's has a main norm of its own making."""
     return inspect.getattr_static(type(leaf), "get_grad_norm", get_grad_norm) is not get_grad_norm
+
+
+def _main_grads(leaf: Any) -> list[torch.Tensor]:
+    """Somebody else's class may choose its gradients, under the name that the method had up to 0.18."""
+    ours = get_main_grads_for_grad_norm
+    chosen = inspect.getattr_static(type(leaf), "get_main_grads_for_grad_norm", ours) is not ours
+    return leaf.get_main_grads_for_grad_norm() if chosen else leaf.get_grads_for_grad_norm()
 
 
 def _owns(leaf: Any, group: str) -> bool:

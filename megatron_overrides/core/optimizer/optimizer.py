@@ -6,7 +6,6 @@ the parameter all-gather (NVIDIA/Megatron-LM#3460). Here the reduced norm alone 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,10 +18,11 @@ from megatron_overrides import metrics
 from megatron_overrides.core.optimizer.grad_norm_groups import (
     MTP_GRAD_NORM_GROUP,
     drop_gradients,
+    keep_in_step,
     group_of,
     has_decoupled_grad,
 )
-from megatron_overrides.core.optimizer.norms import GradNorm, get_grad_norm
+from megatron_overrides.core.optimizer.norms import GradNorm, measure, measures_itself
 from megatron_overrides.core.optimizer.skipped_updates import tally
 
 
@@ -62,8 +62,7 @@ def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | No
     grad_norm, num_zeros = (0.0, 0) if isinstance(self, MixedPrecisionOptimizer) else (None, None)
     skip = False
     with _timed(self.config, "optimizer-clip-main-grad"):
-        limits = [_limit(self.config, group) for group in (None, MTP_GRAD_NORM_GROUP)]
-        if max(limits) > 0.0 or tally.watches(self.config):
+        if _needs_norms(self.config):
             grad_norm = self.get_grad_norm()
             measure_groups(self)
             skip = clip_or_skip(self, grad_norm)
@@ -78,9 +77,9 @@ def measure_groups(optimizer: MegatronOptimizer) -> None:
 
     This is a collective, so only the configuration, which all ranks share, may decide whether to enter it.
     """
-    ours = inspect.getattr_static(type(optimizer), "get_grad_norm", None) is get_grad_norm
-    if not ours and hasattr(optimizer, "_compute_grad_norms_by_group") and optimizer.config.clip_grad > 0.0:
-        optimizer._compute_grad_norms_by_group()
+    if measures_itself(optimizer) and hasattr(optimizer, "_compute_grad_norms_by_group"):
+        if _needs_norms(optimizer.config):
+            optimizer._compute_grad_norms_by_group()
 
 
 def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:
@@ -110,7 +109,10 @@ def clip_grad_norm(self: MegatronOptimizer, clip_grad: float) -> GradNorm:
 
     Replaces MegatronOptimizer.clip_grad_norm. With `clip_grad` 0 it only measures.
     """
-    grad_norm = get_grad_norm(self)
+    grad_norm = self.get_grad_norm() if measures_itself(self) else None
+    norms = measure(self)
+    grad_norm = norms.main if grad_norm is None else grad_norm
+    self.grad_norms_by_group = norms.by_group
     for group, params in _params_by_group(self).items():
         limit = clip_grad if group is None else _limit(self.config, group)
         _clip(params, limit, self.grad_norms_by_group.get(group, grad_norm), self.config)
@@ -123,6 +125,10 @@ def _params_by_group(leaf: MegatronOptimizer) -> dict[str | None, list[torch.nn.
         for param in leaf.get_parameters():
             params_by_group.setdefault(group_of(param), []).append(param)
     return params_by_group
+
+
+def _needs_norms(config: Any) -> bool:
+    return max(_limit(config, None), _limit(config, MTP_GRAD_NORM_GROUP)) > 0.0 or tally.watches(config)
 
 
 def _limit(config: Any, group: str | None) -> float:
@@ -144,7 +150,11 @@ def get_parameters_of_chain(self: MegatronOptimizer) -> list[torch.nn.Parameter]
 def finish_step(optimizer: MegatronOptimizer, skip: bool) -> bool:
     """Update the parameters unless the update is to be skipped; returns whether they were updated."""
     if not skip:
-        return optimizer.step_with_ready_grads()
+        updated = optimizer.step_with_ready_grads()
+        if tally.last_step_dropped_mtp:
+            for leaf in leaves(optimizer):
+                keep_in_step(_params_by_group(leaf).get(MTP_GRAD_NORM_GROUP, []), leaf)
+        return updated
     for leaf in leaves(optimizer):
         # Megatron-FSDP v2 (main) steps on casted gradients and gives the model its own back only after an update.
         casted = getattr(leaf, "_casted_grads", [])

@@ -19,10 +19,11 @@ class Tally:
     def __init__(self) -> None:
         self.total = 0
         self.total_of_mtp = 0
-        self.last_step_skipped = False
+        self.begin_step()
 
     def begin_step(self) -> None:
         self.last_step_skipped = False
+        self.last_step_dropped_mtp = False
 
     def watches(self, config: Any) -> bool:
         """Whether a threshold is set. Without one nothing is compared, so nothing waits for the GPU."""
@@ -48,15 +49,15 @@ class Tally:
         threshold = _mtp_threshold(config)
         if not math.isfinite(threshold):
             return False
-        drops = _is_over(mtp_norm, threshold)
-        if drops:
+        self.last_step_dropped_mtp = _is_over(mtp_norm, threshold)
+        if self.last_step_dropped_mtp:
             self.total_of_mtp += 1
             _warn(
                 f"MTP heads not updated: their grad norm {float(mtp_norm):.6g} is over "
                 f"--mtp-grad-norm-skip-threshold {threshold:g} ({self.total_of_mtp} times so far)"
             )
         metrics.show("mtp updates skipped for grad norm", self.total_of_mtp, "mtp-updates-skipped-for-grad-norm")
-        return drops
+        return self.last_step_dropped_mtp
 
 
 def _threshold(config: Any) -> float:
@@ -64,7 +65,7 @@ def _threshold(config: Any) -> float:
 
 
 def _mtp_threshold(config: Any) -> float:
-    own = getattr(config, "mtp_grad_norm_skip_threshold", None)
+    own = getattr(config, "mtp_grad_norm_skip_threshold", math.inf)  # no such field: heads are not clipped separately
     return _threshold(config) if own is None else own
 
 

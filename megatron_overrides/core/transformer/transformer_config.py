@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 
-def check_detached_heads(settings: Any) -> None:
-    """Raise ValueError if `settings` (a TransformerConfig or Megatron's args) cannot detach the MTP heads."""
+def check_heads(settings: Any) -> None:
+    """Raise ValueError if `settings` (a TransformerConfig or Megatron's args) cannot do what they ask of MTP heads."""
+    interval = getattr(settings, "mtp_acceptance_interval", 1)
+    if interval < 0:
+        raise ValueError(f"--mtp-acceptance-interval {interval}: give a number of steps, or 0 to count in none")
+    graphs = [str(getattr(settings, f"cuda_graph_{kind}", "")) for kind in ("impl", "scope", "modules")]
+    if interval > 1 and any("full_iteration" in graph for graph in graphs):
+        raise ValueError(
+            "--mtp-acceptance-interval decides in each step whether to count, but a CUDA graph of the whole iteration "
+            "repeats the step that it was captured in: set the interval to 1 or 0"
+        )
     if getattr(settings, "mtp_detach_heads", False) and getattr(settings, "defer_embedding_wgrad_compute", False):
         raise ValueError(
             "--mtp-detach-heads uses the output layer without training it, but --defer-embedding-wgrad-compute puts "
@@ -17,4 +26,4 @@ def check_detached_heads(settings: Any) -> None:
 def check_after_init(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> None:
     """Wraps TransformerConfig.__post_init__: a configuration made without Megatron's parser is checked too."""
     wrapped(*args, **kwargs)
-    check_detached_heads(instance)
+    check_heads(instance)

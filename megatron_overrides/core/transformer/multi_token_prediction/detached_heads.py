@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 _TAKES_TRUNK = "_takes_hidden_states_of_trunk"
+_REPORTS_ZERO = "_reports_zero_gradient_of_embedding"
 
 
 def detach_block(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -48,7 +49,7 @@ def detach_inputs(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> tup
         call.arguments["hidden_states"] = call.arguments["hidden_states"].detach()
     *rest, embedded, hidden_states = wrapped(*call.args, **call.kwargs)
     embedded = embedded.detach()
-    if takes_trunk and instance.config.pipeline_model_parallel_size > 1:
+    if takes_trunk and getattr(instance, _REPORTS_ZERO, False):
         embedded = _report_zero_gradient(embedded, call.arguments["embedding"])
     if not hidden_states.requires_grad:
         # Activation recomputation gives gradients to parameters only if one of its inputs asks for one.
@@ -56,12 +57,29 @@ def detach_inputs(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> tup
     return (*rest, embedded, hidden_states)
 
 
+def wait_for_embedding(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> None:
+    """Wraps DistributedDataParallel.__init__(config, ddp_config, module, ...).
+
+    With --overlap-grad-reduce it asserts, after the first step, that each parameter of a bucket has reported a gradient.
+    The MTP stage's copy of the embedding has none. The distributed optimizer gives it a bucket of its own, unless
+    buckets of fp8 and bf16 parameters are joined.
+    """
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
+
+    wrapped(*args, **kwargs)
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    config, ddp = given["config"], given["ddp_config"]
+    alone = ddp.use_distributed_optimizer and not getattr(ddp, "fp8_param_gather", False)
+    if ddp.overlap_grad_reduce and not alone and getattr(config, "pipeline_model_parallel_size", 1) > 1:
+        for module in given["module"].modules():
+            if isinstance(module, MultiTokenPredictionLayer):
+                setattr(module, _REPORTS_ZERO, True)
+
+
 def _report_zero_gradient(embedded: torch.Tensor, embedding: Callable) -> torch.Tensor:
     """Give the MTP stage's copy of the embedding a gradient, of zero.
 
-    The copy must keep asking for one, because the gradient of the first stage is added to it. But DDP with
-    --overlap-grad-reduce and without the distributed optimizer asserts, after the first step, that each parameter of a
-    bucket has reported one.
+    The copy must keep asking for one, because the gradient of the first stage is added to it; see wait_for_embedding.
     """
     parameters = [p for p in embedding.parameters() if p.requires_grad] if hasattr(embedding, "parameters") else []
     return _ZeroGradient.apply(embedded, *parameters)  # type: ignore[no-any-return]

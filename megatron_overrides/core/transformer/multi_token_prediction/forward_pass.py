@@ -12,9 +12,10 @@ import torch
 
 
 class ForwardPass(NamedTuple):
-    """`is_idle`: the MTP block was left out, so that its hidden states are missing from what it returned."""
+    """`trains`: there are gradients. `is_idle`: the MTP block is left out, and its hidden states are missing."""
 
     input_ids: torch.Tensor | None = None
+    trains: bool = True
     is_idle: bool = False
 
 
@@ -32,9 +33,12 @@ def tell_tokens(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
     Without gradients nothing of MTP is of use (evaluation, log probabilities of an RL policy). It can be left out
     where the block and the loss are in this same call; otherwise the next stage expects the block's output.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    has_both = instance.post_process and getattr(instance, "mtp_process", False)
-    with _during(ForwardPass(call.get("input_ids"), is_idle=bool(has_both and not torch.is_grad_enabled()))):
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    call.apply_defaults()
+    runs_block = getattr(instance, "mtp_process", False) and call.arguments.get("mtp_in_postprocess", True)
+    trains = torch.is_grad_enabled()
+    is_idle = bool(instance.post_process and runs_block and not trains)
+    with _during(ForwardPass(call.arguments.get("input_ids"), trains, is_idle)):
         return wrapped(*args, **kwargs)
 
 

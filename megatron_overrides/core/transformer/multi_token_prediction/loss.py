@@ -53,11 +53,12 @@ def process_mtp_loss(
     Returns:
         The trunk's hidden states, [s, b, h]; backward through them trains the heads too.
     """
-    if forward_pass.current().is_idle:
+    model_pass = forward_pass.current()
+    if model_pass.is_idle:
         return hidden_states
     trunk, *heads = torch.chunk(hidden_states, 1 + config.mtp_num_layers, dim=0)
-    input_ids = forward_pass.current().input_ids if input_ids is None else input_ids
-    if not torch.is_grad_enabled() or (labels is None and input_ids is None):
+    input_ids = model_pass.input_ids if input_ids is None else input_ids
+    if not model_pass.trains or (labels is None and input_ids is None):
         return trunk
 
     def roll(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

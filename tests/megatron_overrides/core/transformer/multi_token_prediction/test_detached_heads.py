@@ -92,15 +92,24 @@ def test_under_the_overlap_of_experts_the_heads_are_detached_too(make_model, bat
     assert all(torch.equal(got[name], expected[name]) for name in expected)
 
 
-def test_the_mtp_stage_copy_of_the_embedding_reports_a_gradient_of_zero(make_model, batch):
+@pytest.mark.parametrize(
+    "overlap, distributed, waits", [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_the_mtp_stage_copy_of_the_embedding_reports_a_gradient_of_zero(make_model, batch, overlap, distributed, waits):
     """As on the last of several pipeline stages, where nothing else gives it one and DDP waits for it."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
     model = make_model(mtp_detach_heads=True)
     model.config.pipeline_model_parallel_size = 2
+    ddp = DistributedDataParallelConfig(overlap_grad_reduce=overlap, use_distributed_optimizer=distributed)
+    wrapper = DistributedDataParallel(model.config, ddp, model)
+    reported = []
+    model.embedding.word_embeddings.weight.register_hook(reported.append)
     hidden = torch.zeros(12, 2, 16, requires_grad=True)
     given = {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
     model.mtp(hidden_states=hidden, embedding=model.embedding, **given, rotary_pos_emb=None)[12:].sum().backward()
-    assert torch.equal(model.embedding.word_embeddings.weight.grad, torch.zeros(32, 16))
-    assert not hidden.grad.any()
+    assert [gradient.any().item() for gradient in reported] == [False] * waits
+    assert not wrapper.module.embedding.word_embeddings.weight.main_grad.any() and not hidden.grad.any()
 
 
 def test_a_deferred_embedding_gradient_is_refused():

@@ -85,11 +85,6 @@ def test_without_labels_and_tokens_there_is_no_loss(run, arguments):
     assert run(**arguments) == ([], [])
 
 
-def test_without_gradients_there_is_no_loss(run):
-    with torch.no_grad():
-        assert run(labels=TOKENS) == ([], [])
-
-
 def test_a_mean_over_the_tokens_that_a_head_predicts(run):
     mask = torch.tensor([[1, 1, 1, 0, 1, 1, 1, 1.0]])
     _, weights = run(labels=TOKENS, loss_mask=mask)

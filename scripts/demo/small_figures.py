@@ -1,0 +1,129 @@
+"""Two figures for docs/: heads that learn without labels, and heads whose loss has a scale of its own.
+
+    python -m megatron_mtp_patches run scripts/demo/small_figures.py DATA OUTPUT [--device cpu before the script]
+
+DATA is a dataset's prefix, as build_dataset.py makes it; a minute on a CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import task
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from train import one_process
+
+STEPS, LENGTH, BATCH = 150, 64, 16
+COLOURS = ("#1f6fb2", "#c99700", "#c8452f")
+
+
+class Writer:
+    """Keeps the scalars of the last step."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, float] = {}
+
+    def add_scalar(self, name: str, value: Any, iteration: int) -> None:
+        self.scalars[name] = float(value)
+
+
+def train(data: torch.Tensor, with_labels: bool, scale: float | None = None) -> list[dict[str, float]]:
+    """A small GPT with one detached head; without labels the script makes its own loss of the logits, as in RL."""
+    torch.manual_seed(5)
+    model_parallel_cuda_manual_seed(5)
+    config = TransformerConfig(
+        num_layers=2,
+        hidden_size=64,
+        num_attention_heads=4,
+        mtp_num_layers=1,
+        mtp_detach_heads=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        finalize_model_grads_func=finalize_model_grads,
+        mtp_grad_scale_func=None if scale is None else lambda: scale,
+    )
+    ddp = DistributedDataParallelConfig()
+    model = DistributedDataParallel(config, ddp, task.build_model(config, 256, LENGTH).cuda())
+    optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=3e-3, clip_grad=1.0), [model])
+    generator = torch.Generator().manual_seed(9)
+
+    def forward_step(_: Any, model: Any) -> tuple[torch.Tensor, Callable]:
+        starts = torch.randint(0, len(data) - LENGTH - 1, (BATCH,), generator=generator)
+        tokens = torch.stack([data[start : start + LENGTH + 1] for start in starts]).cuda()
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        positions = torch.arange(LENGTH, device=inputs.device).expand(BATCH, -1)
+        output = model(inputs, positions, None, labels=targets if with_labels else None)
+
+        def loss_function(output: torch.Tensor) -> tuple[torch.Tensor, dict]:
+            if with_labels:
+                return output.float().mean(), {}
+            return torch.nn.functional.cross_entropy(output.float().flatten(0, 1), targets.flatten()), {}
+
+        return output, loss_function
+
+    steps = []
+    for step in range(STEPS):
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter([]),
+            model=[model],
+            num_microbatches=1,
+            seq_length=LENGTH,
+            micro_batch_size=BATCH,
+            forward_only=False,
+        )
+        optimizer.step()
+        writer = Writer()
+        MTPLossLoggingHelper.track_mtp_metrics(1.0, step, writer)
+        steps.append({**writer.scalars, "norm": float(getattr(optimizer, "mtp_grad_norm", None) or 0.0)})
+    MTPLossLoggingHelper.tracker = {}
+    return steps
+
+
+def draw(path: Path, title: str, name: str, ylabel: str, runs: dict[str, list[dict[str, float]]]) -> None:
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+    for (label, steps), colour, style in zip(runs.items(), COLOURS, ("-", "--", "-"), strict=False):
+        axes.plot([step.get(name, float("nan")) for step in steps], style, color=colour, label=label)
+    axes.set(xlabel="step", ylabel=ylabel)
+    axes.set_title(title, loc="left", weight="bold")
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    if name == "norm":
+        axes.set_yscale("log")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    print(path)
+
+
+def main() -> None:
+    prefix, output = Path(sys.argv[1]), Path(sys.argv[2])
+    one_process()
+    torch.distributed.init_process_group("nccl" if torch.distributed.is_nccl_available() else "gloo")
+    parallel_state.initialize_model_parallel()
+    data = torch.frombuffer(bytearray(Path(f"{prefix}.bin").read_bytes()[: 1 << 22]), dtype=torch.uint8).long()
+    labels = {"labels given": train(data, True), "labels=None": train(data, False)}
+    title = "A head learns from the tokens what it learns from labels"
+    draw(output / "labels_from_tokens.png", title, "mtp_1_acceptance_rate", "guessed right, %", labels)
+    scales = {f"mtp_grad_scale_func returns {scale:g}": train(data, True, scale) for scale in (0.1, 1.0, 10.0)}
+    title = "The MTP loss has a scale of its own"
+    draw(output / "mtp_loss_scale.png", title, "norm", "gradient norm of the head", scales)
+
+
+if __name__ == "__main__":
+    main()
