@@ -6,6 +6,7 @@ schedules.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Iterator
@@ -31,15 +32,26 @@ def silence_main_loss(wrapped: Any, instance: Any, args: tuple, kwargs: dict) ->
     return result
 
 
-def report_gradients(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> None:
-    """Wraps finalize_model_grads(model chunks, ...), after which the gradients are complete: report them and exit.
+def report_after_schedule(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+    """Wraps get_forward_backward_func: after a schedule with a backward pass, the gradients are there to look at."""
+    run = wrapped(*args, **kwargs)
 
-    Raises:
-        SystemExit: 0 on every rank if the MTP loss has reached heads and nothing else, otherwise 1.
-    """
-    wrapped(*args, **kwargs)
+    @functools.wraps(run)
+    def run_and_report(*schedule_args: Any, **schedule_kwargs: Any) -> Any:
+        result = run(*schedule_args, **schedule_kwargs)
+        given = inspect.signature(run).bind(*schedule_args, **schedule_kwargs).arguments
+        if not given.get("forward_only", False):
+            model = given["model"]
+            _report(model if isinstance(model, list) else [model])
+        return result
+
+    return run_and_report
+
+
+def _report(chunks: list[torch.nn.Module]) -> None:
+    """Say which parameters have a gradient, and exit with 0 on every rank if they are heads and nothing else."""
     reached: dict[bool, set[str]] = {True: set(), False: set()}
-    for chunk in inspect.signature(wrapped).bind(*args, **kwargs).arguments["model"]:
+    for chunk in chunks:
         for name, param, is_head in _parameters(chunk):
             gradient = getattr(param, "main_grad", None)
             gradient = param.grad if gradient is None else gradient

@@ -98,6 +98,28 @@ def test_two_sets_of_ranks_reduce_once_each(make_leaf, from_all_ranks, count_col
     assert count_collectives == ["all_reduce"] * 2
 
 
+def test_sharded_gradients_are_summed_over_their_shards(parallel, from_all_ranks, world_size):
+    """As with FSDP2: DTensors, whose ranks the optimizer does not know."""
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import FP32Optimizer
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    parallel()
+    mesh = init_device_mesh("cpu", (world_size,))
+    params = []
+    for norm in (3.0, 4.0):
+        param = torch.nn.Parameter(distribute_tensor(torch.ones(16), mesh, [Shard(0)]))
+        param.main_grad = distribute_tensor(torch.full((16,), norm / 4), mesh, [Shard(0)])
+        params.append(param)
+    params[1].grad_norm_group = "mtp"
+    config = OptimizerConfig(optimizer="adam", lr=0.1, clip_grad=1.0)
+    optimizer = FP32Optimizer(torch.optim.AdamW(params, lr=0.1), config, lambda *args: None)
+    optimizer.prepare_grads()
+    assert from_all_ranks(optimizer.get_grad_norm()) == [pytest.approx(3.0)] * world_size
+    assert optimizer.mtp_grad_norm == pytest.approx(4.0)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_layer_wise_reduces_the_heads_over_all_ranks(parallel, make_ddp_model, from_all_ranks, unpatched, nested):
     """Rank r owns the r-th parameter, one of the heads, with a gradient norm of r + 1."""

@@ -18,9 +18,9 @@ from megatron_overrides import metrics
 from megatron_overrides.core.optimizer.grad_norm_groups import (
     MTP_GRAD_NORM_GROUP,
     drop_gradients,
-    keep_in_step,
     group_of,
     has_decoupled_grad,
+    keep_in_step,
 )
 from megatron_overrides.core.optimizer.norms import GradNorm, measure, measures_itself
 from megatron_overrides.core.optimizer.skipped_updates import tally
@@ -77,9 +77,9 @@ def measure_groups(optimizer: MegatronOptimizer) -> None:
 
     This is a collective, so only the configuration, which all ranks share, may decide whether to enter it.
     """
-    if measures_itself(optimizer) and hasattr(optimizer, "_compute_grad_norms_by_group"):
-        if _needs_norms(optimizer.config):
-            optimizer._compute_grad_norms_by_group()
+    has_groups = hasattr(optimizer, "_compute_grad_norms_by_group")
+    if has_groups and measures_itself(optimizer) and _needs_norms(optimizer.config):
+        optimizer._compute_grad_norms_by_group()
 
 
 def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:

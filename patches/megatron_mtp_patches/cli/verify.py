@@ -19,8 +19,8 @@ VERIFICATION = Patch(
             any_source=True,
         ),
         Wrap(
-            "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
-            "megatron_overrides.verification:report_gradients",
+            "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
+            "megatron_overrides.verification:report_after_schedule",
             any_source=True,
         ),
     ),

@@ -60,9 +60,9 @@ def detach_inputs(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> tup
 def wait_for_embedding(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> None:
     """Wraps DistributedDataParallel.__init__(config, ddp_config, module, ...).
 
-    With --overlap-grad-reduce it asserts, after the first step, that each parameter of a bucket has reported a gradient.
-    The MTP stage's copy of the embedding has none. The distributed optimizer gives it a bucket of its own, unless
-    buckets of fp8 and bf16 parameters are joined.
+    With --overlap-grad-reduce it asserts, after the first step, that each parameter of a bucket has had a gradient. The
+    MTP stage's copy of the embedding has none. The distributed optimizer gives it a bucket of its own, unless buckets
+    of fp8 and bf16 parameters are joined.
     """
     from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 

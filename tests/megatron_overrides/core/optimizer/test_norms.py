@@ -226,6 +226,69 @@ def test_methods_borrowed_onto_another_class_work(make):
     assert norms_left(optimizer) == about([1.0, 1.0])
 
 
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_norm_that_is_upstreams_and_something_more_is_no_loop(make, chained):
+    """As with a wrapper that times or logs it."""
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+    optimizer, _, _ = make("fp32", clip_grad=1.0)
+    logged = []
+
+    def get_grad_norm(self):
+        logged.append(super(type(optimizer), self).get_grad_norm())
+        return logged[-1]
+
+    optimizer.__class__ = type("Logged", (type(optimizer),), {"get_grad_norm": get_grad_norm})
+    stepped = ChainedOptimizer([optimizer]) if chained else optimizer
+    assert stepped.step()[1] == about(TRUNK) == about(logged[0])
+    assert stepped.grad_norms_by_group == {"mtp": about(HEADS)}
+
+
+def test_gradients_of_somebody_elses_choice_make_the_main_norm(make):
+    """Under the name that the method had up to 0.18."""
+    optimizer, _, _ = make("chained", clip_grad=0.0)
+    first = optimizer.chained_optimizers[0]
+    first.__class__ = type("Chooser", (type(first),), {"get_main_grads_for_grad_norm": lambda self: []})
+    assert optimizer.step()[1] == about(TRUNK / math.sqrt(2))
+
+
+def test_without_the_patch_that_separates_them_heads_have_no_threshold(make):
+    """The threshold of the trunk is no threshold of the heads where the configuration does not know them."""
+    from types import SimpleNamespace
+
+    from megatron_overrides.core.optimizer.skipped_updates import Tally
+
+    assert not Tally().drops_mtp(HEADS, SimpleNamespace(grad_norm_skip_threshold=1.0))
+    assert Tally().drops_mtp(HEADS, SimpleNamespace(grad_norm_skip_threshold=1.0, mtp_grad_norm_skip_threshold=None))
+
+
+@pytest.mark.parametrize("kind", ["fp32", "float16", "distributed"])
+@pytest.mark.parametrize("scales", [[100.0, 100.0, 1.0], [1.0, 100.0, 1.0]])
+def test_the_state_of_dropped_heads_keeps_in_step(make_optimizer, kind, scales):
+    """From the first step on, or later: there for each parameter, with one count for all, as in fused optimizers."""
+    optimizer, params = make_optimizer(kind, heads=True, clip_grad=1.0, mtp_grad_norm_skip_threshold=10.0)
+
+    def init_state(adam, config=None):  # as get_megatron_optimizer's
+        for group in adam.param_groups:
+            for param in group["params"]:
+                if not adam.state[param]:
+                    adam.state[param].update(exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+
+    optimizer.init_state_fn = init_state
+    for number, scale in enumerate(scales, start=1):
+        optimizer.zero_grad()
+        for index, param in enumerate(params):
+            grad = torch.full(param.shape, scale if index % 2 else 0.1)
+            if hasattr(param, "main_grad"):
+                param.main_grad.copy_(grad)
+            else:
+                param.main_grad = grad
+        assert optimizer.step()[0] is True
+        states = [optimizer.optimizer.state[param] for param in optimizer.get_parameters()]
+        assert [int(state["step"]) for state in states] == [number] * len(states)
+        assert all({"exp_avg", "exp_avg_sq"} <= set(state) for state in states)
+
+
 @pytest.mark.parametrize("kind", ["fp32", "float16", "distributed"])
 def test_a_main_norm_of_somebody_elses_making_leaves_the_heads_their_own(make, stop_before_update, kind):
     for call in (lambda optimizer: optimizer.step()[1], lambda optimizer: optimizer.clip_grad_norm(1.0)):

@@ -64,6 +64,19 @@ def test_the_interval_says_how_often_to_count(make_model, batch, interval, expec
     assert count_steps(model, batch, 4) == [bool(one) for one in expected]
 
 
+def test_an_interval_that_cannot_be_kept_is_refused(make_model):
+    from types import SimpleNamespace
+
+    from megatron_overrides.core.transformer.transformer_config import check_heads
+
+    with pytest.raises(ValueError, match="--mtp-acceptance-interval -1: give a number of steps"):
+        make_model(mtp_acceptance_interval=-1)
+    for name in ("cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules"):
+        check_heads(SimpleNamespace(**{name: "full_iteration"}, mtp_acceptance_interval=1))
+        with pytest.raises(ValueError, match="set the interval to 1 or 0"):
+            check_heads(SimpleNamespace(**{name: ["full_iteration"]}, mtp_acceptance_interval=2))
+
+
 def test_not_counting_does_not_look_at_the_logits(make_model, batch, monkeypatch):
     from megatron.core.transformer import multi_token_prediction as mtp
 

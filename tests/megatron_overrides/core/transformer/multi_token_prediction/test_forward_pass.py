@@ -63,6 +63,19 @@ def test_a_model_in_eval_mode_still_trains_its_heads_if_there_are_gradients(make
     assert all(torch.equal(g, expected[name]) for name, g in gradients(model, model.eval()(**batch)).items())
 
 
+@pytest.mark.parametrize("has_labels", [False, True])
+def test_hidden_states_of_heads_that_have_run_are_taken_off(make_model, batch, has_labels):
+    """As under the 1F1B overlap, whose nodes run the heads: the block is not left out, so it is not missing."""
+    model = make_model()
+    given = {"labels": batch["labels"] if has_labels else None, "loss_mask": batch["loss_mask"]}
+    hidden = torch.randn(3 * 12, 2, 16, generator=torch.Generator().manual_seed(1))
+    common = {name: batch[name] for name in ("input_ids", "position_ids")}
+    common |= {"rotary_pos_emb": None, "rotary_pos_cos": None, "rotary_pos_sin": None, "mtp_in_postprocess": False}
+    with torch.no_grad():
+        output = model._postprocess(hidden, **common, **given)
+    assert output.shape == ((2, 12) if has_labels else (2, 12, 32))
+
+
 def test_a_stage_that_hands_its_heads_on_runs_them(make_model, batch):
     """Where the loss is on another stage than the block, that stage expects the hidden states of the heads."""
     model = make_model()
