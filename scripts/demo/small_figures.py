@@ -1,8 +1,8 @@
 """Two figures for docs/: heads that learn without labels, and heads whose loss has a scale of its own.
 
-    python -m megatron_mtp_patches run scripts/demo/small_figures.py DATA OUTPUT [--device cpu before the script]
+    python -m megatron_mtp_patches run --device cpu scripts/demo/small_figures.py DATA OUTPUT
 
-DATA is a dataset's prefix, as build_dataset.py makes it; a minute on a CPU.
+DATA is a dataset's prefix, as build_dataset.py makes it, OUTPUT a folder; half a minute.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def draw(path: Path, title: str, name: str, ylabel: str, runs: dict[str, list[di
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     if name == "norm":
         axes.set_yscale("log")
-    axes.legend(frameon=False)
+    figure.legend(frameon=False, fontsize=9, ncols=len(runs), loc="outside lower center")
     figure.savefig(path, dpi=120)
     print(path)
 
