@@ -120,8 +120,8 @@ def main() -> None:
     labels = {"labels given": train(data, True), "labels=None": train(data, False)}
     title = "A head learns from the tokens what it learns from labels"
     draw(output / "labels_from_tokens.png", title, "mtp_1_acceptance_rate", "guessed right, %", labels)
-    scales = {f"mtp_grad_scale_func returns {scale:g}": train(data, True, scale) for scale in (0.1, 1.0, 10.0)}
-    title = "The MTP loss has a scale of its own"
+    scales = {f"scale {scale:g}": train(data, True, scale) for scale in (0.1, 1.0, 10.0)}
+    title = "mtp_grad_scale_func: the MTP loss has a scale of its own"
     draw(output / "mtp_loss_scale.png", title, "norm", "gradient norm of the head", scales)
 
 
