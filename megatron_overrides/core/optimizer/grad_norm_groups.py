@@ -76,8 +76,8 @@ def keep_in_step(params: list[Any], leaf: Any) -> None:
     So it is with fused optimizers, which count for all parameters at once. With torch's own DistributedOptimizer could
     not save: it keeps one count for all, and the state of each.
     """
-    optimizer = leaf.optimizer
-    if not params or hasattr(optimizer, "cpu_optimizers"):  # HybridDeviceOptimizer makes its state itself
+    optimizer = getattr(leaf, "optimizer", None)  # one of somebody else's may be none of Megatron's kind
+    if not params or optimizer is None or hasattr(optimizer, "cpu_optimizers"):  # the offloading one makes its state
         return
     if not all(optimizer.state.get(param) for param in params) and hasattr(leaf, "init_state_fn"):
         leaf.init_state_fn(optimizer, leaf.config)

@@ -98,7 +98,7 @@ def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:
     for leaf in leaves(optimizer):
         for group, params in _params_by_group(leaf).items():
             if drops_mtp and group == MTP_GRAD_NORM_GROUP:
-                drop_gradients(params, leaf.optimizer)
+                drop_gradients(params, getattr(leaf, "optimizer", None))
             else:
                 _clip(params, _limit(leaf.config, group), group_norms.get(group, grad_norm), leaf.config)
     return False

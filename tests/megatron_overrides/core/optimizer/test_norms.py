@@ -304,6 +304,17 @@ def test_an_optimizer_that_knows_no_ranks_has_its_own_norm():
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
-    theirs = type("Theirs", (), {"get_grad_norm": lambda self: 2.0, "get_parameters": lambda self: []})()
-    theirs.config = OptimizerConfig(optimizer="adam", lr=0.1)
-    assert ChainedOptimizer([theirs]).get_grad_norm() == 2.0
+    param = torch.nn.Parameter(torch.ones(4))
+    param.grad, param.grad_norm_group = torch.ones(4), "mtp"
+
+    class Theirs:
+        config = OptimizerConfig(optimizer="adam", lr=0.1, mtp_grad_norm_skip_threshold=1.0)
+        get_grad_norm = staticmethod(lambda: 2.0)
+        get_parameters = staticmethod(lambda: [param])
+        get_grads_for_grad_norm = staticmethod(lambda group=None: [param.grad])
+        prepare_grads = staticmethod(lambda: False)
+        step_with_ready_grads = staticmethod(lambda: True)
+
+    chain = ChainedOptimizer([Theirs()])
+    assert chain.step()[:2] == (True, 2.0)
+    assert chain.mtp_grad_norm == 2.0 and param.grad is None  # over its threshold, left out of the update
