@@ -73,8 +73,8 @@ def drop_gradients(params: list[Any], optimizer: Any) -> None:
 def keep_in_step(params: list[Any], leaf: Any) -> None:
     """After an update without `params`: their state is there, and has counted as many steps as that of the others.
 
-    So it is with fused optimizers, which count for all parameters at once. With torch's own DistributedOptimizer could
-    not save: it keeps one count for all, and the state of each.
+    So it is with fused optimizers, which count for all parameters at once. torch's Adam counts for each, and then
+    DistributedOptimizer, which saves one count for all and the state of each, could not save.
     """
     optimizer = getattr(leaf, "optimizer", None)  # one of somebody else's may be none of Megatron's kind
     if not params or optimizer is None or hasattr(optimizer, "cpu_optimizers"):  # the offloading one makes its state
@@ -84,6 +84,8 @@ def keep_in_step(params: list[Any], leaf: Any) -> None:
     counts = {param: state["step"] for param, state in optimizer.state.items() if "step" in state}
     left_out = {id(param) for param in params}
     others = [count for param, count in counts.items() if id(param) not in left_out]
+    if not others and isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        others = [torch.tensor(1.0)]  # heads alone, in their first step
     for param in params:
         if param in counts:
             counts[param] += 1

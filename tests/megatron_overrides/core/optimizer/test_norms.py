@@ -262,6 +262,27 @@ def test_without_the_patch_that_separates_them_heads_have_no_threshold(make):
     assert Tally().drops_mtp(HEADS, SimpleNamespace(grad_norm_skip_threshold=1.0, mtp_grad_norm_skip_threshold=None))
 
 
+@pytest.mark.parametrize("kind", ["fp32", "float16"])
+def test_an_optimizer_of_heads_alone_goes_on_after_its_first_update_was_dropped(make_optimizer, kind):
+    optimizer, params = make_optimizer(kind, heads=True, mtp_grad_norm_skip_threshold=10.0)
+    for param in optimizer.get_parameters():
+        param.grad_norm_group = "mtp"
+
+    def init_state(adam, config=None):  # as get_megatron_optimizer's
+        for param in optimizer.get_parameters():
+            if not adam.state[param]:
+                adam.state[param].update(exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+
+    optimizer.init_state_fn = init_state
+    before = [param.detach().clone() for param in params]
+    for scale, moved in ((100.0, False), (0.1, True)):
+        for param in params:
+            param.main_grad = torch.full(param.shape, scale)
+        assert optimizer.step()[0] is True
+        assert [not torch.equal(old, new) for old, new in zip(before, params, strict=True)] == [moved] * len(params)
+    assert [int(optimizer.optimizer.state[param]["step"]) for param in optimizer.get_parameters()] == [2] * len(params)
+
+
 @pytest.mark.parametrize("kind", ["fp32", "float16", "distributed"])
 @pytest.mark.parametrize("scales", [[100.0, 100.0, 1.0], [1.0, 100.0, 1.0]])
 def test_the_state_of_dropped_heads_keeps_in_step(make_optimizer, kind, scales):
