@@ -44,7 +44,8 @@ def fits(release: dict) -> bool:
 @nox.parametrize("release", [release["version"] for release in MATRIX["release"] if fits(release)])
 def tests(session: nox.Session, release: str) -> None:
     """All suites, or those named after --, on one release of megatron-core."""
-    session.install("-e", ".[demo,test]", MATRIX["torch"], f"megatron-core=={release}", "setuptools>=77")
+    packages = [*MATRIX["packages"], f"megatron-core=={release}", "setuptools>=77"]
+    session.install("-e", ".[demo,test]", *packages)
     chosen = session.posargs or list(SUITES)
     failed = [suite for suite in chosen if not run_suite(session, release, suite)]
     if failed:

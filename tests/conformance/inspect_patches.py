@@ -85,7 +85,7 @@ def count(edit) -> int | str | None:
     parser = value(argparse.ArgumentParser(conflict_handler="error", allow_abbrev=False))
     action = parser._option_string_actions.get(edit.flag)
     if action:
-        assert (action.default, action.type) == (edit.default, edit.type)
+        assert (action.default, action.type or bool) == (edit.default, edit.type)
     return sum(edit.flag in action.option_strings for action in parser._actions)
 
 

@@ -46,4 +46,4 @@ def show_status(as_json: bool) -> int:
             console.print(f"{report.id}: {report.reason}", soft_wrap=True, highlight=False)
         for module, reason in failures.items():
             console.print(f"could not import {module}: {reason}", style="yellow", soft_wrap=True, highlight=False)
-    return int(any(report.state in ("refused", "pending") for report in reports))
+    return int(any(report.state == "refused" or "pending" in report.targets.values() for report in reports))

@@ -30,17 +30,21 @@ class Decision:
 
 def decide(patch: Patch, table: Table) -> Decision:
     """Whether to add, repair, leave alone or refuse `patch` in the Megatron that an import would find."""
+    package = patch.modules[0].partition(".")[0]
     if not any(find_file(module) for module in patch.modules):
+        if patch.optional:
+            return Decision(Verdict.ADD, f"{package} is not installed")
         return Decision(Verdict.REFUSED, f"{patch.modules[0]} is not installed, nor is anything else that it patches")
     native = patch.probe is not None and is_present(patch.probe)
+    here = "this Megatron" if package == "megatron" else f"this {package}"
     if native and not patch.repairs:
-        return Decision(Verdict.NATIVE, "this Megatron has it")
+        return Decision(Verdict.NATIVE, f"{here} has it")
     problem = find_drift(patch, table)
     if problem:
         return Decision(Verdict.REFUSED, problem)
     if native:
         return Decision(Verdict.REPAIR, "native; its defects are repaired")
-    return Decision(Verdict.ADD, "this Megatron lacks it")
+    return Decision(Verdict.ADD, f"{here} lacks it")
 
 
 def is_present(probe: Probe) -> bool:

@@ -29,7 +29,8 @@ class PullRequest:
     repository: str = "NVIDIA/Megatron-LM"
 
     def __str__(self) -> str:
-        return f"#{self.number}"
+        place = "" if self.repository == "NVIDIA/Megatron-LM" else self.repository.partition("/")[2]
+        return f"{place}#{self.number}"
 
     @property
     def url(self) -> str:
@@ -89,7 +90,7 @@ class AddField(Edit):
 
 @dataclass(frozen=True)
 class AddFlag(Edit):
-    """Add a command-line flag to the argparse parser that the function `target` returns."""
+    """Add a command-line flag to the argparse parser that the function `target` returns; a switch if `type` is bool."""
 
     flag: str
     type: object
@@ -112,6 +113,7 @@ class Patch:
 
     `doc` is the header of the module that declares it; its first line is the summary. Where the change is
     native, a patch that `repairs` removes its defects (the header names them); any other leaves it alone.
+    An `optional` one patches a package that need not be installed; until it is imported, the patch is pending.
     """
 
     id: str
@@ -120,6 +122,7 @@ class Patch:
     probe: Probe | None
     edits: tuple[Edit, ...]
     repairs: bool = False
+    optional: bool = False
 
     @property
     def summary(self) -> str:

@@ -168,7 +168,10 @@ def _build(edit: Edit, value: Any) -> Any:
 def _add_flag(edit: AddFlag, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> ArgumentParser:
     parser = wrapped(*args, **kwargs)
     try:
-        parser.add_argument(edit.flag, type=edit.type, default=edit.default, help=edit.help)
+        if edit.type is bool:
+            parser.add_argument(edit.flag, action="store_true", help=edit.help)
+        else:
+            parser.add_argument(edit.flag, type=edit.type, default=edit.default, help=edit.help)
     except ArgumentError:
         pass  # this Megatron, or the user's own script, has the flag
     return parser
