@@ -4,6 +4,9 @@ from . import (
     clip_mtp_grads_separately,
     derive_mtp_labels,
     detach_mtp_heads,
+    exempt_muon_from_clipping,
+    floor_clip_coefficient,
+    keep_newton_schulz_scale_invariant,
     mtp_acceptance_rate,
     scale_mtp_loss_separately,
     skip_update_on_large_grad_norm,
@@ -19,6 +22,9 @@ CATALOG = (
     detach_mtp_heads.PATCH,
     clip_mtp_grads_separately.PATCH,
     tag_mtp_stage_embedding.PATCH,
+    exempt_muon_from_clipping.PATCH,
+    floor_clip_coefficient.PATCH,
+    keep_newton_schulz_scale_invariant.PATCH,
 )
 # Not a patch that a user picks: what the set needs to keep its own promises, in whatever release.
 BASE = (

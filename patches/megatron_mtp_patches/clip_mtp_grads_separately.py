@@ -18,24 +18,23 @@ Changes numbers: for tagged parameters, and grad norm no longer counts them. The
     expert parameters) is rounded once instead of twice.
 """
 
-from .engine import AddField, AddFlag, Export, Patch, Probe, PullRequest, Replace, Wrap
+from .engine import AddField, Export, Patch, Probe, PullRequest, Wrap
 from .shared_edits import (
     CHECK_SETTINGS,
     DEFAULT_IN_YAML,
+    GRAD_NORMS,
     MTP,
     MTP_OVERRIDES,
     OPTIMIZER,
-    OPTIMIZER_CONFIG,
     OPTIMIZER_STEP,
     SHOW_METRICS,
     TRANSFORMER_CONFIG,
-    add_or_replace,
+    add_optimizer_setting,
 )
 
 _GROUPS = "megatron_overrides.core.optimizer.grad_norm_groups"
 _NORMS = "megatron_overrides.core.optimizer.norms"
 _BASE = f"{OPTIMIZER}:MegatronOptimizer"
-_LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer"
 
 _LIMIT = "Clip the gradients of MTP heads with a norm of their own to this norm; without it, to --clip-grad."
 _THRESHOLD = (
@@ -57,20 +56,8 @@ PATCH = Patch(
             default=False,
             doc="Clip the gradients of the MTP heads by their own norm, as --mtp-detach-heads does, without detaching.",
         ),
-        *(
-            edit
-            for name, text in (("mtp_clip_grad", _LIMIT), ("mtp_grad_norm_skip_threshold", _THRESHOLD))
-            for edit in (
-                AddField(OPTIMIZER_CONFIG, field=name, type=float | None, default=None, doc=text),
-                AddFlag(
-                    "megatron.training.arguments:add_megatron_arguments",
-                    flag=f"--{name.replace('_', '-')}",
-                    type=float,
-                    default=None,
-                    help=text,
-                ),
-            )
-        ),
+        *add_optimizer_setting("mtp_clip_grad", float | None, None, _LIMIT),
+        *add_optimizer_setting("mtp_grad_norm_skip_threshold", float | None, None, _THRESHOLD),
         DEFAULT_IN_YAML,
         *CHECK_SETTINGS,
         # tags
@@ -91,23 +78,9 @@ PATCH = Patch(
             )
         ),
         # norms
-        Export(f"{_BASE}._filter_grads_for_norm", f"{_GROUPS}:_filter_grads_for_norm"),
-        Export(f"{_BASE}.get_grads_for_grad_norm", f"{_GROUPS}:get_grads_for_grad_norm"),
-        *add_or_replace(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GROUPS}:get_main_grads_for_grad_norm"),
+        *GRAD_NORMS,
         Export(f"{_BASE}.has_grad_norm_group", f"{_NORMS}:has_grad_norm_group"),
         Export(f"{_BASE}.mtp_grad_norm", f"{_NORMS}:mtp_grad_norm"),
-        *(
-            Replace(f"{owner}.get_grad_norm", f"{_NORMS}:get_grad_norm")
-            for owner in (_BASE, f"{OPTIMIZER}:ChainedOptimizer", _LAYER_WISE)
-        ),
-        *(
-            edit
-            for owner in (_BASE, f"{OPTIMIZER}:ChainedOptimizer")
-            for edit in add_or_replace(
-                f"{owner}._compute_grad_norms_by_group", f"{_NORMS}:_compute_grad_norms_by_group"
-            )
-        ),
-        Replace(f"{_BASE}.clip_grad_norm", "megatron_overrides.core.optimizer.optimizer:clip_grad_norm"),
         *OPTIMIZER_STEP,
         *SHOW_METRICS,
     ),

@@ -1,6 +1,8 @@
 """Edits that several patches need, and the names of the targets they share. The engine installs each of them once."""
 
-from .engine import Export, Replace, Wrap
+from types import NoneType
+
+from .engine import AddField, AddFlag, Export, Replace, Wrap
 
 # -- multi-token prediction -------------------------------------------------------------------------------------------
 
@@ -48,8 +50,35 @@ OPTIMIZER_STEP = (
     ),
 )
 
+_GROUPS = "megatron_overrides.core.optimizer.grad_norm_groups"
+_NORMS = "megatron_overrides.core.optimizer.norms"
+_BASE = f"{OPTIMIZER}:MegatronOptimizer"
+_CHAIN = f"{OPTIMIZER}:ChainedOptimizer"
+_LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer"
+
+
+def add_or_replace(target: str, override: str) -> tuple[Export, Replace]:
+    """For what only the newer releases have."""
+    return Export(target, override), Replace(target, override)
+
+
+# All norms of a step from one reduction.
+GRAD_NORMS = (
+    Export(f"{_BASE}._filter_grads_for_norm", f"{_GROUPS}:_filter_grads_for_norm"),
+    Export(f"{_BASE}.get_grads_for_grad_norm", f"{_GROUPS}:get_grads_for_grad_norm"),
+    *add_or_replace(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GROUPS}:get_main_grads_for_grad_norm"),
+    *(Replace(f"{owner}.get_grad_norm", f"{_NORMS}:get_grad_norm") for owner in (_BASE, _CHAIN, _LAYER_WISE)),
+    *(
+        edit
+        for owner in (_BASE, _CHAIN)
+        for edit in add_or_replace(f"{owner}._compute_grad_norms_by_group", f"{_NORMS}:_compute_grad_norms_by_group")
+    ),
+    Replace(f"{_BASE}.clip_grad_norm", "megatron_overrides.core.optimizer.optimizer:clip_grad_norm"),
+)
+
 # -- settings and the log ---------------------------------------------------------------------------------------------
 
+ADD_ARGUMENTS = "megatron.training.arguments:add_megatron_arguments"
 CHECK_TRANSFORMER_CONFIG = Wrap(
     f"{TRANSFORMER_CONFIG}.__post_init__",
     "megatron_overrides.core.transformer.transformer_config:check_after_init",
@@ -86,6 +115,15 @@ SHOW_METRICS = (
 )
 
 
-def add_or_replace(target: str, override: str) -> tuple[Export, Replace]:
-    """For what only the newer releases have."""
-    return Export(target, override), Replace(target, override)
+def add_optimizer_setting(name: str, type: object, default: object, text: str) -> tuple[AddField, AddFlag]:
+    """A field of OptimizerConfig and its flag; Megatron carries the one over to the other."""
+    flag = f"--{name.replace('_', '-')}"
+    return (
+        AddField(OPTIMIZER_CONFIG, field=name, type=type, default=default, doc=text),
+        AddFlag(ADD_ARGUMENTS, flag=flag, type=_plain(type), default=default, help=text),
+    )
+
+
+def _plain(type: object) -> object:
+    """What argparse makes of the words: `float` for `float | None`."""
+    return next((kind for kind in getattr(type, "__args__", ()) if kind is not NoneType), type)

@@ -22,8 +22,16 @@ Changes numbers: with a finite threshold; and in the two precision-aware cases a
 
 from math import inf
 
-from .engine import AddField, AddFlag, Patch, Probe, PullRequest, Wrap
-from .shared_edits import CHECK_SETTINGS, MTP, MTP_OVERRIDES, OPTIMIZER_CONFIG, OPTIMIZER_STEP, SHOW_METRICS
+from .engine import Patch, Probe, PullRequest, Wrap
+from .shared_edits import (
+    CHECK_SETTINGS,
+    MTP,
+    MTP_OVERRIDES,
+    OPTIMIZER_CONFIG,
+    OPTIMIZER_STEP,
+    SHOW_METRICS,
+    add_optimizer_setting,
+)
 
 _HELP = "Skip the update of a step whose gradient norm, before clipping, is larger than this or NaN."
 
@@ -34,14 +42,7 @@ PATCH = Patch(
     probe=Probe(f"{OPTIMIZER_CONFIG}.grad_norm_skip_threshold"),
     repairs=True,
     edits=(
-        AddField(OPTIMIZER_CONFIG, field="grad_norm_skip_threshold", type=float, default=inf, doc=_HELP),
-        AddFlag(
-            "megatron.training.arguments:add_megatron_arguments",
-            flag="--grad-norm-skip-threshold",
-            type=float,
-            default=inf,
-            help=_HELP,
-        ),
+        *add_optimizer_setting("grad_norm_skip_threshold", float, inf, _HELP),
         *CHECK_SETTINGS,
         *OPTIMIZER_STEP,
         Wrap(

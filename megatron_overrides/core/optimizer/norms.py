@@ -22,23 +22,31 @@ from megatron_overrides.core.optimizer.grad_norm_groups import (
     get_main_grads_for_grad_norm,
     group_of,
 )
+from megatron_overrides.core.optimizer.orthogonalized import is_exempt
 
 # A float or, with TransformerEngine >= 2.14 from Megatron 0.17 on, a one-element CUDA tensor.
 GradNorm: TypeAlias = float | torch.Tensor
 
 
 class Norms(NamedTuple):
-    """`by_group` has the groups that a parameter on any rank is tagged with."""
+    """`by_group` has the groups that a parameter on any rank is tagged with.
+
+    `clippable` has the same norms, the main one under None, without the gradients that are exempt from clipping.
+    """
 
     main: GradNorm
     by_group: dict[str, GradNorm]
+    clippable: dict[str | None, GradNorm]
 
 
 NOBODY = "nobody"
 
-# What is summed over the ranks: the square of the main norm, those of the groups, the owners of each group.
-_GROUPS = slice(1, 1 + len(SEPARATE_GRAD_NORM_GROUPS))
-_OWNERS = slice(_GROUPS.stop, _GROUPS.stop + len(SEPARATE_GRAD_NORM_GROUPS))
+# What is summed over the ranks: the squares of the norms, main one first, of what may be clipped and of what is exempt;
+# then the owners of each group.
+_GROUPS: tuple[str | None, ...] = (None, *SEPARATE_GRAD_NORM_GROUPS)
+_CLIPPABLE = slice(0, len(_GROUPS))
+_EXEMPT = slice(len(_GROUPS), 2 * len(_GROUPS))
+_OWNERS = slice(_EXEMPT.stop, _EXEMPT.stop + len(SEPARATE_GRAD_NORM_GROUPS))
 
 
 class Reduction(NamedTuple):
@@ -79,46 +87,59 @@ def _leaves(optimizer: Any, over_all_ranks: bool) -> Iterator[tuple[Any, Any]]:
 @torch.no_grad()
 def measure(optimizer: Any) -> Norms:
     """Every norm of the gradients of `optimizer`, however nested. A collective: all its ranks must come here."""
-    found = reductions(optimizer)
-    sums: Any = torch.stack([_reduce(reduction, optimizer) for reduction in found])
-    if getattr(clip_grads, "multi_tensor_scale_tensor_impl", None) is not None:
-        sums = sums.sum(dim=0).split(1)
-    else:
-        sums = [sum(column) for column in zip(*sums.tolist(), strict=True)]  # the one wait for the device
-    main, groups, owners = sums[0], sums[_GROUPS], sums[_OWNERS]
-    for reduction in found:
-        for leaf in reduction.leaves:
-            if leaf is not optimizer and measures_itself(leaf):
-                main = main + (leaf.get_grad_norm() or 0.0) ** 2
+    sums = _sum(reductions(optimizer), optimizer)
     if not hasattr(optimizer, "_owned_grad_norm_groups"):
         # Once, because tags do not change and the numbers may be on the device.
-        owned = [group for group, number in zip(SEPARATE_GRAD_NORM_GROUPS, owners, strict=True) if number > 0]
-        optimizer._owned_grad_norm_groups = owned
-    by_group = dict(zip(SEPARATE_GRAD_NORM_GROUPS, groups, strict=True))
-    return Norms(main**0.5, {group: by_group[group] ** 0.5 for group in optimizer._owned_grad_norm_groups})
+        owners = zip(SEPARATE_GRAD_NORM_GROUPS, sums[_OWNERS], strict=True)
+        optimizer._owned_grad_norm_groups = [group for group, number in owners if number > 0]
+    squares = {
+        group: (square, square + exempt)
+        for group, square, exempt in zip(_GROUPS, sums[_CLIPPABLE], sums[_EXEMPT], strict=True)
+        if group is None or group in optimizer._owned_grad_norm_groups
+    }
+    return Norms(
+        main=squares[None][1] ** 0.5,
+        by_group={group: whole**0.5 for group, (_, whole) in squares.items() if group is not None},
+        clippable={group: square**0.5 for group, (square, _) in squares.items()},
+    )
+
+
+def _sum(found: list[Reduction], root: Any) -> list[Any]:
+    """The slots, see _CLIPPABLE, summed over `found`, which are leaves of `root`."""
+    sums: Any = torch.stack([_reduce(reduction, root) for reduction in found])
+    if getattr(clip_grads, "multi_tensor_scale_tensor_impl", None) is not None:
+        sums = list(sums.sum(dim=0).split(1))
+    else:
+        sums = [sum(column) for column in zip(*sums.tolist(), strict=True)]  # the one wait for the device
+    for reduction in found:
+        for leaf in reduction.leaves:
+            if leaf is not root and measures_itself(leaf):
+                slot = (_EXEMPT if is_exempt(leaf) else _CLIPPABLE).start
+                sums[slot] = sums[slot] + (leaf.get_grad_norm() or 0.0) ** 2
+    return sums
 
 
 def _reduce(reduction: Reduction, root: Any) -> torch.Tensor:
-    """[1 + 2 groups] float32, see _GROUPS: sums over the ranks of `reduction`; `root` is what is being measured."""
+    """float32 vector, see _CLIPPABLE: sums over the ranks of `reduction`; `root` is what is being measured."""
     sums = torch.zeros(_OWNERS.stop, dtype=torch.float32, device="cuda")
-    main: list[torch.Tensor] = []
+    grads: list[list[torch.Tensor]] = [[] for _ in range(_EXEMPT.stop)]
     for leaf in reduction.leaves:
+        first = (_EXEMPT if is_exempt(leaf) else _CLIPPABLE).start
         if leaf is root or not measures_itself(leaf):
-            main += _main_grads(leaf)
-    slots = [main]
-    for place, group in enumerate(SEPARATE_GRAD_NORM_GROUPS, start=_OWNERS.start):
-        owners = [leaf for leaf in reduction.leaves if _owns(leaf, group)]
-        sums[place] = len(owners)
-        slots.append([grad for leaf in owners for grad in leaf.get_grads_for_grad_norm(group)])
+            grads[first] += _main_grads(leaf)
+        for place, group in enumerate(SEPARATE_GRAD_NORM_GROUPS):
+            if _owns(leaf, group):
+                sums[_OWNERS.start + place] += 1
+                grads[first + 1 + place] += leaf.get_grads_for_grad_norm(group)
     shards = None
-    for place, grads in enumerate(slots):
-        for grad in grads:
+    for slot, of_slot in enumerate(grads):
+        for grad in of_slot:
             shards = get_data_parallel_group_if_dtensor(grad, shards)
-        if grads:
-            grads = [to_local_if_dtensor(grad) for grad in grads]
+        if of_slot:
+            local = [to_local_if_dtensor(grad) for grad in of_slot]
             overflow = torch.zeros(1, dtype=torch.int, device="cuda")
-            norm, _ = clip_grads.multi_tensor_applier(clip_grads.l2_norm_impl, overflow, [grads], False)
-            sums[place : place + 1] = norm**2.0
+            norm, _ = clip_grads.multi_tensor_applier(clip_grads.l2_norm_impl, overflow, [local], False)
+            sums[slot : slot + 1] = norm**2.0
     if shards is not None:
         torch.distributed.all_reduce(sums, group=shards)
     if reduction.ranks is not NOBODY:
@@ -149,13 +170,26 @@ def get_grad_norm(self: Any) -> GradNorm:
     """The norm of all gradients but those of separate groups, over all ranks; fills `grad_norms_by_group` as well."""
     norms = measure(self)
     self.grad_norms_by_group = norms.by_group
+    self.clippable_grad_norms = norms.clippable
     return norms.main
 
 
 def _compute_grad_norms_by_group(self: Any) -> dict[str, GradNorm]:
     """The norm of each separate group that any rank has parameters of, over all ranks."""
-    self.grad_norms_by_group = measure(self).by_group
+    norms = measure(self)
+    self.grad_norms_by_group = norms.by_group
+    self.clippable_grad_norms = norms.clippable
+    if norms.clippable[None] == norms.main:
+        del self.clippable_grad_norms[None]  # nothing is exempt: the main norm is whatever get_grad_norm says
     return self.grad_norms_by_group
+
+
+def _get_grad_norm_over(self: Any, optimizers: list[Any]) -> GradNorm:
+    """The main norm of some of `chained_optimizers`. A collective, with the same choice on all ranks."""
+    chosen = {id(leaf) for optimizer in optimizers for _, leaf in _leaves(optimizer, over_all_ranks=False)}
+    found = [Reduction(ranks, [leaf for leaf in all_ if id(leaf) in chosen]) for ranks, all_ in reductions(self)]
+    sums = _sum(found, self)
+    return (sums[_CLIPPABLE.start] + sums[_EXEMPT.start]) ** 0.5
 
 
 def has_grad_norm_group(self: Any, grad_norm_group: str) -> bool:

@@ -6,15 +6,17 @@ the parameter all-gather (NVIDIA/Megatron-LM#3460). Here the reduced norm alone 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer import optimizer as upstream
 from megatron.core.optimizer.optimizer import MegatronOptimizer, MixedPrecisionOptimizer
 
 from megatron_overrides import metrics
+from megatron_overrides.core.optimizer import skipped_updates
 from megatron_overrides.core.optimizer.grad_norm_groups import (
     MTP_GRAD_NORM_GROUP,
     drop_gradients,
@@ -22,8 +24,9 @@ from megatron_overrides.core.optimizer.grad_norm_groups import (
     has_decoupled_grad,
     keep_in_step,
 )
-from megatron_overrides.core.optimizer.norms import GradNorm, measure, measures_itself
-from megatron_overrides.core.optimizer.skipped_updates import tally
+from megatron_overrides.core.optimizer.norms import GradNorm, _compute_grad_norms_by_group, measure, measures_itself
+from megatron_overrides.core.optimizer.orthogonalized import is_exempt
+from megatron_overrides.core.optimizer.skipped_updates import updates, updates_of_heads
 
 
 @torch.no_grad()
@@ -36,8 +39,7 @@ def step_chained(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | 
         `config.grad_norm_skip_threshold`. The norm is a float or, from 0.17 on with TransformerEngine >= 2.14, a
         one-element CUDA tensor; the number is None unless `config.log_num_zeros_in_grad`.
     """
-    tally.begin_step()
-    self.grad_norms_by_group = {}
+    begin_step(self)
     if self.prepare_grads():
         return False, None, None
     grad_norm = self.get_grad_norm()
@@ -54,8 +56,7 @@ def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | No
     Replaces MixedPrecisionOptimizer.step and FP32Optimizer.step. As there, the norms are measured only if something
     needs them: clipping or, here, a finite threshold.
     """
-    tally.begin_step()
-    self.grad_norms_by_group = {}
+    begin_step(self)
     if self.prepare_grads():
         return False, None, None
     # What the two classes report for a number that nobody asked for.
@@ -72,50 +73,76 @@ def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | No
     return finish_step(self, skip), grad_norm, num_zeros
 
 
-def measure_groups(optimizer: MegatronOptimizer) -> None:
-    """Fill `grad_norms_by_group` where a get_grad_norm that is not ours has not done so.
+def begin_step(optimizer: MegatronOptimizer) -> None:
+    """Forget what was measured and decided in the step before."""
+    skipped_updates.begin_step()
+    optimizer.grad_norms_by_group = {}
+    optimizer.clippable_grad_norms = {}
 
-    This is a collective, so only the configuration, which all ranks share, may decide whether to enter it.
+
+def measure_groups(optimizer: MegatronOptimizer) -> None:
+    """Let a method that is not ours measure the separate groups, or ours where get_grad_norm, not ours, has not.
+
+    This is a collective, so only what all ranks share may decide whether to enter it.
     """
-    has_groups = hasattr(optimizer, "_compute_grad_norms_by_group")
-    if has_groups and measures_itself(optimizer) and _needs_norms(optimizer.config):
+    method = inspect.getattr_static(optimizer, "_compute_grad_norms_by_group", None)
+    if method is None or is_exempt(optimizer) or not _needs_norms(optimizer.config):
+        return
+    if method is not _compute_grad_norms_by_group:
+        optimizer._compute_grad_norms_by_group()
+        for group in optimizer.grad_norms_by_group:
+            getattr(optimizer, "clippable_grad_norms", {}).pop(group, None)
+    elif measures_itself(optimizer):
         optimizer._compute_grad_norms_by_group()
 
 
 def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:
     """Scale the gradients down to their limits, or return True because the update must be skipped.
 
-    `grad_norm` and `optimizer.grad_norms_by_group` must be reduced over all ranks that step together: they alone
+    `grad_norm` and the norms that `optimizer` keeps must be reduced over all ranks that step together: they alone
     decide. A main norm over its threshold skips the update; an MTP norm over its own drops the update of the heads.
+    Optimizers that are exempt from clipping count in neither, but a gradient of theirs that is no number does.
     """
-    group_norms = getattr(optimizer, "grad_norms_by_group", {})
-    mtp_norm = group_norms.get(MTP_GRAD_NORM_GROUP)
+    whole = {None: grad_norm, **getattr(optimizer, "grad_norms_by_group", {})}
+    clippable = whole | getattr(optimizer, "clippable_grad_norms", {})
+    mtp_norm = whole.get(MTP_GRAD_NORM_GROUP)
     if mtp_norm is not None:
         metrics.show("mtp grad norm", mtp_norm, "mtp-grad-norm")
-    if tally.skips(grad_norm, optimizer.config):
+    if not is_exempt(optimizer) and any(map(is_exempt, leaves(optimizer))):
+        metrics.show("clippable grad norm", clippable[None], "clippable-grad-norm")
+    if updates.skips(clippable[None], grad_norm, optimizer.config):
         return True
-    drops_mtp = mtp_norm is not None and tally.drops_mtp(mtp_norm, optimizer.config)
+    drops_mtp = mtp_norm is not None and updates_of_heads.skips(
+        clippable[MTP_GRAD_NORM_GROUP], mtp_norm, optimizer.config
+    )
     for leaf in leaves(optimizer):
         for group, params in _params_by_group(leaf).items():
             if drops_mtp and group == MTP_GRAD_NORM_GROUP:
                 drop_gradients(params, getattr(leaf, "optimizer", None))
-            else:
-                _clip(params, _limit(leaf.config, group), group_norms.get(group, grad_norm), leaf.config)
+            elif not is_exempt(leaf):
+                _clip(params, _limit(leaf.config, group), clippable.get(group, clippable[None]), leaf.config)
     return False
 
 
 def clip_grad_norm(self: MegatronOptimizer, clip_grad: float) -> GradNorm:
     """Clip the main gradients to `clip_grad` and those of separate groups by their own norms; returns the main norm.
 
-    Replaces MegatronOptimizer.clip_grad_norm. With `clip_grad` 0 it only measures.
+    Replaces MegatronOptimizer.clip_grad_norm. With `clip_grad` 0 it only measures. Optimizers that are exempt from
+    clipping are left alone.
     """
     grad_norm = self.get_grad_norm() if measures_itself(self) else None
     norms = measure(self)
-    grad_norm = norms.main if grad_norm is None else grad_norm
-    self.grad_norms_by_group = norms.by_group
-    for group, params in _params_by_group(self).items():
-        limit = clip_grad if group is None else _limit(self.config, group)
-        _clip(params, limit, self.grad_norms_by_group.get(group, grad_norm), self.config)
+    clippable: dict[str | None, GradNorm] = dict(norms.clippable)
+    if grad_norm is None:
+        grad_norm = norms.main
+    elif norms.clippable[None] == norms.main:
+        clippable[None] = grad_norm
+    self.grad_norms_by_group, self.clippable_grad_norms = norms.by_group, clippable
+    for leaf in leaves(self):
+        if not is_exempt(leaf):
+            for group, params in _params_by_group(leaf).items():
+                limit = clip_grad if group is None else _limit(self.config, group)
+                _clip(params, limit, clippable.get(group, clippable[None]), self.config)
     return grad_norm
 
 
@@ -128,7 +155,8 @@ def _params_by_group(leaf: MegatronOptimizer) -> dict[str | None, list[torch.nn.
 
 
 def _needs_norms(config: Any) -> bool:
-    return max(_limit(config, None), _limit(config, MTP_GRAD_NORM_GROUP)) > 0.0 or tally.watches(config)
+    limits = _limit(config, None), _limit(config, MTP_GRAD_NORM_GROUP)
+    return max(limits) > 0.0 or updates.watches(config) or updates_of_heads.watches(config)
 
 
 def _limit(config: Any, group: str | None) -> float:
@@ -138,8 +166,14 @@ def _limit(config: Any, group: str | None) -> float:
 
 def _clip(params: list[torch.nn.Parameter], limit: float, norm: GradNorm, config: Any) -> None:
     if limit > 0.0:
+        least = getattr(config, "min_clip_coefficient", None)
+        if least is not None:
+            # Megatron's coefficient is limit / (norm + 1e-6).
+            largest = limit / least - 1e-6
+            norm = norm.clamp(max=largest) if isinstance(norm, torch.Tensor) else min(norm, largest)
         decoupled = any(has_decoupled_grad(param, config) for param in params)
-        clip_grad_by_total_norm_fp32(params, max_norm=limit, total_norm=norm, use_decoupled_grad=decoupled)
+        # By Megatron's name for it, so that whoever has put a faster one there is heard.
+        upstream.clip_grad_by_total_norm_fp32(params, max_norm=limit, total_norm=norm, use_decoupled_grad=decoupled)
 
 
 def get_parameters_of_chain(self: MegatronOptimizer) -> list[torch.nn.Parameter]:
@@ -151,7 +185,7 @@ def finish_step(optimizer: MegatronOptimizer, skip: bool) -> bool:
     """Update the parameters unless the update is to be skipped; returns whether they were updated."""
     if not skip:
         updated = optimizer.step_with_ready_grads()
-        if tally.last_step_dropped_mtp:
+        if updates_of_heads.in_last_step:
             for leaf in leaves(optimizer):
                 keep_in_step(_params_by_group(leaf).get(MTP_GRAD_NORM_GROUP, []), leaf)
         return updated

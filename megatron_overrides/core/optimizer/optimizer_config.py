@@ -18,6 +18,23 @@ def check_settings(settings: Any) -> None:
             f"--mtp-clip-grad {limit!r} is no norm to clip to: give a positive number, 0 to clip no MTP gradient, or "
             f"leave the flag out to use --clip-grad"
         )
+    _check_coefficient(settings)
+
+
+def _check_coefficient(settings: Any) -> None:
+    least = getattr(settings, "min_clip_coefficient", None)
+    if least is None:
+        return
+    if not isinstance(least, (int, float)) or not 0.0 < least < 1.0:
+        raise ValueError(
+            f"--min-clip-coefficient {least!r} is no factor to scale gradients down by: give a number between 0 and 1, "
+            f"or leave the flag out to clip by any factor"
+        )
+    if not max(getattr(settings, "clip_grad", 0.0) or 0.0, getattr(settings, "mtp_clip_grad", None) or 0.0) > 0.0:
+        raise ValueError(
+            f"--min-clip-coefficient {least!r} has nothing to hold back, because no gradient is clipped: set "
+            f"--clip-grad, or leave the flag out"
+        )
 
 
 def _check_threshold(flag: str, threshold: Any, settings: Any) -> None:

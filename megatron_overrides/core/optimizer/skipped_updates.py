@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 from megatron.core.utils import log_single_rank
@@ -14,68 +15,68 @@ logger = logging.getLogger(__name__)
 
 
 class Tally:
-    """Counts the updates that this process has skipped. One process steps one optimizer tree at a time."""
+    """What a norm over its threshold has kept from being updated. A process steps one optimizer tree at a time.
 
-    def __init__(self) -> None:
+    `read(config)` is the threshold. `warning` has the fields norm, flag, threshold and total.
+    """
+
+    def __init__(self, flag: str, read: Callable[[Any], float], warning: str, label: str) -> None:
+        self.flag = flag
+        self.read = read
+        self.warning = warning
+        self.label = label
         self.total = 0
-        self.total_of_mtp = 0
-        self.begin_step()
-
-    def begin_step(self) -> None:
-        self.last_step_skipped = False
-        self.last_step_dropped_mtp = False
+        self.in_last_step = False
 
     def watches(self, config: Any) -> bool:
         """Whether a threshold is set. Without one nothing is compared, so nothing waits for the GPU."""
-        return math.isfinite(_threshold(config)) or math.isfinite(_mtp_threshold(config))
+        return math.isfinite(self.read(config))
 
-    def skips(self, grad_norm: Any, config: Any) -> bool:
-        """Whether `grad_norm` (float or one-element tensor) is too large for an update; if so, count and log it."""
-        threshold = _threshold(config)
-        if not math.isfinite(threshold):
+    def skips(self, norm: Any, whole: Any, config: Any) -> bool:
+        """Whether this step's norm is too large for an update; if so, count and log it.
+
+        `norm` (float or one-element tensor) leaves out what is exempt from clipping, `whole` does not: exempt
+        gradients may have any size, but have to be numbers.
+        """
+        if not self.watches(config):
             return False
-        self.last_step_skipped = _is_over(grad_norm, threshold)
-        if self.last_step_skipped:
+        threshold = self.read(config)
+        norm = norm if math.isfinite(whole) else whole
+        self.in_last_step = not bool(norm <= threshold)  # NaN is neither larger nor smaller, and must not pass
+        if self.in_last_step:
             self.total += 1
-            _warn(
-                f"update skipped: grad norm {float(grad_norm):.6g} is over --grad-norm-skip-threshold {threshold:g} "
-                f"({self.total} skipped so far)"
+            warning = self.warning.format(
+                norm=f"{float(norm):.6g}", flag=self.flag, threshold=f"{threshold:g}", total=self.total
             )
-        metrics.show("updates skipped for grad norm", self.total, "updates-skipped-for-grad-norm")
-        return self.last_step_skipped
-
-    def drops_mtp(self, mtp_norm: Any, config: Any) -> bool:
-        """Whether the norm of the MTP heads is too large for their part of the update; if so, count and log it."""
-        threshold = _mtp_threshold(config)
-        if not math.isfinite(threshold):
-            return False
-        self.last_step_dropped_mtp = _is_over(mtp_norm, threshold)
-        if self.last_step_dropped_mtp:
-            self.total_of_mtp += 1
-            _warn(
-                f"MTP heads not updated: their grad norm {float(mtp_norm):.6g} is over "
-                f"--mtp-grad-norm-skip-threshold {threshold:g} ({self.total_of_mtp} times so far)"
-            )
-        metrics.show("mtp updates skipped for grad norm", self.total_of_mtp, "mtp-updates-skipped-for-grad-norm")
-        return self.last_step_dropped_mtp
+            log_single_rank(logger, logging.WARNING, warning)
+        metrics.show(self.label, self.total, self.label.replace(" ", "-"))
+        return self.in_last_step
 
 
 def _threshold(config: Any) -> float:
     return getattr(config, "grad_norm_skip_threshold", math.inf)
 
 
-def _mtp_threshold(config: Any) -> float:
+def _threshold_of_heads(config: Any) -> float:
     own = getattr(config, "mtp_grad_norm_skip_threshold", math.inf)  # no such field: heads are not clipped separately
     return _threshold(config) if own is None else own
 
 
-def _is_over(norm: Any, threshold: float) -> bool:
-    """NaN is too large: it compares as neither larger nor smaller, and must not reach the parameters."""
-    return not bool(norm <= threshold)
+updates = Tally(
+    flag="--grad-norm-skip-threshold",
+    read=_threshold,
+    warning="update skipped: grad norm {norm} is over {flag} {threshold} ({total} skipped so far)",
+    label="updates skipped for grad norm",
+)
+updates_of_heads = Tally(
+    flag="--mtp-grad-norm-skip-threshold",
+    read=_threshold_of_heads,
+    warning="MTP heads not updated: their grad norm {norm} is over {flag} {threshold} ({total} times so far)",
+    label="mtp updates skipped for grad norm",
+)
 
 
-def _warn(message: str) -> None:
-    log_single_rank(logger, logging.WARNING, message)
-
-
-tally = Tally()
+def begin_step() -> None:
+    """Forget the decisions of the step before."""
+    for tally in (updates, updates_of_heads):
+        tally.in_last_step = False

@@ -9,8 +9,7 @@ import torch
 from megatron.core.models.mimo.optimizer import MimoOptimizer
 
 from megatron_overrides.core.optimizer.grad_norm_groups import MTP_GRAD_NORM_GROUP
-from megatron_overrides.core.optimizer.optimizer import clip_or_skip, finish_step, measure_groups
-from megatron_overrides.core.optimizer.skipped_updates import tally
+from megatron_overrides.core.optimizer.optimizer import begin_step, clip_or_skip, finish_step, measure_groups
 
 
 @torch.no_grad()
@@ -20,7 +19,7 @@ def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
     Returns what ChainedOptimizer.step does. Whether gradients overflowed and whether every module was updated is
     agreed over the world, because a module's own ranks know nothing of the others.
     """
-    tally.begin_step()
+    begin_step(self)
     if _reduce_flag(self.prepare_grads(), torch.distributed.ReduceOp.MAX):
         return False, None, None
     grad_norm = self.get_grad_norm()
@@ -31,22 +30,31 @@ def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
 
 @torch.no_grad()
 def get_grad_norm(self: MimoOptimizer) -> float:
-    """The norm over all modules, the same on every rank; fills `grad_norms_by_group` as well.
+    """The norm over all modules, the same on every rank; fills what else a step keeps of norms as well.
 
     Replaces MimoOptimizer.get_grad_norm. A module's norms are known to its own ranks and fetched by the rest with a
     maximum, in which NaN may lose against the zeros of the others; so it travels as a mark beside the norm.
     """
-    main, mtp = numbers = torch.zeros(2, len(self.module_infos), 3, dtype=torch.float32, device="cuda")
+    groups = (None, MTP_GRAD_NORM_GROUP)
+    numbers = torch.zeros(2, len(groups), len(self.module_infos), 3, dtype=torch.float32, device="cuda")
     for index, (_, info) in enumerate(sorted(self.module_infos.items())):
         if info.is_active and info.optimizer:
-            main[index] = _describe(info.optimizer.get_grad_norm() or 0.0)
+            grad_norm = info.optimizer.get_grad_norm() or 0.0
             measure_groups(info.optimizer)
-            norms = getattr(info.optimizer, "grad_norms_by_group", {})
-            if MTP_GRAD_NORM_GROUP in norms:
-                mtp[index] = _describe(norms[MTP_GRAD_NORM_GROUP])
+            whole = {None: grad_norm, **getattr(info.optimizer, "grad_norms_by_group", {})}
+            clippable = whole | getattr(info.optimizer, "clippable_grad_norms", {})
+            for kind, norms in enumerate((whole, clippable)):
+                for place, group in enumerate(groups):
+                    if group in norms:
+                        numbers[kind, place, index] = _describe(norms[group])
     torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX)
-    self.grad_norms_by_group = {MTP_GRAD_NORM_GROUP: _combine(mtp)} if mtp.any() else {}
-    return _combine(main)
+    whole, self.clippable_grad_norms = (
+        {group: _combine(of_group) for group, of_group in zip(groups, of_kind, strict=True) if of_group.any()}
+        for of_kind in numbers
+    )
+    grad_norm = whole.pop(None, 0.0)
+    self.grad_norms_by_group = whole
+    return grad_norm
 
 
 def _describe(norm: Any) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from megatron_overrides.core.optimizer.skipped_updates import tally
+from megatron_overrides.core.optimizer.skipped_updates import updates
 
 
 def leave_out_skipped_step(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
@@ -15,6 +15,6 @@ def leave_out_skipped_step(wrapped: Any, instance: Any, args: tuple, kwargs: dic
     printed `mtp_1 loss` of an interval with one step taken of ten would be ten times too large.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
-    if tally.last_step_skipped and "total_loss_dict" in call.signature.parameters:
+    if updates.in_last_step and "total_loss_dict" in call.signature.parameters:
         call.arguments["total_loss_dict"] = None
     return wrapped(*call.args, **call.kwargs)

@@ -256,10 +256,12 @@ def test_without_the_patch_that_separates_them_heads_have_no_threshold(make):
     """The threshold of the trunk is no threshold of the heads where the configuration does not know them."""
     from types import SimpleNamespace
 
-    from megatron_overrides.core.optimizer.skipped_updates import Tally
+    from megatron_overrides.core.optimizer.skipped_updates import updates_of_heads
 
-    assert not Tally().drops_mtp(HEADS, SimpleNamespace(grad_norm_skip_threshold=1.0))
-    assert Tally().drops_mtp(HEADS, SimpleNamespace(grad_norm_skip_threshold=1.0, mtp_grad_norm_skip_threshold=None))
+    settings = SimpleNamespace(grad_norm_skip_threshold=1.0)
+    assert not updates_of_heads.skips(HEADS, HEADS, settings)
+    settings.mtp_grad_norm_skip_threshold = None
+    assert updates_of_heads.skips(HEADS, HEADS, settings)
 
 
 @pytest.mark.parametrize("kind", ["fp32", "float16"])

@@ -88,14 +88,14 @@ def test_the_gradients_of_a_skipped_step_are_not_clipped(make_optimizer, give_gr
 
 @every_kind
 def test_overflow_found_by_the_loss_scaler_comes_first(make_optimizer, give_gradients, monkeypatch, kind):
-    from megatron_overrides.core.optimizer.skipped_updates import tally
+    from megatron_overrides.core.optimizer.skipped_updates import updates
 
     optimizer, params = make_optimizer(kind, grad_norm_skip_threshold=2.0)
     give_gradients(params, 100.0)
-    assert optimizer.step()[0] is False and tally.last_step_skipped
+    assert optimizer.step()[0] is False and updates.in_last_step
     monkeypatch.setattr(optimizer, "prepare_grads", lambda: True)
     assert optimizer.step() == (False, None, None)
-    assert not tally.last_step_skipped
+    assert not updates.in_last_step
 
 
 def test_decoupled_gradients_are_clipped_where_a_precision_aware_optimizer_has_them(make_optimizer):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from megatron.core.optimizer.qk_clip import clip_qk
 
-from megatron_overrides.core.optimizer.skipped_updates import tally
+from megatron_overrides.core.optimizer.skipped_updates import updates
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def model():
 
 @pytest.mark.parametrize("skipped, clipped", [(False, 1), (True, 0)])
 def test_weights_are_rescaled_only_if_the_step_was_taken(model, monkeypatch, skipped, clipped):
-    monkeypatch.setattr(tally, "last_step_skipped", skipped)
+    monkeypatch.setattr(updates, "in_last_step", skipped)
     assert clip_qk(model, log_max_only=False) == 7.0
     attention = model[0].module.module.decoder.layers[0].self_attention
     assert attention.clipped == clipped

@@ -9,13 +9,6 @@ import pytest
 from megatron_overrides import metrics
 
 
-@pytest.fixture
-def tally():
-    from megatron_overrides.core.optimizer.skipped_updates import Tally
-
-    return Tally()
-
-
 def config(threshold):
     return SimpleNamespace(grad_norm_skip_threshold=threshold)
 
@@ -29,30 +22,35 @@ class OnTheGpu(float):
     __gt__ = __lt__ = __ge__ = __le__
 
 
-def test_an_infinite_threshold_never_reads_the_norm(tally):
-    assert tally.skips(OnTheGpu(1.0), config(math.inf)) is False
+def test_an_infinite_threshold_never_reads_the_norm(skipped_updates):
+    assert skipped_updates.updates.skips(OnTheGpu(1.0), OnTheGpu(1.0), config(math.inf)) is False
 
 
-def test_skipped_updates_are_counted_and_shown(tally):
+def test_skipped_updates_are_counted_and_shown(skipped_updates):
     for norm in (1.0, 3.0, math.nan, 0.5):
-        tally.begin_step()
-        tally.skips(norm, config(2.0))
-    assert tally.total == 2
+        skipped_updates.begin_step()
+        skipped_updates.updates.skips(norm, norm, config(2.0))
+    assert skipped_updates.updates.total == 2
     (metric,) = (metric for metric in metrics.shown() if metric.tag == "updates-skipped-for-grad-norm")
     assert metric.value == 2
     assert metric.text == " updates skipped for grad norm:   2 |"
 
 
-def test_the_next_step_starts_afresh(tally):
-    tally.skips(3.0, config(2.0))
-    assert tally.last_step_skipped
-    tally.begin_step()
-    assert not tally.last_step_skipped
+def test_the_next_step_starts_afresh(skipped_updates):
+    skipped_updates.updates.skips(3.0, 3.0, config(2.0))
+    assert skipped_updates.updates.in_last_step
+    skipped_updates.begin_step()
+    assert not skipped_updates.updates.in_last_step
 
 
-def test_a_skip_is_a_warning_that_names_norm_threshold_and_count(tally, caplog):
+def test_a_skip_is_a_warning_that_names_norm_threshold_and_count(skipped_updates, caplog):
     with caplog.at_level(logging.WARNING):
-        tally.skips(3.25, config(2.0))
+        skipped_updates.updates.skips(3.25, 3.25, config(2.0))
     assert "grad norm 3.25" in caplog.text
     assert "--grad-norm-skip-threshold 2 " in caplog.text
     assert "1 skipped so far" in caplog.text
+
+
+@pytest.mark.parametrize("whole, skipped", [(1e6, False), (math.nan, True), (math.inf, True)])
+def test_what_is_exempt_may_have_any_size_but_must_be_a_number(skipped_updates, whole, skipped):
+    assert skipped_updates.updates.skips(1.0, whole, config(2.0)) is skipped

@@ -1,0 +1,62 @@
+"""Which optimizers orthogonalize their update, and so have no use for a gradient that is clipped by its norm.
+
+NVIDIA/Megatron-LM#5395: Newton-Schulz makes an update of the same size from a gradient of any size, until clipping by
+somebody else's large norm pushes the gradient under the iteration's floor (#5394). Then it makes next to nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+# These multiply the orthogonal matrix by the nuclear norm of the gradient: its size comes back in.
+_SCALED_BY_NORM = ("PolarGrad", "MOP")
+
+
+def is_exempt(leaf: Any) -> bool:
+    """Whether the gradients of `leaf` are neither clipped nor counted in the norms that clip and skip."""
+    return getattr(leaf, "skip_grad_norm_clip", False) is True  # a mock has every attribute, but not this value
+
+
+def _get(self: Any) -> bool:
+    if "_skip_grad_norm_clip" in vars(self):
+        return self._skip_grad_norm_clip
+    if getattr(self.config, "clip_orthogonalizing_optimizers", True):  # no such field: the patch is left out
+        return False
+    return _orthogonalizes(getattr(self, "optimizer", None))
+
+
+def _set(self: Any, value: bool) -> None:
+    self._skip_grad_norm_clip = bool(value)
+
+
+skip_grad_norm_clip = property(
+    _get,
+    _set,
+    doc="""Whether this optimizer is exempt from clipping and from the skip threshold; set it to decide otherwise.
+
+    By default those of the Muon family (OrthogonalizedOptimizer of emerging_optimizers) are, unless
+    `config.clip_orthogonalizing_optimizers`. SOAP, Lion, PolarGrad and MOP take the size of a gradient into account.
+    """,
+)
+
+
+@property  # type: ignore[misc]
+def skip_grad_norm_clip_of_chain(self: Any) -> bool:
+    """Whether all that is chained here is exempt."""
+    return bool(self.chained_optimizers) and all(is_exempt(child) for child in self.chained_optimizers)
+
+
+def _orthogonalizes(optimizer: Any) -> bool:
+    """Whether the torch optimizer, however wrapped, is one of the Muon family.
+
+    Megatron's own name for the base class is `object` where emerging_optimizers is missing, so the package is asked;
+    an optimizer of its is there only if it has been imported.
+    """
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    family = sys.modules.get("emerging_optimizers.orthogonalized_optimizers")
+    if family is None:
+        return False
+    scaled = tuple(getattr(family, name) for name in _SCALED_BY_NORM if hasattr(family, name))
+    return isinstance(optimizer, family.OrthogonalizedOptimizer) and not isinstance(optimizer, scaled)

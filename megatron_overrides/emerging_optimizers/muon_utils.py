@@ -1,0 +1,47 @@
+"""Newton-Schulz for inputs that are smaller than the floor under the norm that it divides by.
+
+The input is made larger before it is squared, by a power of two, which changes no digit of it; so squares do not
+underflow, and nothing has to wait for the device to know whether it is small.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+# The square of a norm under the floor, times this squared, is a float32 for any floor up to 10.
+_LIFT = 2.0**60
+
+
+def lift_small_input(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """Wraps newton_schulz(x, ..., eps, ..., tp_group): float32 matrices [m, n] or [batch, m, n], whole on this rank.
+
+    With a tp_group, `x` is a shard, and normalize_small_too does this with the norm over all shards.
+    """
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    call.apply_defaults()
+    if call.arguments["tp_group"] is None:
+        x = call.arguments["x"]
+        norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+        call.arguments["x"] = x * _factor(norm, call.arguments["eps"])
+    return wrapped(*call.args, **call.kwargs)
+
+
+def normalize_small_too(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """Wraps distributed_normalize_p2(x, eps, group): `x` divided by its norm over `group`, or by `eps` if that is more.
+
+    One reduction, as there: of the norm, and of the norm of the larger `x`.
+    """
+    x, eps, group = inspect.signature(wrapped).bind(*args, **kwargs).args
+    lifted = x * _LIFT
+    squares = torch.stack([(x * x).sum(), (lifted * lifted).sum()])
+    torch.distributed.all_reduce(squares, op=torch.distributed.ReduceOp.SUM, group=group)
+    norm, lifted_norm = torch.sqrt(squares)
+    small = norm < eps
+    return torch.where(small, lifted, x) / torch.where(small, lifted_norm, norm).clamp_min(eps)
+
+
+def _factor(norm: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.where(norm < eps, _LIFT, 1.0)

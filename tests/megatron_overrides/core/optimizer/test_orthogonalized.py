@@ -1,0 +1,245 @@
+"""Optimizers of the Muon family are exempt from clipping, the others are not."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.optimizer.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, FP32Optimizer
+
+from megatron_overrides import metrics
+
+FAMILY = "emerging_optimizers.orthogonalized_optimizers"
+
+
+@pytest.fixture
+def family():
+    return pytest.importorskip(FAMILY, reason="emerging_optimizers needs Python 3.12")
+
+
+def wrap(optimizer, **settings):
+    """As Megatron does, in FP32."""
+    return FP32Optimizer(optimizer, OptimizerConfig(lr=0.1, **settings), lambda *args: None)
+
+
+def matrices(dtype=torch.float32):
+    return [torch.nn.Parameter(torch.ones(4, 4, dtype=dtype))]
+
+
+@pytest.mark.parametrize("name", ["Muon", "AdaptiveMuon", "MuonHyperball"])
+def test_the_muon_family_is_exempt_however_wrapped(family, name):
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0}
+    if name == "AdaptiveMuon":
+        settings |= {"moment2_method": "adamuon", "beta2": 0.9, "eps": 1e-8}
+    make = getattr(family, name)
+    assert wrap(make(matrices(), **settings)).skip_grad_norm_clip is True
+    config = OptimizerConfig(lr=0.1, bf16=True)
+    groups = [{"params": matrices(torch.bfloat16)}]
+    half = Float16OptimizerWithFloat16Params(make(groups, **settings), config, None, lambda *args: None)
+    assert half.skip_grad_norm_clip is True
+    assert ChainedOptimizer([half]).skip_grad_norm_clip is True
+
+
+@pytest.mark.parametrize("name", ["PolarGrad", "MOP"])
+def test_those_that_put_the_size_of_the_gradient_back_are_clipped(family, name):
+    assert wrap(getattr(family, name)(matrices(), lr=0.1)).skip_grad_norm_clip is False
+
+
+def test_soap_lion_and_torchs_own_are_clipped(family):
+    from emerging_optimizers.scalar_optimizers import Lion
+    from emerging_optimizers.soap import SOAP
+
+    for make in (SOAP, Lion, torch.optim.AdamW, torch.optim.SGD):
+        assert wrap(make(matrices(), lr=0.1)).skip_grad_norm_clip is False
+
+
+def test_without_emerging_optimizers_nothing_is_exempt(monkeypatch):
+    """Megatron then calls `object` what every optimizer is an instance of."""
+    monkeypatch.delitem(sys.modules, FAMILY, raising=False)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("megatron.core.optimizer") and hasattr(module, "OrthogonalizedOptimizer"):
+            monkeypatch.setattr(module, "OrthogonalizedOptimizer", object)
+    assert wrap(torch.optim.AdamW(matrices(), lr=0.1)).skip_grad_norm_clip is False
+
+
+def test_the_flag_clips_them_all_the_same(family):
+    assert wrap(family.Muon(matrices(), lr=0.1), clip_orthogonalizing_optimizers=True).skip_grad_norm_clip is False
+
+
+def test_the_user_may_decide_otherwise(family):
+    muon, adam = wrap(family.Muon(matrices(), lr=0.1)), wrap(torch.optim.AdamW(matrices(), lr=0.1))
+    muon.skip_grad_norm_clip, adam.skip_grad_norm_clip = False, True
+    assert (muon.skip_grad_norm_clip, adam.skip_grad_norm_clip) == (False, True)
+
+
+def test_a_chain_is_exempt_if_all_in_it_is(family):
+    muon, adam = wrap(family.Muon(matrices(), lr=0.1)), wrap(torch.optim.AdamW(matrices(), lr=0.1))
+    assert ChainedOptimizer([muon, muon]).skip_grad_norm_clip is True
+    assert ChainedOptimizer([ChainedOptimizer([muon]), muon]).skip_grad_norm_clip is True
+    assert ChainedOptimizer([muon, adam]).skip_grad_norm_clip is False
+    assert ChainedOptimizer([]).skip_grad_norm_clip is False
+
+
+def test_an_optimizer_of_somebody_elses_is_clipped():
+    from megatron_overrides.core.optimizer.orthogonalized import is_exempt
+
+    class MockLike:
+        def __getattr__(self, name):
+            return object()
+
+    assert not is_exempt(SimpleNamespace()) and not is_exempt(MockLike())
+
+
+# -- what follows from it ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_chain():
+    """make_chain({(exempt, tag): gradient norm}): a chain of an exempt and an ordinary optimizer, a parameter each."""
+
+    def make(norms, **settings):
+        leaves = []
+        for exempt in (True, False):
+            params = []
+            for (of_exempt, tag), norm in norms.items():
+                if of_exempt is exempt:
+                    param = torch.nn.Parameter(torch.ones(4))
+                    param.main_grad = torch.full((4,), norm / 2)
+                    if tag:
+                        param.grad_norm_group = tag
+                    params.append(param)
+            config = OptimizerConfig(optimizer="sgd", lr=0.1, **settings)
+            leaf = FP32Optimizer(torch.optim.SGD([{"params": params}], lr=0.1), config, lambda *args: None)
+            leaf.grad_stats_parallel_group = None
+            leaf.skip_grad_norm_clip = exempt
+            leaves.append(leaf)
+        return ChainedOptimizer(leaves)
+
+    return make
+
+
+ALL = {(True, None): 1e5, (False, None): 30.0, (True, "mtp"): 1e4, (False, "mtp"): 40.0}
+
+
+def left(chain):
+    return [pytest.approx(float(param.grad.norm()), rel=1e-5) for param in chain.get_parameters()]
+
+
+def test_only_the_rest_is_clipped_and_by_its_own_norm(make_chain):
+    chain = make_chain(ALL, clip_grad=1.0, mtp_clip_grad=2.0)
+    updated, norm, _ = chain.step()
+    assert updated and norm == pytest.approx((1e10 + 900) ** 0.5)
+    assert chain.mtp_grad_norm == pytest.approx((1e8 + 1600) ** 0.5)
+    assert left(chain) == [1e5, 1e4, 1.0, 2.0]
+    (metric,) = (metric for metric in metrics.shown() if metric.label == "clippable grad norm")
+    assert metric.value == pytest.approx(30.0)
+
+
+def test_where_nothing_is_exempt_one_norm_clips_all(make_chain):
+    chain = make_chain({(True, None): 40.0, (False, None): 30.0}, clip_grad=1.0)
+    for leaf in chain.chained_optimizers:
+        leaf.skip_grad_norm_clip = False
+    assert chain.step()[1] == pytest.approx(50.0)
+    assert left(chain) == [0.8, 0.6]
+
+
+def test_clip_grad_norm_leaves_them_alone(make_chain):
+    chain = make_chain(ALL, clip_grad=1.0)
+    chain.prepare_grads()
+    assert chain.clip_grad_norm(3.0) == pytest.approx((1e10 + 900) ** 0.5)
+    assert left(chain) == [1e5, 1e4, 3.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "norms, updated",
+    [
+        ({(True, None): 1e5, (False, None): 30.0}, True),
+        ({(True, None): 1.0, (False, None): 50.0}, False),
+        ({(True, None): float("nan"), (False, None): 30.0}, False),
+        ({(True, None): float("inf"), (False, None): 30.0}, False),
+        ({(True, None): 1e5}, True),
+        ({(True, None): float("nan")}, False),
+    ],
+)
+def test_the_threshold_is_for_the_rest_but_a_gradient_must_be_a_number(make_chain, norms, updated):
+    assert make_chain(norms, grad_norm_skip_threshold=40.0).step()[0] is updated
+
+
+@pytest.mark.parametrize(
+    "exempt, rest, updated", [(1e4, 1.0, True), (1.0, 50.0, False), (float("nan"), 1.0, False), (1e4, None, True)]
+)
+def test_heads_are_dropped_for_the_rest_of_them_or_for_what_is_no_number(make_chain, exempt, rest, updated):
+    norms = {(True, None): 1.0, (True, "mtp"): exempt, (False, None): 1.0}
+    chain = make_chain(norms if rest is None else norms | {(False, "mtp"): rest}, mtp_grad_norm_skip_threshold=40.0)
+    assert chain.step()[0] is True
+    heads = [param for param in chain.get_parameters() if hasattr(param, "grad_norm_group")]
+    assert [not torch.equal(head, torch.ones(4)) for head in heads] == [updated] * len(heads)
+
+
+def test_the_norm_over_some_of_a_chain(make_chain):
+    chain = make_chain({(True, None): 1e5, (False, None): 30.0})
+    chain.prepare_grads()
+    exempt, rest = chain.chained_optimizers
+    assert chain._get_grad_norm_over([rest]) == pytest.approx(30.0)
+    assert chain._get_grad_norm_over([exempt]) == pytest.approx(1e5)
+    assert chain._get_grad_norm_over([exempt, rest]) == chain.get_grad_norm()
+    assert chain._get_grad_norm_over([]) == 0.0
+
+
+def test_a_norm_of_somebody_elses_making_still_clips(make_chain):
+    """A subclass with its own get_grad_norm: its norm clips where nothing is exempt, the narrowed one elsewhere."""
+    for norms, expected in ((ALL, [1e5, 1e4, 1.0, 1.0]), ({(False, None): 30.0}, [0.5])):
+        chain = make_chain(norms, clip_grad=1.0)
+        chain.__class__ = type("Own", (ChainedOptimizer,), {"get_grad_norm": lambda self: 60.0})
+        assert chain.step()[1] == 60.0
+        assert expected == left(chain)
+
+
+def test_norms_of_groups_of_somebody_elses_making_clip(make_chain):
+    def ours_times_two(self):
+        self.grad_norms_by_group = {"mtp": 80.0}
+        return self.grad_norms_by_group
+
+    chain = make_chain(ALL, clip_grad=1.0)
+    chain.__class__ = type("Own", (ChainedOptimizer,), {"_compute_grad_norms_by_group": ours_times_two})
+    chain.step()
+    assert left(chain) == [1e5, 1e4, 1.0, 0.5]
+
+
+# -- the floor under the clip coefficient -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm, factor", [(50.0, 0.02), (1000.0, 0.01), (1e8, 0.01), (0.5, 1.0)])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_gradients_are_scaled_by_no_less_than_the_floor(monkeypatch, norm, factor, as_tensor):
+    from megatron.core.optimizer import optimizer as upstream
+
+    from megatron_overrides.core.optimizer.optimizer import _clip
+
+    taken = []
+    monkeypatch.setattr(
+        upstream,
+        "clip_grad_by_total_norm_fp32",
+        lambda params, max_norm, total_norm, **_: taken.append(min(1.0, float(max_norm / (total_norm + 1e-6)))),
+    )
+    _clip([], 1.0, torch.tensor([norm]) if as_tensor else norm, OptimizerConfig(min_clip_coefficient=0.01))
+    assert taken == [pytest.approx(factor, rel=1e-6)]
+
+
+def test_the_floor_holds_in_a_step_for_heads_too(make_chain):
+    chain = make_chain({(False, None): 30.0, (False, "mtp"): 40.0}, clip_grad=1.0, min_clip_coefficient=0.1)
+    chain.step()
+    assert left(chain) == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, float("nan"), "0.1"])
+def test_a_floor_that_is_no_factor_is_refused(bad):
+    with pytest.raises(ValueError, match="--min-clip-coefficient .* between 0 and 1"):
+        OptimizerConfig(min_clip_coefficient=bad)
+
+
+def test_a_floor_without_clipping_is_refused():
+    with pytest.raises(ValueError, match="--min-clip-coefficient .* set --clip-grad"):
+        OptimizerConfig(min_clip_coefficient=0.1, clip_grad=0.0)
+    OptimizerConfig(min_clip_coefficient=0.1, clip_grad=0.0, mtp_clip_grad=1.0)

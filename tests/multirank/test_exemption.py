@@ -1,0 +1,153 @@
+"""What is exempt from clipping is left out of the same norm on every rank, in the reduction that is there anyway."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+# Of Adam's parameters, rank by rank; Muon's is 1e5 on rank 0. Narrowed: sqrt(30^2 + 0.4^2) = 30.0027.
+ADAM = (30.0, 0.4, 0.0, 0.0)
+MUON = 1e5
+NARROWED, WHOLE = math.hypot(*ADAM), math.hypot(MUON, *ADAM)
+
+
+@pytest.fixture
+def muon():
+    family = pytest.importorskip(
+        "emerging_optimizers.orthogonalized_optimizers", reason="emerging_optimizers needs Python 3.12"
+    )
+    return family.Muon
+
+
+@pytest.fixture
+def make_layer_wise(parallel, muon, world_size):
+    """make_layer_wise(tag=None, with_adam=True): bf16 Muon and Adam, whose whole parameters are dealt out to ranks."""
+    from megatron.core import parallel_state
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    def make(tag=None, with_adam=True, **settings):
+        parallel()
+        groups = ProcessGroupCollection()
+        groups.dp_cp = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        groups.expt_dp = parallel_state.get_expert_data_parallel_group()
+        # The same names on all ranks; which rank gets which is LayerWise's to say.
+        matrices, vectors = (
+            [torch.nn.Parameter(torch.ones(*shape, dtype=torch.bfloat16)) for _ in range(world_size)]
+            for shape in ((4, 4), (16,))
+        )
+        if tag:
+            for param in (*matrices, *vectors):
+                param.grad_norm_group = tag
+        config = OptimizerConfig(optimizer="adam", lr=0.1, bf16=True, **settings)
+        groups_of = [{"params": list(matrices), "is_expert_parallel": False}]
+        children = [muon(groups_of, lr=0.1)]
+        if with_adam:
+            children.append(torch.optim.AdamW([{"params": list(vectors), "is_expert_parallel": False}], lr=0.1))
+        optimizer = LayerWiseDistributedOptimizer(children, config, groups)
+        for params, norms in ((matrices, (MUON, 0.0, 0.0, 0.0)), (vectors, ADAM)):
+            for index, param in enumerate(params):
+                param.main_grad = torch.full(param.shape, norms[index] / 4)
+        return optimizer
+
+    return make
+
+
+def test_every_rank_narrows_to_the_same_norm(make_layer_wise, from_all_ranks, count_collectives, world_size):
+    optimizer = make_layer_wise(clip_grad=1.0)
+    assert [child.skip_grad_norm_clip for child in optimizer.chained_optimizers] == [True, False]
+    optimizer.prepare_grads()
+    count_collectives.clear()
+    norm = optimizer.get_grad_norm()
+    assert count_collectives == ["all_reduce"]
+    results = from_all_ranks((norm, optimizer.clippable_grad_norms[None]))
+    assert results == [(pytest.approx(WHOLE), pytest.approx(NARROWED, rel=1e-6))] * world_size
+    exempt, rest = optimizer.chained_optimizers
+    assert from_all_ranks(optimizer._get_grad_norm_over([rest])) == [pytest.approx(NARROWED, rel=1e-6)] * world_size
+
+
+@pytest.mark.parametrize("threshold, updated", [(30.001, False), (30.004, True)])
+def test_all_ranks_decide_alike(make_layer_wise, from_all_ranks, world_size, threshold, updated):
+    """Between the two thresholds lies what the ranks have in common and no rank sees alone."""
+    optimizer = make_layer_wise(clip_grad=1.0, grad_norm_skip_threshold=threshold)
+    results = from_all_ranks(optimizer.step()[:2])
+    assert results == [(updated, pytest.approx(WHOLE))] * world_size
+
+
+def test_heads_are_narrowed_too(make_layer_wise, from_all_ranks, world_size):
+    optimizer = make_layer_wise(tag="mtp", clip_grad=1.0, mtp_grad_norm_skip_threshold=30.004)
+    assert optimizer.step()[0] is True
+    mine = [child.get_parameters() for child in optimizer.chained_optimizers]
+    kept, clipped = ([float(param.grad.norm()) for param in params] for params in mine)
+    assert optimizer.mtp_grad_norm == pytest.approx(WHOLE)
+    everyones = from_all_ranks((kept, clipped))
+    assert sorted(sum((kept for kept, _ in everyones), [])) == pytest.approx([0.0] * (world_size - 1) + [MUON])
+    scaled = sorted(norm / (NARROWED + 1e-6) for norm in ADAM[:world_size])
+    assert sorted(sum((clipped for _, clipped in everyones), [])) == pytest.approx(scaled)
+
+
+def test_muon_alone_measures_what_it_reports_and_nothing_else(
+    make_layer_wise, from_all_ranks, count_collectives, world_size, monkeypatch
+):
+    optimizer = make_layer_wise(with_adam=False, clip_grad=1.0)
+    assert optimizer.skip_grad_norm_clip is True
+
+    def must_not_be_called():
+        raise AssertionError("a norm for clipping was measured")
+
+    monkeypatch.setattr(optimizer, "_compute_grad_norms_by_group", must_not_be_called)
+    count_collectives.clear()
+    updated, norm, _ = optimizer.step()
+    assert count_collectives.count("all_reduce") == 1
+    assert from_all_ranks((updated, norm)) == [(True, pytest.approx(MUON))] * world_size
+
+
+def test_a_chain_of_layer_wise_and_distributed(make_layer_wise, make_ddp_model, from_all_ranks, count_collectives):
+    """As Megatron chains them from 0.18 on: Muon dealt out to ranks, Adam sharded over them."""
+    from megatron.core.optimizer import get_megatron_optimizer
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+    if "step_with_ready_grads" not in vars(LayerWiseDistributedOptimizer):
+        pytest.skip("before 0.18 LayerWise gathers in its own step, so it is never nested")
+    layer_wise = make_layer_wise(with_adam=False, clip_grad=1.0, use_distributed_optimizer=True)
+    model = make_ddp_model()
+    config = layer_wise.config
+    optimizer = ChainedOptimizer([layer_wise, *get_megatron_optimizer(config, [model]).chained_optimizers])
+    for buffer in model.buffers:
+        buffer.grad_data.fill_(1.0)
+    elements = sum(param.numel() for param in model.parameters())
+    optimizer.prepare_grads()
+    count_collectives.clear()
+    norm = optimizer.get_grad_norm()
+    # Without model parallelism all ranks share Adam too: one reduction for both.
+    assert count_collectives == ["all_reduce"]
+    results = from_all_ranks((norm, optimizer.clippable_grad_norms[None]))
+    assert results == [
+        (pytest.approx(math.hypot(MUON, math.sqrt(elements))), pytest.approx(math.sqrt(elements)))
+    ] * len(results)
+
+
+@pytest.mark.parametrize("exponent", [0, -60])
+def test_newton_schulz_of_shards_is_the_same_for_a_small_matrix(
+    muon, from_all_ranks, count_collectives, rank, world_size, unpatched, exponent
+):
+    """Normalised over all shards with one reduction, as unpatched."""
+    from emerging_optimizers.orthogonalized_optimizers import muon_utils
+
+    x = torch.randn(4 * world_size, 32, generator=torch.Generator().manual_seed(3)).chunk(world_size)[rank]
+    group = dist.group.WORLD
+
+    def orthogonalize(scale):
+        count_collectives.clear()
+        result = muon_utils.newton_schulz_tp(x * scale, 5, "quintic", group, partition_dim=0, tp_mode="distributed")
+        return result, len(count_collectives)
+
+    result, reductions = orthogonalize(2.0**exponent)
+    with unpatched():
+        expected, as_many = orthogonalize(1.0)
+        small, _ = orthogonalize(2.0**-60)
+    assert torch.equal(result, expected) and reductions == as_many
+    assert small.norm() < 0.01 * expected.norm(), "emerging_optimizers has mended it: the patch should say since when"
