@@ -27,7 +27,7 @@ def matrices(dtype=torch.float32):
     return [torch.nn.Parameter(torch.ones(4, 4, dtype=dtype))]
 
 
-@pytest.mark.parametrize("name", ["Muon", "AdaptiveMuon", "MuonHyperball"])
+@pytest.mark.parametrize("name", ["Muon", "AdaptiveMuon"])
 def test_the_muon_family_is_exempt_however_wrapped(family, name):
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0}
     if name == "AdaptiveMuon":
