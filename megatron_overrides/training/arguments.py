@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+from megatron.core.utils import log_single_rank
 
 from megatron_overrides.core.optimizer.optimizer_config import check_settings
 from megatron_overrides.core.transformer.transformer_config import check_heads
+
+logger = logging.getLogger(__name__)
 
 
 def check_arguments(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
@@ -26,3 +31,19 @@ def _check_separate_clip(settings: Any) -> None:
                 f"--{name.replace('_', '-')} needs MTP heads that are clipped on their own: add --mtp-detach-heads, "
                 f"or --separate-mtp-grad-clip to keep training the trunk with the MTP loss"
             )
+
+
+def settle_megatron_fsdp(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+    """Wraps validate_args(args, defaults): what Megatron-FSDP needs of the optimizer, as NVIDIA/Megatron-LM#4133."""
+    settings = args[0] if args else kwargs["args"]
+    if getattr(settings, "use_megatron_fsdp", False) and getattr(settings, "megatron_fsdp_version", 1) == 1:
+        if settings.optimizer not in ("adam", "sgd"):
+            raise ValueError(
+                f"--use-megatron-fsdp cannot shard the state of --optimizer {settings.optimizer}: choose adam or sgd, "
+                f"or leave --use-megatron-fsdp out"
+            )
+        if not settings.use_distributed_optimizer:
+            log_single_rank(logger, logging.WARNING, "--use-megatron-fsdp sets --use-distributed-optimizer")
+        settings.use_distributed_optimizer = True
+        settings.reuse_grad_buf_for_mxfp8_param_ag = False  # a buffer that Megatron-FSDP does not have
+    return wrapped(*args, **kwargs)

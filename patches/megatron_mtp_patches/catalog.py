@@ -7,6 +7,7 @@ from . import (
     exempt_muon_from_clipping,
     floor_clip_coefficient,
     keep_newton_schulz_scale_invariant,
+    fsdp_without_master_weights,
     mtp_acceptance_rate,
     scale_mtp_loss_separately,
     skip_update_on_large_grad_norm,
@@ -25,6 +26,7 @@ CATALOG = (
     exempt_muon_from_clipping.PATCH,
     floor_clip_coefficient.PATCH,
     keep_newton_schulz_scale_invariant.PATCH,
+    fsdp_without_master_weights.PATCH,
 )
 # Not a patch that a user picks: what the set needs to keep its own promises, in whatever release.
 BASE = (

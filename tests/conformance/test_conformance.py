@@ -25,6 +25,7 @@ EXPECTED = {
         "exempt-muon-from-clipping": "applied",
         "floor-clip-coefficient": "applied",
         "keep-newton-schulz-scale-invariant": EMERGING,
+        "fsdp-without-master-weights": "applied",
     },
     "0.17.1": {
         "skip-update-on-large-grad-norm": "applied",
@@ -37,6 +38,7 @@ EXPECTED = {
         "exempt-muon-from-clipping": "applied",
         "floor-clip-coefficient": "applied",
         "keep-newton-schulz-scale-invariant": EMERGING,
+        "fsdp-without-master-weights": "applied",
     },
     "0.18.2": {
         "skip-update-on-large-grad-norm": "repaired",
@@ -49,6 +51,7 @@ EXPECTED = {
         "exempt-muon-from-clipping": "applied",
         "floor-clip-coefficient": "applied",
         "keep-newton-schulz-scale-invariant": EMERGING,
+        "fsdp-without-master-weights": "repaired",
     },
     "0.19.2": {
         "skip-update-on-large-grad-norm": "repaired",
@@ -61,6 +64,7 @@ EXPECTED = {
         "exempt-muon-from-clipping": "applied",
         "floor-clip-coefficient": "applied",
         "keep-newton-schulz-scale-invariant": EMERGING,
+        "fsdp-without-master-weights": "repaired",
     },
 }
 VERDICTS = {"applied": "add", "pending": "add", "repaired": "repair", "native": "native"}

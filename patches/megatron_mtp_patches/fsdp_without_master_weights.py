@@ -1,0 +1,55 @@
+"""Megatron-FSDP with a precision-aware optimizer trains, and keeps one copy of its main weights instead of two.
+
+Upstream: NVIDIA/Megatron-LM#4133 with #4024, #4427 and #4802, native since 0.18.0 (#4802 since 0.19.0).
+Without it: --use-megatron-fsdp with --use-precision-aware-optimizer trains nothing and says nothing: FusedAdam reads
+    `decoupled_grad`, Megatron-FSDP fills `grad`. And FusedAdam copies the fp32 main weights that Megatron-FSDP has
+    anyway: 4 bytes for each element of a rank's shard.
+Adds: gradients under the name that FusedAdam reads, also for their norm, for clipping and for
+    --log-num-zeros-in-grad; no master weights in FusedAdam; --use-distributed-optimizer is set and the MXFP8 gradient
+    buffer is not reused with Megatron-FSDP, which an optimizer other than adam and sgd is refused.
+Repairs, where native: --finetune and --no-load-optim with fp16 or bf16 ended in a NotImplementedError;
+    a model built without megatron_fsdp_use_decoupled_grad (a script of one's own) trained nothing, silently;
+    --log-num-zeros-in-grad counted none (0.18.2), and was an IndexError on a rank without parameters;
+    main weights stayed as they were where model weights were changed before optimizer.reload_model_params().
+Changes numbers: with both flags, where nothing was trained before.
+Checkpoints: FusedAdam's state has no `master_param` with Megatron-FSDP, as in newer releases.
+"""
+
+from .engine import Patch, Probe, PullRequest, Wrap
+
+_OPTIMIZER = "megatron.core.optimizer"
+_FSDP = "megatron_overrides.core.optimizer.fsdp_main_weights"
+_ZEROS = "megatron_overrides.core.optimizer.zero_counts"
+
+PATCH = Patch(
+    id="fsdp-without-master-weights",
+    doc=__doc__,
+    upstream=(
+        PullRequest(4133, native_since="0.18.0"),
+        PullRequest(4024, native_since="0.18.0"),
+        PullRequest(4427, native_since="0.18.0"),
+        PullRequest(4802, native_since="0.19.0"),
+    ),
+    probe=Probe(
+        f"{_OPTIMIZER}:get_megatron_optimizer", contains="setattr(optimizer_part.optimizer, 'master_weights', False)"
+    ),
+    repairs=True,
+    edits=(
+        Wrap(
+            f"{_OPTIMIZER}:_get_megatron_optimizer_based_on_param_groups",
+            f"{_FSDP}:build_without_master_weights",
+        ),
+        Wrap(
+            f"{_OPTIMIZER}.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
+            f"{_FSDP}:reload_main_weights",
+        ),
+        Wrap(f"{_OPTIMIZER}.clip_grads:count_zeros_fp32", f"{_ZEROS}:count_zeros_of_fsdp"),
+        Wrap(f"{_OPTIMIZER}.optimizer:MegatronOptimizer.count_zeros", f"{_ZEROS}:count_zeros_of_none"),
+        Wrap(f"{_OPTIMIZER}.optimizer:ChainedOptimizer.count_zeros", f"{_ZEROS}:count_zeros_of_none"),
+        Wrap(
+            "megatron.training.arguments:validate_args",
+            "megatron_overrides.training.arguments:settle_megatron_fsdp",
+            any_source=True,
+        ),
+    ),
+)
