@@ -64,12 +64,13 @@ def make(parallel, fused_adam):
 
     parallel()
     model_parallel_cuda_manual_seed(1)
+    fp32_gradients = {"grad_reduce_in_fp32": True}
+    if hasattr(DistributedDataParallelConfig, "megatron_fsdp_main_grads_dtype"):
+        fp32_gradients = {"megatron_fsdp_main_grads_dtype": torch.float32}
 
     def make(strategy="optim_grads_params", dtype=torch.bfloat16, mark=lambda net: None, overlap=True, **settings):
         if strategy == "optim" and hasattr(DistributedDataParallelConfig, "preserve_fp32_weights"):
             pytest.skip("0.16.1 adds each rank's own gradient to the reduced one under this strategy")
-        net = make_net(dtype)
-        mark(net)
         bf16 = dtype == torch.bfloat16
         model = FullyShardedDataParallel(
             TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, bf16=bf16),
@@ -79,11 +80,12 @@ def make(parallel, fused_adam):
                 data_parallel_sharding_strategy=strategy,
                 overlap_grad_reduce=overlap,
                 overlap_param_gather=overlap,
-                grad_reduce_in_fp32=True,
+                **fp32_gradients,
             ),
-            net,
+            make_net(dtype),
             fsdp_unit_modules=[Block],
         )
+        mark(model.module.module)
         config = OptimizerConfig(
             optimizer="adam",
             lr=LR,

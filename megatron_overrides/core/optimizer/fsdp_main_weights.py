@@ -25,7 +25,7 @@ def build_without_master_weights(wrapped: Any, instance: Any, args: tuple, kwarg
     if not call["config"].use_precision_aware_optimizer:
         return optimizer
     buffers = [chunk.param_and_grad_buffer for chunk in call["model_chunks"] if is_megatron_fsdp(chunk)]
-    fused_adam = getattr(optimizer, "optimizer", None)
+    fused_adam: Any = getattr(optimizer, "optimizer", None)
     if buffers and getattr(fused_adam, "master_weights", None) is not None:
         fused_adam.master_weights = False
         fused_adam.store_param_remainders = False
@@ -74,7 +74,7 @@ def _take_over_model_weights(buffer: Any) -> None:
             place = main_weights.param_idx[param]
             main = main_weights.get_item(place, only_shard=sharded)
             model = model_weights.get_item(place, only_shard=sharded) if model_weights else param.detach()
-            if not model.is_floating_point() or type(param.data) is not torch.Tensor:
+            if not model.is_floating_point():
                 raise NotImplementedError(
                     "Megatron-FSDP's quantized model weights cannot be made its main weights: change the parameters "
                     "that model.state_dict() shows, then call optimizer.reload_model_params()"

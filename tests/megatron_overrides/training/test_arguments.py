@@ -70,3 +70,38 @@ def test_detached_heads_with_a_deferred_embedding_gradient_are_refused_at_once()
     both = Namespace(mtp_detach_heads=True, defer_embedding_wgrad_compute=True)
     with pytest.raises(ValueError, match="--defer-embedding-wgrad-compute .* leave one of the two flags out"):
         arguments.validate_args(both)
+
+
+def settle(**given):
+    """The settings that upstream's own checks get to see."""
+    from megatron_overrides.training.arguments import settle_megatron_fsdp
+
+    settings = Namespace(
+        **{
+            "use_megatron_fsdp": True,
+            "optimizer": "adam",
+            "use_distributed_optimizer": False,
+            "reuse_grad_buf_for_mxfp8_param_ag": True,
+            **given,
+        }
+    )
+    assert settle_megatron_fsdp(lambda args, defaults: args, None, (settings, {}), {}) is settings
+    return settings.use_distributed_optimizer, settings.reuse_grad_buf_for_mxfp8_param_ag
+
+
+def test_megatron_fsdp_gets_the_distributed_optimizer_and_no_mxfp8_buffer(caplog):
+    assert settle() == (True, False)
+    assert "--use-megatron-fsdp sets --use-distributed-optimizer" in caplog.text
+    caplog.clear()
+    assert settle(use_distributed_optimizer=True, optimizer="sgd") == (True, False)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("given", [{"use_megatron_fsdp": False}, {"megatron_fsdp_version": 2}])
+def test_without_megatron_fsdp_or_with_its_version_2_nothing_is_set(given):
+    assert settle(**given, optimizer="muon") == (False, True)
+
+
+def test_megatron_fsdp_with_an_optimizer_that_it_cannot_shard_is_refused_at_once():
+    with pytest.raises(ValueError, match="--optimizer muon: choose adam or sgd, or leave --use-megatron-fsdp out"):
+        arguments.validate_args(parse("--use-megatron-fsdp", "--optimizer", "muon"), {})

@@ -1,0 +1,101 @@
+"""What is left alone, and what is refused. That it trains is shown in tests/multirank/test_fsdp.py."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from megatron_overrides.core.optimizer.fsdp_main_weights import build_without_master_weights, reload_main_weights
+
+
+def build(inner, chunk, **config):
+    settings = SimpleNamespace(**{"use_precision_aware_optimizer": True, **config})
+    built = SimpleNamespace(optimizer=inner)
+
+    def original(config, model_chunks, param_groups):
+        return built
+
+    assert build_without_master_weights(original, None, (settings,), {"model_chunks": [chunk], "param_groups": []}) is (
+        built
+    )
+    return vars(inner) if inner else None
+
+
+def fused_adam():
+    return SimpleNamespace(master_weights=True, store_param_remainders=True, use_decoupled_grad=False)
+
+
+def chunk_of(use_megatron_fsdp, **more):
+    return SimpleNamespace(ddp_config=SimpleNamespace(use_megatron_fsdp=use_megatron_fsdp), **more)
+
+
+@pytest.mark.parametrize(
+    "chunk, config",
+    [
+        (chunk_of(False), {}),
+        (chunk_of(True), {}),  # version 2 has no such buffer
+        (chunk_of(True, param_and_grad_buffer=SimpleNamespace()), {"use_precision_aware_optimizer": False}),
+    ],
+)
+def test_other_models_keep_their_master_weights(chunk, config):
+    assert build(fused_adam(), chunk, **config) == vars(fused_adam())
+
+
+@pytest.mark.parametrize("inner", [None, SimpleNamespace(), SimpleNamespace(master_weights=None)])
+def test_an_optimizer_without_master_weights_still_finds_its_gradients_where_they_were(inner):
+    """No optimizer at all on a rank where all is frozen; others read `grad`, or either."""
+    buffer = SimpleNamespace()
+    before = dict(vars(inner)) if inner else None
+    assert build(inner, chunk_of(True, param_and_grad_buffer=buffer)) == before
+    assert vars(buffer) == {}
+
+
+def reload(buffer, chunk=None, use_megatron_fsdp=True, optimizer=None):
+    model = SimpleNamespace(is_param_fsdp_distributed=False, synchronize_param_gather=lambda: None)
+    instance = SimpleNamespace(
+        ddp_config=SimpleNamespace(use_megatron_fsdp=use_megatron_fsdp),
+        model_chunks=[SimpleNamespace(module=model, param_and_grad_buffer=buffer)],
+        optimizer=optimizer,
+    )
+    return reload_main_weights(lambda *args, **kwargs: ("original", args, kwargs), instance, (), {"state_dict": 1})
+
+
+def flat_buffer(data):
+    return SimpleNamespace(
+        is_data_distributed=True, param_idx={"p": 0}, get_item=lambda place, only_shard: data, data=data
+    )
+
+
+def group_of_one(main, model):
+    return SimpleNamespace(
+        parameter_groups=[SimpleNamespace(params=["p"], main_weight_buffer=main, model_weight_buffer=model)]
+    )
+
+
+def test_quantized_model_weights_are_refused():
+    buffer = group_of_one(flat_buffer(torch.ones(2)), flat_buffer(torch.ones(2, dtype=torch.uint8)))
+    with pytest.raises(NotImplementedError, match="change the parameters that model.state_dict.. shows"):
+        reload(buffer)
+
+
+def test_only_changed_weights_are_taken_over():
+    main = torch.tensor([1.0001, 2.0001, 3.0])
+    reload(group_of_one(flat_buffer(main), flat_buffer(torch.tensor([1.0, 5.0, 3.0], dtype=torch.bfloat16))))
+    assert torch.equal(main, torch.tensor([1.0001, 5.0, 3.0]))
+
+
+def test_without_main_weights_there_is_nothing_to_copy():
+    reload(group_of_one(None, flat_buffer(torch.ones(2))))
+
+
+def test_an_offloading_optimizer_renews_its_copies():
+    renewed = []
+    reload(
+        SimpleNamespace(parameter_groups=[]),
+        optimizer=SimpleNamespace(update_fp32_param_by_new_param=lambda: renewed.append(1)),
+    )
+    assert renewed == [1]
+
+
+def test_other_models_reload_as_they_did():
+    assert reload(None, use_megatron_fsdp=False) == ("original", (), {"state_dict": 1})
