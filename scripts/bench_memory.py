@@ -169,8 +169,8 @@ def show(name: str, release: str, runs: dict[str, list[dict[str, Any]]]) -> None
             table.add_row(str(rank), what.replace("_", " "), *values, "" if theory is None else f"{theory:,}")
         table.add_row(str(rank), "trains", *("yes" if run[rank]["trains"] else "no" for run in runs.values()), "yes")
         saved = runs["before"][rank]["optimizer_state"] - found["optimizer_state"]
-        elements = found["elements"]
-        table.add_row(str(rank), "saved", "", f"{saved:,}", f"4 x {elements:,} = {4 * elements:,}", end_section=True)
+        theory = f"4 x {found['elements']:,} = {4 * found['elements']:,}" if saved else "native"
+        table.add_row(str(rank), "saved", "", f"{saved:,}", theory, end_section=True)
     Console(width=110).print(table)
     if all(
         before["optimizer_state"] == found["optimizer_state"]

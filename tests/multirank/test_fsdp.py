@@ -314,8 +314,11 @@ def test_without_the_patch_four_bytes_more_for_each_element(make, unpatched):
     assert state_bytes(made.optimizer) == (2 * 4 + 4) * shard_elements(made.optimizer)
 
 
-def test_no_setting_of_fused_adam_speaks_of_master_weights(make):
-    made = make()
+@pytest.mark.parametrize("recipe", [None, "delayed", "blockwise"])
+def test_no_setting_of_fused_adam_speaks_of_master_weights(make, recipe):
+    """With fp8 other than delayed scaling Megatron itself asks for none, and for gradients in `grad`."""
+    made = make(fp8_recipe=recipe)
+    assert train(made, range(2)) == about(Reference(torch.bfloat16).train(range(2)))
     fused_adam = made.optimizer.optimizer
     assert (fused_adam.master_weights, fused_adam.store_param_remainders) == (False, False)
     assert fused_adam.use_decoupled_grad is True
