@@ -72,7 +72,7 @@ def shadow(tmp_path_factory):
         folder = tmp_path_factory.mktemp("checkout")
         _link(site / "megatron", folder / "megatron")
         for module, change in changes.items():
-            file = folder.joinpath(*module.split(".")).with_suffix(".py")
+            file = folder / find_file(module).relative_to(site)
             for parent in reversed(file.relative_to(folder).parents[:-1]):
                 _open_up(folder / parent)
             source = file.read_text(encoding="utf-8")
