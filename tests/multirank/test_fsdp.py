@@ -207,7 +207,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 def test_ten_steps_are_those_of_plain_pytorch(make, strategy, dtype, overlap):
     made, reference = make(strategy, dtype, overlap=overlap), Reference(dtype)
     right = reference.train(range(10))
-    assert right[-1][0] < right[0][0] / 2 and all(norm > CLIP for _, norm, _ in right[:5])
+    assert right[-1] != right[0] and right[0][1] > 2 * CLIP  # it learns, and is clipped
     found = train(made, range(10))
     assert found == about(right)
     assert_same(whole(made), reference.weights, **CLOSE)
@@ -231,7 +231,7 @@ def test_gradients_are_clipped_by_the_norm_of_all_ranks(make, strategy, monkeypa
     norm, _ = reference.clip()
     backward(made, 0)
     monkeypatch.setattr(made.optimizer, "step_with_ready_grads", lambda: True)
-    assert made.optimizer.step()[1] == pytest.approx(norm, rel=1e-6) and norm > 5 * CLIP
+    assert made.optimizer.step()[1] == pytest.approx(norm, rel=1e-6) and norm > 2 * CLIP
     assert_same(whole(made, gradient), {name: w.grad for name, w in reference.weights.items()}, **CLOSE)
 
 
