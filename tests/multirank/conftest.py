@@ -3,6 +3,7 @@
 A collective that not all ranks enter fails the test after a minute instead of hanging it.
 """
 
+import contextlib
 import os
 from datetime import timedelta
 
@@ -29,14 +30,34 @@ def ranks():
     dist.destroy_process_group()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def parallel():
-    """parallel(**sizes) sets up Megatron's process groups, for one test."""
+    """parallel(**sizes) sets up Megatron's process groups, those of the last test if they have these sizes.
+
+    Each of the thirty groups has threads of its own, which live until the group is destroyed.
+    """
     from megatron.core import parallel_state
 
+    made = []
+    last = []
+
     def initialize(**sizes):
-        parallel_state.initialize_model_parallel(**sizes)
+        if last != [sizes]:
+            parallel_state.destroy_model_parallel()
+            for group in made:
+                with contextlib.suppress(ValueError):  # Megatron has destroyed it
+                    dist.destroy_process_group(group)
+            made[:], last[:] = [], [sizes]
+            with pytest.MonkeyPatch.context() as patch:
+                original = dist.new_group
+                patch.setattr(dist, "new_group", lambda *args, **kwargs: keep(original(*args, **kwargs)))
+                parallel_state.initialize_model_parallel(**sizes)
         return parallel_state
+
+    def keep(group):
+        if group not in (dist.GroupMember.NON_GROUP_MEMBER, None):
+            made.append(group)
+        return group
 
     yield initialize
     parallel_state.destroy_model_parallel()
