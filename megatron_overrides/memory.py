@@ -32,7 +32,8 @@ def held(chunks: Iterable[Any], optimizer: Any) -> Held:
             gradients += [group.main_grad_buffer.data for group in groups if group.main_grad_buffer]
             main_weights += [group.main_weight_buffer.data for group in groups if group.main_weight_buffer]
         else:
-            parameters += [param.data for param in chunk.parameters()]
+            storages = {param.untyped_storage().data_ptr(): param.untyped_storage() for param in chunk.parameters()}
+            parameters += [torch.empty(0, dtype=torch.uint8).set_(storage) for storage in storages.values()]
             gradients += [buffer.grad_data for buffer in [*chunk.buffers, *chunk.expert_parallel_buffers]]
     if not main_weights:
         own = {tensor.untyped_storage().data_ptr() for tensor in parameters}

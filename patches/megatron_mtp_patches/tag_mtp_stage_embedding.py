@@ -3,9 +3,10 @@
 Upstream: NVIDIA/Megatron-LM#5034 (for the dev branch #5180), native since 0.18.0.
 Without it: with pipeline parallelism the MTP stage holds a copy of the word embedding that no optimizer knows for
     one. Stage 0 trains its copy with Adam and `--decoupled-lr`, the MTP stage with Muon and the plain learning rate,
-    so the two drift apart; dist_muon replicates the copy on every rank instead of sharding it.
+    so the two drift apart.
 Adds: `is_embedding_or_output_parameter` on that weight, which decoupled_lr, Muon, dist_muon and Megatron-FSDP read.
 Changes numbers: with MTP, PP > 1 and one of those features; plain Adam trains as before.
+Memory: Adam's second moment of the copy, 4 bytes for each element, on the rank that owns it.
 Checkpoints: the weight moves to another parameter group on the MTP stage, so a Muon or decoupled_lr checkpoint in the
     `torch` format, written without the tag, does not fit; `torch_dist` ones do.
 """

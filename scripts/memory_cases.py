@@ -1,0 +1,132 @@
+"""What scripts/bench_memory.py measures: each case runs on every rank and returns what that rank holds, in bytes.
+
+`saves` are the differences that theory expects between the run without the patch and the one with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NamedTuple
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer import TransformerConfig
+
+from megatron_overrides.memory import Held, held, shard_elements
+
+LENGTH = 32
+
+
+class Found(NamedTuple):
+    held: Held
+    saves: dict[str, int]
+    note: str = ""
+
+
+def make_model(options: argparse.Namespace, vocabulary: int, **placement: Any) -> tuple[TransformerConfig, GPTModel]:
+    parallel_state.initialize_model_parallel()
+    model_parallel_cuda_manual_seed(1)
+    heads = placement.pop("heads", 0)
+    config = TransformerConfig(
+        num_layers=options.layers,
+        hidden_size=options.hidden,
+        num_attention_heads=4,
+        mtp_num_layers=heads or None,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+    )
+    spec = get_gpt_layer_local_spec()
+    if heads:
+        placement["mtp_block_spec"] = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False)
+    net = GPTModel(config, spec, vocabulary, LENGTH, position_embedding_type="rope", **placement)
+    return config, net.bfloat16().cuda()
+
+
+def fsdp_without_master_weights(options: argparse.Namespace) -> Found:
+    """Three steps of a GPT in Megatron-FSDP (optim_grads_params) with a precision-aware FusedAdam."""
+    from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+
+    vocabulary = 512
+    config, net = make_model(options, vocabulary)
+    fp32_gradients: dict[str, Any] = {"grad_reduce_in_fp32": True}
+    if hasattr(DistributedDataParallelConfig, "megatron_fsdp_main_grads_dtype"):
+        fp32_gradients = {"megatron_fsdp_main_grads_dtype": torch.float32}
+    ddp = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        use_megatron_fsdp=True,
+        data_parallel_sharding_strategy="optim_grads_params",
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        **fp32_gradients,
+    )
+    model = FullyShardedDataParallel(config, ddp, net)
+    settings = OptimizerConfig(
+        optimizer="adam", lr=1e-2, bf16=True, use_distributed_optimizer=True, use_precision_aware_optimizer=True
+    )
+    optimizer = get_megatron_optimizer(settings, [model])
+    tokens = torch.randint(vocabulary, (2, LENGTH + 1), device="cuda")
+    positions = torch.arange(LENGTH, device="cuda").expand(2, -1)
+    mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool, device="cuda").triu(1)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(tokens[:, :-1], positions, mask, labels=tokens[:, 1:]).float().mean()
+        loss.backward()
+        model.finish_grad_sync()
+        optimizer.step()
+        losses.append(float(loss))
+    trains = "the loss changes" if losses[-1] != losses[0] else "the loss does not change"
+    return Found(held([model], optimizer), {"optimizer_state": 4 * shard_elements(optimizer)}, trains)
+
+
+def tag_mtp_stage_embedding(options: argparse.Namespace) -> Found:
+    """The last of several pipeline stages, with an MTP head, in dist_muon; the embedding is most of it.
+
+    Newer releases tag it themselves; without the patch it loses the tag here, to see what that would hold.
+    """
+    config, net = make_model(
+        options, 64 * options.hidden, heads=1, pre_process=False, share_embeddings_and_output_weights=False
+    )
+    copy = net.embedding.word_embeddings.weight
+    if options.before and hasattr(copy, "is_embedding_or_output_parameter"):
+        del copy.is_embedding_or_output_parameter
+    is_sharded = "use_layer_wise_distributed_optimizer" in OptimizerConfig.__dataclass_fields__  # from 0.18 on
+    settings: dict[str, Any] = {"optimizer": "muon", "lr": 0.01, "bf16": True, "use_distributed_optimizer": is_sharded}
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=is_sharded)
+    if is_sharded:
+        from megatron.training.training import wrap_model_chunks_with_ddp
+
+        chunks = wrap_model_chunks_with_ddp([net], config, ddp, use_layer_wise_distributed_optimizer=True)
+        settings["use_layer_wise_distributed_optimizer"] = True
+        optimizer = get_megatron_optimizer(OptimizerConfig(**settings), chunks, use_gloo_process_groups=False)
+    else:
+        from megatron.core.optimizer.muon import get_megatron_muon_optimizer
+
+        chunks = [DistributedDataParallel(config, ddp, net)]
+        optimizer = get_megatron_muon_optimizer(
+            OptimizerConfig(**settings),
+            chunks,
+            layer_wise_distributed_optimizer=True,
+            use_gloo_process_groups=False,
+        )
+    for buffer in chunks[0].buffers:
+        buffer.grad_data.fill_(0.01)
+    optimizer.step()
+    saves = {}
+    if not is_sharded:
+        mine = optimizer.dp_cp_params_list[torch.distributed.get_rank()]
+        saves["optimizer_state"] = -4 * copy.numel() * any(param is copy for param in mine)
+    return Found(held(chunks, optimizer), saves, f"the copy has {copy.numel():,} elements")
+
+
+CASES = {
+    "fsdp-without-master-weights": fsdp_without_master_weights,
+    "tag-mtp-stage-embedding": tag_mtp_stage_embedding,
+}
