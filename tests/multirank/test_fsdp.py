@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from megatron_overrides.core.optimizer.grad_norm_groups import group_of
+
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
 
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
@@ -55,7 +57,7 @@ def fused_adam():
 
 @pytest.fixture
 def make(parallel, fused_adam):
-    """make(strategy, dtype, **config): a model in Megatron-FSDP, and its optimizer."""
+    """make(strategy, dtype, **config): a model (or `net`) in Megatron-FSDP, and its optimizer."""
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -68,12 +70,14 @@ def make(parallel, fused_adam):
     if hasattr(DistributedDataParallelConfig, "megatron_fsdp_main_grads_dtype"):
         fp32_gradients = {"megatron_fsdp_main_grads_dtype": torch.float32}
 
-    def make(strategy="optim_grads_params", dtype=torch.bfloat16, mark=lambda net: None, overlap=True, **settings):
+    def make(
+        strategy="optim_grads_params", dtype=torch.bfloat16, mark=lambda net: None, overlap=True, net=None, **settings
+    ):
         if strategy == "optim" and hasattr(DistributedDataParallelConfig, "preserve_fp32_weights"):
             pytest.skip("0.16.1 adds each rank's own gradient to the reduced one under this strategy")
         bf16 = dtype == torch.bfloat16
         model = FullyShardedDataParallel(
-            TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, bf16=bf16),
+            net.config if net else TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, bf16=bf16),
             DistributedDataParallelConfig(
                 use_distributed_optimizer=True,
                 use_megatron_fsdp=True,
@@ -82,8 +86,8 @@ def make(parallel, fused_adam):
                 overlap_param_gather=overlap,
                 **fp32_gradients,
             ),
-            make_net(dtype),
-            fsdp_unit_modules=[Block],
+            net or make_net(dtype),
+            fsdp_unit_modules=None if net else [Block],
         )
         mark(model.module.module)
         config = OptimizerConfig(
@@ -248,6 +252,15 @@ def test_heads_are_clipped_by_a_norm_of_their_own(make):
     backward(made, 0)
     assert made.optimizer.step()[1] == pytest.approx(float(others.norm()), rel=1e-6)
     assert made.optimizer.mtp_grad_norm == pytest.approx(float(heads.norm()), rel=1e-6)
+
+
+def test_the_mtp_heads_of_a_gpt_keep_their_tag(make, make_gpt):
+    """Megatron-FSDP makes parameters of its own, on which no attribute of the model's is left."""
+    made = make(net=make_gpt(32, 8, mtp_detach_heads=True).bfloat16())
+    named = made.model.module.param_and_grad_buffer.optimizer_named_parameters
+    groups = {name: group_of(param) for name, param in named}
+    heads = [name for name in groups if "mtp.layers." in name]
+    assert heads and {name for name, group in groups.items() if group == "mtp"} == set(heads)
 
 
 def test_a_norm_over_the_threshold_updates_nothing(make):
