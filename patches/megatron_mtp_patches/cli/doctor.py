@@ -21,6 +21,7 @@ PARTS = (
     ("transformer-engine", "transformer_engine", False, "no fp8, no fused Adam, so no precision-aware optimizer"),
     ("apex", "apex", False, "no fused layer norm for --transformer-impl local, so no sequence parallel there"),
     ("emerging-optimizers", "emerging_optimizers", False, "no Muon, SOAP or Lion"),
+    ("einops", "einops", False, "no Megatron-FSDP"),
     ("nvidia-modelopt", "modelopt", False, "no distillation or quantization-aware training"),
     ("tensorboard", "tensorboard", False, "--tensorboard-dir writes nothing"),
     ("wandb", "wandb", False, "--wandb-project fails"),
