@@ -298,6 +298,23 @@ def test_zeros_are_counted_with_a_rank_that_owns_nothing(make, rank, chained):
     assert optimizer.count_zeros() == int(total)
 
 
+def test_zeros_of_a_chain_over_different_ranks_with_a_rank_that_owns_nothing(make, rank, world_size):
+    from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer
+
+    made = make(fp8_recipe="blockwise")
+    params = [torch.nn.Parameter(torch.ones(4))] if rank else []
+    for param in params:
+        param.grad, param.tensor_model_parallel = torch.zeros(4), True
+    adam = torch.optim.AdamW([{"params": params}], lr=LR)
+    other = FP32Optimizer(adam, made.optimizer.config, lambda *args: None)
+    other.grad_stats_parallel_group = dist.new_group(list(range(world_size)))
+    if rank == 0:
+        made.optimizer.optimizer.param_groups.clear()
+    backward(made, 0)
+    alone = made.optimizer.count_zeros()
+    assert ChainedOptimizer([made.optimizer, other]).count_zeros() == alone + 4 * (world_size - 1)
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
