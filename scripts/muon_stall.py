@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The stall that NVIDIA/Megatron-LM#5394 reports: one module with very large gradients, and clipping stops all others.
 
-    python -m megatron_mtp_patches run --device cpu scripts/muon_stall.py [--output DIR]
+    python scripts/muon_stall.py [--output DIR]
 
-needs megatron-core, emerging-optimizers and matplotlib; a minute on one CPU core. A small network learns from another
-one through Megatron's own ChainedOptimizer with --clip-grad 1. In each step the gradient of one of its layers, of
-little use to the loss, is made RATIO times as large as that of all the others together. Prints the losses as a table
-and draws them: over the steps for one ratio, and in the end for all.
+needs megatron-core, emerging-optimizers and matplotlib; half a minute on one CPU core. A small network learns from
+another one through Megatron's own ChainedOptimizer with --clip-grad 1. In each step the gradient of one of its
+layers, of little use to the loss, is made RATIO times as large as that of all the others together. Prints the losses
+as a table and draws them: over the steps for one ratio, and in the end for all.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import megatron_mtp_patches
 import torch
+from megatron_mtp_patches import rehearsal
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -136,6 +137,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(), metavar="DIR")
     output = parser.parse_args().output
+    if not torch.cuda.is_available():
+        rehearsal.install(megatron_flags=False)
     from megatron.core import parallel_state
 
     logging.disable(logging.WARNING)

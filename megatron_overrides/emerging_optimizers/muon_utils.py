@@ -22,8 +22,8 @@ def lift_small_input(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> 
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     call.apply_defaults()
-    if call.arguments["tp_group"] is None:
-        x = call.arguments["x"]
+    x = call.arguments["x"]
+    if call.arguments["tp_group"] is None and x.dtype == torch.float32 and x.ndim in (2, 3):  # it refuses all others
         norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
         call.arguments["x"] = x * _factor(norm, call.arguments["eps"])
     return wrapped(*call.args, **call.kwargs)

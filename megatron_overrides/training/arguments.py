@@ -44,6 +44,8 @@ def settle_megatron_fsdp(wrapped: Any, instance: Any, args: tuple, kwargs: dict)
             )
         if not settings.use_distributed_optimizer:
             log_single_rank(logger, logging.WARNING, "--use-megatron-fsdp sets --use-distributed-optimizer")
+        if getattr(settings, "reuse_grad_buf_for_mxfp8_param_ag", False):
+            log_single_rank(logger, logging.WARNING, "--use-megatron-fsdp unsets --reuse-grad-buf-for-mxfp8-param-ag")
         settings.use_distributed_optimizer = True
         settings.reuse_grad_buf_for_mxfp8_param_ag = False  # a buffer that Megatron-FSDP does not have
     return wrapped(*args, **kwargs)

@@ -104,6 +104,29 @@ def test_muon_alone_measures_what_it_reports_and_nothing_else(
     assert from_all_ranks((updated, norm)) == [(True, pytest.approx(MUON))] * world_size
 
 
+def test_ranks_of_different_kinds_enter_the_same_reductions(parallel, from_all_ranks, count_collectives, rank):
+    """One rank's chain is exempt, the others' are not; a subclass has a norm of its own making."""
+    from megatron.core import parallel_state
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer
+
+    class Own(ChainedOptimizer):
+        def get_grad_norm(self):
+            return super().get_grad_norm()
+
+    parallel(tensor_model_parallel_size=dist.get_world_size())
+    param = torch.nn.Parameter(torch.ones(4))
+    param.main_grad, param.tensor_model_parallel = torch.full((4,), 2.0), True
+    config = OptimizerConfig(optimizer="sgd", lr=0.1, clip_grad=1.0)
+    leaf = FP32Optimizer(torch.optim.SGD([{"params": [param]}], lr=0.1), config, lambda *args: None)
+    leaf.grad_stats_parallel_group = parallel_state.get_model_parallel_group()
+    leaf.skip_grad_norm_clip = rank == 0
+    for kind in (ChainedOptimizer, Own):
+        count_collectives.clear()
+        kind([leaf]).step()
+        assert len(set(from_all_ranks(tuple(count_collectives)))) == 1
+
+
 def test_a_chain_of_layer_wise_and_distributed(make_layer_wise, make_ddp_model, from_all_ranks, count_collectives):
     """As Megatron chains them from 0.18 on: Muon dealt out to ranks, Adam sharded over them."""
     from megatron.core.optimizer import get_megatron_optimizer
@@ -130,7 +153,7 @@ def test_a_chain_of_layer_wise_and_distributed(make_layer_wise, make_ddp_model, 
     ] * len(results)
 
 
-@pytest.mark.parametrize("exponent", [0, -60])
+@pytest.mark.parametrize("exponent", [0, -30, -60])
 def test_newton_schulz_of_shards_is_the_same_for_a_small_matrix(
     muon, from_all_ranks, count_collectives, rank, world_size, unpatched, exponent
 ):

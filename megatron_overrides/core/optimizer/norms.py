@@ -39,14 +39,23 @@ class Norms(NamedTuple):
     clippable: dict[str | None, GradNorm]
 
 
+class Owned(NamedTuple):
+    """What there is on any rank: parameters of these groups; leaves that are clipped, and leaves that are exempt."""
+
+    groups: list[str]
+    clippable: bool
+    exempt: bool
+
+
 NOBODY = "nobody"
 
 # What is summed over the ranks: the squares of the norms, main one first, of what may be clipped and of what is exempt;
-# then the owners of each group.
+# then how many leaves own each group, and how many are clippable and exempt.
 _GROUPS: tuple[str | None, ...] = (None, *SEPARATE_GRAD_NORM_GROUPS)
 _CLIPPABLE = slice(0, len(_GROUPS))
 _EXEMPT = slice(len(_GROUPS), 2 * len(_GROUPS))
 _OWNERS = slice(_EXEMPT.stop, _EXEMPT.stop + len(SEPARATE_GRAD_NORM_GROUPS))
+_LEAVES = slice(_OWNERS.stop, _OWNERS.stop + 2)
 
 
 class Reduction(NamedTuple):
@@ -88,14 +97,15 @@ def _leaves(optimizer: Any, over_all_ranks: bool) -> Iterator[tuple[Any, Any]]:
 def measure(optimizer: Any) -> Norms:
     """Every norm of the gradients of `optimizer`, however nested. A collective: all its ranks must come here."""
     sums = _sum(reductions(optimizer), optimizer)
-    if not hasattr(optimizer, "_owned_grad_norm_groups"):
-        # Once, because tags do not change and the numbers may be on the device.
+    if not hasattr(optimizer, "_owned"):
+        # Once, because it does not change and the numbers may be on the device.
         owners = zip(SEPARATE_GRAD_NORM_GROUPS, sums[_OWNERS], strict=True)
-        optimizer._owned_grad_norm_groups = [group for group, number in owners if number > 0]
+        groups = [group for group, number in owners if number > 0]
+        optimizer._owned = Owned(groups, *(bool(number > 0) for number in sums[_LEAVES]))
     squares = {
         group: (square, square + exempt)
         for group, square, exempt in zip(_GROUPS, sums[_CLIPPABLE], sums[_EXEMPT], strict=True)
-        if group is None or group in optimizer._owned_grad_norm_groups
+        if group is None or group in optimizer._owned.groups
     }
     return Norms(
         main=squares[None][1] ** 0.5,
@@ -121,10 +131,11 @@ def _sum(found: list[Reduction], root: Any) -> list[Any]:
 
 def _reduce(reduction: Reduction, root: Any) -> torch.Tensor:
     """float32 vector, see _CLIPPABLE: sums over the ranks of `reduction`; `root` is what is being measured."""
-    sums = torch.zeros(_OWNERS.stop, dtype=torch.float32, device="cuda")
+    sums = torch.zeros(_LEAVES.stop, dtype=torch.float32, device="cuda")
     grads: list[list[torch.Tensor]] = [[] for _ in range(_EXEMPT.stop)]
     for leaf in reduction.leaves:
         first = (_EXEMPT if is_exempt(leaf) else _CLIPPABLE).start
+        sums[_LEAVES.start + is_exempt(leaf)] += 1
         if leaf is root or not measures_itself(leaf):
             grads[first] += _main_grads(leaf)
         for place, group in enumerate(SEPARATE_GRAD_NORM_GROUPS):
@@ -200,7 +211,8 @@ def has_grad_norm_group(self: Any, grad_norm_group: str) -> bool:
         flag = torch.zeros(1, dtype=torch.int, device="cuda")
         for reduction in reductions(self):
             flag += any(_owns(leaf, grad_norm_group) for leaf in reduction.leaves)
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=reduction.ranks)
+            if reduction.ranks is not NOBODY:
+                torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=reduction.ranks)
         known[grad_norm_group] = bool(flag.item())
     return known[grad_norm_group]
 

@@ -86,9 +86,10 @@ def measure_groups(optimizer: MegatronOptimizer) -> None:
     This is a collective, so only what all ranks share may decide whether to enter it.
     """
     method = inspect.getattr_static(optimizer, "_compute_grad_norms_by_group", None)
-    if method is None or is_exempt(optimizer) or not _needs_norms(optimizer.config):
+    if method is None or not _needs_norms(optimizer.config):
         return
-    if method is not _compute_grad_norms_by_group:
+    owned = getattr(optimizer, "_owned", None)
+    if method is not _compute_grad_norms_by_group and (owned is None or owned.clippable):
         optimizer._compute_grad_norms_by_group()
         for group in optimizer.grad_norms_by_group:
             getattr(optimizer, "clippable_grad_norms", {}).pop(group, None)
@@ -108,7 +109,8 @@ def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:
     mtp_norm = whole.get(MTP_GRAD_NORM_GROUP)
     if mtp_norm is not None:
         metrics.show("mtp grad norm", mtp_norm, "mtp-grad-norm")
-    if not is_exempt(optimizer) and any(map(is_exempt, leaves(optimizer))):
+    owned = getattr(optimizer, "_owned", None)
+    if owned is not None and owned.clippable and owned.exempt:
         metrics.show("clippable grad norm", clippable[None], "clippable-grad-norm")
     if updates.skips(clippable[None], grad_norm, optimizer.config):
         return True

@@ -41,10 +41,15 @@ skip_grad_norm_clip = property(
 )
 
 
-@property  # type: ignore[misc]
-def skip_grad_norm_clip_of_chain(self: Any) -> bool:
-    """Whether all that is chained here is exempt."""
+def _get_of_chain(self: Any) -> bool:
     return bool(self.chained_optimizers) and all(is_exempt(child) for child in self.chained_optimizers)
+
+
+def _set_of_chain(self: Any, value: bool) -> None:
+    raise AttributeError("skip_grad_norm_clip of a chain follows from what is in it: set it on its chained_optimizers")
+
+
+skip_grad_norm_clip_of_chain = property(_get_of_chain, _set_of_chain, doc="Whether all that is chained here is exempt.")
 
 
 def _orthogonalizes(optimizer: Any) -> bool:

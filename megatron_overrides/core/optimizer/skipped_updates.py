@@ -36,7 +36,7 @@ class Tally:
         """Whether this step's norm is too large for an update; if so, count and log it.
 
         `norm` (float or one-element tensor) leaves out what is exempt from clipping, `whole` does not: exempt
-        gradients may have any size, but have to be numbers.
+        gradients may have any size, but have to be numbers (and their norm a float32: it is inf over 1.8e19).
         """
         if not self.watches(config):
             return False

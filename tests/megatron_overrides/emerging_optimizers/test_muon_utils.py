@@ -49,6 +49,12 @@ def test_unpatched_a_small_input_gives_a_small_update(unpatched):
         assert muon_utils.newton_schulz(matrix(8, 6) * 1e-12, steps=5).norm() < 0.1
 
 
+@pytest.mark.parametrize("x", [torch.ones(4, 4, dtype=torch.bfloat16), torch.ones(4, 4).double(), torch.ones(4)])
+def test_what_the_package_refuses_it_still_refuses(newton_schulz, x):
+    with pytest.raises(TypeError, match="must be"):
+        newton_schulz(x, steps=5)
+
+
 def test_nothing_comes_of_nothing(newton_schulz):
     assert not newton_schulz(torch.zeros(4, 4), steps=5).any()
 

@@ -92,8 +92,10 @@ def settle(**given):
 def test_megatron_fsdp_gets_the_distributed_optimizer_and_no_mxfp8_buffer(caplog):
     assert settle() == (True, False)
     assert "--use-megatron-fsdp sets --use-distributed-optimizer" in caplog.text
+    assert "--use-megatron-fsdp unsets --reuse-grad-buf-for-mxfp8-param-ag" in caplog.text
     caplog.clear()
-    assert settle(use_distributed_optimizer=True, optimizer="sgd") == (True, False)
+    given = {"use_distributed_optimizer": True, "reuse_grad_buf_for_mxfp8_param_ag": False}
+    assert settle(**given, optimizer="sgd") == (True, False)
     assert caplog.text == ""
 
 

@@ -341,3 +341,14 @@ def test_an_optimizer_that_knows_no_ranks_has_its_own_norm():
     chain = ChainedOptimizer([Theirs()])
     assert chain.step()[:2] == (True, 2.0)
     assert chain.mtp_grad_norm == 2.0 and param.grad is None  # over its threshold, left out of the update
+
+
+def test_a_child_that_knows_no_ranks_has_no_heads_on_others(make):
+    from types import SimpleNamespace
+
+    from megatron_overrides.core.optimizer.norms import has_grad_norm_group
+
+    stranger = SimpleNamespace(get_parameters=lambda: [])
+    assert not has_grad_norm_group(SimpleNamespace(chained_optimizers=[stranger]), "mtp")
+    leaf, _, _ = make("fp32")
+    assert has_grad_norm_group(SimpleNamespace(chained_optimizers=[stranger, leaf]), "mtp")

@@ -79,6 +79,8 @@ def test_a_chain_is_exempt_if_all_in_it_is(family):
     assert ChainedOptimizer([ChainedOptimizer([muon]), muon]).skip_grad_norm_clip is True
     assert ChainedOptimizer([muon, adam]).skip_grad_norm_clip is False
     assert ChainedOptimizer([]).skip_grad_norm_clip is False
+    with pytest.raises(AttributeError, match="set it on its chained_optimizers"):
+        ChainedOptimizer([adam]).skip_grad_norm_clip = True
 
 
 def test_an_optimizer_of_somebody_elses_is_clipped():
@@ -210,9 +212,12 @@ def test_norms_of_groups_of_somebody_elses_making_clip(make_chain):
 # -- the floor under the clip coefficient -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm, factor", [(50.0, 0.02), (1000.0, 0.01), (1e8, 0.01), (0.5, 1.0)])
+@pytest.mark.parametrize(
+    "limit, norm, factor",
+    [(1.0, 50.0, 0.02), (1.0, 1000.0, 0.01), (1.0, 1e8, 0.01), (1.0, 0.5, 1.0), (1e-7, 1.0, 0.01)],
+)
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_gradients_are_scaled_by_no_less_than_the_floor(monkeypatch, norm, factor, as_tensor):
+def test_gradients_are_scaled_by_no_less_than_the_floor(monkeypatch, limit, norm, factor, as_tensor):
     from megatron.core.optimizer import optimizer as upstream
 
     from megatron_overrides.core.optimizer.optimizer import _clip
@@ -223,7 +228,7 @@ def test_gradients_are_scaled_by_no_less_than_the_floor(monkeypatch, norm, facto
         "clip_grad_by_total_norm_fp32",
         lambda params, max_norm, total_norm, **_: taken.append(min(1.0, float(max_norm / (total_norm + 1e-6)))),
     )
-    _clip([], 1.0, torch.tensor([norm]) if as_tensor else norm, OptimizerConfig(min_clip_coefficient=0.01))
+    _clip([], limit, torch.tensor([norm]) if as_tensor else norm, OptimizerConfig(min_clip_coefficient=0.01))
     assert taken == [pytest.approx(factor, rel=1e-6)]
 
 
