@@ -34,7 +34,8 @@ def show_status(as_json: bool) -> int:
     else:
         console = Console()
         console.print(f"megatron_mtp_patches {__version__}; {describe_megatron()}", soft_wrap=True, highlight=False)
-        table = Table(*(Column(title, no_wrap=True) for title in ("patch", "state", "upstream", "targets")))
+        titles = ("patch", "state", "upstream", "targets")
+        table = Table(*(Column(title, no_wrap=title != "upstream", overflow="fold") for title in titles))
         for report in reports:
             states = list(report.targets.values())
             here = len(states) - states.count("not in this Megatron")
