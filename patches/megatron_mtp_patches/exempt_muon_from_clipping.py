@@ -14,7 +14,7 @@ Better than the pull request: LayerWise children on different ranks get one norm
     MOP, which scale their update by the gradient's nuclear norm, are still clipped; a threshold still catches NaN.
 Changes numbers: with Muon and --clip-grad > 0, as soon as the norm exceeds it. Momentum and Nesterov mix gradients of
     several steps, so unclipped steps also weigh differently in that mixture; L2 (not decoupled) weight decay adds to
-    the gradient before it is orthogonalized.
+    the gradient before it is orthogonalized. Last digits of the reported norm, which is then made of two sums.
 """
 
 from .engine import Export, Patch, Probe, PullRequest

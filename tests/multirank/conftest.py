@@ -43,16 +43,19 @@ def parallel():
 
     def initialize(**sizes):
         if last != [sizes]:
-            parallel_state.destroy_model_parallel()
-            for group in made:
-                with contextlib.suppress(ValueError):  # Megatron has destroyed it
-                    dist.destroy_process_group(group)
-            made[:], last[:] = [], [sizes]
+            destroy()
+            last[:] = [sizes]
             with pytest.MonkeyPatch.context() as patch:
                 original = dist.new_group
                 patch.setattr(dist, "new_group", lambda *args, **kwargs: keep(original(*args, **kwargs)))
                 parallel_state.initialize_model_parallel(**sizes)
         return parallel_state
+
+    def destroy():
+        parallel_state.destroy_model_parallel()
+        while made:
+            with contextlib.suppress(ValueError):  # Megatron has destroyed it
+                dist.destroy_process_group(made.pop())
 
     def keep(group):
         if group not in (dist.GroupMember.NON_GROUP_MEMBER, None):
@@ -60,7 +63,7 @@ def parallel():
         return group
 
     yield initialize
-    parallel_state.destroy_model_parallel()
+    destroy()
 
 
 @pytest.fixture

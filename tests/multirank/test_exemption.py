@@ -127,6 +127,28 @@ def test_ranks_of_different_kinds_enter_the_same_reductions(parallel, from_all_r
         assert len(set(from_all_ranks(tuple(count_collectives)))) == 1
 
 
+def test_a_mimo_model_narrows_over_all_its_modules(parallel, from_all_ranks, rank, world_size):
+    """Rank 0's module is exempt; the others clip by the norm of theirs."""
+    mimo = pytest.importorskip("megatron.core.models.mimo.optimizer", reason="0.16.1 has no MimoOptimizer")
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import FP32Optimizer
+
+    parallel()
+    param = torch.nn.Parameter(torch.ones(4))
+    param.main_grad = torch.full((4,), (3.0 if rank else MUON) / 2)
+    config = OptimizerConfig(optimizer="sgd", lr=0.1, clip_grad=1.0)
+    mine = FP32Optimizer(torch.optim.SGD([{"params": [param]}], lr=0.1), config, lambda *args: None)
+    mine.skip_grad_norm_clip = rank == 0
+    infos = {
+        f"module{index}": mimo.ModuleOptimizerInfo(mine if index == rank else None, None, None, index == rank)
+        for index in range(world_size)
+    }
+    others = world_size - 1
+    updated, norm, _ = mimo.MimoOptimizer(infos, config).step()
+    assert from_all_ranks((updated, norm)) == [(True, pytest.approx(math.hypot(MUON, *[3.0] * others)))] * world_size
+    assert float(param.grad.norm()) == pytest.approx(1 / math.sqrt(others) if rank else MUON, rel=1e-5)
+
+
 def test_a_chain_of_layer_wise_and_distributed(make_layer_wise, make_ddp_model, from_all_ranks, count_collectives):
     """As Megatron chains them from 0.18 on: Muon dealt out to ranks, Adam sharded over them."""
     from megatron.core.optimizer import get_megatron_optimizer

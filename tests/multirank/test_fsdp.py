@@ -213,7 +213,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 def test_ten_steps_are_those_of_plain_pytorch(make, strategy, dtype, overlap):
     made, reference = make(strategy, dtype, overlap=overlap), Reference(dtype)
     right = reference.train(range(10))
-    assert right[-1] != right[0] and right[0][1] > 2 * CLIP  # it learns, and is clipped
+    assert right[-1][0] < right[0][0] / 2 and all(norm > CLIP for _, norm, _ in right[:5])  # it learns, and is clipped
     found = train(made, range(10))
     assert found == about(right)
     assert_same(whole(made), reference.weights, **CLOSE)

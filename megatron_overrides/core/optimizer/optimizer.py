@@ -24,7 +24,12 @@ from megatron_overrides.core.optimizer.grad_norm_groups import (
     has_decoupled_grad,
     keep_in_step,
 )
-from megatron_overrides.core.optimizer.norms import GradNorm, _compute_grad_norms_by_group, measure, measures_itself
+from megatron_overrides.core.optimizer.norms import (
+    GradNorm,
+    _compute_grad_norms_by_group,
+    get_grad_norm,
+    measures_itself,
+)
 from megatron_overrides.core.optimizer.orthogonalized import is_exempt
 from megatron_overrides.core.optimizer.skipped_updates import updates, updates_of_heads
 
@@ -97,6 +102,14 @@ def measure_groups(optimizer: MegatronOptimizer) -> None:
         optimizer._compute_grad_norms_by_group()
 
 
+def kept_norms(
+    optimizer: MegatronOptimizer, grad_norm: GradNorm
+) -> tuple[dict[str | None, GradNorm], dict[str | None, GradNorm]]:
+    """The norms of this step by group, the main one under None: of all gradients, and of those that may be clipped."""
+    whole = {None: grad_norm, **getattr(optimizer, "grad_norms_by_group", {})}
+    return whole, whole | getattr(optimizer, "clippable_grad_norms", {})
+
+
 def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:
     """Scale the gradients down to their limits, or return True because the update must be skipped.
 
@@ -104,8 +117,7 @@ def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:
     decide. A main norm over its threshold skips the update; an MTP norm over its own drops the update of the heads.
     Optimizers that are exempt from clipping count in neither, but a gradient of theirs that is no number does.
     """
-    whole = {None: grad_norm, **getattr(optimizer, "grad_norms_by_group", {})}
-    clippable = whole | getattr(optimizer, "clippable_grad_norms", {})
+    whole, clippable = kept_norms(optimizer, grad_norm)
     mtp_norm = whole.get(MTP_GRAD_NORM_GROUP)
     if mtp_norm is not None:
         metrics.show("mtp grad norm", mtp_norm, "mtp-grad-norm")
@@ -132,14 +144,12 @@ def clip_grad_norm(self: MegatronOptimizer, clip_grad: float) -> GradNorm:
     Replaces MegatronOptimizer.clip_grad_norm. With `clip_grad` 0 it only measures. Optimizers that are exempt from
     clipping are left alone.
     """
-    grad_norm = self.get_grad_norm() if measures_itself(self) else None
-    norms = measure(self)
-    clippable: dict[str | None, GradNorm] = dict(norms.clippable)
-    if grad_norm is None:
-        grad_norm = norms.main
-    elif norms.clippable[None] == norms.main:
-        clippable[None] = grad_norm
-    self.grad_norms_by_group, self.clippable_grad_norms = norms.by_group, clippable
+    if measures_itself(self):
+        grad_norm = self.get_grad_norm()
+        _compute_grad_norms_by_group(self)
+    else:
+        grad_norm = get_grad_norm(self)
+    _, clippable = kept_norms(self, grad_norm)
     for leaf in leaves(self):
         if not is_exempt(leaf):
             for group, params in _params_by_group(leaf).items():

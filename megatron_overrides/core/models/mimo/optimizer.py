@@ -9,7 +9,13 @@ import torch
 from megatron.core.models.mimo.optimizer import MimoOptimizer
 
 from megatron_overrides.core.optimizer.grad_norm_groups import MTP_GRAD_NORM_GROUP
-from megatron_overrides.core.optimizer.optimizer import begin_step, clip_or_skip, finish_step, measure_groups
+from megatron_overrides.core.optimizer.optimizer import (
+    begin_step,
+    clip_or_skip,
+    finish_step,
+    kept_norms,
+    measure_groups,
+)
 
 
 @torch.no_grad()
@@ -41,9 +47,7 @@ def get_grad_norm(self: MimoOptimizer) -> float:
         if info.is_active and info.optimizer:
             grad_norm = info.optimizer.get_grad_norm() or 0.0
             measure_groups(info.optimizer)
-            whole = {None: grad_norm, **getattr(info.optimizer, "grad_norms_by_group", {})}
-            clippable = whole | getattr(info.optimizer, "clippable_grad_norms", {})
-            for kind, norms in enumerate((whole, clippable)):
+            for kind, norms in enumerate(kept_norms(info.optimizer, grad_norm)):
                 for place, group in enumerate(groups):
                     if group in norms:
                         numbers[kind, place, index] = _describe(norms[group])
