@@ -210,10 +210,11 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 @every_strategy
 @both_dtypes
 @both_overlaps
-def test_ten_steps_are_those_of_plain_pytorch(make, strategy, dtype, overlap):
+def test_ten_steps_are_those_of_plain_pytorch(make, from_all_ranks, strategy, dtype, overlap):
     made, reference = make(strategy, dtype, overlap=overlap), Reference(dtype)
     right = reference.train(range(10))
-    assert right[-1][0] < right[0][0] / 2 and all(norm > CLIP for _, norm, _ in right[:5])  # it learns, and is clipped
+    first, last = (sum(from_all_ranks(right[step][0])) for step in (0, -1))
+    assert last < first / 2 and all(norm > CLIP for _, norm, _ in right[:3])  # it learns, and is clipped
     found = train(made, range(10))
     assert found == about(right)
     assert_same(whole(made), reference.weights, **CLOSE)
