@@ -22,6 +22,7 @@ MATRIX = nox.project.load_toml("ci/matrix.toml")
 RESULTS = Path(".nox", "results")
 PLUGIN = "megatron_mtp_patches.rehearsal.pytest_plugin"
 MULTIRANK = ["-p", PLUGIN, "tests/multirank"]
+LAST_LINES = 60  # of each rank other than 0, where a suite fails
 
 # suite: (ranks, pytest's arguments). `checkout` runs where MEGATRON_LM names Megatron-LM checkouts.
 SUITES = {
@@ -54,11 +55,14 @@ def tests(session: nox.Session, release: str) -> None:
 
 def run_suite(session: nox.Session, release: str, suite: str) -> bool:
     ranks, arguments = SUITES[suite]
-    launcher = ["python", "-m"]
-    if ranks > 1:
-        launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks), "--local-ranks-filter", "0", "-m"]
     folder = RESULTS / release
     folder.mkdir(parents=True, exist_ok=True)
+    logs = folder / f"{suite} logs"
+    launcher = ["python", "-m"]
+    if ranks > 1:  # rank 0 speaks, what the others say is kept
+        others = ",".join(f"{rank}:3" for rank in range(1, ranks))
+        launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks)]
+        launcher += ["--log-dir", str(logs), "--redirects", others, "-m"]
     junit = folder / f"{suite}.xml"
     junit.unlink(missing_ok=True)
     start = time.monotonic()
@@ -73,6 +77,9 @@ def run_suite(session: nox.Session, release: str, suite: str) -> bool:
     passed = passed and counts["passed"] > 0
     if not passed:  # a rank other than 0, or the process itself, may have failed
         counts["failed"] = max(1, counts["failed"])
+        for log in sorted(logs.rglob("*.log")):
+            lines = log.read_text(errors="replace").splitlines()
+            session.log("\n".join([f"the last lines of {log.relative_to(logs)}:", *lines[-LAST_LINES:]]))
     (folder / f"{suite}.json").write_text(json.dumps({**counts, "seconds": round(time.monotonic() - start)}))
     return passed
 
