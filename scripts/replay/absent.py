@@ -1,0 +1,86 @@
+"""Collect test files that import at their top what is not there, where their tests may not need it.
+
+That is a GPU-only package or, in a file of another release, a module or name that this Megatron lacks. A test that goes
+on to use it is skipped with its name. Megatron's own imports are left alone: to it, a package stays absent.
+"""
+
+from __future__ import annotations
+
+import builtins
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PACKAGES = {"transformer_engine", "transformer_engine_torch", "flash_attn", "apex", "triton", "mamba_ssm"}
+FLASH_ATTENTION = "is_fa_min_version"  # Megatron's own, which raises where there is none
+
+
+class Absent:
+    """Stands for a package that is not installed, for anything in it, or for a name that a module lacks.
+
+    Asked for at a file's top whether it is there ("fp8, and if not, why?"; "at least this version?"), it says no.
+    """
+
+    __path__: list[str] = []
+    __all__: list[str] = []
+
+    def __init__(self, what: str, name: str) -> None:
+        self.what = what
+        self.name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Absent(self.what, name)
+
+    def __mro_entries__(self, bases: tuple) -> tuple:
+        return ()
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.name.startswith("check_"):
+            return False, f"needs {self.what}"
+        if self.name == FLASH_ATTENTION:
+            return False
+        pytest.skip(f"needs {self.what}", allow_module_level=True)
+
+
+class Partial:
+    """A module, with stand-ins for the names that it lacks."""
+
+    def __init__(self, module: Any, lacking: set[str]) -> None:
+        self.module = module
+        self.lacking = lacking
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.lacking:
+            return Absent(f"{self.module.__name__}.{name}", name)
+        return getattr(self.module, name)
+
+
+def install(tests: Path) -> None:
+    """From now on, imports in files below `tests` succeed for PACKAGES and for names that a module lacks."""
+    original = builtins.__import__
+    no_flash_attention = set() if find_spec("flash_attn") else {FLASH_ATTENTION}
+
+    def import_or_stand_in(
+        name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        if tests not in Path((globals or {}).get("__file__") or "/").parents:
+            return original(name, globals, locals, fromlist, level)
+        try:
+            module = original(name, globals, locals, fromlist, level)
+        except ImportError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in PACKAGES and package != "megatron":
+                raise
+            return Absent(error.name if package == "megatron" else package, name.rpartition(".")[2])
+        lacking = {one for one in fromlist or () if one != "*" and not hasattr(module, one)}
+        lacking |= no_flash_attention.intersection(fromlist or ())
+        return Partial(module, lacking) if lacking else module
+
+    builtins.__import__ = import_or_stand_in

@@ -1,0 +1,161 @@
+"""Run test files on N ranks in processes of their own, until each test has an outcome or time is up."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 200.0  # seconds without a word from any rank: gloo gives up a collective after 60 of them
+WORST = ("passed", "skipped", "failed", "hung", "crashed")
+
+
+@dataclass
+class Job:
+    """`patches` is what MEGATRON_MTP_PATCHES says; `record` the path that the ranks write beside."""
+
+    tree: Path
+    files: list[str]
+    ranks: int
+    device: str
+    patches: str
+    record: Path
+    only: str = ""
+    outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> dict[str, tuple[str, str]]:
+    """{test: (outcome, cause)}. A process that dies or hangs costs the test it was at; the others run in a new one.
+
+    `until` is a time.monotonic(); `resume` takes a finished job's outcomes from its record; `seen` hears how many tests
+    have ended.
+    """
+    job.record.parent.mkdir(parents=True, exist_ok=True)
+    kept = _beside(job, "outcomes.json")
+    if resume and kept.is_file():
+        return json.loads(kept.read_text(encoding="utf-8"))
+    kept.unlink(missing_ok=True)
+    _beside(job, "log").unlink(missing_ok=True)
+    while True:
+        before = len(job.outcomes)
+        for old in _records(job):
+            old.unlink(missing_ok=True)
+        _beside(job, "done").write_text("\n".join(job.outcomes), encoding="utf-8")
+        end = _run_once(job, until, seen)
+        collected, finished = _read(job, end)
+        if finished or end == "late" or len(job.outcomes) == before:
+            break
+    why = "time was up" if end == "late" else "the process died before it"
+    for test in collected - set(job.outcomes):
+        job.outcomes[test] = ("not run", why)
+    kept.write_text(json.dumps(job.outcomes), encoding="utf-8")
+    return job.outcomes
+
+
+def _run_once(job: Job, until: float, seen: Callable[[int], None]) -> str:
+    with _beside(job, "log").open("a") as log:
+        process = subprocess.Popen(
+            _command(job), cwd=job.tree, env=_environment(job), stdout=log, stderr=log, start_new_session=True
+        )
+        size, heard = -1, time.monotonic()
+        while process.poll() is None:
+            time.sleep(0.3)
+            now = time.monotonic()
+            records = [path for path in _records(job) if path.is_file()]
+            if sum(path.stat().st_size for path in records) != size:
+                size, heard = sum(path.stat().st_size for path in records), now
+                seen(len(job.outcomes) + min((path.read_text().count('"ended"') for path in records), default=0))
+            if now > until or now - heard > PATIENCE:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return "late" if now > until else "hung"
+    return "crashed"  # if it did not finish
+
+
+def _command(job: Job) -> list[str]:
+    launcher = [sys.executable, "-m"]
+    if job.ranks > 1:
+        port = str(random.randrange(20000, 40000))
+        launcher += ["torch.distributed.run", "--master-port", port, "--nproc-per-node", str(job.ranks), "-m"]
+    options = ["-p", "replay.recorder", "-p", "no:cacheprovider", "-q", "--tb=short", "-W", "ignore"]
+    options += ["-o", "addopts=", "--continue-on-collection-errors", "--rootdir", str(job.tree)]
+    return [*launcher, "pytest", *options, *(f"tests/unit_tests/{file}" for file in job.files)]
+
+
+def _environment(job: Job) -> dict[str, str]:
+    temporary = _beside(job, "tmp")  # upstream's tests share folders by name
+    temporary.mkdir(exist_ok=True)
+    paths = [str(path) for path in (job.tree, ROOT / "patches", ROOT, ROOT / "scripts")]
+    paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "MEGATRON_MTP_PATCHES": job.patches,
+        "REPLAY_RECORD": str(job.record),
+        "REPLAY_DONE": str(_beside(job, "done")),
+        "REPLAY_ONLY": job.only,
+        "REPLAY_DEVICE": job.device,
+        "PYTEST_DEBUG_TEMPROOT": str(temporary),
+        "TMPDIR": str(temporary),
+        "OMP_NUM_THREADS": "1",
+        # upstream's tests of the layer-wise optimizer ask which of NVIDIA's images they run in
+        "NVIDIA_PYTORCH_VERSION": os.environ.get("NVIDIA_PYTORCH_VERSION", "26.06"),
+    }
+
+
+def _records(job: Job) -> list[Path]:
+    return [_beside(job, f"{rank}.jsonl") for rank in range(job.ranks)]
+
+
+def _beside(job: Job, ending: str) -> Path:
+    return Path(f"{job.record}.{ending}")
+
+
+def _read(job: Job, end: str) -> tuple[set[str], bool]:
+    """Take over what all ranks wrote: the worst of their outcomes. All collected tests; have all ranks finished?"""
+    collected: set[str] = set()
+    finished = 0
+    started: dict[str, int] = {}
+    ended: dict[str, list[tuple[str, str]]] = {}
+    for path in _records(job):
+        for entry in _entries(path):
+            if entry["event"] == "collected":
+                collected |= set(entry["tests"])
+            elif entry["event"] == "started":
+                started[entry["test"]] = started.get(entry["test"], 0) + 1
+            elif entry["event"] == "ended":
+                ended.setdefault(entry["test"], []).append((entry["outcome"], entry["cause"]))
+            else:
+                finished += 1
+    whole = finished == job.ranks
+    for test, outcomes in ended.items():
+        if whole or len(outcomes) == job.ranks:
+            job.outcomes[test] = max(outcomes, key=_gravity)
+    if not whole and end != "late":
+        for test in set(started) - set(job.outcomes):
+            job.outcomes[test] = (end, f"the process {end}")
+    return collected, whole
+
+
+def _gravity(outcome: tuple[str, str]) -> tuple[int, bool]:
+    """A rank's own failure says more than that another one went away."""
+    return WORST.index(outcome[0]), not re.search("[Cc]onnection|[Tt]imed out", outcome[1])
+
+
+def _entries(path: Path) -> Iterable[dict]:
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:  # the process died while it wrote
+                return

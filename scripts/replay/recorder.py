@@ -1,0 +1,82 @@
+"""A pytest plugin: what came of each test, written line by line, so that a process that dies loses nothing.
+
+REPLAY_RECORD names the file (each rank adds its number), REPLAY_DONE a file of test ids to leave out, REPLAY_ONLY what
+is searched for in those that run, REPLAY_DEVICE is cpu (everything runs in a rehearsal) or gpu. MEGATRON_MTP_PATCHES
+decides what is patched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import absent
+
+if os.environ["REPLAY_DEVICE"] == "cpu":
+    import megatron_mtp_patches.rehearsal.pytest_plugin
+else:
+    import megatron_mtp_patches  # noqa: F401
+
+absent.install(Path.cwd() / "tests")
+_RANK = os.environ.get("RANK", "0")
+_RECORD = Path(f"{os.environ['REPLAY_RECORD']}.{_RANK}.jsonl")
+
+
+def _write(**entry: Any) -> None:
+    with _RECORD.open("a", encoding="utf-8") as record:
+        record.write(json.dumps(entry) + "\n")
+
+
+def pytest_collection_modifyitems(config: Any, items: list) -> None:
+    done = set(Path(os.environ["REPLAY_DONE"]).read_text(encoding="utf-8").splitlines())
+    only = re.compile(os.environ["REPLAY_ONLY"])
+    items[:] = [item for item in items if item.nodeid not in done and only.search(item.nodeid.partition("::")[2])]
+    _write(event="collected", tests=[item.nodeid for item in items])
+
+
+def pytest_collectreport(report: Any) -> None:
+    if report.failed or report.skipped:
+        _write(event="ended", test=report.nodeid, outcome=report.outcome, cause=_cause(report))
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _write(event="started", test=nodeid)
+
+
+_reports: list = []
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    _reports.append(report)
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    bad = [report for report in _reports if not report.passed]
+    worst = next((report for report in bad if report.failed), bad[0] if bad else None)
+    outcome = worst.outcome if worst else "passed"
+    _write(event="ended", test=nodeid, outcome=outcome, cause=_cause(worst) if worst else "")
+    _reports.clear()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: Any) -> None:
+    session.exitstatus = 0  # a launcher kills the other ranks when one ends with anything else
+    _write(event="finished")
+
+
+def _cause(report: Any) -> str:
+    """One line: the exception's, or why it was skipped."""
+    longrepr = report.longrepr
+    if isinstance(longrepr, tuple):
+        return str(longrepr[2]).removeprefix("Skipped: ")[:300]
+    crash = getattr(longrepr, "reprcrash", None)
+    text = crash.message if crash else str(longrepr)
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not crash:  # a file that cannot be collected: the last line says it
+        lines.reverse()
+    return lines[0].removeprefix("E ").strip().replace(f"{Path.cwd()}/", "")[:300] if lines else ""

@@ -1,0 +1,104 @@
+"""Where upstream's tests come from: a checkout, a bare repository or a URL, unpacked into a plain tree a release."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+UNIT_TESTS = Path("tests", "unit_tests")
+
+
+class SourceError(Exception):
+    """What is wrong with the given Megatron-LM, and what would be right."""
+
+
+@dataclass
+class Tree:
+    """One release, unpacked: `folder` holds megatron/ and tests/."""
+
+    release: str
+    folder: Path
+    commit: str
+
+
+class Repository:
+    """Megatron-LM's history, or one tree of it that has none."""
+
+    def __init__(self, where: str, work: Path) -> None:
+        self.work = work
+        self.git: Path | None = None
+        self.plain: Path | None = None
+        if re.match(r"\w+://|git@", where):
+            self.git = _clone(where, work / "Megatron-LM.git")
+        elif not Path(where).is_dir():
+            raise SourceError(f"--megatron {where}: no such folder. Give a Megatron-LM checkout, or a URL to clone.")
+        elif _is_repository(Path(where)):
+            self.git = Path(where).resolve()
+        elif Path(where, "megatron", "core", "package_info.py").is_file():
+            self.plain = Path(where).resolve()
+        else:
+            raise SourceError(f"--megatron {where}: neither a git repository nor a folder that holds megatron/core.")
+
+    def version(self) -> str:
+        """The release that a tree without history is of; main's and dev's name theirs too."""
+        assert self.plain is not None
+        text = (self.plain / "megatron" / "core" / "package_info.py").read_text(encoding="utf-8")
+        parts = [re.search(rf"^{name} = ['\"]?(\w+)", text, re.M) for name in ("MAJOR", "MINOR", "PATCH")]
+        return ".".join(part[1] for part in parts if part)
+
+    def unpack(self, release: str, ref: str) -> Tree:
+        """The tree at `ref`; git objects stay where they are."""
+        if self.plain:
+            return Tree(release, self.plain, "")
+        commit = self.commit(ref)
+        folder = self.work / f"{release}-{commit[:12]}"
+        if not (folder / UNIT_TESTS).is_dir():
+            self._extract(commit, ["megatron", "tests", "pyproject.toml", ":(glob)*.py"], folder)
+        return Tree(release, folder, commit)
+
+    def take(self, tree: Tree, ref: str, file: str) -> str:
+        """Put one test file of another commit beside the tree's own; its path below tests/unit_tests."""
+        target = Path(file).with_name(f"{Path(file).stem}_of_{re.sub(r'[^A-Za-z0-9]+', '_', ref)}.py")
+        if self.git is None:
+            raise SourceError(f"{tree.folder} has no history to take {file} of {ref} from: give a git repository.")
+        text = _git(self.git, "show", f"{self.commit(ref)}:{UNIT_TESTS / file}")
+        (tree.folder / UNIT_TESTS / target).parent.mkdir(parents=True, exist_ok=True)
+        (tree.folder / UNIT_TESTS / target).write_bytes(text)
+        return str(target)
+
+    def commit(self, ref: str) -> str:
+        assert self.git is not None
+        for name in (ref, f"origin/{ref}"):
+            try:
+                return _git(self.git, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").decode().strip()
+            except subprocess.CalledProcessError:
+                continue
+        raise SourceError(f"{self.git} has no {ref}. Fetch it: git -C {self.git} fetch origin {ref}:{ref}")
+
+    def _extract(self, commit: str, paths: list[str], folder: Path) -> None:
+        assert self.git is not None
+        archive = _git(self.git, "archive", commit, *paths)
+        with tarfile.open(fileobj=BytesIO(archive)) as tar:
+            tar.extractall(folder, filter="data")
+
+
+def _clone(url: str, folder: Path) -> Path:
+    if not folder.is_dir():
+        command = ["git", "clone", "--bare", "--filter=blob:none", url, str(folder)]
+        if subprocess.run(command, check=False).returncode:
+            raise SourceError(f"--megatron {url}: cannot be cloned, see above.")
+        _git(folder, "config", "--add", "remote.origin.fetch", "+refs/pull/*/head:refs/pull/*/head")
+        _git(folder, "fetch", "--quiet", "origin", "refs/pull/5395/head:refs/pull/5395/head")
+    return folder
+
+
+def _is_repository(folder: Path) -> bool:
+    return (folder / ".git").exists() or (folder / "HEAD").is_file()
+
+
+def _git(folder: Path, *arguments: str) -> bytes:
+    return subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True).stdout

@@ -1,0 +1,56 @@
+"""What a test's outcomes without and with the patches come to, and the cause in words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+STILL, FIXED, NEW, EITHER, SKIPPED, NOT_RUN = (
+    "still passing",
+    "fixed",
+    "newly failing",
+    "failing either way",
+    "skipped",
+    "not run",
+)
+VERDICTS = (STILL, FIXED, NEW, EITHER, SKIPPED, NOT_RUN)
+
+
+@dataclass
+class Verdict:
+    word: str
+    cause: str = ""
+
+
+def judge(plain: tuple[str, str], patched: tuple[str, str], causes: list[dict], device: str) -> Verdict:
+    """A test that the patches make fail or skip is newly failing.
+
+    The cause is what the patched run says, and what the plain one said of a test that was fixed.
+    """
+    before, after = plain[0], patched[0]
+    if "not run" in (before, after):
+        return Verdict(NOT_RUN, (plain if before == "not run" else patched)[1])
+    if after == "passed":
+        return Verdict(STILL) if before == "passed" else Verdict(FIXED, in_words(plain[1], causes, device))
+    if before == "passed":
+        return Verdict(NEW, f"{after}: {patched[1]}")
+    cause = in_words(patched[1], causes, device)
+    if after == "skipped" or before == "skipped":
+        return Verdict(SKIPPED, cause)
+    if in_words(plain[1], causes, device) != cause:
+        cause = f"{cause} (plain: {in_words(plain[1], causes, device)})"
+    return Verdict(EITHER, cause)
+
+
+def doubtful(plain: tuple[str, str], patched: tuple[str, str]) -> bool:
+    """Newly failing, or no answer at all: under load a collective may time out."""
+    newly = plain[0] == "passed" and patched[0] in ("failed", "skipped")
+    return newly or bool({"hung", "crashed"} & {plain[0], patched[0]})
+
+
+def in_words(message: str, causes: list[dict], device: str) -> str:
+    """The first of ci/replay.toml's causes that fits, else the message itself without numbers that change."""
+    for cause in causes:
+        if device == cause.get("device", device) and re.search(cause["match"], message):
+            return cause["text"]
+    return re.sub(r"0x[0-9a-f]+|\b\d{5,}\b", "…", message)
