@@ -1,6 +1,7 @@
 """Runs on two ranks inside a rehearsal, see test_replayed.py."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,3 +76,11 @@ def test_scattering_unequal_sizes():
     output = torch.zeros(2 + RANK)
     dist.reduce_scatter(output, [torch.full((2,), MINE), torch.full((3,), 10 * MINE)])
     assert output.tolist() == [[3.0] * 2, [30.0] * 3][RANK]
+
+
+def test_all_groups_share_one_polling_thread():
+    """Each would have its own; a hundred leave no time for anything else."""
+    groups = [dist.new_group([0, 1]) for _ in range(5)]
+    dist.all_reduce(torch.ones(1), group=groups[-1])
+    names = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
+    assert names.count("gloo_tcp_loop") == 1
