@@ -26,7 +26,7 @@ LAST_LINES = 60  # of each rank other than 0, where a suite fails
 
 # suite: (ranks, pytest's arguments). `checkout` runs where MEGATRON_LM names Megatron-LM checkouts.
 SUITES = {
-    "engine": (1, ["tests/engine", "tests/conformance", "tests/cli", "tests/packaging"]),
+    "engine": (1, ["tests/engine", "tests/conformance", "tests/cli", "tests/packaging", "tests/scripts"]),
     "rehearsal": (1, ["tests/rehearsal"]),
     "overrides": (1, ["tests/megatron_overrides"]),
     "2 ranks": (2, MULTIRANK),

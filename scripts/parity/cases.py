@@ -1,0 +1,84 @@
+"""The cases that scripts/parity.py compares, and how they are recorded: the same seeded work on every release."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RECORDED = "recorded "  # begins the line that says which case is done
+
+
+class Case(NamedTuple):
+    """`run` does the work on every rank and returns what this rank has seen.
+
+    Not `native`: 0.19.2 without the patches would deliberately do otherwise, so 0.19.2 with them is the reference.
+    `differs` says of a release why it differs, where that is meant.
+    """
+
+    name: str
+    run: Callable[[], dict[str, Any]]
+    sizes: dict[str, int] = {}  # of the model-parallel groups
+    ranks: Iterable[int] = (1,)
+    native: bool = True
+    differs: dict[str, str] = {}
+
+
+def all_cases() -> list[Case]:
+    import model_cases
+    import optimizer_cases
+
+    return [*optimizer_cases.cases(), *model_cases.cases()]
+
+
+def record(file: Path, patterns: list[str]) -> None:
+    """Run the cases for this number of ranks whose names fit `patterns`; rank 0 writes what all ranks have seen."""
+    import torch
+    import torch.distributed as dist
+    from megatron.core import package_info
+
+    dist.init_process_group("nccl" if dist.is_nccl_available() else "gloo")
+    ranks, patched = dist.get_world_size(), os.environ.get("MEGATRON_MTP_PATCHES", "all") != "none"
+    release = package_info.__version__
+    found: dict[str, Any] = {}
+    last = None
+    for case in all_cases():
+        chosen = any(fnmatch(case.name, pattern) for pattern in patterns)
+        if chosen and ranks in case.ranks and (case.native or patched):
+            initialize(case.sizes, again=case.sizes != last)
+            last = case.sizes
+            of_ranks: list[Any] = [None] * ranks
+            dist.all_gather_object(of_ranks, case.run())
+            found[case.name] = {"of ranks": of_ranks, "cause": case.differs.get(release, "")}
+            if dist.get_rank() == 0:
+                print(f"{RECORDED}{case.name}", flush=True)
+    about = {"megatron-core": release, "torch": torch.__version__.split("+")[0], "ranks": ranks}
+    if dist.get_rank() == 0:
+        file.write_text(json.dumps({**about, "patched": patched, "cases": found}), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def initialize(sizes: dict[str, int], again: bool) -> None:
+    """Megatron's process groups of these sizes; the random numbers start anew with every case."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    if again:
+        if parallel_state.model_parallel_is_initialized():
+            parallel_state.destroy_model_parallel()
+        parallel_state.initialize_model_parallel(**sizes)
+    model_parallel_cuda_manual_seed(1)
+
+
+def describe(params: Iterable[Any]) -> dict[str, Any]:
+    """The values of `params`, and a hash of them."""
+    import torch
+
+    values = [param.detach().float().flatten().cpu() for param in params]
+    digest = hashlib.sha256(torch.cat(values).numpy().tobytes()).hexdigest()
+    return {"values": [value.tolist() for value in values], "sha256": digest}

@@ -1,0 +1,152 @@
+"""Training of a small GPT with two MTP heads, on one rank: 50 steps of two microbatches, Adam, clipped.
+
+bf16 is with the distributed optimizer. No threshold: native 0.19.2 is the reference of all.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from cases import Case, describe
+
+STEPS, VOCABULARY, LENGTH, BATCH, CLIP = 50, 64, 32, 4, 0.25
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "detached": {"mtp_detach_heads": True},
+    "attached": {},
+    "per_token": {"mtp_detach_heads": True, "calculate_per_token_loss": True},
+    "recompute": {
+        "mtp_detach_heads": True,
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
+DIFFERS = {
+    "per_token": {"0.16.1": "weighs the MTP loss differently with --calculate-per-token-loss, and keeps doing so"}
+}
+
+
+def cases() -> list[Case]:
+    return [
+        Case(f"model/{layout}/{precision}", partial(run, layout, precision == "bf16"), differs=DIFFERS.get(layout, {}))
+        for layout in LAYOUTS
+        for precision in ("fp32", "bf16")
+    ]
+
+
+def run(layout: str, bf16: bool) -> dict[str, Any]:
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    MTPLossLoggingHelper.tracker = {}
+    gpt, model, optimizer = make_training(LAYOUTS[layout], bf16)
+    generator = torch.Generator().manual_seed(7)
+    steps = []
+    for _ in range(STEPS):
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        losses = forward_backward(model, generator)
+        tracker = MTPLossLoggingHelper.tracker
+        counts = {key: tracker[f"{key}_values"].tolist() for key in ("correct", "total")}
+        mtp_losses = (tracker["loss_values"] / 2).tolist()
+        MTPLossLoggingHelper.track_mtp_metrics(0.5, 1, None)
+        updated, norm, _ = optimizer.step()
+        norms = {"main": float(norm), **{group: float(of) for group, of in optimizer.grad_norms_by_group.items()}}
+        factors = {group: min(1.0, CLIP / (value + 1e-6)) for group, value in norms.items()}
+        steps.append(
+            {
+                "losses": {"main": losses, "mtp": mtp_losses},
+                "norms": norms,
+                "clip factors": factors,
+                "counts": {"updated": bool(updated), **counts},
+            }
+        )
+    return {
+        "steps": steps,
+        "parameters": describe(gpt.parameters()),
+    }
+
+
+def make_training(layout: dict[str, Any], bf16: bool) -> tuple[Any, Any, Any]:
+    """A seeded GPT, the same in its DDP, and its optimizer."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    config = TransformerConfig(
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        mtp_num_layers=2,
+        mtp_loss_scaling_factor=0.5,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bf16=bf16,
+        params_dtype=dtype,
+        finalize_model_grads_func=finalize_model_grads,
+        **layout,
+    )
+    spec = get_gpt_layer_local_spec()
+    gpt = GPTModel(
+        config,
+        spec,
+        vocab_size=VOCABULARY,
+        max_sequence_length=LENGTH,
+        position_embedding_type="rope",
+        mtp_block_spec=get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False),
+    )
+    gpt = gpt.cuda().to(dtype)
+    fill(gpt)
+    model = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=bf16), gpt)
+    settings = OptimizerConfig(
+        optimizer="adam", lr=3e-3, clip_grad=CLIP, bf16=bf16, params_dtype=dtype, use_distributed_optimizer=bf16
+    )
+    config.grad_scale_func = None
+    return gpt, model, get_megatron_optimizer(settings, [model])
+
+
+def fill(model: Any) -> None:
+    """The same numbers on every release, which differ in how they initialise and in one name."""
+    generator = torch.Generator().manual_seed(3)
+    for name, param in model.named_parameters():
+        if param.dim() > 1:
+            param.data.copy_(0.05 * torch.randn(param.shape, generator=generator))
+        else:
+            param.data.fill_(float(name.endswith("weight")))
+
+
+def forward_backward(model: Any, generator: torch.Generator) -> list[float]:
+    """Gradients of two seeded microbatches; returns their losses."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    losses = []
+
+    def forward_step(data: Any, model: Any) -> Any:
+        tokens = torch.randint(0, 8, (BATCH, LENGTH + 1), generator=generator).cumsum(1) % VOCABULARY
+        mask = torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not().cuda()
+        positions = torch.arange(LENGTH).expand(BATCH, -1).cuda()
+        weights = (torch.rand(BATCH, LENGTH, generator=generator) > 0.1).float().cuda()
+        inputs, labels = tokens[:, :-1].contiguous().cuda(), tokens[:, 1:].contiguous().cuda()
+        output = model(inputs, positions, mask, labels=labels, loss_mask=weights)
+
+        def loss_function(output: torch.Tensor) -> tuple:
+            loss = (output.float() * weights).sum()
+            losses.append(float(loss.detach() / weights.sum()))
+            return loss, weights.sum().to(torch.int), {}
+
+        return output, loss_function
+
+    get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iter([]),
+        model=[model],
+        num_microbatches=2,
+        seq_length=LENGTH,
+        micro_batch_size=BATCH,
+        forward_only=False,
+    )
+    return losses
