@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ def record(file: Path, patterns: list[str]) -> None:
     import torch.distributed as dist
     from megatron.core import package_info
 
-    dist.init_process_group("nccl" if dist.is_nccl_available() else "gloo")
+    dist.init_process_group("nccl" if dist.is_nccl_available() else "gloo", timeout=timedelta(minutes=10))
     ranks, patched = dist.get_world_size(), os.environ.get("MEGATRON_MTP_PATCHES", "all") != "none"
     release = package_info.__version__
     found: dict[str, Any] = {}
@@ -71,7 +72,7 @@ def initialize(sizes: dict[str, int], again: bool) -> None:
     if again:
         if parallel_state.model_parallel_is_initialized():
             parallel_state.destroy_model_parallel()
-        parallel_state.initialize_model_parallel(**sizes)
+        parallel_state.initialize_model_parallel(**sizes, distributed_timeout_minutes=10)
     model_parallel_cuda_manual_seed(1)
 
 
