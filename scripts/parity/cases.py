@@ -18,7 +18,7 @@ class Case(NamedTuple):
     """`run` does the work on every rank and returns what this rank has seen.
 
     Not `native`: 0.19.2 without the patches would deliberately do otherwise, so 0.19.2 with them is the reference.
-    `differs` says of a release why it differs, where that is meant.
+    `differs` says of a release why it differs, where that is meant, and which words name the numbers that do.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Case(NamedTuple):
     sizes: dict[str, int] = {}  # of the model-parallel groups
     ranks: Iterable[int] = (1,)
     native: bool = True
-    differs: dict[str, str] = {}
+    differs: dict[str, tuple[str, list[str]]] = {}
 
 
 def all_cases() -> list[Case]:
@@ -54,7 +54,8 @@ def record(file: Path, patterns: list[str]) -> None:
             last = case.sizes
             of_ranks: list[Any] = [None] * ranks
             dist.all_gather_object(of_ranks, case.run())
-            found[case.name] = {"of ranks": of_ranks, "cause": case.differs.get(release, "")}
+            cause, of = case.differs.get(release, ("", []))
+            found[case.name] = {"of ranks": of_ranks, "cause": cause, "cause of": of}
             if dist.get_rank() == 0:
                 print(f"{RECORDED}{case.name}", flush=True)
     about = {"megatron-core": release, "torch": torch.__version__.split("+")[0], "ranks": ranks}
@@ -80,6 +81,6 @@ def describe(params: Iterable[Any]) -> dict[str, Any]:
     """The values of `params`, and a hash of them."""
     import torch
 
-    values = [param.detach().float().flatten().cpu() for param in params]
+    values = [torch.empty(0), *(param.detach().float().flatten().cpu() for param in params)]
     digest = hashlib.sha256(torch.cat(values).numpy().tobytes()).hexdigest()
-    return {"values": [value.tolist() for value in values], "sha256": digest}
+    return {"values": [value.tolist() for value in values[1:]], "sha256": digest}

@@ -23,9 +23,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "recompute_num_layers": 1,
     },
 }
-DIFFERS = {
-    "per_token": {"0.16.1": "weighs the MTP loss differently with --calculate-per-token-loss, and keeps doing so"}
-}
+WEIGHS = "weighs the MTP loss differently with --calculate-per-token-loss, and keeps doing so; the trunk is bitwise"
+DIFFERS = {"per_token": {"0.16.1": (WEIGHS, ["mtp", "correct", "heads"])}}
 
 
 def cases() -> list[Case]:
@@ -62,9 +61,10 @@ def run(layout: str, bf16: bool) -> dict[str, Any]:
                 "counts": {"updated": bool(updated), **counts},
             }
         )
+    trunk = [param for name, param in gpt.named_parameters() if not name.startswith("mtp.")]
     return {
         "steps": steps,
-        "parameters": describe(gpt.parameters()),
+        "parameters": {"trunk": describe(trunk), "heads": describe(gpt.mtp.parameters())},
     }
 
 

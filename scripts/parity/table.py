@@ -12,11 +12,14 @@ BITWISE = "bitwise"
 
 
 class Difference(NamedTuple):
-    """Largest absolute differences by kind of number, and the first place; {} and "": equal to the bit."""
+    """Largest absolute differences by kind of number, and the first place; {} and "": equal to the bit.
+
+    `cause`: why this release is meant to differ, if that is the cause of all that differs.
+    """
 
     largest: dict[str, float]
     first: str = ""
-    cause: str = ""  # why this release is meant to differ
+    cause: str = ""
 
     def __str__(self) -> str:
         return ", ".join(f"{kind} {size:.1e}" for kind, size in self.largest.items()) or BITWISE
@@ -42,14 +45,17 @@ def _compare_case(reference: dict[str, Any], other: dict[str, Any] | None) -> Di
         return Difference({"not recorded": math.inf}, "there is no such case")
     numbers, expected = dict(_flatten(other["of ranks"])), dict(_flatten(reference["of ranks"]))
     largest: dict[str, float] = {}
-    first = ""
+    first, cause = "", other["cause"]
     for place in {**expected, **numbers}:
         number, wanted = numbers.get(place, "nothing"), expected.get(place, "nothing")
         if _exactly(number) != _exactly(wanted):
             kind = _kind(place)
             largest[kind] = max(largest.get(kind, 0.0), _size(number, wanted))
-            first = first or f"{' '.join(map(str, place))}: {number} instead of {wanted}"
-    return Difference(largest, first, other["cause"])
+            text = f"{' '.join(map(str, place))}: {number} instead of {wanted}"
+            if cause and not set(place) & set(other["cause of"]):
+                first, cause = text, ""
+            first = first or text
+    return Difference(largest, first, cause)
 
 
 def _flatten(value: Any, place: tuple = ()) -> Iterator[tuple[tuple, Any]]:

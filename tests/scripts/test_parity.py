@@ -24,7 +24,11 @@ def make_record():
 
     def make(ranks=2):
         of_ranks = [{"steps": copy.deepcopy(STEPS), "parameters": [[0.5, -0.0]]} for _ in range(ranks)]
-        return {"ranks": ranks, "torch": "2.15.0", "cases": {"optimizer/one": {"of ranks": of_ranks, "cause": ""}}}
+        return {
+            "ranks": ranks,
+            "torch": "2.15.0",
+            "cases": {"optimizer/one": {"of ranks": of_ranks, "cause": "", "cause of": []}},
+        }
 
     return make
 
@@ -90,12 +94,15 @@ def test_a_step_or_a_case_too_few(compare, make_record):
         assert code == 1 and named in output
 
 
-def test_what_is_meant_to_differ_says_why(compare, make_record):
+@pytest.mark.parametrize("of, code", [("mtp", 0), ("main", 1)])
+def test_what_is_meant_to_differ_says_why_and_nothing_else_may(compare, make_record, of, code):
     other = make_record()
-    other["cases"]["optimizer/one"]["of ranks"][0]["steps"][0]["norms"]["mtp"] = 4.0
-    other["cases"]["optimizer/one"]["cause"] = "for a reason"
-    code, output = compare(make_record(), other)
-    assert code == 0 and "norms 2.0e+00 (1)" in output and "(1) for a reason" in output
+    case = other["cases"]["optimizer/one"]
+    case["of ranks"][0]["steps"][0]["norms"]["mtp"] = 4.0
+    case |= {"cause": "for a reason", "cause of": [of]}
+    found, output = compare(make_record(), other)
+    assert found == code and "norms 2.0e+00" in output
+    assert ("(1) for a reason" in output) is (code == 0)
 
 
 def test_each_case_has_its_reference_and_equal_rows_are_one(runs, make_record, tmp_path):
