@@ -30,8 +30,8 @@ def run(
     rows = [row for number in ranks for row in compare_all(records, list(pythons), number)]
     versions = {release: records[release, ranks[0], True]["torch"] for release in pythons}
     about = {
-        "what": f"Largest absolute differences from {REFERENCE}, without the patches (native) or with them (patched); "
-        f"the releases are all patched. bitwise: none. {_torch(versions)}.",
+        "what": f"Largest absolute differences from {REFERENCE}, without the patches (native) or with them (patched), "
+        f'of each release with them; "bitwise": none. What a case does: scripts/parity/*_cases.py. {_torch(versions)}.',
         "device": device,
         "torch": versions,
     }

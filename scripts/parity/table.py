@@ -126,10 +126,10 @@ def heading(releases: list[str]) -> list[str]:
 def show(rows: list[Row], releases: list[str], title: str) -> None:
     """On the terminal, and below the table where anything differs first."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     causes = _causes(rows)
-    table = Table(*heading(releases), title=title)
+    table = Table(*(Column(text, overflow="fold") for text in heading(releases)), title=title)
     for row in merge(rows):
         style = "red" if any(cell.is_wrong for cell in row.cells.values()) else None
         table.add_row(*row.texts(releases, causes), style=style)
