@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ else:
     import megatron_mtp_patches  # noqa: F401
 
 absent.install(Path.cwd() / "tests")
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a process that dies says enough
 _RANK = os.environ.get("RANK", "0")
 _RECORD = Path(f"{os.environ['REPLAY_RECORD']}.{_RANK}.jsonl")
 

@@ -57,7 +57,7 @@ class Repository:
         commit = self.commit(ref)
         folder = self.work / f"{release}-{commit[:12]}"
         if not (folder / UNIT_TESTS).is_dir():
-            self._extract(commit, ["megatron", "tests", "pyproject.toml", ":(glob)*.py"], folder)
+            self._extract(commit, folder)
         return Tree(release, folder, commit)
 
     def take(self, tree: Tree, ref: str, file: str) -> str:
@@ -79,10 +79,12 @@ class Repository:
                 continue
         raise SourceError(f"{self.git} has no {ref}. Fetch it: git -C {self.git} fetch origin {ref}:{ref}")
 
-    def _extract(self, commit: str, paths: list[str], folder: Path) -> None:
+    def _extract(self, commit: str, folder: Path) -> None:
+        """The folders and root modules that tests import."""
         assert self.git is not None
-        archive = _git(self.git, "archive", commit, *paths)
-        with tarfile.open(fileobj=BytesIO(archive)) as tar:
+        root = _git(self.git, "ls-tree", "--name-only", commit).decode().split()
+        names = [name for name in root if name in ("megatron", "tests", "pyproject.toml") or name.endswith(".py")]
+        with tarfile.open(fileobj=BytesIO(_git(self.git, "archive", commit, *names))) as tar:
             tar.extractall(folder, filter="data")
 
 

@@ -43,9 +43,9 @@ def judge(plain: tuple[str, str], patched: tuple[str, str], causes: list[dict], 
 
 
 def doubtful(plain: tuple[str, str], patched: tuple[str, str]) -> bool:
-    """Newly failing, or no answer at all: under load a collective may time out."""
+    """One of them alone failed, hung or crashed: under load a collective may time out."""
     newly = plain[0] == "passed" and patched[0] in ("failed", "skipped")
-    return newly or bool({"hung", "crashed"} & {plain[0], patched[0]})
+    return newly or len({plain[0], patched[0]} & {"hung", "crashed"}) == 1 and plain[0] != patched[0]
 
 
 def in_words(message: str, causes: list[dict], device: str) -> str:

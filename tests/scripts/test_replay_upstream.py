@@ -1,0 +1,155 @@
+"""scripts/replay_upstream.py on a tree that is Megatron-LM in name only."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = """
+import os
+
+import pytest
+import transformer_engine as te
+from transformer_engine.pytorch.fp8 import check_fp8_support
+from megatron.core.package_info import MAJOR, nothing
+from megatron.core.utils import is_fa_min_version
+
+PATCHED = os.environ["MEGATRON_MTP_PATCHES"] != "none"
+fp8, reason = check_fp8_support()
+
+def test_passes(): assert MAJOR == 0
+def test_is_fixed(): assert PATCHED, "0x7f00 is not there"
+def test_needs_a_package(): te.Linear(1)
+def test_needs_a_name(): nothing(1)
+def test_fails(): raise ValueError("no way")
+@pytest.mark.skipif(not fp8, reason=reason)
+def test_is_skipped(): ...
+@pytest.mark.skipif(is_fa_min_version("2"), reason="no")
+def test_asks_for_a_version(): ...
+def test_passes_on_rank_0(): assert os.environ.get("RANK") == "0"
+"""
+DIES = """
+import os
+def test_dies(): os.abort()
+def test_after_that(): ...
+"""
+BROKEN = """
+import os
+def test_is_broken(): assert os.environ["MEGATRON_MTP_PATCHES"] == "none", "as the patches have it"
+"""
+UTILS = "def is_fa_min_version(version): import flash_attn"
+
+
+def write(folder, **files):
+    for name, text in {
+        "megatron/core/__init__.py": "",
+        "megatron/core/package_info.py": "MAJOR = 0\nMINOR = 18\nPATCH = 2\nPRE_RELEASE = ''\n",
+        "megatron/core/utils.py": UTILS,
+        **{f"tests/unit_tests/{name}.py": text for name, text in files.items()},
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def replay(work, *arguments):
+    command = [sys.executable, ROOT / "scripts" / "replay_upstream.py", "--work", work, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    write(tmp_path / "tree", **{"optimizer/test_all": TESTS})
+    return tmp_path / "tree"
+
+
+def read(work):
+    table = json.loads((work / "tables" / "cpu" / "0.18.2.json").read_text())
+    return {test.partition("::")[2]: verdicts for test, verdicts in table["tests"].items()}
+
+
+def test_every_verdict(tree, tmp_path):
+    done = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {test: verdicts["2"] for test, verdicts in read(tmp_path).items()} == {
+        "test_passes": ["still passing"],
+        "test_is_fixed": ["fixed", "AssertionError: … is not there"],
+        "test_needs_a_package": ["skipped", "needs TransformerEngine"],
+        "test_needs_a_name": ["skipped", "needs megatron.core.package_info.nothing"],
+        "test_fails": ["failing either way", "ValueError: no way"],
+        "test_is_skipped": ["skipped", "needs TransformerEngine"],
+        "test_asks_for_a_version": ["still passing"],
+        "test_passes_on_rank_0": ["failing either way", "AssertionError: assert '1' == '0'"],
+    }
+    text = (tmp_path / "tables" / "cpu" / "0.18.2.md").read_text()
+    assert "| optimizer/test_all.py | 2 | 1 |  | 2 | 3 |  |" in text
+    assert "| `optimizer/test_all.py::test_is_fixed` | 2 | AssertionError: … is not there |" in text
+
+
+def test_a_crash_costs_one_test(tree, tmp_path):
+    write(tree, **{"optimizer/test_all": DIES})
+    done = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read(tmp_path) == {
+        "test_dies": {"1": ["failing either way", "the process crashed"]},
+        "test_after_that": {"1": ["still passing"]},
+    }
+
+
+def test_newly_failing_ends_with_1(tree, tmp_path):
+    write(tree, **{"optimizer/test_all": BROKEN})
+    done = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert read(tmp_path) == {
+        "test_is_broken": {"1": ["newly failing", "failed: AssertionError: as the patches have it"]}
+    }
+    assert "newly failing on 1: tests/unit_tests/optimizer/test_all.py::test_is_broken" in done.stdout
+    (tree / "tests" / "unit_tests" / "optimizer" / "test_all.py").write_text("def test_is_broken(): ...")
+    again = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "1", "--resume")
+    assert again.returncode == 1  # nothing ran anew
+
+
+def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
+    git = ["git", "-C", tree, "-c", "user.name=N", "-c", "user.email=e"]
+    for name, test in (("core_v0.18.2", "def test_old(): ..."), ("core_v0.19.0", "def test_mtp_new(): ...")):
+        write(tree, **{"optimizer/test_clip_grads": test})
+        if name == "core_v0.18.2":
+            subprocess.run([*git, "init", "-q"], check=True)
+        subprocess.run([*git, "add", "-A"], check=True)
+        subprocess.run([*git, "commit", "-qm", name], check=True)
+        subprocess.run([*git, "tag", name], check=True)
+    (tree / "tests" / "unit_tests" / "optimizer" / "test_all.py").unlink()
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from replay.source import Repository
+
+    repository = Repository(str(tree), tmp_path / "work")
+    unpacked = repository.unpack("0.18.2", "core_v0.18.2")
+    tests = unpacked.folder / "tests" / "unit_tests"
+    assert (tests / "optimizer" / "test_all.py").is_file()
+    assert "test_old" in (tests / "optimizer" / "test_clip_grads.py").read_text()
+    taken = repository.take(unpacked, "core_v0.19.0", "optimizer/test_clip_grads.py")
+    assert taken == "optimizer/test_clip_grads_of_core_v0_19_0.py"
+    assert "test_mtp_new" in (tests / taken).read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--megatron", "nowhere"], "nowhere: no such folder"),
+        (["--megatron", "."], "neither a git repository nor a folder that holds megatron/core"),
+        (["--megatron", "tree", "--patch", "detach"], "--patch detach: there is no such patch. There are: skip-update"),
+        (["--megatron", "tree", "--suite", "all"], "no such suite. It has: 'optimizer', "),
+    ],
+)
+def test_arguments_that_cannot_be_used(tree, tmp_path, arguments, said):
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "replay_upstream.py", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
