@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="megatron-mtp-patches", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="megatron-mtp-patches", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
 

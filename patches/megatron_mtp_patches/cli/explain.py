@@ -20,7 +20,8 @@ def explain(patch_id: str) -> int:
     import_targets()
     report = _engine.installer.report(patch)
     console = Console(highlight=False)
-    console.print(f"[bold]{patch.id}[/]\n\n{patch.doc.strip()}\n", soft_wrap=True)
+    header = (patch.doc or "(python -OO leaves out what is said here)").strip()
+    console.print(f"[bold]{patch.id}[/]\n\n{header}\n", soft_wrap=True)
     for change in patch.upstream:
         console.print(f"{change.url}  {f'since {change.native_since}' if change.native_since else 'in no release'}")
     console.print(f"\n{describe_megatron()}\n[bold]{report.state}[/]: {report.reason}\n", soft_wrap=True)

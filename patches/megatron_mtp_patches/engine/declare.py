@@ -117,7 +117,7 @@ class Patch:
     """
 
     id: str
-    doc: str
+    doc: str | None  # None under python -OO
     upstream: tuple[PullRequest, ...]
     probe: Probe | None
     edits: tuple[Edit, ...]
@@ -126,7 +126,7 @@ class Patch:
 
     @property
     def summary(self) -> str:
-        return self.doc.strip().partition("\n")[0].rstrip(".")
+        return (self.doc or self.id).strip().partition("\n")[0].rstrip(".")
 
     @property
     def modules(self) -> tuple[str, ...]:
