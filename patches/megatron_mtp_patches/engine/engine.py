@@ -72,12 +72,16 @@ class Engine:
                     self._arrived(sys.modules[name])
 
     def revert(self) -> None:
-        """Put every original back, copies made by `from x import y` included, and patch nothing further."""
+        """Put every original back, copies made by `from x import y` included, and patch nothing further.
+
+        Raises:
+            PatchError: somebody has changed the same after these patches; then nothing is put back.
+        """
         with self._lock:
-            self.active = False
             if "installer" in vars(self):
                 self.installer.remove_all()
                 del self.installer
+            self.active = False
 
     def _arrived(self, module: ModuleType) -> None:
         with self._lock:

@@ -32,7 +32,12 @@ class FieldSlot:
         setattr(self.cls, edit.field, edit.default)
         for cls in _family(self.cls):
             cls.__dataclass_fields__.setdefault(edit.field, field)
-        self._rebuild()
+        try:
+            self._rebuild()
+        except BaseException:
+            del self.added[edit.field]
+            self._forget(edit)
+            raise
 
     def remove(self, edit: AddField) -> None:
         if edit.field not in self.added:
@@ -40,35 +45,46 @@ class FieldSlot:
         self._check()
         del self.added[edit.field]
         self._rebuild()
+        self._forget(edit)
+
+    def _forget(self, edit: AddField) -> None:
         field = self._fields.pop(edit.field)
         for cls in _family(self.cls):
             if cls.__dataclass_fields__.get(edit.field) is field:  # not a subclass's own field of that name
                 del cls.__dataclass_fields__[edit.field]
         delattr(self.cls, edit.field)
 
+    def changed_since(self) -> list[str]:
+        """The constructors that somebody has changed since the last edit."""
+        return [
+            f"{cls.__module__}:{cls.__qualname__}.__init__"
+            for cls, (_, ours) in self._inits.items()
+            if vars(cls).get("__init__") is not ours
+        ]
+
     def _check(self) -> None:
-        for cls, (_, ours) in self._inits.items():
-            if vars(cls).get("__init__") is not ours:
-                raise PatchError(
-                    f"{cls.__module__}:{cls.__qualname__}.__init__ was changed by somebody else after these patches "
-                    f"were applied; undo that first"
-                )
+        changed = self.changed_since()
+        if changed:
+            raise PatchError(
+                f"{', '.join(changed)} was changed by somebody else after these patches were applied; undo that first"
+            )
 
     def _rebuild(self) -> None:
+        """Make the constructors anew from the originals: all of them or, if one cannot be made, none."""
         self._check()
-        for cls, (original, _) in self._inits.items():
-            cls.__init__ = original
-        self._inits.clear()
-        if not self.added:
-            return
-        for cls in _family(self.cls):
-            original = vars(cls).get("__init__")
+        made: dict[Any, tuple[Any, Any]] = {}
+        for cls in _family(self.cls) if self.added else ():
+            original = self._inits[cls][0] if cls in self._inits else vars(cls).get("__init__")
             # A subclass made after the field was added has it in its generated __init__ already.
             known = inspect.signature(original).parameters if original else self.added
             missing = {name: edit for name, edit in self.added.items() if name not in known}
             if missing:
-                cls.__init__ = ours = _accepting(original, missing)
-                self._inits[cls] = (original, ours)
+                made[cls] = (original, _accepting(original, missing))
+        for cls, (original, _) in self._inits.items():
+            cls.__init__ = original
+        for cls, (_, ours) in made.items():
+            cls.__init__ = ours
+        self._inits = made
 
 
 def _family(cls: Any) -> Iterator[Any]:

@@ -84,6 +84,13 @@ class Installer:
         )
 
     def remove_all(self) -> None:
+        """Raises PatchError, before anything is removed, where somebody has changed the same after these patches."""
+        changed = [place for edit in self._installed for place in self._changed_since(edit)]
+        if changed:
+            raise PatchError(
+                f"{', '.join(dict.fromkeys(changed))} was changed by somebody else after these patches were applied; "
+                f"undo that first. Until then these patches stay as they are"
+            )
         for edit in reversed(list(self._installed)):
             self._remove(edit)
         self._installed.clear()
@@ -100,8 +107,8 @@ class Installer:
                     self._add(edit, module)
                     self._installed.setdefault(edit, []).append(patch.id)
         except Exception as error:
-            self._withdraw(patch)
             reason = str(error) if isinstance(error, PatchError) else f"{module.__name__}: {error!r}"
+            reason = ". ".join([reason, *self._withdraw(patch)])
             self._decisions[patch.id] = Decision(Verdict.REFUSED, reason)
             self._complain(patch, reason, error)
 
@@ -113,12 +120,18 @@ class Installer:
             self._complained.add(patch.id)
             warnings.warn(f"megatron_mtp_patches: {message}", stacklevel=2)
 
-    def _withdraw(self, patch: Patch) -> None:
+    def _withdraw(self, patch: Patch) -> list[str]:
+        """Take out what no other patch wants. What cannot be taken out stays in the books; why not is returned."""
+        problems = []
         for edit in reversed([edit for edit, ids in self._installed.items() if patch.id in ids]):
             self._installed[edit].remove(patch.id)
             if not self._installed[edit]:
-                del self._installed[edit]
-                self._remove(edit)
+                try:
+                    self._remove(edit)
+                    del self._installed[edit]
+                except PatchError as error:
+                    problems.append(str(error))
+        return problems
 
     def _add(self, edit: Edit, module: ModuleType) -> None:
         if edit in self._installed:
@@ -136,6 +149,14 @@ class Installer:
             if edit.target not in self._slots:
                 self._slots[edit.target] = Slot(module, edit.name)
             self._slots[edit.target].add(edit)
+
+    def _changed_since(self, edit: Edit) -> list[str]:
+        """The places of `edit` in which there is something else now than what it put there."""
+        if isinstance(edit, AddField):
+            slots = [slot for slot in self._field_slots.values() if edit.field in slot.added]
+            return [place for slot in slots for place in slot.changed_since()]
+        slot = self._slots.get(edit.target)
+        return [edit.target] if slot is not None and slot.is_changed_since else []
 
     def _remove(self, edit: Edit) -> None:
         if isinstance(edit, AddField):

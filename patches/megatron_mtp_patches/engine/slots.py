@@ -32,6 +32,7 @@ class Slot:
 
     def add(self, edit: Edit) -> None:
         self._check(edit)
+        before = self.value
         self.edits.append(edit)
         if isinstance(edit, (Replace, Export)):
             self._homes.add(edit.override.partition(":")[0])
@@ -39,6 +40,7 @@ class Slot:
             self._rebuild()
         except BaseException:
             self.edits.remove(edit)
+            self._put(before)
             raise
 
     def remove(self, edit: Edit) -> None:
@@ -70,20 +72,26 @@ class Slot:
             value = _build(edit, value)
         self._put(value)
 
+    @property
+    def is_changed_since(self) -> bool:
+        """Whether somebody has put something else here since the last edit."""
+        return self.value is not self.original and vars(self.owner).get(self.name, MISSING) is not self.value
+
     def _put(self, value: Any) -> None:
+        if value is self.value:
+            return
         if vars(self.owner).get(self.name, MISSING) is not self.value:
             raise PatchError(
                 f"{self.module.__name__}:{self.qualified_name} was changed by somebody else after these patches were "
                 f"applied; undo that first"
             )
         if value is MISSING:
-            if self.value is not MISSING:
-                delattr(self.owner, self.name)
-        elif value is not self.value:
+            delattr(self.owner, self.name)
+        else:
             setattr(self.owner, self.name, value)
-            if isinstance(self.owner, ModuleType) and self.value is not MISSING:
-                rebind_copies(self.value, value, self._homes)
-        self.value = value
+        old, self.value = self.value, value
+        if isinstance(self.owner, ModuleType) and old is not MISSING and value is not MISSING:
+            rebind_copies(old, value, self._homes)
 
 
 def rebind_copies(old: Any, new: Any, keep: Iterable[str] = ()) -> None:
