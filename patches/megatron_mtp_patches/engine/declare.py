@@ -52,6 +52,11 @@ class Edit:
         """The qualified name inside the module."""
         return self.target.partition(":")[2]
 
+    @property
+    def home(self) -> str:
+        """The module that the override or the wrapper is in; '' where none is needed."""
+        return (getattr(self, "override", "") or getattr(self, "wrapper", "")).partition(":")[0]
+
 
 @dataclass(frozen=True)
 class Replace(Edit):

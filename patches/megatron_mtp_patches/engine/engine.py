@@ -5,15 +5,17 @@ This much is loaded in every process that imports the package; the installer, on
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from types import ModuleType
 
-from .declare import Patch
+from .declare import Edit, Patch
 from .selection import check_policy, select
-from .watch import imported, watch
+from .watch import imported, unfinished, watch
 
 TYPE_CHECKING = False  # importing typing for the constant would cost a third of what this package may cost
 if TYPE_CHECKING:
@@ -31,11 +33,16 @@ class Engine:
         self.on_drift = "raise"
         self.active = False
         self._watching = False
+        self._postponed: dict[str, ModuleType] = {}  # modules whose overrides were being imported when they arrived
         self._lock = threading.RLock()
 
     @property
     def modules(self) -> dict[str, None]:
-        return dict.fromkeys(module for patch in (*self.base, *self.catalog) for module in patch.modules)
+        return dict.fromkeys(edit.module for edit in self._edits)
+
+    @property
+    def _edits(self) -> list[Edit]:
+        return [edit for patch in (*self.base, *self.catalog) for edit in patch.edits]
 
     @cached_property
     def installer(self) -> Installer:
@@ -56,7 +63,7 @@ class Engine:
         try:
             if not self._watching:
                 self._watching = True
-                watch(self.modules, self._arrived)
+                watch({*self.modules, *(edit.home for edit in self._edits)}, self._arrived)
             else:
                 for name in imported(self.modules):
                     self._arrived(sys.modules[name])
@@ -66,10 +73,11 @@ class Engine:
 
     def catch_up(self) -> None:
         """Patch what was imported past the hook: by a finder that somebody put before ours, or while we came."""
-        with self._lock:
-            if self.active:
-                for name in filter(self.installer.has_missed, imported(self.modules)):
-                    self._arrived(sys.modules[name])
+        for name in imported(self.modules):
+            with self._lock:
+                missed = self.active and self.installer.has_missed(name)
+            if missed:
+                self._arrived(sys.modules[name])
 
     def revert(self) -> None:
         """Put every original back, copies made by `from x import y` included, and patch nothing further.
@@ -82,8 +90,24 @@ class Engine:
                 self.installer.remove_all()
                 del self.installer
             self.active = False
+            self._postponed.clear()
 
     def _arrived(self, module: ModuleType) -> None:
         with self._lock:
+            homes = self.installer.homes_for(module.__name__) if self.active else ()
+        # Without the lock: whoever imports one of them in another thread may have to come here before it is imported.
+        for home in homes:
+            with suppress(Exception):  # raised anew, by the patch that cannot do without
+                importlib.import_module(home)
+        with self._lock:
             if self.active:
-                self.installer.install_into(module)
+                self._install(module, module.__name__)
+                for name in list(self._postponed):
+                    self._install(self._postponed.pop(name), module.__name__)
+
+    def _install(self, module: ModuleType, arrived: str) -> None:
+        """Install into `module` now or, if that needs an override half imported, when that has `arrived`."""
+        if unfinished(self.installer.homes_for(module.__name__)) - {arrived}:
+            self._postponed[module.__name__] = module
+        else:
+            self.installer.install_into(module)

@@ -66,13 +66,27 @@ class Installer:
 
     def install_into(self, module: ModuleType) -> None:
         """Install what the patches want of `module`. A patch that fails is withdrawn from every module."""
-        # A module that arrives again was executed anew, which undid all that was installed into it.
-        for edit in [edit for edit in self._installed if edit.module == module.__name__]:
+        for edit in [
+            edit for edit in self._installed if edit.module == module.__name__ and self._is_gone(edit, module)
+        ]:
             del self._installed[edit]
             self._slots.pop(edit.target, None)
         for patch in (*self.base, *self.catalog):
             if module.__name__ in patch.modules:
                 self._install(patch, module)
+
+    def homes_for(self, module: str) -> list[str]:
+        """The modules that the edits of `module` need."""
+        patches = [patch for patch in (*self.base, *self.catalog) if module in patch.modules]
+        edits = [edit for patch in patches if self.decision(patch).installs for edit in patch.edits]
+        return list(dict.fromkeys(edit.home for edit in edits if edit.module == module and edit.home))
+
+    def _is_gone(self, edit: Edit, module: ModuleType) -> bool:
+        """Whether `module` was executed anew since, which undoes what was installed into it."""
+        if isinstance(edit, AddField):
+            return getattr(module, edit.name, None) not in self._field_slots
+        slot = self._slots.get(edit.target)
+        return slot is None or slot.is_gone(module)
 
     def has_missed(self, module: str) -> bool:
         """Whether an edit of `module` that should be there is not."""

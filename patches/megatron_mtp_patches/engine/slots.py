@@ -22,10 +22,10 @@ class Slot:
     """The place `owner.name`. Edits may come and go in any order: the value is always made anew from the original."""
 
     def __init__(self, module: ModuleType, name: str) -> None:
-        *parents, self.name = name.split(".")
+        *self._parents, self.name = name.split(".")
         self.module = module
         self.qualified_name = name
-        self.owner: Any = functools.reduce(getattr, parents, module)
+        self.owner: Any = functools.reduce(getattr, self._parents, module)
         self.original = self.value = vars(self.owner).get(self.name, MISSING)
         self.edits: list[Edit] = []
         self._homes: set[str] = set()  # the modules that the overrides come from
@@ -35,7 +35,7 @@ class Slot:
         before = self.value
         self.edits.append(edit)
         if isinstance(edit, (Replace, Export)):
-            self._homes.add(edit.override.partition(":")[0])
+            self._homes.add(edit.home)
         try:
             self._rebuild()
         except BaseException:
@@ -71,6 +71,11 @@ class Slot:
         for edit in sorted(self.edits, key=lambda edit: not isinstance(edit, (Replace, Export))):
             value = _build(edit, value)
         self._put(value)
+
+    def is_gone(self, module: ModuleType) -> bool:
+        """Whether this place is not that of `module`, which was executed anew."""
+        owner = functools.reduce(lambda owner, name: getattr(owner, name, None), self._parents, module)
+        return owner is not self.owner or vars(owner).get(self.name, MISSING) is not self.value
 
     @property
     def is_changed_since(self) -> bool:

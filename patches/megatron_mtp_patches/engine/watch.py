@@ -26,6 +26,11 @@ def watch(names: Iterable[str], callback: Callback) -> None:
         callback(sys.modules[name])
 
 
+def unfinished(names: Iterable[str]) -> set[str]:
+    """Those of `names` that are being imported, by this thread or another."""
+    return set(names) & set(sys.modules) - set(imported(names))
+
+
 def imported(names: Iterable[str]) -> list[str]:
     """Those of `names` whose import has ended."""
     present = sorted(set(names) & set(sys.modules))
