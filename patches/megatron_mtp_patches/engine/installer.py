@@ -65,15 +65,33 @@ class Installer:
     # -- installing ---------------------------------------------------------------------------------------------
 
     def install_into(self, module: ModuleType) -> None:
-        """Install what the patches want of `module`. A patch that fails is withdrawn from every module."""
-        for edit in [
-            edit for edit in self._installed if edit.module == module.__name__ and self._is_gone(edit, module)
-        ]:
+        """Install what the patches want of `module`. A patch that fails is withdrawn from every module.
+
+        Raises:
+            PatchError: a patch is refused, and that shall be an error. The others are installed all the same.
+        """
+        here = [patch for patch in (*self.base, *self.catalog) if module.__name__ in patch.modules]
+        gone = [edit for edit in self._installed if edit.module == module.__name__ and self._is_gone(edit, module)]
+        for edit in gone:
             del self._installed[edit]
             self._slots.pop(edit.target, None)
-        for patch in (*self.base, *self.catalog):
-            if module.__name__ in patch.modules:
+        for patch in here if gone else ():
+            self._decide_anew(patch)
+        errors = []
+        for patch in here:
+            try:
                 self._install(patch, module)
+            except PatchError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _decide_anew(self, patch: Patch) -> None:
+        """A module that was executed anew may have another source now."""
+        if self.decision(patch).installs:
+            del self._decisions[patch.id]
+            if not self.decision(patch).installs:
+                self._withdraw(patch)
 
     def homes_for(self, module: str) -> list[str]:
         """The modules that the edits of `module` need."""

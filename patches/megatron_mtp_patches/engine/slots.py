@@ -14,6 +14,8 @@ from typing import Any
 import wrapt
 
 from .declare import AddFlag, Edit, Export, PatchError, Replace, Wrap
+from .fingerprints import is_checked
+from .source import parse, runs
 
 MISSING = object()
 
@@ -57,13 +59,21 @@ class Slot:
         if isinstance(edit, Replace) and others:
             overrides = f"{others[0].override} and by {edit.override}"
             raise PatchError(f"{edit.target} is replaced by {overrides}; one override must serve both")
-        if isinstance(edit, Export) or any(not isinstance(other, Export) for other in self.edits):
-            return  # an Export leaves alone what it finds; the others were looked at with the first of them
+        if isinstance(edit, Export) or (isinstance(edit, Wrap) and edit.any_source):
+            return  # an Export leaves alone what it finds
         stranger = find_stranger(self.original, self.module, deep=isinstance(edit, Replace))
-        if stranger and not (isinstance(edit, Wrap) and edit.any_source):
+        if stranger:
             raise PatchError(
                 f"{edit.target} was already changed by {stranger}. Import megatron_mtp_patches before it, or leave "
                 f"out one of the two"
+            )
+        tree = parse(self.module.__name__)
+        code = getattr(inspect.unwrap(self.original), "__code__", None)
+        if is_checked(edit) and tree is not None and code is not None and not runs(code, tree):
+            raise PatchError(
+                f"{edit.target} does not run what is in {self.module.__file__} now, which these patches have checked: "
+                f"that file was changed after it was imported or compiled. Start the process again; if that does not "
+                f"help, delete the __pycache__ beside it"
             )
 
     def _rebuild(self) -> None:

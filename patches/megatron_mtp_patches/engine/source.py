@@ -11,6 +11,7 @@ import functools
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import CodeType
 
 from .declare import PatchError
 
@@ -61,6 +62,22 @@ def _parse(file: Path, _modified: int) -> ast.Module:
         return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     except SyntaxError as error:
         raise PatchError(f"{file} does not parse: {error}") from error
+
+
+def runs(code: CodeType, tree: ast.Module) -> bool:
+    """Whether a function of that name begins in the same line of `tree`: the code may come from an older file."""
+    lines = _first_lines(tree).get(code.co_name)
+    return lines is None or code.co_firstlineno in lines
+
+
+@functools.lru_cache(maxsize=64)
+def _first_lines(tree: ast.Module) -> dict[str, set[int]]:
+    lines: dict[str, set[int]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.decorator_list[0] if node.decorator_list else node
+            lines.setdefault(node.name, set()).add(first.lineno)
+    return lines
 
 
 def find_definition(tree: ast.Module, name: str) -> ast.AST | None:
