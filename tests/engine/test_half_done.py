@@ -44,6 +44,10 @@ def test_a_revert_that_somebody_s_patch_hinders_changes_nothing(garden, cover, p
     originals = snapshot(module)
     cover(module)
     covered = snapshot(module)
+    report = engine.installer.report(engine.catalog[0])
+    assert report.state == "applied"
+    changed = [target for target, state in report.targets.items() if state == "applied, then changed by somebody else"]
+    assert changed == [place.removesuffix(".__init__")]
     for _ in range(2):
         with pytest.raises(PatchError, match=rf"^{place} was changed by somebody else.*undo that first"):
             engine.revert()

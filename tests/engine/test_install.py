@@ -186,6 +186,7 @@ def test_two_different_replacements_of_one_target_are_refused(garden):
 STRANGER = """
 import functools
 import garden
+import wrapt
 
 def _grow(self, by=1):
     return "stranger"
@@ -197,10 +198,21 @@ def _around(self, by=1):
 bare = _grow
 wrapped = _around
 partial = functools.partial(_grow, None)
+
+@wrapt.decorator
+def _decorate(wrapped, instance, args, kwargs):
+    return "stranger around " + wrapped(*args, **kwargs)
+
+class Callable:
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+
+wrapt_decorated = _decorate(garden.Tree.grow)
+instance = Callable(garden.Tree.grow)
 """
 
 
-@pytest.mark.parametrize("kind", ["bare", "wrapped", "partial"])
+@pytest.mark.parametrize("kind", ["bare", "wrapped", "partial", "wrapt_decorated", "instance"])
 def test_a_method_that_somebody_has_patched_is_not_replaced(garden, kind):
     garden.write("stranger.py", STRANGER)
     tree = garden.load().Tree

@@ -37,6 +37,7 @@ class FieldSlot:
         except BaseException:
             del self.added[edit.field]
             self._forget(edit)
+            self._rebuild()
             raise
 
     def remove(self, edit: AddField) -> None:

@@ -15,6 +15,7 @@ from .fingerprints import Table, fingerprint, has_place, is_checked
 from .slots import Slot
 
 NO_PLACE = "not in this Megatron"
+CHANGED = "applied, then changed by somebody else"
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class Installer:
             if targets.get(edit.target, NO_PLACE) == NO_PLACE:  # of an Export and a Replace, one has its place
                 targets[edit.target] = self._target_state(patch, edit)
         state, reason = decision.verdict.value, decision.reason
-        if decision.installs and "applied" in targets.values():
+        if decision.installs and {"applied", CHANGED}.intersection(targets.values()):
             state = "repaired" if decision.verdict is Verdict.REPAIR else "applied"
         elif decision.installs:
             state, reason = "pending", f"{decision.reason}; waits for the import of {patch.modules[0]}"
@@ -217,7 +218,9 @@ class Installer:
             return "untouched"
         if not has_place(edit):
             return NO_PLACE
-        return "applied" if patch.id in self._installed.get(edit, ()) else "pending"
+        if patch.id not in self._installed.get(edit, ()):
+            return "pending"
+        return CHANGED if self._changed_since(edit) else "applied"
 
     def record(self) -> str:
         """The verdict on each patch, and a hash of the sources of all targets, in one line."""

@@ -18,6 +18,7 @@ from .fingerprints import is_checked
 from .source import parse, runs
 
 MISSING = object()
+_DECORATING = ("builtins", "functools", "torch")  # whose objects decorate Megatron's own functions
 
 
 class Slot:
@@ -130,11 +131,14 @@ def find_stranger(value: Any, module: ModuleType, deep: bool) -> str | None:
     while hasattr(layers[-1], "__wrapped__"):
         layers.append(layers[-1].__wrapped__)
     for layer in layers if deep else layers[-1:]:
-        file = getattr(getattr(layer, "__code__", None), "co_filename", None)
+        function = getattr(layer, "_self_wrapper", layer)  # wrapt shows the code of what it wraps as its own
+        file = getattr(getattr(function, "__code__", None), "co_filename", None)
         if file is not None:
             if not _belongs(file, module):
-                return f"{layer.__globals__.get('__name__')} ({file})"
-        elif layer is layers[-1] and not (layer is MISSING or isinstance(layer, (property, type))):
+                return f"{function.__globals__.get('__name__')} ({file})"
+        elif layer is MISSING or isinstance(layer, (property, type)):
+            continue
+        elif layer is layers[-1] or type(layer).__module__.partition(".")[0] not in _DECORATING:
             return f"{type(layer).__module__}.{type(layer).__qualname__}, which is no function of {module.__name__}"
     return None
 
