@@ -115,21 +115,21 @@ def test_revert_leaves_no_trace(garden):
 
 @pytest.mark.parametrize("first, second", [(DEPTH, COLOUR), (COLOUR, DEPTH)], ids=["depth first", "colour first"])
 def test_two_fields_of_one_class_leave_in_either_order(garden, first, second):
-    from megatron_mtp_patches.engine.fields import FieldSlot
+    from megatron_mtp_patches.engine.fields import Fields
 
     bed = garden.load().Bed
     original = bed.__init__
-    slot = FieldSlot(bed)
-    slot.add(DEPTH)
-    slot.add(COLOUR)
+    fields = Fields()
+    fields.add(bed, DEPTH)
+    fields.add(bed, COLOUR)
     assert dataclasses.asdict(bed(depth=2, colour="red")) == {"width": 1, "depth": 2, "colour": "red"}
-    slot.remove(first)
+    fields.remove(first)
     kept = {second.field: second.default}
     assert dataclasses.asdict(bed(**kept)) == {"width": 1, **kept}
     assert not hasattr(bed, first.field)
     with pytest.raises(TypeError):
         bed(**{first.field: first.default})
-    slot.remove(second)
+    fields.remove(second)
     assert bed.__init__ is original
     assert [field.name for field in dataclasses.fields(bed)] == ["width"]
 
@@ -164,3 +164,22 @@ def test_a_subclass_keeps_its_own_field_of_that_name(garden):
     engine.revert()
     assert deep.__dataclass_fields__["depth"] is field
     assert dataclasses.asdict(deep()) == {"width": 1, "depth": 99}
+
+
+def test_fields_of_a_class_and_of_its_base_leave_in_any_order(garden):
+    garden.write(
+        "own.py", "from dataclasses import dataclass\nfrom garden import Bed\n@dataclass\nclass Low(Bed): pass\n"
+    )
+    low_field = AddField("own:Low", field="slope", type=int, default=2, doc="")
+    bed, low = garden.load().Bed, garden.load("own").Low
+    before = dict(vars(bed)), dict(vars(low))
+    base, sub = garden.patch(DEPTH, id="base"), garden.patch(low_field, id="sub")
+    engine = garden.engine(base, sub)
+    engine.apply("all", "raise")
+    assert (low(depth=1, slope=5).slope, low().depth, bed(depth=1).depth) == (5, 7, 1)
+    engine.installer._withdraw(base)
+    assert low(slope=5).slope == 5 and not hasattr(low, "depth")
+    with pytest.raises(TypeError):
+        low(depth=1)
+    engine.revert()
+    assert (dict(vars(bed)), dict(vars(low))) == before

@@ -15,70 +15,79 @@ from typing import Any
 from .declare import AddField, PatchError
 
 
-class FieldSlot:
-    """The fields that were added to one dataclass and to the subclasses it had."""
+class Fields:
+    """The fields that were added to dataclasses and to the subclasses that these had."""
 
-    def __init__(self, cls: Any) -> None:
-        self.cls = cls
-        self.added: dict[str, AddField] = {}
-        self._fields: dict[str, dataclasses.Field] = {}
+    def __init__(self) -> None:
+        self._added: dict[Any, dict[str, AddField]] = {}
+        self._fields: dict[tuple[Any, str], dataclasses.Field] = {}
         self._inits: dict[Any, tuple[Any, Any]] = {}  # class -> its own __init__, and the one in its place
 
-    def add(self, edit: AddField) -> None:
-        if edit.field in self.cls.__dataclass_fields__:  # native here
+    def knows(self, cls: Any) -> bool:
+        """Whether fields were ever to be added to `cls`."""
+        return cls in self._added
+
+    def add(self, cls: Any, edit: AddField) -> None:
+        added = self._added.setdefault(cls, {})
+        if edit.field in cls.__dataclass_fields__:  # native here
             return
-        field = self._fields[edit.field] = _make_field(edit)
-        self.added[edit.field] = edit
-        setattr(self.cls, edit.field, edit.default)
-        for cls in _family(self.cls):
-            cls.__dataclass_fields__.setdefault(edit.field, field)
+        field = self._fields[cls, edit.field] = _make_field(edit)
+        added[edit.field] = edit
+        setattr(cls, edit.field, edit.default)
+        for member in _family(cls):
+            member.__dataclass_fields__.setdefault(edit.field, field)
         try:
             self._rebuild()
         except BaseException:
-            del self.added[edit.field]
-            self._forget(edit)
+            del added[edit.field]
+            self._forget(cls, edit)
             self._rebuild()
             raise
 
     def remove(self, edit: AddField) -> None:
-        if edit.field not in self.added:
-            return
-        self._check()
-        del self.added[edit.field]
-        self._rebuild()
-        self._forget(edit)
+        for cls, added in self._added.items():
+            if added.get(edit.field) == edit:
+                self._check()
+                del added[edit.field]
+                self._rebuild()
+                self._forget(cls, edit)
 
-    def _forget(self, edit: AddField) -> None:
-        field = self._fields.pop(edit.field)
-        for cls in _family(self.cls):
-            if cls.__dataclass_fields__.get(edit.field) is field:  # not a subclass's own field of that name
-                del cls.__dataclass_fields__[edit.field]
-        delattr(self.cls, edit.field)
+    def changed_since(self, edit: AddField) -> list[str]:
+        """The constructors which take this field and which somebody has changed since."""
+        owners = [cls for cls, added in self._added.items() if added.get(edit.field) == edit]
+        return [_place(cls) for cls in self._changed() if any(issubclass(cls, owner) for owner in owners)]
 
-    def changed_since(self) -> list[str]:
-        """The constructors that somebody has changed since the last edit."""
-        return [
-            f"{cls.__module__}:{cls.__qualname__}.__init__"
-            for cls, (_, ours) in self._inits.items()
-            if vars(cls).get("__init__") is not ours
-        ]
+    def _forget(self, cls: Any, edit: AddField) -> None:
+        field = self._fields.pop((cls, edit.field))
+        for member in _family(cls):
+            if member.__dataclass_fields__.get(edit.field) is field:  # not a subclass's own field of that name
+                del member.__dataclass_fields__[edit.field]
+        delattr(cls, edit.field)
+
+    def _changed(self) -> list[Any]:
+        return [cls for cls, (_, ours) in self._inits.items() if vars(cls).get("__init__") is not ours]
 
     def _check(self) -> None:
-        changed = self.changed_since()
+        changed = self._changed()
         if changed:
             raise PatchError(
-                f"{', '.join(changed)} was changed by somebody else after these patches were applied; undo that first"
+                f"{', '.join(map(_place, changed))} was changed by somebody else after these patches were applied; "
+                f"undo that first"
             )
 
     def _rebuild(self) -> None:
         """Make the constructors anew from the originals: all of them or, if one cannot be made, none."""
         self._check()
+        wanted: dict[Any, dict[str, AddField]] = {}
+        for owner, added in self._added.items():
+            for cls in _family(owner) if added else ():
+                wanted.setdefault(cls, {}).update(added)
         made: dict[Any, tuple[Any, Any]] = {}
-        for cls in _family(self.cls) if self.added else ():
+        for cls, edits in wanted.items():
             original = self._inits[cls][0] if cls in self._inits else vars(cls).get("__init__")
             # A subclass made after the field was added has it in its generated __init__ already.
-            known = inspect.signature(original).parameters if original else self.added
-            missing = {name: edit for name, edit in self.added.items() if name not in known}
+            known = inspect.signature(original).parameters if original else edits
+            missing = {name: edit for name, edit in edits.items() if name not in known}
             if missing:
                 made[cls] = (original, _accepting(original, missing))
         for cls, (original, _) in self._inits.items():
@@ -86,6 +95,10 @@ class FieldSlot:
         for cls, (_, ours) in made.items():
             cls.__init__ = ours
         self._inits = made
+
+
+def _place(cls: Any) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}.__init__"
 
 
 def _family(cls: Any) -> Iterator[Any]:

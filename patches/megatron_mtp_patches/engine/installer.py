@@ -10,7 +10,7 @@ from types import ModuleType
 
 from .decide import Decision, Verdict, decide
 from .declare import AddField, Edit, Patch, PatchError
-from .fields import FieldSlot
+from .fields import Fields
 from .fingerprints import Table, fingerprint, has_place, is_checked
 from .slots import Slot
 
@@ -48,7 +48,7 @@ class Installer:
         self.table = Table.read(Path(table_file))
         self._decisions: dict[str, Decision] = {}
         self._slots: dict[str, Slot] = {}
-        self._field_slots: dict[type, FieldSlot] = {}
+        self._fields = Fields()
         self._installed: dict[Edit, list[str]] = {}  # edit -> ids of the patches that asked for it
         self._complained: set[str] = set()
 
@@ -103,7 +103,7 @@ class Installer:
     def _is_gone(self, edit: Edit, module: ModuleType) -> bool:
         """Whether `module` was executed anew since, which undoes what was installed into it."""
         if isinstance(edit, AddField):
-            return getattr(module, edit.name, None) not in self._field_slots
+            return not self._fields.knows(getattr(module, edit.name, None))
         slot = self._slots.get(edit.target)
         return slot is None or slot.is_gone(module)
 
@@ -176,8 +176,7 @@ class Installer:
                 )
             return
         if isinstance(edit, AddField):
-            cls = getattr(module, edit.name)
-            self._field_slots.setdefault(cls, FieldSlot(cls)).add(edit)
+            self._fields.add(getattr(module, edit.name), edit)
         else:
             if edit.target not in self._slots:
                 self._slots[edit.target] = Slot(module, edit.name)
@@ -186,15 +185,13 @@ class Installer:
     def _changed_since(self, edit: Edit) -> list[str]:
         """The places of `edit` in which there is something else now than what it put there."""
         if isinstance(edit, AddField):
-            slots = [slot for slot in self._field_slots.values() if edit.field in slot.added]
-            return [place for slot in slots for place in slot.changed_since()]
+            return self._fields.changed_since(edit)
         slot = self._slots.get(edit.target)
         return [edit.target] if slot is not None and slot.is_changed_since else []
 
     def _remove(self, edit: Edit) -> None:
         if isinstance(edit, AddField):
-            for slot in self._field_slots.values():
-                slot.remove(edit)
+            self._fields.remove(edit)
         elif edit.target in self._slots and edit in self._slots[edit.target].edits:
             self._slots[edit.target].remove(edit)
 
