@@ -28,6 +28,7 @@ LAST_LINES = 60  # of each rank other than 0, where a suite fails
 SUITES = {
     "engine": (1, ["tests/engine", "tests/conformance", "tests/cli", "tests/packaging", "tests/scripts"]),
     "rehearsal": (1, ["tests/rehearsal"]),
+    "faults": (1, ["tests/faults"]),
     "overrides": (1, ["tests/megatron_overrides"]),
     "2 ranks": (2, MULTIRANK),
     "4 ranks": (4, MULTIRANK),
