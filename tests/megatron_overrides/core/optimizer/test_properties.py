@@ -1,0 +1,44 @@
+"""Norms, clip factors and skipped updates of random optimizers on one rank, against plain torch on whole vectors."""
+
+import math
+
+import torch
+from hypothesis import given
+from random_optimizers import STEPS, Built, cases, examples
+from reference_norms import about, assert_close, expected_step
+
+
+@examples(150)
+@given(case=cases())
+def test_a_step_is_the_reference_step(case):
+    """What it returns and reports, and what each parameter is updated with."""
+    from megatron_overrides.core.optimizer.skipped_updates import updates, updates_of_heads
+
+    built = Built(case)
+    optimizer = built.optimizer
+    for step in range(STEPS):
+        expected = expected_step(built.begin_step(step), dict(case.settings))
+        updated, norm, zeros = optimizer.step()
+        assert (updated, updates.in_last_step) == (expected.updated, not expected.updated)
+        assert updates_of_heads.in_last_step is expected.heads_dropped
+        if case.needs_norms:
+            assert norm == about(expected.norm)
+            assert optimizer.grad_norms_by_group == about(expected.norms_of_groups)
+        else:
+            assert (norm, optimizer.grad_norms_by_group) == (case.not_measured[0], {})
+        assert zeros == (expected.zeros if case.count_zeros else case.not_measured[1])
+        assert_close(built.updated_with(), built.shards_of(expected.used))
+
+
+@examples(80)
+@given(case=cases())
+def test_clip_grad_norm_is_the_reference_without_thresholds(case):
+    built = Built(case)
+    for step in range(STEPS):
+        limits = dict(case.settings) | {"grad_norm_skip_threshold": math.inf, "mtp_grad_norm_skip_threshold": math.inf}
+        expected = expected_step(built.begin_step(step), limits)
+        built.optimizer.prepare_grads()
+        assert built.optimizer.clip_grad_norm(limits["clip_grad"]) == about(expected.norm)
+        assert built.optimizer.grad_norms_by_group == about(expected.norms_of_groups)
+        left = [torch.zeros_like(param) if param.grad is None else param.grad for param in built.params()]
+        assert_close(left, built.shards_of(expected.used))

@@ -1,0 +1,249 @@
+"""Optimizers of real Megatron classes, drawn at random: parameters, tags, gradients, settings, and who owns what.
+
+A drawn case is plain data that says all of it for all ranks; `build` makes the part of one rank.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from reference_norms import Gradient
+
+STEPS = 2
+
+# The same examples in every run and on every rank. A health check goes by the clock, so ranks could disagree on it.
+quietly = {
+    "derandomize": True,
+    "database": None,
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "phases": (Phase.explicit, Phase.generate, Phase.shrink),
+}
+
+
+def examples(number: int) -> settings:
+    return settings(max_examples=number, **quietly)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """`owners` are the ranks that it is cut up among, in order; None: every rank has it whole."""
+
+    shape: tuple[int, ...]
+    heads: bool
+    half: bool
+    shared: bool
+    owners: tuple[int, ...] | None
+    gradients: tuple[str, ...]
+
+    def shard(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
+        if self.owners is None:
+            return whole
+        return whole.flatten().tensor_split(len(self.owners))[self.owners.index(rank)]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """`halves`: its norm is a sum over one half of the ranks, and the other half has the same parameters."""
+
+    mixed_precision: bool
+    exempt: bool
+    stub_if_empty: bool
+    halves: bool
+    parameters: tuple[Parameter, ...]
+
+    def owned(self, rank: int, world: int) -> list[tuple[int, Parameter, int]]:
+        """(its number in this leaf, the parameter, place of this rank among those that cut it up)."""
+        place = rank % (world // 2) if self.halves else rank
+        numbered = enumerate(self.parameters)
+        return [(number, each, place) for number, each in numbered if each.owners is None or place in each.owners]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`spoilt` has for each step (which gradient, with what) or None; `nesting` is alone, chained or nested."""
+
+    leaves: tuple[Leaf, ...]
+    nesting: str
+    seed: int
+    spoilt: tuple[tuple[int, str] | None, ...]
+    count_zeros: bool
+    settings: tuple[tuple[str, Any], ...]
+
+    @property
+    def not_measured(self) -> tuple[Any, Any]:
+        """What is returned for a norm and a number of zeros that nobody asked for."""
+        return (0.0, 0) if self.nesting == "alone" and self.leaves[0].mixed_precision else (None, None)
+
+    @property
+    def needs_norms(self) -> bool:
+        """A chain always measures them, an optimizer alone only what something depends on."""
+        chosen = dict(self.settings)
+        thresholds = (chosen["grad_norm_skip_threshold"], chosen["mtp_grad_norm_skip_threshold"])
+        clips = chosen["clip_grad"] or chosen["mtp_clip_grad"]
+        return bool(self.nesting != "alone" or clips or any(each not in (None, math.inf) for each in thresholds))
+
+    @property
+    def reductions(self) -> int:
+        """How many all-reduces a step takes that counts no zeros: one for each set of ranks that share an optimizer."""
+        return len({leaf.halves for leaf in self.leaves}) if self.needs_norms else 0
+
+    def gradients(self, step: int) -> list[Gradient]:
+        """Of all ranks' parameters, whole, leaf by leaf."""
+        generator = torch.Generator().manual_seed(self.seed + step)
+        number = sum(len(leaf.parameters) for leaf in self.leaves)
+        drawn = []
+        for leaf in self.leaves:
+            for each in leaf.parameters:
+                # Integers: some are zero, and no norm of theirs comes near a threshold.
+                values = torch.randint(-3, 4, each.shape, generator=generator).float()
+                kind = each.gradients[step]
+                values = None if kind == "missing" else values * _SCALES[kind]
+                spoilt = self.spoilt[step]
+                if values is not None and values.numel() and spoilt and spoilt[0] % number == len(drawn):
+                    values.view(-1)[0] = _SPOILING[spoilt[1]]
+                drawn.append(Gradient(values, each.heads, leaf.exempt, not each.shared))
+        return drawn
+
+
+_SCALES = {"zero": 0.0, "small": 2.0**-10, "plain": 1.0, "large": 2.0**10}
+_SPOILING = {"nan": math.nan, "inf": math.inf, "huge": -(2.0**90)}  # the square of the last is no float32
+
+_settings = st.fixed_dictionaries(
+    {
+        "clip_grad": st.sampled_from([0.0, 0.05, 3.0, 1e6]),
+        "mtp_clip_grad": st.sampled_from([None, 0.0, 0.05, 1e6]),
+        "grad_norm_skip_threshold": st.sampled_from([math.inf, 0.051, 5.1, 20.1, 3000.3]),
+        "mtp_grad_norm_skip_threshold": st.sampled_from([None, math.inf, 0.051, 5.1, 3000.3]),
+        "min_clip_coefficient": st.sampled_from([None, 0.001, 0.3]),
+    }
+)
+
+
+@st.composite
+def cases(draw: Any, world: int = 1) -> Case:
+    """Cases for a world of so many ranks."""
+    leaves = tuple(draw(st.lists(_leaves(world), min_size=1, max_size=3)))
+    nesting = draw(st.sampled_from(["chained", "nested", *(["alone"] if len(leaves) == 1 else [])]))
+    chosen = draw(_settings)
+    if not (chosen["clip_grad"] or chosen["mtp_clip_grad"]):
+        chosen["min_clip_coefficient"] = None  # refused: nothing to hold back
+    spoilt = st.none() | st.tuples(st.integers(0, 11), st.sampled_from(sorted(_SPOILING)))
+    alike = len({leaf.halves for leaf in leaves}) == 1
+    return Case(
+        leaves,
+        nesting,
+        draw(st.integers(0, 99)),
+        tuple(draw(spoilt) for _ in range(STEPS)),
+        # Megatron cannot count in a chain in a chain whose children have different ranks.
+        draw(st.booleans()) and (alike or nesting == "chained"),
+        tuple(chosen.items()),
+    )
+
+
+@st.composite
+def _leaves(draw: Any, world: int) -> Leaf:
+    halves = world > 1 and draw(st.booleans())
+    ranks = world // 2 if halves else world
+    owners: Any = st.permutations(range(ranks)).flatmap(lambda order: st.integers(1, ranks).map(lambda n: order[:n]))
+    owners = owners.map(tuple)
+    mixed_precision = draw(st.booleans())
+    parameter = st.builds(
+        Parameter,
+        shape=st.sampled_from([(0,), (1,), (7,), (3, 5)]),
+        heads=st.booleans(),
+        half=st.booleans() if mixed_precision else st.just(False),
+        shared=st.sampled_from([False, False, True]),
+        owners=owners if halves else st.none() | owners,
+        gradients=st.tuples(*[st.sampled_from(["missing", *_SCALES])] * STEPS),
+    )
+    parameters = tuple(draw(st.lists(parameter, max_size=4)))
+    return Leaf(mixed_precision, draw(st.booleans()), draw(st.booleans()), halves, parameters)
+
+
+class Built:
+    """The optimizer of one rank. Its parameters, shards of the case's whole ones, are known by the numbers of those."""
+
+    def __init__(self, case: Case, rank: int = 0, world: int = 1, everybody: Any = None, half: Any = None) -> None:
+        from megatron.core.optimizer import OptimizerConfig
+        from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+        self.case, self.config = (
+            case,
+            OptimizerConfig(
+                optimizer="sgd", lr=1.0, bf16=True, log_num_zeros_in_grad=case.count_zeros, **dict(case.settings)
+            ),
+        )
+        self.model_params: list[torch.nn.Parameter] = []
+        self.shards: list[tuple[int, Parameter, int]] = []
+        made = []
+        first = 0
+        for leaf in case.leaves:
+            owned = leaf.owned(rank, world)
+            params = [self._make(each, place) for _, each, place in owned]
+            self.shards += [(first + number, each, place) for number, each, place in owned]
+            self.model_params += params
+            made.append(self._wrap(leaf, params))
+            made[-1].grad_stats_parallel_group = half if leaf.halves else everybody
+            first += len(leaf.parameters)
+        self.leaves = list(made)
+        if case.nesting == "nested":
+            made = [ChainedOptimizer(made[:2]), *made[2:]]
+        self.optimizer = made[0] if case.nesting == "alone" else ChainedOptimizer(made)
+
+    @staticmethod
+    def _make(each: Parameter, place: int) -> torch.nn.Parameter:
+        dtype = torch.bfloat16 if each.half else torch.float32
+        param = torch.nn.Parameter(each.shard(torch.zeros(each.shape, dtype=dtype), place).clone())
+        if each.heads:
+            param.grad_norm_group = "mtp"
+        if each.shared:
+            param.shared = True
+        param.tensor_model_parallel = each.owners is not None
+        return param
+
+    def _wrap(self, leaf: Leaf, params: list[torch.nn.Parameter]) -> Any:
+        from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
+
+        inner = None if leaf.stub_if_empty and not params else torch.optim.SGD([{"params": list(params)}], lr=1.0)
+        made: Any
+        if leaf.mixed_precision:
+            made = Float16OptimizerWithFloat16Params(inner, self.config, None, lambda *args: None)
+        else:
+            made = FP32Optimizer(inner, self.config, lambda *args: None)
+        made.skip_grad_norm_clip = leaf.exempt
+        return made
+
+    def params(self) -> list[torch.nn.Parameter]:
+        """Those that are updated, in float32: main copies for half ones."""
+        return [param for leaf in self.leaves for param in leaf.get_parameters()]
+
+    @torch.no_grad()
+    def begin_step(self, step: int) -> list[Gradient]:
+        """All parameters are zero, so that after SGD with lr 1 they are minus what they were updated with."""
+        self.optimizer.zero_grad()
+        for param in (*self.model_params, *self.params()):
+            param.zero_()
+        whole = self.case.gradients(step)
+        for param, (index, each, place) in zip(self.model_params, self.shards, strict=True):
+            values = whole[index].values
+            if values is not None:
+                param.main_grad = each.shard(values, place).clone()
+            elif each.half and hasattr(param, "main_grad"):
+                del param.main_grad
+            elif not each.half:
+                param.main_grad = None
+        return whole
+
+    def updated_with(self) -> list[torch.Tensor]:
+        return [-param.detach() for param in self.params()]
+
+    def shards_of(self, whole: list[torch.Tensor | None]) -> list[torch.Tensor]:
+        """What of `whole` this rank's parameters are, 0 for None."""
+        return [
+            each.shard(torch.zeros(each.shape) if whole[index] is None else whole[index], place)
+            for index, each, place in self.shards
+        ]

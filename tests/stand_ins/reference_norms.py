@@ -1,0 +1,85 @@
+"""What a step has to make of gradients, said once more: plain torch on whole vectors, no ranks and no optimizers."""
+
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+
+class Gradient(NamedTuple):
+    """Of one parameter, whole. `counted` is False for a copy of what is counted elsewhere."""
+
+    values: torch.Tensor | None
+    heads: bool = False
+    exempt: bool = False
+    counted: bool = True
+
+
+class Outcome(NamedTuple):
+    """`used` has what each parameter is updated with, None where it stays as it was; `zeros` of what is left."""
+
+    updated: bool
+    heads_dropped: bool
+    norm: float
+    norms_of_groups: dict[str, float]
+    used: list[torch.Tensor | None]
+    zeros: int
+
+
+def expected_step(gradients: list[Gradient], settings: dict[str, Any]) -> Outcome:
+    trunk, heads = (_norms([each for each in gradients if each.heads is wanted]) for wanted in (False, True))
+    there_are_heads = any(each.heads for each in gradients)
+    threshold = settings["grad_norm_skip_threshold"]
+    own = settings["mtp_grad_norm_skip_threshold"]
+    skipped = _too_large(*trunk, threshold)
+    dropped = not skipped and there_are_heads and _too_large(*heads, threshold if own is None else own)
+
+    limit = settings["clip_grad"]
+    own_limit = settings["mtp_clip_grad"]
+    floor = settings["min_clip_coefficient"]
+    factors = {
+        False: _factor(trunk[1], limit, floor),
+        True: _factor(heads[1], limit if own_limit is None else own_limit, floor),
+    }
+    left = []
+    for values, of_heads, exempt, _ in gradients:
+        if values is None or (dropped and of_heads):
+            left.append(None)
+        else:
+            left.append(values if skipped or exempt else values * factors[of_heads])
+    zeros = sum(int((v == 0).sum()) for v, each in zip(left, gradients, strict=True) if v is not None and each.counted)
+    used = [None] * len(left) if skipped else left
+    return Outcome(not skipped, dropped, trunk[0], {"mtp": heads[0]} if there_are_heads else {}, used, zeros)
+
+
+def _norms(gradients: list[Gradient]) -> tuple[float, float]:
+    """Of all of them, and of those that may be clipped."""
+    return _norm(gradients), _norm([each for each in gradients if not each.exempt])
+
+
+def _norm(gradients: list[Gradient]) -> float:
+    there = [each.values.flatten() for each in gradients if each.counted and each.values is not None]
+    square = float(torch.cat([torch.zeros(0), *there]).double().square().sum())
+    return math.inf if square > torch.finfo(torch.float32).max else math.sqrt(square)  # norms are float32
+
+
+def _too_large(whole: float, clippable: float, threshold: float) -> bool:
+    if threshold == math.inf:
+        return False
+    return math.isnan(whole) or math.isinf(whole) or clippable > threshold
+
+
+def _factor(norm: float, limit: float, floor: float | None) -> float:
+    if limit == 0 or math.isnan(norm):  # Megatron leaves NaN as it is
+        return 1.0
+    return min(1.0, max(limit / (norm + 1e-6), floor or 0.0))
+
+
+def about(value: Any) -> Any:
+    """Norms are float32."""
+    return pytest.approx(value, rel=1e-5, nan_ok=True)
+
+
+def assert_close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0, equal_nan=True)
