@@ -38,7 +38,9 @@ def take(half, count_collectives, rank, world_size):
             expected = expected_step(built.begin_step(step), dict(case.settings))
             count_collectives.clear()
             result = (*built.optimizer.step(), built.optimizer.grad_norms_by_group)
-            yield expected, result, list(count_collectives), wrong_shards(built, expected)
+            called = list(count_collectives)
+            result = (*result, built.optimizer.has_grad_norm_group("mtp"))
+            yield expected, result, called, wrong_shards(built, expected)
 
     def wrong_shards(built, expected):
         try:
@@ -49,7 +51,7 @@ def take(half, count_collectives, rank, world_size):
     return take
 
 
-@examples(60)
+@examples(50)
 @given(data=st.data())
 def test_ranks_take_the_reference_step_together(data, take, from_all_ranks, world_size):
     case = data.draw(cases(world_size))
@@ -57,9 +59,10 @@ def test_ranks_take_the_reference_step_together(data, take, from_all_ranks, worl
     for expected, result, collectives, wrong in take(case):
         everyones = from_all_ranks((result, collectives, wrong))
         norms = (about(expected.norm), about(expected.norms_of_groups))
-        for (updated, norm, zeros, by_group), called, wrong_there in everyones:
+        for (updated, norm, zeros, by_group, has_heads), called, wrong_there in everyones:
             assert updated is expected.updated
             assert wrong_there is None
+            assert has_heads is bool(expected.norms_of_groups)
             if case.needs_norms:
                 assert (norm, by_group) == norms
             assert (zeros or 0) == (expected.zeros if case.count_zeros else 0)

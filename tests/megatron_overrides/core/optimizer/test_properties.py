@@ -8,7 +8,7 @@ from random_optimizers import STEPS, Built, cases, examples
 from reference_norms import about, assert_close, expected_step
 
 
-@examples(150)
+@examples(250)
 @given(case=cases())
 def test_a_step_is_the_reference_step(case):
     """What it returns and reports, and what each parameter is updated with."""
@@ -27,6 +27,7 @@ def test_a_step_is_the_reference_step(case):
         else:
             assert (norm, optimizer.grad_norms_by_group) == (case.not_measured[0], {})
         assert zeros == (expected.zeros if case.count_zeros else case.not_measured[1])
+        assert optimizer.has_grad_norm_group("mtp") is bool(expected.norms_of_groups)
         assert_close(built.updated_with(), built.shards_of(expected.used))
 
 
