@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from megatron_overrides.core.optimizer.grad_norm_groups import drop_gradients
+from megatron_overrides.core.optimizer.grad_norm_groups import drop_gradients, keep_in_step
 
 
 def make_params(number):
@@ -32,3 +32,35 @@ def test_the_copies_of_an_offloading_optimizer_forget_the_step_before():
     drop_gradients([on_gpu, offloaded], hybrid)
     assert cpu_copy.grad is fp32_copy.grad is None and kept.grad is not None and other_copy.grad is not None
     assert list(hybrid.cpu_copy_map_grad) == [other_copy]
+
+
+def stepped(*, without):
+    """Adam after three steps in which the parameters at `without` had no gradient."""
+    params = make_params(3)
+    for place in without:
+        params[place].grad = None
+    adam = torch.optim.AdamW(params, lr=0.1)
+    for _ in range(3):
+        adam.step()
+    return adam, params
+
+
+def test_heads_that_never_had_a_gradient_have_taken_as_many_steps_as_the_trunk():
+    adam, (_, old_head, new_head) = stepped(without=[2])
+    adam.state[old_head]["step"] -= 1  # not counted yet, unlike the trunk's
+    leaf = SimpleNamespace(optimizer=adam, config=None, init_state_fn=lambda adam, config: None)
+    keep_in_step([new_head, old_head], leaf)
+    assert [int(adam.state[param]["step"]) for param in (new_head, old_head)] == [3, 3]
+
+
+def test_state_is_made_where_there_is_none_and_somebody_knows_how():
+    adam, (_, head, new_head) = stepped(without=[2])
+    made = []
+    leaf = SimpleNamespace(optimizer=adam, config=None, init_state_fn=lambda adam, config: made.append(adam))
+    keep_in_step([head], leaf)
+    assert made == []
+    keep_in_step([new_head], leaf)
+    assert made == [adam]
+    del leaf.init_state_fn, adam.state[new_head]
+    keep_in_step([new_head], leaf)
+    assert int(adam.state[new_head]["step"]) == 3

@@ -209,6 +209,30 @@ def test_norms_of_groups_of_somebody_elses_making_clip(make_chain):
     assert left(chain) == [1e5, 1e4, 1.0, 0.5]
 
 
+def test_an_exempt_optimizer_of_somebody_elses_clips_nobody_by_its_own_norm(make_chain):
+    chain = make_chain({(True, None): 1e5, (False, None): 30.0}, clip_grad=1.0)
+    exempt = chain.chained_optimizers[0]
+    exempt.__class__ = type("Theirs", (FP32Optimizer,), {"get_grad_norm": lambda self: 40.0})
+    assert chain.step()[1] == pytest.approx(50.0)
+    assert left(chain) == [1e5, 1.0]
+
+
+def test_norms_of_groups_of_somebody_elses_making_are_not_measured_for_nothing(make_chain):
+    chain = make_chain({(False, None): 30.0}, clip_grad=0.0)
+    chain.__class__ = type("Own", (ChainedOptimizer,), {"_compute_grad_norms_by_group": lambda self: 1 / 0})
+    assert chain.step()[:2] == (True, pytest.approx(30.0))
+
+
+@pytest.mark.parametrize("exempt, shown", [([True, True], 0), ([False, False], 0), ([True, False], 1)])
+def test_the_norm_that_clips_is_shown_only_beside_another(make_chain, monkeypatch, exempt, shown):
+    monkeypatch.setattr(metrics, "_shown", {})
+    chain = make_chain(ALL, clip_grad=1.0)
+    for leaf, is_exempt in zip(chain.chained_optimizers, exempt, strict=True):
+        leaf.skip_grad_norm_clip = is_exempt
+    chain.step()
+    assert [metric.label for metric in metrics.shown()].count("clippable grad norm") == shown
+
+
 # -- the floor under the clip coefficient -----------------------------------------------------------------------------
 
 
