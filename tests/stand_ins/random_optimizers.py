@@ -64,13 +64,17 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Case:
-    """`spoilt` has for each step (which gradient, with what) or None; `nesting` is alone, chained or nested."""
+    """`spoilt` has for each step (which gradient, with what) or None; `nesting` is alone, chained or nested.
+
+    `precision_aware` gradients may lie elsewhere: here none does, but each has to be asked.
+    """
 
     leaves: tuple[Leaf, ...]
     nesting: str
     seed: int
     spoilt: tuple[tuple[int, str] | None, ...]
     count_zeros: bool
+    precision_aware: bool
     settings: tuple[tuple[str, Any], ...]
 
     @property
@@ -140,6 +144,7 @@ def cases(draw: Any, world: int = 1) -> Case:
         tuple(draw(spoilt) for _ in range(STEPS)),
         # Megatron cannot count in a chain in a chain whose children have different ranks.
         draw(st.booleans()) and (alike or nesting != "nested"),
+        draw(st.booleans()),
         tuple(chosen.items()),
     )
 
@@ -171,12 +176,11 @@ class Built:
         from megatron.core.optimizer import OptimizerConfig
         from megatron.core.optimizer.optimizer import ChainedOptimizer
 
-        self.case, self.config = (
-            case,
-            OptimizerConfig(
-                optimizer="sgd", lr=1.0, bf16=True, log_num_zeros_in_grad=case.count_zeros, **dict(case.settings)
-            ),
+        self.case = case
+        self.config = OptimizerConfig(
+            optimizer="sgd", lr=1.0, bf16=True, log_num_zeros_in_grad=case.count_zeros, **dict(case.settings)
         )
+        self.config.use_precision_aware_optimizer = case.precision_aware  # refused with SGD when it is made
         self.model_params: list[torch.nn.Parameter] = []
         self.shards: list[tuple[int, Parameter, int]] = []
         made = []
