@@ -64,6 +64,8 @@ def main() -> int:
             found = {}
             for ranks in options.ranks:
                 suites = [suite for suite in suites_for(options) if applies(suite, release, ranks)]
+                if repository.plain:
+                    suites = [suite for suite in suites if "ref" not in suite]
                 jobs = make_jobs(options, repository, tree, suites, ranks)
                 if any(plain.files for plain, _ in jobs):
                     found[ranks] = replay(jobs, ranks, options, console, release)

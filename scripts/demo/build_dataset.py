@@ -34,15 +34,8 @@ def documents(files: list[Path]) -> Iterator[bytes]:
             yield text + END_OF_DOCUMENT
 
 
-def build(prefix: Path) -> tuple[int, int]:
+def build(prefix: Path, files: list[Path]) -> tuple[int, int]:
     """Write `prefix`.bin and `prefix`.idx. Returns the number of documents and of bytes."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files = source_files(root)
-    if not files:
-        raise SystemExit(
-            f"No Python sources under {root}. This Python was installed without its library's sources: "
-            "choose another one with PYTHON=/path/to/python scripts/demo.sh"
-        )
     prefix.parent.mkdir(parents=True, exist_ok=True)
     builder = IndexedDatasetBuilder(get_bin_path(str(prefix)), dtype=numpy.uint8)
     n_documents = n_bytes = 0
@@ -57,9 +50,19 @@ def build(prefix: Path) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("prefix", type=Path, help="path of the dataset, without .bin and .idx")
-    prefix = parser.parse_args().prefix
-    n_documents, n_bytes = build(prefix)
-    print(f"{n_documents} source files, {n_bytes / 1e6:.1f} million bytes -> {prefix}.bin, {prefix}.idx")
+    parser.add_argument("files", type=Path, nargs="*", help="other texts than the standard library's")
+    options = parser.parse_args()
+    root = Path(sysconfig.get_path("stdlib"))
+    files = options.files or source_files(root)
+    if not files:
+        parser.error(
+            f"no Python sources under {root}. This Python was installed without its library's sources: "
+            "choose another one with PYTHON=/path/to/python scripts/demo.sh"
+        )
+    n_documents, n_bytes = build(options.prefix, files)
+    print(
+        f"{n_documents} source files, {n_bytes / 1e6:.1f} million bytes -> {options.prefix}.bin, {options.prefix}.idx"
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 PACKAGES = {"transformer_engine", "transformer_engine_torch", "flash_attn", "apex", "triton", "mamba_ssm"}
-FLASH_ATTENTION = "is_fa_min_version"  # Megatron's own, which raises where there is none
+VERSION_CHECKS = {"is_fa_min_version": "flash_attn", "is_te_min_version": "transformer_engine"}  # may raise without
 
 
 class Absent:
@@ -44,7 +44,7 @@ class Absent:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.name.startswith("check_"):
             return False, f"needs {self.what}"
-        if self.name == FLASH_ATTENTION:
+        if self.name in VERSION_CHECKS:
             return False
         pytest.skip(f"needs {self.what}", allow_module_level=True)
 
@@ -65,7 +65,7 @@ class Partial:
 def install(tests: Path) -> None:
     """From now on, imports in files below `tests` succeed for PACKAGES and for names that a module lacks."""
     original = builtins.__import__
-    no_flash_attention = set() if find_spec("flash_attn") else {FLASH_ATTENTION}
+    unanswered = {name for name, package in VERSION_CHECKS.items() if not find_spec(package)}
 
     def import_or_stand_in(
         name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
@@ -80,7 +80,7 @@ def install(tests: Path) -> None:
                 raise
             return Absent(error.name if package == "megatron" else package, name.rpartition(".")[2])
         lacking = {one for one in fromlist or () if one != "*" and not hasattr(module, one)}
-        lacking |= no_flash_attention.intersection(fromlist or ())
+        lacking |= unanswered.intersection(fromlist or ())
         return Partial(module, lacking) if lacking else module
 
     builtins.__import__ = import_or_stand_in

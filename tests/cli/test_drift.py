@@ -62,6 +62,22 @@ def test_a_release_tells_what_has_changed_since_or_before(command, release, agai
     assert f"{len(differing)} targets differ from {against}" in done.stdout
 
 
+@pytest.mark.parametrize("since", RELEASES)
+def test_a_folder_compared_with_a_release(command, site, since):
+    installed = command("drift", "--against", since)
+    folder = command("drift", "--against", str(site), "--since", since)
+    assert folder.returncode == installed.returncode
+    assert folder.stdout.splitlines()[1:] == installed.stdout.splitlines()[1:]
+    assert folder.stdout.splitlines()[0].startswith(str(site))
+
+
+@pytest.mark.parametrize("arguments", [["--since", "1.2.3"], ["--against", "0.18.2", "--since", "0.17.1"]])
+def test_since_goes_with_a_folder_and_a_release(command, arguments):
+    done = command("drift", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--since" in done.stderr
+
+
 @pytest.mark.parametrize("against", ["1.2.3", "no/such/folder"])
 def test_nonsense_is_wrong_usage_and_lists_what_is_known(command, against):
     done = command("drift", "--against", against)

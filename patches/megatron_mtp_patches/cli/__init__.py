@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return examine()
         from .drift import show_drift
 
-        return show_drift(arguments.against)
+        return show_drift(arguments.against, arguments.since)
     except PatchError as error:
         print(f"megatron-mtp-patches: {error}", file=sys.stderr)
         return error.exit_code
@@ -82,4 +82,5 @@ def make_parser() -> argparse.ArgumentParser:
     drift.add_argument(
         "--against", metavar="PATH_OR_VERSION", help="a Megatron-LM checkout, or a known release to compare with"
     )
+    drift.add_argument("--since", metavar="VERSION", help="which targets there differ from this release's")
     return parser

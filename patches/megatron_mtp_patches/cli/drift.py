@@ -15,17 +15,21 @@ from ..engine.source import find_file
 from .megatron import describe_megatron
 
 
-def show_drift(against: str | None) -> int:
+def show_drift(against: str | None, since: str | None = None) -> int:
     """Print each checked target and the releases that share its source; 1 if one is unknown.
 
     `against`: None reads the installed Megatron; a directory, the checkout or site-packages there; a known release
-    asks which targets of the installed Megatron differ from that release.
+    asks which targets of the installed Megatron differ from that release. `since` asks it of a directory.
     """
     table = _engine.installer.table
-    path, release = None, None
+    path, release = None, since
+    if since not in (None, *table.releases):
+        raise UsageError(f"--since {since!r}: the releases are {', '.join(table.releases)}")
     if against in (None, *table.releases) and find_file("megatron.core") is None:
         raise PatchError(describe_megatron())
     if against in table.releases:
+        if since:
+            raise UsageError("--since goes with a folder: --against FOLDER --since RELEASE")
         release = against
     elif against is not None:
         if not Path(against, "megatron", "core").is_dir():
