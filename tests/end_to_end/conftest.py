@@ -22,28 +22,46 @@ ARGUMENTS = f"""
 LINE = re.compile(r"iteration +(\d+)/.*?learning rate: (\S+) \|.*?lm loss: (\S+) \|.*?grad norm: (\S+) \|(.*)")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="write what is seen to ci/golden.json")
+
+
+def build_dataset(prefix, *texts):
+    subprocess.run([sys.executable, str(ROOT / "scripts/demo/build_dataset.py"), str(prefix), *texts], check=True)
+    return prefix
+
+
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory):
     """The demo's dataset: the standard library's sources as bytes."""
-    prefix = tmp_path_factory.mktemp("data") / "stdlib"
-    subprocess.run([sys.executable, str(ROOT / "scripts/demo/build_dataset.py"), str(prefix)], check=True)
-    return prefix
+    return build_dataset(tmp_path_factory.mktemp("data") / "stdlib")
+
+
+@pytest.fixture(scope="session")
+def license_dataset(tmp_path_factory):
+    """A text that is the same with every Python: its paragraphs, since Megatron deals out documents."""
+    folder = tmp_path_factory.mktemp("data")
+    texts = []
+    for number, paragraph in enumerate((ROOT / "LICENSE").read_text(encoding="utf-8").split("\n\n")):
+        texts.append(folder / f"{number}.txt")
+        texts[-1].write_text(paragraph, encoding="utf-8")
+    return build_dataset(folder / "license", *map(str, texts))
 
 
 @pytest.fixture(scope="session")
 def train(dataset, tmp_path_factory):
     """train(*flags, ranks=1, patches="all"): ({iteration: (learning rate, loss, norm, rest)}, everything printed).
 
-    `command` is "run" or "verify-mtp", `code` the exit code that it must end with.
+    `command` is "run" or "verify-mtp", `code` the exit code that it must end with, `data` another dataset's prefix.
     """
 
-    def run(*flags, ranks=1, patches="all", command="run", code=0):
+    def run(*flags, ranks=1, patches="all", command="run", code=0, data=dataset):
         launcher = [sys.executable, "-m"]
         if ranks > 1:
             launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
         script = str(ROOT / "scripts/demo/train.py")
         words = [*launcher, "megatron_mtp_patches", command, "--device", "cpu", script, *ARGUMENTS, *flags]
-        words += ["--data-path", str(dataset), "--tensorboard-dir", str(tmp_path_factory.mktemp("tensorboard"))]
+        words += ["--data-path", str(data), "--tensorboard-dir", str(tmp_path_factory.mktemp("tensorboard"))]
         environment = {
             **os.environ,
             "PYTHONPATH": f"{ROOT / 'patches'}:{ROOT}",
