@@ -56,13 +56,16 @@ def _gloo_on_one_device() -> type:
     A device has a thread that wakes a hundred times a second; gloo makes one for each group, Megatron thirty groups.
     """
     gloo = c10d.ProcessGroupGloo
-    interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    device = gloo.create_device(interface=interface) if interface else gloo.create_default_device()
+
+    @functools.cache
+    def device_of(process: int) -> Any:  # a fork does not take the thread along
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        return gloo.create_device(interface=interface) if interface else gloo.create_default_device()
 
     class ProcessGroupGloo(gloo):  # type: ignore[misc, valid-type]
         def __init__(self, store: Any, rank: int, size: int, timeout: Any = c10d.default_pg_timeout, **_: Any) -> None:
             options = gloo._Options()
-            options._devices = [device]
+            options._devices = [device_of(os.getpid())]
             options._timeout = timeout
             super().__init__(store, rank, size, options)
 
