@@ -85,7 +85,9 @@ class Slot:
 
     def is_gone(self, module: ModuleType) -> bool:
         """Whether this place is not that of `module`, which was executed anew."""
-        owner = functools.reduce(lambda owner, name: getattr(owner, name, None), self._parents, module)
+        owner: Any = module
+        for name in self._parents:
+            owner = getattr(owner, name, None)
         return owner is not self.owner or vars(owner).get(self.name, MISSING) is not self.value
 
     @property

@@ -1,4 +1,7 @@
-"""torch.compile on patched functions: the loss of the MTP heads, which rolls by a wrapped function, and acceptance."""
+"""torch.compile on patched functions: the loss of the MTP heads, which rolls by a wrapped function, and acceptance.
+
+torch cannot trace Megatron's own autograd function in the loss, and so compiles the functions around and below it.
+"""
 
 from __future__ import annotations
 
