@@ -64,3 +64,11 @@ def test_state_is_made_where_there_is_none_and_somebody_knows_how():
     del leaf.init_state_fn, adam.state[new_head]
     keep_in_step([new_head], leaf)
     assert int(adam.state[new_head]["step"]) == 3
+
+
+def test_the_names_of_newer_releases_are_in_megatron_s_module():
+    from megatron.core.optimizer import optimizer
+
+    assert (optimizer.MTP_GRAD_NORM_GROUP, optimizer.GRAD_NORM_GROUP_ATTR) == ("mtp", "grad_norm_group")
+    assert tuple(optimizer.SEPARATE_GRAD_NORM_GROUPS) == ("mtp",)
+    assert callable(optimizer.copy_optimizer_param_metadata)

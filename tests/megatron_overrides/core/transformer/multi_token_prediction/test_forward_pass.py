@@ -1,8 +1,18 @@
 """A whole model called as an RL trainer calls it: without labels, and for log probabilities without gradients."""
 
+import importlib
+
 import pytest
 import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from megatron_mtp_patches.engine.source import find_file
+
+from megatron_overrides.core.transformer.multi_token_prediction import forward_pass
+
+OTHER_MODELS = (
+    "megatron.core.models.hybrid.hybrid_model:HybridModel",
+    "megatron.core.models.mamba.mamba_model:MambaModel",
+)
 
 
 @pytest.fixture
@@ -82,6 +92,32 @@ def test_a_stage_that_hands_its_heads_on_runs_them(make_model, batch):
     model.post_process = False
     with torch.no_grad():
         assert model(**batch).shape == (3 * 12, 2, 16)
+
+
+class Entered(Exception):
+    """What the model's own forward pass knows, once it has begun."""
+
+
+class StandIn:
+    """Instead of a model with Mamba layers, which a CPU cannot build."""
+
+    post_process = mtp_process = True
+
+    def __getattr__(self, name):
+        raise Entered(forward_pass.current())
+
+
+@pytest.mark.parametrize("model", [model for model in OTHER_MODELS if find_file(model.partition(":")[0])])
+@pytest.mark.parametrize("trains", [True, False])
+def test_models_with_mamba_layers_tell_their_tokens_too(model, trains):
+    module, _, name = model.partition(":")
+    forward = getattr(importlib.import_module(module), name).forward
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    with torch.set_grad_enabled(trains), pytest.raises(Entered) as entered:
+        forward(StandIn(), tokens, None, None)
+    (found,) = entered.value.args
+    assert found.input_ids is tokens
+    assert (found.trains, found.is_idle) == (trains, not trains)
 
 
 def test_under_the_overlap_of_experts_the_labels_come_from_the_tokens_of_the_trunk(

@@ -80,6 +80,16 @@ def test_the_names_of_older_releases():
     assert not Helper.tracker["values"].any()
 
 
+def test_the_names_of_older_releases_reduce_and_clean_the_counts_too(monkeypatch):
+    reduced = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, **_: reduced.append(tensor.dtype))
+    Helper.save_metrics_to_tracker(torch.tensor(1.0), torch.tensor(1), torch.tensor(2), 0, 1, avg_group="ranks")
+    Helper.reduce_loss_in_tracker()
+    assert reduced == [torch.float32, torch.int64]
+    Helper.clean_loss_in_tracker()
+    assert not Helper.tracker["correct_values"].any() and not Helper.tracker["total_values"].any()
+
+
 def test_a_replayed_graph_is_reduced_over_the_groups_it_was_captured_with(monkeypatch):
     """It adds to the sums without running the code that names the groups."""
     reduced = []
