@@ -25,7 +25,15 @@ def test_a_threshold_with_an_optimizer_cuda_graph_is_refused_at_once():
         arguments.validate_args(args=Namespace(grad_norm_skip_threshold=-1.0), defaults={})
 
 
+def test_the_flags_of_clipping_are_there():
+    given = parse("--clip-orthogonalizing-optimizers", "--min-clip-coefficient", "0.25")
+    assert (given.clip_orthogonalizing_optimizers, given.min_clip_coefficient) == (True, 0.25)
+    default = parse()
+    assert (default.clip_orthogonalizing_optimizers, default.min_clip_coefficient) == (False, None)
+
+
 def test_a_function_is_no_flag_and_the_parser_builds():
+    """ArgumentGroupFactory makes a flag of every other field."""
     assert not hasattr(parse(), "mtp_grad_scale_func")
 
 

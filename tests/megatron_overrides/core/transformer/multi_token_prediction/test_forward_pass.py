@@ -123,6 +123,7 @@ def test_models_with_mamba_layers_tell_their_tokens_too(model, trains):
 def test_under_the_overlap_of_experts_the_labels_come_from_the_tokens_of_the_trunk(
     make_model, batch, gradients, run_overlapped, experts
 ):
+    """keep_tokens puts them back behind a head that has rolled them."""
     model = make_model(**experts).bfloat16()
     given = {**batch, "labels": None}
     del given["loss_mask"]
