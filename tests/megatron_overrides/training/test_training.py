@@ -1,5 +1,7 @@
 """Our metrics appear in Megatron's log line, TensorBoard and W&B. Needs megatron.training: not in the 0.16.1 wheel."""
 
+import inspect
+
 import pytest
 
 training = pytest.importorskip("megatron.training.training", reason="the 0.16.1 wheel has no megatron.training")
@@ -55,3 +57,23 @@ def test_writers_get_them_at_their_interval(log):
     assert tensorboard == wandb == []
     _, tensorboard, wandb = log(2)
     assert tensorboard == wandb == [("heads-tag", 3, 2)]
+
+
+class Reached(Exception):
+    pass
+
+
+def test_megatron_s_own_training_log_prints_that_line(monkeypatch, capsys):
+    from megatron_overrides import metrics
+
+    monkeypatch.setattr(metrics, "_shown", {})
+    metrics.show("heads", 3, "heads-tag")
+
+    def print_at_once():
+        training.print_rank_last(" iteration 1 |")
+        raise Reached
+
+    monkeypatch.setattr(training, "get_args", print_at_once)  # what training_log begins with
+    with pytest.raises(Reached):
+        training.training_log(*[None for _ in inspect.signature(training.training_log).parameters])
+    assert capsys.readouterr().out == " iteration 1 | heads:   3 |\n"
