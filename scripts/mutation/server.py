@@ -127,7 +127,8 @@ def _effective() -> list:
         if edit not in installer._installed or not has_place(edit):
             return False
         if isinstance(edit, AddField):
-            return any(edit in slot.added.values() for slot in installer._field_slots.values())
+            fields = getattr(sys.modules[edit.module], edit.name).__dataclass_fields__
+            return "added_in_place" in fields[edit.field].metadata
         return not isinstance(edit, Export) or installer._slots[edit.target].original is MISSING
 
     return [
