@@ -78,6 +78,16 @@ def test_scattering_unequal_sizes():
     assert output.tolist() == [[3.0] * 2, [30.0] * 3][RANK]
 
 
+def test_coalesced_collectives_have_ended_with_their_block():
+    total = torch.zeros(1)
+    with _coalescing_manager(async_ops=True) as handle:
+        dist.reduce_scatter_tensor(total, torch.full((2,), MINE))
+    assert total.tolist() == [3.0]
+    total.fill_(7.0)
+    handle.wait()
+    assert total.tolist() == [7.0]
+
+
 def test_all_groups_share_one_polling_thread():
     """Each would have its own; a hundred leave no time for anything else."""
     groups = [dist.new_group([0, 1]) for _ in range(5)]

@@ -7,6 +7,7 @@ wise optimizers). int16 and fp8 tensors cannot be reduced.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -44,6 +45,7 @@ def install() -> None:
         "all_reduce": _with_premultiplied_sum(c10d.all_reduce, _scale_all_reduce),
         "reduce_scatter_tensor": _with_premultiplied_sum(c10d.reduce_scatter_tensor, _scale_reduce_scatter),
         "all_gather": _with_unequal_sizes(c10d.all_gather),
+        "_coalescing_manager": _ending_at_once(c10d._coalescing_manager),
     }
     for name, replacement in replacements.items():
         setattr(distributed, name, replacement)
@@ -67,6 +69,7 @@ def _gloo_on_one_device() -> type:
             options = gloo._Options()
             options._devices = [device_of(os.getpid())]
             options._timeout = timeout
+            options._threads = 1  # in the order in which they were asked for
             super().__init__(store, rank, size, options)
 
     return ProcessGroupGloo
@@ -110,6 +113,24 @@ def _scale_all_reduce(arguments: dict[str, Any], factor: Any) -> None:
 
 def _scale_reduce_scatter(arguments: dict[str, Any], factor: Any) -> None:
     arguments["input"] = arguments["input"] * factor
+
+
+def _ending_at_once(coalescing_manager: Any) -> Any:
+    """Coalesced collectives have ended when the block ends, as all that runs on a stream has.
+
+    Megatron-FSDP frees buckets while others are on their way, and waits for one handle once for each bucket; a
+    reduce-scatter of gloo's writes its result whenever it is waited for, the second time over what has come since.
+    """
+
+    @contextlib.contextmanager
+    @functools.wraps(coalescing_manager)
+    def manage(*args: Any, **kwargs: Any) -> Any:
+        with coalescing_manager(*args, **kwargs) as manager:
+            yield manager
+        manager.wait()
+        manager.works.clear()
+
+    return manage
 
 
 def _with_unequal_sizes(all_gather: Any) -> Any:
