@@ -96,6 +96,11 @@ def check(options: argparse.Namespace, releases: list[str], repository: Reposito
     if not suites_for(options):
         raise SourceError(f"no suite of ci/replay.toml touches --patch {options.patch}.")
     for release in releases:
+        if repository.plain and release != repository.version():
+            raise SourceError(
+                f"--release {release}: {repository.plain} is {repository.version()} and has no history. Leave "
+                f"--release out, or give a git repository."
+            )
         if repository.git and release not in SETTINGS["refs"]:
             repository.commit(release)  # a tag, branch or commit of its own
 

@@ -140,6 +140,7 @@ def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
         (["--megatron", "nowhere"], "nowhere: no such folder"),
         (["--megatron", "."], "neither a git repository nor a folder that holds megatron/core"),
         (["--megatron", "tree", "--patch", "detach"], "--patch detach: there is no such patch. There are: skip-update"),
+        (["--megatron", "tree", "--release", "0.19.0"], "tree is 0.18.2 and has no history. Leave --release out"),
         (["--megatron", "tree", "--suite", "all"], "no such suite. It has: 'optimizer', "),
     ],
 )

@@ -2,7 +2,8 @@
 
 gloo itself sums, averages, scatters and sends what Megatron asks of NCCL, except for two things that are
 made up here: NCCL's premultiplied sum (Megatron-FSDP) and all_gather into a list of unequal sizes (layer-
-wise optimizers). int16 and fp8 tensors cannot be reduced.
+wise optimizers). All groups share one device, and coalesced collectives end with their block. int16 and fp8
+tensors cannot be reduced.
 """
 
 from __future__ import annotations
