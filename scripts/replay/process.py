@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,8 @@ class Job:
 
 
 def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> dict[str, tuple[str, str]]:
-    """{test: (outcome, cause)}. A process that dies or hangs costs the test it was at; the others run in a new one.
+    """{test: (outcome, cause)}. A process that dies or hangs costs the test it was at; the others run in a new one, and so
+    they do where ranks have parted.
 
     `until` is a time.monotonic(); `resume` takes a finished job's outcomes from its record; `seen` hears how many tests
     have ended.
@@ -54,11 +55,20 @@ def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> di
         collected, finished = _read(job, end)
         if finished or end == "late" or len(job.outcomes) == before:
             break
+        job = replace(job, files=_files_of(job, collected))
     why = "time was up" if end == "late" else "the process died before it"
     for test in collected - set(job.outcomes):
         job.outcomes[test] = ("not run", why)
     kept.write_text(json.dumps(job.outcomes), encoding="utf-8")
     return job.outcomes
+
+
+def _files_of(job: Job, collected: set[str]) -> list[str]:
+    """Those with tests that have no outcome yet; where some were given by name, all that were given."""
+    if any("::" in name for name in job.files):
+        return job.files
+    left = {test.partition("::")[0] for test in collected - set(job.outcomes)}
+    return [file for file in job.files if f"tests/unit_tests/{file}" in left] or job.files
 
 
 def _run_once(job: Job, until: float, seen: Callable[[int], None]) -> str:
@@ -139,11 +149,11 @@ def _read(job: Job, end: str) -> tuple[set[str], bool]:
                 finished += 1
     whole = finished == job.ranks
     for test, outcomes in ended.items():
-        if whole or len(outcomes) == job.ranks:
+        if whole or len(outcomes) == job.ranks or max(outcomes, key=_gravity)[0] == "failed":
             job.outcomes[test] = max(outcomes, key=_gravity)
     if not whole and end != "late":
         for test in set(started) - set(job.outcomes):
-            job.outcomes[test] = (end, f"the process {end}")
+            job.outcomes[test] = ("hung", "a rank waited in vain") if test in ended else (end, f"the process {end}")
     return collected, whole
 
 

@@ -3,6 +3,9 @@
 REPLAY_RECORD names the file (each rank adds its number), REPLAY_DONE a file of test ids to leave out, REPLAY_ONLY what
 is searched for in those that run, REPLAY_DEVICE is cpu (everything runs in a rehearsal) or gpu. MEGATRON_MTP_PATCHES
 decides what is patched.
+
+Ranks that part in a test, one failing where another passes or waits, are out of step in every collective after it: then
+all of them end, and process.py goes on in new ones.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import os
 import re
 import resource
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,20 @@ else:
 absent.install(Path.cwd() / "tests")
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a process that dies says enough
 _RANK = os.environ.get("RANK", "0")
+_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 _RECORD = Path(f"{os.environ['REPLAY_RECORD']}.{_RANK}.jsonl")
+FAILED_FOR = timedelta(seconds=15)  # what a rank that failed waits for the others: they may wait for it
+ENDED_FOR = timedelta(seconds=150)  # and one that did not
+
+
+def _launcher_store() -> Any:
+    import torch.distributed as dist
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.PrefixStore("replay", dist.TCPStore(address, port, is_master=False))
+
+
+_STORE = _launcher_store() if _RANKS > 1 else None
 
 
 def _write(**entry: Any) -> None:
@@ -61,8 +78,22 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
     bad = [report for report in _reports if not report.passed]
     worst = next((report for report in bad if report.failed), bad[0] if bad else None)
     outcome = worst.outcome if worst else "passed"
-    _write(event="ended", test=nodeid, outcome=outcome, cause=_cause(worst) if worst else "")
+    cause = _cause(worst) if worst else ""
+    _write(event="ended", test=nodeid, outcome=outcome, cause=cause)
     _reports.clear()
+    if _STORE and not _together(nodeid, f"{outcome} {re.sub('[0-9]+', '', cause)}", outcome == "failed"):
+        os._exit(1)
+
+
+def _together(test: str, said: str, failed: bool) -> bool:
+    """Does every rank say the same of the test, in time?"""
+    keys = [f"{test} {rank}" for rank in range(_RANKS)]
+    _STORE.set(f"{test} {_RANK}", said)
+    try:
+        _STORE.wait(keys, FAILED_FOR if failed else ENDED_FOR)
+    except RuntimeError:  # torch's DistStoreError: not in time
+        return False
+    return {_STORE.get(key) for key in keys} == {said.encode()}
 
 
 @pytest.hookimpl(trylast=True)

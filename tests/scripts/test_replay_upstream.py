@@ -36,6 +36,27 @@ import os
 def test_dies(): os.abort()
 def test_after_that(): ...
 """
+PARTS = """
+import os
+import time
+import torch.distributed as dist
+
+seen = []
+
+def test_parts():
+    seen.append(os.getpid())
+    assert os.environ["RANK"] == "0", "without me"
+    time.sleep(100)
+
+def test_disagrees():
+    seen.append(os.getpid())
+    assert os.environ["RANK"] == "0", "not I"
+
+def test_after_that():
+    assert not seen
+    dist.init_process_group("gloo")
+    dist.barrier()
+"""
 BROKEN = """
 import os
 def test_is_broken(): assert os.environ["MEGATRON_MTP_PATCHES"] == "none", "as the patches have it"
@@ -95,6 +116,17 @@ def test_a_crash_costs_one_test(tree, tmp_path):
     assert read(tmp_path) == {
         "test_dies": {"1": ["failing either way", "the process crashed"]},
         "test_after_that": {"1": ["still passing"]},
+    }
+
+
+def test_ranks_that_part_cost_one_test(tree, tmp_path):
+    write(tree, **{"optimizer/test_all": PARTS})
+    done = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {test: verdicts["2"] for test, verdicts in read(tmp_path).items()} == {
+        "test_parts": ["failing either way", "AssertionError: without me"],
+        "test_disagrees": ["failing either way", "AssertionError: not I"],
+        "test_after_that": ["still passing"],
     }
 
 
