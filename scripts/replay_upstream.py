@@ -7,7 +7,8 @@ Takes a Megatron-LM repository (or clones one), unpacks the tag of each release 
 ci/replay.toml that a patch can touch: plain and patched side by side, in processes of their own. Each test is still
 passing, fixed, newly failing, failing either way, skipped, or not run, with the cause; a table of them is written as
 JSON and Markdown. What fails newly, hangs or crashes is run once more by itself before it counts. Ends with 1 if
-anything is newly failing, with 2 if the arguments cannot be used.
+anything is newly failing, or does not pass any more that did in the tables of --expected (ci/replay has those of this
+repository; its versions of torch and emerging-optimizers are in them), with 2 if the arguments cannot be used.
 
 Run it with the Python that has torch, pytest and emerging-optimizers; Megatron itself comes from the repository. On cpu
 everything runs in a rehearsal (no GPU is used); tests that need one say so. Nothing of upstream is kept but names.
@@ -51,6 +52,7 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="take what an earlier run left in the work folder")
     parser.add_argument("--work", type=Path, default=ROOT / ".replay", help="where trees are unpacked and logs are")
     parser.add_argument("--out", type=Path, help="folder of the tables (default: the work folder)")
+    parser.add_argument("--expected", type=Path, help="folder of earlier tables: what passed there has to pass here")
     options = parser.parse_args()
     console = Console()
     options.work = options.work.resolve()
@@ -58,7 +60,7 @@ def main() -> int:
         repository = Repository(options.megatron, options.work)
         releases = options.release or ([repository.version()] if repository.plain else list(SETTINGS["refs"]))
         check(options, releases, repository)
-        new = 0
+        bad = 0
         for release in releases:
             tree = repository.unpack(release, SETTINGS["refs"].get(release, release))
             found = {}
@@ -73,10 +75,15 @@ def main() -> int:
             report.write(folder, release, about(tree, options.device), found)
             show(console, release, found)
             console.print(f"-> {folder / release}.md, .json")
-            new += sum(report.totals(one)[verdicts.NEW] for one in found.values())
+            bad += sum(report.totals(one)[verdicts.NEW] for one in found.values())
+            if options.expected:
+                lost = report.lost(options.expected / options.device / f"{release}.json", found)
+                bad += len(lost)
+                for line in lost:
+                    console.print(line, markup=False, style="red")
     except SourceError as error:
         parser.error(str(error))
-    return int(new > 0)
+    return int(bad > 0)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -93,6 +100,9 @@ def check(options: argparse.Namespace, releases: list[str], repository: Reposito
     names = [suite["name"] for suite in SETTINGS["suite"]]
     for name in set(options.suite or ()) - set(names):
         raise SourceError(f"--suite {name!r}: ci/replay.toml has no such suite. It has: {', '.join(map(repr, names))}")
+    for release in releases if options.expected else ():
+        if not (table := options.expected / options.device / f"{release}.json").is_file():
+            raise SourceError(f"--expected {options.expected}: there is no {table}. Make it with --out.")
     if not suites_for(options):
         raise SourceError(f"no suite of ci/replay.toml touches --patch {options.patch}.")
     for release in releases:
@@ -154,12 +164,12 @@ def replay(
             what = f"{release}, {ranks} rank{'s' * (ranks > 1)}"
             plain, patched = run_pair(pair, what, until, options.resume, progress, pool)
             tests = {**plain, **patched}
-            doubtful = [test for test in tests if verdicts.doubtful(outcome_of(test, plain), outcome_of(test, patched))]
+            doubtful = [test for test in tests if verdicts.doubtful(test, plain, patched)]
             if doubtful:
                 again = run_pair(by_itself(pair, doubtful), f"{what}, once more", until, options.resume, progress, pool)
                 for outcomes, new in zip((plain, patched), again, strict=True):
                     outcomes |= {test: new[test] for test in doubtful if test in new}
-            found |= judge_all(plain, patched, options.device)
+            found |= verdicts.judge_all(plain, patched, SETTINGS.get("cause", []), options.device)
     return found
 
 
@@ -184,22 +194,6 @@ def by_itself(pair: tuple[process.Job, process.Job], tests: list[str]) -> tuple[
     """The same jobs with `tests` alone, and nothing before them."""
     names = [test.removeprefix("tests/unit_tests/") for test in tests]
     return tuple(replace(job, files=names, record=Path(f"{job.record} again"), outcomes={}) for job in pair)
-
-
-def judge_all(plain: dict, patched: dict, device: str) -> dict[str, verdicts.Verdict]:
-    causes = SETTINGS.get("cause", [])
-    tests = {**plain, **patched}
-    files = {test.partition("::")[0] for test in tests if "::" in test}
-    return {
-        test: verdicts.judge(outcome_of(test, plain), outcome_of(test, patched), causes, device)
-        for test in sorted(set(tests) - files)
-    }
-
-
-def outcome_of(test: str, outcomes: dict) -> tuple[str, str]:
-    """Its own, or that of its file, if that could not be collected."""
-    missing = ("not run", "only the other run collected it")
-    return outcomes.get(test) or outcomes.get(test.partition("::")[0]) or missing
 
 
 def about(tree: Tree, device: str) -> dict[str, str]:

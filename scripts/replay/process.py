@@ -34,8 +34,8 @@ class Job:
 
 
 def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> dict[str, tuple[str, str]]:
-    """{test: (outcome, cause)}. A process that dies or hangs costs the test it was at; the others run in a new one, and so
-    they do where ranks have parted.
+    """{test: (outcome, cause)}. A process that dies or hangs, or whose ranks part, costs the test it was at; the others
+    run in a new one.
 
     `until` is a time.monotonic(); `resume` takes a finished job's outcomes from its record; `seen` hears how many tests
     have ended.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from .verdicts import EITHER, FIXED, NEW, NOT_RUN, SKIPPED, VERDICTS, Verdict
+from .verdicts import EITHER, FIXED, NEW, NOT_RUN, SKIPPED, STILL, VERDICTS, Verdict
 
 Verdicts = dict[int, dict[str, Verdict]]  # ranks -> test -> verdict
 
@@ -28,6 +28,18 @@ def write(folder: Path, release: str, about: dict[str, str], verdicts: Verdicts)
 
 def totals(verdicts: dict[str, Verdict]) -> Counter:
     return Counter(verdict.word for verdict in verdicts.values())
+
+
+def lost(table: Path, verdicts: Verdicts) -> list[str]:
+    """What passed, patched, where `table` (RELEASE.json) was made, and does not here; a line for each."""
+    expected = json.loads(table.read_text(encoding="utf-8"))["tests"]
+    lines = []
+    for test, rows in sorted(expected.items()):
+        for ranks, (word, *_) in rows.items():
+            found = verdicts.get(int(ranks), {}).get(test)
+            if word in (STILL, FIXED) and found and found.word not in (STILL, FIXED):
+                lines.append(f"{test} on {ranks}: {word} is expected, found: {found.word} ({found.cause})")
+    return lines
 
 
 def _markdown(release: str, about: dict[str, str], verdicts: Verdicts) -> Iterable[str]:

@@ -16,10 +16,29 @@ STILL, FIXED, NEW, EITHER, SKIPPED, NOT_RUN = (
 VERDICTS = (STILL, FIXED, NEW, EITHER, SKIPPED, NOT_RUN)
 
 
+Outcomes = dict[str, tuple[str, str]]  # test -> what came of it, and why
+
+
 @dataclass
 class Verdict:
     word: str
     cause: str = ""
+
+
+def judge_all(plain: Outcomes, patched: Outcomes, causes: list[dict], device: str) -> dict[str, Verdict]:
+    """{test: verdict}; a file that could not be collected stands for itself only where neither run knows its tests."""
+    tests = {**plain, **patched}
+    files = {test.partition("::")[0] for test in tests if "::" in test}
+    return {
+        test: judge(_outcome(test, plain), _outcome(test, patched), causes, device)
+        for test in sorted(set(tests) - files)
+    }
+
+
+def _outcome(test: str, outcomes: Outcomes) -> tuple[str, str]:
+    """Its own, or that of its file, if that could not be collected."""
+    missing = ("not run", "only the other run collected it")
+    return outcomes.get(test) or outcomes.get(test.partition("::")[0]) or missing
 
 
 def judge(plain: tuple[str, str], patched: tuple[str, str], causes: list[dict], device: str) -> Verdict:
@@ -42,10 +61,11 @@ def judge(plain: tuple[str, str], patched: tuple[str, str], causes: list[dict], 
     return Verdict(EITHER, cause)
 
 
-def doubtful(plain: tuple[str, str], patched: tuple[str, str]) -> bool:
+def doubtful(test: str, plain: Outcomes, patched: Outcomes) -> bool:
     """One of them alone failed, hung or crashed: under load a collective may time out."""
-    newly = plain[0] == "passed" and patched[0] in ("failed", "skipped")
-    return newly or len({plain[0], patched[0]} & {"hung", "crashed"}) == 1 and plain[0] != patched[0]
+    before, after = _outcome(test, plain)[0], _outcome(test, patched)[0]
+    newly = before == "passed" and after in ("failed", "skipped")
+    return newly or len({before, after} & {"hung", "crashed"}) == 1 and before != after
 
 
 def in_words(message: str, causes: list[dict], device: str) -> str:

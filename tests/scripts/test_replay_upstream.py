@@ -143,6 +143,18 @@ def test_newly_failing_ends_with_1(tree, tmp_path):
     assert again.returncode == 1  # nothing ran anew
 
 
+def test_what_passed_in_an_earlier_table_has_to_pass(tree, tmp_path):
+    arguments = ["--megatron", tree, "--suite", "optimizer", "--ranks", "1"]
+    write(tree, **{"optimizer/test_all": "def test_a(): ...\ndef test_b(): ..."})
+    assert replay(tmp_path, *arguments).returncode == 0
+    write(tree, **{"optimizer/test_all": "def test_a(): ...\ndef test_b(): assert False, 'now'"})
+    done = replay(tmp_path / "now", *arguments, "--expected", tmp_path / "tables")
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert "test_all.py::test_b on 1: still passing is expected, found: failing either way" in said
+    assert "test_a on 1" not in said
+
+
 def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
     git = ["git", "-C", tree, "-c", "user.name=N", "-c", "user.email=e"]
     for name, test in (("core_v0.18.2", "def test_old(): ..."), ("core_v0.19.0", "def test_mtp_new(): ...")):
@@ -173,6 +185,7 @@ def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
         (["--megatron", "."], "neither a git repository nor a folder that holds megatron/core"),
         (["--megatron", "tree", "--patch", "detach"], "--patch detach: there is no such patch. There are: skip-update"),
         (["--megatron", "tree", "--release", "0.19.0"], "tree is 0.18.2 and has no history. Leave --release out"),
+        (["--megatron", "tree", "--expected", "tables"], "there is no tables/cpu/0.18.2.json. Make it with --out."),
         (["--megatron", "tree", "--suite", "all"], "no such suite. It has: 'optimizer', "),
     ],
 )
