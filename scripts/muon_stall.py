@@ -133,10 +133,8 @@ def draw(losses: dict[tuple[Variant, float], list[float]], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path(), metavar="DIR")
-    output = parser.parse_args().output
+def measure(output: Path) -> Table:
+    """Train all variants, draw the plot in `output`, and compare."""
     if not torch.cuda.is_available():
         rehearsal.install(megatron_flags=False)
     from megatron.core import parallel_state
@@ -146,15 +144,23 @@ def main() -> None:
     parallel_state.initialize_model_parallel()
     runs = [(variant, ratio) for variant in VARIANTS for ratio in RATIOS]
     losses = {run: train(*run) for run in track(runs, "training")}
+    torch.distributed.destroy_process_group()
+    output.mkdir(parents=True, exist_ok=True)
+    draw(losses, output / "muon_stall.png")
     table = Table(
-        "after 200 steps", *(f"{ratio:g}" for ratio in RATIOS), title="loss, in parts of the loss at the start"
+        f"loss after {STEPS} steps, in parts of the first",
+        *(f"{ratio:g}" for ratio in RATIOS),
+        title="one module's gradient, in parts of all others'",
     )
     for variant in VARIANTS:
         table.add_row(variant.label, *(f"{losses[variant, ratio][-1]:.4f}" for ratio in RATIOS))
-    Console(width=140).print(table)
-    output.mkdir(parents=True, exist_ok=True)
-    draw(losses, output / "muon_stall.png")
-    torch.distributed.destroy_process_group()
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(), metavar="DIR")
+    Console(width=140).print(measure(parser.parse_args().output))
 
 
 if __name__ == "__main__":

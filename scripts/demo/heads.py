@@ -8,6 +8,8 @@ with it, as before NVIDIA/Megatron-LM#4116; then they are detached and clipped b
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from curves import Curves, mean
 from plot_heads import draw
 from rich.console import Console
@@ -17,6 +19,7 @@ from runs import CLIP, read_flags, train, where
 ITERATIONS = 120
 FLAGS = f"--train-iters {ITERATIONS} --mtp-num-layers 2 --mtp-loss-scaling-factor 3".split()
 LATE = range(ITERATIONS - 19, ITERATIONS + 1)
+PICTURE = "detached_mtp_heads.png"
 
 
 def share_kept(run: Curves) -> float:
@@ -46,21 +49,24 @@ def compare(attached: Curves, one_norm: Curves, detached: Curves) -> Table:
     return table
 
 
-def main() -> None:
-    data, output = read_flags(__doc__)
-
+def measure(data: Path, output: Path) -> Table:
+    """Train, draw the plot in `output`, and compare."""
     print(f"--- 1 of 3: the heads train the trunk, on {where()}", flush=True)
     attached = train("attached", output, data, *FLAGS)
     print("--- 2 of 3: --mtp-detach-heads, without clip-mtp-grads-separately", flush=True)
     one_norm = train("one_norm", output, data, *FLAGS, "--mtp-detach-heads", patches="-clip-mtp-grads-separately")
     print("--- 3 of 3: --mtp-detach-heads", flush=True)
     detached = train("detached", output, data, *FLAGS, "--mtp-detach-heads")
+    draw(attached, one_norm, detached, CLIP, output / PICTURE)
+    return compare(attached, one_norm, detached)
 
+
+def main() -> None:
+    data, output = read_flags(__doc__)
+    table = measure(data, output)
     print(flush=True)
-    Console().print(compare(attached, one_norm, detached))
-    picture = output / "detached_mtp_heads.png"
-    draw(attached, one_norm, detached, CLIP, picture)
-    print(f"plot: {picture}")
+    Console().print(table)
+    print(f"plot: {output / PICTURE}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ Everything else is the same command line, seed and data order.
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 from curves import Curves, mean, without
 from plot_skipping import draw
@@ -22,6 +23,7 @@ CORRUPT = frozenset(iteration for burst in BURSTS for iteration in burst)
 THRESHOLD = 10.0  # gradient norms: about 1 on text (9 in the very first steps), above 20 on compressed bytes
 
 HEADS = "--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3".split()
+PICTURE = "skip_large_grad_norm.png"
 
 
 def compare(before: Curves, after: Curves) -> Table:
@@ -47,8 +49,8 @@ def compare(before: Curves, after: Curves) -> Table:
     return table
 
 
-def main() -> None:
-    data, output = read_flags(__doc__)
+def measure(data: Path, output: Path) -> Table:
+    """Train, draw the plot in `output`, and compare."""
     checkpoint = output / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)
 
@@ -60,12 +62,16 @@ def main() -> None:
     before = train("before", output, data, *accident)
     print("--- 3 of 3: after. The same with --grad-norm-skip-threshold", THRESHOLD, flush=True)
     after = train("after", output, data, *accident, "--grad-norm-skip-threshold", str(THRESHOLD))
+    draw(shared, before, after, CORRUPT, THRESHOLD, output / PICTURE)
+    return compare(before, after)
 
+
+def main() -> None:
+    data, output = read_flags(__doc__)
+    table = measure(data, output)
     print(flush=True)
-    Console().print(compare(before, after))
-    picture = output / "skip_large_grad_norm.png"
-    draw(shared, before, after, CORRUPT, THRESHOLD, picture)
-    print(f"plot: {picture}")
+    Console().print(table)
+    print(f"plot: {output / PICTURE}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 from megatron_mtp_patches.catalog import BASE, CATALOG
@@ -68,6 +69,8 @@ EXPECTED = {
     },
 }
 VERDICTS = {"applied": "add", "pending": "add", "repaired": "repair", "native": "native"}
+WORDS = {"add": "adds", "repair": "repairs", "native": "native"}
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 IDS = [patch.id for patch in CATALOG]
 MODULES = list(dict.fromkeys(module for patch in (*BASE, *CATALOG) for module in patch.modules))
 # Each checked target that is here, once.
@@ -169,6 +172,12 @@ class TestPatch:
                 assert told == "untouched"
             else:
                 assert told == ("not in this Megatron" if target in absent else "applied")
+
+    def test_the_readme_says_so(self, patch, expected, release):
+        rows = [line.strip("| ").split(" | ") for line in README.splitlines() if line.startswith("| ")]
+        header = next(row for row in rows if row[0] == "patch")
+        row = next(row for row in rows if row[0].startswith(f"[`{patch.id}`]"))
+        assert row[header.index(release)] == WORDS[VERDICTS[expected]]
 
     def test_what_is_absent_is_absent_in_the_source(self, patch, outcomes):
         counts = outcomes["after_megatron"]["found"][patch.id]["counts"]

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Make the generated parts of README.md and docs/ anew.
+
+    scripts/docs.py            the tables that come from the declarations
+    scripts/docs.py --check    change nothing; 1 if one of them is not what the declarations say
+    scripts/docs.py --runs     also tables, a log line and pictures of the demo's runs, in some minutes
+
+--runs needs torch, megatron-core 0.18.2, emerging-optimizers and matplotlib beside this project. What is generated
+stands between `<!-- made by scripts/docs.py: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--check", action="store_true", help="only say what is out of date")
+    which.add_argument("--runs", action="store_true", help="train, and show what came of it")
+    parser.add_argument("--work", type=Path, default=ROOT / "demo_output", help="folder for the runs of --runs")
+    options = parser.parse_args()
+    contents = declared.blocks()
+    if options.runs:
+        contents |= measured.blocks(options.work.resolve(), ROOT / "docs")
+    stale = 0
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        before = file.read_text(encoding="utf-8")
+        after = blocks.fill(before, contents)
+        if after != before:
+            stale += 1
+            print(f"{file.relative_to(ROOT)}: {'out of date; run scripts/docs.py' if options.check else 'made anew'}")
+            if not options.check:
+                file.write_text(after, encoding="utf-8")
+    return int(options.check and stale > 0)
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT / "patches"), str(ROOT)]
+    from docs import blocks, declared, measured
+
+    sys.exit(main())

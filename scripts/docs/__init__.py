@@ -1,0 +1,1 @@
+"""What scripts/docs.py is made of."""

@@ -1,0 +1,46 @@
+"""What the declarations say, as Markdown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import megatron_mtp_patches
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.engine import Patch, PullRequest
+from packaging.version import Version
+
+FINGERPRINTS = Path(megatron_mtp_patches.__file__).with_name("fingerprints.json")
+
+
+def blocks() -> dict[str, str]:
+    return {"releases": releases_table()}
+
+
+def releases_table() -> str:
+    """Patch x release: what the set does there."""
+    releases = json.loads(FINGERPRINTS.read_text(encoding="utf-8"))["releases"]
+    lines = [["patch", "upstream", *releases], ["---"] * (2 + len(releases))]
+    for patch in CATALOG:
+        upstream = ", ".join(map(_link, patch.upstream)) or "none"
+        lines.append([f"[`{patch.id}`](docs/{patch.id}.md)", upstream, *(word(patch, release) for release in releases)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def word(patch: Patch, release: str) -> str:
+    """`adds`, `repairs` or `native`. What upstream listed first decides; later changes to it are defects until then."""
+    first = patch.upstream[0] if patch.upstream else None
+    ours = first is None or first.native_since is None or _elsewhere(first)
+    if ours or (release != "main" and Version(release) < Version(first.native_since)):
+        return "adds"
+    return "repairs" if patch.repairs else "native"
+
+
+def _link(change: PullRequest) -> str:
+    if not change.native_since:
+        return f"[{change}]({change.url}) (in no release)"
+    return f"[{change}]({change.url})" + (f" (its {change.native_since})" if _elsewhere(change) else "")
+
+
+def _elsewhere(change: PullRequest) -> bool:
+    return change.repository != PullRequest(0).repository

@@ -1,0 +1,51 @@
+"""What the demo's runs show: their tables as Markdown, their pictures, a line of their log."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from .blocks import markdown
+
+SCRIPTS = Path(__file__).resolve().parents[1]
+COLUMNS = ("iteration", "lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance")
+
+
+def blocks(work: Path, pictures: Path) -> dict[str, str]:
+    """Train all that the README and docs/ show, in minutes; logs are left in `work`, the plots in `pictures`."""
+    sys.path[:0] = [str(SCRIPTS / "demo"), str(SCRIPTS)]
+    import heads
+    import muon_stall
+    import skipping
+
+    data = work / "data" / "stdlib"
+    _python("demo/build_dataset.py", data)
+    found = {
+        "heads": markdown(heads.measure(data, work)),
+        "skipping": markdown(skipping.measure(data, work)),
+        "log-line": f"```text\n{log_line(work / 'detached.log')}\n```",
+    }
+    _python("-m", "megatron_mtp_patches", "run", "--device", "cpu", "demo/small_figures.py", data, work)
+    found["muon-stall"] = markdown(muon_stall.measure(work))
+    for picture in work.glob("*.png"):
+        shutil.copy(picture, pictures)
+    return found
+
+
+def log_line(log: Path) -> str:
+    """Megatron's last, without the columns that are not ours to show."""
+    line = [line for line in log.read_text(encoding="utf-8").splitlines() if " iteration " in line and "|" in line][-1]
+    line = line.partition("] ")[2]
+    shown: list[str] = []
+    for column in line.strip(" |").split("|"):
+        if column.strip().startswith(COLUMNS):
+            shown.append(" ".join(column.split()))
+        elif shown[-1] != "...":
+            shown.append("...")
+    return " | ".join(shown)
+
+
+def _python(*arguments: object) -> None:
+    subprocess.run([sys.executable, *map(str, arguments)], cwd=SCRIPTS, check=True)
