@@ -21,23 +21,9 @@ nox.options.sessions = ["tests", "lint", *(["replay"] if os.environ.get("MEGATRO
 MATRIX = nox.project.load_toml("ci/matrix.toml")
 RESULTS = Path(".nox", "results")
 PLUGIN = "megatron_mtp_patches.rehearsal.pytest_plugin"
-MULTIRANK = ["-p", PLUGIN, "tests/multirank"]
 LAST_LINES = 60  # of each rank other than 0, where a suite fails
 
-# suite: (ranks, pytest's arguments). `checkout` runs where MEGATRON_LM names Megatron-LM checkouts.
-SUITES = {
-    "engine": (1, ["tests/engine", "tests/conformance", "tests/cli", "tests/packaging"]),
-    "rehearsal": (1, ["tests/rehearsal"]),
-    "faults": (1, ["tests/faults"]),
-    "overrides": (1, ["tests/megatron_overrides"]),
-    "2 ranks": (2, MULTIRANK),
-    "4 ranks": (4, MULTIRANK),
-    "end to end": (1, ["tests/end_to_end"]),
-    "scripts": (1, ["tests/scripts"]),
-}
-ONCE = {"scripts": "0.18.2"}  # what no release changes
-if os.environ.get("MEGATRON_LM"):
-    SUITES["checkout"] = (1, ["tests/checkout"])
+SUITES = {suite["name"]: suite for suite in MATRIX["suite"] if "checkout" not in suite or os.environ.get("MEGATRON_LM")}
 
 
 def fits(release: dict) -> bool:
@@ -50,14 +36,18 @@ def tests(session: nox.Session, release: str) -> None:
     """All suites, or those named after --, on one release of megatron-core."""
     packages = [*MATRIX["packages"], f"megatron-core=={release}", "setuptools>=77"]
     session.install("-e", ".[demo,test]", *packages)
-    chosen = session.posargs or [suite for suite in SUITES if ONCE.get(suite, release) == release]
+    chosen = session.posargs or [name for name, suite in SUITES.items() if suite.get("only", release) == release]
+    unknown = set(chosen) - set(SUITES)
+    if unknown:
+        session.error(f"there is no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
     failed = [suite for suite in chosen if not run_suite(session, release, suite)]
     if failed:
         session.error(f"{release}: {', '.join(failed)} failed")
 
 
 def run_suite(session: nox.Session, release: str, suite: str) -> bool:
-    ranks, arguments = SUITES[suite]
+    ranks = SUITES[suite].get("ranks", 1)
+    rehearsal = ["-p", PLUGIN] if ranks > 1 else []
     folder = RESULTS / release
     folder.mkdir(parents=True, exist_ok=True)
     logs = folder / f"{suite} logs"
@@ -70,7 +60,16 @@ def run_suite(session: nox.Session, release: str, suite: str) -> bool:
     junit.unlink(missing_ok=True)
     start = time.monotonic()
     session.log(f"{release}: {suite}")
-    command = [*launcher, "pytest", "-q", "-rs", "--timeout=300", f"--junitxml={junit}", *arguments]
+    command = [
+        *launcher,
+        "pytest",
+        "-q",
+        "-rs",
+        "--timeout=300",
+        f"--junitxml={junit}",
+        *rehearsal,
+        *SUITES[suite]["tests"],
+    ]
     try:
         session.run(*command, env={"OMP_NUM_THREADS": "1"} if ranks > 1 else {})
         passed = True
