@@ -12,9 +12,8 @@ from pathlib import Path
 
 from curves import Curves, mean
 from plot_heads import draw
-from rich.console import Console
 from rich.table import Table
-from runs import CLIP, read_flags, train, where
+from runs import CLIP, present, train, where
 
 ITERATIONS = 120
 FLAGS = f"--train-iters {ITERATIONS} --mtp-num-layers 2 --mtp-loss-scaling-factor 3".split()
@@ -61,13 +60,5 @@ def measure(data: Path, output: Path) -> Table:
     return compare(attached, one_norm, detached)
 
 
-def main() -> None:
-    data, output = read_flags(__doc__)
-    table = measure(data, output)
-    print(flush=True)
-    Console().print(table)
-    print(f"plot: {output / PICTURE}")
-
-
 if __name__ == "__main__":
-    main()
+    present(__doc__, measure, PICTURE)

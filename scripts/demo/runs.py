@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from curves import Curves, read_curves
+from rich.console import Console
+from rich.table import Table
 
 # What a log line must hold to be shown; the whole log is kept in a file.
 SHOWN = re.compile(r"^\s*(\[[^]]*\] )?iteration +\d+/|validation loss at|update skipped|^rehearsal on the CPU")
@@ -93,11 +96,14 @@ def where() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU (no GPU here: rehearsal)"
 
 
-def read_flags(doc: str) -> tuple[Path, Path]:
-    """The dataset's prefix and the folder for logs, curves and plots, which is made."""
+def present(doc: str, measure: Callable[[Path, Path], Table], picture: str) -> None:
+    """A script's main: `measure(data, output)` trains and leaves `picture` in `output`."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="dataset, without .bin and .idx")
     parser.add_argument("--output", type=Path, required=True, help="folder for logs, curves and the plot")
     flags = parser.parse_args()
     flags.output.mkdir(parents=True, exist_ok=True)
-    return flags.data, flags.output
+    table = measure(flags.data, flags.output)
+    print(flush=True)
+    Console().print(table)
+    print(f"plot: {flags.output / picture}")

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from curves import Curves, mean, without
 from plot_skipping import draw
-from rich.console import Console
 from rich.table import Table
-from runs import read_flags, train, where
+from runs import present, train, where
 
 FORK, LAST = 280, 460  # iterations: the checkpoint, and the end of both continuations
 BURSTS = (range(300, 308), range(360, 368), range(420, 428))
@@ -66,13 +65,5 @@ def measure(data: Path, output: Path) -> Table:
     return compare(before, after)
 
 
-def main() -> None:
-    data, output = read_flags(__doc__)
-    table = measure(data, output)
-    print(flush=True)
-    Console().print(table)
-    print(f"plot: {output / PICTURE}")
-
-
 if __name__ == "__main__":
-    main()
+    present(__doc__, measure, PICTURE)

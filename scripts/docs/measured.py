@@ -20,6 +20,7 @@ def blocks(work: Path, pictures: Path) -> dict[str, str]:
     import muon_stall
     import skipping
 
+    work.mkdir(parents=True, exist_ok=True)
     data = work / "data" / "stdlib"
     _python("demo/build_dataset.py", data)
     found = {
