@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
 from datetime import timedelta
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-RECORDED = "recorded "  # begins the line that says which case is done
-
-
-class Case(NamedTuple):
-    """`run` does the work on every rank and returns what this rank has seen.
-
-    Not `native`: 0.19.2 without the patches would deliberately do otherwise, so 0.19.2 with them is the reference.
-    `differs` says of a release why it differs, where that is meant, and which words name the numbers that do.
-    """
-
-    name: str
-    run: Callable[[], dict[str, Any]]
-    sizes: dict[str, int] = {}  # of the model-parallel groups
-    ranks: Iterable[int] = (1,)
-    native: bool = True
-    differs: dict[str, tuple[str, list[str]]] = {}
+import model_cases
+import optimizer_cases
+import torch
+import torch.distributed as dist
+from case import Case
+from megatron.core import package_info, parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from runs import RECORDED
 
 
 def all_cases() -> list[Case]:
-    import model_cases
-    import optimizer_cases
-
     return [*optimizer_cases.cases(), *model_cases.cases()]
 
 
 def record(file: Path, patterns: list[str]) -> None:
     """Run the cases for this number of ranks whose names fit `patterns`; rank 0 writes what all ranks have seen."""
-    import torch
-    import torch.distributed as dist
-    from megatron.core import package_info
-
     dist.init_process_group("nccl" if dist.is_nccl_available() else "gloo", timeout=timedelta(minutes=10))
     ranks, patched = dist.get_world_size(), os.environ.get("MEGATRON_MTP_PATCHES", "all") != "none"
     release = package_info.__version__
@@ -67,20 +50,8 @@ def record(file: Path, patterns: list[str]) -> None:
 
 def initialize(sizes: dict[str, int], again: bool) -> None:
     """Megatron's process groups of these sizes; the random numbers start anew with every case."""
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-
     if again:
         if parallel_state.model_parallel_is_initialized():
             parallel_state.destroy_model_parallel()
         parallel_state.initialize_model_parallel(**sizes, distributed_timeout_minutes=10)
     model_parallel_cuda_manual_seed(1)
-
-
-def describe(params: Iterable[Any]) -> dict[str, Any]:
-    """The values of `params`, and a hash of them."""
-    import torch
-
-    values = [torch.empty(0), *(param.detach().float().flatten().cpu() for param in params)]
-    digest = hashlib.sha256(torch.cat(values).numpy().tobytes()).hexdigest()
-    return {"values": [value.tolist() for value in values[1:]], "sha256": digest}

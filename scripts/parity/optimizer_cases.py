@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from cases import Case, describe
+from case import Case, describe
 
 STEPS = 20
 # With 3 layers one of four data-parallel ranks owns heads alone. Native 0.19.2 then hangs, because that rank does not
