@@ -10,7 +10,7 @@ from pathlib import Path
 from .blocks import markdown
 
 SCRIPTS = Path(__file__).resolve().parents[1]
-COLUMNS = ("iteration", "lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance")
+COLUMNS = ("iteration", "lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance %:")
 
 
 def blocks(work: Path, pictures: Path) -> dict[str, str]:
@@ -37,7 +37,7 @@ def blocks(work: Path, pictures: Path) -> dict[str, str]:
 
 def log_line(log: Path) -> str:
     """Megatron's last, without the columns that are not ours to show."""
-    line = [line for line in log.read_text(encoding="utf-8").splitlines() if " iteration " in line and "|" in line][-1]
+    line = [line for line in log.read_text(encoding="utf-8").splitlines() if "] iteration " in line][-1]
     line = line.partition("] ")[2]
     shown: list[str] = []
     for column in line.strip(" |").split("|"):
