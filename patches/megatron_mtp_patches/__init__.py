@@ -11,6 +11,7 @@ Environment:
 from __future__ import annotations
 
 import os
+import sys
 
 from .catalog import BASE, CATALOG
 from .engine import Patch, PatchError
@@ -62,4 +63,16 @@ def record() -> str:
     return f"{__version__} {_engine.installer.record()}"
 
 
-apply()
+def _is_command() -> bool:
+    """Whether this process is `megatron-mtp-patches` or `python -m megatron_mtp_patches`."""
+    words = getattr(sys, "argv", None) or [""]
+    if words[0] == "-m":  # as long as Python looks for the module to run, which stands before its arguments
+        return sys.orig_argv[-len(words)].removeprefix("-m") == __name__
+    return words[0].rpartition(os.sep)[2].partition(".")[0] == "megatron-mtp-patches"
+
+
+try:
+    apply()
+except PatchError:
+    if not _is_command():  # which says it without a traceback
+        raise

@@ -53,4 +53,64 @@ def test_version(capsys):
 def test_help_names_every_command(command):
     done = command("--help")
     assert done.returncode == 0
-    assert all(f"\n    {name} " in done.stdout for name in ("status", "explain", "run", "doctor", "drift"))
+    assert all(
+        f"\n    {name} " in done.stdout for name in ("status", "explain", "run", "doctor", "drift", "enable", "disable")
+    )
+
+
+WRONG = [{"MEGATRON_MTP_PATCHES": "typo"}, {"MEGATRON_MTP_PATCHES": "all", "MEGATRON_MTP_PATCHES_ON_DRIFT": "typo"}]
+
+
+@pytest.fixture
+def script(tmp_path):
+    """script(name, text): a Python file of that name."""
+
+    def write(name: str, text: str) -> str:
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        return str(file)
+
+    return write
+
+
+@pytest.mark.parametrize("variables", WRONG, ids=["choice", "on drift"])
+@pytest.mark.parametrize(
+    "words", [["-m", "megatron_mtp_patches"], ["-mmegatron_mtp_patches"], ["installed"]], ids=" ".join
+)
+@pytest.mark.parametrize("command", ["status", "doctor", "drift", "run"])
+def test_a_wrong_variable_is_wrong_usage(python, script, words, variables, command):
+    if words == ["installed"]:  # the script that pip makes of an entry point
+        words = [
+            script("megatron-mtp-patches", "import sys\nfrom megatron_mtp_patches.cli import main\nsys.exit(main())")
+        ]
+    arguments = [script("job.py", "print('trains')")] if command == "run" else []
+    done = python(*words, command, *arguments, **variables)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("megatron-mtp-patches: ") and "'typo'" in done.stderr
+
+
+def test_a_wrong_variable_does_not_hide_the_version(command):
+    done = command("--version", MEGATRON_MTP_PATCHES="typo")
+    assert (done.returncode, done.stdout.strip()) == (0, megatron_mtp_patches.__version__)
+
+
+@pytest.mark.parametrize("variables", WRONG, ids=["choice", "on drift"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-c", "import megatron_mtp_patches; print('trains')"],
+        ["-c", "import megatron_mtp_patches; print('trains')", "-m", "megatron_mtp_patches"],
+        ["job.py", "-m", "megatron_mtp_patches", "run"],
+        ["-m", "job", "-m", "megatron_mtp_patches"],
+        ["-m", "job", "megatron_mtp_patches"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_variable_fails_the_import_of_any_other_process(python, script, tmp_path, words, variables):
+    script("job/__init__.py", "import megatron_mtp_patches")  # while Python still looks for job.__main__
+    script("job/__main__.py", "print('trains')")
+    file = script("job.py", "import megatron_mtp_patches; print('trains')")
+    done = python(*[file if word == "job.py" else word for word in words], first=tmp_path, **variables)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" in done.stderr and "PatchError: " in done.stderr.splitlines()[-1]

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+REQUIRED = ("rich", "markdown-it-py", "mdurl", "pygments", "wrapt")
 BUILD = """
 import sys
 from setuptools import build_meta
@@ -71,6 +74,61 @@ def wheel(sdist, tmp_path_factory) -> Path:
 def installed(wheel, tmp_path_factory) -> Path:
     """A folder with the wheel unpacked, as in site-packages."""
     folder = tmp_path_factory.mktemp("site")
+    unpack(wheel, folder)
+    return folder
+
+
+def unpack(wheel: Path, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
-    return folder
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python that has the wheel and what it requires, and neither torch nor Megatron."""
+
+    python: Path
+    site: Path
+
+    def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run this Python, in a folder of no interest, without the variables that would change what it is."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("MEGATRON_MTP_", "PYTHON"))}
+        mine = {"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"}
+        return subprocess.run(
+            [self.python, *words],
+            env={**kept, **mine, **variables},
+            cwd=self.site.parent,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    def command(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return self.run("-m", "megatron_mtp_patches", *words, **variables)
+
+
+@pytest.fixture(scope="session")
+def make_environment(wheel, tmp_path_factory):
+    """make_environment(pip=False): a new one; with pip, the wheel is installed instead of unpacked."""
+
+    def make(pip: bool = False) -> Environment:
+        folder = tmp_path_factory.mktemp("environment")
+        subprocess.run([sys.executable, "-m", "venv", *([] if pip else ["--without-pip"]), folder], check=True)
+        made = Environment(folder / "bin" / "python", next(folder.glob("lib/python*/site-packages")))
+        for name in REQUIRED:
+            found = distribution(name)
+            for entry in {file.parts[0] for file in found.files or () if file.parts[0] != ".."}:
+                (made.site / entry).symlink_to(found.locate_file(entry))
+        if pip:
+            done = made.run("-m", "pip", "install", "--quiet", "--no-index", str(wheel))
+            assert done.returncode == 0, done.stderr
+        else:
+            unpack(wheel, made.site)
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def environment(make_environment) -> Environment:
+    return make_environment()

@@ -10,46 +10,67 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from .. import __version__
+from .. import __version__, _engine, apply
 from ..catalog import CATALOG
-from ..engine import PatchError
+from ..engine import PatchError, UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     arguments = make_parser().parse_args(words)
-    # Each command brings what it needs; `run` must not load more than the script would.
     try:
-        if arguments.command in ("run", "verify-mtp"):
-            # From the words themselves: argparse would take a `--` of the script's for its own.
-            rest = words[words.index(arguments.script, 1) + 1 :]
-            if arguments.command == "run":
-                from .run import run_script
-
-                run_script(arguments.script, rest, arguments.device)
-            else:
-                from .verify import verify
-
-                verify(arguments.script, rest, arguments.device)
-            return 0
-        if arguments.command == "status":
-            from .status import show_status
-
-            return show_status(as_json=arguments.json)
-        if arguments.command == "explain":
-            from .explain import explain
-
-            return explain(arguments.id)
-        if arguments.command == "doctor":
-            from .doctor import examine
-
-            return examine()
-        from .drift import show_drift
-
-        return show_drift(arguments.against, arguments.since)
+        if not _engine.active:  # the import may have left the telling to us
+            apply()
+    except PatchError as error:  # nothing of Megatron is imported yet: the environment asks for what there is not
+        return _tell(error, UsageError.exit_code)
+    try:
+        return _carry_out(arguments, words)
     except PatchError as error:
-        print(f"megatron-mtp-patches: {error}", file=sys.stderr)
-        return error.exit_code
+        return _tell(error, error.exit_code)
+
+
+def _tell(error: PatchError, exit_code: int) -> int:
+    print(f"megatron-mtp-patches: {error}", file=sys.stderr)
+    return exit_code
+
+
+def _carry_out(arguments: argparse.Namespace, words: list[str]) -> int:
+    # Each command brings what it needs; `run` must not load more than the script would.
+    if arguments.command in ("run", "verify-mtp"):
+        # From the words themselves: argparse would take a `--` of the script's for its own.
+        rest = words[words.index(arguments.script, 1) + 1 :]
+        if arguments.command == "run":
+            from .run import run_script
+
+            run_script(arguments.script, rest, arguments.device)
+        else:
+            from .verify import verify
+
+            verify(arguments.script, rest, arguments.device)
+        return 0
+    if arguments.command == "status":
+        from .status import show_status
+
+        return show_status(as_json=arguments.json)
+    if arguments.command == "explain":
+        from .explain import explain
+
+        return explain(arguments.id)
+    if arguments.command == "doctor":
+        from .doctor import examine
+
+        return examine()
+    if arguments.command == "enable":
+        from .enable import enable
+
+        return enable()
+    if arguments.command == "disable":
+        from .disable import disable
+
+        return disable()
+    from .drift import show_drift
+
+    return show_drift(arguments.against, arguments.since)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -77,6 +98,9 @@ def make_parser() -> argparse.ArgumentParser:
         run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
 
     commands.add_parser("doctor", help="what this environment has, and what each missing part costs")
+
+    commands.add_parser("enable", help="apply the set in every Python of this environment whose variables ask for it")
+    commands.add_parser("disable", help="the opposite of enable")
 
     drift = commands.add_parser("drift", help="which targets have a source that the patches do not know")
     drift.add_argument(

@@ -10,6 +10,7 @@ from rich.table import Column, Table
 
 from .. import __version__, apply, status
 from .megatron import describe_megatron, import_targets
+from .zero_touch import describe_zero_touch
 
 STYLES = {"applied": "green", "repaired": "green", "native": "cyan", "pending": "yellow", "refused": "red"}
 
@@ -25,6 +26,7 @@ def show_status(as_json: bool) -> int:
                 {
                     "version": __version__,
                     "megatron": describe_megatron(),
+                    "zero_touch": describe_zero_touch(),
                     "patches": [dataclasses.asdict(report) for report in reports],
                     "not_imported": failures,
                 },
@@ -34,6 +36,7 @@ def show_status(as_json: bool) -> int:
     else:
         console = Console()
         console.print(f"megatron_mtp_patches {__version__}; {describe_megatron()}", soft_wrap=True, highlight=False)
+        console.print(f"zero-touch: {describe_zero_touch()}", soft_wrap=True, highlight=False)
         titles = ("patch", "state", "upstream", "targets")
         table = Table(*(Column(title, no_wrap=title != "upstream", overflow="fold") for title in titles))
         for report in reports:

@@ -1,0 +1,26 @@
+"""`enable`: every Python of this environment applies the set, if a variable says so."""
+
+from __future__ import annotations
+
+from ..engine import PatchError
+from .zero_touch import FILE, TEXT, VARIABLE, find_own_folder
+
+
+def enable() -> int:
+    """Write the .pth file beside the installed package, and say what it does."""
+    file = find_own_folder() / FILE
+    try:
+        done = file.exists() and file.read_text(encoding="utf-8") == TEXT
+        if not done:
+            file.write_text(TEXT, encoding="utf-8")
+    except OSError as error:
+        raise PatchError(
+            f"cannot write {file}: {error.strerror}. Run this as somebody who may, or install the package into an "
+            f"environment of yours (python -m venv, or pip install --user) and enable it there"
+        ) from error
+    print(
+        f"{'Enabled already' if done else 'Enabled'} by {file}.\n"
+        f"Each Python that reads it applies the set as it starts, where {VARIABLE} is set (all, id,id or -id,-id); "
+        f"elsewhere nothing changes."
+    )
+    return 0

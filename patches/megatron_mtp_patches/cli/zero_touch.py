@@ -1,0 +1,85 @@
+"""Zero-touch: one file in site-packages that applies the set in every Python whose environment asks for it.
+
+Python runs the `import` lines of each .pth file as it starts, before the script. It prints what such a line raises and
+goes on, which would train without the patches; so what goes wrong there is kept, and fails the import of Megatron.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+from ..engine import PatchError
+
+VARIABLE = "MEGATRON_MTP_PATCHES"
+FILE = "megatron_mtp_patches_zero_touch.pth"
+
+# It must do without the package, which may be uninstalled before it; and leave alone whoever has no use for Megatron.
+_START = f"""
+try:
+    import megatron_mtp_patches
+except Exception as error:
+    import sys
+    cause = error
+    class Guard:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "megatron.core" and "megatron_mtp_patches" not in sys.modules:
+                raise RuntimeError(
+                    "{VARIABLE} is set, but megatron_mtp_patches cannot be imported. Correct or unset the variable, or "
+                    f"install the package in {{sys.prefix}}. {{type(cause).__name__}}: {{cause}}"
+                ) from cause
+    sys.meta_path.insert(0, Guard)
+"""
+TEXT = (
+    "# Written by `megatron-mtp-patches enable`; `megatron-mtp-patches disable` removes it.\n"
+    f"import os; os.environ.get({VARIABLE!r}) and exec({_START!r}, {{'__name__': 'megatron_mtp_patches.pth'}})\n"
+)
+
+
+def find_enabled() -> list[Path]:
+    """The files that make this interpreter apply the set as it starts; none where it is not enabled."""
+    return [folder / FILE for folder in _site_folders() if (folder / FILE).is_file()]
+
+
+def describe_zero_touch() -> str:
+    """Whether it is enabled here, where, and whether this environment asks for it."""
+    enabled = find_enabled()
+    if not enabled:
+        return "not enabled"
+    asked = f"{VARIABLE}={os.environ[VARIABLE]}" if os.environ.get(VARIABLE) else f"{VARIABLE} is not set"
+    return f"enabled in {enabled[0].parent}; {asked}"
+
+
+def find_own_folder() -> Path:
+    """The site-packages that this package is installed in: there it can be imported when the .pth file is read.
+
+    Raises:
+        PatchError: it is in none, or a Python without our PYTHONPATH does not find it.
+    """
+    folders = _site_folders()
+    metadata = distributions(name="megatron-mtp-patches")
+    home = next((place for found in metadata if (place := Path(str(found.locate_file(""))).resolve()) in folders), None)
+    if home is None or not _imports_without_python_path(home):
+        here = Path(__file__).parents[1]
+        raise PatchError(
+            f"megatron_mtp_patches is not installed in {sys.prefix}; it comes from {here}, which other processes may "
+            f"not find. Install it (pip install . in its clone), then enable it"
+        )
+    return home
+
+
+def _site_folders() -> list[Path]:
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [Path(folder).resolve() for folder in (*user, *site.getsitepackages())]
+
+
+def _imports_without_python_path(folder: Path) -> bool:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", VARIABLE)}
+    words = [sys.executable, "-c", "import megatron_mtp_patches"]
+    done = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return done.returncode == 0
