@@ -1,30 +1,84 @@
-"""`doctor`: what this environment has, and what each missing part costs."""
+"""`doctor`: what this environment has, and what each missing or unfitting part costs."""
 
 from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import sys
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from rich.console import Console
 from rich.table import Table
 
 from ..engine.source import find_file
-from .megatron import describe_megatron
+from ..rehearsal import LOWEST_TORCH
+from .megatron import describe_megatron, find_releases
+from .zero_touch import describe_zero_touch
 
-# distribution, module, whether training is impossible without it, what is lost without it
+
+@dataclass(frozen=True)
+class Limit:
+    """What is lost with a version below `lowest`, or from `first_unfit` on; `megatron`: only with these releases."""
+
+    cost: str
+    lowest: tuple[int, ...] = ()
+    first_unfit: tuple[int, ...] | None = None
+    megatron: tuple[str, ...] = ()
+
+    def is_broken_by(self, release: tuple[int, ...], megatron: frozenset[str]) -> bool:
+        if self.megatron and not megatron.intersection(self.megatron):
+            return False
+        return release < self.lowest or (self.first_unfit is not None and release >= self.first_unfit)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A package, and what is lost without it: all training if `needed`, or with a Megatron that it is `needed_by`."""
+
+    distribution: str
+    module: str
+    cost: str
+    needed: bool = False
+    needed_by: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+
+
+SINCE_0_18 = ("0.18.2", "0.19.2", "main")
 PARTS = (
-    ("torch", "torch", True, "nothing runs"),
-    ("megatron-core", "megatron.core", True, "there is nothing to patch"),
-    ("triton", "triton", False, "megatron-core >= 0.18 does not import"),
-    ("transformer-engine", "transformer_engine", False, "no fp8, no fused Adam, so no precision-aware optimizer"),
-    ("apex", "apex", False, "no fused layer norm for --transformer-impl local, so no sequence parallel there"),
-    ("emerging-optimizers", "emerging_optimizers", False, "no Muon, SOAP or Lion"),
-    ("einops", "einops", False, "no Megatron-FSDP"),
-    ("nvidia-modelopt", "modelopt", False, "no distillation or quantization-aware training"),
-    ("tensorboard", "tensorboard", False, "--tensorboard-dir writes nothing"),
-    ("wandb", "wandb", False, "--wandb-project fails"),
+    Part(
+        "torch",
+        "torch",
+        "nothing runs",
+        needed=True,
+        limits=(Limit("no rehearsal: `run --device cpu` needs torch >= 2.11", LOWEST_TORCH),),
+    ),
+    Part("megatron-core", "megatron.core", "there is nothing to patch", needed=True),
+    Part("megatron.training", "megatron.training", "no pretrain() and no flags: set config fields instead"),
+    Part(
+        "wrapt",
+        "wrapt",
+        "no patch can be installed",
+        needed=True,
+        limits=(Limit("older than the patches are written for: wrapt >= 1.16", (1, 16)),),
+    ),
+    Part("triton", "triton", "megatron-core >= 0.18 does not import", needed_by=SINCE_0_18),
+    Part("transformer-engine", "transformer_engine", "no fp8, no fused Adam, so no precision-aware optimizer"),
+    Part("apex", "apex", "no fused layer norm for --transformer-impl local, so no sequence parallel there"),
+    Part(
+        "emerging-optimizers",
+        "emerging_optimizers",
+        "no Muon, SOAP or Lion",
+        limits=(
+            Limit("no Muon: megatron-core 0.16 was written for 0.1.0", first_unfit=(0, 2), megatron=("0.16.1",)),
+            Limit("no Muon: megatron-core >= 0.18 was written for >= 0.2.0", (0, 2), megatron=SINCE_0_18),
+        ),
+    ),
+    Part("einops", "einops", "no Megatron-FSDP"),
+    Part("nvidia-modelopt", "modelopt", "no distillation or quantization-aware training"),
+    Part("tensorboard", "tensorboard", "--tensorboard-dir writes nothing"),
+    Part("wandb", "wandb", "--wandb-project fails"),
 )
 
 
@@ -32,29 +86,40 @@ def examine() -> int:
     """Print the table; 1 if training is impossible."""
     console = Console(highlight=False)
     console.print(f"Python {platform.python_version()} in {sys.prefix}\n{describe_megatron()}", soft_wrap=True)
-    table = Table("part", "version", "without it")
+    console.print(f"zero-touch: {describe_zero_touch()}", soft_wrap=True)
+    megatron = find_releases()
+    table = Table("part", "version", "what that costs")
     impossible = False
-    for distribution, module, needed, cost in PARTS:
-        found = _find(distribution, module)
+    for part in PARTS:
+        found = _find(part)
+        needed = part.needed or bool(megatron.intersection(part.needed_by))
         impossible |= needed and found is None
-        style = "red" if needed else "yellow"
-        table.add_row(distribution, found or f"[{style}]missing[/]", "" if found else cost)
+        table.add_row(part.distribution, *_judge(part, found, needed, megatron))
     table.add_row("GPU", *_find_gpu())
     console.print(table)
     return int(impossible)
 
 
-def _find(distribution: str, module: str) -> str | None:
-    if module == "megatron.core":
-        present = find_file(module) is not None
+def _judge(part: Part, found: str | None, needed: bool, megatron: frozenset[str]) -> tuple[str, str]:
+    """What stands beside the part: its version, and what is lost."""
+    if found is None:
+        return f"[{'red' if needed else 'yellow'}]missing[/]", part.cost
+    release = tuple(map(int, re.findall(r"\d+", found.partition("+")[0])[:3]))
+    costs = [limit.cost for limit in part.limits if release and limit.is_broken_by(release, megatron)]
+    return f"[yellow]{found}[/]" if costs else found, "; ".join(costs)
+
+
+def _find(part: Part) -> str | None:
+    if part.module.startswith("megatron."):
+        present = find_file(part.module) is not None
     else:
-        present = importlib.util.find_spec(module) is not None
+        present = importlib.util.find_spec(part.module) is not None
     if not present:
         return None
     try:
-        return version(distribution)
+        return version(part.distribution)
     except PackageNotFoundError:
-        return "present, version unknown"
+        return "present"
 
 
 def _find_gpu() -> tuple[str, str]:

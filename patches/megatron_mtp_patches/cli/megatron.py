@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
+from pathlib import Path
 
 from .. import _engine
+from ..engine.fingerprints import Table
 from ..engine.source import find_file
 
 
@@ -32,5 +34,14 @@ def describe_megatron() -> str:
     file = find_file("megatron.core")
     if file is None:
         return "megatron-core is not installed (pip install megatron-core, or put a Megatron-LM checkout on PYTHONPATH)"
-    nearest = _engine.installer.table.nearest_release(_engine.catalog)
-    return f"megatron-core like {nearest}, in {file.parent}"
+    return f"megatron-core like {_nearest_release()}, in {file.parent}"
+
+
+def find_releases() -> frozenset[str]:
+    """The known releases that it is like; none where there is no Megatron."""
+    return frozenset(_nearest_release().split(" or ")) if find_file("megatron.core") else frozenset()
+
+
+def _nearest_release() -> str:
+    # Not the installer's table: that would need wrapt, and `doctor` tells whether it is there.
+    return Table.read(Path(_engine.table_file)).nearest_release(_engine.catalog)

@@ -18,7 +18,7 @@ import os
 import socket
 import sys
 
-_LOWEST_TORCH = (2, 11)
+LOWEST_TORCH = (2, 11)
 _done = False
 
 
@@ -79,9 +79,9 @@ def _prepare_torch() -> None:
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # read when torch._dynamo is imported
     import torch
 
-    if torch.__version__ < _LOWEST_TORCH:
+    if torch.__version__ < LOWEST_TORCH:
         raise RuntimeError(
-            f"a rehearsal needs torch >= {'.'.join(map(str, _LOWEST_TORCH))} (gloo with ReduceOp.AVG); "
+            f"a rehearsal needs torch >= {'.'.join(map(str, LOWEST_TORCH))} (gloo with ReduceOp.AVG); "
             f"this is torch {torch.__version__}."
         )
     # torch.optim imports dynamo anyway; dynamo inspects torch.cuda at import and must still find the original
