@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 
-def silence_main_loss(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def silence_main_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps forward_step_calc_loss: the loss of the trunk, and those of expert routers, get a weight of zero."""
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
@@ -32,7 +32,7 @@ def silence_main_loss(wrapped: Any, instance: Any, args: tuple, kwargs: dict) ->
     return result
 
 
-def report_after_schedule(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def report_after_schedule(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps get_forward_backward_func: after a schedule with a backward pass, the gradients are there to look at."""
     run = wrapped(*args, **kwargs)
 

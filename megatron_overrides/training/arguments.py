@@ -13,7 +13,7 @@ from megatron_overrides.core.transformer.transformer_config import check_heads
 logger = logging.getLogger(__name__)
 
 
-def check_arguments(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def check_arguments(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps validate_args(args, defaults)."""
     settings = args[0] if args else kwargs["args"]
     check_settings(settings)
@@ -33,7 +33,7 @@ def _check_separate_clip(settings: Any) -> None:
             )
 
 
-def settle_megatron_fsdp(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def settle_megatron_fsdp(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps validate_args(args, defaults): what Megatron-FSDP needs of the optimizer, as NVIDIA/Megatron-LM#4133."""
     settings = args[0] if args else kwargs["args"]
     if getattr(settings, "use_megatron_fsdp", False) and getattr(settings, "megatron_fsdp_version", 1) == 1:

@@ -13,7 +13,7 @@ from megatron_overrides import metrics
 _is_logging: ContextVar[bool] = ContextVar("training_log is at work", default=False)
 
 
-def log_metrics(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def log_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps training_log, which builds its line in a local variable and prints it with print_rank_last."""
     iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("iteration")
     token = _is_logging.set(True)
@@ -31,7 +31,7 @@ def log_metrics(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
     return result
 
 
-def append_to_log_line(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def append_to_log_line(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps print_rank_last: the one line that training_log prints gets our metrics at its end."""
     message, *rest = args
     if _is_logging.get():

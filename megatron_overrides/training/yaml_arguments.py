@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 
-def default_added_fields(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> dict:
+def default_added_fields(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Wraps core_config_from_args(args, dataclass), to which a field that the YAML does not name is an error."""
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     call.apply_defaults()

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _comparisons: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
-def check_before_model_parallel(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def check_before_model_parallel(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps parallel_state.initialize_model_parallel, which every rank calls once the process group is up."""
     if dist.is_initialized():
         mine = record()

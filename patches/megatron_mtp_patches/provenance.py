@@ -7,7 +7,7 @@ from typing import Any
 from . import record
 
 
-def record_in_arguments(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def record_in_arguments(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps validate_args: what is in Megatron's args reaches its log, TensorBoard, W&B and the checkpoint."""
     arguments = args[0] if args else kwargs["args"]
     arguments.megatron_mtp_patches = record()

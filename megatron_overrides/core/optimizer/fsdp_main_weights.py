@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 
-def build_without_master_weights(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def build_without_master_weights(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps _get_megatron_optimizer_based_on_param_groups: what it builds over Megatron-FSDP reads `decoupled_grad`.
 
     Newer releases do half of it, in get_megatron_optimizer: they leave `store_param_remainders` as it came out of
@@ -41,7 +41,7 @@ def is_megatron_fsdp(chunk: Any) -> bool:
     return getattr(chunk.ddp_config, "use_megatron_fsdp", False) and hasattr(chunk, "param_and_grad_buffer")
 
 
-def reload_main_weights(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> None:
+def reload_main_weights(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Wraps DistributedOptimizer._copy_model_params_to_main_params, which 0.18 and later refuse for Megatron-FSDP.
 
     Without it --finetune and --no-load-optim end in a NotImplementedError after the checkpoint is loaded.

@@ -100,7 +100,7 @@ def copy_optimizer_param_metadata(destination: torch.Tensor, source: torch.Tenso
             setattr(destination, name, getattr(source, name))
 
 
-def copy_tags_too(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> None:
+def copy_tags_too(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Wraps copy_tensor_model_parallel_attributes(destination, source), called for every shard and main copy."""
     wrapped(*args, **kwargs)
     destination, source = inspect.signature(wrapped).bind(*args, **kwargs).args

@@ -50,7 +50,7 @@ def _check_threshold(flag: str, threshold: Any, settings: Any) -> None:
         )
 
 
-def check_after_init(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> None:
+def check_after_init(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Wraps OptimizerConfig.__post_init__: a configuration made without Megatron's parser is checked too."""
     wrapped(*args, **kwargs)
     check_settings(instance)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def count_zeros_of_fsdp(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> float:
+def count_zeros_of_fsdp(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """Wraps count_zeros_fp32, which looks for the gradients of Megatron-FSDP under one name (NVIDIA/Megatron-LM#4802).
 
     Before 0.19 that is `grad`, later what the caller says; here each parameter says where its gradient is.
@@ -26,7 +26,7 @@ def _with_one_gradient(param: Any) -> Any:
     return SimpleNamespace(**{"__fsdp_param__": True, "grad": grad, "decoupled_grad": grad})
 
 
-def count_zeros_of_none(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> float:
+def count_zeros_of_none(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """Wraps count_zeros of MegatronOptimizer and ChainedOptimizer: from 0.18 on both look at their first parameter.
 
     A rank that owns no parameter has no first one, and the others wait for its zeros.

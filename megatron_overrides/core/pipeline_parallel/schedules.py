@@ -29,7 +29,7 @@ def _get_mtp_loss_scale(config: Any, device: torch.device) -> torch.Tensor:
     return torch.ones(1, device=device)
 
 
-def scale_mtp_loss(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def scale_mtp_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps forward_step_calc_loss, which has just set the scale of the main loss for the MTP loss too."""
     from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler  # which imports the schedules
 

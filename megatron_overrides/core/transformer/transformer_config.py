@@ -23,7 +23,7 @@ def check_heads(settings: Any) -> None:
         )
 
 
-def check_after_init(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> None:
+def check_after_init(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Wraps TransformerConfig.__post_init__: a configuration made without Megatron's parser is checked too."""
     wrapped(*args, **kwargs)
     check_heads(instance)

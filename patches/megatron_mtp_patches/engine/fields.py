@@ -20,7 +20,7 @@ class Fields:
 
     def __init__(self) -> None:
         self._added: dict[Any, dict[str, AddField]] = {}
-        self._fields: dict[tuple[Any, str], dataclasses.Field] = {}
+        self._fields: dict[tuple[Any, str], dataclasses.Field[Any]] = {}
         self._inits: dict[Any, tuple[Any, Any]] = {}  # class -> its own __init__, and the one in its place
 
     def knows(self, cls: Any) -> bool:
@@ -113,7 +113,7 @@ def _family(cls: Any) -> Iterator[Any]:
     return iter(seen)
 
 
-def _make_field(edit: AddField) -> dataclasses.Field:
+def _make_field(edit: AddField) -> dataclasses.Field[Any]:
     # A field is complete only once a dataclass has been made of it.
     metadata = {"argparse_meta": {"help": edit.doc}, "added_in_place": True}
     field = dataclasses.field(default=edit.default, metadata=metadata, kw_only=True)

@@ -95,7 +95,7 @@ class Table:
         return " or ".join(release for release in self.releases if votes[release] == most)
 
 
-def make_table(patches: tuple[Patch, ...], sources: dict[str, list[str]]) -> dict:
+def make_table(patches: tuple[Patch, ...], sources: dict[str, list[str]]) -> dict[str, object]:
     """What fingerprints.json holds, read from `sources` = {release: search path}."""
     edits = {edit.target: edit for patch in patches for edit in patch.edits if is_checked(edit)}
     targets: dict[str, dict[str, list[str]]] = {}

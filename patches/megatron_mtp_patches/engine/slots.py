@@ -151,7 +151,7 @@ def _belongs(file: str, module: ModuleType) -> bool:
     return file == module.__file__ or bool(torch_root and file.startswith(torch_root))
 
 
-class BoundWrapped(wrapt.BoundFunctionWrapper):
+class BoundWrapped(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt 1 takes none
     """A method that was looked up. `Class.method(something)` is a method of `something` even if that is no Class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +162,7 @@ class BoundWrapped(wrapt.BoundFunctionWrapper):
         return super().__call__(*args, **kwargs)
 
 
-class Wrapped(wrapt.FunctionWrapper):
+class Wrapped(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A wrapt wrapper that pickles by name and is not copied, as the function it stands for."""
 
     __bound_function_wrapper__ = BoundWrapped

@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+TYPE_CHECKING = False  # as in engine.py: typing itself is not imported
+if TYPE_CHECKING:
+    from typing import Any
+
 Callback = Callable[[ModuleType], None]
 
 
@@ -21,7 +25,7 @@ def watch(names: Iterable[str], callback: Callback) -> None:
     What the callback raises, the import raises, and the module is not imported.
     """
     finder = _Finder(frozenset(names), callback)
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, finder)
     for name in imported(finder.names):
         callback(sys.modules[name])
 
@@ -58,7 +62,7 @@ class _Finder:
         return None
 
 
-def _announce_after_exec(loader, callback: Callback) -> None:
+def _announce_after_exec(loader: Any, callback: Callback) -> None:
     # A loader is made for one import, so its method can be shadowed for that import alone.
     exec_module = loader.exec_module
 

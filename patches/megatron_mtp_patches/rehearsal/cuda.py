@@ -94,11 +94,11 @@ class _StreamContext:
         _set_stream(self._outer)
 
 
-class _Device(contextlib.nullcontext):
+class _Device(contextlib.nullcontext[None]):
     """`with torch.cuda.device(i)`: there is one device."""
 
 
-class _Figures(dict):
+class _Figures(dict[str, int]):
     """memory_stats(): every figure is 0."""
 
     def __missing__(self, key: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-def keep_tokens(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def keep_tokens(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps build_mtp_layer_callables: what the first layer found, the last one leaves behind."""
     (first, *others, last), backward = wrapped(*args, **kwargs)
 

@@ -10,7 +10,7 @@ from typing import Any
 from megatron_overrides.core.transformer.multi_token_prediction.loss import process_mtp_loss
 
 
-def call_process_mtp_loss(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def call_process_mtp_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps GPTModel._postprocess: runs the MTP block and its loss, then the rest on a model that has neither."""
     if hasattr(sys.modules["megatron.core.models.gpt.gpt_model"], "process_mtp_loss"):
         return wrapped(*args, **kwargs)

@@ -12,7 +12,7 @@ import torch
 from megatron.core import parallel_state
 
 
-def _mtp_logits_are_vocab_sharded(output_layer: Callable, runtime_gather_output: bool | None) -> bool:
+def _mtp_logits_are_vocab_sharded(output_layer: Callable[..., Any], runtime_gather_output: bool | None) -> bool:
     """Whether each tensor-parallel rank holds the logits of its own part of the vocabulary."""
     if runtime_gather_output is not None:
         return not runtime_gather_output
@@ -43,7 +43,7 @@ def _compute_mtp_acceptance_counts(
     mtp_logits: torch.Tensor,
     mtp_labels: torch.Tensor,
     loss_mask: torch.Tensor,
-    output_layer: Callable,
+    output_layer: Callable[..., Any],
     runtime_gather_output: bool | None,
     tp_group: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,14 +16,14 @@ _TAKES_TRUNK = "_takes_hidden_states_of_trunk"
 _REPORTS_ZERO = "_reports_zero_gradient_of_embedding"
 
 
-def detach_block(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+def detach_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Wraps MultiTokenPredictionBlock.forward: what its first layer gets next comes from the trunk."""
     if instance.config.mtp_detach_heads:
         setattr(instance.layers[0], _TAKES_TRUNK, True)
     return wrapped(*args, **kwargs)
 
 
-def detach_scheduled_layer(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def detach_scheduled_layer(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps build_mtp_layer_callables(layer), whose nodes (1F1B overlap of experts) never call the block.
 
     Upstream detaches in the block alone, so that with --overlap-moe-expert-parallel-comm the MTP loss trains the trunk.
@@ -39,7 +39,7 @@ def detach_scheduled_layer(wrapped: Any, instance: Any, args: tuple, kwargs: dic
     return [forward, *others], backward
 
 
-def detach_inputs(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> tuple:
+def detach_inputs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Wraps MultiTokenPredictionLayer._get_embeddings, which returns (..., embedded tokens, hidden states)."""
     if not instance.config.mtp_detach_heads:
         return wrapped(*args, **kwargs)
@@ -57,7 +57,7 @@ def detach_inputs(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> tup
     return (*rest, embedded, hidden_states)
 
 
-def wait_for_embedding(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> None:
+def wait_for_embedding(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Wraps DistributedDataParallel.__init__(config, ddp_config, module, ...).
 
     With --overlap-grad-reduce it asserts, after the first step, that each parameter of a bucket has had a gradient. The
@@ -76,13 +76,13 @@ def wait_for_embedding(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -
                 setattr(module, _REPORTS_ZERO, True)
 
 
-def _report_zero_gradient(embedded: torch.Tensor, embedding: Callable) -> torch.Tensor:
+def _report_zero_gradient(embedded: torch.Tensor, embedding: Callable[..., Any]) -> torch.Tensor:
     """Give the MTP stage's copy of the embedding a gradient, of zero.
 
     The copy must keep asking for one, because the gradient of the first stage is added to it; see wait_for_embedding.
     """
     parameters = [p for p in embedding.parameters() if p.requires_grad] if hasattr(embedding, "parameters") else []
-    return _ZeroGradient.apply(embedded, *parameters)  # type: ignore[no-any-return]
+    return _ZeroGradient.apply(embedded, *parameters)
 
 
 class _ZeroGradient(torch.autograd.Function):
@@ -94,5 +94,5 @@ class _ZeroGradient(torch.autograd.Function):
         return embedded.view_as(embedded)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         return (None, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.kinds))

@@ -14,7 +14,7 @@ import torch
 
 
 def call_detached(
-    output_layer: Callable, hidden: torch.Tensor, *, weight: torch.Tensor | None, **arguments: Any
+    output_layer: Callable[..., Any], hidden: torch.Tensor, *, weight: torch.Tensor | None, **arguments: Any
 ) -> Any:
     """`output_layer(hidden, weight=weight, ...)` whose backward reaches `hidden` and no parameter."""
     if weight is not None:
@@ -41,7 +41,7 @@ def _detached_parameters(module: torch.nn.Module) -> Iterator[None]:
                 if parameter is not None:
                     replaced.append((child._parameters, name, parameter))
         for parameters, name, parameter in replaced:
-            parameters[name] = parameter.detach()  # type: ignore[assignment]
+            parameters[name] = parameter.detach()
 
     def put_back(*_: Any) -> None:
         while replaced:

@@ -27,7 +27,7 @@ def current() -> ForwardPass:
     return _current.get()
 
 
-def tell_tokens(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def tell_tokens(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps GPTModel._postprocess, HybridModel.forward and MambaModel.forward.
 
     Without gradients nothing of MTP is of use (evaluation, log probabilities of an RL policy). It can be left out
@@ -42,7 +42,7 @@ def tell_tokens(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
         return wrapped(*args, **kwargs)
 
 
-def leave_out_idle_block(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+def leave_out_idle_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Wraps MultiTokenPredictionBlock.forward."""
     if current().is_idle:
         return inspect.signature(wrapped).bind(*args, **kwargs).arguments["hidden_states"]

@@ -21,11 +21,11 @@ def process_mtp_loss(
     hidden_states: torch.Tensor,
     labels: torch.Tensor | None,
     loss_mask: torch.Tensor | None,
-    output_layer: Callable,
+    output_layer: Callable[..., Any],
     output_weight: torch.Tensor | None,
     runtime_gather_output: bool | None,
     is_training: bool,
-    compute_language_model_loss: Callable,
+    compute_language_model_loss: Callable[..., Any],
     config: Any,
     *,
     cp_group: Any = None,
@@ -96,7 +96,7 @@ def process_mtp_loss(
     return trunk
 
 
-def _call(output_layer: Callable, hidden: torch.Tensor, **arguments: Any) -> Any:
+def _call(output_layer: Callable[..., Any], hidden: torch.Tensor, **arguments: Any) -> Any:
     return output_layer(hidden, **arguments)
 
 
@@ -104,7 +104,7 @@ def _count(
     logits: torch.Tensor,
     targets: torch.Tensor,
     mask: torch.Tensor,
-    output_layer: Callable,
+    output_layer: Callable[..., Any],
     runtime_gather_output: bool | None,
     tp_group: Any,
     config: Any,

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 
-def accept_padding_mask(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def accept_padding_mask(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps MultiTokenPredictionLayer._checkpointed_forward.
 
     0.18 calls it with a `padding_mask` that it does not take: TypeError for every MTP model with full recompute. The

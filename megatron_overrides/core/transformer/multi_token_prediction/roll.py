@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def roll_nothing(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> tuple:
+def roll_nothing(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Wraps roll_tensor(tensor, ...), which gives (tensor, sum): a mask or labels that are None stay None."""
     tensor = args[0] if args else kwargs["tensor"]
     return (None, None) if tensor is None else wrapped(*args, **kwargs)

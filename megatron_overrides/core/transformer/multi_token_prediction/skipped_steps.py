@@ -8,7 +8,7 @@ from typing import Any
 from megatron_overrides.core.optimizer.skipped_updates import updates
 
 
-def leave_out_skipped_step(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def leave_out_skipped_step(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps MTPLossLoggingHelper.track_mtp_metrics.
 
     training_log divides by the number of steps taken, but upstream adds the MTP losses of skipped steps as well: the

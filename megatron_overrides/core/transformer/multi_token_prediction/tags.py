@@ -14,13 +14,13 @@ import torch
 from megatron_overrides.core.optimizer.grad_norm_groups import MTP_GRAD_NORM_GROUP
 
 
-def tag_block(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> None:
+def tag_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Wraps MultiTokenPredictionBlock.__init__."""
     wrapped(*args, **kwargs)
     tag_parameters(instance)
 
 
-def tag_again(wrapped: Any, instance: Any, args: tuple, kwargs: dict) -> Any:
+def tag_again(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps _get_param_groups(model_chunks, ...), with which every optimizer begins.
 
     Initialisation on the meta device and Megatron-FSDP have made new parameters since the model was built.
@@ -40,5 +40,5 @@ def tag_parameters(block: torch.nn.Module) -> None:
     config: Any = block.config
     if getattr(config, "mtp_detach_heads", False) or config.separate_mtp_grad_clip:
         for parameter in block.parameters():
-            parameter.grad_norm_group = MTP_GRAD_NORM_GROUP  # type: ignore[attr-defined]
-            parameter.is_mtp_param = True  # type: ignore[attr-defined]
+            parameter.grad_norm_group = MTP_GRAD_NORM_GROUP
+            parameter.is_mtp_param = True

@@ -90,7 +90,7 @@ class MTPLossLoggingHelper:
         iteration: int,
         writer: Any,
         wandb_writer: Any = None,
-        total_loss_dict: dict | None = None,
+        total_loss_dict: dict[str, Any] | None = None,
     ) -> None:
         """Report what was saved since the last call, and start anew.
 
