@@ -34,7 +34,8 @@ def test_the_wheel_has_every_module_and_nothing_else(installed):
     found = {file.relative_to(installed).as_posix() for file in installed.rglob("*") if file.is_file()}
     code = {name for name in found if ".dist-info/" not in name}
     expected = files_of("megatron_mtp_patches") | files_of("megatron_overrides")
-    assert code == expected | {"megatron_mtp_patches/fingerprints.json"}
+    data = {"megatron_mtp_patches/fingerprints.json", "megatron_mtp_patches/py.typed", "megatron_overrides/py.typed"}
+    assert code == expected | data
     assert any(name.endswith("LICENSE") for name in found)
 
 
@@ -50,6 +51,7 @@ def test_metadata(installed, wheel):
     assert metadata["Version"] == megatron_mtp_patches.__version__
     assert metadata["Requires-Python"] == ">=3.10"
     assert (metadata["License-Expression"] or metadata["License"]) == "Apache-2.0"
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
     needed = {line.partition(">")[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
     assert needed == {"rich", "wrapt"}, "neither torch nor Megatron: the user's own are patched"
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -84,6 +86,7 @@ def test_the_sdist_has_every_module_and_what_a_build_needs(sdist):
     code = {f"patches/{name}" for name in files_of("megatron_mtp_patches")} | files_of("megatron_overrides")
     assert code <= found
     assert {"setup.cfg", "pyproject.toml", "LICENSE", "patches/megatron_mtp_patches/fingerprints.json"} <= found
+    assert {"patches/megatron_mtp_patches/py.typed", "megatron_overrides/py.typed"} <= found
 
 
 def test_building_leaves_no_trace_in_the_repository(wheel, sdist):

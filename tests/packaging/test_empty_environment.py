@@ -1,0 +1,43 @@
+"""The wheel where there is neither torch nor Megatron: the command says what is missing, and traces nothing back."""
+
+from __future__ import annotations
+
+import json
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches.catalog import CATALOG
+
+HINT = "pip install megatron-core"
+
+
+@pytest.mark.parametrize("flags", [[], ["-O"], ["-OO"], ["-I"]], ids=str)
+def test_it_tells_its_version(environment, flags):
+    done = environment.run(*flags, "-m", "megatron_mtp_patches", "--version")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, megatron_mtp_patches.__version__, "")
+
+
+def test_status_names_what_each_patch_waits_for(environment):
+    done = environment.command("status", "--json")
+    assert (done.returncode, done.stderr) == (1, "")
+    told = json.loads(done.stdout)
+    assert HINT in told["megatron"] and told["zero_touch"] == "not enabled"
+    assert [patch["id"] for patch in told["patches"]] == [patch.id for patch in CATALOG]
+    assert all("not installed" in patch["reason"] for patch in told["patches"])
+
+
+@pytest.mark.parametrize("words", [["status"], ["doctor"], ["explain", CATALOG[0].id], ["drift"]], ids=" ".join)
+def test_it_names_what_is_missing(environment, words):
+    done = environment.command(*words)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert HINT in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("words", [["run"], ["run", "--device", "cpu"], ["verify-mtp"]], ids=" ".join)
+def test_a_script_runs_as_far_as_it_can(environment, tmp_path, words):
+    job = tmp_path / "job.py"
+    job.write_text("import megatron.core\n")
+    done = environment.command(*words, str(job))
+    assert done.returncode == 1
+    missing = "torch" if "--device" in words else "megatron"
+    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: No module named {missing!r}"
