@@ -6,6 +6,8 @@ imports neither torch nor Megatron itself.
 Environment:
     MEGATRON_MTP_PATCHES            all (default), none, `id,id` (only these) or `-id,-id` (all but these)
     MEGATRON_MTP_PATCHES_ON_DRIFT   what a refused patch does: raise (default), warn or skip
+
+After `megatron-mtp-patches enable`, each Python in which MEGATRON_MTP_PATCHES is set imports this package as it starts.
 """
 
 from __future__ import annotations
@@ -14,14 +16,11 @@ import os
 import sys
 
 from .catalog import BASE, CATALOG
-from .engine import Patch, PatchError
-from .engine.engine import TYPE_CHECKING, Engine
-
-if TYPE_CHECKING:
-    from .engine.installer import Report
+from .engine import Patch, PatchError, Report
+from .engine.engine import Engine
 
 __version__ = "0.1.0"
-__all__ = ["Patch", "PatchError", "apply", "record", "revert", "status"]
+__all__ = ["Patch", "PatchError", "Report", "apply", "record", "revert", "status"]
 
 _engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
 
@@ -43,7 +42,11 @@ def apply(patches: str | None = None, on_drift: str | None = None) -> None:
 
 
 def revert() -> None:
-    """Put back every original, copies made by `from x import y` included, and patch nothing further."""
+    """Put back every original, copies made by `from x import y` included, and patch nothing further.
+
+    Raises:
+        PatchError: somebody has changed the same after these patches; then nothing is put back.
+    """
     _engine.revert()
 
 

@@ -16,6 +16,7 @@ from .declare import (
     UsageError,
     Wrap,
 )
+from .report import Report
 
 __all__ = [
     "AddField",
@@ -27,6 +28,7 @@ __all__ = [
     "Probe",
     "PullRequest",
     "Replace",
+    "Report",
     "UsageError",
     "Wrap",
 ]

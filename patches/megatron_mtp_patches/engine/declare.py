@@ -22,7 +22,13 @@ class UsageError(PatchError):
 
 @dataclass(frozen=True)
 class PullRequest:
-    """An upstream change, and the first release that has it (None: no release yet)."""
+    """An upstream change.
+
+    Attributes:
+        number: of the pull request.
+        native_since: the first release that has it; None where no release has.
+        repository: its owner and name on GitHub.
+    """
 
     number: int
     native_since: str | None = None
@@ -34,17 +40,23 @@ class PullRequest:
 
     @property
     def url(self) -> str:
+        """Where it can be read."""
         return f"https://github.com/{self.repository}/pull/{self.number}"
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One change to one target."""
+    """One change to one target.
+
+    Attributes:
+        target: what is changed, as `package.module:Qualified.name`.
+    """
 
     target: str
 
     @property
     def module(self) -> str:
+        """The module that is changed."""
         return self.target.partition(":")[0]
 
     @property
@@ -60,7 +72,11 @@ class Edit:
 
 @dataclass(frozen=True)
 class Replace(Edit):
-    """Put `override` where the target is. It must serve every release whose source is known."""
+    """Put something else where the target is.
+
+    Attributes:
+        override: `module:name` of what takes its place. It must serve every release whose source is known.
+    """
 
     override: str
 
@@ -69,7 +85,9 @@ class Replace(Edit):
 class Wrap(Edit):
     """Call `wrapper(wrapped, instance, args, kwargs)` instead of the target, as wrapt does.
 
-    `any_source`: the wrapper leans on the target's name alone, so a changed body is no reason to refuse.
+    Attributes:
+        wrapper: its `module:name`.
+        any_source: it leans on the target's name alone, so a changed body is no reason to refuse.
     """
 
     wrapper: str
@@ -78,14 +96,25 @@ class Wrap(Edit):
 
 @dataclass(frozen=True)
 class Export(Edit):
-    """Add `override` under a name that newer releases have; where the name exists, leave it alone."""
+    """Add a name that newer releases have; where it exists, leave it alone.
+
+    Attributes:
+        override: `module:name` of what is added.
+    """
 
     override: str
 
 
 @dataclass(frozen=True)
 class AddField(Edit):
-    """Give the dataclass `target`, and every subclass of it, one more keyword field."""
+    """Give the dataclass that is the target, and every subclass of it, one more keyword field.
+
+    Attributes:
+        field: its name.
+        type: its annotation.
+        default: its value where none is given.
+        doc: what it is for, in a line; Megatron makes a flag's help of it.
+    """
 
     field: str
     type: object
@@ -95,7 +124,14 @@ class AddField(Edit):
 
 @dataclass(frozen=True)
 class AddFlag(Edit):
-    """Add a command-line flag to the argparse parser that the function `target` returns; a switch if `type` is bool."""
+    """Add a command-line flag to the argparse parser that the target, a function, returns.
+
+    Attributes:
+        flag: as it is written, with its dashes.
+        type: what makes a value of the word; bool makes the flag a switch.
+        default: the value without the flag.
+        help: what `--help` says of it.
+    """
 
     flag: str
     type: object
@@ -105,8 +141,12 @@ class AddFlag(Edit):
 
 @dataclass(frozen=True)
 class Probe:
-    """How to see in the source that a Megatron has a change: `target` exists and, where `contains` is
-    given, its body holds that expression."""
+    """How to see in the source that a Megatron has a change.
+
+    Attributes:
+        target: what exists then.
+        contains: an expression that its body holds then; None where the name is enough.
+    """
 
     target: str
     contains: str | None = None
@@ -116,13 +156,18 @@ class Probe:
 class Patch:
     """One upstream change for every release.
 
-    `doc` is the header of the module that declares it; its first line is the summary. Where the change is
-    native, a patch that `repairs` removes its defects (the header names them); any other leaves it alone.
-    An `optional` one patches a package that need not be installed; until it is imported, the patch is pending.
+    Attributes:
+        id: what the user calls it.
+        doc: the header of the module that declares it; its first line is the summary. None under python -OO.
+        upstream: the pull requests that it stands for.
+        probe: how to see that a Megatron has it; None where no release does.
+        edits: what it changes; all of them or none.
+        repairs: where the change is native, it removes the defects that the header names. Any other leaves it alone.
+        optional: it patches a package that need not be installed; until that is imported, the patch is pending.
     """
 
     id: str
-    doc: str | None  # None under python -OO
+    doc: str | None
     upstream: tuple[PullRequest, ...]
     probe: Probe | None
     edits: tuple[Edit, ...]
@@ -131,6 +176,7 @@ class Patch:
 
     @property
     def summary(self) -> str:
+        """What it does, in a line."""
         return (self.doc or self.id).strip().partition("\n")[0].rstrip(".")
 
     @property

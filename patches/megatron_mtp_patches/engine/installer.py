@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -12,22 +11,11 @@ from .decide import Decision, Verdict, decide
 from .declare import AddField, Edit, Patch, PatchError
 from .fields import Fields
 from .fingerprints import Table, fingerprint, has_place, is_checked
+from .report import Report
 from .slots import Slot
 
 NO_PLACE = "not in this Megatron"
 CHANGED = "applied, then changed by somebody else"
-
-
-@dataclass(frozen=True)
-class Report:
-    """Where one patch stands. `state` is pending, applied, repaired, native, disabled or refused."""
-
-    id: str
-    state: str
-    reason: str
-    upstream: tuple[str, ...]
-    summary: str
-    targets: dict[str, str]
 
 
 class Installer:

@@ -1,0 +1,50 @@
+"""What a user may import is documented, and typed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches import engine
+
+NAMES = [(module, name) for module in (megatron_mtp_patches, engine) for name in module.__all__]
+PUBLIC = {getattr(module, name) for module, name in NAMES}
+FUNCTIONS = sorted(filter(inspect.isfunction, PUBLIC), key=lambda function: function.__name__)
+CLASSES = sorted(filter(inspect.isclass, PUBLIC), key=lambda cls: cls.__name__)
+
+
+def described(documented: object, heading: str) -> dict[str, str]:
+    """{name: what is said of it} under `heading` in the docstring."""
+    _, _, section = inspect.cleandoc(documented.__doc__).partition(f"\n{heading}:\n")
+    return dict(re.findall(r"^    (\w+): (\S.*)$", section.partition("\n\n")[0], flags=re.MULTILINE))
+
+
+def test_the_public_names_are_these():
+    """What is added here is kept: see docs/versioning.md."""
+    assert megatron_mtp_patches.__all__ == ["Patch", "PatchError", "Report", "apply", "record", "revert", "status"]
+    assert all(hasattr(module, name) for module, name in NAMES)
+    assert set(FUNCTIONS) | set(CLASSES) == PUBLIC
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_a_function_is_documented_and_typed(function):
+    assert function.__doc__
+    names = list(inspect.signature(function).parameters)
+    assert list(described(function, "Args")) == names
+    assert set(typing.get_type_hints(function)) == {*names, "return"}
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_a_class_and_what_is_in_it_are_documented(cls):
+    doc = vars(cls).get("__doc__")
+    assert doc and not doc.startswith(f"{cls.__name__}("), "what dataclass() writes says nothing"
+    own = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    own = [name for name in own if name in cls.__annotations__]
+    assert list(described(cls, "Attributes")) == own
+    for name, member in vars(cls).items():
+        if not name.startswith("_") and (callable(member) or isinstance(member, property)):
+            assert inspect.getdoc(member), f"{cls.__name__}.{name}"
