@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 import nox
 
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["tests", "lint", *(["replay"] if os.environ.get("MEGATRON_LM") else [])]
+nox.options.sessions = ["tests", "lint", "wheel", *(["replay"] if os.environ.get("MEGATRON_LM") else [])]
 
 MATRIX = nox.project.load_toml("ci/matrix.toml")
 RESULTS = Path(".nox", "results")
@@ -112,3 +113,28 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """What would be published, installed from nothing: without torch and Megatron it says so, and no more."""
+    folder = Path(session.create_tmp()).resolve()
+    shutil.rmtree(folder)
+    session.run("uv", "build", "--out-dir", str(folder), external=True, silent=True)
+    (built,) = folder.glob("*.whl")
+    session.install("twine")
+    session.run("twine", "check", "--strict", str(built), *map(str, folder.glob("*.tar.gz")))
+    empty = folder / "empty"
+    session.run("uv", "venv", "--python", session.python or sys.executable, str(empty), external=True, silent=True)
+    session.run("uv", "pip", "install", "--python", str(empty), str(built), external=True)
+    for words, code in (
+        (["--version"], 0),
+        (["status", "--json"], 1),
+        (["doctor"], 1),
+        (["enable"], 0),
+        (["disable"], 0),
+    ):
+        command = str(empty / "bin" / "megatron-mtp-patches")
+        output = session.run(command, *words, external=True, silent=True, success_codes=[code])
+        if code and ("Traceback" in output or "megatron-core is not installed" not in output):
+            session.error(f"it does not say what is missing:\n{output}")

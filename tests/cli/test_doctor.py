@@ -92,7 +92,7 @@ def test_a_megatron_that_needs_triton_and_has_none_is_1(bare, furnish, tmp_path,
     "name, number, cost, releases",
     [
         ("torch", "2.10.1+cu128", "no rehearsal", RELEASES),
-        ("torch", "2.11.0", "", RELEASES),
+        ("torch", "2.11", "", RELEASES),
         ("wrapt", "1.15.0", "wrapt >= 1.16", RELEASES),
         ("wrapt", "1.16.0rc1", "", RELEASES),
         ("emerging-optimizers", "0.1.0", "no Muon", ("0.18.2", "0.19.2")),
