@@ -104,7 +104,7 @@ def _judge(part: Part, found: str | None, needed: bool, megatron: frozenset[str]
     """What stands beside the part: its version, and what is lost."""
     if found is None:
         return f"[{'red' if needed else 'yellow'}]missing[/]", part.cost
-    release = tuple(map(int, re.findall(r"\d+", found)[:3]))
+    release = tuple(map(int, re.findall(r"\d+", found)))
     costs = [limit.cost for limit in part.limits if release and limit.is_broken_by(release, megatron)]
     return f"[yellow]{found}[/]" if costs else found, "; ".join(costs)
 
