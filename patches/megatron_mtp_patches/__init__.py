@@ -16,8 +16,11 @@ import os
 import sys
 
 from .catalog import BASE, CATALOG
-from .engine import Patch, PatchError, Report
-from .engine.engine import Engine
+from .engine import Patch, PatchError
+from .engine.engine import TYPE_CHECKING, Engine
+
+if TYPE_CHECKING:
+    from .engine.report import Report
 
 __version__ = "0.1.0"
 __all__ = ["Patch", "PatchError", "Report", "apply", "record", "revert", "status"]
@@ -64,6 +67,15 @@ def record() -> str:
     """
     _engine.catch_up()
     return f"{__version__} {_engine.installer.record()}"
+
+
+def __getattr__(name: str) -> object:
+    """`Report`, once somebody asks for it: making a dataclass of it would add to every import of this package."""
+    if name == "Report":
+        from .engine.report import Report
+
+        return Report
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _is_command() -> bool:

@@ -28,6 +28,8 @@ def test_the_public_names_are_these():
     assert megatron_mtp_patches.__all__ == ["Patch", "PatchError", "Report", "apply", "record", "revert", "status"]
     assert all(hasattr(module, name) for module, name in NAMES)
     assert set(FUNCTIONS) | set(CLASSES) == PUBLIC
+    with pytest.raises(ImportError, match="no_such_name"):
+        from megatron_mtp_patches import no_such_name  # noqa: F401
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
@@ -35,7 +37,8 @@ def test_a_function_is_documented_and_typed(function):
     assert function.__doc__
     names = list(inspect.signature(function).parameters)
     assert list(described(function, "Args")) == names
-    assert set(typing.get_type_hints(function)) == {*names, "return"}
+    types = {name: getattr(megatron_mtp_patches, name) for name in megatron_mtp_patches.__all__}
+    assert set(typing.get_type_hints(function, localns=types)) == {*names, "return"}
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)

@@ -16,7 +16,6 @@ from .declare import (
     UsageError,
     Wrap,
 )
-from .report import Report
 
 __all__ = [
     "AddField",
@@ -28,7 +27,6 @@ __all__ = [
     "Probe",
     "PullRequest",
     "Replace",
-    "Report",
     "UsageError",
     "Wrap",
 ]
