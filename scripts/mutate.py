@@ -36,6 +36,7 @@ except ImportError:
     import tomli as tomllib
 
 from mutation import mutants, suites, table
+from pythons import release_and_python
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -86,7 +87,14 @@ class Server:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", action="append", required=True, metavar="RELEASE=PYTHON", help="may be repeated")
+    parser.add_argument(
+        "--python",
+        type=release_and_python,
+        action="append",
+        required=True,
+        metavar="RELEASE=PYTHON",
+        help="may be repeated",
+    )
     parser.add_argument("--only", default="", metavar="PATTERN", help="mutants whose name or place has this in it")
     parser.add_argument(
         "--resume", action="store_true", help="take what ci/mutants.json has of mutants that were killed"
@@ -140,7 +148,7 @@ def conclude(rows: dict[str, dict], console: Console) -> int:
 
 def make_pool(options: argparse.Namespace, work: Path) -> queue.Queue[dict[str, Server]]:
     """Each entry has a server of every release."""
-    pythons = dict(pair.split("=", 1) for pair in options.python)
+    pythons = dict(options.python)
     pool: queue.Queue[dict[str, Server]] = queue.Queue()
     for job in range(options.jobs):
         pool.put({release: Server(python, work / f"{release} {job}.log") for release, python in pythons.items()})

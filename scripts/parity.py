@@ -18,6 +18,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from pythons import release_and_python
+
 sys.path.insert(0, str(Path(__file__).parent / "parity"))
 
 
@@ -33,13 +35,6 @@ def compare(expected: Path, others: list[Path]) -> bool:
     ]
     table.show(rows, list(found), "largest absolute differences")
     return not any(cell.is_wrong for row in rows for cell in row.cells.values())
-
-
-def release_and_python(text: str) -> tuple[str, str]:
-    release, equals, python = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not RELEASE=PYTHON")
-    return release, python
 
 
 def main() -> int:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import table
+from pythons import REFERENCE
 
 ROOT = Path(__file__).resolve().parents[2]
-REFERENCE = "0.19.2"
 RECORDED = "recorded "  # begins the line that says which case is done
 
 

@@ -50,6 +50,7 @@ def compare(tmp_path):
 
 @pytest.fixture
 def runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.syspath_prepend(str(FOLDER / "parity"))
     import runs
 
