@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """What a rank holds without and with a patch, counted tensor by tensor, on the installed Megatron; no GPU needed.
 
+Where there is one, also what its allocator has given out in the end, and at most.
+
     python scripts/bench_memory.py [PATCH ...] [--ranks 2] [--layers 4] [--hidden 256] [--json FILE]
 
 Without TransformerEngine its FusedAdam is the stand-in of tests/stand_ins, which keeps the same tensors.
@@ -19,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent / "bench"))
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = ("fsdp-without-master-weights", "tag-mtp-stage-embedding")
 NATIVE = "This Megatron holds the same without the patch: there is nothing to measure it against."
@@ -38,6 +41,8 @@ def run_rank(options: argparse.Namespace) -> None:
     with fused_adam():
         found = CASES[options.patches[0]](options)
     result = {"held": found.held._asdict(), "saves": found.saves, "note": found.note}
+    if not options.cpu:
+        result["allocator"] = {"allocated": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_allocated()}
     (options.rank_folder / f"{torch.distributed.get_rank()}.json").write_text(json.dumps(result))
     torch.distributed.destroy_process_group()
 
@@ -90,6 +95,9 @@ def show(patch: str, before: list[dict[str, Any]], after: list[dict[str, Any]]) 
             table.add_row(
                 str(rank), what.replace("_", " "), f"{old['held'][what]:,}", f"{number:,}", f"{less:,}", expected
             )
+        for what, number in new.get("allocator", {}).items():
+            without = old["allocator"][what]
+            table.add_row(str(rank), what, f"{without:,}", f"{number:,}", f"{without - number:,}", "")
         table.add_section()
     console = Console(width=110)
     console.print(table)
