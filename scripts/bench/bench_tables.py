@@ -1,0 +1,79 @@
+"""The rows of scripts/bench.py as tables, ratios first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pythons import REFERENCE
+from tables import Table
+
+NATIVE = f"native {REFERENCE}"
+WITHOUT_KERNELS = (
+    "Where neither TransformerEngine nor Apex is installed, Megatron's own norm reads one number for each parameter, "
+    "patched or not."
+)
+
+
+def tables(found: dict[str, Any]) -> list[Table]:
+    makers = {"step": _steps, "import": _imports, "acceptance": _acceptance}
+    return [table for name, make in makers.items() if name in found for table in make(found[name])]
+
+
+def _steps(rows: list[dict[str, Any]]) -> list[Table]:
+    times, calls = [], []
+    for row in rows:
+        place = [row["case"], str(row["ranks"]), row["release"]]
+        ms = [f"{row['ms'][side]:.1f}" if side in row["ms"] else "" for side in ("unpatched", "patched", NATIVE)]
+        ratios = [_ratio(row["patched / native"]), _ratio(row["patched / unpatched"])]
+        times.append([*place, *ratios, *ms, _misses(row)])
+        sides = [row["a step"].get(side) for side in (NATIVE, "unpatched", "patched")]
+        numbers = [
+            " / ".join("-" if side is None or side[what] is None else f"{side[what]:g}" for side in sides)
+            for what in ("all_reduces", "host_syncs", "launches")
+        ]
+        calls.append([*place, f"{row['a step']['patched']['rank sets']:g}", *numbers])
+    place = ["optimizer", "ranks", "release"]
+    which = f"{NATIVE} / unpatched / patched"
+    return [
+        Table(
+            "optimizer.step, medians",
+            [
+                *place,
+                f"patched / {NATIVE}",
+                "patched / unpatched",
+                "unpatched ms",
+                "patched ms",
+                f"{NATIVE} ms",
+                "target",
+            ],
+            times,
+        ),
+        Table(
+            f"In one optimizer.step: {which}",
+            [*place, "sets of ranks", "all-reduces", "waits of the host", "kernel launches"],
+            calls,
+            WITHOUT_KERNELS,
+        ),
+    ]
+
+
+def _imports(rows: list[dict[str, Any]]) -> list[Table]:
+    cells = [[row["release"], f"{row['ms']:.1f}", "yes" if row["loads torch"] else "no", _misses(row)] for row in rows]
+    return [Table("import megatron_mtp_patches", ["with", "ms", "loads torch", "target"], cells)]
+
+
+def _acceptance(rows: list[dict[str, Any]]) -> list[Table]:
+    cells = []
+    for row in rows:
+        shape, ms = [str(row["tokens"]), str(row["vocabulary"])], [f"{row[name]:.2f}" for name in ("ms", "one read ms")]
+        cells.append([*shape, _ratio(row["ratio"]), *ms, _misses(row) if row["device"] == "gpu" else "only on a GPU"])
+    columns = ["tokens", "vocabulary", "counting / one read", "counting ms", "one read ms", "target"]
+    return [Table("Acceptance counting, bf16 logits", columns, cells)]
+
+
+def _ratio(value: float | None) -> str:
+    return "not run" if value is None else f"{value:.2f}"
+
+
+def _misses(row: dict[str, Any]) -> str:
+    return f"misses: {'; '.join(row['misses'])}" if row["misses"] else "met"

@@ -1,0 +1,73 @@
+"""What a step makes the host and the network do: all-reduces, waits for the device, kernel launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+# Reading one number of a tensor on the host. On a GPU it ends in the first of WAITS.
+READ = "aten::_local_scalar_dense"
+# torch's own optimizers count their steps in tensors that lie on the host: reading those waits for nothing.
+OF_TORCH = "Optimizer.step#"
+WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel")
+
+
+class Counts(NamedTuple):
+    """Of one step. On a CPU nothing is launched, and a wait is a number that a GPU's host would have waited for."""
+
+    all_reduces: float
+    host_syncs: float
+    launches: float | None
+
+
+def count(step: Callable[[], Any], steps: int, on_gpu: bool) -> Counts:
+    """The mean of `steps` calls of `step`, which has already run."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] * on_gpu
+    with (
+        _calls(torch.distributed, "all_reduce") as reduced,
+        _calls(torch.Tensor, "tolist") as listed,
+        torch.profiler.profile(activities=activities) as profile,
+    ):
+        for _ in range(steps):
+            step()
+    waits, launches = tally(profile.events(), on_gpu)
+    if not on_gpu:
+        waits += len(listed)  # several numbers read at once, which no event shows
+    return Counts(len(reduced) / steps, waits / steps, launches / steps if on_gpu else None)
+
+
+def tally(events: Iterable[Any], on_gpu: bool) -> tuple[int, int]:
+    """(waits, launches) among the profiler's events."""
+    waits = launches = 0
+    for event in events:
+        waits += event.name in WAITS if on_gpu else event.name == READ and not _is_of_torch(event)
+        launches += event.name.startswith(LAUNCHES)
+    return waits, launches
+
+
+def _is_of_torch(event: Any) -> bool:
+    while event is not None and not event.name.startswith(OF_TORCH):
+        event = event.cpu_parent
+    return event is not None
+
+
+@contextmanager
+def _calls(owner: Any, name: str) -> Iterator[list[None]]:
+    """One entry for each call of owner.name."""
+    original = getattr(owner, name)
+    seen: list[None] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        seen.append(None)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, counted)
+    try:
+        yield seen
+    finally:
+        setattr(owner, name, original)

@@ -1,0 +1,104 @@
+"""scripts/bench.py: what it counts, and the targets that its rows are held against."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """load(name): a module of scripts/bench."""
+    for folder in (SCRIPTS, SCRIPTS / "bench"):
+        monkeypatch.syspath_prepend(str(folder))
+    yield importlib.import_module
+    for name in ("tables", "step"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def alone():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_it_counts_what_a_step_reduces_and_reads(load, alone):
+    """Not what torch's optimizer reads of its own counters, which lie on the host."""
+    param = torch.nn.Parameter(torch.ones(2))
+    adam = torch.optim.AdamW([param], foreach=False)
+
+    def step():
+        for _ in range(2):
+            torch.distributed.all_reduce(param.detach())
+        assert param.sum() > 0
+        param.detach()[0].item()
+        param.tolist()
+        param.grad = torch.ones(2)
+        adam.step()
+
+    step()
+    original = torch.distributed.all_reduce
+    counts = load("counting").count(step, 3, on_gpu=False)
+    assert counts == (2, 3, None)
+    assert torch.distributed.all_reduce is original
+
+
+def event(name, parent=None):
+    return SimpleNamespace(name=name, cpu_parent=parent)
+
+
+def test_on_a_gpu_waits_and_launches_are_those_of_the_runtime(load):
+    names = ["cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cudaStreamSynchronize"]
+    names += [
+        "cudaDeviceSynchronize",
+        "aten::_local_scalar_dense",
+        "cudaMemcpyAsync",
+    ]  # the profiler's own; not the wait
+    assert load("counting").tally(map(event, names), on_gpu=True) == (1, 3)
+
+
+def test_reads_below_an_optimizer_are_its_own(load):
+    below = event("aten::_local_scalar_dense", event("aten::item", event("Optimizer.step#AdamW.step")))
+    beside = event("aten::_local_scalar_dense", event("aten::item"))
+    assert load("counting").tally([below, beside, beside], on_gpu=False) == (2, 0)
+
+
+def side(ratios, *rounds, all_reduces=1):
+    counts = {"all_reduces": all_reduces, "host_syncs": 2, "launches": None, "rank sets": 1}
+    return ratios.Side([list(one) for one in rounds], counts)
+
+
+def test_a_ratio_is_that_of_what_was_measured_side_by_side(load):
+    """Everything took longer in one round, and one step longer than all others."""
+    ratios = load("ratios")
+    ours, theirs = side(ratios, (1, 1, 9), (10, 10, 90), (1, 1, 9)), side(ratios, (2, 2, 2), (20, 20, 20), (1, 1, 1))
+    assert ratios.ratio(ours, theirs) == 0.5
+    assert ratios.slowest([[1.0, 5.0], [3.0, 2.0]]) == [3.0, 5.0]
+
+
+def test_a_row_says_what_it_misses(load):
+    ratios = load("ratios")
+    slow, fast = side(ratios, (1.2,), all_reduces=2), side(ratios, (1.0,))
+    row = ratios.step_row("bf16", 2, "0.18.2", fast, slow, fast)
+    assert row["misses"] == ["1.20 of native 0.19.2's time, not at most 1.00", "2 all-reduces for 1 sets of ranks"]
+    assert ratios.step_row("bf16", 2, "0.18.2", slow, fast, slow)["misses"] == []
+    assert ratios.step_row("bf16", 2, "0.18.2", slow, fast, None)["patched / native"] is None
+    assert ratios.import_row("0.18.2", [10.0, 29.0, 90.0], False)["misses"] == []
+    assert ratios.import_row("0.18.2", [30.0], True)["misses"] == ["30.0 ms, not under 30", "it imports torch"]
+
+
+def test_one_read_is_half_a_copy(load):
+    found = {"tokens": 8, "vocabulary": 16, "seconds": [3.0], "copy seconds": [2.0]}
+    row = load("ratios").acceptance_row("0.18.2", found, "gpu")
+    assert row["ratio"] == 3.0 and row["misses"] == ["3.00 times one read, not at most 1.5"]
+    assert load("ratios").acceptance_row("0.18.2", found, "cpu")["misses"] == []
+    text = "\n".join(load("bench_tables").tables({"acceptance": [row]})[0].markdown())
+    assert "| 8 | 16 | 3.00 | 3000.00 | 1000.00 | misses: 3.00 times one read, not at most 1.5 |" in text
