@@ -29,7 +29,9 @@ def blocks(work: Path, pictures: Path) -> dict[str, str]:
         "log-line": f"```text\n{log_line(work / 'detached.log')}\n```",
     }
     _python("-m", "megatron_mtp_patches", "run", "--device", "cpu", "demo/small_figures.py", data, work)
-    found["muon-stall"] = markdown(muon_stall.measure(work))
+    losses = muon_stall.measure()
+    muon_stall.draw(losses, muon_stall.STEPS, work / muon_stall.PICTURE)
+    found["muon-stall"] = markdown(muon_stall.compare(losses))
     for picture in work.glob("*.png"):
         shutil.copy(picture, pictures)
     return found
