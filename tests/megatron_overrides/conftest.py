@@ -1,15 +1,28 @@
-"""The overrides on real Megatron classes, one CPU rank."""
+"""The overrides on real Megatron classes, one rank, in a rehearsal; with TEST_DEVICE=gpu on a GPU.
 
-import megatron_mtp_patches.rehearsal.pytest_plugin  # noqa: F401  (torch.cuda must resolve to the CPU before torch users)
+There a tensor lies on the GPU if a test says nothing else.
+"""
+
+import os
+
 import pytest
-import torch
+from megatron_mtp_patches import rehearsal
+
+ON_GPU = os.environ.get("TEST_DEVICE") == "gpu"
+if not ON_GPU:
+    rehearsal.install(megatron_flags=False)  # before any test imports torch
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_rank():
+    import torch
     from megatron.core import parallel_state
 
-    torch.distributed.init_process_group("gloo")
+    if ON_GPU:
+        torch.set_default_device("cuda")
+        torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    else:
+        torch.distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel()
     yield
     torch.distributed.destroy_process_group()

@@ -97,7 +97,7 @@ class Case:
 
     def gradients(self, step: int) -> list[Gradient]:
         """Of all ranks' parameters, whole, leaf by leaf."""
-        generator = torch.Generator().manual_seed(self.seed + step)
+        generator = torch.Generator(torch.get_default_device()).manual_seed(self.seed + step)
         number = sum(len(leaf.parameters) for leaf in self.leaves)
         drawn = []
         for leaf in self.leaves:

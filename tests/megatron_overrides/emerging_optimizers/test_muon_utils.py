@@ -14,7 +14,7 @@ def newton_schulz():
 
 
 def matrix(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+    return torch.randn(*shape, generator=torch.Generator(torch.get_default_device()).manual_seed(3))
 
 
 @pytest.mark.parametrize("shape", [(8, 6), (6, 8), (3, 6, 8)])

@@ -17,7 +17,7 @@ def make_model(make_gpt):
 @pytest.fixture
 def batch():
     """What GPTModel.forward takes: seeded tokens, their labels, a mask with holes."""
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(5)
     tokens = torch.randint(1, VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
     return {
         "input_ids": tokens[:, :-1].contiguous(),

@@ -75,7 +75,9 @@ def test_packed_sequences_are_detached_too(make_model, batch, has_labels):
     for layer in model.mtp.layers:
         setattr(layer, "mtp_model_layer" if hasattr(layer, "mtp_model_layer") else "transformer_layer", Identity())
     ends = torch.tensor([0, 5, 12])
-    hidden = torch.randn(12, 1, 16, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    hidden = torch.randn(
+        12, 1, 16, generator=torch.Generator(torch.get_default_device()).manual_seed(1), requires_grad=True
+    )
     given = {name: batch[name][:1] for name in ("input_ids", "position_ids", "labels", "loss_mask")}
     given |= {"labels": given["labels"] if has_labels else None}
     output = model._postprocess(

@@ -78,7 +78,7 @@ def test_hidden_states_of_heads_that_have_run_are_taken_off(make_model, batch, h
     """As under the 1F1B overlap, whose nodes run the heads: the block is not left out, so it is not missing."""
     model = make_model()
     given = {"labels": batch["labels"] if has_labels else None, "loss_mask": batch["loss_mask"]}
-    hidden = torch.randn(3 * 12, 2, 16, generator=torch.Generator().manual_seed(1))
+    hidden = torch.randn(3 * 12, 2, 16, generator=torch.Generator(torch.get_default_device()).manual_seed(1))
     common = {name: batch[name] for name in ("input_ids", "position_ids")}
     common |= {"rotary_pos_emb": None, "rotary_pos_cos": None, "rotary_pos_sin": None, "mtp_in_postprocess": False}
     with torch.no_grad():
