@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from curves import Curves, read_curves
+from plain_modules import PLAIN_MODULES
 from rich.console import Console
 from rich.table import Table
 
@@ -23,12 +24,6 @@ SHOWN = re.compile(r"^\s*(\[[^]]*\] )?iteration +\d+/|validation loss at|update 
 
 CLIP = 1.0
 
-# Without TransformerEngine and Apex, Megatron's own modules do everything.
-PLAIN_MODULES = (
-    "--transformer-impl local --attention-backend unfused --no-persist-layer-norm "
-    "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-gelu-fusion "
-    "--no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion"
-)
 MODEL = (
     "--num-layers 3 --hidden-size 128 --ffn-hidden-size 512 --num-attention-heads 4 --seq-length 128 "
     "--max-position-embeddings 128 --position-embedding-type rope --hidden-dropout 0 --attention-dropout 0"
