@@ -23,7 +23,6 @@ def environment(patches: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "MEGATRON_MTP_PATCHES": patches,
-        "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
     }
 
