@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +32,8 @@ def lane(out, *arguments):
 @pytest.fixture
 def load(monkeypatch):
     """load(name): a module of ci/gpu."""
-    monkeypatch.syspath_prepend(str(ROOT / "ci/gpu"))
+    for folder in ("scripts", "scripts/bench", "ci/gpu"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
 
     def module(name):
         return __import__(name)
@@ -54,13 +56,21 @@ def test_every_stage_comes_about(tmp_path):
     text = (tmp_path / "report.md").read_text()
     assert "| replay | not run |  | no checkout given |" in text and "a CPU (rehearsal" in text
 
-    log = tmp_path / "stages" / "muon" / "log"
-    before = log.stat().st_mtime_ns
-    assert lane(tmp_path, "--device", "cpu", "--only", "muon")[0] == 0
-    assert log.stat().st_mtime_ns == before  # kept
-    (log.parent / "stage.json").write_text(json.dumps({**report["stages"][-1], "device": "gpu"}))
-    again = lane(tmp_path, "--device", "cpu", "--only", "muon", "--python", f"0={sys.prefix}/bin/nothing")
-    assert again[0] != 0 and again[2]["stages"][-1]["state"] != "passed"  # not that of another device
+
+def test_a_stage_that_has_ended_is_kept_for_its_device(load, tmp_path):
+    lane, stages = load("lane"), load("stages")
+    code = f"open({str(tmp_path / 'ran')!r}, 'a').write('.'); exit('no way')"
+    stage = stages.Stage("one stage", [sys.executable, "-c", code], lambda folder, device: [])
+
+    def run(device, resume):
+        record = lane.run(stage, SimpleNamespace(out=tmp_path, device=device, resume=resume))
+        return record["state"], record["reason"], len((tmp_path / "ran").read_text())
+
+    failed = ("failed", "stages/one-stage/log: no way")
+    assert run("cpu", True) == (*failed, 1)
+    assert run("cpu", True) == (*failed, 1)
+    assert run("gpu", True) == (*failed, 2)
+    assert run("gpu", False) == (*failed, 3)
 
 
 def test_without_a_gpu_nothing_is_run(tmp_path):
@@ -88,6 +98,7 @@ def test_without_a_gpu_nothing_is_run(tmp_path):
         (["--wheels", "."], "no wheel of megatron-core is in it"),
         (["--megatron", "."], "neither a git repository nor a folder of Megatron-LM trees"),
         (["--python", "0.18.2"], "'0.18.2' is not RELEASE=PYTHON"),
+        (["--python", "0.18.2=nowhere"], "--python 0.18.2=nowhere: no such Python"),
     ],
 )
 def test_arguments_that_cannot_be_used(tmp_path, monkeypatch, arguments, said):
