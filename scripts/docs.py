@@ -31,7 +31,7 @@ def main() -> int:
     stale = 0
     for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         before = file.read_text(encoding="utf-8")
-        after = blocks.fill(before, contents)
+        after = markdown_pages.fill(before, contents)
         if after != before:
             stale += 1
             print(f"{file.relative_to(ROOT)}: {'out of date; run scripts/docs.py' if options.check else 'made anew'}")
@@ -42,6 +42,8 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "patches"), str(ROOT)]
-    from docs import blocks, declared, measured
+    import markdown_pages
+
+    from docs import declared, measured
 
     sys.exit(main())

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/bench"))
 
+import markdown_pages
 from figures import NOT_RUN
 from tables import Table
-
-BEGIN, END = "<!-- results: written by ci/gpu/run.sh --doc -->", "<!-- end of results -->"
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
@@ -45,10 +45,10 @@ def lines(report: dict[str, Any]) -> list[str]:
 
 
 def write(report: dict[str, Any], folder: Path, doc: Path | None) -> None:
-    """report.json and report.md in `folder`; the same tables between the two marks of `doc`."""
+    """report.json and report.md in `folder`; the same tables in the block `results` of `doc`."""
     text = "\n".join(lines(report)).rstrip() + "\n"
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(f"# GPU lane\n\n{text}", encoding="utf-8")
     if doc:
-        before, _, rest = doc.read_text(encoding="utf-8").partition(BEGIN)
-        doc.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        page = doc.read_text(encoding="utf-8")
+        doc.write_text(markdown_pages.fill(page, {"results": text}), encoding="utf-8")

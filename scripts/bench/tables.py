@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import markdown_pages
+
 
 class Table(NamedTuple):
     title: str
@@ -26,9 +28,5 @@ class Table(NamedTuple):
             console.print(self.note, markup=False, highlight=False)
 
     def markdown(self) -> list[str]:
-        lines = [f"## {self.title}", "", _line(self.columns), "|" + "---|" * len(self.columns)]
-        return [*lines, *map(_line, self.rows), "", *([self.note, ""] if self.note else [])]
-
-
-def _line(texts: list[str]) -> str:
-    return f"| {' | '.join(text.replace('|', '/') for text in texts)} |"
+        table = markdown_pages.table(self.columns, self.rows)
+        return [f"## {self.title}", "", *table, "", *([self.note, ""] if self.note else [])]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import megatron_mtp_patches
+from markdown_pages import table
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine import Patch, PullRequest
 from packaging.version import Version
@@ -20,11 +21,15 @@ def blocks() -> dict[str, str]:
 def releases_table() -> str:
     """Patch x release: what the set does there."""
     releases = json.loads(FINGERPRINTS.read_text(encoding="utf-8"))["releases"]
-    lines = [["patch", "upstream", *releases], ["---"] * (2 + len(releases))]
-    for patch in CATALOG:
-        upstream = ", ".join(map(_link, patch.upstream)) or "none"
-        lines.append([f"[`{patch.id}`](docs/{patch.id}.md)", upstream, *(word(patch, release) for release in releases)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    rows = (
+        [
+            f"[`{patch.id}`](docs/{patch.id}.md)",
+            ", ".join(map(_link, patch.upstream)) or "none",
+            *(word(patch, release) for release in releases),
+        ]
+        for patch in CATALOG
+    )
+    return "\n".join(table(["patch", "upstream", *releases], rows))
 
 
 def word(patch: Patch, release: str) -> str:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .blocks import markdown
+from markdown_pages import from_rich
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 COLUMNS = ("iteration", "lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance %:")
@@ -24,14 +24,14 @@ def blocks(work: Path, pictures: Path) -> dict[str, str]:
     data = work / "data" / "stdlib"
     _python("demo/build_dataset.py", data)
     found = {
-        "heads": markdown(heads.measure(data, work)),
-        "skipping": markdown(skipping.measure(data, work)),
+        "heads": "\n".join(from_rich(heads.measure(data, work))),
+        "skipping": "\n".join(from_rich(skipping.measure(data, work))),
         "log-line": f"```text\n{log_line(work / 'detached.log')}\n```",
     }
     _python("-m", "megatron_mtp_patches", "run", "--device", "cpu", "demo/small_figures.py", data, work)
     losses = muon_stall.measure()
     muon_stall.draw(losses, muon_stall.STEPS, work / muon_stall.PICTURE)
-    found["muon-stall"] = markdown(muon_stall.compare(losses))
+    found["muon-stall"] = "\n".join(from_rich(muon_stall.compare(losses)))
     for picture in work.glob("*.png"):
         shutil.copy(picture, pictures)
     return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import markdown_pages
+
 SURVIVED = "SURVIVED"
 
 
@@ -24,13 +26,9 @@ def write(folder: Path, rows: dict[str, dict]) -> None:
     edits = {name: row for name, row in rows.items() if row["kind"] == "edit"}
     for title, part in (("Edits left out", edits), ("Comparisons turned round", _rest(rows, edits))):
         killed = sum(row["killed"] is not None for row in part.values())
-        lines += [
-            f"## {title}: {len(part)}, {killed} killed",
-            "",
-            "| mutant | of | killed by | on |",
-            "|---|---|---|---|",
-        ]
-        lines += [_line(name, row) for name, row in part.items()] + [""]
+        lines += [f"## {title}: {len(part)}, {killed} killed", ""]
+        cells = (_cells(name, row) for name, row in part.items())
+        lines += [*markdown_pages.table(["mutant", "of", "killed by", "on"], cells), ""]
     (folder / "mutants.md").write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -38,14 +36,13 @@ def _rest(rows: dict[str, dict], edits: dict[str, dict]) -> dict[str, dict]:
     return {name: row for name, row in rows.items() if name not in edits}
 
 
-def _line(name: str, row: dict) -> str:
-    where = f"{row['where']}"
+def _cells(name: str, row: dict) -> list[str]:
     if row["killed"] is None:
         fate = f"equivalent: {row['reason']}" if row["reason"] else SURVIVED
-        return f"| `{_cell(name)}` | {where} | {fate} | {', '.join(row['tried'])} |"
+        return [f"`{_short(name)}`", row["where"], fate, ", ".join(row["tried"])]
     test = row["killed"].partition(" - ")[0].removeprefix("tests/")
-    return f"| `{_cell(name)}` | {where} | `{_cell(test)}` | {row['release']} |"
+    return [f"`{_short(name)}`", row["where"], f"`{_short(test)}`", row["release"]]
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("megatron.core.", "core.").replace("megatron_overrides.core.", "core.")
+def _short(text: str) -> str:
+    return text.replace("megatron.core.", "core.").replace("megatron_overrides.core.", "core.")

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import markdown_pages
+
 BITWISE = "bitwise"
 
 
@@ -148,8 +150,7 @@ def write(rows: list[Row], releases: list[str], about: dict[str, Any], title: st
     folder.mkdir(parents=True, exist_ok=True)
     causes = _causes(rows)
     lines = [f"# {title}", "", about["what"], ""]
-    lines += [_line(heading(releases)), "|" + "---|" * len(heading(releases))]
-    lines += [_line(row.texts(releases, causes)) for row in merge(rows)]
+    lines += markdown_pages.table(heading(releases), (row.texts(releases, causes) for row in merge(rows)))
     lines += ["", *(f"({number}) {cause}" for number, cause in enumerate(causes, 1))] if causes else []
     (folder / f"{about['device']}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     cells = [
@@ -163,7 +164,3 @@ def write(rows: list[Row], releases: list[str], about: dict[str, Any], title: st
     ]
     text = json.dumps({**about, "rows": cells}, indent=1)
     (folder / f"{about['device']}.json").write_text(text + "\n", encoding="utf-8")
-
-
-def _line(texts: list[str]) -> str:
-    return f"| {' | '.join(texts)} |"

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import markdown_pages
+
 from .verdicts import EITHER, FIXED, NEW, NOT_RUN, SKIPPED, STILL, VERDICTS, Verdict
 
 Verdicts = dict[int, dict[str, Verdict]]  # ranks -> test -> verdict
@@ -48,15 +50,13 @@ def _markdown(release: str, about: dict[str, str], verdicts: Verdicts) -> Iterab
     yield "Made by `scripts/replay_upstream.py`: " + ", ".join(f"{key} {value}" for key, value in about.items()) + "."
     for ranks, found in sorted(verdicts.items()):
         yield from ("", f"## {ranks} rank{'s' * (ranks > 1)}", "")
-        yield from _row("file", *VERDICTS)
-        yield from _row("---", *("---:" for _ in VERDICTS))
         files: dict[str, Counter] = {}
         for test, verdict in found.items():
             files.setdefault(_file(test), Counter())[verdict.word] += 1
-        for file, counts in sorted(files.items()):
-            yield from _row(file, *(counts[word] or "" for word in VERDICTS))
+        rows = [[file, *(counts[word] or "" for word in VERDICTS)] for file, counts in sorted(files.items())]
         counts = totals(found)
-        yield from _row("**all**", *(f"**{counts[word]}**" for word in VERDICTS))
+        rows.append(["**all**", *(f"**{counts[word]}**" for word in VERDICTS)])
+        yield from markdown_pages.table(["file", *VERDICTS], rows, right=range(1, len(VERDICTS) + 1))
     for word in (NEW, FIXED):
         yield from _names(word, verdicts)
     for word in (EITHER, SKIPPED, NOT_RUN):
@@ -71,10 +71,8 @@ def _names(word: str, verdicts: Verdicts) -> Iterable[str]:
                 tests.setdefault((test, verdict.cause), []).append(str(ranks))
     if tests:
         yield from ("", f"## {word.capitalize()}", "")
-        yield from _row("test", "ranks", "failed with")
-        yield from _row("---", "---", "---")
-        for (test, cause), ranks in sorted(tests.items()):
-            yield from _row(f"`{_short(test)}`", ", ".join(ranks), cause)
+        rows = ([f"`{_short(test)}`", ", ".join(ranks), cause] for (test, cause), ranks in sorted(tests.items()))
+        yield from markdown_pages.table(["test", "ranks", "failed with"], rows)
 
 
 def _causes(word: str, verdicts: Verdicts) -> Iterable[str]:
@@ -85,15 +83,13 @@ def _causes(word: str, verdicts: Verdicts) -> Iterable[str]:
                 causes.setdefault(verdict.cause, {}).setdefault(ranks, []).append(test)
     if causes:
         yield from ("", f"## {word.capitalize()}: why", "")
-        yield from _row("cause", "files", *(f"{ranks} rank{'s' * (ranks > 1)}" for ranks in sorted(verdicts)))
-        yield from _row("---", "---", *("---:" for _ in verdicts))
+        numbers = sorted(verdicts)
+        header = ["cause", "files", *(f"{ranks} rank{'s' * (ranks > 1)}" for ranks in numbers)]
+        rows = []
         for cause, tests in sorted(causes.items()):
             files = sorted({Path(_file(test)).name for names in tests.values() for test in names})
-            yield from _row(cause, ", ".join(files), *(len(tests.get(ranks, [])) or "" for ranks in sorted(verdicts)))
-
-
-def _row(*cells: object) -> Iterable[str]:
-    yield "| " + " | ".join(str(cell).replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
+            rows.append([cause, ", ".join(files), *(len(tests.get(ranks, [])) or "" for ranks in numbers)])
+        yield from markdown_pages.table(header, rows, right=range(2, len(header)))
 
 
 def _file(test: str) -> str:
