@@ -26,8 +26,8 @@ PICTURE = "skip_large_grad_norm.png"
 
 
 def compare(before: Curves, after: Curves) -> Table:
-    table = Table(title=f"iterations {FORK + 1} to {LAST}, {len(CORRUPT)} of them on compressed bytes")
-    table.add_column("losses in bits a byte")
+    table = Table(title=f"iterations {FORK + 1} to {LAST}, losses in bits a byte")
+    table.add_column("")
     table.add_column("before\nno threshold", justify="right")
     table.add_column(f"after\nskip over {THRESHOLD:g}", justify="right")
 
