@@ -8,7 +8,8 @@ Adds: with `labels=None`, the target of head k at position i is token i + k + 1 
 Repairs: full activation recomputation of an MTP model raised TypeError (0.18);
     under --overlap-moe-expert-parallel-comm the labels were one token too far (0.19, main);
     every forward pass without gradients (evaluation, log probabilities) ran the heads and their logits for nothing
-    (all releases). Now they run under torch.no_grad() only where another pipeline stage waits for them.
+    (all releases). Now they run under torch.no_grad() only where another pipeline stage waits for them, or
+    nvidia-modelopt looks at them.
 Changes numbers: MTP heads get a gradient where labels are None; nothing else.
 """
 

@@ -67,6 +67,34 @@ def test_without_gradients_the_heads_do_not_run(make_model, batch, count_calls, 
     assert calls == {"heads": 1, "output": 4}
 
 
+class Quantizer(torch.nn.Module):
+    """As nvidia-modelopt puts one into each layer."""
+
+    __module__ = "modelopt.torch.quantization.nn"
+
+
+def capture(*_):
+    """As nvidia-modelopt hooks the layers that it distils."""
+
+
+capture.__module__ = "modelopt.torch.distill.distillation_model"
+
+
+def add_quantizer(layer):
+    layer.input_quantizer = Quantizer()
+
+
+@pytest.mark.parametrize("look", [add_quantizer, lambda layer: layer.register_forward_hook(capture)])
+def test_without_gradients_the_heads_run_where_modelopt_looks_at_them(make_model, batch, count_calls, look):
+    """tests/compatibility has the real one."""
+    model = make_model().eval()
+    look(model.mtp.layers[1].eh_proj)
+    calls = count_calls(model)
+    with torch.no_grad():
+        model(**batch)
+    assert calls == {"heads": 1, "output": 3}
+
+
 def test_a_model_in_eval_mode_still_trains_its_heads_if_there_are_gradients(make_model, batch, gradients):
     model = make_model()
     expected = gradients(model, model(**batch))
@@ -102,6 +130,7 @@ class StandIn:
     """Instead of a model with Mamba layers, which a CPU cannot build."""
 
     post_process = mtp_process = True
+    mtp = torch.nn.Module()
 
     def __getattr__(self, name):
         raise Entered(forward_pass.current())
