@@ -72,6 +72,8 @@ def run_suite(session: nox.Session, release: str, suite: str) -> bool:
         *SUITES[suite]["tests"],
     ]
     try:
+        if "installs" in SUITES[suite]:
+            session.install(*SUITES[suite]["installs"])
         session.run(*command, env={"OMP_NUM_THREADS": "1"} if ranks > 1 else {})
         passed = True
     except nox.command.CommandFailed:

@@ -1,0 +1,144 @@
+"""nvidia-modelopt quantizes a GPT with MTP heads, distils into it or adapts it: tags, clipping and detachment hold."""
+
+import copy
+
+import modelopt.torch.distill as mtd
+import modelopt.torch.distill.plugins.megatron as mcore_distill
+import modelopt.torch.quantization as mtq
+import pytest
+import torch
+from modelopt.torch.quantization.extensions import get_cuda_ext
+from modelopt.torch.quantization.nn import TensorQuantizer
+
+# modelopt leaves both out of its default.
+HEADS_AND_OUTPUT = ("mtp.*", "*output_layer*")
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch):
+    """In a rehearsal there seems to be a GPU, for which modelopt would compile kernels, minutes long."""
+    monkeypatch.setattr(get_cuda_ext, "extension", None, raising=False)
+
+
+@pytest.fixture
+def make_quantized(make_model, batch):
+    """make_quantized(heads, **config): a model in int8, calibrated on the batch, without its heads or with them."""
+
+    def make(heads, **settings):
+        int8 = copy.deepcopy(mtq.INT8_DEFAULT_CFG)
+        if heads:
+            int8["quant_cfg"] = [e for e in int8["quant_cfg"] if e["quantizer_name"] not in HEADS_AND_OUTPUT]
+        return mtq.quantize(make_model(**settings), int8, lambda model: model(**batch))
+
+    return make
+
+
+@pytest.fixture(params=[False, True], ids=["trunk in int8", "heads in int8 too"])
+def heads(request):
+    return request.param
+
+
+def ranges(model):
+    """{name of a quantizer that is on: the range that it was calibrated to}."""
+    quantizers = {name: module for name, module in model.named_modules() if isinstance(module, TensorQuantizer)}
+    return {name: quantizer.amax for name, quantizer in quantizers.items() if quantizer.is_enabled}
+
+
+def names_of_heads(model):
+    return {name for name, parameter in model.named_parameters() if name.startswith("mtp.") and parameter.requires_grad}
+
+
+def reached(gradients):
+    return {name for name, gradient in gradients.items() if gradient.any()}
+
+
+def test_the_heads_of_a_quantized_model_keep_their_tags(make_quantized, heads):
+    model = make_quantized(heads, mtp_detach_heads=True)
+    assert any(name.startswith("mtp.") for name in ranges(model)) is heads
+    tagged = {name for name, parameter in model.named_parameters() if hasattr(parameter, "grad_norm_group")}
+    assert tagged == names_of_heads(model)
+
+
+def test_calibration_finds_the_ranges_that_it_finds_without_the_patches(make_quantized, heads, unpatched):
+    """It runs without gradients, where heads that nobody looks at are left out."""
+    with unpatched():
+        expected = ranges(make_quantized(heads))
+    found = ranges(make_quantized(heads))
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_the_mtp_loss_of_a_quantized_model_trains_the_heads_alone(make_quantized, batch, gradients, heads, tied):
+    model = make_quantized(heads, tied=tied, mtp_detach_heads=True)
+    assert reached(gradients(model, model(**batch), weight=0.0)) == names_of_heads(model)
+    attached = make_quantized(heads, tied=tied)
+    assert "decoder.final_layernorm.weight" in reached(gradients(attached, attached(**batch), weight=0.0))
+
+
+def test_a_step_clips_the_heads_of_a_quantized_model_by_their_own_norm(make_quantized, batch, heads):
+    """However large their gradients, the trunk takes the same step, to the bit."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    def train(weight):
+        bare = make_quantized(heads, mtp_detach_heads=True, mtp_loss_scaling_factor=weight)
+        begin = {name: parameter.clone() for name, parameter in bare.named_parameters()}
+        model = DistributedDataParallel(bare.config, DistributedDataParallelConfig(), bare)
+        settings = OptimizerConfig(optimizer="sgd", lr=1.0, weight_decay=0.0, clip_grad=0.01)
+        optimizer = get_megatron_optimizer(settings, [model])
+        model(**batch).mean().backward()
+        updated, norm, _ = optimizer.step()
+        assert updated
+        return norm, optimizer.mtp_grad_norm, {name: (p - begin[name]).detach() for name, p in bare.named_parameters()}
+
+    norm, norm_of_heads, steps = train(0.1)
+    same_norm, larger_norm_of_heads, other_steps = train(100.0)
+    assert norm == same_norm and larger_norm_of_heads == pytest.approx(1000 * norm_of_heads, rel=1e-4)
+    trunk = {name for name in steps if not name.startswith("mtp.")}
+    assert all(torch.equal(steps[name], other_steps[name]) for name in trunk)
+    for moved in (steps, other_steps):
+        for part in (trunk, set(steps) - trunk):
+            assert torch.cat([moved[name].flatten() for name in part]).norm() == pytest.approx(0.01, rel=1e-2)
+
+
+@pytest.fixture
+def make_distilled(make_model, make_quantized):
+    """make_distilled(heads, pairs=[], **config): a quantized student under modelopt's wrapper, and its teacher."""
+
+    def make(heads, pairs=(), **settings):
+        student, teacher = make_quantized(heads, **settings), make_model(**settings)
+        with torch.no_grad():
+            for parameter in teacher.parameters():
+                parameter.mul_(1.5)
+        given = mcore_distill.DistillationConfig(intermediate_layer_pairs=list(pairs))
+        given = mcore_distill.setup_distillation_config(given, student.config, teacher.config)
+        mode = {"teacher_model": teacher, "criterion": given.criterion, "loss_balancer": given.loss_balancer}
+        model = mtd.convert(student, mode=[("kd_loss", mode)])
+        mcore_distill.adjust_distillation_model_for_mcore(model, given)
+        return model
+
+    return make
+
+
+def distil(model, batch):
+    """The distillation loss, with which the heads' own comes, as Megatron's post-training has it."""
+    output = model(**batch)
+
+    def reduce(loss):
+        return (loss[0] if isinstance(loss, tuple) else loss).mean()
+
+    return model.compute_kd_loss(student_loss=output.mean(), loss_reduction_fn=reduce)["kd_loss"] + 0.0 * output.mean()
+
+
+@pytest.mark.parametrize("pairs", [(), [("mtp.layers.0.final_layernorm",) * 2]], ids=["logits", "logits and a head"])
+def test_the_distillation_loss_is_what_it_is_without_the_patches(make_distilled, batch, unpatched, heads, pairs):
+    with unpatched():
+        expected = distil(make_distilled(heads, pairs), batch)
+    assert expected > 0 and torch.equal(distil(make_distilled(heads, pairs), batch), expected)
+
+
+def test_a_distilled_trunk_takes_no_gradient_from_the_mtp_loss(make_distilled, batch, gradients):
+    model = make_distilled(True, mtp_detach_heads=True)
+    assert reached(gradients(model, 0.0 * distil(model, batch))) == names_of_heads(model)
+    assert "decoder.final_layernorm.weight" in reached(gradients(model, distil(model, batch)))
