@@ -21,9 +21,31 @@ MISSING = "missing"
 # What a configuration cannot be made without.
 NEEDED = {"num_layers", "hidden_size", "num_attention_heads"}
 
-# Modules of a user who takes Megatron's names by value, before the patches come.
+# What Megatron-Bridge, mcore-bridge, ms-swift and verl take by value of what the patches touch, and when.
 BY_NAME = {
+    "megatron.core": ["DistributedDataParallel", "ModelParallelConfig"],
+    "megatron.core.distributed": ["DistributedDataParallel"],
+    "megatron.core.models.common.language_module.language_module": ["LanguageModule"],
+    "megatron.core.models.gpt": ["GPTModel"],
+    "megatron.core.models.gpt.gpt_model": ["GPTModel"],
+    "megatron.core.optimizer": [
+        "ChainedOptimizer",
+        "DistributedOptimizer",
+        "OptimizerConfig",
+        "get_megatron_optimizer",
+    ],
+    "megatron.core.optimizer.layer_wise_optimizer": ["LayerWiseDistributedOptimizer"],
     "megatron.core.optimizer.optimizer": ["ChainedOptimizer"],
+    "megatron.core.optimizer.qk_clip": ["clip_qk"],
+    "megatron.core.transformer": ["TransformerConfig"],
+    "megatron.core.transformer.multi_token_prediction": [
+        "MTPLossLoggingHelper",
+        "MultiTokenPredictionBlock",
+        "MultiTokenPredictionLayer",
+        "_compute_mtp_acceptance_counts",
+        "process_mtp_loss",
+        "roll_tensor",
+    ],
     "megatron.training.arguments": ["validate_args", "add_megatron_arguments"],
 }
 
@@ -150,7 +172,7 @@ def make_user() -> ModuleType:
     for module, names in BY_NAME.items():
         with contextlib.suppress(ModuleNotFoundError):
             loaded = importlib.import_module(module)
-            vars(user).update({name: vars(loaded)[name] for name in names})
+            vars(user).update({name: vars(loaded)[name] for name in names if name in vars(loaded)})
     return user
 
 
@@ -180,6 +202,28 @@ def before_megatron() -> dict:
     return {"loaded": loaded, "pending": pending, "found": first, "again": describe(), "recorded": recorded()}
 
 
+def with_transformer_engine() -> dict:
+    return _with("transformer_engine", "apex")
+
+
+def with_apex() -> dict:
+    return _with("apex")
+
+
+def _with(*libraries: str) -> dict:
+    """As before_megatron, where these libraries seem to be installed; and what Megatron has taken of them."""
+    import fused_libraries
+
+    fused_libraries.install(*libraries)
+    import_targets(declared())
+    found = describe()
+    from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.optimizer import Adam
+
+    taken = {"Adam": Adam.__module__, "TE": gpt_layer_specs.HAVE_TE, "Apex": gpt_layer_specs.HAVE_APEX}
+    return {"found": found, "taken": taken}
+
+
 def recorded() -> list | None:
     """What validate_args leaves in the arguments, and the record it should be."""
     import megatron_mtp_patches
@@ -199,6 +243,7 @@ def after_megatron(list_of_modules: str) -> dict:
     """Megatron and a user of its names first, then the patches: none of them, all, out again, and in again."""
     modules = [importlib.import_module(name) for name in list_of_modules.split(",")]
     user = make_user()
+    taken = dict(vars(user))
     contents = hold(modules)
 
     os.environ["MEGATRON_MTP_PATCHES"] = "none"
@@ -218,6 +263,7 @@ def after_megatron(list_of_modules: str) -> dict:
     report["found"] = describe()
     report["changed"] = differences(original, snapshot(declared()))
     report["stale"] = stale(user)
+    report["followed"] = [name for name, value in vars(user).items() if value is not taken[name]]
     megatron_mtp_patches.revert()
     report["left"] = differences(original, snapshot(declared())) + changed_names(contents, modules)
     report["stale"] += stale(user)
@@ -288,5 +334,6 @@ def judge_sources(list_of_folders: str) -> dict:
 
 
 if __name__ == "__main__":
-    scenarios = {f.__name__: f for f in (before_megatron, after_megatron, drifted, judge_sources)}
-    print(json.dumps(scenarios[sys.argv[1]](*sys.argv[2:])))
+    scenarios = (before_megatron, after_megatron, with_transformer_engine, with_apex, drifted, judge_sources)
+    named = {scenario.__name__: scenario for scenario in scenarios}
+    print(json.dumps(named[sys.argv[1]](*sys.argv[2:])))

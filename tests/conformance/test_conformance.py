@@ -68,6 +68,7 @@ EXPECTED = {
         "fsdp-without-master-weights": "repaired",
     },
 }
+STAND_INS = Path(__file__).parents[1] / "stand_ins"
 VERDICTS = {"applied": "add", "pending": "add", "repaired": "repair", "native": "native"}
 WORDS = {"add": "adds", "repair": "repairs", "native": "native"}
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
@@ -135,6 +136,8 @@ def outcomes(start_all, shadow, drifting):
     return start_all(
         before_megatron=([], ()),
         after_megatron=([",".join(module for module in MODULES if find_file(module))], ()),
+        with_transformer_engine=([], (str(STAND_INS),)),
+        with_apex=([], (str(STAND_INS),)),
         drifted=([drifting.module], (str(checkout),)),
     )
 
@@ -231,8 +234,24 @@ def test_whichever_is_imported_first_the_result_is_the_same(outcomes):
     assert outcomes["before_megatron"]["found"] == outcomes["after_megatron"]["found"]
 
 
+@pytest.mark.parametrize(
+    "scenario, taken",
+    [
+        ("with_transformer_engine", {"Adam": "transformer_engine.pytorch.optimizers", "TE": True, "Apex": True}),
+        ("with_apex", {"Adam": "apex.optimizers", "TE": False, "Apex": True}),
+    ],
+)
+def test_transformer_engine_and_apex_make_no_difference_to_what_is_applied(outcomes, scenario, taken):
+    """Stand-ins of them; the others of these tests have neither."""
+    assert outcomes[scenario] == {"found": outcomes["before_megatron"]["found"], "taken": taken}
+
+
 def test_names_that_users_took_by_value_follow(outcomes):
-    assert outcomes["after_megatron"]["stale"] == []
+    """A function that frameworks import, replaced or wrapped, is the new one to them; they keep their classes."""
+    after = outcomes["after_megatron"]
+    assert after["stale"] == []
+    assert {"clip_qk", "roll_tensor"} <= set(after["followed"])
+    assert not [name for name in after["followed"] if name[0].isupper()]
 
 
 def test_none_leaves_megatron_untouched(outcomes):
