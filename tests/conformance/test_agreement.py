@@ -102,7 +102,7 @@ def test_two_processes_agree_and_then_differ(tmp_path):
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], results
     for output, _ in results:
-        assert output.startswith("((1,), {'a': 2})\nranks differ")
+        assert "((1,), {'a': 2})\nranks differ" in output  # gloo of torch 2.8 writes lines of its own
         assert "entered" not in output
         assert "=disabled" in output.partition("rank 1: ")[2] and "=disabled" not in output.partition("rank 1: ")[0]
     logged = [errors.count("skip-update-on-large-grad-norm=") for _, errors in results]
