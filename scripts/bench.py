@@ -57,7 +57,8 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
 
     found: dict[str, Any] = {"about": {"device": device_name(options.device)}}
     newest = REFERENCE if REFERENCE in options.python else list(options.python)[-1]
-    turns = {"step": len(options.ranks) * len(CASES) * options.rounds, "import": len(options.python), "acceptance": 1}
+    rounds = len(options.python) * len(options.ranks) * len(CASES) * options.rounds
+    turns = {"step": rounds, "import": len(options.python), "acceptance": 1}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns) as progress, tempfile.TemporaryDirectory() as folder:
         bar = progress.add_task("starting", total=sum(turns[row] for row in options.rows))
@@ -73,9 +74,13 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
         if "step" in options.rows:
             found["step"] = []
             sizes = options.device, options.parameters, options.rounds, options.steps
+            versions = found["about"]["versions"] = {}
+            native = options.python.get(REFERENCE)
             for ranks in options.ranks:
-                found["about"]["versions"], some = rows.steps(options.python, ranks, *sizes, Path(folder), tell)
-                found["step"] += some
+                for release, python in options.python.items():
+                    words = release, python, native, ranks, *sizes, Path(folder), tell
+                    versions[release], some = rows.steps(*words)
+                    found["step"] += some
         if "acceptance" in options.rows:
             tell("acceptance")
             shape = options.tokens, options.vocabulary, Path(folder)

@@ -23,7 +23,9 @@ IMPORT = (
 
 
 def steps(
-    pythons: dict[str, str],
+    release: str,
+    python: str,
+    native: str | None,
     ranks: int,
     device: str,
     parameters: int,
@@ -31,30 +33,29 @@ def steps(
     length: int,
     logs: Path,
     tell: Callable[[str], None],
-) -> tuple[dict[str, dict[str, str]], list[dict[str, Any]]]:
-    """({release: versions}, rows). All Megatrons are there at once and take turns, `length` steps at a time."""
-    workers = {
-        (release, patched): Worker(python, ranks, device, patched, parameters, logs)
-        for release, python in pythons.items()
-        for patched in (False, True)
-    }
+) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """(versions, rows). The release without and with the patches and `native`, a Python, take turns."""
+    keys = {(release, False): python, (release, True): python}
+    if native:
+        keys[REFERENCE, False] = native
+    workers = {key: Worker(path, ranks, device, key[1], parameters, logs) for key, path in keys.items()}
     try:
-        for (release, _), worker in workers.items():
+        for (name, _), worker in workers.items():
             worker.wait_until_ready()
             found = worker.about["megatron-core"]
-            if release[0].isdigit() and found != release:
-                sys.exit(f"{pythons[release]} has megatron-core {found}, not {release}")
+            if name[0].isdigit() and found != name:
+                sys.exit(f"{worker.name} has megatron-core {found}, not {name}")
         rows = []
         for case in CASES:
             taken: dict[tuple[str, bool], Rounds] = {key: [] for key in workers}
             for number in range(rounds):
-                tell(f"{ranks} rank{'s' * (ranks > 1)}, {case}: round {number + 1}")
+                tell(f"{release}, {ranks} rank{'s' * (ranks > 1)}, {case}: round {number + 1}")
                 for key, worker in workers.items():
                     taken[key].append(slowest(worker.ask(case=case, time=length)))
             sides = {key: Side(taken[key], worker.ask(case=case, count=COUNTED)[0]) for key, worker in workers.items()}
-            native = sides.get((REFERENCE, False))
-            rows += [step_row(case, ranks, one, sides[one, False], sides[one, True], native) for one in pythons]
-        return {release: worker.about for (release, _), worker in workers.items()}, rows
+            plain, patched = sides[release, False], sides[release, True]
+            rows.append(step_row(case, ranks, release, plain, patched, sides.get((REFERENCE, False))))
+        return workers[release, True].about, rows
     finally:
         for worker in workers.values():
             worker.close()

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,9 @@ class Worker:
         """What each rank answers."""
         for process in self.ranks:
             assert process.stdin is not None
-            process.stdin.write(json.dumps(order) + "\n")
-            process.stdin.flush()
+            with suppress(BrokenPipeError):  # it has ended, and so has its answer
+                process.stdin.write(json.dumps(order) + "\n")
+                process.stdin.flush()
         return self._answers()
 
     def _answers(self) -> list[Any]:
@@ -77,14 +79,17 @@ class Worker:
             line = next((line for line in process.stdout if line.startswith(ANSWER)), None)
             if line is None:
                 self.close()
-                sys.exit(f"{log.read_text(errors='replace')[-LAST:]}\nthe process of {self.name} has ended, see above")
+                killed = " (killed; where memory runs out, ask for fewer --ranks)" if process.returncode == -9 else ""
+                text = log.read_text(errors="replace")[-LAST:]
+                sys.exit(f"{text}\nthe process of {self.name} has ended, see above{killed}")
             found.append(json.loads(line.removeprefix(ANSWER)))
         return found
 
     def close(self) -> None:
         for process in self.ranks:
             assert process.stdin is not None
-            process.stdin.close()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
         for process in self.ranks:
             try:
                 process.wait(timeout=30)
