@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pythons import REFERENCE, release_and_python
+from pythons import REFERENCE, numbers, positive, release_and_python
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 
@@ -32,20 +32,25 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"{', '.join(ROWS)}; without one, all")
     parser.add_argument("--python", type=release_and_python, action="append", metavar="RELEASE=PYTHON")
-    parser.add_argument("--ranks", type=lambda text: list(map(int, text.split(","))), default=[1])
+    parser.add_argument("--ranks", type=numbers, default=[1])
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--parameters", type=int, default=2000, help="how many the optimizer has (default: 2000)")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each Megatron (default: 9)")
-    parser.add_argument("--steps", type=int, default=10, help="in a turn (default: 10)")
-    parser.add_argument("--tokens", type=int, default=64, help="rows of the logits (default: 64)")
-    parser.add_argument("--vocabulary", type=int, default=131072, help="their columns (default: 131072)")
+    parser.add_argument("--parameters", type=positive, default=2000, help="how many the optimizer has (default: 2000)")
+    parser.add_argument("--rounds", type=positive, default=9, help="turns of each Megatron (default: 9)")
+    parser.add_argument("--steps", type=positive, default=10, help="in a turn (default: 10)")
+    parser.add_argument("--tokens", type=positive, default=64, help="rows of the logits (default: 64)")
+    parser.add_argument("--vocabulary", type=positive, default=131072, help="their columns (default: 131072)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write DEVICE.json and DEVICE.md there")
     options = parser.parse_args()
     unknown = set(options.rows) - set(ROWS)
     if unknown:
         parser.error(f"no such row: {', '.join(sorted(unknown))}; choose from {', '.join(ROWS)}")
     options.rows = options.rows or list(ROWS)
-    options.python = dict(options.python or [(metadata.version("megatron-core"), sys.executable)])
+    try:
+        options.python = dict(options.python or [(metadata.version("megatron-core"), sys.executable)])
+    except metadata.PackageNotFoundError:
+        parser.error(f"{sys.executable} has no megatron-core; give --python RELEASE=PYTHON")
+    if options.device == "gpu" and not device_name("gpu"):
+        parser.error("--device gpu: torch finds no GPU here; --device cpu rehearses without one")
     return options
 
 
@@ -93,7 +98,7 @@ def device_name(device: str) -> str:
         return "the CPU (rehearsal)"
     import torch
 
-    return torch.cuda.get_device_name()
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
 def main() -> None:

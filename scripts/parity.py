@@ -18,7 +18,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from pythons import release_and_python
+from pythons import numbers, release_and_python
 
 sys.path.insert(0, str(Path(__file__).parent / "parity"))
 
@@ -42,7 +42,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
     running.add_argument("--python", type=release_and_python, action="append", required=True, metavar="RELEASE=PYTHON")
-    running.add_argument("--ranks", type=lambda text: list(map(int, text.split(","))), default=[1, 2, 4])
+    running.add_argument("--ranks", type=numbers, default=[1, 2, 4])
     running.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     running.add_argument(
         "--out", type=Path, default=Path(__file__).parents[1] / "ci/parity", help="folder of the table"

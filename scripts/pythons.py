@@ -1,8 +1,9 @@
-"""A Python for each release, as scripts and the GPU lane are given them."""
+"""Arguments that scripts and the GPU lane share: a Python for each release, numbers of ranks."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 
 REFERENCE = "0.19.2"  # what the other releases are held against
 
@@ -12,4 +13,18 @@ def release_and_python(text: str) -> tuple[str, str]:
     release, equals, python = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not RELEASE=PYTHON")
+    if shutil.which(python) is None:
+        raise argparse.ArgumentTypeError(f"{python}: no such Python")
     return release, python
+
+
+def positive(text: str) -> int:
+    """The type of a count."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def numbers(text: str) -> list[int]:
+    """The type of --ranks: 1,2,4."""
+    return [positive(word) for word in text.split(",")]

@@ -7,8 +7,9 @@ Takes a Megatron-LM repository (or clones one), unpacks the tag of each release 
 ci/replay.toml that a patch can touch: plain and patched side by side, in processes of their own. Each test is still
 passing, fixed, newly failing, failing either way, skipped, or not run, with the cause; a table of them is written as
 JSON and Markdown. What fails newly, hangs or crashes is run once more by itself before it counts. Ends with 1 if
-anything is newly failing, or does not pass any more that did in the tables of --expected (ci/replay has those of this
-repository; its versions of torch and emerging-optimizers are in them), with 2 if the arguments cannot be used.
+anything is newly failing or was not run, or does not pass any more that did in the tables of --expected (ci/replay has
+those of this repository; its versions of torch and emerging-optimizers are in them), with 2 if the arguments cannot be
+used or no test has run.
 
 Run it with the Python that has torch, pytest and emerging-optimizers; Megatron itself comes from the repository. On cpu
 everything runs in a rehearsal (no GPU is used); tests that need one say so. Nothing of upstream is kept but names.
@@ -30,6 +31,7 @@ try:
 except ImportError:
     import tomli as tomllib
 
+from pythons import numbers
 from replay import process, report, verdicts
 from replay.source import UNIT_TESTS, Repository, SourceError, Tree
 from rich.console import Console
@@ -46,7 +48,7 @@ def main() -> int:
     parser.add_argument("--release", action="append", help="only this one; may be repeated")
     parser.add_argument("--patch", help="apply this patch alone, and run the suites that it touches")
     parser.add_argument("--suite", action="append", help="only this suite of ci/replay.toml; may be repeated")
-    parser.add_argument("--ranks", type=_numbers, default=(1, 2, 4), help="how many ranks (default: 1,2,4)")
+    parser.add_argument("--ranks", type=numbers, default=[1, 2, 4], help="how many ranks (default: 1,2,4)")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--minutes", type=float, default=20.0, help="limit of each release and number of ranks")
     parser.add_argument("--resume", action="store_true", help="take what an earlier run left in the work folder")
@@ -71,11 +73,18 @@ def main() -> int:
                 jobs = make_jobs(options, repository, tree, suites, ranks)
                 if any(plain.files for plain, _ in jobs):
                     found[ranks] = replay(jobs, ranks, options, console, release)
+            counts = [report.totals(one) for one in found.values()]
+            if not any(sum(one.values()) - one[verdicts.NOT_RUN] for one in counts):
+                raise SourceError(
+                    f"{release}: no test has run. Either no suite of ci/replay.toml does on --ranks "
+                    f"{','.join(map(str, options.ranks))}, or --minutes are too few, or the Python lacks a package; "
+                    f"see the logs in {options.work / 'records'}."
+                )
+            bad += sum(one[verdicts.NEW] + one[verdicts.NOT_RUN] for one in counts)
             folder = (options.out or options.work / "tables") / options.device
             report.write(folder, release, about(tree, options.device), found)
             show(console, release, found)
             console.print(f"-> {folder / release}.md, .json")
-            bad += sum(report.totals(one)[verdicts.NEW] for one in found.values())
             if options.expected:
                 lost = report.lost(options.expected / options.device / f"{release}.json", found)
                 bad += len(lost)
@@ -84,10 +93,6 @@ def main() -> int:
     except SourceError as error:
         parser.error(str(error))
     return int(bad > 0)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split(","))
 
 
 def check(options: argparse.Namespace, releases: list[str], repository: Repository) -> None:

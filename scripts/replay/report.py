@@ -35,11 +35,16 @@ def totals(verdicts: dict[str, Verdict]) -> Counter:
 def lost(table: Path, verdicts: Verdicts) -> list[str]:
     """What passed, patched, where `table` (RELEASE.json) was made, and does not here; a line for each."""
     expected = json.loads(table.read_text(encoding="utf-8"))["tests"]
+    files = {(ranks, _file(test)) for ranks, found in verdicts.items() for test in found}
     lines = []
     for test, rows in sorted(expected.items()):
         for ranks, (word, *_) in rows.items():
             found = verdicts.get(int(ranks), {}).get(test)
-            if word in (STILL, FIXED) and found and found.word not in (STILL, FIXED):
+            if word not in (STILL, FIXED) or (int(ranks), _file(test)) not in files:
+                continue
+            if found is None:
+                lines.append(f"{test} on {ranks}: {word} is expected, it was not collected")
+            elif found.word not in (STILL, FIXED):
                 lines.append(f"{test} on {ranks}: {word} is expected, found: {found.word} ({found.cause})")
     return lines
 

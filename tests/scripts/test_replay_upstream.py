@@ -145,14 +145,23 @@ def test_newly_failing_ends_with_1(tree, tmp_path):
 
 def test_what_passed_in_an_earlier_table_has_to_pass(tree, tmp_path):
     arguments = ["--megatron", tree, "--suite", "optimizer", "--ranks", "1"]
-    write(tree, **{"optimizer/test_all": "def test_a(): ...\ndef test_b(): ..."})
+    write(tree, **{"optimizer/test_all": "def test_a(): ...\ndef test_b(): ...\ndef test_c(): ..."})
     assert replay(tmp_path, *arguments).returncode == 0
     write(tree, **{"optimizer/test_all": "def test_a(): ...\ndef test_b(): assert False, 'now'"})
     done = replay(tmp_path / "now", *arguments, "--expected", tmp_path / "tables")
     assert done.returncode == 1, done.stdout + done.stderr
     said = " ".join(done.stdout.split())
     assert "test_all.py::test_b on 1: still passing is expected, found: failing either way" in said
+    assert "test_all.py::test_c on 1: still passing is expected, it was not collected" in said
     assert "test_a on 1" not in said
+
+
+@pytest.mark.parametrize("arguments", [("--ranks", "3"), ("--ranks", "1", "--minutes", "0")])
+def test_a_run_in_which_nothing_runs_is_no_success(tree, tmp_path, arguments):
+    done = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no test has run" in done.stderr
+    assert not list(tmp_path.rglob("0.18.2.md"))
 
 
 def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):

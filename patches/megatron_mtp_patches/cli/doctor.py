@@ -9,11 +9,11 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from rich.console import Console
 from rich.table import Table
 
 from ..engine.source import find_file
 from ..rehearsal import LOWEST_TORCH
+from .console import make_console
 from .megatron import describe_megatron, find_releases
 from .zero_touch import describe_zero_touch
 
@@ -75,6 +75,7 @@ PARTS = (
             Limit("no Muon: megatron-core >= 0.18 was written for >= 0.2.0", (0, 2), megatron=SINCE_0_18),
         ),
     ),
+    Part("pyyaml", "yaml", "megatron.training does not import: no pretrain(), no flags"),
     Part("einops", "einops", "no Megatron-FSDP"),
     Part("nvidia-modelopt", "modelopt", "no distillation or quantization-aware training"),
     Part("tensorboard", "tensorboard", "--tensorboard-dir writes nothing"),
@@ -84,7 +85,7 @@ PARTS = (
 
 def examine() -> int:
     """Print the table; 1 if training is impossible."""
-    console = Console(highlight=False)
+    console = make_console()
     console.print(f"Python {platform.python_version()} in {sys.prefix}\n{describe_megatron()}", soft_wrap=True)
     console.print(f"zero-touch: {describe_zero_touch()}", soft_wrap=True)
     megatron = find_releases()

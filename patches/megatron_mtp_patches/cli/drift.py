@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from .. import _engine
@@ -12,6 +11,7 @@ from ..catalog import CATALOG
 from ..engine import PatchError, UsageError
 from ..engine.fingerprints import ABSENT, fingerprint, is_checked
 from ..engine.source import find_file
+from .console import make_console
 from .megatron import describe_megatron
 
 
@@ -40,8 +40,7 @@ def show_drift(against: str | None, since: str | None = None) -> int:
     differing = set()
     rows = Table(Column("target", overflow="fold"), "source as in")
     for patch in CATALOG:
-        rows.add_section()
-        rows.add_row(f"[bold]{patch.id}[/]")
+        shown = []
         for edit in {edit.target: edit for edit in patch.edits if is_checked(edit)}.values():
             print_ = fingerprint(edit, path)
             releases = table.releases_with(edit.target, print_)
@@ -50,8 +49,14 @@ def show_drift(against: str | None, since: str | None = None) -> int:
                 differing.add(edit.target)
             known = ", ".join(releases) or "no known release"
             text = f"absent; so in {known}" if print_ == ABSENT else known
-            rows.add_row(edit.target, text if same else f"[red]{text}[/]")
-    console = Console(highlight=False)
+            if not (same and release):  # what is as in that release was not asked for
+                shown.append((edit.target, text if same else f"[red]{text}[/]"))
+        if shown:
+            rows.add_section()
+            rows.add_row(f"[bold]{patch.id}[/]")
+            for cells in shown:
+                rows.add_row(*cells)
+    console = make_console()
     what = f"differ from {release}" if release else "are not known"
     console.print(f"{against if path else describe_megatron()}: {len(differing)} targets {what}", soft_wrap=True)
     console.print(rows)

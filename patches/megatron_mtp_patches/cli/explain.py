@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from .. import _engine, apply
@@ -10,6 +9,7 @@ from ..catalog import CATALOG
 from ..engine import AddField, AddFlag
 from ..engine.declare import Edit
 from ..engine.fingerprints import ABSENT, fingerprint, is_checked
+from .console import make_console
 from .megatron import describe_megatron, import_targets
 
 
@@ -19,7 +19,7 @@ def explain(patch_id: str) -> int:
     apply(on_drift="skip")
     import_targets()
     report = _engine.installer.report(patch)
-    console = Console(highlight=False)
+    console = make_console()
     header = (patch.doc or "(python -OO leaves out what is said here)").strip()
     console.print(f"[bold]{patch.id}[/]\n\n{header}\n", soft_wrap=True)
     for change in patch.upstream:

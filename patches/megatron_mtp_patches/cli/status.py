@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from .. import __version__, apply, status
+from .console import make_console
 from .megatron import describe_megatron, import_targets
 from .zero_touch import describe_zero_touch
 
@@ -34,9 +34,9 @@ def show_status(as_json: bool) -> int:
             )
         )
     else:
-        console = Console()
-        console.print(f"megatron_mtp_patches {__version__}; {describe_megatron()}", soft_wrap=True, highlight=False)
-        console.print(f"zero-touch: {describe_zero_touch()}", soft_wrap=True, highlight=False)
+        console = make_console()
+        console.print(f"megatron_mtp_patches {__version__}; {describe_megatron()}", soft_wrap=True)
+        console.print(f"zero-touch: {describe_zero_touch()}", soft_wrap=True)
         titles = ("patch", "state", "upstream", "targets")
         table = Table(*(Column(title, no_wrap=title != "upstream", overflow="fold") for title in titles))
         for report in reports:
@@ -47,7 +47,7 @@ def show_status(as_json: bool) -> int:
             table.add_row(report.id, state, " ".join(report.upstream), done)
         console.print(table)
         for report in reports:
-            console.print(f"{report.id}: {report.reason}", soft_wrap=True, highlight=False)
+            console.print(f"{report.id}: {report.reason}", soft_wrap=True)
         for module, reason in failures.items():
-            console.print(f"could not import {module}: {reason}", style="yellow", soft_wrap=True, highlight=False)
+            console.print(f"could not import {module}: {reason}", style="yellow", soft_wrap=True)
     return int(any(report.state == "refused" or "pending" in report.targets.values() for report in reports))

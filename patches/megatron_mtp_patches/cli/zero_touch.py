@@ -30,14 +30,15 @@ except Exception as error:
         def find_spec(name, path=None, target=None):
             if name == "megatron.core" and "megatron_mtp_patches" not in sys.modules:
                 raise RuntimeError(
-                    "{VARIABLE} is set, but megatron_mtp_patches cannot be imported. Correct or unset the variable, or "
-                    f"install the package in {{sys.prefix}}. {{type(cause).__name__}}: {{cause}}"
+                    "{VARIABLE} is set, but megatron_mtp_patches cannot be imported. Correct the environment, unset "
+                    f"the variable, or install the package in {{sys.prefix}}. {{type(cause).__name__}}: {{cause}}"
                 ) from cause
     sys.meta_path.insert(0, Guard)
 """
 TEXT = (
     "# Written by `megatron-mtp-patches enable`; `megatron-mtp-patches disable` removes it.\n"
-    f"import os; os.environ.get({VARIABLE!r}) and exec({_START!r}, {{'__name__': 'megatron_mtp_patches.pth'}})\n"
+    f"import os; os.environ.get({VARIABLE!r}, '').strip() and "
+    f"exec({_START!r}, {{'__name__': 'megatron_mtp_patches.pth'}})\n"
 )
 
 
@@ -51,7 +52,7 @@ def describe_zero_touch() -> str:
     enabled = find_enabled()
     if not enabled:
         return "not enabled"
-    asked = f"{VARIABLE}={os.environ[VARIABLE]}" if os.environ.get(VARIABLE) else f"{VARIABLE} is not set"
+    asked = f"{VARIABLE}={os.environ[VARIABLE]}" if os.environ.get(VARIABLE, "").strip() else f"{VARIABLE} is not set"
     return f"enabled in {enabled[0].parent}; {asked}"
 
 
