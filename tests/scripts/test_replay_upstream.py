@@ -164,6 +164,13 @@ def test_a_run_in_which_nothing_runs_is_no_success(tree, tmp_path, arguments):
     assert not list(tmp_path.rglob("0.18.2.md"))
 
 
+def test_a_test_that_time_left_out_is_no_success(tree, tmp_path):
+    write(tree, **{"optimizer/test_all": "import time\ndef test_a(): ...\ndef test_b(): time.sleep(200)"})
+    done = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "1", "--minutes", "0.7")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert read(tmp_path) == {"test_a": {"1": ["still passing"]}, "test_b": {"1": ["not run", "time was up"]}}
+
+
 def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
     git = ["git", "-C", tree, "-c", "user.name=N", "-c", "user.email=e"]
     for name, test in (("core_v0.18.2", "def test_old(): ..."), ("core_v0.19.0", "def test_mtp_new(): ...")):
