@@ -56,9 +56,6 @@ def read_arguments() -> argparse.Namespace:
     for folder in (options.wheels, options.megatron):
         if folder and not folder.is_dir():
             parser.error(f"{folder}: no such folder")
-    for release, python in options.python or []:
-        if shutil.which(python) is None:
-            parser.error(f"--python {release}={python}: no such Python")
     if options.doc and not options.doc.is_file():
         parser.error(f"--doc {options.doc}: no such file")
     options.out = options.out.resolve()

@@ -91,7 +91,8 @@ def main() -> None:
     def answer(value: Any) -> None:
         print(ANSWER + json.dumps(value), flush=True)
 
-    answer({"megatron-core": package_info.__version__, "torch": torch.__version__})
+    release = package_info.__version__.partition("+")[0]  # + the commit of whatever repository this is run in
+    answer({"megatron-core": release, "torch": torch.__version__})
     for line in sys.stdin:
         order = json.loads(line)
         if order["case"] not in made:

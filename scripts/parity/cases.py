@@ -27,7 +27,7 @@ def record(file: Path, patterns: list[str]) -> None:
     """Run the cases for this number of ranks whose names fit `patterns`; rank 0 writes what all ranks have seen."""
     dist.init_process_group("nccl" if dist.is_nccl_available() else "gloo", timeout=timedelta(minutes=10))
     ranks, patched = dist.get_world_size(), os.environ.get("MEGATRON_MTP_PATCHES", "all") != "none"
-    release = package_info.__version__
+    release = package_info.__version__.partition("+")[0]  # + the commit of whatever repository this is run in
     found: dict[str, Any] = {}
     last = None
     for case in all_cases():

@@ -96,7 +96,7 @@ def test_without_a_gpu_nothing_is_run(tmp_path):
         (["--wheels", "."], "no wheel of megatron-core is in it"),
         (["--megatron", "."], "neither a git repository nor a folder of Megatron-LM trees"),
         (["--python", "0.18.2"], "'0.18.2' is not RELEASE=PYTHON"),
-        (["--python", "0.18.2=nowhere"], "--python 0.18.2=nowhere: no such Python"),
+        (["--python", "0.18.2=nowhere"], "--python: nowhere: no such Python"),
     ],
 )
 def test_arguments_that_cannot_be_used(tmp_path, monkeypatch, arguments, said):
