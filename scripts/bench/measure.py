@@ -1,4 +1,4 @@
-"""What scripts/bench.py measures: each function gives rows for the tables, and counts on `bar`."""
+"""What scripts/bench.py measures: each function gives rows for the tables; `tell` hears of each turn."""
 
 from __future__ import annotations
 
