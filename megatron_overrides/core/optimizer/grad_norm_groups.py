@@ -26,7 +26,10 @@ def group_of(param: Any) -> str | None:
     """
     group = getattr(param, GRAD_NORM_GROUP_ATTR, None)
     if group is None:
-        group = getattr(getattr(param, "orig_param", None), GRAD_NORM_GROUP_ATTR, None)
+        original = getattr(param, "orig_param", None)
+        if original is None:  # asked of every parameter in every step, and this is the answer
+            return None
+        group = getattr(original, GRAD_NORM_GROUP_ATTR, None)
     if group is not None:
         check_group(group)
     return group

@@ -133,13 +133,14 @@ def _reduce(reduction: Reduction, root: Any) -> torch.Tensor:
     """float32 vector, see _CLIPPABLE: sums over the ranks of `reduction`; `root` is what is being measured."""
     sums = torch.zeros(_LEAVES.stop, dtype=torch.float32, device="cuda")
     grads: list[list[torch.Tensor]] = [[] for _ in range(_EXEMPT.stop)]
+    owned = getattr(root, "_owned", None)  # known after the first time
     for leaf in reduction.leaves:
         first = (_EXEMPT if is_exempt(leaf) else _CLIPPABLE).start
         sums[_LEAVES.start + is_exempt(leaf)] += 1
         if leaf is root or not measures_itself(leaf):
             grads[first] += _main_grads(leaf)
         for place, group in enumerate(SEPARATE_GRAD_NORM_GROUPS):
-            if _owns(leaf, group):
+            if (owned is None or group in owned.groups) and _owns(leaf, group):
                 sums[_OWNERS.start + place] += 1
                 grads[first + 1 + place] += leaf.get_grads_for_grad_norm(group)
     shards = None

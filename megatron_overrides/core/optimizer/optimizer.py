@@ -183,7 +183,7 @@ def _clip(params: list[torch.nn.Parameter], limit: float, norm: GradNorm, config
             # Megatron's coefficient is limit / (norm + 1e-6).
             largest = limit / least - 1e-6
             norm = norm.clamp(max=largest) if isinstance(norm, torch.Tensor) else min(norm, largest)
-        decoupled = any(has_decoupled_grad(param, config) for param in params)
+        decoupled = config.use_precision_aware_optimizer and any(has_decoupled_grad(param, config) for param in params)
         # By Megatron's name for it, so that whoever has put a faster one there is heard.
         upstream.clip_grad_by_total_norm_fp32(params, max_norm=limit, total_norm=norm, use_decoupled_grad=decoupled)
 
