@@ -4,10 +4,10 @@
     scripts/bench.py [step] [import] [acceptance] --python 0.18.2=PYTHON --python 0.19.2=PYTHON ... [--ranks 1,2]
 
 step: optimizer.step of thousands of parameters, unpatched and patched on each release and native on 0.19.2, taking
-turns; all-reduces, waits of the host for the device and, on a GPU, kernel launches of a step. import: `import
-megatron_mtp_patches` in a fresh interpreter. acceptance: counting what an MTP head guesses right, against one read of
-its logits. Without --python the Python that runs this is measured. A row that misses its target says so. On a CPU steps
-and imports are measured in CPU time, which other work on the machine does not lengthen.
+turns of one step, their processes started several times; all-reduces, waits of the host for the device and, on a GPU,
+kernel launches of a step. import: `import megatron_mtp_patches` in a fresh interpreter, in CPU time. acceptance:
+counting what an MTP head guesses right, against one read of its logits. Without --python the Python that runs this is
+measured. A row that misses its target says so. Leave the machine to it: steps are measured by the clock on the wall.
 `scripts/bench_memory.py` counts bytes.
 """
 
@@ -35,8 +35,8 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=numbers, default=[1])
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--parameters", type=positive, default=2000, help="how many the optimizer has (default: 2000)")
-    parser.add_argument("--rounds", type=positive, default=9, help="turns of each Megatron (default: 9)")
-    parser.add_argument("--steps", type=positive, default=10, help="in a turn (default: 10)")
+    parser.add_argument("--starts", type=positive, default=3, help="of all processes (default: 3)")
+    parser.add_argument("--turns", type=positive, default=50, help="steps of each Megatron in a start (default: 50)")
     parser.add_argument("--tokens", type=positive, default=64, help="rows of the logits (default: 64)")
     parser.add_argument("--vocabulary", type=positive, default=131072, help="their columns (default: 131072)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write DEVICE.json and DEVICE.md there")
@@ -62,8 +62,8 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
 
     found: dict[str, Any] = {"about": {"device": device_name(options.device)}}
     newest = REFERENCE if REFERENCE in options.python else list(options.python)[-1]
-    rounds = len(options.python) * len(options.ranks) * len(CASES) * options.rounds
-    turns = {"step": rounds, "import": len(options.python), "acceptance": 1}
+    steps = len(options.python) * len(options.ranks) * len(CASES) * options.starts
+    turns = {"step": steps, "import": len(options.python), "acceptance": 1}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns) as progress, tempfile.TemporaryDirectory() as folder:
         bar = progress.add_task("starting", total=sum(turns[row] for row in options.rows))
@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
                 found["import"].append(rows.imports(release, python))
         if "step" in options.rows:
             found["step"] = []
-            sizes = options.device, options.parameters, options.rounds, options.steps
+            sizes = options.device, options.parameters, options.starts, options.turns
             versions = found["about"]["versions"] = {}
             native = options.python.get(REFERENCE)
             for ranks in options.ranks:

@@ -71,7 +71,7 @@ def step(folder: Path, device: str) -> list[Figure]:
     from pythons import REFERENCE
 
     rows = (read(folder / f"{device}.json") or {}).get("step", [])
-    ratios = [row["patched / native"] for row in rows if row["patched / native"] is not None]
+    ratios = [row["patched / native"]["median"] for row in rows if row["patched / native"]]
     worst = max(ratios, default=None)
     counts = [row["a step"]["patched"] for row in rows]
     reduced = max((count["all_reduces"] / count["rank sets"] for count in counts), default=None)

@@ -19,7 +19,7 @@ TESTS = {
     "cpu": ["tests/megatron_overrides/core/optimizer/test_optimizer_config.py"],
 }
 # Of the GPU's sizes the numbers are to be had, of the CPU's only that they come about.
-STEP = {"gpu": "--parameters 4000 --rounds 9 --steps 20", "cpu": "--parameters 8 --rounds 2 --steps 2"}
+STEP = {"gpu": "--parameters 4000", "cpu": "--parameters 8 --starts 1 --turns 2"}
 ACCEPTANCE = {"gpu": "--tokens 8192 --vocabulary 131072", "cpu": "--tokens 4 --vocabulary 1024"}
 MEMORY = {"gpu": "--layers 24 --hidden 1536", "cpu": "--layers 1 --hidden 16 --cpu"}
 MUON = {"gpu": "", "cpu": "--steps 2"}

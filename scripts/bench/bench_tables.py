@@ -36,7 +36,7 @@ def _steps(rows: list[dict[str, Any]]) -> list[Table]:
     which = f"{NATIVE} / unpatched / patched"
     return [
         Table(
-            "optimizer.step, medians",
+            "optimizer.step, medians (and their range over the starts)",
             [
                 *place,
                 f"patched / {NATIVE}",
@@ -66,13 +66,13 @@ def _acceptance(rows: list[dict[str, Any]]) -> list[Table]:
     cells = []
     for row in rows:
         shape, ms = [str(row["tokens"]), str(row["vocabulary"])], [f"{row[name]:.2f}" for name in ("ms", "one read ms")]
-        cells.append([*shape, _ratio(row["ratio"]), *ms, _misses(row) if row["device"] == "gpu" else "only on a GPU"])
+        cells.append([*shape, f"{row['ratio']:.2f}", *ms, _misses(row) if row["device"] == "gpu" else "only on a GPU"])
     columns = ["tokens", "vocabulary", "counting / one read", "counting ms", "one read ms", "target"]
     return [Table("Acceptance counting, bf16 logits", columns, cells)]
 
 
-def _ratio(value: float | None) -> str:
-    return "not run" if value is None else f"{value:.2f}"
+def _ratio(found: dict[str, float] | None) -> str:
+    return "not run" if found is None else "{median:.2f} ({least:.2f} to {largest:.2f})".format(**found)
 
 
 def _misses(row: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pythons import REFERENCE
-from ratios import Rounds, Side, acceptance_row, import_row, slowest, step_row
+from ratios import Side, acceptance_row, import_row, step_row
 from step import CASES
 from workers import LAST, Worker, environment, run
 
 IMPORTS = 15
 COUNTED = 2  # steps
+Key = tuple[str, bool]  # release, whether it is patched
 IMPORT = (
     "import sys, time; start = time.process_time(); import megatron_mtp_patches; "
     "print(1e3 * (time.process_time() - start), 'torch' in sys.modules)"
@@ -29,36 +31,48 @@ def steps(
     ranks: int,
     device: str,
     parameters: int,
-    rounds: int,
-    length: int,
+    starts: int,
+    turns: int,
     logs: Path,
     tell: Callable[[str], None],
 ) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """(versions, rows). The release without and with the patches and `native`, a Python, take turns."""
+    """(versions, rows). The release without and with the patches and `native`, a Python, take turns of a step each."""
     keys = {(release, False): python, (release, True): python}
     if native:
         keys[REFERENCE, False] = native
-    workers = {key: Worker(path, ranks, device, key[1], parameters, logs) for key, path in keys.items()}
-    try:
-        for (name, _), worker in workers.items():
-            worker.wait_until_ready()
-            found = worker.about["megatron-core"]
-            if name[0].isdigit() and found != name:
-                sys.exit(f"{worker.name} has megatron-core {found}, not {name}")
-        rows = []
-        for case in CASES:
-            taken: dict[tuple[str, bool], Rounds] = {key: [] for key in workers}
-            for number in range(rounds):
-                tell(f"{release}, {ranks} rank{'s' * (ranks > 1)}, {case}: round {number + 1}")
-                for key, worker in workers.items():
-                    taken[key].append(slowest(worker.ask(case=case, time=length)))
-            sides = {key: Side(taken[key], worker.ask(case=case, count=COUNTED)[0]) for key, worker in workers.items()}
-            plain, patched = sides[release, False], sides[release, True]
-            rows.append(step_row(case, ranks, release, plain, patched, sides.get((REFERENCE, False))))
-        return workers[release, True].about, rows
-    finally:
-        for worker in workers.values():
-            worker.close()
+    taken: dict[str, dict[Key, list[list[float]]]] = {case: {key: [] for key in keys} for case in CASES}
+    counts: dict[str, dict[Key, Any]] = {case: {} for case in CASES}
+    shuffled = random.Random(1)
+    for start in range(starts):
+        workers = {key: Worker(path, ranks, device, key[1], parameters, logs) for key, path in keys.items()}
+        try:
+            for key, worker in workers.items():
+                _wait_for(worker, key[0])
+            for case in CASES:
+                tell(f"{release}, {ranks} rank{'s' * (ranks > 1)}, {case}: start {start + 1}")
+                for seconds in taken[case].values():
+                    seconds.append([])
+                for _ in range(turns):
+                    for key in shuffled.sample(list(workers), len(workers)):
+                        taken[case][key][-1].append(max(workers[key].ask(case=case)))  # a step ends with its last rank
+                if not counts[case]:
+                    counts[case] = {key: worker.ask(case=case, count=COUNTED)[0] for key, worker in workers.items()}
+        finally:
+            for worker in workers.values():
+                worker.close()
+    rows = []
+    for case in CASES:
+        sides = {key: Side(taken[case][key], counts[case][key]) for key in keys}
+        plain, patched = sides[release, False], sides[release, True]
+        rows.append(step_row(case, ranks, release, plain, patched, sides.get((REFERENCE, False))))
+    return workers[release, True].about, rows
+
+
+def _wait_for(worker: Worker, release: str) -> None:
+    worker.wait_until_ready()
+    found = worker.about["megatron-core"]
+    if release[0].isdigit() and found != release:
+        sys.exit(f"{worker.name} has megatron-core {found}, not {release}")
 
 
 def imports(release: str, python: str) -> dict[str, Any]:

@@ -71,17 +71,17 @@ def test_reads_below_an_optimizer_are_its_own(load):
     assert load("counting").tally([below, beside, beside], on_gpu=False) == (2, 0)
 
 
-def side(ratios, *rounds, all_reduces=1):
+def side(ratios, *starts, all_reduces=1):
     counts = {"all_reduces": all_reduces, "host_syncs": 2, "launches": None, "rank sets": 1}
-    return ratios.Side([list(one) for one in rounds], counts)
+    return ratios.Side([list(one) for one in starts], counts)
 
 
 def test_a_ratio_is_that_of_what_was_measured_side_by_side(load):
-    """Everything took longer in one round, and one step longer than all others."""
+    """The machine was slower in one turn, one step was held up, and one start came out otherwise."""
     ratios = load("ratios")
-    ours, theirs = side(ratios, (1, 1, 9), (10, 10, 90), (1, 1, 9)), side(ratios, (2, 2, 2), (20, 20, 20), (1, 1, 1))
-    assert ratios.ratio(ours, theirs) == 0.5
-    assert ratios.slowest([[1.0, 5.0], [3.0, 2.0]]) == [3.0, 5.0]
+    ours, theirs = side(ratios, (1, 10, 9), (3, 3, 90), (4, 4, 4)), side(ratios, (2, 20, 2), (4, 4, 4), (4, 4, 4))
+    assert ratios.ratio(ours, theirs) == {"median": 0.75, "least": 0.5, "largest": 1.0}
+    assert ours.milliseconds == 4000.0
 
 
 def test_a_row_says_what_it_misses(load):

@@ -130,7 +130,10 @@ def test_figures_are_held_against_their_targets(load, tmp_path):
 
     def row(ratio, all_reduces):
         counts = {"all_reduces": all_reduces, "rank sets": 1, "host_syncs": 3, "launches": None}
-        return {"patched / native": ratio, "a step": {"patched": counts, "native 0.19.2": {**counts, "host_syncs": 4}}}
+        return {
+            "patched / native": {"median": ratio},
+            "a step": {"patched": counts, "native 0.19.2": {**counts, "host_syncs": 4}},
+        }
 
     write("gpu.json", {"step": [row(0.8, 1), row(1.02, 2)], "acceptance": [{"ratio": 1.4}]})
     found = [(figure.value, figure.met) for figure in figures.step(tmp_path, "gpu")]
