@@ -18,6 +18,7 @@ import sys
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,9 @@ def main() -> None:
     if options.rank_folder:
         run_rank(options)
         return
+    absent = [name for name in ("torch", "megatron", "einops") if find_spec(name) is None]
+    if absent:
+        sys.exit(f"this needs torch, megatron-core and, for Megatron-FSDP, einops; missing: {', '.join(absent)}")
     import torch
 
     options.cpu = options.cpu or torch.cuda.device_count() < options.ranks

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Make the generated parts of README.md and docs/ anew.
 
-    scripts/docs.py            the tables that come from the declarations
-    scripts/docs.py --check    change nothing; 1 if one of them is not what the declarations say
-    scripts/docs.py --runs     also tables, a log line and pictures of the demo's runs, in some minutes
+    scripts/docs.py                    the tables that come from the declarations
+    scripts/docs.py --check            change nothing; 1 if one of them is not what the declarations say
+    scripts/docs.py --runs             also tables, a log line and pictures of the demo's runs, in some minutes
+    scripts/docs.py --memory PYTHON    also the bytes that Megatron-FSDP holds
 
---runs needs torch, megatron-core 0.18.2, emerging-optimizers and matplotlib beside this project. What is generated
+--runs needs torch, megatron-core 0.18.2, emerging-optimizers and matplotlib beside this project; PYTHON needs torch,
+einops and megatron-core 0.16.1 or 0.17.1 (later ones hold the same with the patches and without). What is generated
 stands between `<!-- made by scripts/docs.py: NAME -->` and `<!-- end -->`.
 """
 
@@ -23,11 +25,14 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--check", action="store_true", help="only say what is out of date")
     which.add_argument("--runs", action="store_true", help="train, and show what came of it")
+    parser.add_argument("--memory", metavar="PYTHON", help="measure with this one")
     parser.add_argument("--work", type=Path, default=ROOT / "demo_output", help="folder for the runs of --runs")
     options = parser.parse_args()
     contents = declared.blocks()
     if options.runs:
         contents |= measured.blocks(options.work.resolve(), ROOT / "docs")
+    if options.memory:
+        contents["memory"] = measured.memory(options.memory)
     stale = 0
     for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         before = file.read_text(encoding="utf-8")

@@ -15,19 +15,24 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
-import megatron_mtp_patches
-import torch
-from megatron_mtp_patches import rehearsal
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+try:
+    import emerging_optimizers  # noqa: F401
+    import matplotlib
+    import megatron_mtp_patches
+    import torch
+    from megatron_mtp_patches import rehearsal
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+except ModuleNotFoundError as missing:
+    sys.exit(f"{missing}: this needs megatron_mtp_patches, torch, megatron-core, emerging-optimizers and matplotlib")
 
 STEPS, LIMIT = 200, 1.0
 PICTURE = "muon_stall.png"

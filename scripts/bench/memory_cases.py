@@ -9,6 +9,7 @@ import argparse
 from typing import Any, NamedTuple
 
 import torch
+from held import Held, held, shard_elements
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
@@ -16,8 +17,6 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
-
-from megatron_overrides.memory import Held, held, shard_elements
 
 LENGTH = 32
 

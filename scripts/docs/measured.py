@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from markdown_pages import from_rich
+from markdown_pages import from_rich, table
 
 SCRIPTS = Path(__file__).resolve().parents[1]
+FSDP = "fsdp-without-master-weights"
+HELD = {  # by the names of scripts/bench/held.py
+    "parameters": "model weights (bf16)",
+    "gradients": "gradients (fp32)",
+    "main_weights": "Megatron-FSDP's main weights (fp32)",
+    "optimizer_state": "FusedAdam's state",
+}
 COLUMNS = ("iteration", "lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance %:")
 
 
@@ -35,6 +44,25 @@ def blocks(work: Path, pictures: Path) -> dict[str, str]:
     for picture in work.glob("*.png"):
         shutil.copy(picture, pictures)
     return found
+
+
+def memory(python: str) -> str:
+    """Bytes of rank 0 of two on a CPU, by scripts/bench_memory.py, with the Megatron of `python`."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "memory.json")
+        command = [python, "bench_memory.py", FSDP, "--cpu", "--json", file]
+        subprocess.run(command, cwd=SCRIPTS, check=True)
+        sides = json.loads(file.read_text())[FSDP]
+    without, patched = sides["without"][0], sides["with"][0]
+    if without["held"] == patched["held"]:
+        sys.exit(f"the Megatron of {python} holds the same with and without the patch; give one with 0.16.1 or 0.17.1")
+    rows = []
+    for what, name in HELD.items():
+        before, after, saved = without["held"][what], patched["held"][what], patched["saves"].get(what)
+        theory = "" if saved is None else f"{before:,} - {saved:,} = {before - saved:,}"
+        rows.append([name, f"{before:,}", f"{after:,}", theory])
+    rows.append(["the three steps", without["note"], patched["note"], ""])
+    return "\n".join(table(["bytes of rank 0", "without", "with", "theory"], rows, right=(1, 2)))
 
 
 def log_line(log: Path) -> str:

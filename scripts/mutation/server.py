@@ -89,7 +89,7 @@ def apply(folder: str, dropped: list) -> None:
     from mutation.mutants import DROP
 
     os.chdir(folder)
-    sys.path[:0] = [f"{folder}/patches", folder, f"{folder}/tests/stand_ins"]
+    sys.path[:0] = [f"{folder}/{part}" for part in ("patches", ".", "tests/stand_ins", "scripts/bench")]
     os.environ["PYTHONPATH"] = f"{folder}/patches:{folder}"
     exec(DROP.format(dropped={(patch, position) for patch, position in dropped}), vars(catalog))
     engine = megatron_mtp_patches._engine

@@ -1,5 +1,6 @@
 """README and docs/ say what is so: generated tables, flags, links."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -34,6 +35,35 @@ def test_a_stale_table_is_named_and_made_anew(tmp_path):
     assert (done.returncode, done.stdout) == (1, "README.md: out of date; run scripts/docs.py\n")
     assert docs(tmp_path).stdout == "README.md: made anew\n"
     assert (tmp_path / "README.md").read_text() == README
+
+
+def test_bytes_are_those_that_were_measured(tmp_path):
+    """By a Python that writes what it is told; the real measurement takes 0.17.1."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "patches").symlink_to(ROOT / "patches")
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs/page.md"
+    page.write_text("<!-- made by scripts/docs.py --memory: memory -->\nold\n<!-- end -->\n")
+    (tmp_path / "README.md").write_text(README)
+
+    def measure(state):
+        held = {"parameters": 10, "gradients": 20, "main_weights": 2000}
+        without = {"held": {**held, "optimizer_state": 3000}, "note": "it stands still"}
+        patched = {"held": {**held, "optimizer_state": state}, "saves": {"optimizer_state": 990}, "note": "it learns"}
+        found = json.dumps({"fsdp-without-master-weights": {"without": [without], "with": [patched]}})
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\necho '{found}' > $5\n")
+        python.chmod(0o755)
+        return docs(tmp_path, "--memory", python)
+
+    assert measure(2000).stdout == "docs/page.md: made anew\n"
+    text = page.read_text()
+    assert "| gradients (fp32) | 20 | 20 |  |" in text and "old" not in text
+    assert "| FusedAdam's state | 3,000 | 2,000 | 3,000 - 990 = 2,010 |" in text
+    assert "| the three steps | it stands still | it learns |  |" in text
+    done = measure(3000)
+    assert done.returncode == 1 and "give one with 0.16.1 or 0.17.1" in done.stderr
+    assert page.read_text() == text
 
 
 def test_readme_has_every_flag_and_no_other():
