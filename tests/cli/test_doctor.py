@@ -116,6 +116,14 @@ def test_an_unfit_version_says_what_it_costs(bare, furnish, tmp_path, release, n
     assert len(told) == bool(cost) and cost in "".join(told)
 
 
+def test_a_part_that_cannot_be_imported_is_as_good_as_missing(bare, furnish, tmp_path):
+    furnish("wrapt", "triton", "modelopt", "requests")
+    found, told = rows(bare().stdout)["nvidia-modelopt"]
+    assert found == "present" and told.startswith("does not import without huggingface_hub: no distillation")
+    (tmp_path / "huggingface_hub").mkdir()
+    assert rows(bare().stdout)["nvidia-modelopt"] == ["present"]
+
+
 def test_the_oldest_wrapt_is_the_one_that_an_install_takes(doctor):
     """Two figures, one of them in setup.cfg."""
     needed = configparser.ConfigParser()

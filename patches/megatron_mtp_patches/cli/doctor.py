@@ -35,7 +35,10 @@ class Limit:
 
 @dataclass(frozen=True)
 class Part:
-    """A package, and what is lost without it: all training if `needed`, or with a Megatron that it is `needed_by`."""
+    """A package, and what is lost without it: all training if `needed`, or with a Megatron that it is `needed_by`.
+
+    `imports` are modules that it imports and whose packages it does not ask for.
+    """
 
     distribution: str
     module: str
@@ -43,6 +46,7 @@ class Part:
     needed: bool = False
     needed_by: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
+    imports: tuple[str, ...] = ()
 
 
 SINCE_0_18 = ("0.18.2", "0.19.2", "main")
@@ -77,7 +81,12 @@ PARTS = (
     ),
     Part("pyyaml", "yaml", "megatron.training does not import: no pretrain(), no flags"),
     Part("einops", "einops", "no Megatron-FSDP"),
-    Part("nvidia-modelopt", "modelopt", "no distillation or quantization-aware training"),
+    Part(
+        "nvidia-modelopt",
+        "modelopt",
+        "no distillation or quantization-aware training",
+        imports=("huggingface_hub", "requests"),
+    ),
     Part("tensorboard", "tensorboard", "--tensorboard-dir writes nothing"),
     Part("wandb", "wandb", "--wandb-project fails"),
 )
@@ -107,6 +116,8 @@ def _judge(part: Part, found: str | None, needed: bool, megatron: frozenset[str]
         return f"[{'red' if needed else 'yellow'}]missing[/]", part.cost
     release = tuple(map(int, re.findall(r"\d+", found)))
     costs = [limit.cost for limit in part.limits if release and limit.is_broken_by(release, megatron)]
+    absent = [module for module in part.imports if importlib.util.find_spec(module) is None]
+    costs += [f"does not import without {' and '.join(absent)}: {part.cost}"] if absent else []
     return f"[yellow]{found}[/]" if costs else found, "; ".join(costs)
 
 
