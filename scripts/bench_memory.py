@@ -24,7 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 ROOT = Path(__file__).resolve().parents[1]
-PATCHES = ("fsdp-without-master-weights", "tag-mtp-stage-embedding")
+NEEDS = {"fsdp-without-master-weights": "einops", "tag-mtp-stage-embedding": "emerging_optimizers"}
+SIDES = ("without", "with")
 NATIVE = "This Megatron holds the same without the patch: there is nothing to measure it against."
 
 
@@ -107,7 +108,7 @@ def show(patch: str, before: list[dict[str, Any]], after: list[dict[str, Any]]) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("patches", nargs="*", metavar="PATCH", help=f"{' or '.join(PATCHES)}; without one, both")
+    parser.add_argument("patches", nargs="*", metavar="PATCH", help=f"{' or '.join(NEEDS)}; without one, both")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=256)
@@ -116,23 +117,26 @@ def main() -> None:
     parser.add_argument("--before", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rank-folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    unknown = set(options.patches) - set(PATCHES)
+    unknown = set(options.patches) - set(NEEDS)
     if unknown:
-        parser.error(f"nothing is measured of {', '.join(sorted(unknown))}; choose from {', '.join(PATCHES)}")
+        parser.error(f"nothing is measured of {', '.join(sorted(unknown))}; choose from {', '.join(NEEDS)}")
     if options.rank_folder:
         run_rank(options)
         return
-    absent = [name for name in ("torch", "megatron", "einops") if find_spec(name) is None]
-    if absent:
-        sys.exit(f"this needs torch, megatron-core and, for Megatron-FSDP, einops; missing: {', '.join(absent)}")
+    options.patches = options.patches or list(NEEDS)
+    needed = ["torch", "megatron", *(NEEDS[patch] for patch in options.patches)]
+    if absent := [name for name in needed if find_spec(name) is None]:
+        parser.error(f"{sys.executable} has no {', '.join(absent)}, which this needs")
     import torch
 
     options.cpu = options.cpu or torch.cuda.device_count() < options.ranks
-    record = {}
-    for patch in options.patches or PATCHES:
-        before, after = run_ranks(patch, options, before=True), run_ranks(patch, options, before=False)
-        show(patch, before, after)
-        record[patch] = {"without": before, "with": after}
+    from rich.progress import track
+
+    record: dict[str, dict[str, Any]] = {patch: {} for patch in options.patches}
+    for patch, side in track([(patch, side) for patch in record for side in SIDES], "Counting", transient=True):
+        record[patch][side] = run_ranks(patch, options, before=side == "without")
+    for patch, sides in record.items():
+        show(patch, *sides.values())
     if options.json:
         options.json.write_text(json.dumps(record, indent=1))
 
