@@ -130,7 +130,7 @@ def clip_or_skip(optimizer: MegatronOptimizer, grad_norm: GradNorm) -> bool:
         clippable[MTP_GRAD_NORM_GROUP], mtp_norm, optimizer.config
     )
     for leaf in leaves(optimizer):
-        for group, params in _params_by_group(leaf).items():
+        for group, params in _params_by_group(leaf, optimizer).items():
             if drops_mtp and group == MTP_GRAD_NORM_GROUP:
                 drop_gradients(params, getattr(leaf, "optimizer", None))
             elif not is_exempt(leaf):
@@ -152,17 +152,21 @@ def clip_grad_norm(self: MegatronOptimizer, clip_grad: float) -> GradNorm:
     _, clippable = kept_norms(self, grad_norm)
     for leaf in leaves(self):
         if not is_exempt(leaf):
-            for group, params in _params_by_group(leaf).items():
+            for group, params in _params_by_group(leaf, self).items():
                 limit = clip_grad if group is None else _limit(self.config, group)
                 _clip(params, limit, clippable.get(group, clippable[None]), self.config)
     return grad_norm
 
 
-def _params_by_group(leaf: MegatronOptimizer) -> dict[str | None, list[torch.nn.Parameter]]:
+def _params_by_group(leaf: MegatronOptimizer, root: MegatronOptimizer) -> dict[str | None, list[torch.nn.Parameter]]:
+    """The parameters of `leaf`, which is part of `root`, by the norm that clips them."""
+    params = [] if getattr(leaf, "is_stub_optimizer", False) else leaf.get_parameters()
+    owned = getattr(root, "_owned", None)
+    if owned is not None and not owned.groups:  # none on any rank, so there is no need to ask each
+        return {None: params} if params else {}
     params_by_group: dict[str | None, list[torch.nn.Parameter]] = {}
-    if not getattr(leaf, "is_stub_optimizer", False):
-        for param in leaf.get_parameters():
-            params_by_group.setdefault(group_of(param), []).append(param)
+    for param in params:
+        params_by_group.setdefault(group_of(param), []).append(param)
     return params_by_group
 
 
@@ -199,7 +203,7 @@ def finish_step(optimizer: MegatronOptimizer, skip: bool) -> bool:
         updated = optimizer.step_with_ready_grads()
         if updates_of_heads.in_last_step:
             for leaf in leaves(optimizer):
-                keep_in_step(_params_by_group(leaf).get(MTP_GRAD_NORM_GROUP, []), leaf)
+                keep_in_step(_params_by_group(leaf, optimizer).get(MTP_GRAD_NORM_GROUP, []), leaf)
         return updated
     for leaf in leaves(optimizer):
         # Megatron-FSDP v2 (main) steps on casted gradients and gives the model its own back only after an update.
