@@ -113,7 +113,8 @@ def main() -> int:
     strangers = reasons.keys() - {mutant.name for mutant in everything}
     if strangers:
         parser.error(f"ci/mutants.toml gives a reason for what is no mutant: {'; '.join(sorted(strangers))}")
-    rows = {name: row for name, row in known.items() if name in {mutant.name for mutant in everything}}
+    places = {mutant.name: mutant.where for mutant in everything}  # lines move
+    rows = {name: {**row, "where": places[name]} for name, row in known.items() if name in places}
     todo = [m for m in chosen if not (options.resume and rows.get(m.name, {}).get("killed"))]
     with tempfile.TemporaryDirectory() as work:
         pool = make_pool(options, Path(work))
