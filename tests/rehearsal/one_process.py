@@ -150,6 +150,17 @@ def test_nothing_is_compiled():
     assert torch._dynamo.config.disable
 
 
+def test_no_kernels_are_built(tmp_path, monkeypatch):
+    """0.16.1's checkout builds them as it starts, with nvcc."""
+    folder = tmp_path / "megatron" / "legacy"
+    folder.mkdir(parents=True)
+    (folder / "fused_kernels.py").write_text("def load(args):\n    raise FileNotFoundError('nvcc')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from megatron.legacy import fused_kernels
+
+    fused_kernels.load(None)
+
+
 def test_a_second_install_does_nothing():
     before = torch.Tensor.to, torch.zeros, torch.distributed.all_gather
     rehearsal.install()

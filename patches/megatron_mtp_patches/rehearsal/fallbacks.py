@@ -1,10 +1,11 @@
-"""What breaks in Megatron itself where neither TransformerEngine nor Apex is installed.
+"""What breaks in Megatron itself where neither TransformerEngine nor Apex is installed, nor a CUDA toolkit.
 
-A GPU image has them, so these paths go untried upstream. torch's Adam stands in for FusedAdam, and with it
+A GPU image has all three, so these paths go untried upstream. torch's Adam stands in for FusedAdam, and with it
 the DistributedOptimizer cannot resume:
   state_dict() asserts `len(steps) == 1` of an optimizer that has not stepped yet;
   loading a parameter's state overwrites its step with the template's 0, or is a KeyError: 'step';
   load_state_dict() leaves one `step` tensor for all parameters, which then advances once per parameter.
+0.16.1's checkout looks for nvcc as it starts, to build kernels of which none are left.
 On upstream's main, building an MTP layer asks whether a module is an inference layer, whose class derives
 from a mock of TransformerEngine's: TypeError: isinstance() arg 2 must be a type.
 """
@@ -21,9 +22,14 @@ from ..engine.watch import watch
 
 
 def install() -> None:
-    """Mend both when their modules arrive."""
+    """Mend each when its module arrives."""
     watch(["megatron.core.optimizer.distrib_optimizer"], _mend_resume)
     watch(["megatron.core.tensor_parallel.inference_layers"], _mend_inference_check)
+    watch(["megatron.legacy.fused_kernels"], _build_no_kernels)
+
+
+def _build_no_kernels(module: Any) -> None:
+    module.load = lambda args: None
 
 
 def _mend_inference_check(module: Any) -> None:
