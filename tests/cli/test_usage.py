@@ -90,6 +90,11 @@ def test_a_wrong_variable_is_wrong_usage(python, script, words, variables, comma
     assert done.stderr.startswith("megatron-mtp-patches: ") and "'typo'" in done.stderr
 
 
+def test_a_wrong_variable_does_not_keep_zero_touch_on(command):
+    done = command("disable", MEGATRON_MTP_PATCHES="typo")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_wrong_variable_does_not_hide_the_version(command):
     done = command("--version", MEGATRON_MTP_PATCHES="typo")
     assert (done.returncode, done.stdout.strip()) == (0, megatron_mtp_patches.__version__)

@@ -14,12 +14,14 @@ from .. import __version__, _engine, apply
 from ..catalog import CATALOG
 from ..engine import PatchError, UsageError
 
+NEED_NO_SET = ("enable", "disable")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     arguments = make_parser().parse_args(words)
     try:
-        if not _engine.active:  # the import may have left the telling to us
+        if not _engine.active and arguments.command not in NEED_NO_SET:  # the import may have left the telling to us
             apply()
     except PatchError as error:  # nothing of Megatron is imported yet: the environment asks for what there is not
         return _tell(error, UsageError.exit_code)

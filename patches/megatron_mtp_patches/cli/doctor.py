@@ -6,8 +6,10 @@ import importlib.util
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 
 from rich.table import Table
 
@@ -37,7 +39,7 @@ class Limit:
 class Part:
     """A package, and what is lost without it: all training if `needed`, or with a Megatron that it is `needed_by`.
 
-    `imports` are modules that it imports and whose packages it does not ask for.
+    `imports` are modules that it imports, with this Megatron or (under "") any, and whose packages it does not ask for.
     """
 
     distribution: str
@@ -46,7 +48,7 @@ class Part:
     needed: bool = False
     needed_by: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
-    imports: tuple[str, ...] = ()
+    imports: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 SINCE_0_18 = ("0.18.2", "0.19.2", "main")
@@ -59,7 +61,12 @@ PARTS = (
         limits=(Limit("no rehearsal: `run --device cpu` needs torch >= 2.11", LOWEST_TORCH),),
     ),
     Part("megatron-core", "megatron.core", "there is nothing to patch", needed=True),
-    Part("megatron.training", "megatron.training", "no pretrain() and no flags: set config fields instead"),
+    Part(
+        "megatron.training",
+        "megatron.training",
+        "no pretrain() and no flags: set config fields instead",
+        imports={"0.16.1": ("pydantic", "regex", "six", "triton", "yaml"), "0.17.1": ("yaml",), "0.18.2": ("yaml",)},
+    ),
     Part(
         "wrapt",
         "wrapt",
@@ -79,13 +86,12 @@ PARTS = (
             Limit("no Muon: megatron-core >= 0.18 was written for >= 0.2.0", (0, 2), megatron=SINCE_0_18),
         ),
     ),
-    Part("pyyaml", "yaml", "megatron.training does not import: no pretrain(), no flags"),
     Part("einops", "einops", "no Megatron-FSDP"),
     Part(
         "nvidia-modelopt",
         "modelopt",
         "no distillation or quantization-aware training",
-        imports=("huggingface_hub", "requests"),
+        imports={"": ("huggingface_hub", "requests")},
     ),
     Part("tensorboard", "tensorboard", "--tensorboard-dir writes nothing"),
     Part("wandb", "wandb", "--wandb-project fails"),
@@ -116,7 +122,8 @@ def _judge(part: Part, found: str | None, needed: bool, megatron: frozenset[str]
         return f"[{'red' if needed else 'yellow'}]missing[/]", part.cost
     release = tuple(map(int, re.findall(r"\d+", found)))
     costs = [limit.cost for limit in part.limits if release and limit.is_broken_by(release, megatron)]
-    absent = [module for module in part.imports if importlib.util.find_spec(module) is None]
+    imports = [module for place in ("", *sorted(megatron)) for module in part.imports.get(place, ())]
+    absent = [module for module in imports if importlib.util.find_spec(module) is None]
     costs += [f"does not import without {' and '.join(absent)}: {part.cost}"] if absent else []
     return f"[yellow]{found}[/]" if costs else found, "; ".join(costs)
 

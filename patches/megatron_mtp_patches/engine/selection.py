@@ -35,5 +35,6 @@ def select(choice: str, ids: Iterable[str]) -> frozenset[str]:
 def check_policy(on_drift: str) -> str:
     """Raises PatchError unless `on_drift` is one of `POLICIES`."""
     if on_drift not in POLICIES:
-        raise PatchError(f"a refused patch can {', '.join(POLICIES)}, not {on_drift!r}")
+        words = ", ".join(POLICIES)
+        raise PatchError(f"MEGATRON_MTP_PATCHES_ON_DRIFT, what a refused patch does, can be {words}, not {on_drift!r}")
     return on_drift
