@@ -14,6 +14,7 @@ stands between `<!-- made by scripts/docs.py: NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def main() -> int:
     contents = declared.blocks()
     if options.runs:
         contents |= measured.blocks(options.work.resolve(), ROOT / "docs")
+    if options.memory and shutil.which(options.memory) is None:
+        parser.error(f"--memory {options.memory}: no such Python")
     if options.memory:
         contents["memory"] = measured.memory(options.memory)
     stale = 0
@@ -47,8 +50,10 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "patches"), str(ROOT)]
-    import markdown_pages
+    try:
+        import markdown_pages
 
-    from docs import declared, measured
-
+        from docs import declared, measured
+    except ModuleNotFoundError as missing:
+        sys.exit(f"{missing}: this needs packaging and rich")
     sys.exit(main())

@@ -51,7 +51,8 @@ def memory(python: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "memory.json")
         command = [python, "bench_memory.py", FSDP, "--cpu", "--json", file]
-        subprocess.run(command, cwd=SCRIPTS, check=True)
+        if subprocess.run(command, cwd=SCRIPTS).returncode:
+            sys.exit(f"{python} cannot count the bytes, see above")
         sides = json.loads(file.read_text())[FSDP]
     without, patched = sides["without"][0], sides["with"][0]
     if without["held"] == patched["held"]:
