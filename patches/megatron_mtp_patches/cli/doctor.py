@@ -7,9 +7,8 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from types import MappingProxyType
 
 from rich.table import Table
 
@@ -48,7 +47,7 @@ class Part:
     needed: bool = False
     needed_by: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
-    imports: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    imports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 SINCE_0_18 = ("0.18.2", "0.19.2", "main")
