@@ -14,9 +14,10 @@ stands between `<!-- made by scripts/docs.py: NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
+
+from pythons import executable
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,14 +27,12 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--check", action="store_true", help="only say what is out of date")
     which.add_argument("--runs", action="store_true", help="train, and show what came of it")
-    parser.add_argument("--memory", metavar="PYTHON", help="measure with this one")
+    parser.add_argument("--memory", type=executable, metavar="PYTHON", help="measure with this one")
     parser.add_argument("--work", type=Path, default=ROOT / "demo_output", help="folder for the runs of --runs")
     options = parser.parse_args()
     contents = declared.blocks()
     if options.runs:
         contents |= measured.blocks(options.work.resolve(), ROOT / "docs")
-    if options.memory and shutil.which(options.memory) is None:
-        parser.error(f"--memory {options.memory}: no such Python")
     if options.memory:
         contents["memory"] = measured.memory(options.memory)
     stale = 0

@@ -3,7 +3,7 @@
 
     python scripts/muon_stall.py [--output DIR] [--device cpu|gpu] [--dtype bfloat16]
 
-needs megatron-core, emerging-optimizers and matplotlib; half a minute on one CPU core. A small network learns from
+needs megatron-core, emerging-optimizers and matplotlib; a minute on one CPU core. A small network learns from
 another one through Megatron's own ChainedOptimizer with --clip-grad 1. In each step the gradient of one of its
 layers, of little use to the loss, is made RATIO times as large as that of all the others together. Prints the losses
 as a table and draws them: over the steps for one ratio, and in the end for all. A bfloat16 network has float32 main

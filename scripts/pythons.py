@@ -13,9 +13,14 @@ def release_and_python(text: str) -> tuple[str, str]:
     release, equals, python = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not RELEASE=PYTHON")
-    if shutil.which(python) is None:
-        raise argparse.ArgumentTypeError(f"{python}: no such Python")
-    return release, python
+    return release, executable(python)
+
+
+def executable(text: str) -> str:
+    """The type of a Python whose release is not asked for."""
+    if shutil.which(text) is None:
+        raise argparse.ArgumentTypeError(f"{text}: no such Python")
+    return text
 
 
 def positive(text: str) -> int:

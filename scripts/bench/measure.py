@@ -1,4 +1,4 @@
-"""What scripts/bench.py measures: each function gives rows for the tables; `tell` hears of each turn."""
+"""What scripts/bench.py measures: each function gives rows for the tables; `tell` hears of each start."""
 
 from __future__ import annotations
 

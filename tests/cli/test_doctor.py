@@ -124,6 +124,17 @@ def test_a_part_that_cannot_be_imported_is_as_good_as_missing(bare, furnish, tmp
     assert rows(bare().stdout)["nvidia-modelopt"] == ["present"]
 
 
+def test_megatron_s_trainer_wants_what_its_wheel_does_not(bare, furnish, release):
+    furnish("wrapt", "triton")
+    cells = rows(bare().stdout)["megatron.training"]
+    if release == "0.16.1":
+        assert cells[0] == "missing"
+    elif release == "0.19.2":
+        assert len(cells) == 1
+    else:
+        assert cells[1].startswith("does not import without yaml: no pretrain()")
+
+
 def test_the_oldest_wrapt_is_the_one_that_an_install_takes(doctor):
     """Two figures, one of them in setup.cfg."""
     needed = configparser.ConfigParser()

@@ -61,6 +61,7 @@ def test_bytes_are_those_that_were_measured(tmp_path):
     assert "| gradients (fp32) | 20 | 20 |  |" in text and "old" not in text
     assert "| FusedAdam's state | 3,000 | 2,000 | 3,000 - 990 = 2,010 |" in text
     assert "| the three steps | it stands still | it learns |  |" in text
+    assert docs(tmp_path, "--memory", tmp_path / "none").returncode == 2
     (tmp_path / "python").write_text("#!/bin/sh\nexit 2\n")
     done = docs(tmp_path, "--memory", tmp_path / "python")
     assert done.returncode == 1 and "cannot count" in done.stderr and "Traceback" not in done.stderr
