@@ -14,19 +14,17 @@ from .. import __version__, _engine, apply
 from ..catalog import CATALOG
 from ..engine import PatchError, UsageError
 
-NEED_NO_SET = ("enable", "disable")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
-    arguments = make_parser().parse_args(words)
+    arguments = make_parser().parse_args(words, argparse.Namespace(words=words))
     try:
-        if not _engine.active and arguments.command not in NEED_NO_SET:  # the import may have left the telling to us
+        if arguments.needs_set and not _engine.active:  # the import may have left the telling to us
             apply()
     except PatchError as error:  # nothing of Megatron is imported yet: the environment asks for what there is not
         return _tell(error, UsageError.exit_code)
     try:
-        return _carry_out(arguments, words)
+        return arguments.carry_out(arguments)
     except PatchError as error:
         return _tell(error, error.exit_code)
 
@@ -36,77 +34,106 @@ def _tell(error: PatchError, exit_code: int) -> int:
     return exit_code
 
 
-def _carry_out(arguments: argparse.Namespace, words: list[str]) -> int:
-    # Each command brings what it needs; `run` must not load more than the script would.
-    if arguments.command in ("run", "verify-mtp"):
-        # From the words themselves: argparse would take a `--` of the script's for its own.
-        rest = words[words.index(arguments.script, 1) + 1 :]
-        if arguments.command == "run":
-            from .run import run_script
-
-            run_script(arguments.script, rest, arguments.device)
-        else:
-            from .verify import verify
-
-            verify(arguments.script, rest, arguments.device)
-        return 0
-    if arguments.command == "status":
-        from .status import show_status
-
-        return show_status(as_json=arguments.json)
-    if arguments.command == "explain":
-        from .explain import explain
-
-        return explain(arguments.id)
-    if arguments.command == "doctor":
-        from .doctor import examine
-
-        return examine()
-    if arguments.command == "enable":
-        from .enable import enable
-
-        return enable()
-    if arguments.command == "disable":
-        from .disable import disable
-
-        return disable()
-    from .drift import show_drift
-
-    return show_drift(arguments.against, arguments.since)
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="megatron-mtp-patches", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--version", action="version", version=__version__)
+    parser.set_defaults(needs_set=True)
     commands = parser.add_subparsers(dest="command", required=True)
 
     status = commands.add_parser(
         "status", help="apply the set to the installed Megatron and say where each patch stands"
     )
     status.add_argument("--json", action="store_true", help="for programs")
+    status.set_defaults(carry_out=_status)
 
     explain = commands.add_parser("explain", help="what one patch does, and where it stands here")
     explain.add_argument(
         "id", metavar="ID", choices=[patch.id for patch in CATALOG], help=", ".join(p.id for p in CATALOG)
     )
+    explain.set_defaults(carry_out=_explain)
 
-    for name, purpose in (
-        ("run", "run a training script under the patches, with no GPU if asked"),
-        ("verify-mtp", "run its first step to see that the MTP loss trains the MTP heads and nothing else"),
+    for name, purpose, carry_out in (
+        ("run", "run a training script under the patches, with no GPU if asked", _run),
+        ("verify-mtp", "run its first step to see that the MTP loss trains the MTP heads and nothing else", _verify),
     ):
         run = commands.add_parser(name, help=purpose)
         run.add_argument("--device", choices=["cpu", "cuda"], help="cpu: rehearse with no GPU; cuda: insist on a GPU")
         run.add_argument("script", metavar="SCRIPT")
         run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+        run.set_defaults(carry_out=carry_out)
 
-    commands.add_parser("doctor", help="what this environment has, and what each missing part costs")
+    doctor = commands.add_parser("doctor", help="what this environment has, and what each missing part costs")
+    doctor.set_defaults(carry_out=_doctor)
 
-    commands.add_parser("enable", help="apply the set in every Python of this environment whose variables ask for it")
-    commands.add_parser("disable", help="the opposite of enable")
+    enable = commands.add_parser(
+        "enable", help="apply the set in every Python of this environment whose variables ask for it"
+    )
+    enable.set_defaults(carry_out=_enable, needs_set=False)
+    disable = commands.add_parser("disable", help="the opposite of enable")
+    disable.set_defaults(carry_out=_disable, needs_set=False)
 
     drift = commands.add_parser("drift", help="which targets have a source that the patches do not know")
     drift.add_argument(
         "--against", metavar="PATH_OR_VERSION", help="a Megatron-LM checkout, or a known release to compare with"
     )
     drift.add_argument("--since", metavar="VERSION", help="which targets there differ from this release's")
+    drift.set_defaults(carry_out=_drift)
     return parser
+
+
+# Each command imports what it needs when it is carried out; `run` must not load more than the script would.
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from .status import show_status
+
+    return show_status(as_json=arguments.json)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from .explain import explain
+
+    return explain(arguments.id)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from .run import run_script
+
+    run_script(arguments.script, _of_the_script(arguments), arguments.device)
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from .verify import verify
+
+    verify(arguments.script, _of_the_script(arguments), arguments.device)
+    return 0
+
+
+def _of_the_script(arguments: argparse.Namespace) -> list[str]:
+    # From the words themselves: argparse would take a `--` of the script's for its own.
+    return arguments.words[arguments.words.index(arguments.script, 1) + 1 :]
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from .doctor import examine
+
+    return examine()
+
+
+def _enable(arguments: argparse.Namespace) -> int:
+    from .enable import enable
+
+    return enable()
+
+
+def _disable(arguments: argparse.Namespace) -> int:
+    from .disable import disable
+
+    return disable()
+
+
+def _drift(arguments: argparse.Namespace) -> int:
+    from .drift import show_drift
+
+    return show_drift(arguments.against, arguments.since)
