@@ -17,7 +17,6 @@ from workers import LAST, Worker, environment, run
 
 IMPORTS = 15
 COUNTED = 2  # steps
-Key = tuple[str, bool]  # release, whether it is patched
 IMPORT = (
     "import sys, time; start = time.process_time(); import megatron_mtp_patches; "
     "print(1e3 * (time.process_time() - start), 'torch' in sys.modules)"
@@ -36,36 +35,42 @@ def steps(
     logs: Path,
     tell: Callable[[str], None],
 ) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """(versions, rows). The release without and with the patches and `native`, a Python, take turns of a step each."""
-    keys = {(release, False): python, (release, True): python}
+    """(versions, rows). The release without and with the patches and `native`, a Python, take turns of a step each.
+
+    Where the release is the native one it is started twice without them: what the two differ by is the machine's.
+    """
+    pythons = {"unpatched": (release, python), "patched": (release, python)}
     if native:
-        keys[REFERENCE, False] = native
-    taken: dict[str, dict[Key, list[list[float]]]] = {case: {key: [] for key in keys} for case in CASES}
-    counts: dict[str, dict[Key, Any]] = {case: {} for case in CASES}
+        pythons["native"] = (REFERENCE, native)
+    taken: dict[str, dict[str, list[list[float]]]] = {case: {side: [] for side in pythons} for case in CASES}
+    counts: dict[str, dict[str, Any]] = {case: {} for case in CASES}
     shuffled = random.Random(1)
     for start in range(starts):
-        workers = {key: Worker(path, ranks, device, key[1], parameters, logs) for key, path in keys.items()}
+        workers = {
+            side: Worker(path, ranks, device, side == "patched", parameters, logs)
+            for side, (_, path) in pythons.items()
+        }
         try:
-            for key, worker in workers.items():
-                _wait_for(worker, key[0])
+            for side, worker in workers.items():
+                _wait_for(worker, pythons[side][0])
             for case in CASES:
                 tell(f"{release}, {ranks} rank{'s' * (ranks > 1)}, {case}: start {start + 1}")
                 for seconds in taken[case].values():
                     seconds.append([])
                 for _ in range(turns):
-                    for key in shuffled.sample(list(workers), len(workers)):
-                        taken[case][key][-1].append(max(workers[key].ask(case=case)))  # a step ends with its last rank
+                    for side in shuffled.sample(list(workers), len(workers)):
+                        # a step ends with its last rank
+                        taken[case][side][-1].append(max(workers[side].ask(case=case)))
                 if not counts[case]:
-                    counts[case] = {key: worker.ask(case=case, count=COUNTED)[0] for key, worker in workers.items()}
+                    counts[case] = {side: worker.ask(case=case, count=COUNTED)[0] for side, worker in workers.items()}
         finally:
             for worker in workers.values():
                 worker.close()
     rows = []
     for case in CASES:
-        sides = {key: Side(taken[case][key], counts[case][key]) for key in keys}
-        plain, patched = sides[release, False], sides[release, True]
-        rows.append(step_row(case, ranks, release, plain, patched, sides.get((REFERENCE, False))))
-    return workers[release, True].about, rows
+        sides = {side: Side(taken[case][side], counts[case][side]) for side in pythons}
+        rows.append(step_row(case, ranks, release, **sides))
+    return workers["patched"].about, rows
 
 
 def _wait_for(worker: Worker, release: str) -> None:

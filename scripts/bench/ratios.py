@@ -32,13 +32,16 @@ def ratio(side: Side, other: Side) -> dict[str, float]:
     return {"median": median(found), "least": min(found), "largest": max(found)}
 
 
-def step_row(case: str, ranks: int, release: str, plain: Side, patched: Side, native: Side | None) -> dict[str, Any]:
+def step_row(
+    case: str, ranks: int, release: str, unpatched: Side, patched: Side, native: Side | None = None
+) -> dict[str, Any]:
     """`native` is REFERENCE without the patches, if that was measured."""
-    sides = {"unpatched": plain, "patched": patched, **({f"native {REFERENCE}": native} if native else {})}
+    sides = {"unpatched": unpatched, "patched": patched, **({f"native {REFERENCE}": native} if native else {})}
     row: dict[str, Any] = {"case": case, "ranks": ranks, "release": release}
     row["ms"] = {name: side.milliseconds for name, side in sides.items()}
-    row["patched / unpatched"] = ratio(patched, plain)
+    row["patched / unpatched"] = ratio(patched, unpatched)
     row["patched / native"] = ratio(patched, native) if native else None
+    row["unpatched / native"] = ratio(unpatched, native) if native else None
     row["a step"] = {name: side.counts for name, side in sides.items()}
     row["misses"] = list(_step_misses(row))
     return row

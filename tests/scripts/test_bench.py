@@ -90,9 +90,26 @@ def test_a_row_says_what_it_misses(load):
     row = ratios.step_row("bf16", 2, "0.18.2", fast, slow, fast)
     assert row["misses"] == ["1.20 of native 0.19.2's time, not at most 1.00", "2 all-reduces for 1 sets of ranks"]
     assert ratios.step_row("bf16", 2, "0.18.2", slow, fast, slow)["misses"] == []
-    assert ratios.step_row("bf16", 2, "0.18.2", slow, fast, None)["patched / native"] is None
+    alone = ratios.step_row("bf16", 2, "0.18.2", slow, fast)
+    assert alone["patched / native"] is None and alone["unpatched / native"] is None
     assert ratios.import_row("0.18.2", [10.0, 29.0, 90.0], False)["misses"] == []
     assert ratios.import_row("0.18.2", [30.0], True)["misses"] == ["30.0 ms, not under 30", "it imports torch"]
+
+
+def test_the_table_says_what_native_differs_from_itself_by(load):
+    ratios, tables = load("ratios"), load("bench_tables")
+    native = side(ratios, (1.0,), (1.0,), (1.0,))
+    rows = [
+        ratios.step_row("bf16", ranks, release, side(ratios, *((taken,) for taken in starts)), native, native)
+        for ranks, release, starts in (
+            (1, "0.18.2", (5.0, 5.0, 5.0)),
+            (1, "0.19.2", (0.9, 0.98, 1.0)),
+            (2, "0.19.2", (1.0, 1.02, 1.1)),
+        )
+    ]
+    note = tables.tables({"step": rows})[0].note
+    assert "took 0.98 to 1.02 of native 0.19.2's time (single starts 0.90 to 1.10)" in note
+    assert tables.tables({"step": rows[:1]})[0].note == ""
 
 
 def test_one_read_is_half_a_copy(load):
