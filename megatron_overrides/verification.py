@@ -15,6 +15,10 @@ from typing import Any
 import torch
 
 
+class Verdict(SystemExit):
+    """The end of a verified step: 0 or 1. What else exits has not come so far."""
+
+
 def silence_main_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps forward_step_calc_loss: the loss of the trunk, and those of expert routers, get a weight of zero."""
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
@@ -63,7 +67,7 @@ def _report(chunks: list[torch.nn.Module]) -> None:
     if torch.distributed.get_rank() == 0:
         print(f"verify-mtp: {_verdict(heads, others)}", file=sys.stderr, flush=True)
     torch.distributed.barrier()
-    sys.exit(1 if others or not heads else 0)
+    raise Verdict(1 if others or not heads else 0)
 
 
 def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, bool]]:

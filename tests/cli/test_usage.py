@@ -53,9 +53,8 @@ def test_version(capsys):
 def test_help_names_every_command(command):
     done = command("--help")
     assert done.returncode == 0
-    assert all(
-        f"\n    {name} " in done.stdout for name in ("status", "explain", "run", "doctor", "drift", "enable", "disable")
-    )
+    commands = ("status", "explain", "run", "verify-mtp", "doctor", "drift", "enable", "disable")
+    assert all(f"\n    {name} " in done.stdout for name in commands)
 
 
 WRONG = [{"MEGATRON_MTP_PATCHES": "typo"}, {"MEGATRON_MTP_PATCHES": "all", "MEGATRON_MTP_PATCHES_ON_DRIFT": "typo"}]
@@ -90,9 +89,24 @@ def test_a_wrong_variable_is_wrong_usage(python, script, words, variables, comma
     assert done.stderr.startswith("megatron-mtp-patches: ") and "'typo'" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["enable", "disable"])
+def test_zero_touch_does_not_ask_what_the_variable_says(name):
+    """It is off with a wrong one, too; tests/packaging runs both."""
+    from megatron_mtp_patches.cli import make_parser
+
+    assert make_parser().parse_args([name]).needs_set is False
+
+
 def test_a_wrong_variable_does_not_keep_zero_touch_on(command):
     done = command("disable", MEGATRON_MTP_PATCHES="typo")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("text", "code"), [("pass", 0), ("import sys; sys.exit()", 0), ("import sys; sys.exit(2)", 2)])
+def test_a_script_that_ends_before_a_step_is_not_verified(command, script, text, code):
+    done = command("verify-mtp", script("job.py", text))
+    assert done.returncode == 1
+    assert f"job.py ended (exit code {code}) without a training step" in done.stderr
 
 
 def test_a_wrong_variable_does_not_hide_the_version(command):

@@ -1,7 +1,7 @@
 """The command `megatron-mtp-patches`.
 
 Exit codes: 0 all is well; 1 a patch is refused, a source has drifted or something needed is missing; 2 wrong usage.
-`run` ends with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads.
+`run` ends with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads, or no step.
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ def make_parser() -> argparse.ArgumentParser:
         run = commands.add_parser(name, help=purpose)
         run.add_argument("--device", choices=["cpu", "cuda"], help="cpu: rehearse with no GPU; cuda: insist on a GPU")
         run.add_argument("script", metavar="SCRIPT")
-        run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+        run.add_argument("rest", metavar="ARGS", nargs=argparse.REMAINDER)  # for the usage; see _of_the_script
         run.set_defaults(carry_out=carry_out)
 
-    doctor = commands.add_parser("doctor", help="what this environment has, and what each missing part costs")
+    doctor = commands.add_parser(
+        "doctor", help="what this environment has, and what each missing or unfitting part costs"
+    )
     doctor.set_defaults(carry_out=_doctor)
 
     enable = commands.add_parser(
