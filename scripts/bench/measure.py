@@ -46,10 +46,7 @@ def steps(
     counts: dict[str, dict[str, Any]] = {case: {} for case in CASES}
     shuffled = random.Random(1)
     for start in range(starts):
-        workers = {
-            side: Worker(path, ranks, device, side == "patched", parameters, logs)
-            for side, (_, path) in pythons.items()
-        }
+        workers = {side: Worker(side, path, ranks, device, parameters, logs) for side, (_, path) in pythons.items()}
         try:
             for side, worker in workers.items():
                 _wait_for(worker, pythons[side][0])

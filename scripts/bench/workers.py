@@ -36,8 +36,9 @@ def run(python: str, device: str, script: str, *arguments: str) -> list[str]:
 
 
 class Worker:
-    def __init__(self, python: str, ranks: int, device: str, patched: bool, parameters: int, logs: Path) -> None:
-        self.name = f"{'patched' if patched else 'unpatched'} {python}"
+    def __init__(self, side: str, python: str, ranks: int, device: str, parameters: int, logs: Path) -> None:
+        """`side`: "patched", or another name for one without the patches."""
+        self.name = f"{side} {python}"
         self.about: dict[str, str] = {}
         with socket.socket() as free:
             free.bind(("localhost", 0))
@@ -51,7 +52,7 @@ class Worker:
             with log.open("w") as errors:
                 process = subprocess.Popen(
                     command,
-                    env={**environment("all" if patched else "none"), **place},
+                    env={**environment("all" if side == "patched" else "none"), **place},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,

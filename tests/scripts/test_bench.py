@@ -104,12 +104,44 @@ def test_the_table_says_what_native_differs_from_itself_by(load):
         for ranks, release, starts in (
             (1, "0.18.2", (5.0, 5.0, 5.0)),
             (1, "0.19.2", (0.9, 0.98, 1.0)),
-            (2, "0.19.2", (1.0, 1.02, 1.1)),
+            (1, "0.19.2", (1.0, 1.02, 1.1)),
+            (4, "0.19.2", (1.03, 1.03, 1.03)),
         )
     ]
     note = tables.tables({"step": rows})[0].note
-    assert "took 0.98 to 1.02 of native 0.19.2's time (single starts 0.90 to 1.10)" in note
+    assert "It took 0.98 to 1.02 of its time on 1 rank, 1.03 to 1.03 of its time on 4 ranks:" in note
     assert tables.tables({"step": rows[:1]})[0].note == ""
+
+
+@pytest.mark.parametrize("release", ["0.18.2", "0.19.2"])
+def test_three_megatrons_take_turns_and_none_stands_for_two(load, monkeypatch, tmp_path, release):
+    measure, made = load("measure"), []
+
+    class Worker:
+        def __init__(self, side, python, ranks, device, parameters, logs):
+            self.name, self.about, self.closed = side, {"megatron-core": python}, False
+            made.append(self)
+
+        def wait_until_ready(self):
+            pass
+
+        def ask(self, case, count=None):
+            if count:
+                return [{"all_reduces": 1, "rank sets": 1}]
+            return [0.1, {"unpatched": 1.0, "patched": 2.0, "native": 4.0}[self.name]]  # the slower rank's counts
+
+        def close(self):
+            self.closed = True
+
+    monkeypatch.setattr(measure, "Worker", Worker)
+    words = release, release, "0.19.2", 2, "cpu", 10, 2, 3, tmp_path, lambda text: None
+    versions, rows = measure.steps(*words)
+    assert versions == {"megatron-core": release}
+    assert [worker.name for worker in made] == 2 * ["unpatched", "patched", "native"]
+    assert all(worker.closed for worker in made)
+    for row in rows:
+        ratios = [row[of]["median"] for of in ("patched / unpatched", "patched / native", "unpatched / native")]
+        assert ratios == [2.0, 0.5, 0.25]
 
 
 def test_one_read_is_half_a_copy(load):
