@@ -18,7 +18,7 @@ _SETUP = "megatron.core.models.common.language_module.language_module:LanguageMo
 PATCH = Patch(
     id="tag-mtp-stage-embedding",
     doc=__doc__,
-    upstream=(PullRequest(5034, native_since="0.18.0"), PullRequest(5180)),
+    upstream=(PullRequest(5034, native_since="0.18.0"), PullRequest(5180, twin_of=5034)),
     probe=Probe(_SETUP, contains="self.pre_process or getattr(self, 'mtp_process', False)"),
     edits=(
         Wrap(

@@ -65,7 +65,7 @@ def test_explain_shows_header_links_state_and_edits(outputs, report, release, pa
     assert patch.doc.strip() in text
     assert f"{told['state']}: {told['reason']}" in text
     for change in patch.upstream:
-        assert change.url in text
+        assert f"{change.url}  {change.fate}\n" in text
     for edit in patch.edits:
         rows = [line for line in text.splitlines() if edit.target in line and type(edit).__name__ in line]
         assert rows and all(told["targets"][edit.target] in row for row in rows)

@@ -23,7 +23,7 @@ def explain(patch_id: str) -> int:
     header = (patch.doc or "(python -OO leaves out what is said here)").strip()
     console.print(f"[bold]{patch.id}[/]\n\n{header}\n", soft_wrap=True)
     for change in patch.upstream:
-        console.print(f"{change.url}  {f'since {change.native_since}' if change.native_since else 'in no release'}")
+        console.print(f"{change.url}  {change.fate}")
     console.print(f"\n{describe_megatron()}\n[bold]{report.state}[/]: {report.reason}\n", soft_wrap=True)
     table = Table("edit", Column("target", overflow="fold"), "state", "source as in")
     for edit in patch.edits:

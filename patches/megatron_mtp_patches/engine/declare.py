@@ -28,15 +28,24 @@ class PullRequest:
         number: of the pull request.
         native_since: the first release that has it; None where no release has.
         repository: its owner and name on GitHub.
+        twin_of: the number of another one that brings the same change, for another branch.
     """
 
     number: int
     native_since: str | None = None
     repository: str = "NVIDIA/Megatron-LM"
+    twin_of: int | None = None
 
     def __str__(self) -> str:
         place = "" if self.repository == "NVIDIA/Megatron-LM" else self.repository.partition("/")[2]
         return f"{place}#{self.number}"
+
+    @property
+    def fate(self) -> str:
+        """What became of it."""
+        if self.twin_of:
+            return f"the same as #{self.twin_of}"
+        return f"since {self.native_since}" if self.native_since else "in no release"
 
     @property
     def url(self) -> str:
