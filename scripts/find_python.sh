@@ -1,16 +1,11 @@
 #!/usr/bin/env bash
 # Print the path of a usable Python; say on stderr which, and why that one.
 #
-#   scripts/find_python.sh         3.12 if there is one (every release of megatron-core supports it), else the newest
-#                                  later one, else 3.11 or 3.10 (megatron-core 0.16.1 only)
-#   scripts/find_python.sh 3.12    any >= 3.12, < 3.14, or fail
+# 3.12 if there is one (every release of megatron-core supports it), else the newest later one, else 3.11 or 3.10
+# (megatron-core 0.16.1 only).
 set -euo pipefail
 
-case "${1:-}" in
-    "") wanted="3.12 3.14 3.13 3.11 3.10" ;;
-    3.12) wanted="3.12 3.13" ;;
-    *) echo "usage: $0 [3.12]" >&2; exit 2 ;;
-esac
+wanted="3.12 3.14 3.13 3.11 3.10"
 
 # A candidate counts only if it runs (a pyenv shim may be on PATH for a version that is not selected), is the version
 # that its name says, and can make a virtual environment.

@@ -4,7 +4,7 @@
 #   scripts/test.sh                            everything
 #   scripts/test.sh 0.18.2                     one release
 #   PYTHON=/path/to/python scripts/test.sh     with this Python
-#   MEGATRON_LM=DIR[:DIR...] scripts/test.sh   also upstream's own pretrain_gpt.py from these checkouts
+#   MEGATRON_LM=DIR[:DIR...] scripts/test.sh   also upstream's own pretrain_gpt.py and unit tests
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
