@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make the generated parts of README.md and docs/ anew.
 
-    scripts/docs.py                    the tables that come from the declarations
-    scripts/docs.py --check            change nothing; 1 if one of them is not what the declarations say
+    scripts/docs.py                    what comes from the declarations, and from the tables under ci/
+    scripts/docs.py --check            change nothing; 1 if one of them is not what those say
     scripts/docs.py --runs             also tables, a log line and pictures of the demo's runs, in some minutes
     scripts/docs.py --memory PYTHON    also the bytes that Megatron-FSDP holds
 
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--memory", type=executable, metavar="PYTHON", help="measure with this one")
     parser.add_argument("--work", type=Path, default=ROOT / "demo_output", help="folder for the runs of --runs")
     options = parser.parse_args()
-    contents = declared.blocks()
+    contents = declared.blocks() | kept.blocks()
     if options.runs:
         contents |= measured.blocks(options.work.resolve(), ROOT / "docs")
     if options.memory:
@@ -52,7 +52,7 @@ if __name__ == "__main__":
     try:
         import markdown_pages
 
-        from docs import declared, measured
+        from docs import declared, kept, measured
     except ModuleNotFoundError as missing:
         sys.exit(f"{missing}: this needs packaging and rich")
     sys.exit(main())

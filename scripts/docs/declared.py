@@ -42,9 +42,8 @@ def word(patch: Patch, release: str) -> str:
 
 
 def _link(change: PullRequest) -> str:
-    if not change.native_since:
-        return f"[{change}]({change.url}) (in no release)"
-    return f"[{change}]({change.url})" + (f" (its {change.native_since})" if _elsewhere(change) else "")
+    fate = f" (its {change.native_since})" if _elsewhere(change) else "" if change.native_since else f" ({change.fate})"
+    return f"[{change}]({change.url}){fate}"
 
 
 def _elsewhere(change: PullRequest) -> bool:

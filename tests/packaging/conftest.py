@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md")
 REQUIRED = ("rich", "markdown-it-py", "mdurl", "pygments", "wrapt")
 BUILD = """
 import sys
@@ -27,10 +28,10 @@ print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
 def tree(tmp_path_factory) -> Path:
     """A copy of what the distributions are made of."""
     copy = tmp_path_factory.mktemp("tree")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "pyproject.toml", "MANIFEST.in", "LICENSE", *PAGES):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, copy)
-    for name in ("patches", "megatron_overrides", "tests", "scripts"):
+    for name in ("patches", "megatron_overrides", "tests", "scripts", "docs", "ci"):
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     return copy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import email
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -88,6 +89,14 @@ def test_the_sdist_has_every_module_and_what_a_build_needs(sdist):
     assert code <= found
     assert {"setup.cfg", "pyproject.toml", "LICENSE", "patches/megatron_mtp_patches/fingerprints.json"} <= found
     assert {"patches/megatron_mtp_patches/py.typed", "megatron_overrides/py.typed"} <= found
+
+
+def test_the_sdist_has_the_pages_that_its_readme_leads_to(sdist):
+    with tarfile.open(sdist) as archive:
+        found = {name.partition("/")[2] for name in archive.getnames()}
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    pages = {link for link in links if link.endswith((".md", ".png"))}
+    assert pages and pages <= found
 
 
 def test_building_leaves_no_trace_in_the_repository(wheel, sdist):

@@ -1,5 +1,6 @@
 """README and docs/ say what is so: generated tables, flags, links."""
 
+import importlib.util
 import json
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine import AddField, AddFlag
@@ -28,7 +30,7 @@ def test_generated_tables_are_what_the_declarations_say():
 
 
 def test_a_stale_table_is_named_and_made_anew(tmp_path):
-    for name in ("scripts", "patches", "docs"):
+    for name in ("scripts", "patches", "docs", "ci/bench"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
     (tmp_path / "README.md").write_text(README.replace("| adds | adds | adds |", "| adds | native | adds |"))
     done = docs(tmp_path, "--check")
@@ -40,7 +42,8 @@ def test_a_stale_table_is_named_and_made_anew(tmp_path):
 def test_bytes_are_those_that_were_measured(tmp_path):
     """By a Python that writes what it is told; the real measurement takes 0.17.1."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "patches").symlink_to(ROOT / "patches")
+    for name in ("patches", "ci"):
+        (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs/page.md"
     page.write_text("<!-- made by scripts/docs.py --memory: memory -->\nold\n<!-- end -->\n")
@@ -70,12 +73,43 @@ def test_bytes_are_those_that_were_measured(tmp_path):
     assert page.read_text() == text
 
 
+def test_what_the_bench_found_in_a_sentence(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    spec = importlib.util.spec_from_file_location("kept", ROOT / "scripts/docs/kept.py")
+    kept = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kept)
+
+    def row(ranks, release, native, unpatched, itself):
+        ratios = {"patched / native": native, "patched / unpatched": unpatched, "unpatched / native": itself}
+        counts = {"native 0.19.2": {"all_reduces": 2 * ranks}, "patched": {"all_reduces": 1}}
+        here = {"ranks": ranks, "release": release, "a step": counts}
+        return here | {of: {"median": median} for of, median in ratios.items()}
+
+    rows = [row(2, "0.18.2", 1.004, 1.2, 0.5), row(1, "0.18.2", 0.95, 0.9, 0.5), row(1, "0.19.2", 1.02, 1.01, 0.99)]
+    text = kept.cost({"step": rows, "import": [{"ms": 16.2}, {"ms": 24.8}]})
+    assert "On 1 and 2 CPU ranks optimizer.step takes 0.95 to 1.02 of native 0.19.2's time" in text
+    assert "at most 1.00 in 2 of 3 rows" in text and "started twice, takes 0.99 to 0.99 of its own" in text
+    assert "0.90 to 1.20 of the time of the same release unpatched" in text
+    assert "All-reduces in a step: 1; native has 2 or 4. The import takes 25 ms." in text
+
+
 def test_readme_has_every_flag_and_no_other():
-    """A configuration field is Megatron's flag of that name, too."""
-    table = set(re.findall(r"^\| `(--[\w-]+)", README, re.MULTILINE))
+    """A configuration field is Megatron's flag of that name, too. What we add to its parser, it has not: a star."""
+    table = re.findall(r"^\| `(--[\w-]+)[^|]*?( \*)? \|", README, re.MULTILINE)
     of_fields = {f"--{field.replace('_', '-')}" for field in FIELDS}
-    assert table <= FLAGS | of_fields
-    assert table >= FLAGS
+    assert {flag for flag, _ in table} <= FLAGS | of_fields
+    assert {flag for flag, star in table if star} >= FLAGS
+
+
+def test_one_version():
+    assert f"\nversion: {megatron_mtp_patches.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {megatron_mtp_patches.__version__} " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_workflow_runs_the_releases_of_the_matrix():
+    matrix = re.findall(r'^version = "(.*)"$', (ROOT / "ci/matrix.toml").read_text(), re.MULTILINE)
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    assert re.search(r"release: \[(.*)\]", workflow)[1] == ", ".join(f'"{release}"' for release in matrix)
 
 
 def heading_anchors(page):
