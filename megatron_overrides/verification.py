@@ -65,7 +65,7 @@ def _report(chunks: list[torch.nn.Module]) -> None:
     torch.distributed.all_gather_object(everyone, reached)
     heads, others = (sorted(set().union(*(one[is_head] for one in everyone))) for is_head in (True, False))
     if torch.distributed.get_rank() == 0:
-        print(f"verify-mtp: {_verdict(heads, others)}", file=sys.stderr, flush=True)
+        print(f"verify-mtp: {_in_words(heads, others)}", file=sys.stderr, flush=True)
     torch.distributed.barrier()
     raise Verdict(1 if others or not heads else 0)
 
@@ -79,7 +79,7 @@ def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramete
         yield name.replace("module.", ""), param, id(param) in heads
 
 
-def _verdict(heads: list[str], others: list[str]) -> str:
+def _in_words(heads: list[str], others: list[str]) -> str:
     if not heads and not others:
         return (
             "the MTP loss has reached no parameter at all. Has the model MTP heads (--mtp-num-layers), and a loss mask?"

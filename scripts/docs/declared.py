@@ -42,8 +42,10 @@ def word(patch: Patch, release: str) -> str:
 
 
 def _link(change: PullRequest) -> str:
-    fate = f" (its {change.native_since})" if _elsewhere(change) else "" if change.native_since else f" ({change.fate})"
-    return f"[{change}]({change.url}){fate}"
+    link = f"[{change}]({change.url})"
+    if _elsewhere(change):
+        return f"{link} (its {change.native_since})"
+    return link if change.native_since else f"{link} ({change.fate})"
 
 
 def _elsewhere(change: PullRequest) -> bool:

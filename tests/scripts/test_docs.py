@@ -1,6 +1,6 @@
 """README and docs/ say what is so: generated tables, flags, links."""
 
-import importlib.util
+import importlib
 import json
 import re
 import shutil
@@ -75,20 +75,18 @@ def test_bytes_are_those_that_were_measured(tmp_path):
 
 def test_what_the_bench_found_in_a_sentence(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    spec = importlib.util.spec_from_file_location("kept", ROOT / "scripts/docs/kept.py")
-    kept = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(kept)
+    kept = importlib.import_module("docs.kept")
 
     def row(ranks, release, native, unpatched, itself):
         ratios = {"patched / native": native, "patched / unpatched": unpatched, "unpatched / native": itself}
         counts = {"native 0.19.2": {"all_reduces": 2 * ranks}, "patched": {"all_reduces": 1}}
-        here = {"ranks": ranks, "release": release, "a step": counts}
+        here = {"ranks": ranks, "release": release, "a step": counts, "misses": ["slow"] if native > 1.01 else []}
         return here | {of: {"median": median} for of, median in ratios.items()}
 
-    rows = [row(2, "0.18.2", 1.004, 1.2, 0.5), row(1, "0.18.2", 0.95, 0.9, 0.5), row(1, "0.19.2", 1.02, 1.01, 0.99)]
+    rows = [row(2, "0.18.2", 1.00, 1.2, 0.5), row(1, "0.18.2", 0.95, 0.9, 0.5), row(1, "0.19.2", 1.02, 1.01, 0.99)]
     text = kept.cost({"step": rows, "import": [{"ms": 16.2}, {"ms": 24.8}]})
-    assert "On 1 and 2 CPU ranks optimizer.step takes 0.95 to 1.02 of native 0.19.2's time" in text
-    assert "at most 1.00 in 2 of 3 rows" in text and "started twice, takes 0.99 to 0.99 of its own" in text
+    assert "On 1, 2 CPU ranks optimizer.step takes 0.95 to 1.02 of native 0.19.2's time" in text
+    assert "2 of 3 rows meet the target" in text and "started twice, takes 0.99 to 0.99 of its own" in text
     assert "0.90 to 1.20 of the time of the same release unpatched" in text
     assert "All-reduces in a step: 1; native has 2 or 4. The import takes 25 ms." in text
 
