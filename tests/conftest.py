@@ -4,6 +4,8 @@ from contextlib import contextmanager
 
 import pytest
 
+pytest_plugins = ["tests.warm.plugin"]
+
 
 @pytest.fixture
 def unpatched():

@@ -3,14 +3,9 @@
 There a tensor lies on the GPU if a test says nothing else.
 """
 
-import os
-
 import pytest
-from megatron_mtp_patches import rehearsal
 
-ON_GPU = os.environ.get("TEST_DEVICE") == "gpu"
-if not ON_GPU:
-    rehearsal.install(megatron_flags=False)  # before any test imports torch
+from tests.warm.levels import ON_GPU
 
 
 @pytest.fixture(scope="session", autouse=True)

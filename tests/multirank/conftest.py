@@ -1,30 +1,18 @@
-"""Every rank runs every test: `torchrun --nproc-per-node N -m pytest tests/multirank`, N = 2 or 4, over gloo on CPUs.
+"""Tests that run on forked ranks, over gloo on CPUs: on 2, and on 4 where that makes a difference.
 
 A collective that not all ranks enter fails the test after a minute instead of hanging it.
 """
 
 import contextlib
-import os
 from datetime import timedelta
 
 import pytest
 
-if "WORLD_SIZE" not in os.environ:
-    raise pytest.UsageError("start these tests with torchrun --nproc-per-node 2 (or 4) -m pytest tests/multirank")
-
-import megatron_mtp_patches.rehearsal.pytest_plugin  # noqa: F401
-import torch
-import torch.distributed as dist
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config):
-    if os.environ["RANK"] != "0":
-        config.option.xmlpath = None  # one report, not one over the other
-
 
 @pytest.fixture(scope="session", autouse=True)
-def ranks():
+def process_group():
+    import torch.distributed as dist
+
     dist.init_process_group("gloo", timeout=timedelta(minutes=1))
     yield
     dist.destroy_process_group()
@@ -36,6 +24,7 @@ def parallel():
 
     Each of the thirty groups has threads of its own, which live until the group is destroyed.
     """
+    import torch.distributed as dist
     from megatron.core import parallel_state
 
     made = []
@@ -68,17 +57,23 @@ def parallel():
 
 @pytest.fixture
 def rank():
+    import torch.distributed as dist
+
     return dist.get_rank()
 
 
 @pytest.fixture
 def world_size():
+    import torch.distributed as dist
+
     return dist.get_world_size()
 
 
 @pytest.fixture
 def from_all_ranks():
     """from_all_ranks(value): the values of all ranks, in their order."""
+
+    import torch.distributed as dist
 
     def gather(value):
         values = [None] * dist.get_world_size()
@@ -91,6 +86,8 @@ def from_all_ranks():
 @pytest.fixture
 def count_collectives(monkeypatch):
     """The names of the collectives that ran since the test asked for this fixture."""
+    import torch.distributed as dist
+
     called = []
 
     def count(name, original):
@@ -119,6 +116,7 @@ def fill_gradients():
 @pytest.fixture
 def make_ddp_model():
     """make_ddp_model(): a small bf16 model in Megatron's DDP with a distributed optimizer's buffers."""
+    import torch
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer import TransformerConfig
 

@@ -3,7 +3,10 @@
 import megatron_mtp_patches
 import pytest
 
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
+
+@pytest.mark.ranks(2, 4)
 def test_ranks_whose_patches_differ_get_no_process_groups(rank, from_all_ranks):
     from megatron.core import parallel_state
 

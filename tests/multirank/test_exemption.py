@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
 # Of Adam's parameters, rank by rank; Muon's is 1e5 on rank 0. Narrowed: sqrt(30^2 + 0.4^2) = 30.0027.
 ADAM = (30.0, 0.4, 0.0, 0.0)
 MUON = 1e5
@@ -55,6 +57,7 @@ def make_layer_wise(parallel, muon, world_size):
     return make
 
 
+@pytest.mark.ranks(2, 4)
 def test_every_rank_narrows_to_the_same_norm(make_layer_wise, from_all_ranks, count_collectives, world_size):
     optimizer = make_layer_wise(clip_grad=1.0)
     assert [child.skip_grad_norm_clip for child in optimizer.chained_optimizers] == [True, False]
@@ -104,6 +107,7 @@ def test_muon_alone_measures_what_it_reports_and_nothing_else(
     assert from_all_ranks((updated, norm)) == [(True, pytest.approx(MUON))] * world_size
 
 
+@pytest.mark.ranks(2, 4)
 def test_ranks_of_different_kinds_enter_the_same_reductions(parallel, from_all_ranks, count_collectives, rank):
     """One rank's chain is exempt, the others' are not; a subclass has a norm of its own making."""
     from megatron.core import parallel_state
@@ -175,6 +179,7 @@ def test_a_chain_of_layer_wise_and_distributed(make_layer_wise, make_ddp_model, 
     ] * len(results)
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("exponent", [0, -30, -60])
 def test_newton_schulz_of_shards_is_the_same_for_a_small_matrix(
     muon, from_all_ranks, count_collectives, rank, world_size, unpatched, exponent

@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from megatron_overrides.core.optimizer.grad_norm_groups import group_of
 
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
 
 # All of them on two ranks; more ranks shard further, in the same way under each.
@@ -207,6 +209,7 @@ def assert_same(found, right, **tolerance):
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
+@pytest.mark.ranks(2, 4)
 @every_strategy
 @both_dtypes
 @both_overlaps
@@ -285,6 +288,7 @@ def test_zeros_are_counted_once_also_by_a_rank_that_owns_none_of_a_parameter(mak
     assert zeros == reference.clip()[1] >= 9
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("chained", [False, True])
 def test_zeros_are_counted_with_a_rank_that_owns_nothing(make, rank, chained):
     """Precision-aware with fp8 other than delayed scaling, where upstream asks the first parameter."""
@@ -301,6 +305,7 @@ def test_zeros_are_counted_with_a_rank_that_owns_nothing(make, rank, chained):
     assert optimizer.count_zeros() == int(total)
 
 
+@pytest.mark.ranks(2, 4)
 def test_zeros_of_a_chain_over_different_ranks_with_a_rank_that_owns_nothing(make, rank, world_size):
     from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
 VOCABULARY, LENGTH, BATCH = 32, 16, 2
 
 
@@ -44,6 +46,7 @@ def fresh_tracker():
     MTPLossLoggingHelper.tracker = {}
 
 
+@pytest.mark.ranks(2, 4)
 def test_the_largest_logit_over_all_vocabulary_shards_in_one_collective(parallel, rank, world_size, count_collectives):
     from megatron.core import parallel_state
     from megatron.core.transformer.multi_token_prediction import _vocab_parallel_argmax
@@ -70,6 +73,7 @@ def run(model, tokens):
     return {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_tensor_parallel_heads_are_detached_and_count_as_on_one_rank(
@@ -130,6 +134,7 @@ def test_data_parallel_ranks_add_their_counts(parallel, make_model, tokens, from
         assert torch.equal(Helper.tracker[key], sum(counts[place] for counts in mine))
 
 
+@pytest.mark.ranks(2, 4)
 def test_context_parallel_ranks_derive_the_labels_of_one_rank(parallel, tokens, rank, from_all_ranks):
     """Each rank has two chunks of the sequence, the r-th from its begin and the r-th from its end."""
     from megatron.core import parallel_state
@@ -162,6 +167,7 @@ def test_context_parallel_ranks_derive_the_labels_of_one_rank(parallel, tokens, 
         assert torch.equal(part, whole[:, mine])
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("tied", [False, True])
 def test_pipeline_stages_with_overlapped_gradients_train_the_heads_alone(parallel, make_model, tokens, rank, tied):
     """Twice, because DDP asserts in the second step that each parameter has reported a gradient.

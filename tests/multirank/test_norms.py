@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
 
 @pytest.fixture
 def make_leaf(world_norm):
@@ -46,6 +48,7 @@ def check(optimizer, from_all_ranks, main, mtp, updated=True):
     assert results == [expected] * len(results)
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("standing_alone", [False, True])
 def test_heads_on_one_rank_only_and_a_rank_without_parameters(
     make_leaf, from_all_ranks, count_collectives, rank, world_size, standing_alone
@@ -84,12 +87,11 @@ def test_heads_over_their_threshold_are_dropped_on_every_rank(make_leaf, from_al
     assert torch.equal(heads, torch.ones(4)) and not torch.equal(trunk, torch.ones(4))
 
 
-def test_two_sets_of_ranks_reduce_once_each(make_leaf, from_all_ranks, count_collectives, rank, world_size):
+@pytest.mark.ranks(4)
+def test_two_sets_of_ranks_reduce_once_each(make_leaf, from_all_ranks, count_collectives, rank):
     """Dense parameters over the world, experts over pairs of ranks."""
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
-    if world_size < 4:
-        pytest.skip("two ranks are one pair")
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     dense = [make_leaf({None: 1.0, "mtp": 2.0}), make_leaf({None: 1.0})]
     experts = make_leaf({None: 3.0, "mtp": 4.0}, group=pairs[rank // 2])

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from random_optimizers import STEPS, Built, cases, examples
 from reference_norms import about, assert_close, expected_step
 
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
 
 @pytest.fixture(scope="module")
 def half(parallel):
@@ -51,6 +53,7 @@ def take(half, count_collectives, rank, world_size):
     return take
 
 
+@pytest.mark.ranks(2, 4)
 @examples(50)
 @given(data=st.data())
 def test_ranks_take_the_reference_step_together(data, take, from_all_ranks, world_size):

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
 
 @pytest.fixture
 def world_norm(parallel):
@@ -37,6 +39,7 @@ def make_uneven_chain(world_norm, rank):
     return make
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("grad", [25.0, math.nan, math.inf])
 def test_a_rank_without_parameters_skips_with_the_others(make_uneven_chain, from_all_ranks, grad):
     chain, params = make_uneven_chain(grad, grad_norm_skip_threshold=50.0, clip_grad=1.0)
@@ -135,6 +138,7 @@ def make_layer_wise(parallel, make_ddp_model):
     return make
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("nested", [False, True])
 def test_layer_wise_skips_everywhere_when_one_ranks_layer_blows_up(make_layer_wise, from_all_ranks, nested):
     optimizer, params = make_layer_wise(nested, grad_norm_skip_threshold=50.0)

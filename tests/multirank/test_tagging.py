@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
 
 @pytest.fixture
 def stage(parallel):

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytestmark = pytest.mark.forked("patched")
+
 pytest.importorskip("emerging_optimizers", reason="emerging_optimizers needs Python 3.12")
 
 

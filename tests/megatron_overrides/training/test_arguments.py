@@ -5,6 +5,8 @@ from argparse import Namespace
 
 import pytest
 
+pytestmark = pytest.mark.forked("patched")
+
 arguments = pytest.importorskip("megatron.training.arguments", reason="the 0.16.1 wheel has no megatron.training")
 
 

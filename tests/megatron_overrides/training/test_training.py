@@ -4,6 +4,8 @@ import inspect
 
 import pytest
 
+pytestmark = pytest.mark.forked("patched")
+
 training = pytest.importorskip("megatron.training.training", reason="the 0.16.1 wheel has no megatron.training")
 ours = pytest.importorskip("megatron_overrides.training.training")
 

@@ -1,7 +1,6 @@
 import copy
 
 import pytest
-import torch
 
 
 @pytest.fixture
@@ -10,6 +9,7 @@ def make_optimizer():
 
     With heads=True every second parameter is tagged as one of an MTP head, before the optimizer copies or shards it.
     """
+    import torch
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, FP32Optimizer
@@ -65,6 +65,7 @@ def make_optimizer():
 @pytest.fixture
 def give_gradients():
     """give_gradients(params, scale): seeded gradients where this kind of parameter carries them."""
+    import torch
 
     def give(params, scale=1.0):
         torch.manual_seed(7)
@@ -92,6 +93,8 @@ def snapshot():
 
 @pytest.fixture
 def assert_same():
+    import torch
+
     def compare(left, right):
         torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True)
 

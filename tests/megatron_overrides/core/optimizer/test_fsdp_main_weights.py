@@ -7,6 +7,8 @@ import torch
 
 from megatron_overrides.core.optimizer.fsdp_main_weights import build_without_master_weights, reload_main_weights
 
+pytestmark = pytest.mark.forked("patched")
+
 
 def build(inner, chunk, **config):
     settings = SimpleNamespace(**{"use_precision_aware_optimizer": True, **config})

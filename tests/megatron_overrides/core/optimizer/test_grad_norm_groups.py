@@ -2,9 +2,12 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from megatron_overrides.core.optimizer.grad_norm_groups import drop_gradients, keep_in_step
+
+pytestmark = pytest.mark.forked("patched")
 
 
 def make_params(number):

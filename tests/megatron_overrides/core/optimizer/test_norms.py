@@ -8,6 +8,8 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from megatron_overrides import metrics
 
+pytestmark = pytest.mark.forked("patched")
+
 every_kind = pytest.mark.parametrize("kind", ["chained", "fp32", "float16", "distributed"])
 TRUNK, HEADS = 3.0, 40.0
 

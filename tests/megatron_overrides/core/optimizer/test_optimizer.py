@@ -6,6 +6,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+pytestmark = pytest.mark.forked("patched")
+
 every_kind = pytest.mark.parametrize("kind", ["chained", "fp32", "float16", "distributed"])
 
 

@@ -6,6 +6,8 @@ import math
 import pytest
 from megatron.core.optimizer import OptimizerConfig
 
+pytestmark = pytest.mark.forked("patched")
+
 
 def test_the_default_is_to_skip_nothing():
     assert OptimizerConfig().grad_norm_skip_threshold == math.inf

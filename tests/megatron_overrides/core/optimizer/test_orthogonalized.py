@@ -10,6 +10,8 @@ from megatron.core.optimizer.optimizer import ChainedOptimizer, Float16Optimizer
 
 from megatron_overrides import metrics
 
+pytestmark = pytest.mark.forked("patched")
+
 FAMILY = "emerging_optimizers.orthogonalized_optimizers"
 
 

@@ -2,10 +2,13 @@
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from random_optimizers import STEPS, Built, cases, examples
 from reference_norms import about, assert_close, expected_step
+
+pytestmark = pytest.mark.forked("patched")
 
 
 @examples(250)

@@ -8,6 +8,8 @@ from megatron.core.optimizer.qk_clip import clip_qk
 
 from megatron_overrides.core.optimizer.skipped_updates import updates
 
+pytestmark = pytest.mark.forked("patched")
+
 
 @pytest.fixture
 def model():

@@ -8,6 +8,8 @@ import pytest
 
 from megatron_overrides import metrics
 
+pytestmark = pytest.mark.forked("patched")
+
 
 def config(threshold):
     return SimpleNamespace(grad_norm_skip_threshold=threshold)

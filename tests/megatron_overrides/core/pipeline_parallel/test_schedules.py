@@ -10,6 +10,8 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.heterogeneous.heterogeneous_config import HeterogeneousTransformerConfig
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 
+pytestmark = pytest.mark.forked("patched")
+
 CPU = torch.device("cpu")
 
 

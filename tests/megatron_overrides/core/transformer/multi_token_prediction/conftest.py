@@ -4,7 +4,6 @@ import importlib
 from functools import partial
 
 import pytest
-import torch
 
 VOCABULARY, LENGTH, BATCH = 32, 12, 2
 
@@ -17,6 +16,8 @@ def make_model(make_gpt):
 @pytest.fixture
 def batch():
     """What GPTModel.forward takes: seeded tokens, their labels, a mask with holes."""
+    import torch
+
     generator = torch.Generator(torch.get_default_device()).manual_seed(5)
     tokens = torch.randint(1, VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
     return {
@@ -30,6 +31,7 @@ def batch():
 
 @pytest.fixture(autouse=True)
 def fresh_tracker():
+    import torch
     from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, MTPLossLoggingHelper
 
     MTPLossLoggingHelper.tracker = {}
@@ -80,6 +82,8 @@ def run_overlapped(monkeypatch):
 @pytest.fixture
 def experts():
     """The configuration of a model that the 1F1B overlap takes."""
+    import torch
+
     return {
         "num_moe_experts": 2,
         "moe_token_dispatcher_type": "alltoall",

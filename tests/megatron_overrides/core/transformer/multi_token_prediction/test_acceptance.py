@@ -8,6 +8,8 @@ from megatron.core.transformer.multi_token_prediction import (
     _mtp_logits_are_vocab_sharded,
 )
 
+pytestmark = pytest.mark.forked("patched")
+
 
 class OutputLayer:
     gather_output = True

@@ -4,6 +4,8 @@ import pytest
 import torch
 from megatron.core.transformer import TransformerConfig
 
+pytestmark = pytest.mark.forked("patched")
+
 FULL_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 REPEATED = "mtp_use_repeated_layer"
 needs_repeated_layer = pytest.mark.skipif(

@@ -5,6 +5,8 @@ import torch
 
 from megatron_overrides.core.transformer.multi_token_prediction.detached_output import call_detached
 
+pytestmark = pytest.mark.forked("patched")
+
 
 class Adapted(torch.nn.Module):
     """A linear layer in a wrapper without a `weight`, with a low-rank adapter beside it."""

@@ -9,6 +9,8 @@ from megatron_mtp_patches.engine.source import find_file
 
 from megatron_overrides.core.transformer.multi_token_prediction import forward_pass
 
+pytestmark = pytest.mark.forked("patched")
+
 OTHER_MODELS = (
     "megatron.core.models.hybrid.hybrid_model:HybridModel",
     "megatron.core.models.mamba.mamba_model:MambaModel",

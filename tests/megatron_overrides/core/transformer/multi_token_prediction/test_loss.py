@@ -6,6 +6,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, process_mtp_loss, roll_tensor
 
+pytestmark = pytest.mark.forked("patched")
+
 LENGTH = 8
 
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytestmark = pytest.mark.forked("patched")
+
 
 @pytest.mark.parametrize("with_padding", [False, True])
 def test_full_recompute_gives_the_gradients_of_no_recompute(make_model, batch, gradients, with_padding):

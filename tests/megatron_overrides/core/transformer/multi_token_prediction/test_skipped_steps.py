@@ -6,6 +6,8 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 
 from megatron_overrides.core.optimizer.skipped_updates import updates
 
+pytestmark = pytest.mark.forked("patched")
+
 
 @pytest.fixture
 def track():

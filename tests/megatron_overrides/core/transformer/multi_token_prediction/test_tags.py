@@ -8,6 +8,8 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, opt
 from megatron_overrides.core.optimizer.grad_norm_groups import group_of
 from megatron_overrides.core.optimizer.optimizer import leaves
 
+pytestmark = pytest.mark.forked("patched")
+
 
 @pytest.mark.parametrize("flags", [{"mtp_detach_heads": True}, {"separate_mtp_grad_clip": True}])
 def test_the_heads_are_tagged_and_nothing_else(make_model, flags):

@@ -6,6 +6,8 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 
 from megatron_overrides import metrics
 
+pytestmark = pytest.mark.forked("patched")
+
 
 class Writer:
     def __init__(self):

@@ -5,6 +5,8 @@ import torch
 from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.transformer import TransformerConfig
 
+pytestmark = pytest.mark.forked("patched")
+
 
 class MiddleStage(LanguageModule):
     """A pipeline stage that is neither the first nor the last."""

@@ -1,0 +1,86 @@
+"""What a warm process has imported. Each level is a fork of the one before it.
+
+    python    pytest and nothing of ours
+    torch     torch and the layers of the rehearsal; nothing of Megatron. Patches are not applied
+    megatron  every module that the patches touch, unpatched
+    patched   the patches are applied
+
+With TEST_DEVICE=gpu there is no rehearsal: torch.cuda is the GPU's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import warnings
+
+LEVELS = ("python", "torch", "megatron", "patched")
+MOST_RANKS = 4  # of a test; a rehearsal makes as many imaginary devices
+_reached: list[str] = []  # by this process
+ON_GPU = os.environ.get("TEST_DEVICE") == "gpu"
+
+
+def missing(level: str) -> str | None:
+    """Which package this level needs and this environment lacks."""
+    needed = {"torch": ["torch"], "megatron": ["torch", "megatron.core"], "patched": ["torch", "megatron.core"]}
+    for package in needed.get(level, ()):
+        try:
+            found = importlib.util.find_spec(package)
+        except ModuleNotFoundError:  # of its parent
+            found = None
+        if found is None:
+            return package
+    return None
+
+
+def climb(level: str) -> None:
+    """Bring this process to `level`, past those between; forks of it are there already."""
+    steps = {"python": _python, "torch": _torch, "megatron": _megatron, "patched": _patched}
+    for wanted in LEVELS[len(_reached) : LEVELS.index(level) + 1]:
+        steps[wanted]()
+        _reached.append(wanted)
+
+
+def _python() -> None:
+    warnings.simplefilter("ignore")
+    import pytest  # noqa: F401
+
+    for name in ("hypothesis", "pytest_timeout", "_pytest.pytester"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _torch() -> None:
+    os.environ |= {"OMP_NUM_THREADS": "1", "MEGATRON_MTP_PATCHES": "none"}
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    import megatron_mtp_patches
+    from megatron_mtp_patches import rehearsal
+
+    if not ON_GPU:
+        os.environ |= {"RANK": "0", "LOCAL_WORLD_SIZE": str(MOST_RANKS)}  # it makes a device for each local rank
+        rehearsal.install(megatron_flags=False)
+        del os.environ["RANK"], os.environ["LOCAL_WORLD_SIZE"]
+    import torch
+
+    torch.set_num_threads(1)
+    megatron_mtp_patches.revert()
+    del os.environ["MEGATRON_MTP_PATCHES"]
+
+
+def _megatron() -> None:
+    import megatron_mtp_patches
+    from megatron_mtp_patches.engine.source import find_file
+
+    for module in megatron_mtp_patches._engine.modules:
+        if find_file(module):
+            importlib.import_module(module)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch.utils.tensorboard")
+
+
+def _patched() -> None:
+    import megatron_mtp_patches
+
+    megatron_mtp_patches.apply()

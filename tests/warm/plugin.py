@@ -1,0 +1,233 @@
+"""pytest's hooks: files marked `forked` are collected and run in forks of warm processes. See the package's header."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import levels
+from .connection import LevelFailed, WarmProcesses
+from .jobs import Job, Jobs
+from .processes import free_port
+
+# What a fork is not told of the command line: it is given its tests, and others write what comes of them.
+_KEPT = {
+    *(
+        "inside",
+        "plugins",
+        "keyword",
+        "markexpr",
+        "maxfail",
+        "lf",
+        "failedfirst",
+        "last_failed_no_failures",
+        "newfirst",
+    ),
+    *("newfirst", "stepwise", "collectonly", "xmlpath", "junitprefix", "durations", "reportchars", "file_or_dir", "usepdb"),
+    *("basetemp", "deselect", "ignore", "ignore_glob", "capture", "pythonwarnings", "override_ini", "inifilename"),
+    *("quiet", "verbose", "rootdir", "confcutdir", "timeout", "cacheclear", "cacheshow", "setuponly", "setupplan"),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("warm processes")
+    group.addoption(
+        "--inside",
+        choices=levels.LEVELS,
+        help="run forked tests in this process, brought to this level: for a debugger, or under torchrun",
+    )
+    parser.addini("warm_limit", "seconds after which a forked test counts as hanging", default="300")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "forked(level): run in a fork of a process that has imported this much")
+    config.addinivalue_line("markers", "ranks(n, ...): run on n forked ranks, once for each n")
+    config.addinivalue_line("markers", "real_process(why): starts interpreters, where a fork would not do")
+    if config.option.inside:
+        levels.climb(config.option.inside)
+    else:
+        config.pluginmanager.register(Controller(config), "warm processes")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker("ranks")
+    if mark:
+        metafunc.fixturenames.insert(0, "number_of_ranks")
+        ids = [f"{number} ranks" for number in mark.args]
+        metafunc.parametrize("number_of_ranks", mark.args, ids=ids, scope="module")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    started, wanted = int(os.environ.get("WORLD_SIZE", "1")), ranks_of(item)
+    if started != wanted:
+        pytest.skip(f"runs on {wanted} ranks: torchrun --nproc-per-node {wanted} -m pytest --inside ...")
+
+
+def level_of(item: pytest.Item) -> str | None:
+    """The level that the test asks for; None where it runs in pytest's own process."""
+    mark = item.get_closest_marker("forked")
+    return mark.args[0] if mark else None
+
+
+def ranks_of(item: pytest.Item) -> int:
+    if isinstance(item, ForkedTest):
+        return item.ranks
+    return getattr(item, "callspec", None) and item.callspec.params.get("number_of_ranks") or 1  # type: ignore[attr-defined]
+
+
+class Controller:
+    """Collects and runs forked tests."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        path = [str(config.rootpath / folder) for folder in config.getini("pythonpath")]
+        self.warm = WarmProcesses(path)
+        self.jobs: Jobs | None = None
+        options = {name: value for name, value in vars(config.option).items() if name not in _KEPT}
+        self.request = {
+            "folder": str(config.rootpath),
+            "words": ["--rootdir", str(config.rootpath), *(["-c", str(config.inipath)] if config.inipath else [])],
+            "options": {name: value for name, value in options.items() if _is_plain(value)},
+            "before": [],
+        }
+
+    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> ForkedFile | None:
+        level = declared_level(module_path)
+        return ForkedFile.from_parent(parent, path=module_path, level=level, controller=self) if level else None
+
+    def collect(self, file: Path, level: str) -> dict[str, Any]:
+        """What a fork says of `file` when it collects it."""
+        with tempfile.TemporaryDirectory(prefix="warm-log-") as folder:
+            log = Path(folder, "rank")
+            mine = {"file": str(file), "tests": None, "port": free_port(), "log": str(log)}
+            try:
+                forks = self.warm.fork(level, 1, {**self.request, **mine})
+            except LevelFailed as failed:
+                return {"problem": f"the process of level {level!r} cannot be made:\n{failed}"}
+            said: dict[str, Any] = {}
+            while not forks.ranks[0].ended:
+                for message in forks.ranks[0].read():
+                    said |= message
+            for source in (*forks.ranks, forks.control):
+                source.close()
+            return said or {"problem": Path(f"{log}.0").read_text(errors="replace")}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if session.config.option.collectonly:
+            return
+        needs: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for item in session.items:
+            level = level_of(item)
+            if level:
+                needs.setdefault((str(item.path), level, ranks_of(item)), {})[item.nodeid] = item.location
+        jobs = [Job(*need, tests) for need, tests in needs.items()]
+        self.jobs = Jobs(self.warm, jobs, self.request, self.config)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        assert self.jobs
+        if level_of(item) is None:
+            self.jobs.poll()
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self.jobs.reports_of(item.nodeid):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def pytest_unconfigure(self) -> None:
+        if self.jobs:
+            self.jobs.close()
+        self.warm.close()
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        return json.loads(json.dumps(value)) == value
+    except TypeError:
+        return False
+
+
+def declared_level(file: Path) -> str | None:
+    """The level that the `pytestmark` of a test file names; the file itself is not imported."""
+    source = file.read_text(encoding="utf-8")
+    if "forked" not in source:
+        return None
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark":
+            for call in ast.walk(statement.value):
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.forked":
+                    return ast.literal_eval(call.args[0])
+    return None
+
+
+class ForkedFile(pytest.File):
+    """A test file that is collected in a fork of the process that its tests need."""
+
+    def __init__(self, *, level: str, controller: Controller, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.level, self.controller = level, controller
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        package = levels.missing(self.level)
+        if package:
+            pytest.skip(f"{package} is not installed", allow_module_level=True)
+        found = self.controller.collect(self.path, self.level)
+        if "skipped" in found:
+            pytest.skip(found["skipped"].removeprefix("Skipped: "), allow_module_level=True)
+        if "items" not in found:
+            raise self.CollectError(found["problem"])
+        items = sorted(found["items"], key=lambda item: item["ranks"] or 1)  # forks serve one number of ranks
+        yield from _nodes(self, [(item["nodeid"].split("::", 1)[1], item) for item in items])
+
+
+class ForkedClass(pytest.Collector):
+    """A class of tests in such a file."""
+
+    def __init__(self, *, items: list[tuple[str, dict[str, Any]]], **rest: Any) -> None:
+        super().__init__(**rest)
+        self.items = items
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        yield from _nodes(self, self.items)
+
+
+class ForkedTest(pytest.Item):
+    """A test of such a file: what the fork has said of it."""
+
+    def __init__(self, *, described: dict[str, Any], **rest: Any) -> None:
+        super().__init__(**rest)
+        self.described = described
+        self.ranks: int = described["ranks"] or 1
+        self.extra_keyword_matches.update(described["keywords"])
+        for name, args in reversed(described["marks"]):
+            self.add_marker(getattr(pytest.mark, name).with_args(*args))
+
+    def runtest(self) -> None:
+        raise AssertionError("a forked test runs in its fork")
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        _, line, name = self.described["location"]
+        return self.path, line, name
+
+
+def _nodes(
+    parent: pytest.Collector, items: list[tuple[str, dict[str, Any]]]
+) -> Iterator[pytest.Item | pytest.Collector]:
+    """The tests at this place, and the classes with those below them; `items` has each one's name from here on."""
+    classes: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for name, described in items:
+        head, separator, rest = name.partition("::")
+        if separator and "[" not in head:
+            classes.setdefault(head, []).append((rest, described))
+        else:
+            yield ForkedTest.from_parent(parent, name=name, described=described)
+    for name, below in classes.items():
+        yield ForkedClass.from_parent(parent, name=name, items=below)
