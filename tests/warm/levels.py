@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import os
 import warnings
+from importlib.metadata import entry_points
 
 LEVELS = ("python", "torch", "megatron", "patched")
 MOST_RANKS = 4  # of a test; a rehearsal makes as many imaginary devices
@@ -47,9 +48,8 @@ def _python() -> None:
     warnings.simplefilter("ignore")
     import pytest  # noqa: F401
 
-    for name in ("hypothesis", "pytest_timeout", "_pytest.pytester"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    for plugin in entry_points(group="pytest11"):  # which each fork's pytest would load
+        plugin.load()
 
 
 def _torch() -> None:
