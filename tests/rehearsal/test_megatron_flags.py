@@ -2,49 +2,65 @@
 
 import argparse
 import enum
-from types import SimpleNamespace
 
 import pytest
 from megatron_mtp_patches.rehearsal import megatron_flags
-from megatron_mtp_patches.rehearsal.megatron_flags import RehearsalRefusal, refuse
+from megatron_mtp_patches.rehearsal.megatron_flags import (
+    RehearsalRefusal,
+    refuse,
+    refuse_gpu_flags,
+    set_cpu_defaults,
+)
 
 Backend = enum.Enum("Backend", "flash unfused auto")
 
 
-def hooked_parser():
-    def add_megatron_arguments(parser):
-        parser.add_argument("--attention-backend", type=Backend.__getitem__, default=Backend.auto)
-        parser.add_argument("--no-rope-fusion", action="store_false", dest="apply_rope_fusion")
-        parser.add_argument("--hidden-size", type=int, default=64)
-        return parser
+def add_megatron_arguments(parser):
+    parser.add_argument("--attention-backend", type=Backend.__getitem__, default=Backend.auto)
+    parser.add_argument("--no-rope-fusion", action="store_false", dest="apply_rope_fusion")
+    parser.add_argument("--hidden-size", type=int, default=64)
+    return parser
 
-    arguments = SimpleNamespace(add_megatron_arguments=add_megatron_arguments, validate_args=lambda args, given: given)
-    megatron_flags._hook(arguments)
-    return arguments, arguments.add_megatron_arguments(argparse.ArgumentParser())
+
+def parse(*words):
+    parser = argparse.ArgumentParser()
+    assert set_cpu_defaults(add_megatron_arguments, None, (parser,), {}) is parser
+    return parser.parse_args(words)
 
 
 def test_defaults_change_for_the_flags_that_exist():
-    _, parser = hooked_parser()
-    assert vars(parser.parse_args([])) == {
-        "attention_backend": Backend.unfused, "apply_rope_fusion": False, "hidden_size": 64,
-    }  # fmt: skip
+    assert vars(parse()) == {"attention_backend": Backend.unfused, "apply_rope_fusion": False, "hidden_size": 64}
 
 
 def test_explicit_flags_win():
-    _, parser = hooked_parser()
-    assert parser.parse_args(["--attention-backend", "auto"]).attention_backend is Backend.auto
+    assert parse("--attention-backend", "auto").attention_backend is Backend.auto
 
 
-def test_one_line_on_rank_0(monkeypatch, capsys):
-    arguments, parser = hooked_parser()
+@pytest.mark.parametrize("by_name", [False, True], ids=["positional", "by name"])
+def test_one_line_on_rank_0(monkeypatch, capsys, by_name):
+    def validate_args(args, defaults):
+        return args.hidden_size, defaults
+
+    def validate():
+        given = ((), {"args": parse(), "defaults": {"seed": 1}}) if by_name else ((parse(), {"seed": 1}), {})
+        return refuse_gpu_flags(validate_args, None, *given)
+
     monkeypatch.setenv("RANK", "0")
-    assert arguments.validate_args(parser.parse_args([]), {"seed": 1}) == {"seed": 1}
+    assert validate() == (64, {"seed": 1})
     assert capsys.readouterr().out == (
         "rehearsal on the CPU over gloo: attention_backend=unfused, apply_rope_fusion=False\n"
     )
     monkeypatch.setenv("RANK", "1")
-    arguments.validate_args(parser.parse_args([]), {})
+    assert validate() == (64, {"seed": 1})
     assert capsys.readouterr().out == ""
+
+
+def test_a_refusal_comes_before_megatron_s_own_checks():
+    def validate_args(args):
+        raise AssertionError("Megatron's own check")
+
+    with pytest.raises(RehearsalRefusal, match="--attention-backend flash"):
+        refuse_gpu_flags(validate_args, None, (parse("--attention-backend", "flash"),), {})
 
 
 HARMLESS = {

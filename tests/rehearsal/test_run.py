@@ -117,3 +117,17 @@ def test_on_the_cpu_with_cpu_defaults_and_refusals_by_name(megatron_script):
     assert "RehearsalRefusal" in done.stderr
     assert "--transformer-impl transformer_engine: " in done.stderr
     assert "--fp8-format hybrid: fp8 needs a GPU" in done.stderr
+
+
+def test_a_revert_puts_megatron_s_flags_back_and_the_next_apply_the_cpu_s(megatron_script):
+    megatron_script.write_text(
+        "import megatron_mtp_patches\n"
+        "from megatron.training.initialize import initialize\n"
+        "for step in (int, megatron_mtp_patches.revert, megatron_mtp_patches.apply):\n"
+        "    step()\n"
+        "    print('RESULT', initialize().transformer_impl)\n"
+    )
+    done = launch(megatron_script, [], "cpu")
+    line = "rehearsal on the CPU over gloo: transformer_impl=local, num_workers=0\n"
+    on_the_cpu = f"{line}RESULT local\n"
+    assert done.stdout == f"{on_the_cpu}RESULT transformer_engine\n{on_the_cpu}", done.stderr

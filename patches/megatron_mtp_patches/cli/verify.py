@@ -6,7 +6,6 @@ import sys
 
 from .. import _engine
 from ..engine import Patch, PatchError, Wrap
-from ..engine.engine import Engine
 from .run import run_script
 
 VERIFICATION = Patch(
@@ -32,10 +31,12 @@ VERIFICATION = Patch(
 def verify(script: str, arguments: list[str], device: str | None) -> None:
     """Run `script`; ends with SystemExit 0 or 1 in its first step, on every rank.
 
+    A script that calls `megatron_mtp_patches.revert()` takes the verification out too, until it calls `apply()`.
+
     Raises:
         PatchError: the script ended before it, whatever its exit code.
     """
-    Engine((), _engine.table_file, base=(VERIFICATION,)).apply("all", "raise")
+    _engine.add_base(VERIFICATION)
     code: object = 0
     try:
         run_script(script, arguments, device)

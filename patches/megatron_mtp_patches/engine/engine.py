@@ -23,16 +23,20 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """The patches of `catalog`, of which the user selects some, and those of `base`, which always apply."""
+    """The patches of `catalog`, of which the user selects some, and those of `base`, which always apply.
+
+    A command may add base patches later: those wrap around all others, whenever Megatron is imported.
+    """
 
     def __init__(self, catalog: Iterable[Patch], table_file: str, base: Iterable[Patch] = ()) -> None:
         self.catalog = tuple(catalog)
         self.base = tuple(base)
+        self.added: tuple[Patch, ...] = ()
         self.table_file = table_file
         self.selected = frozenset(patch.id for patch in self.catalog)
         self.on_drift = "raise"
         self.active = False
-        self._watching = False
+        self._watched: frozenset[str] = frozenset()
         self._postponed: dict[str, ModuleType] = {}  # modules whose overrides were being imported when they arrived
         self._lock = threading.RLock()
 
@@ -42,7 +46,7 @@ class Engine:
 
     @property
     def _edits(self) -> list[Edit]:
-        return [edit for patch in (*self.base, *self.catalog) for edit in patch.edits]
+        return [edit for patch in (*self.base, *self.catalog, *self.added) for edit in patch.edits]
 
     @cached_property
     def installer(self) -> Installer:
@@ -50,7 +54,7 @@ class Engine:
         from .installer import Installer
 
         selected = self.selected if self.active else frozenset()
-        return Installer(self.catalog, self.base, selected, self.on_drift, self.table_file)
+        return Installer(self.catalog, self.base, selected, self.on_drift, self.table_file, self.added)
 
     def apply(self, choice: str, on_drift: str) -> None:
         """Patch what is imported already, and each further module as it arrives. See `selection` for the words."""
@@ -61,15 +65,48 @@ class Engine:
             self.selected = selected
             self.active = True
         try:
-            if not self._watching:
-                self._watching = True
-                watch({*self.modules, *(edit.home for edit in self._edits)}, self._arrived)
-            else:
-                for name in imported(self.modules):
-                    self._arrived(sys.modules[name])
+            self._install_or_await(self.modules)
         except BaseException:
             self.revert()
             raise
+
+    def add_base(self, patch: Patch) -> None:
+        """Apply one more patch that the user cannot leave out, around all others.
+
+        `revert()` takes it out with the others, and `apply()` puts it back; after a revert the addition waits for that.
+        A patch that was added before stays as it is. A command relies on it, so its failure raises whatever the policy
+        on drift.
+
+        Raises:
+            PatchError: a patch of the modules that it edits is refused; then it is not added, and leaves no edit.
+        """
+        with self._lock:
+            if patch in (*self.base, *self.added):
+                return
+            self._set_added((*self.added, patch))
+        try:
+            self._install_or_await(patch.modules)
+        except BaseException:
+            with self._lock:
+                if "installer" in vars(self):
+                    self.installer.withdraw(patch)
+                self._set_added(tuple(other for other in self.added if other != patch))
+            raise
+
+    def _set_added(self, patches: tuple[Patch, ...]) -> None:
+        self.added = patches
+        if "installer" in vars(self):
+            self.installer.added = patches
+
+    def _install_or_await(self, modules: Iterable[str]) -> None:
+        """Patch those of `modules` that are imported, and from now on each that arrives while the engine is active."""
+        with self._lock:
+            names = frozenset({*self.modules, *(edit.home for edit in self._edits)})
+            new, self._watched = names - self._watched, names | self._watched
+        if new:
+            watch(new, self._arrived)
+        for name in imported(set(modules) - new):
+            self._arrived(sys.modules[name])
 
     def catch_up(self) -> None:
         """Patch what was imported past the hook: by a finder that somebody put before ours, or while we came."""

@@ -19,7 +19,10 @@ CHANGED = "applied, then changed by somebody else"
 
 
 class Installer:
-    """What has been decided and installed since the set was last applied. `base` patches cannot be left out."""
+    """What has been decided and installed since the set was last applied.
+
+    The patches of `base` and `added` cannot be left out. Edits of one target are stacked in the order of `patches`.
+    """
 
     def __init__(
         self,
@@ -28,9 +31,11 @@ class Installer:
         selected: frozenset[str],
         on_drift: str,
         table_file: str,
+        added: tuple[Patch, ...] = (),
     ) -> None:
         self.catalog = catalog
         self.base = base
+        self.added = added
         self.selected = selected
         self.on_drift = on_drift
         self.table = Table.read(Path(table_file))
@@ -40,10 +45,15 @@ class Installer:
         self._installed: dict[Edit, list[str]] = {}  # edit -> ids of the patches that asked for it
         self._complained: set[str] = set()
 
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """All patches, innermost first."""
+        return (*self.base, *self.catalog, *self.added)
+
     def decision(self, patch: Patch) -> Decision:
         """What is to become of `patch`; read from the source once, so it stays true while modules arrive."""
         if patch.id not in self._decisions:
-            if patch in self.base:
+            if patch in (*self.base, *self.added):
                 self._decisions[patch.id] = Decision(Verdict.ADD, "always")
             elif patch.id not in self.selected:
                 self._decisions[patch.id] = Decision(Verdict.DISABLED, "left out")
@@ -59,7 +69,7 @@ class Installer:
         Raises:
             PatchError: a patch is refused, and that shall be an error. The others are installed all the same.
         """
-        here = [patch for patch in (*self.base, *self.catalog) if module.__name__ in patch.modules]
+        here = [patch for patch in self.patches if module.__name__ in patch.modules]
         gone = [edit for edit in self._installed if edit.module == module.__name__ and self._is_gone(edit, module)]
         for edit in gone:
             del self._installed[edit]
@@ -84,7 +94,7 @@ class Installer:
 
     def homes_for(self, module: str) -> list[str]:
         """The modules that the edits of `module` need."""
-        patches = [patch for patch in (*self.base, *self.catalog) if module in patch.modules]
+        patches = [patch for patch in self.patches if module in patch.modules]
         edits = [edit for patch in patches if self.decision(patch).installs for edit in patch.edits]
         return list(dict.fromkeys(edit.home for edit in edits if edit.module == module and edit.home))
 
@@ -99,7 +109,7 @@ class Installer:
         """Whether an edit of `module` that should be there is not."""
         return any(
             edit.module == module and has_place(edit) and patch.id not in self._installed.get(edit, ())
-            for patch in (*self.base, *self.catalog)
+            for patch in self.patches
             if self.decision(patch).installs
             for edit in patch.edits
         )
@@ -115,6 +125,11 @@ class Installer:
         for edit in reversed(list(self._installed)):
             self._remove(edit)
         self._installed.clear()
+
+    def withdraw(self, patch: Patch) -> None:
+        """Take out what was installed for `patch` alone, and forget what was decided of it."""
+        self._withdraw(patch)
+        self._decisions.pop(patch.id, None)
 
     def _install(self, patch: Patch, module: ModuleType) -> None:
         decision = self.decision(patch)
@@ -135,7 +150,7 @@ class Installer:
 
     def _complain(self, patch: Patch, reason: str, cause: Exception | None = None) -> None:
         message = f"{patch.id} is refused: {reason}"
-        if self.on_drift == "raise":
+        if self.on_drift == "raise" or patch in self.added:
             raise PatchError(message) from cause
         if self.on_drift == "warn" and patch.id not in self._complained:
             self._complained.add(patch.id)
@@ -158,7 +173,7 @@ class Installer:
         if edit in self._installed:
             return
         if not has_place(edit):
-            if any(edit in patch.edits for patch in self.base):
+            if any(edit in patch.edits for patch in (*self.base, *self.added)):
                 warnings.warn(
                     f"megatron_mtp_patches: this Megatron has no {edit.target}, on which it relies", stacklevel=2
                 )

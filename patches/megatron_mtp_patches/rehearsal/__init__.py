@@ -32,6 +32,10 @@ def install(*, megatron_flags: bool = True) -> None:
 
     A process that no launcher (torchrun) has given a rank is rank 0 of one.
     `megatron_flags=False` leaves the defaults of Megatron's command line alone, which its unit tests expect.
+
+    The defaults and refusals of Megatron's command line are a base patch, which no choice of patches leaves out.
+    `megatron_mtp_patches.revert()` takes them out with every other patch, `apply()` puts them back; in between the
+    rehearsal is one with `megatron_flags=False`. The other layers stay.
     """
     global _done
     if _done:

@@ -1,20 +1,39 @@
 """Megatron's command line on a CPU: other defaults, and a refusal by name of what no CPU can do.
 
 Only defaults change, so a flag that the user gives wins. A script that never builds Megatron's parser never
-gets here.
+gets here. The engine installs the two wrappers around those of the user's patches, so a command line is refused
+before any other check fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..engine import UsageError
-from ..engine.watch import watch
+from .. import _engine
+from ..engine import Patch, UsageError, Wrap
+
+PATCH = Patch(
+    id="cpu-rehearsal",
+    doc="Megatron's command line on a CPU: other defaults, and refusals by name.",
+    upstream=(),
+    probe=None,
+    edits=(
+        Wrap(
+            "megatron.training.arguments:add_megatron_arguments",
+            "megatron_mtp_patches.rehearsal.megatron_flags:set_cpu_defaults",
+            any_source=True,
+        ),
+        Wrap(
+            "megatron.training.arguments:validate_args",
+            "megatron_mtp_patches.rehearsal.megatron_flags:refuse_gpu_flags",
+            any_source=True,
+        ),
+    ),
+)
 
 CPU_DEFAULTS: dict[str, Any] = {
     "transformer_impl": "local",
@@ -78,36 +97,25 @@ _REFUSALS = (
 
 
 def install() -> None:
-    """Hook Megatron's arguments module; it may be imported late, or never."""
-    watch(["megatron.training.arguments"], _hook)
+    """Add the two wrappers to the engine's base patches; Megatron's arguments module may be imported late, or never."""
+    _engine.add_base(PATCH)
 
 
-def _hook(arguments: Any) -> None:
-    arguments.add_megatron_arguments = _with_cpu_defaults(arguments.add_megatron_arguments)
-    # validate_args is the first to see what --use-checkpoint-args took from a checkpoint too
-    arguments.validate_args = _refusing(arguments.validate_args)
+def set_cpu_defaults(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps add_megatron_arguments: the flags that this release has get the defaults of a CPU."""
+    parser: argparse.ArgumentParser = wrapped(*args, **kwargs)
+    known = {action.dest for action in parser._actions}
+    parser.set_defaults(**{dest: value for dest, value in CPU_DEFAULTS.items() if dest in known})
+    return parser
 
 
-def _with_cpu_defaults(add_arguments: Any) -> Any:
-    @functools.wraps(add_arguments)
-    def add(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        parser = add_arguments(parser)
-        known = {action.dest for action in parser._actions}
-        parser.set_defaults(**{dest: value for dest, value in CPU_DEFAULTS.items() if dest in known})
-        return parser
-
-    return add
-
-
-def _refusing(validate: Any) -> Any:
-    @functools.wraps(validate)
-    def check_then_validate(args: argparse.Namespace, *rest: Any, **kwargs: Any) -> Any:
-        refuse(args)
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(f"rehearsal on the CPU over gloo: {', '.join(_in_force(args))}", flush=True)
-        return validate(args, *rest, **kwargs)
-
-    return check_then_validate
+def refuse_gpu_flags(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps validate_args, which is the first to see what --use-checkpoint-args took from a checkpoint too."""
+    arguments = args[0] if args else kwargs["args"]
+    refuse(arguments)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"rehearsal on the CPU over gloo: {', '.join(_in_force(arguments))}", flush=True)
+    return wrapped(*args, **kwargs)
 
 
 def _in_force(args: argparse.Namespace) -> list[str]:
