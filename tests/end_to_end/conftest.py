@@ -1,13 +1,19 @@
+"""Whole trainings of a small GPT. Each rank is a fork, but for those of test_front_door.py."""
+
 import os
 import re
+import runpy
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.warm.processes import LIMIT, run_ranks
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts" / "demo"))
+DEMO = ROOT / "scripts" / "demo"
 
 ITERATIONS = 12
 ARGUMENTS = f"""
@@ -27,8 +33,25 @@ def pytest_addoption(parser):
 
 
 def build_dataset(prefix, *texts):
-    subprocess.run([sys.executable, str(ROOT / "scripts/demo/build_dataset.py"), str(prefix), *texts], check=True)
+    (ended,) = run_ranks(1, partial(run_script, DEMO / "build_dataset.py", str(prefix), *texts))
+    assert ended.code == 0, ended.output
     return prefix
+
+
+def run_script(script, *arguments):
+    """Run `script` in this process, as `python SCRIPT ARGUMENTS` would."""
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def run_command(patches, *words):
+    """Be `megatron-mtp-patches WORDS` with these patches."""
+    from megatron_mtp_patches.cli import main
+
+    os.environ |= {"MEGATRON_MTP_PATCHES": patches, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    sys.path.insert(0, "")  # which the script's folder replaces
+    sys.exit(main(words))
 
 
 @pytest.fixture(scope="session")
@@ -53,25 +76,33 @@ def train(dataset, tmp_path_factory):
     """train(*flags, ranks=1, patches="all"): ({iteration: (learning rate, loss, norm, rest)}, everything printed).
 
     `command` is "run" or "verify-mtp", `code` the exit code that it must end with, `data` another dataset's prefix.
+    With torchrun=True the ranks are interpreters that torchrun starts.
     """
 
-    def run(*flags, ranks=1, patches="all", command="run", code=0, data=dataset):
-        launcher = [sys.executable, "-m"]
-        if ranks > 1:
-            launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
-        script = str(ROOT / "scripts/demo/train.py")
-        words = [*launcher, "megatron_mtp_patches", command, "--device", "cpu", script, *ARGUMENTS, *flags]
-        words += ["--data-path", str(data), "--tensorboard-dir", str(tmp_path_factory.mktemp("tensorboard"))]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{ROOT / 'patches'}:{ROOT}",
-            "MEGATRON_MTP_PATCHES": patches,
-            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
-        output = done.stdout + done.stderr
-        assert done.returncode == code, output[-6000:]
+    def run(*flags, ranks=1, patches="all", command="run", code=0, data=dataset, torchrun=False):
+        words = [command, "--device", "cpu", str(DEMO / "train.py"), *ARGUMENTS, *flags, "--data-path", str(data)]
+        words += ["--tensorboard-dir", str(tmp_path_factory.mktemp("tensorboard"))]
+        if torchrun:
+            codes, output = launch(ranks, patches, *words)
+        else:
+            ended = run_ranks(ranks, partial(run_command, patches, *words))
+            codes, output = {rank.code for rank in ended}, "".join(rank.output for rank in ended)
+        assert codes == {code}, output[-6000:]
         return {int(i): tuple(rest) for i, *rest in LINE.findall(output)}, output
 
     return run
+
+
+def launch(ranks, patches, *words):
+    """torchrun ... -m megatron_mtp_patches WORDS: its exit code, and what it printed."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'patches'}:{ROOT}",
+        "MEGATRON_MTP_PATCHES": patches,
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [*launcher, "-m", "megatron_mtp_patches", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    return {done.returncode}, done.stdout + done.stderr

@@ -13,6 +13,7 @@ import pytest
 
 from .test_training import LAYOUTS
 
+pytestmark = pytest.mark.forked("megatron")
 GOLDEN = Path(__file__).resolve().parents[2] / "ci" / "golden.json"
 NAMES = ("lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance %")
 RELEASE = metadata.version("megatron-core")
@@ -30,7 +31,7 @@ def test_numbers_are_the_golden_ones(train, license_dataset, layout, request):
     seen = {name: values for name in NAMES if (values := values_of(name, output))}
     assert {len(values) for values in seen.values()} == {12}
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    if request.config.getoption("--update-golden"):
+    if request.config.getoption("update_golden", False):
         golden.setdefault(RELEASE, {})[run] = seen
         text = json.dumps(golden, indent=1, sort_keys=True)
         GOLDEN.write_text(re.sub(r"(?<=[\[\d,])\s+(?=[\d\]])", "", text) + "\n", encoding="utf-8")

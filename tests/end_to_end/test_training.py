@@ -5,8 +5,10 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.forked("megatron")
+HAS_TRAINER = importlib.util.find_spec("megatron.training") is not None
 needs_trainer = pytest.mark.skipif(
-    importlib.util.find_spec("megatron.training") is None,
+    not HAS_TRAINER,
     reason="the 0.16.1 wheel has no megatron.training; tests/checkout covers its trainer",
 )
 ALONE = pytest.param((1, []), id="1 rank")

@@ -40,6 +40,8 @@ def run(rank: int, request: dict[str, Any], descriptor: int) -> None:
         getattr(importlib.import_module(module), name)(argument)
     with os.fdopen(descriptor, "w", buffering=1) as channel:
         words = ["-q", "-p", "no:cacheprovider", "-p", "no:timeout", f"--inside={request['level']}"]
+        if request["tests"] is None:
+            words.append("--collect-only")
         code = pytest.main([*request["words"], *words, request["file"]], plugins=[Reporter(channel, request)])
         sys.stdout.flush()
     os._exit(int(code))
@@ -104,4 +106,3 @@ def describe(item: Any) -> dict[str, Any]:
         "ranks": getattr(item, "callspec", None) and item.callspec.params.get("number_of_ranks"),
         "keywords": [*item.listextrakeywords()] if hasattr(item, "listextrakeywords") else [],
     }
-

@@ -75,8 +75,7 @@ class Job:
         if self.forks is None:
             return
         for pid, rank in zip(self.forks.pids, self.ranks, strict=True):
-            if rank.code is None:
-                kill(pid)
+            kill(pid, group_only=rank.code is not None)
         for source in (*self.forks.ranks, self.forks.control):
             if not source.ended:
                 selector.unregister(source.descriptor)
@@ -142,14 +141,16 @@ class Job:
     def _find_problem(self, test: str, limit: float) -> tuple[int, str] | None:
         """Which rank will not finish `test`, and why; None while all may."""
         for number, rank in enumerate(self.ranks):
-            if test not in rank.finished and rank.told_all and rank.code is not None:
+            # A process that it has started may keep its pipe open: then it has told all when nothing comes.
+            if test not in rank.finished and rank.code is not None and (rank.told_all or limit < math.inf):
                 return number, rank.problem or f"{_ended(rank.code)} in {rank.at or 'its collection'}"
         failed = [rank for rank in self.ranks if any(report.failed for report in rank.reports.get(test, ()))]
         self._first_failed = self._first_failed or (time.monotonic() if failed else 0.0)
         slow = next(number for number, rank in enumerate(self.ranks) if test not in rank.finished)
-        if failed and test in failed[0].finished and time.monotonic() - self._first_failed > OTHERS_MAY_TAKE:
+        patience = min(OTHERS_MAY_TAKE, limit)
+        if failed and test in failed[0].finished and time.monotonic() - self._first_failed > patience:
             self._dump(slow)
-            return slow, f"did not end within {OTHERS_MAY_TAKE:.0f} s of a failure on another rank"
+            return slow, f"did not end within {patience:.0f} s of a failure on another rank"
         if self._age() > limit:
             self._dump(slow)
             return slow, f"did not end within {limit:.0f} s"

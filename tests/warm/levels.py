@@ -36,6 +36,12 @@ def missing(level: str) -> str | None:
     return None
 
 
+def check(level: str) -> None:
+    """Raise ValueError where there is no such level."""
+    if level not in LEVELS:
+        raise ValueError(f"there is no level {level!r}; there are {', '.join(LEVELS)}")
+
+
 def climb(level: str) -> None:
     """Bring this process to `level`, past those between; forks of it are there already."""
     steps = {"python": _python, "torch": _torch, "megatron": _megatron, "patched": _patched}
@@ -48,8 +54,9 @@ def _python() -> None:
     warnings.simplefilter("ignore")
     import pytest  # noqa: F401
 
-    for plugin in entry_points(group="pytest11"):  # which each fork's pytest would load
-        plugin.load()
+    if "PYTEST_DISABLE_PLUGIN_AUTOLOAD" not in os.environ:
+        for plugin in entry_points(group="pytest11"):  # which each fork's pytest would load
+            plugin.load()
 
 
 def _torch() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,23 +16,8 @@ from .connection import LevelFailed, WarmProcesses
 from .jobs import Job, Jobs
 from .processes import free_port
 
-# What a fork is not told of the command line: it is given its tests, and others write what comes of them.
-_KEPT = {
-    *(
-        "inside",
-        "plugins",
-        "keyword",
-        "markexpr",
-        "maxfail",
-        "lf",
-        "failedfirst",
-        "last_failed_no_failures",
-        "newfirst",
-    ),
-    *("newfirst", "stepwise", "collectonly", "xmlpath", "junitprefix", "durations", "reportchars", "file_or_dir", "usepdb"),
-    *("basetemp", "deselect", "ignore", "ignore_glob", "capture", "pythonwarnings", "override_ini", "inifilename"),
-    *("quiet", "verbose", "rootdir", "confcutdir", "timeout", "cacheclear", "cacheshow", "setuponly", "setupplan"),
-}
+# What a fork is told of the command line. It is given its tests, and what comes of them is told elsewhere.
+_TOLD = ("tbstyle", "showlocals", "update_golden")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,11 +74,10 @@ class Controller:
         path = [str(config.rootpath / folder) for folder in config.getini("pythonpath")]
         self.warm = WarmProcesses(path)
         self.jobs: Jobs | None = None
-        options = {name: value for name, value in vars(config.option).items() if name not in _KEPT}
         self.request = {
             "folder": str(config.rootpath),
             "words": ["--rootdir", str(config.rootpath), *(["-c", str(config.inipath)] if config.inipath else [])],
-            "options": {name: value for name, value in options.items() if _is_plain(value)},
+            "options": {name: value for name, value in vars(config.option).items() if name in _TOLD},
             "before": [],
         }
 
@@ -148,13 +131,6 @@ class Controller:
         self.warm.close()
 
 
-def _is_plain(value: Any) -> bool:
-    try:
-        return json.loads(json.dumps(value)) == value
-    except TypeError:
-        return False
-
-
 def declared_level(file: Path) -> str | None:
     """The level that the `pytestmark` of a test file names; the file itself is not imported."""
     source = file.read_text(encoding="utf-8")
@@ -176,6 +152,10 @@ class ForkedFile(pytest.File):
         self.level, self.controller = level, controller
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        try:
+            levels.check(self.level)
+        except ValueError as error:
+            raise self.CollectError(str(error)) from None
         package = levels.missing(self.level)
         if package:
             pytest.skip(f"{package} is not installed", allow_module_level=True)
@@ -228,6 +208,6 @@ def _nodes(
         if separator and "[" not in head:
             classes.setdefault(head, []).append((rest, described))
         else:
-            yield ForkedTest.from_parent(parent, name=name, described=described)
+            yield ForkedTest.from_parent(parent, name=name, nodeid=described["nodeid"], described=described)
     for name, below in classes.items():
         yield ForkedClass.from_parent(parent, name=name, items=below)

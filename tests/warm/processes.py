@@ -119,9 +119,10 @@ def _wait(pids: list[int], until: float) -> dict[int, int | None]:
     return codes
 
 
-def kill(pid: int) -> None:
-    """Kill a fork and what it has started."""
+def kill(pid: int, group_only: bool = False) -> None:
+    """Kill a fork and what it has started; with `group_only`, because it has ended, only the latter."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    if not group_only:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
