@@ -28,7 +28,7 @@ def installed() -> bool:
 
 
 def install(*, megatron_flags: bool = True) -> None:
-    """Put the layers in, in order; a second call does nothing. It lasts for the life of the process.
+    """Put the layers in, in order. They last for the life of the process; a second call adds Megatron's flags at most.
 
     A process that no launcher (torchrun) has given a rank is rank 0 of one.
     `megatron_flags=False` leaves the defaults of Megatron's command line alone, which its unit tests expect.
@@ -37,9 +37,16 @@ def install(*, megatron_flags: bool = True) -> None:
     `megatron_mtp_patches.revert()` takes them out with every other patch, `apply()` puts them back; in between the
     rehearsal is one with `megatron_flags=False`. The other layers stay.
     """
+    if not _done:
+        _install_layers()
+    if megatron_flags:
+        from . import megatron_flags as flags
+
+        flags.install()
+
+
+def _install_layers() -> None:
     global _done
-    if _done:
-        return
     _prepare_torch()
     if "RANK" not in os.environ:
         _be_the_only_rank()
@@ -47,10 +54,6 @@ def install(*, megatron_flags: bool = True) -> None:
 
     for layer in (dispatcher, tensor, cuda, rng, collectives, compile, fallbacks):
         layer.install()
-    if megatron_flags:
-        from . import megatron_flags as flags
-
-        flags.install()
     _done = True
 
 
