@@ -1,102 +1,77 @@
-"""The test matrix: `nox -s 'tests(release="0.18.2")'`, or all of it with scripts/test.sh.
+"""The test matrix of ci/matrix.toml: `nox -s 'tests(release="0.18.2")'`, or all of it with scripts/test.sh.
 
-A session is one release of megatron-core in an environment of its own. Its suites run one after the other, and what
-came of each is left in .nox/results/ for ci/report.py.
+Each session leaves pytest's JUnit report in .nox/results/ for ci/report.py.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
-from xml.etree import ElementTree
 
 import nox
 
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["tests", "lint", "wheel", *(["replay"] if os.environ.get("MEGATRON_LM") else [])]
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["python", "tests", "compatibility", "lint", "wheel"]
+if os.environ.get("MEGATRON_LM"):
+    nox.options.sessions += ["replay"]
 
 MATRIX = nox.project.load_toml("ci/matrix.toml")
 RESULTS = Path(".nox", "results")
-PLUGIN = "megatron_mtp_patches.rehearsal.pytest_plugin"
-LAST_LINES = 60  # of each rank other than 0, where a suite fails
+RELEASES = [
+    release["version"]
+    for release in MATRIX["release"]
+    if sys.version_info >= tuple(map(int, release["python"].split(".")))
+]
+# The suites that depend on torch alone run here.
+TORCH_RELEASE = "0.18.2" if "0.18.2" in RELEASES else RELEASES[-1]
 
-SUITES = {suite["name"]: suite for suite in MATRIX["suite"] if "checkout" not in suite or os.environ.get("MEGATRON_LM")}
+
+def paths(*depends: str, quick: bool = False) -> list[str]:
+    """The tests of the suites that depend on one of these."""
+    suites = [suite for suite in MATRIX["suite"] if suite["depends"] in depends and (suite.get("quick") or not quick)]
+    return [path for suite in suites for path in suite["tests"]]
 
 
-def fits(release: dict) -> bool:
-    return sys.version_info >= tuple(map(int, release["python"].split(".")))
+def run_pytest(session: nox.Session, name: str, tests: list[str]) -> None:
+    """Run `tests`, or what is named after --, and leave the report as `name`.xml."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    # Without bytecode every process would compile torch and Megatron again.
+    environment = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
+    session.run("python", "-m", "pytest", "-q", f"--junitxml={RESULTS / name}.xml", *tests, env=environment)
+
+
+@nox.session(python=MATRIX["pythons"])
+def python(session: nox.Session) -> None:
+    """The suites that need no torch, on each Python that is installed."""
+    session.install("-e", ".", "hypothesis", "pytest", "pytest-timeout", "tomli; python_version < '3.11'")
+    run_pytest(session, f"Python {session.python}", session.posargs or paths("python"))
 
 
 @nox.session
-@nox.parametrize("release", [release["version"] for release in MATRIX["release"] if fits(release)])
+@nox.parametrize("release", RELEASES)
 def tests(session: nox.Session, release: str) -> None:
-    """All suites, or those named after --, on one release of megatron-core."""
-    packages = [*MATRIX["packages"], f"megatron-core=={release}", "setuptools>=77"]
-    session.install("-e", ".[demo,test]", *packages)
-    chosen = session.posargs or [name for name, suite in SUITES.items() if suite.get("only", release) == release]
-    unknown = set(chosen) - set(SUITES)
-    if unknown:
-        session.error(f"there is no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
-    failed = [suite for suite in chosen if not run_suite(session, release, suite)]
-    if failed:
-        session.error(f"{release}: {', '.join(failed)} failed")
+    """The suites that depend on a release, or what is named after --; with -- --quick, those of the inner loop."""
+    install(session, release)
+    if session.posargs == ["--quick"]:
+        chosen = paths("python", "release", quick=True)
+    else:
+        chosen = session.posargs or paths("release", *(["torch"] if release == TORCH_RELEASE else []))
+    run_pytest(session, release, chosen)
 
 
-def run_suite(session: nox.Session, release: str, suite: str) -> bool:
-    ranks = SUITES[suite].get("ranks", 1)
-    rehearsal = ["-p", PLUGIN] if ranks > 1 else []
-    folder = RESULTS / release
-    folder.mkdir(parents=True, exist_ok=True)
-    logs = folder / f"{suite} logs"
-    launcher = ["python", "-m"]
-    if ranks > 1:  # rank 0 speaks, what the others say is kept
-        others = ",".join(f"{rank}:3" for rank in range(1, ranks))
-        launcher += ["torch.distributed.run", "--nproc-per-node", str(ranks)]
-        launcher += ["--log-dir", str(logs), "--redirects", others, "-m"]
-    junit = folder / f"{suite}.xml"
-    junit.unlink(missing_ok=True)
-    start = time.monotonic()
-    session.log(f"{release}: {suite}")
-    command = [
-        *launcher,
-        "pytest",
-        "-q",
-        "-rs",
-        "--timeout=300",
-        f"--junitxml={junit}",
-        *rehearsal,
-        *SUITES[suite]["tests"],
-    ]
-    try:
-        if "installs" in SUITES[suite]:
-            session.install(*SUITES[suite]["installs"])
-        session.run(*command, env={"OMP_NUM_THREADS": "1"} if ranks > 1 else {})
-        passed = True
-    except nox.command.CommandFailed:
-        passed = False
-    counts = count(junit) if junit.is_file() else {"passed": 0, "failed": 0, "skipped": 0}
-    passed = passed and counts["passed"] > 0
-    if not passed:  # a rank other than 0, or the process itself, may have failed
-        counts["failed"] = max(1, counts["failed"])
-        for log in sorted(logs.rglob("*.log")):
-            lines = log.read_text(errors="replace").splitlines()
-            session.log("\n".join([f"the last lines of {log.relative_to(logs)}:", *lines[-LAST_LINES:]]))
-    (folder / f"{suite}.json").write_text(json.dumps({**counts, "seconds": round(time.monotonic() - start)}))
-    return passed
+@nox.session
+def compatibility(session: nox.Session) -> None:
+    """Libraries that work on Megatron's models, in an environment that no other suite sees."""
+    (suite,) = (suite for suite in MATRIX["suite"] if suite["name"] == "compatibility")
+    install(session, TORCH_RELEASE, *suite["installs"])
+    run_pytest(session, f"{TORCH_RELEASE} with modelopt", session.posargs or suite["tests"])
 
 
-def count(junit: Path) -> dict[str, int]:
-    suites = ElementTree.parse(junit).getroot().iter("testsuite")
-    totals = {key: 0 for key in ("tests", "failures", "errors", "skipped")}
-    for suite in suites:
-        for key in totals:
-            totals[key] += int(suite.get(key, 0))
-    failed = totals["failures"] + totals["errors"]
-    return {"passed": totals["tests"] - failed - totals["skipped"], "failed": failed, "skipped": totals["skipped"]}
+def install(session: nox.Session, release: str, *more: str) -> None:
+    session.install("-e", ".[demo,test]", *MATRIX["packages"], f"megatron-core=={release}", "setuptools>=77", *more)
 
 
 @nox.session

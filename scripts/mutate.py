@@ -20,13 +20,9 @@ Run it with a Python that has rich and wrapt. The Pythons given need what `pip i
 from __future__ import annotations
 
 import argparse
-import functools
-import json
 import queue
 import re
-import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,53 +32,12 @@ except ImportError:
     import tomli as tomllib
 
 from mutation import mutants, suites, table
+from mutation.release import Release
 from pythons import release_and_python
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 ROOT = Path(__file__).resolve().parent.parent
-SERVER = Path(__file__).with_name("mutation") / "server.py"
-
-
-class Server:
-    """A warm process of one release."""
-
-    def __init__(self, python: str, log: Path) -> None:
-        command = [python, "-W", "ignore", str(SERVER), str(ROOT)]
-        self.errors = log.open("w")
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, bufsize=1
-        )
-        self.log = log
-
-    @functools.cached_property
-    def effective(self) -> set[tuple[str, int]]:
-        """The edits that do something in this release. It is the first that a server says."""
-        return {(patch, position) for patch, position in self._answer()["effective"]}
-
-    def run(self, mutant: mutants.Mutant | None, folder: Path, stage: suites.Stage, limit: float) -> dict:
-        assert self.effective
-        dropped = mutant.dropped if mutant else ()
-        request = {"folder": str(folder), "dropped": dropped, "limit": limit}
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps({**request, "ranks": stage.ranks, "tests": stage.tests}) + "\n")
-        return self._answer()
-
-    def matters(self, mutant: mutants.Mutant) -> bool:
-        return not mutant.dropped or not self.effective.isdisjoint(mutant.dropped)
-
-    def _answer(self) -> dict:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.process.args[0]} ended: {self.log.read_text()[-2000:]}")  # type: ignore[index]
-        return json.loads(line)
-
-    def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
-        self.errors.close()
 
 
 def main() -> int:
@@ -116,16 +71,15 @@ def main() -> int:
     places = {mutant.name: mutant.where for mutant in everything}  # lines move
     rows = {name: {**row, "where": places[name]} for name, row in known.items() if name in places}
     todo = [m for m in chosen if not (options.resume and rows.get(m.name, {}).get("killed"))]
-    with tempfile.TemporaryDirectory() as work:
-        pool = make_pool(options, Path(work))
-        try:
-            judge_all(todo, rows, reasons, options, pool, Path(work), console)
-            asked = {mutant.name: rows[mutant.name] for mutant in chosen}
-            good = confirm(asked, pool, options, Path(work), console)
-        finally:
-            while not pool.empty():
-                for server in pool.get().values():
-                    server.close()
+    pool = make_pool(options)
+    try:
+        judge_all(todo, rows, reasons, options, pool, console)
+        asked = {mutant.name: rows[mutant.name] for mutant in chosen}
+        good = confirm(asked, pool, options, console)
+    finally:
+        while not pool.empty():
+            for release in pool.get().values():
+                release.close()
     ordered = {mutant.name: rows[mutant.name] for mutant in everything if mutant.name in rows}
     table.write(options.out, ordered)
     return conclude(asked, console) or (0 if good else 2)
@@ -147,33 +101,29 @@ def conclude(rows: dict[str, dict], console: Console) -> int:
     return int(bool(survivors))
 
 
-def make_pool(options: argparse.Namespace, work: Path) -> queue.Queue[dict[str, Server]]:
-    """Each entry has a server of every release."""
-    pythons = dict(options.python)
-    pool: queue.Queue[dict[str, Server]] = queue.Queue()
-    for job in range(options.jobs):
-        pool.put({release: Server(python, work / f"{release} {job}.log") for release, python in pythons.items()})
+def make_pool(options: argparse.Namespace) -> queue.Queue[dict[str, Release]]:
+    """Each entry has warm processes of every release."""
+    pool: queue.Queue[dict[str, Release]] = queue.Queue()
+    for _ in range(options.jobs):
+        pool.put({release: Release(python) for release, python in dict(options.python).items()})
     return pool
 
 
-def confirm(
-    rows: dict[str, dict], pool: queue.Queue, options: argparse.Namespace, work: Path, console: Console
-) -> bool:
+def confirm(rows: dict[str, dict], pool: queue.Queue, options: argparse.Namespace, console: Console) -> bool:
     """Whether the tests that killed something pass without a change: one that fails anyway kills nothing."""
-    folder = mutants.copy(None, work / "unchanged")
     killers: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows.values():
         if row["killed"]:
             killers.setdefault((row["release"], row["stage"]), {})[row["killed"].partition(" - ")[0]] = None
-    servers = pool.get()
+    releases = pool.get()
     good = True
     for (release, name), tests in killers.items():
-        if release in servers:
+        if release in releases:
             stage = suites.Stage(name, suites.RANKS[name], tuple(tests))
-            failed = servers[release].run(None, folder, stage, 4 * options.limit)["killed"]
+            failed = releases[release].run(None, stage, options.limit)["killed"]
             console.print(f"{release}, {name}, nothing changed: {failed or f'{len(tests)} tests pass'}", markup=False)
             good &= failed is None
-    pool.put(servers)
+    pool.put(releases)
     return good
 
 
@@ -188,7 +138,6 @@ def judge_all(
     reasons: dict[str, str],
     options: argparse.Namespace,
     pool: queue.Queue,
-    work: Path,
     console: Console,
 ) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -196,12 +145,11 @@ def judge_all(
         task = progress.add_task("mutants", total=len(todo))
 
         def one(mutant: mutants.Mutant) -> None:
-            servers = pool.get()
+            releases = pool.get()
             try:
-                with tempfile.TemporaryDirectory(dir=work) as folder:
-                    row = judge(mutant, mutants.copy(mutant, Path(folder)), servers, options)
+                row = judge(mutant, releases, options)
             finally:
-                pool.put(servers)
+                pool.put(releases)
             row["reason"] = reasons.get(mutant.name)
             rows[mutant.name] = row
             table.write(options.out, rows)
@@ -212,16 +160,14 @@ def judge_all(
         list(threads.map(one, todo))
 
 
-def judge(
-    mutant: mutants.Mutant, folder: Path, servers: dict[str, Server], options: argparse.Namespace
-) -> dict[str, object]:
+def judge(mutant: mutants.Mutant, releases: dict[str, Release], options: argparse.Namespace) -> dict[str, object]:
     """The row of one mutant. Fast tests on all releases come before slow ones."""
     kind = "edit" if mutant.dropped else "comparison"
     row: dict = {"kind": kind, "where": mutant.where, "killed": None, "release": None, "stage": None, "seconds": 0.0}
-    row["tried"] = [release for release, server in servers.items() if server.matters(mutant)]
+    row["tried"] = [release for release, warm in releases.items() if warm.matters(mutant)]
     for stage in selected(options, mutant):
         for release in row["tried"]:
-            answer = servers[release].run(mutant, folder, stage, options.limit)
+            answer = releases[release].run(mutant, stage, options.limit)
             row["seconds"] = round(row["seconds"] + answer["seconds"], 1)
             if answer["killed"]:
                 return {**row, "killed": answer["killed"], "release": release, "stage": stage.name}

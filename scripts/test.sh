@@ -1,17 +1,22 @@
 #!/usr/bin/env bash
-# The whole test matrix: every release of megatron-core that the newest usable Python can run, through nox and uv.
+# The test matrix: every release of megatron-core that the newest usable Python can run, through nox and uv.
 #
 #   scripts/test.sh                            everything
 #   scripts/test.sh 0.18.2                     one release
+#   scripts/test.sh --quick [0.18.2]           the inner loop: engine, conformance and overrides of one release
 #   PYTHON=/path/to/python scripts/test.sh     with this Python
 #   MEGATRON_LM=DIR[:DIR...] scripts/test.sh   also upstream's own pretrain_gpt.py and unit tests
+#
+# Environments stay in .nox. They are brought up to date each time, but for --quick, which takes them as they are.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-$(scripts/find_python.sh)}
 echo "Python: $python ($("$python" -c 'import platform; print(platform.python_version())'))"
+newest=0.18.2
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
     echo "Left out: megatron-core 0.17.1, 0.18.2 and 0.19.2 need Python >= 3.12, and none was found. Testing 0.16.1 only."
+    newest=0.16.1
 fi
 
 tools=.nox/tools
@@ -27,10 +32,10 @@ export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}"
 
 rm -rf .nox/results
 status=0
-if [ $# -gt 0 ]; then
-    nox --no-error-on-missing-interpreters -s "tests(release='$1')" || status=$?
-else
-    nox --no-stop-on-first-error || status=$?
-fi
+case "${1:-}" in
+    --quick) nox -R -s "tests(release='${2:-$newest}')" -- --quick || status=$? ;;
+    "") nox -r --no-stop-on-first-error || status=$? ;;
+    *) nox -r -s "tests(release='$1')" || status=$? ;;
+esac
 python ci/report.py .nox/results || status=1
 exit "$status"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-CARRIED = ("patches", "megatron_overrides", "tests", "scripts", "ci")
-FILES = ("pyproject.toml", "setup.cfg", "README.md", "LICENSE", "noxfile.py")
 CATALOG = "patches/megatron_mtp_patches/catalog.py"
 
 # The code that measures, clips and skips.
@@ -34,22 +32,6 @@ TURNED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.In: (ast.NotIn,),
     ast.NotIn: (ast.In,),
 }
-DROP = """
-
-_dropped = {dropped!r}
-
-
-def _without(patches):
-    from dataclasses import replace
-
-    def left(patch):
-        return tuple(edit for n, edit in enumerate(patch.edits) if (patch.id, n) not in _dropped)
-
-    return tuple(replace(patch, edits=left(patch)) for patch in patches)
-
-
-CATALOG, BASE = _without(CATALOG), _without(BASE)
-"""
 
 
 @dataclass(frozen=True)
@@ -59,13 +41,18 @@ class Mutant:
     name: str
     where: str
     file: str
-    source: str  # what `file` becomes
+    source: str  # what `file` becomes, if no edit is dropped
     modules: tuple[str, ...]  # the modules whose tests come first
     words: tuple[str, ...]
     dropped: tuple[tuple[str, int], ...] = ()  # (patch, position) of the edit, if one is dropped
 
+    def as_change(self, root: Path = ROOT) -> dict[str, Any]:
+        """What change.py makes of a warm process."""
+        module = "" if self.dropped else self.modules[0]
+        return {"dropped": self.dropped, "module": module, "file": str(root / self.file), "source": self.source}
 
-def without_edits(root: Path = ROOT) -> list[Mutant]:
+
+def without_edits() -> list[Mutant]:
     """One for each distinct edit; patches that share it all lose it."""
     from megatron_mtp_patches.catalog import BASE
     from megatron_mtp_patches.catalog import CATALOG as PATCHES
@@ -74,7 +61,6 @@ def without_edits(root: Path = ROOT) -> list[Mutant]:
     for patch in (*BASE, *PATCHES):
         for position, edit in enumerate(patch.edits):
             places.setdefault(edit, []).append((patch.id, position))
-    source = (root / CATALOG).read_text(encoding="utf-8")
     mutants = []
     for edit, dropped in places.items():
         override = getattr(edit, "override", None) or getattr(edit, "wrapper", None)
@@ -86,7 +72,7 @@ def without_edits(root: Path = ROOT) -> list[Mutant]:
                 name=f"{type(edit).__name__} {edit.target} {added}",
                 where=", ".join(dict.fromkeys(patch for patch, _ in dropped)),
                 file=CATALOG,
-                source=source + DROP.format(dropped=set(dropped)),
+                source="",
                 modules=((override.partition(":")[0],) if override else ()) + (edit.module,),
                 words=tuple(dict.fromkeys(word for word in words if len(word) > 5 and not word.startswith("__"))),
                 dropped=tuple(dropped),
@@ -131,15 +117,3 @@ def _sites(node: ast.AST, function: str = "") -> Iterator[tuple[str, ast.Compare
         if isinstance(child, ast.Compare):
             yield from ((function, child, position, child.lineno) for position in range(len(child.ops)))
         yield from _sites(child, inside)
-
-
-def copy(mutant: Mutant | None, folder: Path, root: Path = ROOT) -> Path:
-    """The repository in `folder`, changed."""
-    for name in CARRIED:
-        shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in FILES:
-        if (root / name).is_file():
-            shutil.copy(root / name, folder / name)
-    if mutant:
-        (folder / mutant.file).write_text(mutant.source, encoding="utf-8")
-    return folder

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from .mutants import ROOT, Mutant
 
-# How many ranks each stage has; 0 where the tests start processes of their own.
-RANKS = {"near": 1, "2 ranks": 2, "1 rank": 1, "conformance": 0, "end to end": 0}
+# How many ranks each stage has.
+RANKS = {"near": 1, "2 ranks": 2, "1 rank": 1, "conformance": 1, "end to end": 1}
 CONFORMANCE = "tests/conformance/test_conformance.py"
 # Of conformance, only what does not go through the list of declared edits, or look in it for a certain one.
 BEHAVIOUR = [f"{CONFORMANCE}::test_the_record_is_in_megatron_s_arguments"]
@@ -16,11 +16,19 @@ BEHAVIOUR = [f"{CONFORMANCE}::test_the_record_is_in_megatron_s_arguments"]
 
 @dataclass(frozen=True)
 class Stage:
-    """A run of tests; see RANKS."""
+    """A run of tests, named as files or one by one; see RANKS."""
 
     name: str
     ranks: int
     tests: tuple[str, ...]
+
+    def by_file(self) -> dict[str, list[str]]:
+        """{file: the tests that are named one by one}, in order; none where the whole file is named."""
+        files: dict[str, list[str]] = {}
+        for test in self.tests:
+            file, separator, _ = test.partition("::")
+            files.setdefault(file, []).extend([test] if separator else [])
+        return files
 
 
 def stages(mutant: Mutant | None, root: Path = ROOT) -> list[Stage]:
@@ -33,7 +41,7 @@ def stages(mutant: Mutant | None, root: Path = ROOT) -> list[Stage]:
         "1 rank": far,
         "2 ranks": tuple(file for file, _ in two),
         "conformance": tuple(BEHAVIOUR),
-        "end to end": ("tests/end_to_end",),
+        "end to end": tuple(file for file, _ in _sorted(mutant, root, "tests/end_to_end")),
     }
     found = [Stage(name, ranks, tests[name]) for name, ranks in RANKS.items()]
     if mutant and any(module.startswith("megatron.training") for module in mutant.modules):

@@ -61,10 +61,11 @@ class Forks:
 
 
 class WarmProcesses:
-    """The warm processes of this run of pytest; each is started when it is first asked for."""
+    """The warm processes of one `python`, with `path` on their path; each is started when it is first asked for."""
 
-    def __init__(self, path: list[str]) -> None:
+    def __init__(self, path: list[str], python: str = sys.executable) -> None:
         self.path = path
+        self.python = python
         self.folder = tempfile.TemporaryDirectory(prefix="warm-")
         self.process: subprocess.Popen[bytes] | None = None
         self.reached: dict[str, str] = {}  # level -> "", or why it failed
@@ -83,7 +84,7 @@ class WarmProcesses:
         return self._connect(level)
 
     def _start(self) -> str:
-        words = [sys.executable, "-W", "ignore", server.__file__, self.folder.name, str(FOLDER), *self.path]
+        words = [self.python, "-W", "ignore", server.__file__, self.folder.name, str(FOLDER), *self.path]
         log = Path(self.folder.name, "server.log")
         with log.open("w") as output:
             self.process = subprocess.Popen(

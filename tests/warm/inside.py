@@ -38,11 +38,12 @@ def run(rank: int, request: dict[str, Any], descriptor: int) -> None:
     for line, argument in request["before"]:
         module, _, name = line.partition(":")
         getattr(importlib.import_module(module), name)(argument)
+    level = request.get("inside", request["level"])
+    words = [*request["words"], "-q", "-p", "no:cacheprovider", "-p", "no:timeout", f"--inside={level}"]
     with os.fdopen(descriptor, "w", buffering=1) as channel:
-        words = ["-q", "-p", "no:cacheprovider", "-p", "no:timeout", f"--inside={request['level']}"]
         if request["tests"] is None:
             words.append("--collect-only")
-        code = pytest.main([*request["words"], *words, request["file"]], plugins=[Reporter(channel, request)])
+        code = pytest.main([*words, request["file"]], plugins=[Reporter(channel, request)])
         sys.stdout.flush()
     os._exit(int(code))
 
@@ -71,7 +72,12 @@ class Reporter:
             self.problem = {"skipped": report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report)}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        if self.request["tests"] is not None:
+        from .plugin import ranks_of
+
+        if self.request["tests"] == "all":
+            ranks = os.environ["WORLD_SIZE"]
+            items[:] = [item for item in items if str(ranks_of(item)) == ranks]
+        elif self.request["tests"] is not None:
             chosen = {item.nodeid: item for item in items}
             items[:] = [chosen[nodeid] for nodeid in self.request["tests"] if nodeid in chosen]
 

@@ -10,12 +10,14 @@ With TEST_DEVICE=gpu there is no rehearsal: torch.cuda is the GPU's.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import importlib.util
 import os
 import warnings
 from importlib.metadata import entry_points
+from pathlib import Path
 
 LEVELS = ("python", "torch", "megatron", "patched")
 MOST_RANKS = 4  # of a test; a rehearsal makes as many imaginary devices
@@ -33,6 +35,19 @@ def missing(level: str) -> str | None:
             found = None
         if found is None:
             return package
+    return None
+
+
+def declared_level(file: Path) -> str | None:
+    """The level that the `pytestmark` of a test file names; the file itself is not imported."""
+    source = file.read_text(encoding="utf-8")
+    if "forked" not in source:
+        return None
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark":
+            for call in ast.walk(statement.value):
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.forked":
+                    return ast.literal_eval(call.args[0])
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import tempfile
 from collections.abc import Iterator
@@ -82,7 +81,7 @@ class Controller:
         }
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> ForkedFile | None:
-        level = declared_level(module_path)
+        level = levels.declared_level(module_path)
         return ForkedFile.from_parent(parent, path=module_path, level=level, controller=self) if level else None
 
     def collect(self, file: Path, level: str) -> dict[str, Any]:
@@ -129,19 +128,6 @@ class Controller:
         if self.jobs:
             self.jobs.close()
         self.warm.close()
-
-
-def declared_level(file: Path) -> str | None:
-    """The level that the `pytestmark` of a test file names; the file itself is not imported."""
-    source = file.read_text(encoding="utf-8")
-    if "forked" not in source:
-        return None
-    for statement in ast.parse(source).body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark":
-            for call in ast.walk(statement.value):
-                if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.forked":
-                    return ast.literal_eval(call.args[0])
-    return None
 
 
 class ForkedFile(pytest.File):
