@@ -14,7 +14,7 @@ import nox
 
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["python", "tests", "compatibility", "lint", "wheel"]
+nox.options.sessions = ["python", "tests", "compatibility", "tables", "lint", "wheel"]
 if os.environ.get("MEGATRON_LM"):
     nox.options.sessions += ["replay"]
 
@@ -27,6 +27,7 @@ RELEASES = [
 ]
 # The suites that depend on torch alone run here.
 TORCH_RELEASE = "0.18.2" if "0.18.2" in RELEASES else RELEASES[-1]
+TABLE_RELEASES = {"0.18.2", "0.19.2"}  # without which there is nothing to compare
 
 
 def paths(*depends: str, quick: bool = False) -> list[str]:
@@ -72,6 +73,19 @@ def compatibility(session: nox.Session) -> None:
 
 def install(session: nox.Session, release: str, *more: str) -> None:
     session.install("-e", ".[demo,test]", *MATRIX["packages"], f"megatron-core=={release}", "setuptools>=77", *more)
+
+
+@nox.session(venv_backend="none")
+def tables(session: nox.Session) -> None:
+    """A sample of each committed table, in the environments that `tests` has made."""
+    pythons = {
+        release: Path(".nox", f"tests-release-{release.replace('.', '-')}", "bin", "python") for release in RELEASES
+    }
+    if TABLE_RELEASES - pythons.keys():
+        session.skip(f"the tables need megatron-core {' and '.join(sorted(TABLE_RELEASES))}, and so Python >= 3.12")
+    given = [f"--python={release}={python.absolute()}" for release, python in pythons.items()]
+    environment = {"PYTHONDONTWRITEBYTECODE": ""}
+    session.run(str(pythons[TORCH_RELEASE]), "scripts/check_tables.py", *given, *session.posargs, env=environment)
 
 
 @nox.session

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import argparse
 import queue
+import random
 import re
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,6 +56,9 @@ def main() -> int:
     parser.add_argument(
         "--resume", action="store_true", help="take what ci/mutants.json has of mutants that were killed"
     )
+    parser.add_argument(
+        "--sample", type=int, metavar="N", help="only N edits, others with each commit, and the tests that saw them"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once, each with a process of every release")
     parser.add_argument("--stages", default="", help="only these, by name and comma: near,1 rank,2 ranks,...")
     parser.add_argument("--limit", type=float, default=400.0, help="seconds that one run of tests may take")
@@ -63,7 +68,7 @@ def main() -> int:
     wanted = re.compile(options.only)
     everything = [*mutants.without_edits(), *mutants.turned_comparisons()]
     chosen = [mutant for mutant in everything if wanted.search(f"{mutant.name} {mutant.where}")]
-    known = table.read(options.out / "mutants.json")
+    known = table.read(ROOT / "ci" / "mutants.json" if options.sample else options.out / "mutants.json")
     reasons = read_reasons(ROOT / "ci" / "mutants.toml")
     strangers = reasons.keys() - {mutant.name for mutant in everything}
     if strangers:
@@ -71,6 +76,8 @@ def main() -> int:
     places = {mutant.name: mutant.where for mutant in everything}  # lines move
     rows = {name: {**row, "where": places[name]} for name, row in known.items() if name in places}
     todo = [m for m in chosen if not (options.resume and rows.get(m.name, {}).get("killed"))]
+    if options.sample:
+        return check_sample(rows, everything, options, console)
     pool = make_pool(options)
     try:
         judge_all(todo, rows, reasons, options, pool, console)
@@ -83,6 +90,28 @@ def main() -> int:
     ordered = {mutant.name: rows[mutant.name] for mutant in everything if mutant.name in rows}
     table.write(options.out, ordered)
     return conclude(asked, console) or (0 if good else 2)
+
+
+def check_sample(
+    rows: dict[str, dict], everything: list[mutants.Mutant], options: argparse.Namespace, console: Console
+) -> int:
+    """1 unless the test that the table names for an edit fails without that edit, and passes with it."""
+    python_of = dict(options.python)
+    seen = [m for m in everything if m.dropped and rows.get(m.name, {}).get("release") in python_of]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    chosen = random.Random(commit).sample(seen, min(options.sample, len(seen)))
+    releases = {release: Release(python) for release, python in python_of.items()}
+    wrong = []
+    for mutant in chosen:
+        row = rows[mutant.name]
+        stage = suites.Stage(row["stage"], suites.RANKS[row["stage"]], (row["killed"].partition(" - ")[0],))
+        without, whole = (releases[row["release"]].run(m, stage, options.limit)["killed"] for m in (mutant, None))
+        fate = f"{without or table.SURVIVED}; with it {whole or 'all is well'}"
+        console.print(f"{mutant.name} => {fate}", markup=False, highlight=False, soft_wrap=True)
+        wrong += [mutant] if whole or not without else []
+    for release in releases.values():
+        release.close()
+    return int(bool(wrong))
 
 
 def read_reasons(file: Path) -> dict[str, str]:

@@ -55,7 +55,9 @@ class Release:
                     "tests": tests or "all",
                     "inside": declared_level(ROOT / file),
                 }
-                killed = _listen(self._fork(stage.ranks, log, request), log, limit)
+                killed, ran = _listen(self._fork(stage.ranks, log, request), log, limit)
+            if tests and not ran:
+                raise SystemExit(f"there is no test {', '.join(tests)} on {stage.ranks} ranks")
             if killed:
                 return {"killed": killed, "seconds": round(time.monotonic() - start, 1)}
         return {"killed": None, "seconds": round(time.monotonic() - start, 1)}
@@ -68,8 +70,8 @@ class Release:
         self.warm.close()
 
 
-def _listen(forks: Forks, log: Path, limit: float) -> str | None:
-    """What ended the run, or None if every rank passed all its tests. The forks are gone then."""
+def _listen(forks: Forks, log: Path, limit: float) -> tuple[str | None, bool]:
+    """(what ended the run, or None if every rank passed all its tests; whether a test ran). The forks are gone then."""
     until = time.monotonic() + limit
     codes = {message["rank"]: message["code"] for message in forks.early}
     at, ran = "", False
@@ -80,7 +82,7 @@ def _listen(forks: Forks, log: Path, limit: float) -> str | None:
             while len(codes) < len(forks.pids) or not forks.control.ended:
                 ready = selector.select(1.0)
                 if time.monotonic() > until:
-                    return f"{at}: timeout"
+                    return f"{at}: timeout", ran
                 for key, _ in ready:
                     source = key.data
                     for message in source.read():
@@ -88,9 +90,9 @@ def _listen(forks: Forks, log: Path, limit: float) -> str | None:
                         ran = ran or "report" in message
                         report = message.get("report")
                         if report and report["outcome"] == "failed":
-                            return report["nodeid"]
+                            return report["nodeid"], True
                         if "problem" in message:
-                            return f"{message['problem']}".strip().splitlines()[-1]
+                            return message["problem"].strip().splitlines()[-1], True
                         if source is forks.control:
                             codes[message["rank"]] = message["code"]
                     if source.ended:
@@ -98,8 +100,8 @@ def _listen(forks: Forks, log: Path, limit: float) -> str | None:
         bad = [rank for rank, code in sorted(codes.items()) if code not in (0, 5)]  # 5: pytest ran no test
         if bad:
             lines = Path(f"{log}.{bad[0]}").read_text(errors="replace").splitlines()
-            return f"{at}: exit {codes[bad[0]]}: {' '.join(lines[-3:])[-300:]}"
-        return None
+            return f"{at}: exit {codes[bad[0]]}: {' '.join(lines[-3:])[-300:]}", True
+        return None, ran
     finally:
         for pid in forks.pids:
             kill(pid, group_only=len(codes) == len(forks.pids))

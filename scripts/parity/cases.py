@@ -30,9 +30,9 @@ def record(file: Path, patterns: list[str]) -> None:
     release = package_info.__version__.partition("+")[0]  # + the commit of whatever repository this is run in
     found: dict[str, Any] = {}
     last = None
-    for case in all_cases():
-        chosen = any(fnmatch(case.name, pattern) for pattern in patterns)
-        if chosen and ranks in case.ranks and (case.native or patched):
+    declared = [case for case in all_cases() if ranks in case.ranks and (case.native or patched)]
+    for case in declared:
+        if any(fnmatch(case.name, pattern) for pattern in patterns):
             initialize(case.sizes, again=case.sizes != last)
             last = case.sizes
             of_ranks: list[Any] = [None] * ranks
@@ -41,9 +41,10 @@ def record(file: Path, patterns: list[str]) -> None:
             found[case.name] = {"of ranks": of_ranks, "cause": cause, "cause of": of}
             if dist.get_rank() == 0:
                 print(f"{RECORDED}{case.name}", flush=True)
-    about = {"megatron-core": release, "torch": torch.__version__.split("+")[0], "ranks": ranks}
+    about: dict[str, Any] = {"megatron-core": release, "torch": torch.__version__.split("+")[0], "ranks": ranks}
     if dist.get_rank() == 0:
-        file.write_text(json.dumps({**about, "patched": patched, "cases": found}), encoding="utf-8")
+        about |= {"patched": patched, "declared": [case.name for case in declared]}
+        file.write_text(json.dumps({**about, "cases": found}), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
