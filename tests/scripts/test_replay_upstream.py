@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+pytestmark = pytest.mark.real_process("a replay starts interpreters: a checkout shadows the installed Megatron")
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
 import os
@@ -46,11 +49,7 @@ seen = []
 def test_parts():
     seen.append(os.getpid())
     assert os.environ["RANK"] == "0", "without me"
-    time.sleep(100)
-
-def test_disagrees():
-    seen.append(os.getpid())
-    assert os.environ["RANK"] == "0", "not I"
+    time.sleep(1000)
 
 def test_after_that():
     assert not seen
@@ -77,7 +76,7 @@ def write(folder, **files):
 
 def replay(work, *arguments):
     command = [sys.executable, ROOT / "scripts" / "replay_upstream.py", "--work", work, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
 @pytest.fixture
@@ -91,10 +90,26 @@ def read(work):
     return {test.partition("::")[2]: verdicts for test, verdicts in table["tests"].items()}
 
 
-def test_every_verdict(tree, tmp_path):
-    done = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {test: verdicts["2"] for test, verdicts in read(tmp_path).items()} == {
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory):
+    """What a replay on 2 ranks writes of a tree in which each thing happens: (exit code, output, folder)."""
+    folder = tmp_path_factory.mktemp("replay")
+    files = {"optimizer/test_all": TESTS, "optimizer/test_dies": DIES, "optimizer/test_parts": PARTS}
+    write(folder / "tree", **files, **{"optimizer/test_broken": BROKEN})
+    done = replay(folder, "--megatron", folder / "tree", "--suite", "optimizer", "--ranks", "2")
+    return done.returncode, done.stdout + done.stderr, folder
+
+
+def of_file(verdicts, name):
+    """{test: what became of it on 2 ranks} of one file."""
+    _, output, folder = verdicts
+    table = json.loads((folder / "tables" / "cpu" / "0.18.2.json").read_text())
+    parts = {test.partition("::"): found["2"] for test, found in table["tests"].items()}
+    return {test: found for (file, _, test), found in parts.items() if file.endswith(f"/{name}.py")}
+
+
+def test_every_verdict(verdicts):
+    assert of_file(verdicts, "test_all") == {
         "test_passes": ["still passing"],
         "test_is_fixed": ["fixed", "AssertionError: … is not there"],
         "test_needs_a_package": ["skipped", "needs TransformerEngine"],
@@ -104,43 +119,34 @@ def test_every_verdict(tree, tmp_path):
         "test_asks_for_a_version": ["still passing"],
         "test_passes_on_rank_0": ["failing either way", "AssertionError: assert '1' == '0'"],
     }
-    text = (tmp_path / "tables" / "cpu" / "0.18.2.md").read_text()
+    text = (verdicts[2] / "tables" / "cpu" / "0.18.2.md").read_text()
     assert "| optimizer/test_all.py | 2 | 1 |  | 2 | 3 |  |" in text
     assert "| `optimizer/test_all.py::test_is_fixed` | 2 | AssertionError: … is not there |" in text
 
 
-def test_a_crash_costs_one_test(tree, tmp_path):
-    write(tree, **{"optimizer/test_all": DIES})
-    done = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert read(tmp_path) == {
-        "test_dies": {"1": ["failing either way", "the process crashed"]},
-        "test_after_that": {"1": ["still passing"]},
-    }
-
-
-def test_ranks_that_part_cost_one_test(tree, tmp_path):
-    write(tree, **{"optimizer/test_all": PARTS})
-    done = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {test: verdicts["2"] for test, verdicts in read(tmp_path).items()} == {
-        "test_parts": ["failing either way", "AssertionError: without me"],
-        "test_disagrees": ["failing either way", "AssertionError: not I"],
+def test_a_crash_costs_one_test(verdicts):
+    assert of_file(verdicts, "test_dies") == {
+        "test_dies": ["failing either way", "the process crashed"],
         "test_after_that": ["still passing"],
     }
 
 
-def test_newly_failing_ends_with_1(tree, tmp_path):
-    write(tree, **{"optimizer/test_all": BROKEN})
-    done = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "1")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert read(tmp_path) == {
-        "test_is_broken": {"1": ["newly failing", "failed: AssertionError: as the patches have it"]}
+def test_ranks_that_part_cost_one_test(verdicts):
+    assert of_file(verdicts, "test_parts") == {
+        "test_parts": ["failing either way", "AssertionError: without me"],
+        "test_after_that": ["still passing"],
     }
-    assert "newly failing on 1: tests/unit_tests/optimizer/test_all.py::test_is_broken" in done.stdout
-    (tree / "tests" / "unit_tests" / "optimizer" / "test_all.py").write_text("def test_is_broken(): ...")
-    again = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "1", "--resume")
-    assert again.returncode == 1  # nothing ran anew
+
+
+def test_newly_failing_ends_with_1(verdicts):
+    code, output, folder = verdicts
+    assert code == 1, output
+    words = ["newly failing", "failed: AssertionError: as the patches have it"]
+    assert of_file(verdicts, "test_broken") == {"test_is_broken": words}
+    assert "newly failing on 2: tests/unit_tests/optimizer/test_broken.py::test_is_broken" in output
+    (folder / "tree" / "tests" / "unit_tests" / "optimizer" / "test_broken.py").write_text("def test_is_broken(): ...")
+    again = replay(folder, "--megatron", folder / "tree", "--suite", "optimizer", "--ranks", "2", "--resume")
+    assert again.returncode == 1, "a test that has an outcome runs again"
 
 
 def test_what_passed_in_an_earlier_table_has_to_pass(tree, tmp_path):
@@ -164,11 +170,18 @@ def test_a_run_in_which_nothing_runs_is_no_success(tree, tmp_path, arguments):
     assert not list(tmp_path.rglob("0.18.2.md"))
 
 
-def test_a_test_that_time_left_out_is_no_success(tree, tmp_path):
-    write(tree, **{"optimizer/test_all": "import time\ndef test_a(): ...\ndef test_b(): time.sleep(200)"})
-    done = replay(tmp_path, "--megatron", tree, "--suite", "optimizer", "--ranks", "1", "--minutes", "0.7")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert read(tmp_path) == {"test_a": {"1": ["still passing"]}, "test_b": {"1": ["not run", "time was up"]}}
+def test_a_test_that_time_left_out_has_not_run(tree, tmp_path, monkeypatch):
+    """Time is up as soon as the first test has ended, however long that took."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from replay import process
+
+    clock = [0.0]
+    monkeypatch.setattr(process, "time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: clock[0]))
+    write(tree, **{"optimizer/test_all": "import time\ndef test_a(): ...\ndef test_b(): time.sleep(1000)"})
+    job = process.Job(tree, ["optimizer/test_all.py"], 1, "cpu", "none", tmp_path / "record")
+    outcomes = process.run(job, 1.0, False, lambda ended: clock.__setitem__(0, float(ended) * 2))
+    names = {test.partition("::")[2]: outcome for test, outcome in outcomes.items()}
+    assert names == {"test_a": ("passed", ""), "test_b": ("not run", "time was up")}
 
 
 def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
