@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from types import ModuleType
 
 from .declare import Edit, Patch
 from .selection import check_policy, select
-from .watch import imported, unfinished, watch
+from .watch import imported, unfinished, watch_imports
 
 TYPE_CHECKING = False  # importing typing for the constant would cost a third of what this package may cost
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Engine:
         self._watching = False
         self._postponed: dict[str, ModuleType] = {}  # modules whose overrides were being imported when they arrived
         self._lock = threading.RLock()
+        self._here = threading.local()
 
     @property
     def modules(self) -> dict[str, None]:
@@ -63,10 +64,10 @@ class Engine:
         try:
             if not self._watching:
                 self._watching = True
-                watch({*self.modules, *(edit.home for edit in self._edits)}, self._arrived)
-            else:
+                watch_imports({*self.modules, *(edit.home for edit in self._edits)}, self._arrived)
+            with self._copies_follow():
                 for name in imported(self.modules):
-                    self._arrived(sys.modules[name])
+                    self._patch(sys.modules[name])
         except BaseException:
             self.revert()
             raise
@@ -86,13 +87,34 @@ class Engine:
             PatchError: somebody has changed the same after these patches; then nothing is put back.
         """
         with self._lock:
-            if "installer" in vars(self):
-                self.installer.remove_all()
+            installer = vars(self).get("installer")
+            if installer is not None:
+                installer.remove_all()
                 del self.installer
             self.active = False
             self._postponed.clear()
+            if installer is not None:
+                installer.copies.follow_all()
 
     def _arrived(self, module: ModuleType) -> None:
+        with self._copies_follow():
+            self._patch(module)
+
+    @contextmanager
+    def _copies_follow(self) -> Iterator[None]:
+        """Afterwards the copies of what was replaced follow, once for all that this thread has imported within."""
+        outermost = not getattr(self._here, "nested", False)
+        self._here.nested = True
+        try:
+            yield
+        finally:
+            if outermost:
+                self._here.nested = False
+                with self._lock:
+                    if self.active and "installer" in vars(self):
+                        self.installer.settle_copies()
+
+    def _patch(self, module: ModuleType) -> None:
         with self._lock:
             homes = self.installer.homes_for(module.__name__) if self.active else ()
         # Without the lock: whoever imports one of them in another thread may have to come here before it is imported.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+from .copies import Copies
 from .decide import Decision, Verdict, decide
 from .declare import AddField, Edit, Patch, PatchError
 from .fields import Fields
@@ -34,6 +36,7 @@ class Installer:
         self.selected = selected
         self.on_drift = on_drift
         self.table = Table.read(Path(table_file))
+        self.copies = Copies()
         self._decisions: dict[str, Decision] = {}
         self._slots: dict[str, Slot] = {}
         self._fields = Fields()
@@ -128,10 +131,38 @@ class Installer:
                     self._add(edit, module)
                     self._installed.setdefault(edit, []).append(patch.id)
         except Exception as error:
-            reason = str(error) if isinstance(error, PatchError) else f"{module.__name__}: {error!r}"
-            reason = ". ".join([reason, *self._withdraw(patch)])
-            self._decisions[patch.id] = Decision(Verdict.REFUSED, reason)
-            self._complain(patch, reason, error)
+            self._give_up(
+                patch, str(error) if isinstance(error, PatchError) else f"{module.__name__}: {error!r}", error
+            )
+
+    def settle_copies(self) -> None:
+        """Let the copies of what was replaced follow, in one scan. Where that fails, the patches are withdrawn.
+
+        Raises:
+            PatchError: a patch was withdrawn, and that shall be an error.
+        """
+        places = self.copies.places
+        try:
+            self.copies.follow_all()
+        except Exception as error:
+            asking = {id for edit, ids in self._installed.items() if edit.target in places for id in ids}
+            errors = []
+            for patch in (*self.base, *self.catalog):
+                if patch.id in asking:
+                    try:
+                        self._give_up(patch, f"the copies of {', '.join(places)}: {error!r}", error)
+                    except PatchError as refused:
+                        errors.append(refused)
+            with suppress(Exception):  # it fails as before, and the other modules are done
+                self.copies.follow_all()
+            if errors:
+                raise errors[0] from error
+
+    def _give_up(self, patch: Patch, reason: str, cause: Exception) -> None:
+        """Take out `patch`, which cannot be installed whole."""
+        reason = ". ".join([reason, *self._withdraw(patch)])
+        self._decisions[patch.id] = Decision(Verdict.REFUSED, reason)
+        self._complain(patch, reason, cause)
 
     def _complain(self, patch: Patch, reason: str, cause: Exception | None = None) -> None:
         message = f"{patch.id} is refused: {reason}"
@@ -167,7 +198,7 @@ class Installer:
             self._fields.add(getattr(module, edit.name), edit)
         else:
             if edit.target not in self._slots:
-                self._slots[edit.target] = Slot(module, edit.name)
+                self._slots[edit.target] = Slot(module, edit.name, self.copies)
             self._slots[edit.target].add(edit)
 
     def _changed_since(self, edit: Edit) -> list[str]:

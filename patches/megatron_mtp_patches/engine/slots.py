@@ -7,12 +7,12 @@ import importlib
 import inspect
 import sys
 from argparse import ArgumentError, ArgumentParser
-from collections.abc import Iterable
 from types import MethodType, ModuleType
 from typing import Any
 
 import wrapt
 
+from .copies import Copies
 from .declare import AddFlag, Edit, Export, PatchError, Replace, Wrap
 from .fingerprints import is_checked
 from .source import parse, runs
@@ -24,10 +24,12 @@ _DECORATING = ("builtins", "functools", "torch")  # whose objects decorate Megat
 class Slot:
     """The place `owner.name`. Edits may come and go in any order: the value is always made anew from the original."""
 
-    def __init__(self, module: ModuleType, name: str) -> None:
+    def __init__(self, module: ModuleType, name: str, copies: Copies) -> None:
         *self._parents, self.name = name.split(".")
         self.module = module
         self.qualified_name = name
+        self._copies = copies
+        copies.follow(module)  # the name may be a copy of what has been replaced elsewhere
         self.owner: Any = functools.reduce(getattr, self._parents, module)
         self.original = self.value = vars(self.owner).get(self.name, MISSING)
         self.edits: list[Edit] = []
@@ -109,19 +111,7 @@ class Slot:
             setattr(self.owner, self.name, value)
         old, self.value = self.value, value
         if isinstance(self.owner, ModuleType) and old is not MISSING and value is not MISSING:
-            rebind_copies(old, value, self._homes)
-
-
-def rebind_copies(old: Any, new: Any, keep: Iterable[str] = ()) -> None:
-    """Point every module-level name that was made by `from x import y` from `old` to `new`, except in `keep`.
-
-    A module that an override comes from is kept: there the name is the override's own.
-    """
-    for module_name, module in list(sys.modules.items()):
-        names = getattr(module, "__dict__", None)
-        if isinstance(names, dict) and module_name not in keep:
-            for name in [name for name, value in list(names.items()) if value is old]:
-                names[name] = new
+            self._copies.move(old, value, f"{self.module.__name__}:{self.qualified_name}", self._homes)
 
 
 def find_stranger(value: Any, module: ModuleType, deep: bool) -> str | None:
