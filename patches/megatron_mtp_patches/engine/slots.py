@@ -7,15 +7,15 @@ import importlib
 import inspect
 import sys
 from argparse import ArgumentError, ArgumentParser
-from types import MethodType, ModuleType
-from typing import Any
+from types import CodeType, MethodType, ModuleType
+from typing import Any, cast
 
 import wrapt
 
 from .copies import Copies
 from .declare import AddFlag, Edit, Export, PatchError, Replace, Wrap
-from .fingerprints import is_checked
-from .source import parse, runs
+from .facts import ask
+from .questions import ask_lines, is_checked
 
 MISSING = object()
 _DECORATING = ("builtins", "functools", "torch")  # whose objects decorate Megatron's own functions
@@ -70,9 +70,8 @@ class Slot:
                 f"{edit.target} was already changed by {stranger}. Import megatron_mtp_patches before it, or leave "
                 f"out one of the two"
             )
-        tree = parse(self.module.__name__)
         code = getattr(inspect.unwrap(self.original), "__code__", None)
-        if is_checked(edit) and tree is not None and code is not None and not runs(code, tree):
+        if is_checked(edit) and code is not None and not _is_on_disk(code, self.module.__name__):
             raise PatchError(
                 f"{edit.target} does not run what is in {self.module.__file__} now, which these patches have checked: "
                 f"that file was changed after it was imported or compiled. Start the process again; if that does not "
@@ -112,6 +111,12 @@ class Slot:
         old, self.value = self.value, value
         if isinstance(self.owner, ModuleType) and old is not MISSING and value is not MISSING:
             self._copies.move(old, value, f"{self.module.__name__}:{self.qualified_name}", self._homes)
+
+
+def _is_on_disk(code: CodeType, module: str) -> bool:
+    """Whether a function of that name begins in the same line of the source: the code may come from an older file."""
+    lines = ask(module, ask_lines(code.co_name))
+    return not lines or code.co_firstlineno in cast("list[int]", lines)
 
 
 def find_stranger(value: Any, module: ModuleType, deep: bool) -> str | None:
@@ -194,6 +199,15 @@ def _add_flag(edit: AddFlag, wrapped: Any, instance: Any, args: Any, kwargs: Any
     except ArgumentError:
         pass  # this Megatron, or the user's own script, has the flag
     return parser
+
+
+def is_bound(module: ModuleType, name: str) -> bool:
+    """Whether the imported `module` has the qualified `name`."""
+    try:
+        functools.reduce(inspect.getattr_static, filter(None, name.split(".")), module)
+    except AttributeError:
+        return False
+    return True
 
 
 def load(path: str) -> Any:
