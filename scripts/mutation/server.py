@@ -8,7 +8,6 @@ do the processes that its tests start.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import importlib
 import json
@@ -54,25 +53,11 @@ def prepare(root: str) -> None:
     with contextlib.suppress(ImportError):
         import hypothesis  # noqa: F401
     megatron_mtp_patches.revert()
-    read_sources_once()
     del os.environ["MEGATRON_MTP_PATCHES"]
     sys.path.remove(f"{root}/patches")
     assert not any(name.partition(".")[0] == "megatron_overrides" for name in sys.modules)
     gc.collect()
     gc.freeze()
-
-
-def read_sources_once() -> None:
-    """Megatron's source stays as it is; tests that revert and apply would read it each time."""
-    from megatron_mtp_patches.catalog import BASE, CATALOG
-    from megatron_mtp_patches.engine import decide, fingerprints, installer
-
-    fingerprint, has_place = functools.cache(fingerprints.fingerprint), functools.cache(fingerprints.has_place)
-    decide.fingerprint = installer.fingerprint = fingerprint
-    installer.has_place = has_place
-    for patch in (*BASE, *CATALOG):
-        for edit in patch.edits:
-            fingerprint(edit), has_place(edit)
 
 
 class SlowTestsLast:

@@ -75,11 +75,11 @@ def _read(file: Path, module: str, question: Question, before: _Facts | None) ->
         stamp = _stamp(os.fstat(stream.fileno()))
         source = stream.read()
     if before is not None and before.stamp == stamp:
-        answers, missing = before.answers, {question}
+        answers = before.answers
     else:
         answers = _answers_of_known_files.get(hash_bytes(source), {})
-        missing = {question, *_expected.get(module, ())}
     if str(question) not in answers:
+        missing = [one for one in {question, *_expected.get(module, ())} if str(one) not in answers]
         answers = answers | answer(parse_bytes(source, file), missing)
     return _Facts(stamp, answers)
 
