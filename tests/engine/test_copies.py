@@ -126,6 +126,14 @@ def test_an_arriving_module_whose_copies_cannot_follow_is_refused(garden, monkey
     assert "garden" not in sys.modules
 
 
+def test_a_revert_reaches_the_modules_behind_one_that_cannot_be_scanned(garden, user, monkeypatch):
+    engine = garden.applied(WATER)
+    monkeypatch.setattr(copies, "sys", SimpleNamespace(modules={"closed": Closed("closed")} | sys.modules))
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.revert()
+    assert (user.pour(1), garden.load().water(1), engine.active) == ("poured 1", "poured 1", False)
+
+
 # -- what has taken the place of what -----------------------------------------------------------------------------
 
 

@@ -7,12 +7,14 @@ import gc
 import importlib
 import json
 import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from megatron_mtp_patches.engine import AddField, AddFlag, Export, PatchError, Probe, Replace, Wrap
 from megatron_mtp_patches.engine.fingerprints import make_table
+from megatron_mtp_patches.engine.questions import Question, answer
 
 WATER = Replace("garden:water", "ours:water")
 GROW = Wrap("garden:Tree.grow", "ours:loudly")
@@ -34,7 +36,7 @@ class Recorder:
         if self.counts is None or event not in ("open", "compile"):
             return
         file = Path(str(arguments[event == "compile"])).name
-        if file in ("garden.py", "shed.py"):
+        if file in ("garden.py", "shed.py", "fingerprints.json"):
             self.counts[f"{'read' if event == 'open' else 'parse'} {file}"] += 1
 
 
@@ -43,15 +45,15 @@ RECORDER = Recorder()  # an audit hook cannot be taken out again
 
 @pytest.fixture
 def record():
-    """record(action): the counts while `action` runs."""
+    """record(action): the counts while `action` runs; of the table, only if it is asked for."""
 
-    def run(action):
+    def run(action, table=False):
         RECORDER.counts = counts = Counter()
         try:
             action()
         finally:
             RECORDER.counts = None
-        return dict(counts)
+        return {what: times for what, times in counts.items() if table or "json" not in what}
 
     yield run
     RECORDER.counts = None
@@ -82,7 +84,8 @@ def use(engine, choice="all"):
 
 
 def test_a_known_file_is_read_once_and_never_parsed(engine, record):
-    assert record(lambda: use(engine)) == {"read garden.py": 1, "read shed.py": 1}
+    counts = record(lambda: use(engine), table=True)
+    assert counts == {"read garden.py": 1, "read shed.py": 1, "read fingerprints.json": 2}, "one table for each apply"
 
 
 def test_an_unknown_file_is_read_and_parsed_once(engine, garden, record):
@@ -215,6 +218,41 @@ def test_what_another_engine_asks_of_a_known_file_is_asked_of_its_source(garden,
     assert "not the source of any release" in second.installer.report(other).reason
 
 
+def test_a_function_that_the_source_does_not_name_may_run(garden):
+    """A lambda has no `def` with which its line could be compared."""
+    garden.write("hose.py", 'spray = lambda litres: f"sprayed {litres}"\n')
+    hose = garden.load("hose")
+    garden.applied(Replace("hose:spray", "ours:water"))
+    assert hose.spray(1) == "our 1"
+
+
+def test_functions_are_found_wherever_statements_are():
+    source = """
+        def f(): pass
+        class C:
+            @property
+            @staticmethod
+            def f(): pass
+        try:
+            def f(): pass
+        except Exception:
+            async def f(): pass
+        """
+    source = textwrap.dedent(source) + (
+        "else:\n def f(): pass\nfinally:\n def f(): pass\nwhile x:\n def f(): pass\nwith x:\n def f(): pass\n"
+        "for x in y:\n def f():\n  def f(): pass\nmatch x:\n case 1:\n  if y:\n   def f(): pass\n"
+    )
+    tree = ast.parse(source)
+    found = answer(tree, [Question("lines", "f"), Question("lines", "g")])
+    firsts = [
+        min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    assert len(firsts) == 11
+    assert (sorted(found["lines f"]), found["lines g"]) == (sorted(firsts), [])
+
+
 # -- the table ---------------------------------------------------------------------------------------------------
 
 
@@ -226,10 +264,13 @@ def test_a_release_may_be_in_several_folders(garden, tmp_path):
     (wheel / "garden.py").write_text(source.replace("poured", "dripped"))
     garden.write("shed.py", "def tool():\n    return 'spade'\n")
     folders = [str(garden.folder), str(wheel)]
-    table = make_table([garden.patch(WATER, GROW, TOOL)], {"1.0": folders, "2.0": folders[:1]})
+    table = make_table(
+        [garden.patch(WATER, GROW, TOOL, Replace("attic:box", "ours:bloom"))], {"1.0": folders, "2.0": folders[:1]}
+    )
     assert list(table["targets"]["garden:water"].values()) == [["1.0", "2.0"], ["1.0"]]
     assert list(table["targets"]["garden:Tree.grow"].values()) == [["1.0", "2.0"]]
     assert list(table["targets"]["shed:tool"].values()) == [["1.0", "2.0"]]
+    assert table["targets"]["attic:box"] == {"absent": ["1.0", "2.0"]}
     assert {module: len(by_hash) for module, by_hash in table["files"].items()} == {"garden": 2, "shed": 1}
 
 

@@ -18,7 +18,7 @@ class Copies:
     """Collects what has taken the place of what, and then points all copies at it in one scan of the modules."""
 
     def __init__(self) -> None:
-        self._moves: dict[int, _Move] = {}  # by the id of the old value; no new value is an old one
+        self._moves: dict[int, _Move] = {}  # by the id of the old value
 
     def move(self, old: Any, new: Any, place: str, keep: Set[str]) -> None:
         """Copies of `old` shall become `new`, except in the modules `keep`.
@@ -29,7 +29,6 @@ class Copies:
             if earlier.new is old:
                 self._moves[key] = earlier._replace(new=new)
         self._moves[id(old)] = _Move(old, new, place, keep)
-        self._moves.pop(id(new), None)
 
     @property
     def places(self) -> list[str]:
