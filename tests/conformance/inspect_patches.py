@@ -318,7 +318,6 @@ def judge_sources(list_of_folders: str) -> dict:
     """The verdict on every patch in each of these Megatrons, from source alone."""
     from megatron_mtp_patches import _engine
     from megatron_mtp_patches.catalog import CATALOG
-    from megatron_mtp_patches.engine import source
     from megatron_mtp_patches.engine.decide import decide
 
     verdicts = {}
@@ -328,7 +327,6 @@ def judge_sources(list_of_folders: str) -> dict:
         decisions = {patch.id: decide(patch, _engine.installer.table) for patch in CATALOG}
         verdicts[folder] = {name: [decision.verdict.value, decision.reason] for name, decision in decisions.items()}
         sys.path.remove(folder)
-        source._parse.cache_clear()
     imported = [name for name in sys.modules if name.partition(".")[0] in ("torch", "megatron")]
     return {"verdicts": verdicts, "imported": imported}
 

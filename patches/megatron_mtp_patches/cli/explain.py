@@ -38,8 +38,8 @@ def _describe(edit: Edit) -> str:
 
 
 def _known_as(edit: Edit) -> str:
-    print_ = fingerprint(edit)
     if not is_checked(edit):
         return "any"
+    print_ = fingerprint(edit)
     releases = ", ".join(_engine.installer.table.releases_with(edit.target, print_))
     return releases or ("[red]missing[/]" if print_ == ABSENT else "[red]unknown[/]")

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 from .. import _engine
-from ..engine.fingerprints import Table
+from ..engine.fingerprints import open_table
 from ..engine.source import find_file
 
 
@@ -44,4 +44,4 @@ def find_releases() -> frozenset[str]:
 
 def _nearest_release() -> str:
     # Not the installer's table: that would need wrapt, and `doctor` tells whether it is there.
-    return Table.read(Path(_engine.table_file)).nearest_release(_engine.catalog)
+    return open_table(Path(_engine.table_file), _engine.catalog).nearest_release(_engine.catalog)

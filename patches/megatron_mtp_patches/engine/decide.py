@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .declare import Edit, Export, Patch, Probe
-from .fingerprints import ABSENT, Table, fingerprint, is_checked
-from .source import contains_expression, find_definition, find_file, parse
+from .facts import ask
+from .fingerprints import ABSENT, Table, fingerprint, has_place
+from .questions import ask_probe, is_checked
+from .source import find_file
 
 
 class Verdict(str, Enum):
@@ -48,22 +50,18 @@ def decide(patch: Patch, table: Table) -> Decision:
 
 
 def is_present(probe: Probe) -> bool:
-    module, _, name = probe.target.partition(":")
-    tree = parse(module)
-    node = None if tree is None else find_definition(tree, name)
-    if node is None or probe.contains is None:
-        return node is not None
-    return contains_expression(node, probe.contains)
+    return bool(ask(probe.target.partition(":")[0], ask_probe(probe)))
 
 
 def find_drift(patch: Patch, table: Table) -> str | None:
     """Why the patch may not be applied to this source, or None. The sentence says what to do."""
     for edit in patch.edits:
-        print_ = fingerprint(edit)
         if is_checked(edit):
+            print_ = fingerprint(edit)
             known = bool(table.releases_with(edit.target, print_))
         else:
-            known = print_ != ABSENT or isinstance(edit, Export) or find_file(edit.module) is None
+            print_ = ABSENT
+            known = isinstance(edit, Export) or has_place(edit) or find_file(edit.module) is None
         if not known:
             return _explain_drift(patch, edit, print_, table)
     return None

@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from types import ModuleType
 
 from .declare import Edit, Patch
 from .selection import check_policy, select
-from .watch import imported, unfinished, watch
+from .watch import imported, unfinished, watch_imports
 
 TYPE_CHECKING = False  # importing typing for the constant would cost a third of what this package may cost
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Engine:
         self._watched: frozenset[str] = frozenset()
         self._postponed: dict[str, ModuleType] = {}  # modules whose overrides were being imported when they arrived
         self._lock = threading.RLock()
+        self._here = threading.local()
 
     @property
     def modules(self) -> dict[str, None]:
@@ -96,7 +97,7 @@ class Engine:
     def _set_added(self, patches: tuple[Patch, ...]) -> None:
         self.added = patches
         if "installer" in vars(self):
-            self.installer.added = patches
+            self.installer.set_added(patches)
 
     def _install_or_await(self, modules: Iterable[str]) -> None:
         """Patch those of `modules` that are imported, and from now on each that arrives while the engine is active."""
@@ -104,9 +105,10 @@ class Engine:
             names = frozenset({*self.modules, *(edit.home for edit in self._edits)})
             new, self._watched = names - self._watched, names | self._watched
         if new:
-            watch(new, self._arrived)
-        for name in imported(set(modules) - new):
-            self._arrived(sys.modules[name])
+            watch_imports(new, self._arrived)
+        with self._copies_follow():
+            for name in imported(modules):
+                self._patch(sys.modules[name])
 
     def catch_up(self) -> None:
         """Patch what was imported past the hook: by a finder that somebody put before ours, or while we came."""
@@ -123,13 +125,34 @@ class Engine:
             PatchError: somebody has changed the same after these patches; then nothing is put back.
         """
         with self._lock:
-            if "installer" in vars(self):
-                self.installer.remove_all()
+            installer = vars(self).get("installer")
+            if installer is not None:
+                installer.remove_all()
                 del self.installer
             self.active = False
             self._postponed.clear()
+            if installer is not None:
+                installer.copies.follow_all()
 
     def _arrived(self, module: ModuleType) -> None:
+        with self._copies_follow():
+            self._patch(module)
+
+    @contextmanager
+    def _copies_follow(self) -> Iterator[None]:
+        """Afterwards the copies of what was replaced follow, once for all that this thread has imported within."""
+        outermost = not getattr(self._here, "nested", False)
+        self._here.nested = True
+        try:
+            yield
+        finally:
+            if outermost:
+                self._here.nested = False
+                with self._lock:
+                    if self.active and "installer" in vars(self):
+                        self.installer.settle_copies()
+
+    def _patch(self, module: ModuleType) -> None:
         with self._lock:
             homes = self.installer.homes_for(module.__name__) if self.active else ()
         # Without the lock: whoever imports one of them in another thread may have to come here before it is imported.

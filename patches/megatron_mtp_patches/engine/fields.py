@@ -22,6 +22,7 @@ class Fields:
         self._added: dict[Any, dict[str, AddField]] = {}
         self._fields: dict[tuple[Any, str], dataclasses.Field[Any]] = {}
         self._inits: dict[Any, tuple[Any, Any]] = {}  # class -> its own __init__, and the one in its place
+        self._signatures: dict[Any, inspect.Signature] = {}  # of those own ones: hundreds of parameters each
 
     def knows(self, cls: Any) -> bool:
         """Whether fields were ever to be added to `cls`."""
@@ -86,15 +87,21 @@ class Fields:
         for cls, edits in wanted.items():
             original = self._inits[cls][0] if cls in self._inits else vars(cls).get("__init__")
             # A subclass made after the field was added has it in its generated __init__ already.
-            known = inspect.signature(original).parameters if original else edits
-            missing = {name: edit for name, edit in edits.items() if name not in known}
-            if missing:
-                made[cls] = (original, _accepting(original, missing))
+            if original is not None:
+                signature = self._signature(original)
+                missing = {name: edit for name, edit in edits.items() if name not in signature.parameters}
+                if missing:
+                    made[cls] = (original, _accepting(original, signature, missing))
         for cls, (original, _) in self._inits.items():
             cls.__init__ = original
         for cls, (_, ours) in made.items():
             cls.__init__ = ours
         self._inits = made
+
+    def _signature(self, original: Any) -> inspect.Signature:
+        if original not in self._signatures:
+            self._signatures[original] = inspect.signature(original)
+        return self._signatures[original]
 
 
 def _place(cls: Any) -> str:
@@ -121,7 +128,7 @@ def _make_field(edit: AddField) -> dataclasses.Field[Any]:
     return dataclasses.fields(made)[0]
 
 
-def _accepting(original: Any, added: dict[str, AddField]) -> Any:
+def _accepting(original: Any, signature: inspect.Signature, added: dict[str, AddField]) -> Any:
     """`original.__init__` that takes the added fields as keywords too and sets them before __post_init__ runs."""
 
     @functools.wraps(original)
@@ -132,7 +139,6 @@ def _accepting(original: Any, added: dict[str, AddField]) -> Any:
                 setattr(self, name, kwargs.pop(name, edit.default))
         original(self, *args, **kwargs)
 
-    signature = inspect.signature(original)
     known = list(signature.parameters.values())
     position = len(known) - (bool(known) and known[-1].kind is inspect.Parameter.VAR_KEYWORD)
     known[position:position] = [

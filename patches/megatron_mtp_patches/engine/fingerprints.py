@@ -2,85 +2,57 @@
 
 A fingerprint is a hash of the normalised syntax tree: comments, docstrings and formatting do not count, and it
 is the same on every Python that can parse the source. `fingerprints.json` (made by scripts/fingerprint.py) holds,
-for each target, which releases have which fingerprint.
+for each target, which releases have which fingerprint; and for each file of these releases all that the engine would
+ask of its syntax tree, so that a file with the same bytes is not parsed.
 """
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from .declare import AddField, AddFlag, Edit, Export, Patch, Wrap
-from .source import find_definition, parse
+from .declare import Edit, Patch
+from .facts import ask, expect_questions, hash_bytes, learn_known_files
+from .questions import ABSENT, Answer, Question, answer, ask_existence, ask_fingerprint, is_checked, questions_about
+from .source import find_file, parse_bytes
 
-ABSENT = "absent"
+__all__ = ["ABSENT", "Table", "fingerprint", "has_place", "is_checked", "make_table", "open_table"]
 
 
 def fingerprint(edit: Edit, path: list[str] | None = None) -> str:
     """The fingerprint of what `edit` touches, or `ABSENT` where this Megatron has no such thing."""
-    node = _find(edit.module, edit.name, path)
-    if node is None:
-        return ABSENT
-    if isinstance(edit, AddField) and isinstance(node, ast.ClassDef):
-        # A field added in place depends on how the class is made, not on its other fields.
-        node = ast.Tuple(elts=[*node.decorator_list, *node.bases], ctx=ast.Load())
-    return hashlib.sha256(repr(_normalise(node)).encode()).hexdigest()[:16]
+    found = ask(edit.module, ask_fingerprint(edit), path)
+    return ABSENT if found is None else str(found)
 
 
 def has_place(edit: Edit) -> bool:
     """Whether this Megatron has what `edit` changes or, for an Export, the class or module that it adds to."""
-    name = edit.name.rpartition(".")[0] if isinstance(edit, Export) else edit.name
-    return _find(edit.module, name) is not None
-
-
-def _find(module: str, name: str, path: list[str] | None = None) -> ast.AST | None:
-    tree = parse(module, path)
-    return tree if tree is None or not name else find_definition(tree, name)
-
-
-def _normalise(value: object) -> object:
-    """Nested tuples of what the source means. Empty parts are left out: Pythons differ in which they list."""
-    if isinstance(value, list):
-        return tuple(_normalise(item) for item in value if not _is_docstring(item))
-    if not isinstance(value, ast.AST):
-        return value
-    parts = []
-    for name in value._fields:
-        part = getattr(value, name, None)
-        if isinstance(value, ast.JoinedStr):  # Python 3.12 ends nested format specs with an empty text
-            part = [item for item in value.values if not (isinstance(item, ast.Constant) and item.value == "")]
-        if part is None and not isinstance(value, ast.Constant) or part == []:
-            continue
-        if name in ("ctx", "type_comment", "kind"):
-            continue
-        parts.append((name, _normalise(part)))
-    return (type(value).__name__, *parts)
-
-
-def _is_docstring(node: object) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def is_checked(edit: Edit) -> bool:
-    """Whether the source of the edit's target matters, or only that it exists."""
-    return not isinstance(edit, (AddFlag, Export)) and not (isinstance(edit, Wrap) and edit.any_source)
+    if is_checked(edit):
+        return fingerprint(edit) != ABSENT
+    return bool(ask(edit.module, ask_existence(edit)))
 
 
 @dataclass(frozen=True)
 class Table:
-    """The known sources: {target: {fingerprint: [release, ...]}}, the releases in order of age."""
+    """The known sources.
+
+    Attributes:
+        releases: in order of age.
+        targets: {target: {fingerprint: [release, ...]}}
+        files: {module: {hash of a known file's bytes: {question: answer}}}; such a file need not be parsed.
+    """
 
     releases: tuple[str, ...]
     targets: dict[str, dict[str, list[str]]]
+    files: dict[str, dict[str, dict[str, Answer]]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path) -> Table:
         data = json.loads(file.read_text(encoding="utf-8"))
-        return cls(tuple(data["releases"]), data["targets"])
+        return cls(tuple(data["releases"]), data["targets"], data.get("files", {}))
 
     def releases_with(self, target: str, print_: str) -> list[str]:
         """The releases in which `target` has this fingerprint; empty where nobody has looked at that source."""
@@ -95,12 +67,45 @@ class Table:
         return " or ".join(release for release in self.releases if votes[release] == most)
 
 
-def make_table(patches: tuple[Patch, ...], sources: dict[str, list[str]]) -> dict[str, object]:
-    """What fingerprints.json holds, read from `sources` = {release: search path}."""
+def open_table(file: Path, patches: Iterable[Patch]) -> Table:
+    """The table in `file`. What it says of known files, and what these patches ask of others, is known from now on."""
+    table = Table.read(file)
+    learn_known_files(table.files)
+    expect_questions(patches)
+    return table
+
+
+def make_table(patches: Iterable[Patch], sources: dict[str, list[str]]) -> dict[str, object]:
+    """What fingerprints.json holds, read from `sources` = {release: folders}.
+
+    Each folder holds the release; the first says what it lacks, as a wheel may have fewer modules than the checkout.
+    """
+    patches = tuple(patches)
     edits = {edit.target: edit for patch in patches for edit in patch.edits if is_checked(edit)}
-    targets: dict[str, dict[str, list[str]]] = {}
-    for target in sorted(edits):
-        row = targets.setdefault(target, {})
-        for release, path in sources.items():
-            row.setdefault(fingerprint(edits[target], path), []).append(release)
-    return {"releases": list(sources), "targets": targets}
+    targets: dict[str, dict[str, list[str]]] = {target: {} for target in sorted(edits)}
+    files: dict[str, dict[str, dict[str, Answer]]] = {}
+    questions = questions_about(patches)
+    for release, folders in sources.items():
+        for folder in folders:
+            found = {module: _read_module(module, folder, questions[module], files) for module in sorted(questions)}
+            for target, row in targets.items():
+                answers = found[edits[target].module]
+                if answers is not None or folder == folders[0]:
+                    print_ = ABSENT if answers is None else str(answers[str(ask_fingerprint(edits[target]))])
+                    if release not in row.setdefault(print_, []):
+                        row[print_].append(release)
+    return {"releases": list(sources), "targets": targets, "files": dict(sorted(files.items()))}
+
+
+def _read_module(
+    module: str, folder: str, questions: set[Question], files: dict[str, dict[str, dict[str, Answer]]]
+) -> dict[str, Answer] | None:
+    """The answers of `module` in `folder`, which are put into `files`, too; None where it is not there."""
+    file = find_file(module, [folder])
+    if file is None:
+        return None
+    source = file.read_bytes()
+    of_module = files.setdefault(module, {})
+    if hash_bytes(source) not in of_module:
+        of_module[hash_bytes(source)] = answer(parse_bytes(source, file), sorted(questions))
+    return of_module[hash_bytes(source)]

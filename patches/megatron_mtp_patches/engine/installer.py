@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import warnings
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 
+from .copies import Copies
 from .decide import Decision, Verdict, decide
 from .declare import AddField, Edit, Patch, PatchError
 from .fields import Fields
-from .fingerprints import Table, fingerprint, has_place, is_checked
+from .fingerprints import Table, fingerprint, has_place, open_table
+from .questions import ask_existence, is_checked
 from .report import Report
-from .slots import Slot
+from .slots import Slot, is_bound
 
 NO_PLACE = "not in this Megatron"
 CHANGED = "applied, then changed by somebody else"
@@ -33,17 +38,31 @@ class Installer:
         table_file: str,
         added: tuple[Patch, ...] = (),
     ) -> None:
+        self._table_file = table_file
         self.catalog = catalog
         self.base = base
-        self.added = added
         self.selected = selected
         self.on_drift = on_drift
-        self.table = Table.read(Path(table_file))
+        self.copies = Copies()
         self._decisions: dict[str, Decision] = {}
         self._slots: dict[str, Slot] = {}
         self._fields = Fields()
         self._installed: dict[Edit, list[str]] = {}  # edit -> ids of the patches that asked for it
         self._complained: set[str] = set()
+        self.set_added(added)
+
+    @cached_property
+    def table(self) -> Table:
+        """Read only where something is to be decided."""
+        return open_table(Path(self._table_file), (*self.base, *self.catalog))
+
+    def set_added(self, added: tuple[Patch, ...]) -> None:
+        """Say which patches lie around all others."""
+        self.added = added
+        self._patches_of: dict[str, list[Patch]] = {}  # by the modules that they touch
+        for patch in self.patches:
+            for module in patch.modules:
+                self._patches_of.setdefault(module, []).append(patch)
 
     @property
     def patches(self) -> tuple[Patch, ...]:
@@ -69,7 +88,7 @@ class Installer:
         Raises:
             PatchError: a patch is refused, and that shall be an error. The others are installed all the same.
         """
-        here = [patch for patch in self.patches if module.__name__ in patch.modules]
+        here = self._patches_of.get(module.__name__, [])
         gone = [edit for edit in self._installed if edit.module == module.__name__ and self._is_gone(edit, module)]
         for edit in gone:
             del self._installed[edit]
@@ -94,9 +113,9 @@ class Installer:
 
     def homes_for(self, module: str) -> list[str]:
         """The modules that the edits of `module` need."""
-        patches = [patch for patch in self.patches if module in patch.modules]
-        edits = [edit for patch in patches if self.decision(patch).installs for edit in patch.edits]
-        return list(dict.fromkeys(edit.home for edit in edits if edit.module == module and edit.home))
+        patches = [patch for patch in self._patches_of.get(module, ()) if self.decision(patch).installs]
+        homes = [edit.home for patch in patches for edit in patch.edits if edit.home and edit.module == module]
+        return list(dict.fromkeys(homes))
 
     def _is_gone(self, edit: Edit, module: ModuleType) -> bool:
         """Whether `module` was executed anew since, which undoes what was installed into it."""
@@ -108,11 +127,18 @@ class Installer:
     def has_missed(self, module: str) -> bool:
         """Whether an edit of `module` that should be there is not."""
         return any(
-            edit.module == module and has_place(edit) and patch.id not in self._installed.get(edit, ())
-            for patch in self.patches
+            edit.module == module and patch.id not in self._installed.get(edit, ()) and self._has_place(edit)
+            for patch in self._patches_of.get(module, ())
             if self.decision(patch).installs
             for edit in patch.edits
         )
+
+    def _has_place(self, edit: Edit) -> bool:
+        """For the base the imported module is asked first: then no source is read where every patch is left out."""
+        module = sys.modules.get(edit.module)
+        if module is not None and any(edit in patch.edits for patch in self.base):
+            return is_bound(module, ask_existence(edit).name) or has_place(edit)
+        return has_place(edit)
 
     def remove_all(self) -> None:
         """Raises PatchError, before anything is removed, where somebody has changed the same after these patches."""
@@ -143,10 +169,38 @@ class Installer:
                     self._add(edit, module)
                     self._installed.setdefault(edit, []).append(patch.id)
         except Exception as error:
-            reason = str(error) if isinstance(error, PatchError) else f"{module.__name__}: {error!r}"
-            reason = ". ".join([reason, *self._withdraw(patch)])
-            self._decisions[patch.id] = Decision(Verdict.REFUSED, reason)
-            self._complain(patch, reason, error)
+            self._give_up(
+                patch, str(error) if isinstance(error, PatchError) else f"{module.__name__}: {error!r}", error
+            )
+
+    def settle_copies(self) -> None:
+        """Let the copies of what was replaced follow, in one scan. Where that fails, the patches are withdrawn.
+
+        Raises:
+            PatchError: a patch was withdrawn, and that shall be an error.
+        """
+        places = self.copies.places
+        try:
+            self.copies.follow_all()
+        except Exception as error:
+            asking = {id for edit, ids in self._installed.items() if edit.target in places for id in ids}
+            errors = []
+            for patch in (*self.base, *self.catalog):
+                if patch.id in asking:
+                    try:
+                        self._give_up(patch, f"the copies of {', '.join(places)}: {error!r}", error)
+                    except PatchError as refused:
+                        errors.append(refused)
+            with suppress(Exception):  # it fails as before, and the other modules are done
+                self.copies.follow_all()
+            if errors:
+                raise errors[0] from error
+
+    def _give_up(self, patch: Patch, reason: str, cause: Exception) -> None:
+        """Take out `patch`, which cannot be installed whole."""
+        reason = ". ".join([reason, *self._withdraw(patch)])
+        self._decisions[patch.id] = Decision(Verdict.REFUSED, reason)
+        self._complain(patch, reason, cause)
 
     def _complain(self, patch: Patch, reason: str, cause: Exception | None = None) -> None:
         message = f"{patch.id} is refused: {reason}"
@@ -172,7 +226,7 @@ class Installer:
     def _add(self, edit: Edit, module: ModuleType) -> None:
         if edit in self._installed:
             return
-        if not has_place(edit):
+        if not self._has_place(edit):
             if any(edit in patch.edits for patch in (*self.base, *self.added)):
                 warnings.warn(
                     f"megatron_mtp_patches: this Megatron has no {edit.target}, on which it relies", stacklevel=2
@@ -182,7 +236,7 @@ class Installer:
             self._fields.add(getattr(module, edit.name), edit)
         else:
             if edit.target not in self._slots:
-                self._slots[edit.target] = Slot(module, edit.name)
+                self._slots[edit.target] = Slot(module, edit.name, self.copies)
             self._slots[edit.target].add(edit)
 
     def _changed_since(self, edit: Edit) -> list[str]:
@@ -223,8 +277,9 @@ class Installer:
         return CHANGED if self._changed_since(edit) else "applied"
 
     def record(self) -> str:
-        """The verdict on each patch, and a hash of the sources of all targets, in one line."""
+        """The verdict on each patch, and a hash of the sources of what is not left out, in one line."""
         verdicts = " ".join(f"{patch.id}={self.decision(patch).verdict.value}" for patch in self.catalog)
-        edits = [edit for patch in self.catalog for edit in patch.edits if is_checked(edit)]
+        looked_at = [patch for patch in self.catalog if self.decision(patch).verdict is not Verdict.DISABLED]
+        edits = [edit for patch in looked_at for edit in patch.edits if is_checked(edit)]
         sources = hashlib.sha256("".join(map(fingerprint, edits)).encode()).hexdigest()[:8]
         return f"{verdicts} sources={sources}"

@@ -7,15 +7,15 @@ import importlib
 import inspect
 import sys
 from argparse import ArgumentError, ArgumentParser
-from collections.abc import Iterable
-from types import MethodType, ModuleType
-from typing import Any
+from types import CodeType, MethodType, ModuleType
+from typing import Any, cast
 
 import wrapt
 
+from .copies import Copies
 from .declare import AddFlag, Edit, Export, PatchError, Replace, Wrap
-from .fingerprints import is_checked
-from .source import parse, runs
+from .facts import ask
+from .questions import ask_lines, is_checked
 
 MISSING = object()
 _DECORATING = ("builtins", "functools", "torch")  # whose objects decorate Megatron's own functions
@@ -24,10 +24,12 @@ _DECORATING = ("builtins", "functools", "torch")  # whose objects decorate Megat
 class Slot:
     """The place `owner.name`. Edits may come and go in any order: the value is always made anew from the original."""
 
-    def __init__(self, module: ModuleType, name: str) -> None:
+    def __init__(self, module: ModuleType, name: str, copies: Copies) -> None:
         *self._parents, self.name = name.split(".")
         self.module = module
         self.qualified_name = name
+        self._copies = copies
+        copies.follow(module)  # the name may be a copy of what has been replaced elsewhere
         self.owner: Any = functools.reduce(getattr, self._parents, module)
         self.original = self.value = vars(self.owner).get(self.name, MISSING)
         self.edits: list[Edit] = []
@@ -68,9 +70,8 @@ class Slot:
                 f"{edit.target} was already changed by {stranger}. Import megatron_mtp_patches before it, or leave "
                 f"out one of the two"
             )
-        tree = parse(self.module.__name__)
         code = getattr(inspect.unwrap(self.original), "__code__", None)
-        if is_checked(edit) and tree is not None and code is not None and not runs(code, tree):
+        if is_checked(edit) and code is not None and not _is_on_disk(code, self.module.__name__):
             raise PatchError(
                 f"{edit.target} does not run what is in {self.module.__file__} now, which these patches have checked: "
                 f"that file was changed after it was imported or compiled. Start the process again; if that does not "
@@ -109,19 +110,13 @@ class Slot:
             setattr(self.owner, self.name, value)
         old, self.value = self.value, value
         if isinstance(self.owner, ModuleType) and old is not MISSING and value is not MISSING:
-            rebind_copies(old, value, self._homes)
+            self._copies.move(old, value, f"{self.module.__name__}:{self.qualified_name}", self._homes)
 
 
-def rebind_copies(old: Any, new: Any, keep: Iterable[str] = ()) -> None:
-    """Point every module-level name that was made by `from x import y` from `old` to `new`, except in `keep`.
-
-    A module that an override comes from is kept: there the name is the override's own.
-    """
-    for module_name, module in list(sys.modules.items()):
-        names = getattr(module, "__dict__", None)
-        if isinstance(names, dict) and module_name not in keep:
-            for name in [name for name, value in list(names.items()) if value is old]:
-                names[name] = new
+def _is_on_disk(code: CodeType, module: str) -> bool:
+    """Whether a function of that name begins in the same line of the source: the code may come from an older file."""
+    lines = ask(module, ask_lines(code.co_name))
+    return not lines or code.co_firstlineno in cast("list[int]", lines)
 
 
 def find_stranger(value: Any, module: ModuleType, deep: bool) -> str | None:
@@ -204,6 +199,15 @@ def _add_flag(edit: AddFlag, wrapped: Any, instance: Any, args: Any, kwargs: Any
     except ArgumentError:
         pass  # this Megatron, or the user's own script, has the flag
     return parser
+
+
+def is_bound(module: ModuleType, name: str) -> bool:
+    """Whether the imported `module` has the qualified `name`."""
+    try:
+        functools.reduce(inspect.getattr_static, filter(None, name.split(".")), module)
+    except AttributeError:
+        return False
+    return True
 
 
 def load(path: str) -> Any:

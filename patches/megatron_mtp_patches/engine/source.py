@@ -7,11 +7,9 @@ the way the import system would find it, and everything else is read from that f
 from __future__ import annotations
 
 import ast
-import functools
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType
 
 from .declare import PatchError
 
@@ -51,33 +49,17 @@ def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
 
 
 def parse(module: str, path: list[str] | None = None) -> ast.Module | None:
-    """The syntax tree of `module`, or None where it has no source here."""
+    """The syntax tree of `module`, or None where it has no source here. It is not kept."""
     file = find_file(module, path)
-    return None if file is None else _parse(file, file.stat().st_mtime_ns)
+    return None if file is None else parse_bytes(file.read_bytes(), file)
 
 
-@functools.lru_cache(maxsize=64)
-def _parse(file: Path, _modified: int) -> ast.Module:
+def parse_bytes(source: bytes, file: Path) -> ast.Module:
+    """Raises PatchError where `source`, which was read from `file`, does not parse."""
     try:
-        return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+        return ast.parse(source.decode("utf-8"), filename=str(file))
     except SyntaxError as error:
         raise PatchError(f"{file} does not parse: {error}") from error
-
-
-def runs(code: CodeType, tree: ast.Module) -> bool:
-    """Whether a function of that name begins in the same line of `tree`: the code may come from an older file."""
-    lines = _first_lines(tree).get(code.co_name)
-    return lines is None or code.co_firstlineno in lines
-
-
-@functools.lru_cache(maxsize=64)
-def _first_lines(tree: ast.Module) -> dict[str, set[int]]:
-    lines: dict[str, set[int]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = node.decorator_list[0] if node.decorator_list else node
-            lines.setdefault(node.name, set()).add(first.lineno)
-    return lines
 
 
 def find_definition(tree: ast.Module, name: str) -> ast.AST | None:

@@ -24,20 +24,26 @@ def watch(names: Iterable[str], callback: Callback) -> None:
 
     What the callback raises, the import raises, and the module is not imported.
     """
-    finder = _Finder(frozenset(names), callback)
-    sys.meta_path.insert(0, finder)
-    for name in imported(finder.names):
+    names = frozenset(names)
+    watch_imports(names, callback)
+    for name in imported(names):
         callback(sys.modules[name])
+
+
+def watch_imports(names: Iterable[str], callback: Callback) -> None:
+    """As `watch`, but leave alone what is imported already."""
+    sys.meta_path.insert(0, _Finder(frozenset(names), callback))
 
 
 def unfinished(names: Iterable[str]) -> set[str]:
     """Those of `names` that are being imported, by this thread or another."""
-    return set(names) & set(sys.modules) - set(imported(names))
+    present = {name for name in names if name in sys.modules}
+    return present - set(imported(present))
 
 
 def imported(names: Iterable[str]) -> list[str]:
     """Those of `names` whose import has ended."""
-    present = sorted(set(names) & set(sys.modules))
+    present = sorted({name for name in names if name in sys.modules})
     specs = {name: getattr(sys.modules[name], "__spec__", None) for name in present}
     return [name for name, spec in specs.items() if not getattr(spec, "_initializing", False)]
 
