@@ -1,73 +1,71 @@
-"""The command, in processes of its own."""
+"""The command: in the process of the test, in a fork of it, or in a process that a test starts."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-from importlib.metadata import version
-from pathlib import Path
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from .interpreters import REPOSITORY, run_command
 
-# Several commands in one process, because importing Megatron takes many seconds.
-RUN_ALL = """
-import contextlib, io, json, sys
-from megatron_mtp_patches.cli import main
 
-results = []
-for argv in json.loads(sys.argv[1]):
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        code = main(argv)
-    results.append([code, output.getvalue()])
-print(json.dumps(results))
-"""
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    """No colours, a terminal that is wide enough for any table, and nothing that chooses patches."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"}.items():
+            patch.setenv(name, value)
+        for name in ("MEGATRON_MTP_PATCHES", "MEGATRON_MTP_PATCHES_ON_DRIFT"):
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")
 def release() -> str:
-    return version("megatron-core")
+    """The installed release of Megatron."""
+    try:
+        return version("megatron-core")
+    except PackageNotFoundError:
+        pytest.skip("megatron-core is not installed")
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a command returned and printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(capsys):
+    """command(*words): run `megatron-mtp-patches` with these words in this process."""
+    from megatron_mtp_patches.cli import main
+
+    def run(*words: str) -> Printed:
+        code = main(words)
+        return Printed(code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def python():
-    """python(*words, first=folder, **environment): run Python on this repository, with `first` first on the path.
-
-    There are no colours, and the terminal is wide enough for any table.
-    """
-
-    def run(*words: str, first: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("MEGATRON_MTP_PATCHES")}
-        paths = os.pathsep.join(str(path) for path in (first, ROOT / "patches", ROOT) if path)
-        mine = {"PYTHONPATH": paths, "COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"}
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", *words],
-            env={**kept, **mine, **environment},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-
-    return run
+def forked_command():
+    """forked_command(*words, first=[folder], **environment): run it in a fork, which imports the package again."""
+    return lambda *words, first=(), **environment: run_command(
+        list(words), [*map(str, first), *REPOSITORY, *sys.path], environment
+    )
 
 
 @pytest.fixture(scope="session")
-def command(python):
-    """command(*words, ...): run `megatron-mtp-patches` with these words."""
-    return lambda *words, **settings: python("-m", "megatron_mtp_patches", *words, **settings)
+def rows():
+    """rows(output): {first cell of a row of a table: the other cells}."""
 
+    def read(output: str) -> dict[str, list[str]]:
+        lines = [line.strip("│┃| ").split("│") for line in output.splitlines() if "│" in line]
+        return {name.strip(): [cell.strip() for cell in rest] for name, *rest in lines}
 
-@pytest.fixture(scope="module")
-def run_all(python):
-    """run_all(argv, argv, ...): [(exit code, output), ...] of several commands in one process."""
-
-    def run(*argvs: list[str], **settings) -> list[tuple[int, str]]:
-        done = python("-c", RUN_ALL, json.dumps(argvs), **settings)
-        assert done.returncode == 0, done.stderr
-        return [tuple(result) for result in json.loads(done.stdout.splitlines()[-1])]
-
-    return run
+    return read

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.cli import drift, megatron
 from megatron_mtp_patches.engine.fingerprints import is_checked
 from megatron_mtp_patches.engine.source import find_file
 
+pytestmark = pytest.mark.forked("python")
+
 TARGETS = [edit.target for patch in CATALOG for edit in patch.edits if is_checked(edit)]
 RELEASES = ["0.16.1", "0.17.1", "0.18.2", "0.19.2"]
+STEP = "megatron.core.optimizer.optimizer:ChainedOptimizer.step"
 
 
 @pytest.fixture(scope="module")
-def site():
+def site(release):
     """The folder that holds the installed megatron."""
     return find_file("megatron.core").parents[2]
 
 
-def rows(output: str) -> dict[str, str]:
-    """{target: what stands beside it}"""
-    cells = [[cell.strip() for cell in line.strip("│┃| ").split("│")] for line in output.splitlines() if "│" in line]
-    return {row[0]: row[1] for row in cells if row[0] in TARGETS}
+@pytest.fixture
+def sources(rows):
+    """sources(output): {target: what stands beside it}"""
+    return lambda output: {target: cells[0] for target, cells in rows(output).items() if target in TARGETS}
 
 
-def test_the_installed_release_has_no_drift(command, release, site):
+def test_the_installed_release_has_no_drift(command, sources, release, site):
     done = command("drift")
-    assert done.returncode == 0, done.stderr
-    assert f"like {release}" in done.stdout and str(site) in done.stdout.splitlines()[0]
-    assert "0 targets are not known" in done.stdout
-    assert list(rows(done.stdout)) == list(dict.fromkeys(TARGETS))
-    assert all(release in text for text in rows(done.stdout).values())
+    assert (done.code, done.err) == (0, "")
+    assert f"like {release}" in done.out and str(site) in done.out.splitlines()[0]
+    assert "0 targets are not known" in done.out
+    assert list(sources(done.out)) == list(dict.fromkeys(TARGETS))
+    assert all(release in text for text in sources(done.out).values())
 
 
-def test_a_folder_is_read_instead_of_the_installed_one(command, site, tmp_path):
+def test_a_folder_is_read_instead_of_the_installed_megatron(command, sources, site, tmp_path):
     file = tmp_path / "megatron" / "core" / "optimizer" / "optimizer.py"
     file.parent.mkdir(parents=True)
     (tmp_path / "megatron" / "core" / "__init__.py").touch()
@@ -40,62 +44,58 @@ def test_a_folder_is_read_instead_of_the_installed_one(command, site, tmp_path):
     source = (site / file.relative_to(tmp_path)).read_text(encoding="utf-8")
     file.write_text(source.replace("class FP32Optimizer", "class FP31Optimizer"), encoding="utf-8")
     done = command("drift", "--against", str(tmp_path))
-    found = rows(done.stdout)
     known = command("drift", "--against", str(site))
-    assert (done.returncode, known.returncode) == (1, 0)
-    assert "0 targets are not known" in known.stdout and str(site) in known.stdout.splitlines()[0]
-    assert (
-        found["megatron.core.optimizer.optimizer:ChainedOptimizer.step"]
-        == rows(known.stdout)["megatron.core.optimizer.optimizer:ChainedOptimizer.step"]
-    )
+    assert (done.code, known.code) == (1, 0)
+    assert "0 targets are not known" in known.out and str(site) in known.out.splitlines()[0]
+    found = sources(done.out)
+    assert found[STEP] == sources(known.out)[STEP]
     assert "no known release" in found["megatron.core.optimizer.optimizer:FP32Optimizer.step"]
     unknown = sum("no known release" in text for text in found.values())
-    assert unknown >= 2 and f"{unknown} targets are not known" in done.stdout
+    assert unknown >= 2 and f"{unknown} targets are not known" in done.out
 
 
 @pytest.mark.parametrize("against", RELEASES)
-def test_a_release_tells_what_has_changed_since_or_before(command, release, against):
+def test_against_a_release_shows_what_has_changed_since_or_before(command, sources, release, against):
     done = command("drift", "--against", against)
-    differing = [target for target, text in rows(done.stdout).items() if against not in text]
-    assert done.returncode == (0 if against == release else 1)
+    differing = [target for target, text in sources(done.out).items() if against not in text]
+    assert done.code == (0 if against == release else 1)
     assert bool(differing) == (against != release)
-    assert f"{len(differing)} targets differ from {against}" in done.stdout
+    assert f"{len(differing)} targets differ from {against}" in done.out
 
 
 @pytest.mark.parametrize("since", RELEASES)
-def test_a_folder_compared_with_a_release(command, site, since):
+def test_a_folder_is_compared_with_a_release_as_the_installed_megatron_is(command, site, since):
     installed = command("drift", "--against", since)
     folder = command("drift", "--against", str(site), "--since", since)
-    assert folder.returncode == installed.returncode
-    assert folder.stdout.splitlines()[1:] == installed.stdout.splitlines()[1:]
-    assert folder.stdout.splitlines()[0].startswith(str(site))
+    assert folder.code == installed.code
+    assert folder.out.splitlines()[1:] == installed.out.splitlines()[1:]
+    assert folder.out.splitlines()[0].startswith(str(site))
 
 
 @pytest.mark.parametrize("arguments", [["--since", "1.2.3"], ["--against", "0.18.2", "--since", "0.17.1"]])
-def test_since_goes_with_a_folder_and_a_release(command, arguments):
+def test_since_without_a_folder_or_a_known_release_is_wrong_usage(command, release, arguments):
     done = command("drift", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--since" in done.stderr
+    assert (done.code, done.out) == (2, "")
+    assert "--since" in done.err
 
 
 @pytest.mark.parametrize("against", ["1.2.3", "no/such/folder"])
-def test_nonsense_is_wrong_usage_and_lists_what_is_known(command, against):
+def test_against_something_unknown_is_wrong_usage_and_lists_the_releases(command, against):
     done = command("drift", "--against", against)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert repr(against) in done.stderr
-    assert all(release in done.stderr for release in RELEASES)
+    assert (done.code, done.out) == (2, "")
+    assert repr(against) in done.err
+    assert all(release in done.err for release in RELEASES)
 
 
-def test_a_folder_without_megatron_is_wrong_usage(command, tmp_path):
+def test_against_a_folder_without_megatron_is_wrong_usage(command, tmp_path):
     done = command("drift", "--against", str(tmp_path))
-    assert done.returncode == 2 and str(tmp_path) in done.stderr
+    assert done.code == 2 and str(tmp_path) in done.err
 
 
-def test_without_a_megatron_there_is_nothing_to_compare(monkeypatch, capsys):
-    from megatron_mtp_patches.cli import drift, main, megatron
-
+@pytest.mark.parametrize("words", [["drift"], ["drift", "--against", "0.18.2"]], ids=" ".join)
+def test_without_a_megatron_there_is_nothing_to_compare(command, monkeypatch, words):
     for module in (drift, megatron):
         monkeypatch.setattr(module, "find_file", lambda name: None)
-    for words in (["drift"], ["drift", "--against", "0.18.2"]):
-        assert main(words) == 1
-        assert "megatron-core is not installed" in capsys.readouterr().err
+    done = command(*words)
+    assert done.code == 1
+    assert "megatron-core is not installed" in done.err

@@ -2,13 +2,18 @@
 
 import copy
 
+import pytest
+import torch
+
+pytest.importorskip("modelopt", reason="nvidia-modelopt is not installed")
+
 import modelopt.torch.distill as mtd
 import modelopt.torch.distill.plugins.megatron as mcore_distill
 import modelopt.torch.quantization as mtq
-import pytest
-import torch
 from modelopt.torch.quantization.extensions import get_cuda_ext
 from modelopt.torch.quantization.nn import TensorQuantizer
+
+pytestmark = pytest.mark.forked("patched")
 
 # modelopt leaves both out of its default.
 HEADS_AND_OUTPUT = ("mtp.*", "*output_layer*")
@@ -33,7 +38,7 @@ def make_quantized(make_model, batch):
     return make
 
 
-@pytest.fixture(params=[False, True], ids=["trunk in int8", "heads in int8 too"])
+@pytest.fixture(params=[False, True], ids=["main model in int8", "heads in int8 too"])
 def heads(request):
     return request.param
 
@@ -60,7 +65,7 @@ def test_the_heads_of_a_quantized_model_keep_their_tags(make_quantized, heads):
 
 
 def test_calibration_finds_the_ranges_that_it_finds_without_the_patches(make_quantized, heads, unpatched):
-    """It runs without gradients, where heads that nobody looks at are left out."""
+    """It runs without gradients, where heads whose output is not used are left out."""
     with unpatched():
         expected = ranges(make_quantized(heads))
     found = ranges(make_quantized(heads))
@@ -77,7 +82,7 @@ def test_the_mtp_loss_of_a_quantized_model_trains_the_heads_alone(make_quantized
 
 
 def test_a_step_clips_the_heads_of_a_quantized_model_by_their_own_norm(make_quantized, batch, heads):
-    """However large their gradients, the trunk takes the same step, to the bit."""
+    """However large their gradients, the main model takes the same step, to the bit."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
@@ -95,10 +100,10 @@ def test_a_step_clips_the_heads_of_a_quantized_model_by_their_own_norm(make_quan
     norm, norm_of_heads, steps = train(0.1)
     same_norm, larger_norm_of_heads, other_steps = train(100.0)
     assert norm == same_norm and larger_norm_of_heads == pytest.approx(1000 * norm_of_heads, rel=1e-4)
-    trunk = {name for name in steps if not name.startswith("mtp.")}
-    assert all(torch.equal(steps[name], other_steps[name]) for name in trunk)
+    main = {name for name in steps if not name.startswith("mtp.")}
+    assert all(torch.equal(steps[name], other_steps[name]) for name in main)
     for moved in (steps, other_steps):
-        for part in (trunk, set(steps) - trunk):
+        for part in (main, set(steps) - main):
             assert torch.cat([moved[name].flatten() for name in part]).norm() == pytest.approx(0.01, rel=1e-2)
 
 
@@ -138,7 +143,7 @@ def test_the_distillation_loss_is_what_it_is_without_the_patches(make_distilled,
     assert expected > 0 and torch.equal(distil(make_distilled(heads, pairs), batch), expected)
 
 
-def test_a_distilled_trunk_takes_no_gradient_from_the_mtp_loss(make_distilled, batch, gradients):
+def test_a_distilled_main_model_takes_no_gradient_from_the_mtp_loss(make_distilled, batch, gradients):
     model = make_distilled(True, mtp_detach_heads=True)
     assert reached(gradients(model, 0.0 * distil(model, batch))) == names_of_heads(model)
     assert "decoder.final_layernorm.weight" in reached(gradients(model, distil(model, batch)))

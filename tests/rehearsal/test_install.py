@@ -1,51 +1,68 @@
-"""What install() refuses before it touches anything."""
+"""install(): what it refuses before it touches anything, and how the command and pytest call it."""
 
-import subprocess
+import importlib
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from megatron_mtp_patches import rehearsal
+from megatron_mtp_patches.cli import run
 
-from .conftest import clean_environment
+from tests.warm.processes import LAUNCHER
+
+pytestmark = pytest.mark.forked("python")
 
 
 @pytest.fixture(autouse=True)
-def not_installed_yet(monkeypatch):
-    monkeypatch.setattr(rehearsal, "_done", False)
+def environment(monkeypatch):
+    """That of a process without a launcher."""
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
     for name in ("CUDA_VISIBLE_DEVICES", "TORCHDYNAMO_DISABLE"):
         monkeypatch.setenv(name, "as it was")
 
 
-def fake_torch(monkeypatch, version=(2, 13), initialized=False):
-    torch = ModuleType("torch")
-    torch.__version__ = version
-    torch.cuda = SimpleNamespace(is_initialized=lambda: initialized)
-    monkeypatch.setitem(sys.modules, "torch", torch)
+@pytest.fixture
+def fake_torch(monkeypatch):
+    """fake_torch(version=..., initialized=...): a torch of that version, with CUDA initialised or not."""
+
+    def fake(version=(2, 13), initialized=False):
+        torch = ModuleType("torch")
+        torch.__version__ = version
+        torch.cuda = SimpleNamespace(is_initialized=lambda: initialized)
+        monkeypatch.setitem(sys.modules, "torch", torch)
+
+    return fake
 
 
-def test_too_late_for_megatron(monkeypatch):
+def test_after_an_import_of_megatron_it_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "megatron.core", ModuleType("megatron.core"))
     with pytest.raises(RuntimeError, match="before anything imports Megatron"):
         rehearsal.install()
     assert not rehearsal.installed()
 
 
-def test_too_late_for_cuda(monkeypatch):
-    fake_torch(monkeypatch, initialized=True)
+def test_after_cuda_was_initialised_it_is_refused(fake_torch):
+    fake_torch(initialized=True)
     with pytest.raises(RuntimeError, match="CUDA was initialised"):
         rehearsal.install()
     assert not rehearsal.installed()
 
 
-def test_torch_too_old(monkeypatch):
-    fake_torch(monkeypatch, version=(2, 10))
+def test_a_torch_that_is_too_old_is_refused(fake_torch):
+    fake_torch(version=(2, 10))
     with pytest.raises(RuntimeError, match=r"torch >= 2\.11"):
         rehearsal.install()
     assert not rehearsal.installed()
 
 
-def test_importing_the_package_imports_no_torch():
-    imports = "from megatron_mtp_patches import rehearsal; from megatron_mtp_patches.cli import run"
-    code = f"import sys; {imports}; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, env=clean_environment())
+def test_importing_the_package_and_the_command_imports_no_torch():
+    assert rehearsal.__name__ in sys.modules and run.__name__ in sys.modules
+    assert "torch" not in sys.modules
+
+
+def test_pytest_s_plugin_installs_it_and_leaves_the_flags_of_megatron_alone(monkeypatch):
+    calls = []
+    monkeypatch.setattr(rehearsal, "install", lambda **how: calls.append(how))
+    importlib.import_module("megatron_mtp_patches.rehearsal.pytest_plugin")
+    assert calls == [{"megatron_flags": False}]

@@ -1,101 +1,77 @@
-"""apply, rehearse, revert, apply is the identity on the installed Megatron, which a separate process imports.
+"""apply, rehearse, revert, apply is the identity on the installed Megatron.
 
-The process adds the patch of `verify-mtp` too, as that command does.
+The patch of `verify-mtp` is added too, as that command does.
 """
 
-from __future__ import annotations
-
-import json
-import subprocess
-import sys
-from importlib.util import find_spec
-
-import pytest
-
-from .conftest import clean_environment
-
-ROUND = """
-import argparse, dataclasses, importlib, json
+import argparse
 from types import FunctionType, SimpleNamespace
 
 import megatron_mtp_patches
-from megatron_mtp_patches import rehearsal
-from megatron_mtp_patches.cli.megatron import import_targets
+import pytest
+from megatron.core.pipeline_parallel import schedules
 from megatron_mtp_patches.cli.verify import VERIFICATION
+from megatron_mtp_patches.rehearsal import megatron_flags
+from megatron_mtp_patches.rehearsal.megatron_flags import RehearsalRefusal
 
-alone = megatron_mtp_patches.record()
-megatron_mtp_patches._engine.add_base(VERIFICATION)
-rehearsal.install()
-import_targets()
-arguments = importlib.import_module("megatron.training.arguments")
-schedules = importlib.import_module("megatron.core.pipeline_parallel.schedules")
+pytestmark = pytest.mark.forked("megatron")
+arguments = pytest.importorskip("megatron.training.arguments")
 
 
-def see():
-    parser = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-    try:
-        arguments.validate_args(SimpleNamespace(fp8="hybrid"))
-    except Exception as error:
-        raised = type(error).__name__
+@pytest.fixture(scope="module", autouse=True)
+def record_of_the_patches_alone():
+    megatron_mtp_patches.apply()
+    record = megatron_mtp_patches.record()
+    megatron_mtp_patches._engine.add_base(VERIFICATION)
+    megatron_flags.install()
+    return record
+
+
+def default_of(dest):
+    return arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False)).get_default(dest)
+
+
+def verifies():
     outermost = getattr(schedules.forward_step_calc_loss, "_self_wrapper", None)
-    return dict(
-        verifies=getattr(outermost, "__name__", None) == "silence_main_loss",
-        default=parser.get_default("transformer_impl"),
-        raised=raised,
-        original=type(arguments.validate_args) is FunctionType,
-        targets={state for report in megatron_mtp_patches.status() for state in report.targets.values()},
-        status=[dataclasses.asdict(report) for report in megatron_mtp_patches.status()],
-        record=megatron_mtp_patches.record(),
-    )
+    return getattr(outermost, "__name__", None) == "silence_main_loss"
 
 
-def revert():
+def test_a_rehearsal_leaves_no_patch_changed():
+    states = {state for report in megatron_mtp_patches.status() for state in report.targets.values()}
+    assert "applied" in states and not [state for state in states if "changed" in state]
+
+
+def test_the_flags_are_those_of_a_cpu_after_each_apply_and_megatrons_own_after_each_revert():
+    originals = []
+    for _ in range(2):
+        assert default_of("transformer_impl") == "local"
+        with pytest.raises(RehearsalRefusal):
+            arguments.validate_args(SimpleNamespace(fp8="hybrid"))
+        megatron_mtp_patches.revert()
+        assert default_of("transformer_impl") == "transformer_engine"
+        with pytest.raises(Exception) as raised:
+            arguments.validate_args(SimpleNamespace(fp8="hybrid"))
+        assert not isinstance(raised.value, RehearsalRefusal)
+        originals.append((arguments.add_megatron_arguments, arguments.validate_args))
+        megatron_mtp_patches.apply()
+    assert originals[0] == originals[1]
+    assert {type(original) for original in originals[0]} == {FunctionType}
+
+
+def test_the_verification_is_in_force_after_an_apply_and_not_after_a_revert():
+    assert verifies()
     megatron_mtp_patches.revert()
-    return see(), (arguments.validate_args, arguments.add_megatron_arguments)
+    assert not verifies()
+    megatron_mtp_patches.apply()
+    assert verifies()
 
 
-applied = [see()]
-reverted, originals = revert()
-megatron_mtp_patches.apply()
-applied.append(see())
-same = all(one is other for one, other in zip(revert()[1], originals))
-print(json.dumps(dict(alone=alone, applied=applied, reverted=reverted, same=same), default=sorted))
-"""
+def test_status_and_record_are_the_same_after_revert_and_apply():
+    status, record = megatron_mtp_patches.status(), megatron_mtp_patches.record()
+    megatron_mtp_patches.revert()
+    megatron_mtp_patches.apply()
+    assert megatron_mtp_patches.status() == status
+    assert megatron_mtp_patches.record() == record
 
 
-@pytest.fixture(scope="module")
-def told():
-    if find_spec("megatron") is None or find_spec("megatron.training") is None:
-        pytest.skip("no Megatron with megatron.training is installed")
-    command = [sys.executable, "-W", "ignore", "-c", ROUND]
-    environment = clean_environment(MEGATRON_MTP_PATCHES="all")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_a_rehearsal_leaves_no_patch_changed(told):
-    targets = told["applied"][0]["targets"]
-    assert "applied" in targets and not [state for state in targets if "changed" in state]
-
-
-def test_the_flags_are_in_force_after_each_apply_and_megatron_s_own_after_each_revert(told):
-    for applied in told["applied"]:
-        assert (applied["default"], applied["raised"], applied["original"]) == ("local", "RehearsalRefusal", False)
-    reverted = told["reverted"]
-    assert (reverted["default"], reverted["original"]) == ("transformer_engine", True)
-    assert reverted["raised"] != "RehearsalRefusal"
-    assert told["same"]
-
-
-def test_so_is_the_verification(told):
-    assert all(applied["verifies"] for applied in told["applied"]) and not told["reverted"]["verifies"]
-
-
-def test_revert_and_apply_are_the_identity(told):
-    first, second = told["applied"]
-    assert first == second
-
-
-def test_ranks_agree_whether_or_not_they_rehearse(told):
-    assert told["applied"][0]["record"] == told["alone"]
+def test_a_rehearsal_does_not_change_the_record_that_ranks_compare(record_of_the_patches_alone):
+    assert megatron_mtp_patches.record() == record_of_the_patches_alone

@@ -100,6 +100,8 @@ class Job:
             rank.at, rank.since = message["start"], time.monotonic()
         elif "report" in message:
             report = config.hook.pytest_report_from_serializable(config=config, data=message["report"])
+            if report.skipped and isinstance(report.longrepr, list):
+                report.longrepr = tuple(report.longrepr)  # as pytest's summary wants it; JSON has no tuples
             rank.reports.setdefault(report.nodeid, []).append(report)
         elif "finish" in message:
             rank.finished[message["finish"]] = message["threads"]

@@ -55,6 +55,17 @@ def test_names_choose(run_tests, tmp_path, name, chosen):
     assert list(run_tests(FOUR, *MARKS, f"{tmp_path}/test_it.py::{name}", folder=tmp_path).outcomes) == chosen
 
 
+def test_the_summary_tells_why_one_was_skipped(run_tests):
+    run = run_tests(
+        """
+        def test_skips():
+            pytest.skip("not today")
+    """,
+        "-rs",
+    )
+    assert "SKIPPED [1] test_it.py:" in run.output and "not today" in run.output
+
+
 def test_the_last_failed_run_again(run_tests, tmp_path):
     run_tests(FOUR, *MARKS, folder=tmp_path)
     assert list(run_tests(FOUR, *MARKS, "--lf", folder=tmp_path).outcomes) == ["test_fails", "test_member[b]"]

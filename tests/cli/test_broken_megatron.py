@@ -1,0 +1,41 @@
+"""`status` and `explain` where every target is missing: nothing of Megatron can be imported, and nothing raises."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from megatron_mtp_patches.catalog import CATALOG
+
+pytestmark = pytest.mark.forked("python")
+
+
+@pytest.fixture
+def broken_megatron(tmp_path):
+    for module in dict.fromkeys(module for patch in CATALOG for module in patch.modules):
+        file = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("import no_such_part\n")
+    for folder in [path for path in tmp_path.rglob("*") if path.is_dir() and path.name != "megatron"]:
+        (folder / "__init__.py").write_text("")
+    return tmp_path
+
+
+def test_status_as_json_has_every_patch_refused_and_is_1(forked_command, broken_megatron):
+    done = forked_command("status", "--json", first=[broken_megatron])
+    assert done.code == 1
+    report = json.loads(done.output)
+    assert {patch["state"] for patch in report["patches"]} == {"refused"}
+    assert set(report["not_imported"].values()) == {"ModuleNotFoundError: No module named 'no_such_part'"}
+
+
+def test_the_table_of_status_has_a_line_for_each_and_is_1(forked_command, broken_megatron):
+    done = forked_command("status", first=[broken_megatron])
+    assert done.code == 1
+    assert done.output.count("refused") >= len(CATALOG)
+    assert "could not import megatron.core" in done.output
+
+
+def test_explain_says_what_is_missing_and_is_1(forked_command, broken_megatron):
+    done = forked_command("explain", CATALOG[0].id, first=[broken_megatron])
+    assert done.code == 1 and "missing" in done.output

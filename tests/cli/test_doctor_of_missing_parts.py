@@ -1,0 +1,111 @@
+"""`doctor` in a Python that finds only what a test puts there: what each missing or unfit part costs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from megatron_mtp_patches.engine.source import find_file
+
+from .interpreters import REPOSITORY, run_command, standard_library
+
+pytestmark = pytest.mark.forked("python")
+
+RELEASES = ("0.16.1", "0.17.1", "0.18.2", "0.19.2")
+
+
+@pytest.fixture
+def doctor(tmp_path):
+    """doctor(): `doctor` in a Python that finds what the command itself needs, in tmp_path, and nothing else."""
+    for name in ("rich", "markdown_it", "mdurl", "pygments"):
+        (tmp_path / name).symlink_to(Path(find_spec(name).origin).parent)
+    return lambda: run_command(["doctor"], [str(tmp_path), *REPOSITORY, *standard_library()], {})
+
+
+@pytest.fixture
+def furnish(tmp_path):
+    """furnish(name, ...): the installed Megatron, a torch, and empty packages of these names beside it."""
+
+    def make(*names: str) -> None:
+        (tmp_path / "megatron").symlink_to(find_file("megatron.core").parents[1])
+        (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
+        for name in names:
+            (tmp_path / name).mkdir()
+
+    return make
+
+
+def test_without_megatron_and_torch_it_is_1(doctor, rows):
+    done = doctor()
+    assert done.code == 1
+    table = rows(done.output)
+    assert table["megatron-core"] == ["missing", "there is nothing to patch"], done.output
+    assert table["torch"] == ["missing", "nothing runs"]
+    assert table["wrapt"] == ["missing", "no patch can be installed"]
+    assert "pip install megatron-core" in done.output
+
+
+def test_without_wrapt_it_is_1_and_says_the_same_of_the_rest(doctor, furnish, rows, release):
+    furnish("triton")
+    done = doctor()
+    assert done.code == 1 and done.output.startswith("Python ")
+    assert f"like {release}" in done.output and rows(done.output)["wrapt"][0] == "missing"
+
+
+def test_a_megatron_that_needs_triton_and_has_none_is_1(doctor, furnish, rows, tmp_path, release):
+    furnish("wrapt")
+    assert doctor().code == (1 if release in ("0.18.2", "0.19.2") else 0)
+    (tmp_path / "triton").mkdir()
+    done = doctor()
+    assert done.code == 0, done.output
+    table = rows(done.output)
+    assert table["triton"] == table["wrapt"] == ["present"], "no version, so none that does not fit"
+
+
+@pytest.mark.parametrize(
+    "name, number, cost, releases",
+    [
+        ("torch", "2.10.1+cu128", "no rehearsal", RELEASES),
+        ("torch", "2.11", "", RELEASES),
+        ("wrapt", "1.15.0", "wrapt >= 1.16", RELEASES),
+        ("wrapt", "1.16.0rc1", "", RELEASES),
+        ("emerging-optimizers", "0.1.0", "no Muon", ("0.18.2", "0.19.2")),
+        ("emerging-optimizers", "0.1.0", "", ("0.16.1", "0.17.1")),
+        ("emerging-optimizers", "0.2.0", "no Muon", ("0.16.1",)),
+        ("emerging-optimizers", "0.2.0", "", ("0.17.1", "0.18.2", "0.19.2")),
+    ],
+)
+def test_a_version_that_does_not_fit_has_its_cost_beside_it(
+    doctor, furnish, rows, tmp_path, release, name, number, cost, releases
+):
+    if release not in releases:
+        pytest.skip(f"says nothing of {release}")
+    furnish("wrapt", "triton", "emerging_optimizers")
+    metadata = tmp_path / f"{name.replace('-', '_')}-{number}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    done = doctor()
+    assert done.code == 0, done.output
+    found, *told = rows(done.output)[name]
+    assert found == number
+    assert len(told) == bool(cost) and cost in "".join(told)
+
+
+def test_a_part_that_cannot_be_imported_has_the_cost_of_a_missing_one(doctor, furnish, rows, tmp_path):
+    furnish("wrapt", "triton", "modelopt", "requests")
+    found, told = rows(doctor().output)["nvidia-modelopt"]
+    assert found == "present" and told.startswith("does not import without huggingface_hub: no distillation")
+    (tmp_path / "huggingface_hub").mkdir()
+    assert rows(doctor().output)["nvidia-modelopt"] == ["present"]
+
+
+def test_the_trainer_of_megatron_says_which_imports_its_wheel_does_not_ask_for(doctor, furnish, rows, release):
+    furnish("wrapt", "triton")
+    cells = rows(doctor().output)["megatron.training"]
+    if release == "0.16.1":
+        assert cells[0] == "missing"
+    elif release == "0.19.2":
+        assert len(cells) == 1
+    else:
+        assert cells[1].startswith("does not import without yaml: no pretrain()")

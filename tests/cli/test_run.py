@@ -1,0 +1,68 @@
+"""`run`: a script runs as `python SCRIPT` would run it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from megatron_mtp_patches.cli.run import run_script
+from megatron_mtp_patches.engine import UsageError
+
+from tests.warm.processes import run_ranks
+
+from .interpreters import run_python
+
+pytestmark = pytest.mark.forked("python")
+
+SHOW = """
+import json, sys, beside
+print(json.dumps([__name__, __file__, sys.argv, sys.path[0], beside.__file__]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "beside.py").touch()
+    return folder / "script.py"
+
+
+@pytest.mark.real_process("how Python itself starts a script is what is compared")
+def test_a_script_sees_what_python_would_show_it(script, tmp_path):
+    script.write_text(SHOW)
+    link = tmp_path / "link.py"
+    link.symlink_to(script)
+    for started in (script, link):
+        plain = run_python(str(started), "--flag", "1")
+        ours = run_python("-m", "megatron_mtp_patches", "run", str(started), "--flag", "1")
+        assert plain.returncode == 0, plain.stderr
+        assert (ours.returncode, ours.stderr) == (0, "")
+        assert json.loads(ours.stdout) == json.loads(plain.stdout)
+
+
+def test_without_a_device_torch_is_left_alone(script):
+    script.write_text("import sys; print('torch' in sys.modules)")
+    (done,) = run_ranks(1, lambda: run_script(str(script), [], None))
+    assert (done.code, done.output) == (0, "False\n")
+
+
+def test_the_exit_code_of_the_script_stands(script):
+    script.write_text("import sys; sys.exit(7)")
+    (done,) = run_ranks(1, lambda: run_script(str(script), [], None))
+    assert (done.code, done.output) == (7, "")
+
+
+def test_a_script_that_does_not_exist_is_wrong_usage(tmp_path):
+    with pytest.raises(UsageError, match="no such script: .*absent.py") as error:
+        run_script(str(tmp_path / "absent.py"), [], None)
+    assert error.value.exit_code == 2
+
+
+def test_device_cuda_without_a_gpu_is_wrong_usage(script, monkeypatch):
+    script.touch()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: 0)))
+    with pytest.raises(UsageError, match="finds no GPU"):
+        run_script(str(script), [], "cuda")

@@ -1,0 +1,68 @@
+"""`status` and `explain`, which apply the patches to the installed Megatron."""
+
+from __future__ import annotations
+
+import json
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.engine.source import find_file
+
+pytestmark = pytest.mark.forked("megatron")
+
+IDS = [patch.id for patch in CATALOG]
+
+
+@pytest.fixture
+def report(command):
+    done = command("status", "--json")
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+def test_status_as_json_has_every_patch_with_its_state_and_targets(report, release):
+    assert report["version"] == megatron_mtp_patches.__version__
+    assert f"megatron-core like {release}" in report["megatron"]
+    assert report["not_imported"] == {}
+    assert [patch["id"] for patch in report["patches"]] == IDS
+    for told, patch in zip(report["patches"], CATALOG, strict=True):
+        optional = patch.optional and not find_file(patch.modules[0])
+        assert told["state"] in (["pending"] if optional else ["applied", "repaired", "native"])
+        assert list(told["targets"]) == list(dict.fromkeys(edit.target for edit in patch.edits))
+        assert told["upstream"] == [str(change) for change in patch.upstream]
+        assert told["summary"] in patch.doc and told["reason"]
+
+
+def test_the_table_of_status_says_the_same_as_json(command, report):
+    done = command("status")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert megatron_mtp_patches.__version__ in lines[0] and report["megatron"] in lines[0]
+    for patch in report["patches"]:
+        line = next(line for line in lines if patch["id"] in line)
+        cells = [cell.strip() for cell in line.strip("│┃| ").split("│")]
+        states = list(patch["targets"].values())
+        done = f"{states.count('applied')} of {len(states) - states.count('not in this Megatron')}"
+        assert cells[:4] == [
+            patch["id"],
+            patch["state"],
+            " ".join(patch["upstream"]),
+            "-" if patch["state"] == "native" else done,
+        ]
+        assert f"{patch['id']}: {patch['reason']}" in lines
+
+
+@pytest.mark.parametrize("patch", CATALOG, ids=IDS)
+def test_explain_shows_header_links_state_and_edits(command, release, patch):
+    done = command("explain", patch.id)
+    assert done.code == 0
+    (told,) = [report for report in megatron_mtp_patches.status() if report.id == patch.id]
+    assert patch.doc.strip() in done.out
+    assert f"{told.state}: {told.reason}" in done.out
+    for change in patch.upstream:
+        assert f"{change.url}  {change.fate}\n" in done.out
+    for edit in patch.edits:
+        rows = [line for line in done.out.splitlines() if edit.target in line and type(edit).__name__ in line]
+        assert rows and all(told.targets[edit.target] in row for row in rows)
+    assert "unknown" not in done.out and release in done.out

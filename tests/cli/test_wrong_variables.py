@@ -1,0 +1,112 @@
+"""A wrong value of a variable of ours is wrong usage of the command, and an error in any other process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches.cli import make_parser, zero_touch
+
+from tests.warm.processes import run_ranks
+
+from .interpreters import run_python, start_over
+
+pytestmark = pytest.mark.forked("python")
+
+CHOICE = {"MEGATRON_MTP_PATCHES": "typo"}
+ON_DRIFT = {"MEGATRON_MTP_PATCHES": "all", "MEGATRON_MTP_PATCHES_ON_DRIFT": "typo"}
+
+
+@pytest.fixture
+def script(tmp_path):
+    """script(name, text): a Python file of that name."""
+
+    def write(name: str, text: str) -> str:
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        return str(file)
+
+    return write
+
+
+@pytest.mark.parametrize("variables", [CHOICE, ON_DRIFT], ids=["choice", "on drift"])
+@pytest.mark.parametrize("name", ["status", "doctor", "drift", "run"])
+def test_commands_that_apply_patches_say_so_in_one_line(forked_command, script, name, variables):
+    arguments = [script("job.py", "print('trains')")] if name == "run" else []
+    done = forked_command(name, *arguments, **variables)
+    assert (done.code, done.output.count("\n")) == (2, 1), done.output
+    assert done.output.startswith("megatron-mtp-patches: ") and "'typo'" in done.output
+
+
+@pytest.mark.real_process("the package looks at how Python was started")
+@pytest.mark.parametrize(
+    "words", [["-m", "megatron_mtp_patches"], ["-mmegatron_mtp_patches"], ["installed"]], ids=" ".join
+)
+def test_the_command_says_so_in_one_line_however_it_was_started(script, words):
+    if words == ["installed"]:  # the script that pip makes of an entry point
+        words = [
+            script("megatron-mtp-patches", "import sys\nfrom megatron_mtp_patches.cli import main\nsys.exit(main())")
+        ]
+    done = run_python(*words, "status", **CHOICE)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("megatron-mtp-patches: ") and "'typo'" in done.stderr
+
+
+@pytest.mark.real_process("the package looks at how Python was started")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-c", "import megatron_mtp_patches; print('trains')"],
+        ["-c", "import megatron_mtp_patches; print('trains')", "-m", "megatron_mtp_patches"],
+        ["job.py", "-m", "megatron_mtp_patches", "run"],
+        ["-m", "job", "-m", "megatron_mtp_patches"],
+        ["-m", "job", "megatron_mtp_patches"],
+    ],
+    ids=" ".join,
+)
+def test_any_other_process_fails_at_the_import(script, tmp_path, words):
+    script("job/__init__.py", "import megatron_mtp_patches")  # while Python still looks for job.__main__
+    script("job/__main__.py", "print('trains')")
+    file = script("job.py", "import megatron_mtp_patches; print('trains')")
+    done = run_python(*[file if word == "job.py" else word for word in words], first=tmp_path, **CHOICE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" in done.stderr and "PatchError: " in done.stderr.splitlines()[-1]
+
+
+def test_any_other_process_fails_at_the_import_with_a_wrong_policy_on_drift_too():
+    def train():
+        os.environ.update(ON_DRIFT)
+        start_over(sys.path)
+        sys.argv = ["job.py"]
+        import megatron_mtp_patches  # noqa: F401
+
+        print("trains")
+
+    (done,) = run_ranks(1, train)
+    assert done.code == 1 and "trains" not in done.output
+    assert "Traceback" in done.output and "PatchError: " in done.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["enable", "disable"])
+def test_zero_touch_does_not_ask_for_them(name):
+    """It is off with a wrong one, too; tests/packaging runs both."""
+    assert make_parser().parse_args([name]).needs_set is False
+
+
+def test_disable_works_with_a_wrong_choice(command, monkeypatch, tmp_path):
+    file = tmp_path / zero_touch.FILE
+    file.touch()
+    monkeypatch.setattr(zero_touch, "_site_folders", lambda: [tmp_path])
+    megatron_mtp_patches.revert()  # as after an import that such a choice fails
+    monkeypatch.setenv("MEGATRON_MTP_PATCHES", "typo")
+    done = command("disable")
+    assert (done.code, done.err) == (0, "")
+    assert not file.exists()
+
+
+def test_version_is_told_with_a_wrong_choice(forked_command):
+    done = forked_command("--version", **CHOICE)
+    assert (done.code, done.output.strip()) == (0, megatron_mtp_patches.__version__)

@@ -1,0 +1,43 @@
+"""Scripts that run in a rehearsal: what they may leave open, and what their calls of revert() and apply() do."""
+
+import megatron_mtp_patches
+import pytest
+import torch.distributed as dist
+from megatron_mtp_patches.cli.run import run_script
+
+from tests.warm.processes import run_ranks
+
+pytestmark = pytest.mark.forked("torch")
+
+
+def test_a_process_group_that_a_script_leaves_open_is_closed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch.distributed as dist; dist.init_process_group('nccl'); print('open', dist.is_initialized())"
+    )
+
+    def run():
+        run_script(str(script), [], "cpu")
+        print("open", dist.is_initialized())
+
+    (done,) = run_ranks(1, run)
+    assert (done.code, done.output) == (0, "open True\nopen False\n")
+
+
+def test_a_revert_puts_megatrons_flags_back_and_the_next_apply_the_cpus(checkout):
+    script = checkout / "script.py"
+    script.write_text(
+        "import megatron_mtp_patches\n"
+        "from megatron.training.initialize import initialize\n"
+        "for step in (int, megatron_mtp_patches.revert, lambda: megatron_mtp_patches.apply('none')):\n"
+        "    step()\n"
+        "    print('RESULT', initialize().transformer_impl)\n"
+    )
+
+    def run():
+        megatron_mtp_patches.apply("none")
+        run_script(str(script), [], "cpu")
+
+    (done,) = run_ranks(1, run)
+    on_the_cpu = "rehearsal on the CPU over gloo: transformer_impl=local, num_workers=0\nRESULT local\n"
+    assert (done.code, done.output) == (0, f"{on_the_cpu}RESULT transformer_engine\n{on_the_cpu}")

@@ -1,0 +1,69 @@
+"""Megatron's own code in a rehearsal: its random streams, and a resume of its distributed optimizer."""
+
+import copy
+
+import pytest
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.transformer import TransformerConfig
+
+pytestmark = pytest.mark.forked("megatron")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank():
+    torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", 0))
+    parallel_state.initialize_model_parallel()
+    yield
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+def test_drawing_in_a_random_stream_of_the_gpu_raises_no_warning_of_megatron(recwarn):
+    tensor_parallel.model_parallel_cuda_manual_seed(7)
+    with tensor_parallel.get_cuda_rng_tracker().fork():
+        torch.rand(3, device="cuda")
+    assert not [warning for warning in recwarn if "RNG state changed" in str(warning.message)]
+
+
+def make_distributed_optimizer():
+    torch.manual_seed(3)
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).bfloat16().cuda()
+    settings = DistributedDataParallelConfig(use_distributed_optimizer=True)
+    model = DistributedDataParallel(config, settings, model)
+    kind = OptimizerConfig(optimizer="adam", lr=0.1, bf16=True, use_distributed_optimizer=True)
+    optimizer = get_megatron_optimizer(kind, [model])
+    return model, optimizer, optimizer.chained_optimizers[0]
+
+
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        model.zero_grad_buffer()
+        model(torch.ones(2, 8, dtype=torch.bfloat16)).float().square().sum().backward()
+        model.finish_grad_sync()
+        optimizer.step()
+
+
+def steps_of(optimizer):
+    return [state["step"] for state in optimizer.optimizer.state.values()]
+
+
+def test_the_distributed_optimizer_resumes_with_torch_adam():
+    model, chain, trained = make_distributed_optimizer()
+    train(model, chain, 3)
+    saved = copy.deepcopy(trained.state_dict())
+    model, chain, resumed = make_distributed_optimizer()
+    resumed.state_dict()  # what a resume asks for first
+    assert {float(step) for step in steps_of(resumed)} == {0.0}
+    resumed.load_state_dict(saved)
+    parameter = next(iter(resumed.model_param_group_index_map))
+    shapes = resumed._get_main_param_and_optimizer_states(parameter)
+    resumed._set_main_param_and_optimizer_states(
+        parameter, {name: torch.zeros_like(value) for name, value in shapes.items() if name != "step"}
+    )
+    assert {float(step) for step in steps_of(resumed)} == {3.0}
+    train(model, chain, 1)
+    assert {float(step) for step in steps_of(resumed)} == {4.0}
