@@ -1,6 +1,7 @@
 """scripts/replay_upstream.py on a tree that is Megatron-LM in name only."""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -32,7 +33,6 @@ def test_fails(): raise ValueError("no way")
 def test_is_skipped(): ...
 @pytest.mark.skipif(is_fa_min_version("2"), reason="no")
 def test_asks_for_a_version(): ...
-def test_passes_on_rank_0(): assert os.environ.get("RANK") == "0"
 """
 DIES = """
 import os
@@ -55,6 +55,8 @@ def test_after_that():
     assert not seen
     dist.init_process_group("gloo")
     dist.barrier()
+
+def test_passes_on_rank_0(): assert os.environ["RANK"] == "0"
 """
 BROKEN = """
 import os
@@ -91,25 +93,31 @@ def read(work):
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory):
-    """What a replay on 2 ranks writes of a tree in which each thing happens: (exit code, output, folder)."""
+def replayed(tmp_path_factory):
+    """A replay on one rank of a tree in which each verdict is due: (exit code, output, folder)."""
     folder = tmp_path_factory.mktemp("replay")
-    files = {"optimizer/test_all": TESTS, "optimizer/test_dies": DIES, "optimizer/test_parts": PARTS}
-    write(folder / "tree", **files, **{"optimizer/test_broken": BROKEN})
-    done = replay(folder, "--megatron", folder / "tree", "--suite", "optimizer", "--ranks", "2")
+    write(folder / "tree", **{"optimizer/test_all": TESTS, "optimizer/test_broken": BROKEN})
+    done = replay(folder, "--megatron", folder / "tree", "--suite", "optimizer", "--ranks", "1")
     return done.returncode, done.stdout + done.stderr, folder
 
 
-def of_file(verdicts, name):
-    """{test: what became of it on 2 ranks} of one file."""
-    _, output, folder = verdicts
-    table = json.loads((folder / "tables" / "cpu" / "0.18.2.json").read_text())
-    parts = {test.partition("::"): found["2"] for test, found in table["tests"].items()}
-    return {test: found for (file, _, test), found in parts.items() if file.endswith(f"/{name}.py")}
+@pytest.fixture
+def run_job(tree, tmp_path, monkeypatch):
+    """run_job(source, ranks, until=...): {test: (outcome, cause)} of this file, unpatched, until that time."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from replay import process
+
+    def run(source, ranks, until=math.inf, seen=lambda ended: None):
+        write(tree, **{"optimizer/test_all": source})
+        job = process.Job(tree, ["optimizer/test_all.py"], ranks, "cpu", "none", tmp_path / "record")
+        return {test.partition("::")[2]: outcome for test, outcome in process.run(job, until, False, seen).items()}
+
+    return run
 
 
-def test_every_verdict(verdicts):
-    assert of_file(verdicts, "test_all") == {
+def test_every_verdict(replayed):
+    _, output, folder = replayed
+    assert {test: verdicts["1"] for test, verdicts in read(folder).items()} == {
         "test_passes": ["still passing"],
         "test_is_fixed": ["fixed", "AssertionError: … is not there"],
         "test_needs_a_package": ["skipped", "needs TransformerEngine"],
@@ -117,49 +125,44 @@ def test_every_verdict(verdicts):
         "test_fails": ["failing either way", "ValueError: no way"],
         "test_is_skipped": ["skipped", "needs TransformerEngine"],
         "test_asks_for_a_version": ["still passing"],
-        "test_passes_on_rank_0": ["failing either way", "AssertionError: assert '1' == '0'"],
-    }
-    text = (verdicts[2] / "tables" / "cpu" / "0.18.2.md").read_text()
-    assert "| optimizer/test_all.py | 2 | 1 |  | 2 | 3 |  |" in text
-    assert "| `optimizer/test_all.py::test_is_fixed` | 2 | AssertionError: … is not there |" in text
+        "test_is_broken": ["newly failing", "failed: AssertionError: as the patches have it"],
+    }, output
+    text = (folder / "tables" / "cpu" / "0.18.2.md").read_text()
+    assert "| optimizer/test_all.py | 2 | 1 |  | 1 | 3 |  |" in text
+    assert "| `optimizer/test_all.py::test_is_fixed` | 1 | AssertionError: … is not there |" in text
 
 
-def test_a_crash_costs_one_test(verdicts):
-    assert of_file(verdicts, "test_dies") == {
-        "test_dies": ["failing either way", "the process crashed"],
-        "test_after_that": ["still passing"],
-    }
-
-
-def test_ranks_that_part_cost_one_test(verdicts):
-    assert of_file(verdicts, "test_parts") == {
-        "test_parts": ["failing either way", "AssertionError: without me"],
-        "test_after_that": ["still passing"],
-    }
-
-
-def test_newly_failing_ends_with_1(verdicts):
-    code, output, folder = verdicts
+def test_newly_failing_ends_with_1(replayed):
+    code, output, folder = replayed
     assert code == 1, output
-    words = ["newly failing", "failed: AssertionError: as the patches have it"]
-    assert of_file(verdicts, "test_broken") == {"test_is_broken": words}
-    assert "newly failing on 2: tests/unit_tests/optimizer/test_broken.py::test_is_broken" in output
+    assert "newly failing on 1: tests/unit_tests/optimizer/test_broken.py::test_is_broken" in output
     (folder / "tree" / "tests" / "unit_tests" / "optimizer" / "test_broken.py").write_text("def test_is_broken(): ...")
-    again = replay(folder, "--megatron", folder / "tree", "--suite", "optimizer", "--ranks", "2", "--resume")
+    again = replay(folder, "--megatron", folder / "tree", "--suite", "optimizer", "--ranks", "1", "--resume")
     assert again.returncode == 1, "a test that has an outcome runs again"
 
 
-def test_what_passed_in_an_earlier_table_has_to_pass(tree, tmp_path):
+def test_what_passed_in_an_earlier_table_has_to_pass(replayed, tree, tmp_path):
+    write(tree, **{"optimizer/test_all": "def test_passes(): assert False, 'now'"})
     arguments = ["--megatron", tree, "--suite", "optimizer", "--ranks", "1"]
-    write(tree, **{"optimizer/test_all": "def test_a(): ...\ndef test_b(): ...\ndef test_c(): ..."})
-    assert replay(tmp_path, *arguments).returncode == 0
-    write(tree, **{"optimizer/test_all": "def test_a(): ...\ndef test_b(): assert False, 'now'"})
-    done = replay(tmp_path / "now", *arguments, "--expected", tmp_path / "tables")
+    done = replay(tmp_path / "now", *arguments, "--expected", replayed[2] / "tables")
     assert done.returncode == 1, done.stdout + done.stderr
     said = " ".join(done.stdout.split())
-    assert "test_all.py::test_b on 1: still passing is expected, found: failing either way" in said
-    assert "test_all.py::test_c on 1: still passing is expected, it was not collected" in said
-    assert "test_a on 1" not in said
+    assert "test_all.py::test_passes on 1: still passing is expected, found: failing either way" in said
+    assert "test_all.py::test_asks_for_a_version on 1: still passing is expected, it was not collected" in said
+    assert "test_fails on 1" not in said
+
+
+def test_a_crash_costs_one_test(run_job):
+    found = run_job(DIES, ranks=1)
+    assert found == {"test_dies": ("crashed", "the process crashed"), "test_after_that": ("passed", "")}
+
+
+def test_ranks_that_part_cost_one_test(run_job):
+    assert run_job(PARTS, ranks=2) == {
+        "test_parts": ("failed", "AssertionError: without me"),
+        "test_after_that": ("passed", ""),
+        "test_passes_on_rank_0": ("failed", "AssertionError: assert '1' == '0'"),
+    }
 
 
 @pytest.mark.parametrize("arguments", [("--ranks", "3"), ("--ranks", "1", "--minutes", "0")])
@@ -170,18 +173,15 @@ def test_a_run_in_which_nothing_runs_is_no_success(tree, tmp_path, arguments):
     assert not list(tmp_path.rglob("0.18.2.md"))
 
 
-def test_a_test_that_time_left_out_has_not_run(tree, tmp_path, monkeypatch):
+def test_a_test_that_time_left_out_has_not_run(run_job, monkeypatch):
     """Time is up as soon as the first test has ended, however long that took."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from replay import process
 
     clock = [0.0]
     monkeypatch.setattr(process, "time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: clock[0]))
-    write(tree, **{"optimizer/test_all": "import time\ndef test_a(): ...\ndef test_b(): time.sleep(1000)"})
-    job = process.Job(tree, ["optimizer/test_all.py"], 1, "cpu", "none", tmp_path / "record")
-    outcomes = process.run(job, 1.0, False, lambda ended: clock.__setitem__(0, float(ended) * 2))
-    names = {test.partition("::")[2]: outcome for test, outcome in outcomes.items()}
-    assert names == {"test_a": ("passed", ""), "test_b": ("not run", "time was up")}
+    source = "import time\ndef test_a(): ...\ndef test_b(): time.sleep(1000)"
+    found = run_job(source, 1, until=1.0, seen=lambda ended: clock.__setitem__(0, 2.0 * ended))
+    assert found == {"test_a": ("passed", ""), "test_b": ("not run", "time was up")}
 
 
 def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
