@@ -1,20 +1,15 @@
-"""Pairs of ranks over gloo, one of which is killed, or stops, in the middle of an optimizer step."""
+"""A training on two ranks that saves a checkpoint after its second step, and pairs of forked ranks to run it."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import multiprocessing
 import os
-import signal
-import sys
 import tempfile
 import time
-import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import megatron_mtp_patches.rehearsal.pytest_plugin  # noqa: F401
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -22,131 +17,91 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer import TransformerConfig
 
-TIMEOUT = 10  # seconds; of every process group
+from tests.warm.processes import LIMIT, Ended, be_rank, fork, free_port, kill
+
 SAVED_AFTER, LAST = 2, 4
 
 
-def look() -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        straight = run_pair(Path(folder, "straight"))
-        broken = {
-            "killed before the norms": run_pair(Path(folder, "norms"), "norms", signal.SIGKILL),
-            "killed in the update": run_pair(Path(folder, "update"), "update", signal.SIGKILL),
-            "stopped before the norms": run_pair(Path(folder, "stopped"), "norms", signal.SIGSTOP),
-        }
-        return {
-            "timeout": TIMEOUT,
-            "straight": straight,
-            "broken": broken,
-            "resumed": run_pair(Path(folder, "norms")),
-        }
+class Training:
+    """This rank's part of the training, from the checkpoint in `folder` if one is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT))
+        parallel_state.initialize_model_parallel(distributed_timeout_minutes=LIMIT / 60)
+        torch.manual_seed(0)
+        self.model = DistributedDataParallel(
+            TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1),
+            DistributedDataParallelConfig(use_distributed_optimizer=True),
+            torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).bfloat16(),
+        )
+        settings = {"clip_grad": 1.0, "grad_norm_skip_threshold": 1e6, "bf16": True, "params_dtype": torch.bfloat16}
+        config = OptimizerConfig(optimizer="adam", lr=0.01, use_distributed_optimizer=True, **settings)
+        self.optimizer = get_megatron_optimizer(config, [self.model])
+        self.norms: dict[int, float] = {}
+        self.step_number = 0
+        if self._part("model").exists():
+            self.model.load_state_dict(torch.load(self._part("model"), weights_only=False))
+            self.optimizer.load_state_dict(torch.load(self._part("optimizer"), weights_only=False))
+            self.optimizer.load_parameter_state(str(folder / "moments.pt"))
+            self.step_number = SAVED_AFTER
+
+    def run(self, until: int) -> None:
+        """Train up to this step, saving a checkpoint if the training passes the second one."""
+        while self.step_number < until:
+            self.step()
+            if self.step_number == SAVED_AFTER:
+                torch.save(self.model.state_dict(), self._part("model"))
+                torch.save(self.optimizer.state_dict(), self._part("optimizer"))
+                self.optimizer.save_parameter_state(str(self.folder / "moments.pt"))
+                dist.barrier()
+
+    def step(self) -> None:
+        for buffer in self.model.buffers:
+            buffer.grad_data.copy_(torch.linspace(-1.0, self.step_number + 1, buffer.grad_data.numel()))
+        _, norm, _ = self.optimizer.step()
+        self.step_number += 1
+        self.norms[self.step_number] = float(norm)
+
+    def wait_at_most(self, seconds: float) -> None:
+        """From now on, for the other rank. As long as both run, it may be slower than that."""
+        for group in list(dist.distributed_c10d._world.pg_map):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+    def copy_parameters(self) -> list[torch.Tensor]:
+        return [param.detach().clone() for param in self.model.parameters()]
+
+    def _part(self, name: str) -> Path:
+        return self.folder / f"{name}{dist.get_rank()}.pt"
 
 
-def run_pair(folder: Path, place: str = "", how: int = 0) -> dict:
-    folder.mkdir(exist_ok=True)
-    for name in ("rendezvous", "rank0.json", "rank1.json"):
-        (folder / name).unlink(missing_ok=True)
-    start = time.monotonic()
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=be_rank, args=(rank, folder, place, how)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    ranks[0].join(TIMEOUT * 6)
-    hung = ranks[0].is_alive()
-    if hung or place:
-        for process in ranks:
-            process.kill()
-    for process in ranks:
-        process.join()
-    reports = [json.loads(path.read_text()) if path.exists() else {} for path in sorted(folder.glob("rank?.json"))]
-    return {
-        "hung": hung,
-        "seconds": time.monotonic() - start,
-        "rank 0": reports[0] if reports else {},
-        "checkpoint": digest(folder),
-    }
-
-
-def digest(folder: Path) -> dict:
+def digest(folder: Path) -> dict[str, str]:
+    """The files of the checkpoint in `folder`, each with a hash of what it holds."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.pt"))}
 
 
-def be_rank(rank: int, folder: Path, place: str, how: int) -> None:
-    report: dict = {"norms": {}, "error": "", "untouched": None}
-    try:
-        train(rank, folder, place, how, report)
-    except BaseException:
-        report["failed"] = traceback.format_exc()
-    (folder / f"rank{rank}.json").write_text(json.dumps(report))
-    sys.stdout.flush()
-    os._exit(0)
+def run_pair(rank_0: Callable[[], object], rank_1: Callable[[], object]) -> Ended:
+    """Run both as forked ranks until rank 0 has ended, then kill what is left; how rank 0 ended.
 
+    Its code is None where it had to be killed too, after a limit that only hanging ranks reach.
+    """
+    port = free_port()
 
-def train(rank: int, folder: Path, place: str, how: int, report: dict) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=TIMEOUT),
-    )
-    parallel_state.initialize_model_parallel(distributed_timeout_minutes=TIMEOUT / 60)
-    torch.manual_seed(0)
-    model = DistributedDataParallel(
-        TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1),
-        DistributedDataParallelConfig(use_distributed_optimizer=True),
-        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).bfloat16(),
-    )
-    settings = {"clip_grad": 1.0, "grad_norm_skip_threshold": 1e6, "bf16": True, "params_dtype": torch.bfloat16}
-    config = OptimizerConfig(optimizer="adam", lr=0.01, use_distributed_optimizer=True, **settings)
-    optimizer = get_megatron_optimizer(config, [model])
-    parts = {"model": folder / f"model{rank}.pt", "optimizer": folder / f"optimizer{rank}.pt"}
-    moments = str(folder / "moments.pt")
-    first = 1
-    if parts["model"].exists():
-        model.load_state_dict(torch.load(parts["model"], weights_only=False))
-        optimizer.load_state_dict(torch.load(parts["optimizer"], weights_only=False))
-        optimizer.load_parameter_state(moments)
-        first = SAVED_AFTER + 1
-    for step in range(first, LAST + 1):
-        for buffer in model.buffers:
-            buffer.grad_data.copy_(torch.linspace(-1.0, step, buffer.grad_data.numel()))
-        if place and step == LAST and rank == 1:
-            die_in(place, how, optimizer)
-        before = [param.detach().clone() for param in model.parameters()]
-        start = time.monotonic()
-        try:
-            _, norm, _ = optimizer.step()
-        except Exception as error:
-            report["error"] = f"{type(error).__name__}: {error}"
-            report["where"] = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-            report["waited"] = time.monotonic() - start
-            same = zip(before, model.parameters(), strict=True)
-            report["untouched"] = all(torch.equal(old, new) for old, new in same)
-            return
-        report["norms"][step] = float(norm)
-        if step == SAVED_AFTER and first == 1:
-            torch.save(model.state_dict(), parts["model"])
-            torch.save(optimizer.state_dict(), parts["optimizer"])
-            optimizer.save_parameter_state(moments)
-            dist.barrier()
-            report["saved"] = digest(folder)
-    report["weights"] = float(sum(param.double().sum() for param in model.parameters()))
-    dist.barrier()
+    def start(rank: int) -> None:
+        be_rank(rank, 2, port)
+        (rank_0, rank_1)[rank]()
+        os._exit(0)  # not through atexit: a process group with a broken connection may wait there
 
-
-def die_in(place: str, how: int, optimizer) -> None:
-    """End this rank, or stop it, where it would reduce the norms or update its part of the parameters."""
-
-    def die(*args, **kwargs):
-        os.kill(os.getpid(), how)
-
-    if place == "norms":
-        dist.all_reduce = die
-    else:
-        optimizer.chained_optimizers[0].optimizer.step = die
-
-
-if __name__ == "__main__":
-    print(json.dumps({"killed_ranks": look()}))
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder, str(rank)) for rank in range(2)]
+        pids = [fork(lambda rank=rank: start(rank), log) for rank, log in enumerate(logs)]
+        until = time.monotonic() + LIMIT * 0.8
+        ended = status = 0
+        while not ended and time.monotonic() < until:
+            time.sleep(0.05)
+            ended, status = os.waitpid(pids[0], os.WNOHANG)
+        for pid in pids if not ended else pids[1:]:
+            kill(pid)
+            os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status) if ended else None
+        return Ended(code, "".join(log.read_text(errors="replace") for log in logs))
