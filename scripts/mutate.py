@@ -10,9 +10,8 @@ conformance and tests/end_to_end; in the releases in which the change matters, u
 reason in ci/mutants.toml, or the run ends with 1; with 2 if a test that saw a mutant fails without it too. Writes
 ci/mutants.md and ci/mutants.json.
 
-Of tests/conformance only test_the_record_is_in_megatron_s_arguments counts. The others (TestPatch, and what is told of
-an unknown source, of revert and of none) go through the edits that are declared, or look for a certain one: they say
-nothing of what it does. Nor do tests of the engine and the command line count, which know no edit of the set.
+Of tests/conformance only test_the_record_is_in_megatron_s_arguments counts. The others go through the edits that are
+declared, or look for a certain one: they say nothing of what it does. Nor do tests of the engine and the command line count, which know no edit of the set.
 
 Run it with a Python that has rich and wrapt. The Pythons given need what `pip install -e .[test]` installs.
 """

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 
+import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.agreement import compare
+import torch.distributed as dist
+from megatron_mtp_patches.agreement import check_before_model_parallel, compare
 from megatron_mtp_patches.engine import PatchError
 
-dist = pytest.importorskip("torch.distributed")
+from tests.warm.processes import LIMIT, run_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.forked("torch")
 
 
-def compare_all(records: list[str | None], patience: float = 20.0) -> list[str]:
-    """What each rank ends with: '' or the error. A rank whose record is None never reports."""
+def compare_as_rank(store, rank: int, records: list[str | None], patience: float = LIMIT) -> str:
+    """What this rank ends with: '' or the error."""
+    try:
+        compare(store, rank, len(records), records[rank], "check", timedelta(seconds=patience))
+    except PatchError as error:
+        return str(error)
+    return ""
+
+
+def compare_all(records: list[str]) -> list[str]:
+    """What each rank ends with."""
     store = dist.HashStore()
-
-    def run(rank: int) -> str:
-        try:
-            compare(store, rank, len(records), records[rank], "check", timedelta(seconds=patience))
-        except PatchError as error:
-            return str(error)
-        return ""
-
-    ranks = [rank for rank, record in enumerate(records) if record is not None]
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(run, ranks))
+    with ThreadPoolExecutor(len(records)) as pool:
+        return list(pool.map(lambda rank: compare_as_rank(store, rank, records), range(len(records))))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_the_same_set_everywhere_passes(size):
+def test_the_same_patches_everywhere_pass(size):
     assert compare_all(["a=add b=native"] * size) == [""] * size
 
 
@@ -47,71 +44,53 @@ def test_a_rank_that_differs_is_named_on_every_rank():
     assert "MEGATRON_MTP_PATCHES" in errors[0]
 
 
-def test_many_ranks_are_named_in_short():
+def test_many_ranks_are_abbreviated():
     errors = compare_all(["a=add"] * 20 + ["a=native"])
     assert "15 and 4 more: a=add" in errors[7] and "rank 20: a=native" in errors[7]
 
 
-@pytest.mark.parametrize("missing", [1, 0], ids=["another rank", "rank 0"])
-def test_a_rank_that_never_reports_is_named_within_the_patience(missing):
-    records: list[str | None] = ["a=add"] * 3
-    records[missing] = None
-    start = time.monotonic()
-    errors = compare_all(records, patience=0.5)
-    assert time.monotonic() - start < 10
-    assert len(errors) == 2
+def test_a_rank_that_never_reports_is_named():
+    store = dist.HashStore()
+    records = ["a=add", None, "a=add"]
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(compare_as_rank, store, 2, records)
+        store.wait(["check/rank2"], timedelta(seconds=LIMIT))
+        errors = [compare_as_rank(store, 0, records, patience=0.5), other.result()]
     for error in errors:
-        assert f"rank {missing} did not report" in error and "import megatron_mtp_patches on every rank" in error
+        assert "rank 1 did not report its patches within 0:00:00.5" in error
+        assert "import megatron_mtp_patches on every rank" in error
 
 
-RANK = """
-import logging, os, sys
-import torch.distributed as dist
-import megatron_mtp_patches
-from megatron_mtp_patches.agreement import check_before_model_parallel
-
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-print(check_before_model_parallel(lambda *args, **kwargs: (args, kwargs), None, (1,), {"a": 2}))
-if rank == 1:
-    megatron_mtp_patches.apply("none")
-try:
-    check_before_model_parallel(lambda: print("entered"), None, (), {})
-except megatron_mtp_patches.PatchError as error:
-    print(error)
-dist.barrier()
-"""
+def test_rank_0_that_never_reports_is_named():
+    error = compare_as_rank(dist.HashStore(), 1, [None, "a=add"], patience=0.25)
+    assert "rank 0 did not report its patches within 0:00:00.5" in error  # twice, as rank 0 may wait for a third
+    assert "import megatron_mtp_patches on every rank" in error
 
 
-def test_two_processes_agree_and_then_differ(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "patches"), str(ROOT)))}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", RANK, str(rank), str(tmp_path / "rendezvous")],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        results = [rank.communicate(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], results
-    for output, _ in results:
-        assert "((1,), {'a': 2})\nranks differ" in output  # gloo of torch 2.8 writes lines of its own
-        assert "entered" not in output
-        assert "=disabled" in output.partition("rank 1: ")[2] and "=disabled" not in output.partition("rank 1: ")[0]
-    logged = [errors.count("skip-update-on-large-grad-norm=") for _, errors in results]
-    assert logged == [1, 0], "rank 0 alone logs the set, once it is agreed on"
+def test_two_processes_agree_and_then_differ(caplog):
+    def be_one_of_two():
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        megatron_mtp_patches.apply()
+        entered = check_before_model_parallel(lambda *args, **kwargs: (args, kwargs), None, (1,), {"a": 2})
+        assert entered == ((1,), {"a": 2})
+        if rank == 1:
+            megatron_mtp_patches.apply("none")
+        with pytest.raises(PatchError, match="ranks differ") as raised:
+            check_before_model_parallel(lambda: pytest.fail("entered"), None, (), {})
+        of_rank_0, _, of_rank_1 = str(raised.value).partition("rank 1: ")
+        assert "=disabled" in of_rank_1 and "=disabled" not in of_rank_0
+        logged = [message for message in caplog.messages if "skip-update-on-large-grad-norm=" in message]
+        assert len(logged) == (1 if rank == 0 else 0), "rank 0 alone logs the patches, once they are agreed on"
+        dist.barrier()
+
+    ranks = run_ranks(2, be_one_of_two)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
 
 
 def test_nothing_is_left_in_the_store():
     store = dist.HashStore()
     before = store.num_keys()
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda rank: compare(store, rank, 3, "a=add", "check", timedelta(seconds=20)), range(3)))
+        list(pool.map(lambda rank: compare(store, rank, 3, "a=add", "check", timedelta(seconds=LIMIT)), range(3)))
     assert store.num_keys() == before

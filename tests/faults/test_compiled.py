@@ -1,18 +1,17 @@
-"""torch.compile gives what plain Python gives, to the bit."""
+"""torch.compile gives what plain Python gives; compiled.py has the tests."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-SCENARIO = "patched"
+from tests.interpreter import ROOT, run_python
+
+COMPILED = Path(__file__).with_name("compiled.py")
 
 
-@pytest.mark.parametrize("heads", ["attached", "detached"])
-def test_a_compiled_mtp_loss_is_the_same(found, heads):
-    assert found[heads]["same"] == [True] * 4
-    assert found[heads]["gradient"] > 0
-
-
-@pytest.mark.parametrize("heads", ["attached", "detached"])
-def test_something_was_compiled(found, heads):
-    assert found[heads]["frames"] > 0 and found[heads]["calls"] > 10
+@pytest.mark.real_process("the rehearsal in forks disables torch.compile")
+def test_compiled_patched_functions_give_what_plain_ones_give():
+    words = ["-q", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
+    assert "4 passed" in run_python("-m", "pytest", *words, str(COMPILED))

@@ -1,23 +1,99 @@
-"""A patch that fails half-way, at each of its edits: Megatron is left as it was, and the other patches apply."""
+"""A patch of which an edit fails: Megatron is left as it was, and the other patches apply."""
 
 from __future__ import annotations
 
-SCENARIO = "unpatched"
+import re
+import warnings
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches import PatchError
+from megatron_mtp_patches.catalog import BASE, CATALOG
+from megatron_mtp_patches.engine import AddField, AddFlag
+from megatron_mtp_patches.engine.fingerprints import has_place
+
+from tests.conformance.expected import STATE
+from tests.conformance.inspection import changes_since, count, find_owner, reports, snapshot
+
+from .failing_edits import failing
+
+pytestmark = pytest.mark.forked("megatron")
+
+APPLIED = [patch for patch in CATALOG if STATE[patch.id] in ("applied", "repaired")]
+OF_EACH_PATCH = pytest.mark.parametrize("patch", APPLIED, ids=[patch.id for patch in APPLIED])
 
 
-def test_wherever_a_patch_fails_megatron_is_left_as_it_was(found):
-    assert {name: outcome["wrong"] for name, outcome in found["alone"].items() if outcome["wrong"]} == {}
-    assert sum(outcome["positions"] for outcome in found["alone"].values()) > 80, "hardly anything was tried"
+@pytest.fixture(scope="module")
+def original():
+    """What Megatron holds without the patches."""
+    return snapshot()
 
 
-def test_the_other_patches_apply_and_the_refused_one_is_named(found):
-    for name, outcome in found["among others"].items():
-        assert (outcome["state"], outcome["wrong"]) == ("refused", []), name
-        assert len(outcome["warned"]) == 1, name
-        assert f"{name} is refused: " in outcome["warned"][0] and outcome["target"] in outcome["warned"][0]
+@pytest.fixture(scope="module")
+def complete(original):
+    """Which edits are in force where nothing fails."""
+    megatron_mtp_patches.apply()
+    found = edits_in_force()
+    megatron_mtp_patches.revert()
+    return found
 
 
-def test_an_error_names_the_patch_and_leaves_nothing_applied(found):
-    for name, outcome in found["among others"].items():
-        assert outcome["raised"].startswith(f"{name} is refused: ") and outcome["target"] in outcome["raised"]
-        assert outcome["left"] == [], name
+@pytest.fixture(autouse=True)
+def reverted(original):
+    yield
+    megatron_mtp_patches.revert()
+    assert changes_since(original) == []
+
+
+def edits_in_force():
+    """By patch, how often each edit is in force; of a field, whether the class has it (`count` makes objects)."""
+    return {patch.id: [is_in_force(edit) for edit in patch.edits] for patch in CATALOG}
+
+
+def is_in_force(edit):
+    if isinstance(edit, AddField):
+        return edit.field in getattr(find_owner(edit)[0], edit.name).__dataclass_fields__
+    return "flag" if isinstance(edit, AddFlag) else count(edit)
+
+
+@pytest.fixture
+def warned():
+    """The warnings of ours during the test."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield lambda: [str(warning.message) for warning in caught if "megatron_mtp_patches: " in str(warning.message)]
+
+
+@OF_EACH_PATCH
+def test_wherever_a_patch_fails_megatron_is_left_as_it_was(patch, original, warned):
+    edits = [edit for edit in patch.edits if has_place(edit)]
+    assert edits
+    base = {edit.name for always in BASE for edit in always.edits}
+    for position, edit in enumerate(edits):
+        with failing(patch, edit, late=bool(position % 2)):
+            megatron_mtp_patches.apply(patch.id, "warn")
+        assert len(warned()) == position + 1
+        assert re.search(rf"{patch.id} is refused: .*{re.escape(edit.target)}", warned()[-1])
+        assert {name.rpartition(".")[2] for name in changes_since(original)} <= base, edit
+        megatron_mtp_patches.revert()
+        assert changes_since(original) == [], edit
+
+
+@OF_EACH_PATCH
+def test_the_other_patches_apply_and_a_warning_names_the_refused_one(patch, complete, warned):
+    edit = [edit for edit in patch.edits if has_place(edit)][-1]
+    with failing(patch, edit, late=True):
+        megatron_mtp_patches.apply(on_drift="warn")
+    (warning,) = warned()
+    assert re.search(rf"{patch.id} is refused: .*{re.escape(edit.target)}", warning)
+    assert reports()[patch.id].state == "refused"
+    assert {**edits_in_force(), patch.id: []} == {**complete, patch.id: []}
+
+
+@OF_EACH_PATCH
+def test_an_error_names_the_refused_patch_and_nothing_is_left_applied(patch, original):
+    edit = [edit for edit in patch.edits if has_place(edit)][-1]
+    with failing(patch, edit, late=True), pytest.raises(PatchError) as refused:
+        megatron_mtp_patches.apply()
+    assert re.match(rf"{patch.id} is refused: .*{re.escape(edit.target)}", str(refused.value))
+    assert changes_since(original) == []

@@ -1,38 +1,117 @@
-"""A rank that dies or stops in mid-step: the others end with an error in time, and no checkpoint is damaged."""
+"""A rank that dies or stops in mid-step: the other ends by itself with an error, and no checkpoint is damaged."""
 
 from __future__ import annotations
 
-import re
+import os
+import signal
+import traceback
 
 import pytest
+import torch
+import torch.distributed as dist
 
-SCENARIO = "killed_ranks"
-WAYS = ["killed before the norms", "killed in the update", "stopped before the norms"]
+from tests.warm.processes import LIMIT
 
+from .training import LAST, SAVED_AFTER, Training, digest, run_pair
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_survivor_ends_within_the_timeout_and_names_the_connection(found, way):
-    pair = found["broken"][way]
-    assert not pair["hung"] and "failed" not in pair["rank 0"], pair
-    assert re.search(r"(?i)gloo|connection|timed out|peer", pair["rank 0"]["error"]), pair["rank 0"]
-    assert pair["rank 0"]["waited"] < found["timeout"] + 10
+pytestmark = pytest.mark.forked("patched")
 
-
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]])
-def test_a_step_whose_norms_were_not_reduced_has_updated_nothing(found, way):
-    rank = found["broken"][way]["rank 0"]
-    assert rank["untouched"] is True
-    assert {"get_grad_norm", "_reduce", "all_reduce"} <= set(rank["where"]), "it waited for the norms"
+TIMEOUT = 5.0  # seconds, of the process groups of a rank that waits for one that has stopped
+CONNECTION = r"(?i)gloo|connection|timed out|peer"  # what an error names
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_checkpoint_is_the_one_that_was_saved(found, way):
-    pair = found["broken"][way]
-    assert pair["checkpoint"] == pair["rank 0"]["saved"] and len(pair["checkpoint"]) == 5
+def before_the_norms(training, die):
+    dist.all_reduce = die
 
 
-def test_a_run_from_the_checkpoint_is_the_run_that_was_never_broken(found):
-    straight, resumed = found["straight"]["rank 0"], found["resumed"]["rank 0"]
-    assert straight["norms"].keys() == {"1", "2", "3", "4"}
-    assert resumed["norms"] == {step: norm for step, norm in straight["norms"].items() if int(step) > 2}
-    assert resumed["weights"] == straight["weights"]
+def in_the_update(training, die):
+    training.optimizer.chained_optimizers[0].optimizer.step = die
+
+
+KILLED = (signal.SIGKILL, LIMIT)  # the end of the connection tells the other rank, before any timeout
+STOPPED = (signal.SIGSTOP, TIMEOUT)
+
+
+def end_in_the_last_step(folder, place, how):
+    """Be the rank that is killed or stopped, by this signal."""
+    training = Training(folder)
+    training.run(LAST - 1)
+    place(training, lambda *args, **kwargs: os.kill(os.getpid(), how))
+    training.step()
+
+
+@pytest.mark.parametrize(
+    "place, ending",
+    [(before_the_norms, KILLED), (in_the_update, KILLED), (before_the_norms, STOPPED)],
+    ids=["killed before the norms", "killed in the update", "stopped before the norms"],
+)
+def test_the_survivor_ends_with_an_error_that_names_the_connection_and_the_checkpoint_is_whole(place, ending, tmp_path):
+    how, timeout = ending
+
+    def survive():
+        training = Training(tmp_path)
+        training.run(SAVED_AFTER)
+        saved = digest(tmp_path)
+        assert len(saved) == 5
+        training.run(LAST - 1)
+        training.wait_at_most(timeout)
+        with pytest.raises(RuntimeError, match=CONNECTION):
+            training.step()
+        assert digest(tmp_path) == saved
+
+    survivor = run_pair(survive, lambda: end_in_the_last_step(tmp_path, place, how))
+    assert survivor.code == 0, survivor.output
+
+
+@pytest.mark.parametrize("ending", [KILLED, STOPPED], ids=["killed", "stopped"])
+def test_a_step_whose_norms_were_not_reduced_has_updated_nothing(ending, tmp_path):
+    how, timeout = ending
+
+    def survive():
+        training = Training(tmp_path)
+        training.run(LAST - 1)
+        training.wait_at_most(timeout)
+        before = training.copy_parameters()
+        with pytest.raises(RuntimeError) as raised:
+            training.step()
+        waited_in = {frame.name for frame in traceback.extract_tb(raised.tb)}
+        assert {"get_grad_norm", "_reduce", "all_reduce"} <= waited_in, "it waited for the norms"
+        assert all(map(torch.equal, before, training.model.parameters()))
+
+    survivor = run_pair(survive, lambda: end_in_the_last_step(tmp_path, before_the_norms, how))
+    assert survivor.code == 0, survivor.output
+
+
+def test_a_run_from_the_checkpoint_is_the_run_that_was_never_broken(tmp_path):
+    straight_folder, broken_folder = tmp_path / "straight", tmp_path / "broken"
+    straight_folder.mkdir()
+    broken_folder.mkdir()
+
+    def run_straight():
+        straight = Training(straight_folder)
+        straight.run(LAST)
+        assert list(straight.norms) == [1, 2, 3, 4]
+        torch.save((straight.norms, straight.copy_parameters()), tmp_path / f"straight{dist.get_rank()}")
+        dist.barrier()
+
+    def survive():
+        training = Training(broken_folder)
+        training.run(LAST - 1)
+        with pytest.raises(RuntimeError):
+            training.step()
+
+    def resume():
+        resumed = Training(broken_folder)
+        resumed.run(LAST)
+        norms, parameters = torch.load(tmp_path / f"straight{dist.get_rank()}")
+        assert resumed.norms == {step: norm for step, norm in norms.items() if step > SAVED_AFTER}
+        assert all(map(torch.equal, parameters, resumed.model.parameters()))
+        dist.barrier()
+
+    for rank_0, rank_1 in [
+        (run_straight, run_straight),
+        (survive, lambda: end_in_the_last_step(broken_folder, before_the_norms, signal.SIGKILL)),
+        (resume, resume),
+    ]:
+        ended = run_pair(rank_0, rank_1)
+        assert ended.code == 0, ended.output

@@ -2,49 +2,135 @@
 
 from __future__ import annotations
 
+import functools
+import re
+import warnings
+
+import megatron_mtp_patches
 import pytest
+import wrapt
+from megatron.core.optimizer.optimizer import ChainedOptimizer
+from megatron.core.transformer import TransformerConfig
+from megatron_mtp_patches import PatchError
+from megatron_mtp_patches.catalog import CATALOG
 
-SCENARIO = "unpatched"
+from tests.conformance.expected import STATE
+from tests.conformance.inspection import changes_since, problems, reports, snapshot
+
+pytestmark = pytest.mark.forked("megatron")
+
 TARGET = "megatron.core.optimizer.optimizer:ChainedOptimizer.step"
-WAYS = ["assign", "wrap", "wrap_with_wrapt"]
+USERS = [patch for patch in CATALOG if any(edit.target == TARGET for edit in patch.edits)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_theirs_first_is_refused_by_name_and_left_in_its_place(found, way):
-    before = found[way]["before"]
-    assert f"{TARGET} was already changed by other_libraries (" in before["error"]
-    assert "Import megatron_mtp_patches before it" in before["error"]
-    assert before["kept"] and before["left"] == []
+def assign(owner, name):
+    """As verl and ms-swift do."""
+
+    def theirs(self, *args, **kwargs):
+        self.seen_by_them = True
+
+    setattr(owner, name, theirs)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_patches_that_do_not_need_that_method_apply(found, way):
-    before = found[way]["before"]
-    states = before["states"]
-    assert before["users"] and {states[name] for name in before["users"]} == {"refused"}
-    assert {state for name, state in states.items() if name not in before["users"]} <= {
-        "applied",
-        "repaired",
-        "native",
-        "pending",
-    }
+def wrap(owner, name):
+    original = vars(owner)[name]
+
+    @functools.wraps(original)
+    def theirs(self, *args, **kwargs):
+        self.seen_by_them = True
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, theirs)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_theirs_over_ours_hinders_the_revert_which_then_changes_nothing(found, way):
-    after = found[way]["after"]
-    assert after["told"] == ["applied, then changed by somebody else"]
-    assert len(after["errors"]) == 2
-    for error in after["errors"]:
-        assert f"{TARGET} was changed by somebody else" in error and "undo that first" in error
-    assert after["moved"] == []
+def wrap_with_wrapt(owner, name):
+    def theirs(wrapped, instance, args, kwargs):
+        instance.seen_by_them = True
+        return wrapped(*args, **kwargs)
+
+    wrapt.wrap_function_wrapper(owner, name, theirs)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_once_theirs_is_undone_the_revert_is_whole(found, way):
-    assert found[way]["after"]["left"] == []
+IN_EACH_WAY = pytest.mark.parametrize("patch_like_them", [assign, wrap, wrap_with_wrapt])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_theirs_under_a_wrapper_that_leans_on_no_source_goes_on(found, way):
-    assert found[way]["around"] == {"theirs ran": True, "ours ran": True, "kept": True}
+@pytest.fixture(autouse=True)
+def megatron_as_it_was():
+    """Each test begins with an unpatched Megatron and leaves one."""
+    before = snapshot()
+    methods = [(ChainedOptimizer, "step"), (TransformerConfig, "__post_init__")]
+    originals = [vars(owner)[name] for owner, name in methods]
+    yield
+    megatron_mtp_patches.revert()
+    for (owner, name), original in zip(methods, originals, strict=True):
+        setattr(owner, name, original)
+    assert changes_since(before) == []
+
+
+@IN_EACH_WAY
+def test_a_method_that_another_library_patched_first_is_refused_by_name(patch_like_them):
+    patch_like_them(ChainedOptimizer, "step")
+    before = snapshot()
+    with pytest.raises(PatchError, match=rf"{TARGET} was already changed by {re.escape(__name__)} \(") as refused:
+        megatron_mtp_patches.apply()
+    assert "Import megatron_mtp_patches before it" in str(refused.value)
+    assert changes_since(before) == []
+
+
+@IN_EACH_WAY
+def test_patches_that_do_not_need_that_method_apply(patch_like_them):
+    patch_like_them(ChainedOptimizer, "step")
+    theirs = vars(ChainedOptimizer)["step"]
+    megatron_mtp_patches.apply(on_drift="skip")
+    assert vars(ChainedOptimizer)["step"] is theirs
+    found = reports()
+    assert USERS and {found[patch.id].state for patch in USERS} == {"refused"}
+    for patch in CATALOG:
+        if patch not in USERS:
+            assert problems(patch, found[patch.id], STATE[patch.id]) == []
+    megatron_mtp_patches.revert()
+    assert vars(ChainedOptimizer)["step"] is theirs
+
+
+@IN_EACH_WAY
+def test_neither_revert_nor_apply_changes_anything_when_another_library_patched_after_us(patch_like_them):
+    megatron_mtp_patches.apply()
+    ours = vars(ChainedOptimizer)["step"]
+    patch_like_them(ChainedOptimizer, "step")
+    covered = snapshot()
+    for patch, report in reports().items():
+        if TARGET in report.targets and STATE[patch] != "native":
+            assert report.targets[TARGET].startswith("applied, then changed by ")
+    for attempt in (megatron_mtp_patches.revert, megatron_mtp_patches.apply):
+        with pytest.raises(PatchError, match=f"{TARGET} was changed by .*; undo that first"):
+            attempt()
+    assert changes_since(covered) == []
+    ChainedOptimizer.step = ours
+
+
+@IN_EACH_WAY
+def test_revert_is_whole_once_the_other_library_is_undone(patch_like_them):
+    before = snapshot()
+    megatron_mtp_patches.apply()
+    ours = vars(ChainedOptimizer)["step"]
+    patch_like_them(ChainedOptimizer, "step")
+    with pytest.raises(PatchError, match="undo that first"):
+        megatron_mtp_patches.revert()
+    ChainedOptimizer.step = ours
+    megatron_mtp_patches.revert()
+    assert changes_since(before) == []
+
+
+@IN_EACH_WAY
+def test_a_wrapper_that_does_not_depend_on_the_source_goes_around_theirs(patch_like_them):
+    patch_like_them(TransformerConfig, "__post_init__")
+    theirs = vars(TransformerConfig)["__post_init__"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        megatron_mtp_patches.apply()
+        config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, mtp_detach_heads=False)
+        assert config.seen_by_them
+        with pytest.raises((ValueError, AssertionError), match="mtp-acceptance-interval"):
+            TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, mtp_acceptance_interval=-1)
+    megatron_mtp_patches.revert()
+    assert vars(TransformerConfig)["__post_init__"] is theirs

@@ -1,35 +1,82 @@
-"""Forked and spawned workers, and configurations that are sent to them."""
+"""Workers that are forked and spawned, and configurations with added fields that travel to them."""
 
 from __future__ import annotations
 
-SCENARIO = "patched"
+import copy
+import dataclasses
+import pickle
+
+import pytest
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer import TransformerConfig
+from torch.utils.data import DataLoader
+
+from tests.warm.processes import LIMIT
+
+from .dataset import Report
+
+pytestmark = pytest.mark.forked("patched")
+
+PATCHED = {
+    "imported": True,
+    "step": "megatron_overrides",
+    "values": [True, 0.5],
+    "fields": [True, True],
+    "refused": "",
+}
 
 
-def test_configurations_survive_pickle_deepcopy_and_replace(found):
-    assert found["copies"] == dict.fromkeys(("pickle", "deepcopy", "replace"), [True, True])
-    assert min(found["settings"]) > 10
+@pytest.fixture(scope="module")
+def configs():
+    return (
+        TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, separate_mtp_grad_clip=True),
+        OptimizerConfig(optimizer="adam", lr=0.1, min_clip_coefficient=0.5),
+    )
 
 
-def test_a_forked_worker_is_patched(found):
-    for item in found["fork"]:
-        assert item == {
-            "imported": True,
-            "step": "megatron_overrides",
-            "values": [True, 0.5],
-            "fields": [True, True],
-            "refused": "",
-        }
+def settings(config):
+    """The fields of a plain type; initialisers and such are functions, which no copy equals."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
 
-def test_a_spawned_worker_that_does_not_import_the_patches_is_not_patched_and_reads_the_configuration(found):
+@pytest.mark.parametrize(
+    "make_copy",
+    [lambda config: pickle.loads(pickle.dumps(config)), copy.deepcopy, dataclasses.replace],
+    ids=["pickle", "deepcopy", "replace"],
+)
+def test_configurations_survive(make_copy, configs):
+    for config in configs:
+        assert len(settings(config)) > 10
+        assert settings(make_copy(config)) == settings(config)
+
+
+def ask_worker(configs, way):
+    """What a worker that is started in this way reports before and after it imports the patches."""
+    return list(
+        DataLoader(Report(*configs), batch_size=None, num_workers=1, multiprocessing_context=way, timeout=LIMIT)
+    )
+
+
+@pytest.fixture(scope="module")
+def spawned(configs):
+    return ask_worker(configs, "spawn")
+
+
+def test_a_forked_worker_is_patched(configs):
+    assert ask_worker(configs, "fork") == [PATCHED, PATCHED]
+
+
+@pytest.mark.real_process("a spawned worker imports all that it needs")
+def test_a_spawned_worker_that_does_not_import_the_patches_is_not_patched_and_reads_the_configuration(spawned):
     """The values come along as plain attributes; the class there knows no such fields, and says so if it is asked."""
-    item = found["spawn"][0]
-    assert (item["imported"], item["step"], item["fields"]) == (False, "megatron", [False, False])
-    assert item["values"] == [True, 0.5]
-    assert "unexpected keyword argument 'min_clip_coefficient'" in item["refused"]
+    found, _ = spawned
+    assert (found["imported"], found["step"], found["fields"]) == (False, "megatron", [False, False])
+    assert found["values"] == [True, 0.5]
+    assert "unexpected keyword argument 'min_clip_coefficient'" in found["refused"]
 
 
-def test_a_spawned_worker_that_imports_the_patches_is_patched(found):
-    item = found["spawn"][1]
-    assert (item["imported"], item["step"], item["fields"]) == (True, "megatron_overrides", [True, True])
-    assert (item["values"], item["refused"]) == ([True, 0.5], "")
+@pytest.mark.real_process("a spawned worker imports all that it needs")
+def test_a_spawned_worker_that_imports_the_patches_is_patched(spawned):
+    _, found = spawned
+    assert found == PATCHED

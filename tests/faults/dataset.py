@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 class Report(Dataset):
     """Item 0: as the worker finds itself; item 1: after it has imported the patches."""
 
-    def __init__(self, configs: list) -> None:
-        self.configs = configs
+    def __init__(self, transformer_config, optimizer_config) -> None:
+        self.configs = transformer_config, optimizer_config
 
     def __len__(self) -> int:
         return 2
@@ -21,18 +21,19 @@ class Report(Dataset):
     def __getitem__(self, index: int) -> dict:
         if index:
             import megatron_mtp_patches  # noqa: F401
+        transformer_config, optimizer_config = self.configs
         try:
-            self.refused = ""
-            type(self.configs[1])(optimizer="adam", lr=0.1, min_clip_coefficient=0.5)
+            refused = ""
+            type(optimizer_config)(optimizer="adam", lr=0.1, min_clip_coefficient=0.5)
         except TypeError as error:
-            self.refused = str(error)
+            refused = str(error)
         return {
             "imported": "megatron_mtp_patches" in sys.modules,
             "step": ChainedOptimizer.step.__module__.partition(".")[0],
-            "values": [self.configs[0].separate_mtp_grad_clip, self.configs[1].min_clip_coefficient],
+            "values": [transformer_config.separate_mtp_grad_clip, optimizer_config.min_clip_coefficient],
             "fields": [
-                name in {field.name for field in dataclasses.fields(config)}
-                for name, config in zip(("separate_mtp_grad_clip", "min_clip_coefficient"), self.configs, strict=True)
+                "separate_mtp_grad_clip" in {field.name for field in dataclasses.fields(transformer_config)},
+                "min_clip_coefficient" in {field.name for field in dataclasses.fields(optimizer_config)},
             ],
-            "refused": self.refused,
+            "refused": refused,
         }

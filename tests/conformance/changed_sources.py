@@ -1,0 +1,104 @@
+"""Megatrons whose source differs from the installed one, and the changes that make them differ."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.engine import Patch
+from megatron_mtp_patches.engine.declare import Edit
+from megatron_mtp_patches.engine.fingerprints import ABSENT, fingerprint, is_checked
+from megatron_mtp_patches.engine.source import find_definition, find_file
+
+Change = Callable[[str], str]
+
+
+def checked_targets() -> dict[str, list[Patch]]:
+    """Each target of this Megatron whose source matters, with the patches to which it does."""
+    patches: dict[str, list[Patch]] = {}
+    for patch in CATALOG:
+        for target in dict.fromkeys(edit.target for edit in filter(is_checked, patch.edits) if _is_here(edit)):
+            patches.setdefault(target, []).append(patch)
+    return patches
+
+
+def _is_here(edit: Edit) -> bool:
+    return fingerprint(edit) != ABSENT
+
+
+def make_checkout(folder: Path, changes: dict[str, Change]) -> Path:
+    """Fill `folder` with the installed megatron, in which the sources of these modules are changed.
+
+    First on the path, it shadows the installed one, as a checkout does. Everything else in it is a link.
+    """
+    file = find_file("megatron.core")
+    assert file
+    site = file.parents[2]
+    _link(site / "megatron", folder / "megatron")
+    for module, change in changes.items():
+        source = find_file(module)
+        assert source
+        copy = folder / source.relative_to(site)
+        for parent in reversed(copy.relative_to(folder).parents[:-1]):
+            _open_up(folder / parent)
+        copy.unlink()
+        copy.write_text(change(source.read_text(encoding="utf-8")), encoding="utf-8")
+    return folder
+
+
+def _link(source: Path, link: Path) -> None:
+    link.symlink_to(source, target_is_directory=source.is_dir())
+
+
+def _open_up(link: Path) -> None:
+    """Turn a link to a folder into a folder of links."""
+    if link.is_symlink():
+        source = link.resolve()
+        link.unlink()
+        link.mkdir()
+        for entry in source.iterdir():
+            if entry.name != "__pycache__":
+                _link(entry, link / entry.name)
+
+
+def change_nothing(source: str) -> str:
+    return source
+
+
+def change_line(name: str) -> Change:
+    """One more statement in the function of this name (one more decorator on a class)."""
+
+    def change(source: str) -> str:
+        node = find_definition(ast.parse(source), name)
+        lines = source.splitlines()
+        if isinstance(node, ast.ClassDef):
+            position, text = node.lineno - 1, " " * node.col_offset + "@(lambda cls: cls)"
+        else:
+            assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            position, text = node.body[0].lineno - 1, " " * node.body[0].col_offset + "assert True"
+        return "\n".join([*lines[:position], text, *lines[position:]]) + "\n"
+
+    return change
+
+
+def change_comments(names: Iterable[str]) -> Change:
+    """Another comment, docstring and layout in each of these functions and classes, which does not count."""
+
+    def change(source: str) -> str:
+        for name in names:
+            node = find_definition(ast.parse(source), name)
+            assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            lines = source.splitlines()
+            first = node.body[0]
+            indent = " " * first.col_offset
+            lines[first.lineno - 1 : first.lineno - 1] = [
+                "",
+                f"{indent}# another comment",
+                f'{indent}"""Another docstring."""',
+            ]
+            source = "\n".join(lines) + "\n"
+        return source
+
+    return change

@@ -1,0 +1,171 @@
+"""What is in Megatron's objects: how often each edit is in force there, and what has changed since.
+
+It is read from the objects themselves, not from what the engine says of itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from megatron_mtp_patches import Patch, Report, status
+from megatron_mtp_patches.catalog import BASE, CATALOG
+from megatron_mtp_patches.engine import AddField, AddFlag, Export, Replace, Wrap
+from megatron_mtp_patches.engine.declare import Edit
+from megatron_mtp_patches.engine.slots import load
+from megatron_mtp_patches.engine.source import find_file
+
+PATCHES = (*BASE, *CATALOG)
+MODULES = list(dict.fromkeys(module for patch in PATCHES for module in patch.modules))
+MISSING = "missing"
+NO_PLACE = "not in this Megatron"
+# What a configuration cannot be made without.
+NEEDED = {"num_layers", "hidden_size", "num_attention_heads"}
+
+
+def import_targets() -> list[ModuleType]:
+    """Import every module of this Megatron that the patches touch."""
+    return [importlib.import_module(module) for module in MODULES if find_file(module)]
+
+
+def reports() -> dict[str, Report]:
+    """What `status()` says, by patch."""
+    return {report.id: report for report in status()}
+
+
+# -- edits in force ------------------------------------------------------------------------------------------------
+
+
+def problems(patch: Patch, report: Report, state: str) -> list[str]:
+    """What speaks against `patch` being in `state` and, if that is applied or repaired, in force exactly once."""
+    found = [] if report.state == state else [f"{patch.id} is {report.state}, not {state}"]
+    counts = {edit: count(edit) for edit in patch.edits}
+    # Of a native patch an edit may be in force for the sake of another patch.
+    shared = {edit for other in CATALOG if other is not patch for edit in other.edits} if state == "native" else set()
+    here = {edit: n for edit, n in counts.items() if n not in (None, "native") and edit not in shared}
+    wanted = 1 if state in ("applied", "repaired") else 0
+    found += [f"{describe(edit)} is in force {n} times" for edit, n in here.items() if n != wanted]
+    if bool(here) == (state == "pending"):
+        found.append(f"{len(here)} edits have a place here")
+    absent = {edit.target for edit, n in counts.items() if n is None}
+    for target, told in report.targets.items():
+        right = "untouched" if state == "native" else NO_PLACE if target in absent else "applied"
+        found += [] if told == right else [f"{target} is reported as {told!r}, not {right!r}"]
+    return found
+
+
+def describe(edit: Edit) -> str:
+    added = [getattr(edit, kind) for kind in ("field", "flag") if hasattr(edit, kind)]
+    return " ".join([type(edit).__name__, edit.target, *added])
+
+
+def in_force() -> dict[str, list[int | str | None]]:
+    """How often each edit of each patch is in force."""
+    return {patch.id: [count(edit) for edit in patch.edits] for patch in PATCHES}
+
+
+def find_owner(edit: Edit) -> tuple[Any, str]:
+    """The object that holds the target, and the target's name there; None where this Megatron has no such object."""
+    module = sys.modules.get(edit.module)
+    *parents, name = edit.name.split(".")
+    try:
+        return functools.reduce(getattr, parents, module), name
+    except AttributeError:
+        return None, name
+
+
+def count(edit: Edit) -> int | str | None:
+    """How often the edit is in force; None: no such target here; "native": no Export or field was needed."""
+    owner, name = find_owner(edit)
+    if owner is None or (name not in vars(owner) and not isinstance(edit, Export)):
+        return None
+    value = vars(owner).get(name)
+    layers = [value]
+    while hasattr(layers[-1], "__wrapped__"):
+        layers.append(layers[-1].__wrapped__)
+    if isinstance(edit, Export):
+        return "native" if value is not None and value is not load(edit.override) else int(value is not None)
+    if isinstance(edit, Replace):
+        return sum(layer is load(edit.override) for layer in layers)  # wraps may lie around it
+    if isinstance(edit, Wrap):
+        wrapper = load(edit.wrapper)
+        return sum(getattr(layer, "_self_wrapper", None) is wrapper for layer in layers)
+    if isinstance(edit, AddField):
+        fields = [field for field in dataclasses.fields(value) if field.name == edit.field]
+        if fields:
+            needed = dict.fromkeys(NEEDED.intersection(inspect.signature(value).parameters), 1)
+            assert getattr(value(**needed, **{edit.field: 0.5}), edit.field) == 0.5
+            assert getattr(value(**needed), edit.field) == edit.default
+            assert inspect.signature(value).parameters[edit.field].default == edit.default
+        return "native" if any("added_in_place" not in field.metadata for field in fields) else len(fields)
+    assert isinstance(edit, AddFlag)
+    parser = value(argparse.ArgumentParser(conflict_handler="error", allow_abbrev=False))
+    action = parser._option_string_actions.get(edit.flag)
+    if action:
+        assert (action.default, action.type or bool) == (edit.default, edit.type)
+    return sum(edit.flag in action.option_strings for action in parser._actions)
+
+
+# -- changes since ---------------------------------------------------------------------------------------------------
+
+
+def snapshot() -> list[tuple]:
+    """What every owner of a target, and every class that inherits from one, holds."""
+    owners = {}
+    for edit in (edit for patch in PATCHES for edit in patch.edits):
+        owner, name = find_owner(edit)
+        if owner is None:
+            continue
+        owners[id(owner)] = owner
+        value = vars(owner).get(name)
+        for cls in family(owner) + family(value):
+            owners[id(cls)] = cls
+    fields = [dict(owner.__dataclass_fields__) for owner in owners.values() if hasattr(owner, "__dataclass_fields__")]
+    return [(owner, dict(vars(owner))) for owner in owners.values()] + [(None, names) for names in fields]
+
+
+def family(cls: object) -> list[type]:
+    if not isinstance(cls, type):
+        return []
+    return [cls, *(member for child in cls.__subclasses__() for member in family(child))]
+
+
+def changes_since(before: list[tuple]) -> list[str]:
+    """The names that are no longer bound to the same object as when `before` was made, by `snapshot`."""
+    after = snapshot()
+    assert [owner for owner, _ in before] == [owner for owner, _ in after]
+    return [
+        f"{getattr(owner, '__name__', 'fields')}.{name}"
+        for (owner, old), (_, new) in zip(before, after, strict=True)
+        for name in old.keys() | new.keys()
+        if old.get(name, MISSING) is not new.get(name, MISSING)
+        and name not in ("__abstractmethods__", "__warningregistry__")
+    ]
+
+
+def hold(modules: Iterable[ModuleType]) -> dict[str, object]:
+    """Every name in these modules, and in their classes, with what it is bound to."""
+    held: dict[str, object] = {}
+    for module in modules:
+        held |= {f"{module.__name__}:{name}": value for name, value in vars(module).items()}
+        for cls in (value for value in vars(module).values() if isinstance(value, type)):
+            held |= {f"{cls.__module__}:{cls.__qualname__}.{name}": value for name, value in vars(cls).items()}
+    return held
+
+
+def names_changed_since(before: dict[str, object], modules: Iterable[ModuleType]) -> list[str]:
+    """The names that are no longer bound to the same object as when `before` was made, by `hold`."""
+    after = hold(modules)
+    passing = ("__annotations__", "__abstractmethods__", "_abc_impl", "__warningregistry__")
+    return sorted(
+        name
+        for name in before.keys() | after.keys()
+        if before.get(name, MISSING) is not after.get(name, MISSING) and not name.endswith(passing)
+    )

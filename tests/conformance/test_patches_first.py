@@ -1,0 +1,63 @@
+"""Patches that are applied before Megatron is imported, and wait for its modules."""
+
+from __future__ import annotations
+
+import sys
+
+import megatron_mtp_patches
+import pytest
+
+from .expected import EXPECTED, IDS, STATE
+from .inspection import import_targets, in_force, problems, reports
+
+pytestmark = pytest.mark.forked("torch")
+
+
+@pytest.fixture(scope="module")
+def waiting():
+    """What is reported of the patches before Megatron is imported."""
+    megatron_mtp_patches.apply()
+    found = reports()
+    assert "megatron.core" not in sys.modules
+    return found
+
+
+@pytest.fixture(scope="module")
+def imported(waiting):
+    """What is reported of them once it is, and how often each edit is in force."""
+    import_targets()
+    return reports(), in_force()
+
+
+@pytest.fixture(scope="module")
+def applied_again(imported):
+    """The same after a second `apply()`, without a revert."""
+    megatron_mtp_patches.apply()
+    return reports(), in_force()
+
+
+@pytest.mark.parametrize("patch", IDS)
+def test_a_patch_waits_for_megatron(patch, waiting):
+    assert waiting[patch].state == ("native" if EXPECTED[patch] == "native" else "pending")
+
+
+@pytest.mark.parametrize("patch", IDS, indirect=True)
+def test_applied_exactly_once(patch, imported):
+    found, _ = imported
+    assert problems(patch, found[patch.id], STATE[patch.id]) == []
+
+
+@pytest.mark.parametrize("patch", IDS, indirect=True)
+def test_applied_exactly_once_by_two_calls(patch, applied_again):
+    found, _ = applied_again
+    assert problems(patch, found[patch.id], STATE[patch.id]) == []
+
+
+def test_two_calls_apply_what_one_applies(imported, applied_again):
+    assert applied_again == imported
+
+
+def test_the_result_is_the_same_where_megatron_is_imported_first(imported):
+    megatron_mtp_patches.revert()
+    megatron_mtp_patches.apply()
+    assert (reports(), in_force()) == imported

@@ -1,0 +1,92 @@
+"""What becomes of each patch is read from Megatron's source alone, in this release and where a source has changed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.engine.source import find_file
+
+from .changed_sources import change_comments, change_line, change_nothing, checked_targets, make_checkout
+from .expected import EXPECTED, IDS
+from .inspection import reports
+
+pytestmark = pytest.mark.forked("python")  # find_file() says of an imported module where it was imported from
+
+PATCHES_OF = checked_targets()
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A Megatron that shadows the installed one, with copies of the files that matter."""
+    folder = tmp_path_factory.mktemp("checkout")
+    make_checkout(folder, {target.partition(":")[0]: change_nothing for target in PATCHES_OF})
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture
+def changed(checkout):
+    """with changed(target, change): the source of the target's module is changed."""
+
+    @contextlib.contextmanager
+    def change_file(target, change):
+        file = find_file(target.partition(":")[0])
+        assert file.is_relative_to(checkout) and not file.is_symlink()
+        source = file.read_text(encoding="utf-8")
+        file.write_text(change(source), encoding="utf-8")
+        try:
+            yield file
+        finally:
+            file.write_text(source, encoding="utf-8")
+
+    return change_file
+
+
+def judge(patches):
+    """What is reported of these patches; Megatron is not imported."""
+    megatron_mtp_patches.apply(",".join(patch.id for patch in patches), "skip")
+    found = reports()
+    return [found[patch.id] for patch in patches]
+
+
+def test_readme_lists_every_patch():
+    assert list(EXPECTED) == IDS
+
+
+def test_the_record_says_what_readme_says():
+    megatron_mtp_patches.apply()
+    verdicts = dict(word.split("=") for word in megatron_mtp_patches.record().split() if "=" in word)
+    assert {name: verdicts[name] for name in IDS} == EXPECTED
+
+
+@pytest.mark.parametrize("target", PATCHES_OF)
+def test_a_changed_line_is_refused(target, changed):
+    with changed(target, change_line(target.partition(":")[2])) as file:
+        found = judge(PATCHES_OF[target])
+    for report in found:
+        if EXPECTED[report.id] == "native":
+            assert report.state == "native"
+        else:
+            assert report.state == "refused"
+            assert target in report.reason and str(file) in report.reason
+
+
+@pytest.mark.parametrize("target", PATCHES_OF)
+def test_comments_docstrings_and_layout_do_not_count(target, changed):
+    with changed(target, change_comments([target.partition(":")[2]])):
+        found = judge(PATCHES_OF[target])
+    for report in found:
+        assert report.state == ("native" if EXPECTED[report.id] == "native" else "pending")
+        assert ("repaired" in report.reason) == (EXPECTED[report.id] == "repair")
+
+
+def test_neither_torch_nor_megatron_is_imported_for_it():
+    judge(CATALOG)
+    assert {name.partition(".")[0] for name in sys.modules} & {"torch", "megatron"} == set()
