@@ -6,9 +6,10 @@
 step: optimizer.step of thousands of parameters, unpatched and patched on each release and native on 0.19.2, taking
 turns of one step, their processes started several times; all-reduces, waits of the host for the device and, on a GPU,
 kernel launches of a step. On 0.19.2 unpatched and native are the same, started twice: what they differ by is noise.
-import: `import megatron_mtp_patches` in a fresh interpreter, in CPU time. acceptance: counting what an MTP head guesses
-right, against one read of its logits. Without --python the Python that runs this is measured. A row that misses its
-target says so. Leave the machine to it: steps are measured by the clock on the wall.
+import: `import megatron_mtp_patches` in a fresh interpreter, and apply() in one that has imported Megatron, in CPU
+time. acceptance: counting what an MTP head guesses right, against one read of its logits. Without --python the Python
+that runs this is measured. A row that misses its target says so. Leave the machine to it: steps are measured by the
+clock on the wall.
 `scripts/bench_memory.py` counts bytes.
 """
 
@@ -27,6 +28,7 @@ from pythons import REFERENCE, numbers, positive, release_and_python
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 
 ROWS = ("step", "import", "acceptance")
+OUT = "write DEVICE.json and DEVICE.md there; what is not measured stays as it is there"
 
 
 def read_arguments() -> argparse.Namespace:
@@ -40,7 +42,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=positive, default=50, help="steps of each Megatron in a start (default: 50)")
     parser.add_argument("--tokens", type=positive, default=64, help="rows of the logits (default: 64)")
     parser.add_argument("--vocabulary", type=positive, default=131072, help="their columns (default: 131072)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write DEVICE.json and DEVICE.md there")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=OUT)
     options = parser.parse_args()
     unknown = set(options.rows) - set(ROWS)
     if unknown:
@@ -94,6 +96,14 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def keep_others(file: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """`found`, with the rows in `file` that were not measured now."""
+    if not file.is_file():
+        return found
+    before = json.loads(file.read_text(encoding="utf-8"))
+    return {**before, **found, "about": {**before["about"], **found["about"]}}
+
+
 def device_name(device: str) -> str:
     if device == "cpu":
         return "the CPU (rehearsal)"
@@ -107,11 +117,12 @@ def main() -> None:
     found = measure(options)
     from bench_tables import tables
 
-    made = tables(found)
-    for table in made:
+    for table in tables(found):
         table.show()
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
+        found = keep_others(options.out / f"{options.device}.json", found)
+        made = tables(found)
         lines = [f"# What the patches cost on {found['about']['device']}", ""]
         text = "\n".join([*lines, *(line for table in made for line in table.markdown())])
         (options.out / f"{options.device}.md").write_text(text, encoding="utf-8")

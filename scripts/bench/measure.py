@@ -16,11 +16,26 @@ from step import CASES
 from workers import LAST, Worker, environment, run
 
 IMPORTS = 15
+APPLIES = 10
 COUNTED = 2  # steps
 IMPORT = (
     "import sys, time; start = time.process_time(); import megatron_mtp_patches; "
     "print(1e3 * (time.process_time() - start), 'torch' in sys.modules)"
 )
+
+# In a process in which all of Megatron that the patches touch is imported, as in a training script.
+APPLY = """
+import contextlib, importlib, time, warnings
+import torch, megatron_mtp_patches
+warnings.simplefilter("ignore")
+megatron_mtp_patches.revert()
+for module in megatron_mtp_patches._engine.modules:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(module)
+start = time.process_time()
+megatron_mtp_patches.apply("all")
+print(time.process_time() - start)
+"""
 
 
 def steps(
@@ -78,14 +93,24 @@ def _wait_for(worker: Worker, release: str) -> None:
 
 
 def imports(release: str, python: str) -> dict[str, Any]:
-    """CPU time of `import megatron_mtp_patches` in fresh interpreters, its bytecode there."""
+    """CPU time of `import megatron_mtp_patches`, and of apply() once Megatron is imported, in fresh interpreters."""
+    found = _run_in_fresh(python, IMPORT, "all", IMPORTS)
+    applying = [float(taken) for (taken,) in _run_in_fresh(python, APPLY, "none", APPLIES)]
+    loaded_torch = any(loaded == "True" for _, loaded in found)
+    return import_row(release, [float(taken) for taken, _ in found], loaded_torch, applying)
+
+
+def _run_in_fresh(python: str, code: str, patches: str, times: int) -> list[list[str]]:
+    """What `code` prints last in each process, its bytecode there: it is written by one more that comes first."""
+    variables = environment(patches)
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     found = []
-    for _ in range(1 + IMPORTS):
-        done = subprocess.run([python, "-c", IMPORT], env=environment("all"), capture_output=True, text=True)
+    for _ in range(1 + times):
+        done = subprocess.run([python, "-W", "ignore", "-c", code], env=variables, capture_output=True, text=True)
         if done.returncode:
-            sys.exit(f"{done.stderr[-LAST:]}\n{python} cannot import megatron_mtp_patches, see above")
-        found.append(done.stdout.split())
-    return import_row(release, [float(taken) for taken, _ in found[1:]], any(loaded == "True" for _, loaded in found))
+            sys.exit(f"{done.stderr[-LAST:]}\n{python} cannot import or apply megatron_mtp_patches, see above")
+        found.append(done.stdout.splitlines()[-1].split())
+    return found[1:]
 
 
 def acceptance(release: str, python: str, device: str, tokens: int, vocabulary: int, folder: Path) -> dict[str, Any]:

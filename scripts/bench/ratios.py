@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pythons import REFERENCE
 
 IMPORT_LIMIT = 30.0  # ms
+APPLY_LIMIT = 0.35  # CPU-seconds
 ACCEPTANCE_LIMIT = 1.5  # times one read of the logits
 
 
@@ -58,11 +59,14 @@ def _step_misses(row: dict[str, Any]) -> list[str]:
     return found
 
 
-def import_row(release: str, milliseconds: list[float], loaded_torch: bool) -> dict[str, Any]:
-    taken = median(milliseconds)
+def import_row(
+    release: str, milliseconds: list[float], loaded_torch: bool, apply_seconds: list[float]
+) -> dict[str, Any]:
+    taken, applying = median(milliseconds), median(apply_seconds)
     misses = [f"{taken:.1f} ms, not under {IMPORT_LIMIT:g}"] if taken >= IMPORT_LIMIT else []
     misses += ["it imports torch"] if loaded_torch else []
-    return {"release": release, "ms": taken, "loads torch": loaded_torch, "misses": misses}
+    misses += [f"apply() takes {applying:.2f} s, not under {APPLY_LIMIT:g}"] if applying >= APPLY_LIMIT else []
+    return {"release": release, "ms": taken, "loads torch": loaded_torch, "apply s": applying, "misses": misses}
 
 
 def acceptance_row(release: str, found: dict[str, Any], device: str) -> dict[str, Any]:

@@ -92,8 +92,42 @@ def test_a_row_says_what_it_misses(load):
     assert ratios.step_row("bf16", 2, "0.18.2", slow, fast, slow)["misses"] == []
     alone = ratios.step_row("bf16", 2, "0.18.2", slow, fast)
     assert alone["patched / native"] is None and alone["unpatched / native"] is None
-    assert ratios.import_row("0.18.2", [10.0, 29.0, 90.0], False)["misses"] == []
-    assert ratios.import_row("0.18.2", [30.0], True)["misses"] == ["30.0 ms, not under 30", "it imports torch"]
+    assert ratios.import_row("0.18.2", [10.0, 29.0, 90.0], False, [0.3, 0.2, 9.0])["misses"] == []
+    assert ratios.import_row("0.18.2", [30.0], True, [0.2, 0.35, 0.4])["misses"] == [
+        "30.0 ms, not under 30",
+        "it imports torch",
+        "apply() takes 0.35 s, not under 0.35",
+    ]
+
+
+def test_the_import_row_is_measured_in_fresh_processes(load, monkeypatch, tmp_path):
+    """By a Python that prints what it is told and counts its starts."""
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh
+echo "$MEGATRON_MTP_PATCHES$PYTHONDONTWRITEBYTECODE" >> {tmp_path}/starts
+case "$4" in *apply*) echo a warning; echo 0.5;; *) echo 20.0 False;; esac
+""")
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    row = load("measure").imports("0.18.2", str(python))
+    assert (row["ms"], row["apply s"], row["loads torch"]) == (20.0, 0.5, False)
+    assert (tmp_path / "starts").read_text().split() == 16 * ["all"] + 11 * ["none"]
+    text = "\n".join(load("bench_tables").tables({"import": [row]})[0].markdown())
+    assert "| 0.18.2 | 20.0 | no | 0.50 | misses: apply() takes 0.50 s, not under 0.35 |" in text
+
+
+def test_rows_that_were_not_measured_stay_in_the_file(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    bench = importlib.import_module("bench")
+    found = {"about": {"device": "new"}, "import": [2]}
+    file = tmp_path / "cpu.json"
+    assert bench.keep_others(file, found) == found
+    file.write_text('{"about": {"device": "old", "versions": 1}, "import": [1], "step": [3]}')
+    assert bench.keep_others(file, found) == {
+        "about": {"device": "new", "versions": 1},
+        "import": [2],
+        "step": [3],
+    }
 
 
 def test_the_table_says_what_native_differs_from_itself_by(load):

@@ -84,11 +84,21 @@ def test_what_the_bench_found_in_a_sentence(monkeypatch):
         return here | {of: {"median": median} for of, median in ratios.items()}
 
     rows = [row(2, "0.18.2", 1.00, 1.2, 0.5), row(1, "0.18.2", 0.95, 0.9, 0.5), row(1, "0.19.2", 1.02, 1.01, 0.99)]
-    text = kept.cost({"step": rows, "import": [{"ms": 16.2}, {"ms": 24.8}]})
+    text = kept.cost({"step": rows, "import": [{"ms": 16.2, "apply s": 0.31}, {"ms": 24.8, "apply s": 0.2}]})
     assert "On 1, 2 CPU ranks optimizer.step takes 0.95 to 1.02 of native 0.19.2's time" in text
     assert "2 of 3 rows meet the target" in text and "started twice, takes 0.99 to 0.99 of its own" in text
     assert "0.90 to 1.20 of the time of the same release unpatched" in text
-    assert "All-reduces in a step: 1; native has 2 or 4. The import takes 25 ms." in text
+    assert "All-reduces in a step: 1; native has 2 or 4.\nThe import takes 25 ms of CPU time, " in text
+    assert "apply() 0.31 s on each rank once Megatron is imported." in text
+
+
+def test_the_readme_promises_what_the_bench_holds_the_import_against(monkeypatch):
+    for folder in ("scripts", "scripts/bench"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    ratios = importlib.import_module("ratios")
+    promise = README.partition("**It costs nothing before it is needed.**")[2].partition("\n\n")[0]
+    assert f"takes under {ratios.IMPORT_LIMIT:g} ms" in promise
+    assert f"under {ratios.APPLY_LIMIT:g} s of CPU time" in promise
 
 
 def test_readme_has_every_flag_and_no_other():
