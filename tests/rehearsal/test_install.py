@@ -61,7 +61,7 @@ def test_importing_the_package_and_the_command_imports_no_torch():
     assert "torch" not in sys.modules
 
 
-def test_pytest_s_plugin_installs_it_and_leaves_the_flags_of_megatron_alone(monkeypatch):
+def test_the_plugin_of_pytest_installs_it_without_megatrons_flags(monkeypatch):
     calls = []
     monkeypatch.setattr(rehearsal, "install", lambda **how: calls.append(how))
     importlib.import_module("megatron_mtp_patches.rehearsal.pytest_plugin")
