@@ -3,15 +3,16 @@
 
     scripts/mutate.py --python 0.18.2=PYTHON --python 0.16.1=PYTHON --python 0.19.2=PYTHON [--only PATTERN] [--resume]
 
-A mutant is the repository without one edit of the set (without it in every patch that declares it), or with one
-comparison of the code that measures, clips and skips turned round. Its likeliest tests run first: those that mirror the
-changed file or name what is changed, then tests/multirank on 2 ranks, the others of tests/megatron_overrides,
-conformance and tests/end_to_end; in the releases in which the change matters, until one fails. What survives has its
-reason in ci/mutants.toml, or the run ends with 1; with 2 if a test that saw a mutant fails without it too. Writes
-ci/mutants.md and ci/mutants.json.
+A mutant is a warm process of Megatron whose patches lack one edit (in every patch that declares it), or one comparison of
+the code that measures, clips and skips turned round. Its likeliest tests run first: those that mirror the changed file
+or name what is changed, then tests/multirank on 2 ranks, the others of tests/megatron_overrides, conformance and
+tests/end_to_end; in the releases in which the change matters, until one fails. What survives has its reason in
+ci/mutants.toml, or the run ends with 1; with 2 if a test that saw a mutant fails without it too. Writes ci/mutants.md
+and ci/mutants.json.
 
 Of tests/conformance only test_the_record_is_in_megatron_s_arguments counts. The others go through the edits that are
-declared, or look for a certain one: they say nothing of what it does. Nor do tests of the engine and the command line count, which know no edit of the set.
+declared, or look for a certain one: they say nothing of what it does. Nor do tests of the engine and the command line
+count, which know no edit.
 
 Run it with a Python that has rich and wrapt. The Pythons given need what `pip install -e .[test]` installs.
 """

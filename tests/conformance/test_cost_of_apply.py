@@ -1,0 +1,72 @@
+"""Every rank calls `apply()`: what its time stands for is how often it reads, parses and scans. scripts/bench.py has it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches import _engine
+from megatron_mtp_patches.engine import copies
+from megatron_mtp_patches.engine.source import find_file
+
+pytestmark = pytest.mark.forked("megatron")
+
+
+class CountedModules:
+    """sys.modules, and how often all of it was looked through."""
+
+    def __init__(self) -> None:
+        self.scans = 0
+
+    def items(self):
+        self.scans += 1
+        return sys.modules.items()
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    counted = CountedModules()
+    monkeypatch.setattr(copies, "sys", SimpleNamespace(modules=counted))
+    yield counted
+    megatron_mtp_patches.revert()
+
+
+@pytest.fixture(scope="module")
+def events():
+    """{"open": how often each of Megatron's sources was opened, "compile": how often it was parsed}, as of now."""
+    sources = {str(find_file(module)): module for module in _engine.modules if find_file(module)}
+    counts = {"open": Counter(), "compile": Counter()}
+
+    def hear(event, arguments):
+        if event in counts and str(arguments[event == "compile"]) in sources:
+            counts[event][sources[str(arguments[event == "compile"])]] += 1
+
+    sys.addaudithook(hear)  # for the life of this fork
+    return counts
+
+
+def test_nothing_is_read_where_every_patch_is_left_out(modules, events):
+    """First in this file: afterwards the sources are known."""
+    megatron_mtp_patches.apply("none")
+    megatron_mtp_patches.record()
+    assert {report.state for report in megatron_mtp_patches.status()} == {"disabled"}
+    assert events == {"open": {}, "compile": {}}
+
+
+def test_each_source_is_read_once_none_is_parsed_and_modules_are_scanned_once(modules, events):
+    before = Counter(events["open"])
+    megatron_mtp_patches.apply()
+    assert modules.scans == 1
+    states = {report.state for report in megatron_mtp_patches.status()}
+    megatron_mtp_patches.record()
+    assert "applied" in states
+    opened = events["open"] - before
+    assert set(opened.values()) == {1} and len(opened) > 10
+    assert events["compile"] == {}, "a file of a known release is not parsed"
+    megatron_mtp_patches.revert()
+    assert modules.scans == 2
+    megatron_mtp_patches.apply()
+    assert events["open"] - before == opened, "what is known is not read again"
