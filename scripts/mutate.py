@@ -3,8 +3,8 @@
 
     scripts/mutate.py --python 0.18.2=PYTHON --python 0.16.1=PYTHON --python 0.19.2=PYTHON [--only PATTERN] [--resume]
 
-A mutant is a warm process of Megatron whose patches lack one edit (in every patch that declares it), or one comparison of
-the code that measures, clips and skips turned round. Its likeliest tests run first: those that mirror the changed file
+A mutant is a warm process whose patches lack one edit (in every patch that declares it), or one comparison of the code
+that measures, clips and skips turned round. Its likeliest tests run first: those that mirror the changed file
 or name what is changed, then tests/multirank on 2 ranks, the others of tests/megatron_overrides, conformance and
 tests/end_to_end; in the releases in which the change matters, until one fails. What survives has its reason in
 ci/mutants.toml, or the run ends with 1; with 2 if a test that saw a mutant fails without it too. Writes ci/mutants.md

@@ -1,4 +1,4 @@
-"""Every rank calls `apply()`: what its time stands for is how often it reads, parses and scans. scripts/bench.py has it."""
+"""Every rank calls `apply()`: what its time stands for is how often it reads, parses and scans."""
 
 from __future__ import annotations
 
