@@ -26,6 +26,7 @@ if ! "$tools/bin/python" -c 'import nox, rich, uv' 2>/dev/null; then
     "$tools/bin/pip" install --quiet nox rich uv
 fi
 export PATH="$PWD/$tools/bin:$PATH"
+export UV_PYTHON_DOWNLOADS=never  # a Python that is not installed is left out
 # uv reads its own variable for extra wheels
 export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}"
 [ -n "$UV_FIND_LINKS" ] || unset UV_FIND_LINKS

@@ -145,6 +145,8 @@ class Job:
         for number, rank in enumerate(self.ranks):
             # A process that it has started may keep its pipe open: then it has told all when nothing comes.
             if test not in rank.finished and rank.code is not None and (rank.told_all or limit < math.inf):
+                if rank.finished and rank.at in rank.finished and rank.code >= 0:
+                    return number, "did not find this test when it collected the file again"
                 return number, rank.problem or f"{_ended(rank.code)} in {rank.at or 'its collection'}"
         failed = [rank for rank in self.ranks if any(report.failed for report in rank.reports.get(test, ()))]
         self._first_failed = self._first_failed or (time.monotonic() if failed else 0.0)

@@ -6,6 +6,7 @@ For tests that start ranks themselves, because one of them is killed or trains t
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -70,6 +71,7 @@ def fork(action: Callable[[], object], log: Path) -> int:
         write_to(log)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)  # pytest may have put its own in their places
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        logging.getLogger().handlers.clear()  # pytest's, which print nothing
         action()
         code = 0
     except SystemExit as ended:
