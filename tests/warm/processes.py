@@ -71,7 +71,6 @@ def fork(action: Callable[[], object], log: Path) -> int:
         write_to(log)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)  # pytest may have put its own in their places
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        logging.getLogger().handlers.clear()  # pytest's, which print nothing
         action()
         code = 0
     except SystemExit as ended:
@@ -93,6 +92,7 @@ def run_ranks(ranks: int, action: Callable[[], object], limit: float = LIMIT) ->
 
     def start(rank: int) -> None:
         be_rank(rank, ranks, port)
+        logging.getLogger().addHandler(logging.StreamHandler(sys.stderr))  # pytest's own handlers print nothing
         action()
 
     with tempfile.TemporaryDirectory() as folder:
