@@ -1,4 +1,4 @@
-"""Python processes of their own, for what a fork cannot show: how an interpreter starts, or what is imported first."""
+"""Fresh interpreters, for what a fork cannot show: how one starts, or what is imported first."""
 
 from __future__ import annotations
 
