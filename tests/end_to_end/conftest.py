@@ -1,5 +1,6 @@
 """Whole trainings of a small GPT. Each rank is a fork, but for those of test_front_door.py."""
 
+import logging
 import os
 import re
 import runpy
@@ -50,6 +51,7 @@ def run_command(patches, *words):
     from megatron_mtp_patches.cli import main
 
     os.environ |= {"MEGATRON_MTP_PATCHES": patches, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    logging.getLogger().handlers.clear()  # pytest's, which print nothing
     sys.path.insert(0, "")  # which the script's folder replaces
     sys.exit(main(words))
 

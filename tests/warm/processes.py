@@ -6,7 +6,6 @@ For tests that start ranks themselves, because one of them is killed or trains t
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -92,7 +91,6 @@ def run_ranks(ranks: int, action: Callable[[], object], limit: float = LIMIT) ->
 
     def start(rank: int) -> None:
         be_rank(rank, ranks, port)
-        logging.getLogger().addHandler(logging.StreamHandler(sys.stderr))  # pytest's own handlers print nothing
         action()
 
     with tempfile.TemporaryDirectory() as folder:
