@@ -48,8 +48,8 @@ def read(report: Path, suites: dict[str, str]) -> list[Case]:
     """The tests of a JUnit report; `suites` has the suite of each folder."""
     cases = []
     for element in ElementTree.parse(report).iter("testcase"):
-        file = element.get("classname", "").replace(".", "/")
-        name = f"{file}::{element.get('name')}"
+        file, test = element.get("classname", ""), element.get("name", "")
+        name = "::".join(filter(None, [file.replace(".", "/"), test if file else test.replace(".", "/")]))
         suite = next((suite for folder, suite in suites.items() if name.startswith(f"{folder}/")), "other")
         kinds = {child.tag for child in element}
         outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
