@@ -13,7 +13,6 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "uv"
-nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["python", "tests", "compatibility", "lint", "wheel", "tables"]
 if os.environ.get("MEGATRON_LM"):
     nox.options.sessions += ["replay"]
