@@ -1,4 +1,4 @@
-"""Projects of a few tests, run by a pytest of their own."""
+"""Projects of a few tests, each run by a separate pytest."""
 
 from __future__ import annotations
 

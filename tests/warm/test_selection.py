@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.real_process("a pytest of its own runs forked tests")
+pytestmark = pytest.mark.real_process("a separate pytest runs forked tests")
 FOUR = """
     def test_passes():
         pass
