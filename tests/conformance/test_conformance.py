@@ -15,11 +15,8 @@ from megatron_mtp_patches.catalog import BASE
 from megatron_mtp_patches.engine import Export, Replace
 from megatron_mtp_patches.engine.source import find_definition, find_file, parse
 
-from tests.interpreter import run_python
-
 from .expected import IDS, STATE
 from .inspection import (
-    MODULES,
     changes_since,
     count,
     hold,
@@ -165,21 +162,3 @@ def test_the_record_is_in_megatron_s_arguments(apply):
             call(args)
         assert args.megatron_mtp_patches == megatron_mtp_patches.record()
         assert all(f"{patch}=" in args.megatron_mtp_patches for patch in IDS)
-
-
-MEGATRON_FIRST = """
-import importlib, sys
-for module in sys.argv[1:]:
-    importlib.import_module(module)
-assert "megatron_mtp_patches" not in sys.modules
-import megatron_mtp_patches
-from tests.conformance.expected import CATALOG, STATE
-from tests.conformance.inspection import problems, reports
-found = reports()
-assert [problem for patch in CATALOG for problem in problems(patch, found[patch.id], STATE[patch.id])] == []
-"""
-
-
-@pytest.mark.real_process("imports the package, which every fork has done already")
-def test_importing_the_package_after_megatron_applies_the_patches():
-    run_python("-c", MEGATRON_FIRST, *(module for module in MODULES if find_file(module)))

@@ -8,10 +8,10 @@ import pytest
 
 from tests.interpreter import ROOT, run_python
 
+pytestmark = [pytest.mark.forked("python"), pytest.mark.real_process("the rehearsal in forks disables torch.compile")]
 COMPILED = Path(__file__).with_name("compiled.py")
 
 
-@pytest.mark.real_process("the rehearsal in forks disables torch.compile")
 def test_compiled_patched_functions_give_what_plain_ones_give():
     words = ["-q", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
     assert "4 passed" in run_python("-m", "pytest", *words, str(COMPILED))

@@ -9,7 +9,10 @@ from megatron_mtp_patches.catalog import CATALOG
 
 from tests.interpreter import run_python
 
-pytestmark = pytest.mark.real_process("python -OO is asked for when an interpreter starts")
+pytestmark = [
+    pytest.mark.forked("python"),
+    pytest.mark.real_process("python -OO is asked for when an interpreter starts"),
+]
 
 EMERGING = "keep-newton-schulz-scale-invariant"
 # emerging_optimizers edits one of its own docstrings, so it cannot be imported; Megatron does without it.

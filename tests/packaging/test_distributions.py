@@ -13,7 +13,9 @@ import zipfile
 from pathlib import Path
 
 import megatron_mtp_patches
+import pytest
 
+pytestmark = [pytest.mark.forked("python"), pytest.mark.real_process("runs in an environment with the wheel alone")]
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "megatron_mtp_patches": ROOT / "patches" / "megatron_mtp_patches",

@@ -8,6 +8,7 @@ import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
 
+pytestmark = [pytest.mark.forked("python"), pytest.mark.real_process("runs in an environment with the wheel alone")]
 HINT = "pip install megatron-core"
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+pytestmark = [pytest.mark.forked("python"), pytest.mark.real_process("the lane starts an interpreter for each stage")]
 ROOT = Path(__file__).resolve().parents[2]
 SLEEPS = """
 import signal, subprocess, sys, time
@@ -41,7 +42,6 @@ def load(monkeypatch):
     return module
 
 
-@pytest.mark.timeout(1800)
 def test_every_stage_comes_about(tmp_path):
     names = ("tests", "acceptance", "memory", "muon", "replay", "training")  # scripts/check_tables.py measures a step
     code, said, report = lane(tmp_path, "--device", "cpu", *(f"--only={name}*" for name in names))

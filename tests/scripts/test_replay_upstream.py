@@ -10,7 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-pytestmark = pytest.mark.real_process("a replay starts interpreters: a checkout shadows the installed Megatron")
+pytestmark = [
+    pytest.mark.forked("python"),
+    pytest.mark.real_process("a replay starts interpreters: a checkout shadows the installed Megatron"),
+]
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
 import os

@@ -11,7 +11,7 @@ mark runs in the process of pytest itself, which imports neither torch nor Megat
 The files of this package, from the command to the test:
 
     plugin.py     pytest's hooks: collects such files in forks, reports what their forks report
-    jobs.py       starts a job for each file and number of ranks, as many at once as there are processors
+    jobs.py       starts a job for each file and number of ranks, as many at once as keep the processors busy
     connection.py talks to the warm processes
     server.py     the warm processes, one for each level, each a fork of the level before
     inside.py     pytest in a fork: runs the tests of one job on one rank and sends its reports

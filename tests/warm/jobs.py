@@ -1,4 +1,4 @@
-"""Jobs: the tests of one file that run in one group of forks. As many run at once as there are processors."""
+"""Jobs: the tests of one file that run in one group of forks. As many ranks run at once as keep the processors busy."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .merge import Reports, add_failure, fail, merge
 from .processes import free_port, kill
 
 OTHERS_MAY_TAKE = 10.0  # seconds to end a test that has failed on another rank
+RANKS_PER_PROCESSOR = 2  # ranks wait for each other, and for what they start
 LAST_LINES = 40  # of what a rank printed
 Location = tuple[str, int | None, str]
 
@@ -203,7 +204,7 @@ class Jobs:
 
     def __init__(self, warm: WarmProcesses, jobs: list[Job], request: dict[str, Any], config: pytest.Config) -> None:
         self.warm, self.jobs, self.request, self.config = warm, jobs, request, config
-        self.processors = len(os.sched_getaffinity(0))
+        self.at_once = RANKS_PER_PROCESSOR * len(os.sched_getaffinity(0))
         self.limit = float(config.getini("warm_limit"))
         self.of_test = {test: job for job in jobs for test in job.locations}
         self.logs = tempfile.TemporaryDirectory(prefix="warm-logs-")
@@ -226,7 +227,7 @@ class Jobs:
         self._start_jobs(None)
 
     def _start_jobs(self, wanted: Job | None) -> None:
-        free = self.processors - sum(job.size for job in self.jobs if job.forks)
+        free = self.at_once - sum(job.size for job in self.jobs if job.forks)
         for job in self.jobs:
             if job.waiting and not job.forks and (job is wanted or job.size <= free):
                 job.start(self.warm, self.request, Path(self.logs.name), self.selector)

@@ -72,6 +72,8 @@ def _python() -> None:
     if "PYTEST_DISABLE_PLUGIN_AUTOLOAD" not in os.environ:
         for plugin in entry_points(group="pytest11"):  # which each fork's pytest would load
             plugin.load()
+        with contextlib.suppress(ImportError):
+            import hypothesis  # noqa: F401 - its plugin imports it when a run begins
 
 
 def _torch() -> None:

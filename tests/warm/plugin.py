@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from . import levels
-from .connection import LevelFailed, WarmProcesses
+from .connection import Forks, LevelFailed, WarmProcesses
 from .jobs import Job, Jobs
 from .processes import free_port
 
+COLLECTED_AT_ONCE = 3  # files
 # What a fork is told of the command line. It is given its tests, and what comes of them is told elsewhere.
 _TOLD = ("tbstyle", "showlocals", "update_golden")
 
@@ -26,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=levels.LEVELS,
         help="run forked tests in this process, brought to this level: for a debugger, or under torchrun",
     )
-    parser.addini("warm_limit", "seconds after which a forked test counts as hanging", default="300")
+    parser.addini("warm_limit", "seconds after which a forked test counts as hanging", default="900")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,6 +75,7 @@ class Controller:
         path = [str(config.rootpath / folder) for folder in config.getini("pythonpath")]
         self.warm = WarmProcesses(path)
         self.jobs: Jobs | None = None
+        self.files: list[ForkedFile] = []
         self.request = {
             "folder": str(config.rootpath),
             "words": ["--rootdir", str(config.rootpath), *(["-c", str(config.inipath)] if config.inipath else [])],
@@ -82,24 +85,20 @@ class Controller:
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> ForkedFile | None:
         level = levels.declared_level(module_path)
-        return ForkedFile.from_parent(parent, path=module_path, level=level, controller=self) if level else None
+        if level is None:
+            return None
+        file = ForkedFile.from_parent(parent, path=module_path, level=level, controller=self)
+        self.files.append(file)
+        return file
 
-    def collect(self, file: Path, level: str) -> dict[str, Any]:
-        """What a fork says of `file` when it collects it."""
-        with tempfile.TemporaryDirectory(prefix="warm-log-") as folder:
-            log = Path(folder, "rank")
-            mine = {"file": str(file), "tests": None, "port": free_port(), "log": str(log)}
-            try:
-                forks = self.warm.fork(level, 1, {**self.request, **mine})
-            except LevelFailed as failed:
-                return {"problem": f"the process of level {level!r} cannot be made:\n{failed}"}
-            said: dict[str, Any] = {}
-            while not forks.ranks[0].ended:
-                for message in forks.ranks[0].read():
-                    said |= message
-            for source in (*forks.ranks, forks.control):
-                source.close()
-            return said or {"problem": Path(f"{log}.0").read_text(errors="replace")}
+    def collect(self, file: ForkedFile) -> dict[str, Any]:
+        """What a fork says of `file` when it collects it; forks for the files that come next are started."""
+        at = self.files.index(file)
+        for coming in self.files[at : at + COLLECTED_AT_ONCE]:
+            if coming.collection is None and coming.level == file.level:
+                coming.collection = Collection(self.warm, coming, self.request)
+        assert file.collection
+        return file.collection.result
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if session.config.option.collectonly:
@@ -131,12 +130,42 @@ class Controller:
         self.warm.close()
 
 
+class Collection:
+    """A fork that collects a file."""
+
+    def __init__(self, warm: WarmProcesses, file: ForkedFile, request: dict[str, Any]) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="warm-log-")
+        self.log = Path(self.folder.name, "rank")
+        mine = {"file": str(file.path), "tests": None, "port": free_port(), "log": str(self.log)}
+        self.forks: Forks | None = None
+        self.problem = ""
+        try:
+            self.forks = warm.fork(file.level, 1, {**request, **mine})
+        except LevelFailed as failed:
+            self.problem = f"the process of level {file.level!r} cannot be made:\n{failed}"
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """What the fork says, once it has ended; see inside.py."""
+        if self.forks is None:
+            return {"problem": self.problem}
+        said: dict[str, Any] = {}
+        (rank,) = self.forks.ranks
+        while not rank.ended:
+            for message in rank.read():
+                said |= message
+        for source in (rank, self.forks.control):
+            source.close()
+        return said or {"problem": Path(f"{self.log}.0").read_text(errors="replace")}
+
+
 class ForkedFile(pytest.File):
     """A test file that is collected in a fork of the process that its tests need."""
 
     def __init__(self, *, level: str, controller: Controller, **rest: Any) -> None:
         super().__init__(**rest)
         self.level, self.controller = level, controller
+        self.collection: Collection | None = None
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
         try:
@@ -146,7 +175,7 @@ class ForkedFile(pytest.File):
         package = levels.missing(self.level)
         if package:
             pytest.skip(f"{package} is not installed", allow_module_level=True)
-        found = self.controller.collect(self.path, self.level)
+        found = self.controller.collect(self)
         if "skipped" in found:
             pytest.skip(found["skipped"].removeprefix("Skipped: "), allow_module_level=True)
         if "items" not in found:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-LIMIT = 300.0  # seconds; only for what hangs: a busy machine may be slow
+LIMIT = 600.0  # seconds; only for what hangs: a busy machine may be slow
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
