@@ -15,7 +15,11 @@ import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+    get_gpt_mtp_block_spec,
+)
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -35,8 +39,9 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
 
 def build_model(config: TransformerConfig, vocab_size: int, seq_length: int, **placement: Any) -> GPTModel:
     """`placement`: what the release passes of pre_process, post_process, vp_stage etc."""
-    layer_spec = get_gpt_layer_local_spec()
-    mtp_spec = get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=False)
+    with_te = config.transformer_impl == "transformer_engine"
+    layer_spec = get_gpt_layer_with_transformer_engine_spec() if with_te else get_gpt_layer_local_spec()
+    mtp_spec = get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=with_te)
     return GPTModel(
         config,
         layer_spec,

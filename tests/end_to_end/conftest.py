@@ -18,6 +18,7 @@ DEMO = ROOT / "scripts" / "demo"
 
 ITERATIONS = 12
 ARGUMENTS = f"""
+    --transformer-impl local
     --num-layers 2 --hidden-size 32 --ffn-hidden-size 64 --num-attention-heads 2 --seq-length 32
     --max-position-embeddings 32 --position-embedding-type rope --hidden-dropout 0 --attention-dropout 0
     --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3 --micro-batch-size 2 --global-batch-size 4

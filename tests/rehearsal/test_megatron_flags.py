@@ -15,6 +15,16 @@ from megatron_mtp_patches.rehearsal.megatron_flags import (
 Backend = enum.Enum("Backend", "flash unfused auto")
 
 
+@pytest.fixture(autouse=True, params=[False], ids=["without TransformerEngine"])
+def with_transformer_engine(request, monkeypatch):
+    """Whether a rehearsal has TransformerEngine's Python; parametrize it indirectly."""
+    monkeypatch.setattr(megatron_flags, "with_transformer_engine", lambda: request.param)
+    return request.param
+
+
+has_it = pytest.mark.parametrize("with_transformer_engine", [True], ids=["TransformerEngine"], indirect=True)
+
+
 def add_megatron_arguments(parser):
     parser.add_argument("--attention-backend", type=Backend.__getitem__, default=Backend.auto)
     parser.add_argument("--no-rope-fusion", action="store_false", dest="apply_rope_fusion")
@@ -30,6 +40,11 @@ def parse(*words):
 
 def test_defaults_change_for_the_flags_that_exist():
     assert vars(parse()) == {"attention_backend": Backend.unfused, "apply_rope_fusion": False, "hidden_size": 64}
+
+
+@has_it
+def test_with_transformer_engine_megatron_s_defaults_stay():
+    assert vars(parse()) == {"attention_backend": Backend.auto, "apply_rope_fusion": True, "hidden_size": 64}
 
 
 def test_explicit_flags_win():
@@ -87,7 +102,8 @@ def test_a_plain_command_line_is_not_refused():
 @pytest.mark.parametrize(
     "dest, value, named",
     [
-        ("transformer_impl", "transformer_engine", "--transformer-impl transformer_engine: Trans"),
+        ("transformer_impl", "transformer_engine", "--transformer-impl transformer_engine: say local, or install"),
+        ("use_precision_aware_optimizer", True, "--use-precision-aware-optimizer: leave it out, or install"),
         ("attention_backend", Backend.flash, "--attention-backend flash: "),
         ("fp8", "hybrid", "--fp8-format hybrid: "),
         ("fp4", "e2m1", "--fp4-format e2m1: "),
@@ -104,6 +120,31 @@ def test_refused_by_name(dest, value, named, monkeypatch):
     monkeypatch.setattr(megatron_flags.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RehearsalRefusal) as refusal:
         refuse(argparse.Namespace(**{**HARMLESS, dest: value}))
+    assert str(refusal.value).count("\n") == 1
+    assert named in str(refusal.value)
+
+
+@has_it
+def test_with_transformer_engine_what_its_python_does_runs():
+    given = {"transformer_impl": "transformer_engine", "tensor_model_parallel_size": 2}
+    refuse(argparse.Namespace(**{**HARMLESS, **given, "use_precision_aware_optimizer": True}))
+
+
+@has_it
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        ({"transformer_impl": "inference_optimized"}, "--transformer-impl inference_optimized: say transformer_engine"),
+        ({"attention_backend": Backend.flash}, "--attention-backend flash: say auto, fused or unfused"),
+        ({"fp8": "hybrid"}, "--fp8-format hybrid: "),
+        ({"cuda_graph_impl": "local"}, "--cuda-graph-impl local: CUDA graphs"),
+        ({"tensor_model_parallel_size": 2}, "leave it out, or say --transformer-impl transformer_engine"),
+    ],
+)
+def test_with_transformer_engine_kernels_of_a_gpu_are_still_refused(given, named, monkeypatch):
+    monkeypatch.setattr(megatron_flags.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RehearsalRefusal) as refusal:
+        refuse(argparse.Namespace(**{**HARMLESS, **given}))
     assert str(refusal.value).count("\n") == 1
     assert named in str(refusal.value)
 

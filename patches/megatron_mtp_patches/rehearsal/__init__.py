@@ -4,10 +4,10 @@
 the collectives and the checkpoints are Megatron's own; a rehearsal proves that a command line runs, and
 shows what its losses do.
 
-What it cannot be honest about: time, memory (every figure is 0), kernels that exist only on a GPU
-(TransformerEngine, Apex, Triton, fp8), CUDA graphs, overlap (streams run in program order) and torch.compile
-(nothing is compiled). Those are refused by name or left out, never imitated. A tensor "on cuda" reports
-`device == cpu`.
+What it cannot be honest about: time, memory (every figure is 0), fp8, CUDA graphs, overlap (streams run in program
+order) and torch.compile (nothing is compiled). Those are refused by name or left out, never imitated. A tensor "on
+cuda" reports `device == cpu`. Where TransformerEngine's Python is installed, it runs, and its kernels are stood in for
+in torch: see transformer_engine/.
 
 Importing this package imports no torch. It needs torch >= 2.11, the first whose gloo averages (ReduceOp.AVG).
 """
@@ -20,6 +20,7 @@ import sys
 
 LOWEST_TORCH = (2, 11)
 _done = False
+_with_transformer_engine = False
 
 
 def installed() -> bool:
@@ -45,15 +46,27 @@ def install(*, megatron_flags: bool = True) -> None:
         flags.install()
 
 
+def with_transformer_engine() -> bool:
+    """Does TransformerEngine's own Python run in this rehearsal? See transformer_engine/."""
+    return _with_transformer_engine
+
+
 def _install_layers() -> None:
-    global _done
+    global _done, _with_transformer_engine
+    from . import transformer_engine
+
+    _with_transformer_engine = transformer_engine.available()
+    if _with_transformer_engine:
+        transformer_engine.prepare()
     _prepare_torch()
     if "RANK" not in os.environ:
         _be_the_only_rank()
-    from . import collectives, compile, cuda, dispatcher, fallbacks, rng, tensor
+    from . import children, collectives, compile, cuda, dispatcher, fallbacks, rng, tensor
 
-    for layer in (dispatcher, tensor, cuda, rng, collectives, compile, fallbacks):
+    for layer in (dispatcher, tensor, cuda, rng, collectives, compile, children, fallbacks):
         layer.install()
+    if _with_transformer_engine:
+        transformer_engine.install()
     _done = True
 
 

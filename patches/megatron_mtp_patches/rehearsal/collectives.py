@@ -2,8 +2,8 @@
 
 gloo itself sums, averages, scatters and sends what Megatron asks of NCCL, except for two things that are
 made up here: NCCL's premultiplied sum (Megatron-FSDP) and all_gather into a list of unequal sizes (layer-
-wise optimizers). All groups share one device, and coalesced collectives end with their block. int16 and fp8
-tensors cannot be reduced.
+wise optimizers). All groups share one device, coalesced collectives end with their block, and what is sent or received
+may be waited for again. int16 and fp8 tensors cannot be reduced.
 """
 
 from __future__ import annotations
@@ -36,6 +36,23 @@ class _Finished:
         return True
 
 
+class _Sent:
+    """The handle of a message. Ring attention waits for it twice; gloo would wait for another message."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._ended = False
+
+    def wait(self, *timeout: Any) -> bool:
+        if not self._ended:
+            self._work.wait(*timeout)
+            self._ended = True
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
 def install() -> None:
     """Replace the c10d functions, in both modules that callers take them from."""
     c10d.ProcessGroupGloo = _gloo_on_one_device()
@@ -46,6 +63,8 @@ def install() -> None:
         "all_reduce": _with_premultiplied_sum(c10d.all_reduce, _scale_all_reduce),
         "reduce_scatter_tensor": _with_premultiplied_sum(c10d.reduce_scatter_tensor, _scale_reduce_scatter),
         "all_gather": _with_unequal_sizes(c10d.all_gather),
+        "isend": _waited_for_once(c10d.isend),
+        "irecv": _waited_for_once(c10d.irecv),
         "_coalescing_manager": _ending_at_once(c10d._coalescing_manager),
     }
     for name, replacement in replacements.items():
@@ -114,6 +133,15 @@ def _scale_all_reduce(arguments: dict[str, Any], factor: Any) -> None:
 
 def _scale_reduce_scatter(arguments: dict[str, Any], factor: Any) -> None:
     arguments["input"] = arguments["input"] * factor
+
+
+def _waited_for_once(send_or_receive: Any) -> Any:
+    @functools.wraps(send_or_receive)
+    def start(*args: Any, **kwargs: Any) -> Any:
+        work = send_or_receive(*args, **kwargs)
+        return None if work is None else _Sent(work)
+
+    return start
 
 
 def _ending_at_once(coalescing_manager: Any) -> Any:

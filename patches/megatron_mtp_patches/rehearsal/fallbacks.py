@@ -6,6 +6,8 @@ the DistributedOptimizer cannot resume:
   loading a parameter's state overwrites its step with the template's 0, or is a KeyError: 'step';
   load_state_dict() leaves one `step` tensor for all parameters, which then advances once per parameter.
 0.16.1's checkout looks for nvcc as it starts, to build kernels of which none are left.
+Megatron compiles the helpers of its datasets with `make` even where they are there already, and ends the process if
+that fails: a wheel has no Makefile, and the python3 that the Makefile asks may be another.
 On upstream's main, building an MTP layer asks whether a module is an inference layer, whose class derives
 from a mock of TransformerEngine's: TypeError: isinstance() arg 2 must be a type.
 """
@@ -13,6 +15,7 @@ from a mock of TransformerEngine's: TypeError: isinstance() arg 2 must be a type
 from __future__ import annotations
 
 import functools
+import importlib
 from types import ModuleType
 from typing import Any
 
@@ -26,10 +29,24 @@ def install() -> None:
     watch(["megatron.core.optimizer.distrib_optimizer"], _mend_resume)
     watch(["megatron.core.tensor_parallel.inference_layers"], _mend_inference_check)
     watch(["megatron.legacy.fused_kernels"], _build_no_kernels)
+    watch(["megatron.core.datasets.utils"], _compile_helpers_once)
 
 
 def _build_no_kernels(module: Any) -> None:
     module.load = lambda args: None
+
+
+def _compile_helpers_once(module: Any) -> None:
+    compile_helpers = module.compile_helpers
+
+    @functools.wraps(compile_helpers)
+    def compile_what_is_not_there() -> None:
+        try:
+            importlib.import_module("megatron.core.datasets.helpers_cpp")
+        except ImportError:
+            compile_helpers()
+
+    module.compile_helpers = compile_what_is_not_there
 
 
 def _mend_inference_check(module: Any) -> None:

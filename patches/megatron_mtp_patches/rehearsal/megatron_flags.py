@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from .. import _engine
 from ..engine import Patch, UsageError, Wrap
+from . import transformer_engine, with_transformer_engine
 
 PATCH = Patch(
     id="cpu-rehearsal",
@@ -35,18 +36,21 @@ PATCH = Patch(
     ),
 )
 
-CPU_DEFAULTS: dict[str, Any] = {
+# With TransformerEngine, too: the first two ask for kernels of `--transformer-impl local`, which the flag may name.
+_ALWAYS: dict[str, Any] = {
+    "no_persist_layer_norm": True,
+    "masked_softmax_fusion": False,
+    "num_workers": 0,
+    "distributed_backend": "gloo",
+}
+_WITHOUT_TRANSFORMER_ENGINE: dict[str, Any] = {
     "transformer_impl": "local",
     "attention_backend": "unfused",
-    "no_persist_layer_norm": True,
     "gradient_accumulation_fusion": False,
-    "masked_softmax_fusion": False,
     "bias_gelu_fusion": False,
     "bias_swiglu_fusion": False,
     "bias_dropout_fusion": False,
     "apply_rope_fusion": False,
-    "num_workers": 0,
-    "distributed_backend": "gloo",
 }
 
 
@@ -70,16 +74,14 @@ def _other_than(*harmless: Any) -> Callable[[Any], bool]:
 
 _GRAPHS = "CUDA graphs need a GPU: leave it out"
 _NCCL = "there is no NCCL on a CPU: leave it out"
-_TE = "TransformerEngine needs a GPU: leave it out"
+_TE = "it needs a kernel of TransformerEngine's that nothing stands in for: leave it out"
+# What depends on whether TransformerEngine runs is in _transformer_engine_refusals().
 _REFUSALS = (
-    _Refusal("transformer_impl", _other_than("local"), "TransformerEngine needs a GPU: say local"),
-    _Refusal("attention_backend", _other_than("unfused", "local", "auto"), "its kernels need a GPU: say unfused"),
     _Refusal("use_flash_attn", _given, "FlashAttention needs a GPU: leave it out"),
     _Refusal("fp8", _given, "fp8 needs a GPU: train in bf16"),
     _Refusal("fp4", _given, "fp4 needs a GPU: train in bf16"),
     _Refusal("te_precision_config_file", _given, _TE),
     _Refusal("use_transformer_engine_op_fuser", _given, _TE),
-    _Refusal("use_precision_aware_optimizer", _given, "it needs TransformerEngine's FusedAdam: leave it out"),
     _Refusal("tp_comm_overlap", _given, "it overlaps inside TransformerEngine: leave it out"),
     _Refusal("enable_cuda_graph", _given, _GRAPHS),
     _Refusal("external_cuda_graph", _given, _GRAPHS),
@@ -101,11 +103,16 @@ def install() -> None:
     _engine.add_base(PATCH)
 
 
+def cpu_defaults() -> dict[str, Any]:
+    """The defaults of a rehearsal, by the flag's dest."""
+    return _ALWAYS if with_transformer_engine() else _WITHOUT_TRANSFORMER_ENGINE | _ALWAYS
+
+
 def set_cpu_defaults(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps add_megatron_arguments: the flags that this release has get the defaults of a CPU."""
     parser: argparse.ArgumentParser = wrapped(*args, **kwargs)
     known = {action.dest for action in parser._actions}
-    parser.set_defaults(**{dest: value for dest, value in CPU_DEFAULTS.items() if dest in known})
+    parser.set_defaults(**{dest: value for dest, value in cpu_defaults().items() if dest in known})
     return parser
 
 
@@ -119,24 +126,52 @@ def refuse_gpu_flags(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs:
 
 
 def _in_force(args: argparse.Namespace) -> list[str]:
-    """The changed defaults that no flag of the user overrode."""
-    values = {dest: getattr(args, dest, None) for dest in CPU_DEFAULTS}
+    """The changed defaults that no flag of the user overrode, and which TransformerEngine runs."""
+    values = {dest: getattr(args, dest, None) for dest in cpu_defaults()}
     values = {dest: getattr(value, "name", value) for dest, value in values.items()}
-    return [f"{dest}={value}" for dest, value in values.items() if value == CPU_DEFAULTS[dest]]
+    told = [f"{dest}={value}" for dest, value in values.items() if value == cpu_defaults()[dest]]
+    if getattr(args, "transformer_impl", "local") == "transformer_engine":
+        told.append(f"TransformerEngine {transformer_engine.version()} with its kernels in torch")
+    return told
 
 
 def refuse(args: argparse.Namespace) -> None:
     """Raise one RehearsalRefusal that names everything a CPU cannot do."""
     reasons = [
         f"{_flag(dest, getattr(args, dest))}: {advice}."
-        for dest, asked_for, advice in _REFUSALS
+        for dest, asked_for, advice in (*_REFUSALS, *_transformer_engine_refusals())
         if hasattr(args, dest) and asked_for(getattr(args, dest))
     ]
     tensor_parallel = getattr(args, "tensor_model_parallel_size", 1) > 1
-    if getattr(args, "sequence_parallel", False) and tensor_parallel and not importlib.util.find_spec("apex"):
-        reasons.append("--sequence-parallel: it needs the LayerNorm of Apex or TransformerEngine: leave it out.")
+    is_local = getattr(args, "transformer_impl", "local") == "local"
+    has_norm = importlib.util.find_spec("apex") if is_local else with_transformer_engine()
+    if getattr(args, "sequence_parallel", False) and tensor_parallel and not has_norm:
+        instead = (
+            "say --transformer-impl transformer_engine"
+            if with_transformer_engine()
+            else transformer_engine.how_to_have_it()
+        )
+        reasons.append(
+            f"--sequence-parallel: it needs the LayerNorm of Apex or TransformerEngine: leave it out, or {instead}."
+        )
     if reasons:
         raise RehearsalRefusal("\n  ".join(["a rehearsal on the CPU cannot run this command line.", *reasons]))
+
+
+def _transformer_engine_refusals() -> tuple[_Refusal, ...]:
+    if with_transformer_engine():
+        return (
+            _Refusal("transformer_impl", _other_than("local", "transformer_engine"), "say transformer_engine or local"),
+            _Refusal(
+                "attention_backend", _other_than("auto", "fused", "unfused", "local"), "say auto, fused or unfused"
+            ),
+        )
+    instead = transformer_engine.how_to_have_it()
+    return (
+        _Refusal("transformer_impl", _other_than("local"), f"say local, or {instead}"),
+        _Refusal("attention_backend", _other_than("unfused", "local", "auto"), f"say unfused, or {instead}"),
+        _Refusal("use_precision_aware_optimizer", _given, f"leave it out, or {instead}"),
+    )
 
 
 _FLAG_OF_DEST = {"fp8": "--fp8-format", "fp4": "--fp4-format", "nccl_ub": "--use-nccl-ub"}

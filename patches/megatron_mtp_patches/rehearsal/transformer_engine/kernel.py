@@ -1,0 +1,48 @@
+"""What the kernels share: fp32 inside, one rounding, and a refusal by name of what is not stood in for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def refusal(name: str) -> Callable[..., Any]:
+    """A function that raises NotImplementedError, and names itself, when it is called."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"transformer_engine_torch.{name}: a rehearsal on the CPU cannot do this.")
+
+    refuse.__name__ = name
+    return refuse
+
+
+def quantized(tensor: Tensor, quantizer: Any) -> Tensor:
+    """The output of a kernel that may quantize: the same tensor where no quantizer is given.
+
+    Raises:
+        NotImplementedError: a quantizer is given (fp8, fp4).
+    """
+    if quantizer is not None:
+        raise NotImplementedError(f"{type(quantizer).__name__}: a rehearsal on the CPU quantizes nothing.")
+    return tensor
+
+
+def rows(tensor: Tensor) -> Tensor:
+    """The tensor as a matrix: all dimensions but the last are rows."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def store(value: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """`value` rounded to `dtype`, or written to `out`."""
+    return value.to(dtype) if out is None else out.copy_(value)
+
+
+def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of `function` at `inputs`, in fp32, each rounded to its input's dtype."""
+    with torch.enable_grad():
+        leaves = [one.detach().float().requires_grad_() for one in inputs]
+        found = torch.autograd.grad(function(*leaves), leaves, grad.float())
+    return tuple(value.to(one.dtype) for value, one in zip(found, inputs, strict=True))

@@ -1,0 +1,53 @@
+"""Permutation of tokens by an index map. Source: TransformerEngine's permutation.cpp.
+
+`row_id_map` has, for each slot of each token (slots first), the row that it went to, or -1. Permutation by a mask map
+is a Triton kernel: see permutation.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def moe_permute_fwd(
+    input: Tensor, dtype: Any, indices: Tensor, num_out_tokens: int, workspace: list[Tensor], max_expanded: int
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    tokens, top_k = indices.shape
+    order = indices.reshape(-1).argsort(stable=True)
+    kept = num_out_tokens if num_out_tokens > 0 else tokens * top_k
+    place = torch.arange(tokens * top_k, dtype=torch.int32)
+    row_id_map = torch.empty(tokens * top_k, dtype=torch.int32)
+    row_id_map[(order % top_k) * tokens + order // top_k] = place.where(place < kept, -1)
+    return input[order[:kept] // top_k], row_id_map, workspace
+
+
+def moe_unpermute_fwd(
+    input: Tensor, dtype: Any, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int
+) -> Tensor:
+    found = row_id_map.view(topK, num_tokens).t().long()
+    value = input.float()[found.clamp(min=0)] * (found >= 0)[..., None]
+    return (value * prob.float()[..., None] if prob.numel() else value).sum(1).to(input.dtype)
+
+
+def moe_permute_bwd(input: Tensor, dtype: Any, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int) -> Tensor:
+    return moe_unpermute_fwd(input, dtype, row_id_map, prob, num_tokens, topK)
+
+
+def moe_unpermute_bwd(
+    input_bwd: Tensor, input_fwd: Tensor, dtype: Any, row_id_map: Tensor, prob: Tensor
+) -> tuple[Tensor, Tensor]:
+    tokens, top_k = prob.shape if prob.numel() else (row_id_map.shape[0], 1)
+    found = row_id_map.view(top_k, tokens).t().long()
+    token, slot = (found >= 0).nonzero(as_tuple=True)
+    grads = input_bwd.float()[token]
+    act_grad = torch.zeros(input_fwd.shape)
+    act_grad[found[token, slot]] = grads * prob.float()[token, slot, None] if prob.numel() else grads
+    prob_grad = torch.zeros(tokens, top_k)
+    prob_grad[token, slot] = (grads * input_fwd.float()[found[token, slot]]).sum(-1)
+    return act_grad.to(input_bwd.dtype), prob_grad
+
+
+KERNELS = (moe_permute_fwd, moe_permute_bwd, moe_unpermute_fwd, moe_unpermute_bwd)

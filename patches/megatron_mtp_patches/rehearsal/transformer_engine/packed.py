@@ -1,0 +1,129 @@
+"""Packed sequences (thd): conversions, and what ring attention does to one rank's part of each sequence.
+
+Source: TransformerEngine's attention.cpp and context_parallel.cu. `cu_seqlens` [sequences + 1] has the rank's own
+offsets; each of its sequences has two chunks of the same length. Statistics of the softmax are "packed": [heads,
+tokens] in fp32, as cuDNN 9.6 and later give them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .kernel import refusal
+
+
+def _spans(cu_seqlens: Tensor) -> list[tuple[int, int]]:
+    ends = cu_seqlens.tolist()
+    return list(zip(ends, ends[1:], strict=False))
+
+
+def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len: int) -> Tensor:
+    """[tokens, ...] to [b, max_seq_len, ...], zeros where a sequence is shorter."""
+    out = tensor.new_zeros(b, max_seq_len, *tensor.shape[1:])
+    for i, (begin, end) in enumerate(_spans(cu_seqlens)[:b]):
+        out[i, : end - begin] = tensor[begin:end]
+    return out
+
+
+def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
+    """[b, max_seq_len, ...] to [t, ...]."""
+    out = tensor.new_zeros(t, *tensor.shape[2:])
+    for i, (begin, end) in enumerate(_spans(cu_seqlens)):
+        out[begin:end] = tensor[i, : end - begin]
+    return out
+
+
+def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int) -> Tensor:
+    """Which tokens context parallelism gives this rank: of each sequence's 2 * world_size chunks, two."""
+    parts = []
+    for begin, end in _spans(cu_seqlens):
+        chunks = torch.arange(begin, end, dtype=torch.int32).view(2 * world_size, -1)
+        parts += [chunks[rank], chunks[2 * world_size - rank - 1]]
+    return torch.cat(parts)
+
+
+def swap_first_dims(tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
+    swapped = tensor.transpose(0, 1)
+    return swapped.contiguous() if out is None else out.copy_(swapped)
+
+
+def _half(cu_seqlens: Tensor, half: int) -> Tensor:
+    """The rank's tokens that are in the first (0) or the second (1) chunk of their sequence."""
+    parts = [torch.arange(begin, end).chunk(2)[half] for begin, end in _spans(cu_seqlens) if end > begin]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
+
+
+def _check_packed(lse_packed: bool) -> None:
+    if not lse_packed:
+        refusal("thd_* with statistics that are not packed")()
+
+
+def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> Tensor:
+    """Of [tokens, heads, width], or of two of them stacked, one chunk of each sequence."""
+    return tensor.index_select(tensor.dim() - 3, _half(cu_seqlens, half_idx))
+
+
+def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, lse_packed: bool) -> None:
+    """Add the statistics of a step that saw second chunks only to those of all tokens, in place."""
+    _check_packed(lse_packed)
+    at = _half(cu_seqlens, 1)
+    lse[:, at] = torch.logaddexp(lse[:, at], lse_per_step[:, : len(at)])
+
+
+def thd_read_second_half_lse(lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int) -> Tensor:
+    """[heads, second_half_lse_seqlen]: the statistics of the second chunks."""
+    _check_packed(lse_packed)
+    at = _half(cu_seqlens, 1)
+    found = lse.new_zeros(lse.shape[0], second_half_lse_seqlen)
+    found[:, : len(at)] = lse[:, at]
+    return found
+
+
+def thd_out_correction(
+    out: Tensor,
+    out_per_step: Tensor,
+    lse: Tensor,
+    lse_per_step: Tensor,
+    cu_seqlens: Tensor,
+    only_second_half: bool,
+    lse_packed: bool,
+) -> None:
+    """Add a step's output [tokens, heads, width], times its share of the softmax, to that of all steps, in place."""
+    _check_packed(lse_packed)
+    at = _half(cu_seqlens, 1) if only_second_half else torch.arange(int(cu_seqlens[-1]))
+    share = torch.exp(lse_per_step[:, : len(at)] - lse[:, at]).t()[..., None]
+    step = out_per_step.view(-1, *out.shape[-2:])[: len(at)].float()
+    out[at] += torch.where(step == 0, 0.0, step * share).to(out.dtype)
+
+
+def thd_grad_correction(
+    grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str
+) -> None:
+    """Copy or add a step's gradient to each half of all tokens' ("copy", "add", "none"), in place.
+
+    Where one half is "none" the step has tokens of the other half only.
+    """
+    along = grad.dim() - 3
+    halves = [_half(cu_seqlens, half) for half in (0, 1)]
+    whole = "none" not in (first_half, second_half)
+    for at, action in zip(halves, (first_half, second_half), strict=True):
+        if action == "none":
+            continue
+        step = grad_per_step.index_select(along, at) if whole else grad_per_step.narrow(along, 0, len(at))
+        if action == "add":
+            step = grad.index_select(along, at) + step
+        grad.index_copy_(along, at, step)
+
+
+KERNELS = (
+    convert_thd_to_bshd,
+    convert_bshd_to_thd,
+    thd_get_partitioned_indices,
+    swap_first_dims,
+    thd_read_half_tensor,
+    thd_second_half_lse_correction,
+    thd_read_second_half_lse,
+    thd_out_correction,
+    thd_grad_correction,
+)

@@ -1,0 +1,97 @@
+"""Permutation of tokens, and TransformerEngine's Triton kernels: interpreted, or written in torch."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+te = pytest.importorskip("transformer_engine.pytorch")
+pytestmark = pytest.mark.forked("torch")
+TOKENS, EXPERTS, TOP, WIDTH = 12, 4, 2, 8
+
+
+def test_by_an_index_map():
+    chosen = torch.rand(TOKENS, EXPERTS).topk(TOP).indices.int()
+    x = torch.randn(TOKENS, WIDTH, requires_grad=True)
+    permuted, rows = te.moe_permute(x, chosen, TOKENS * TOP, map_type="index")
+    torch.testing.assert_close(permuted, x[chosen.reshape(-1).argsort(stable=True) // TOP])
+    weights = torch.rand(TOKENS, TOP, requires_grad=True)
+    back = te.moe_unpermute(permuted, rows, weights, map_type="index")
+    torch.testing.assert_close(back, x * weights.sum(1, keepdim=True))
+    back.sum().backward()
+    torch.testing.assert_close(weights.grad, x.detach().sum(1, keepdim=True).expand(TOKENS, TOP))
+    torch.testing.assert_close(x.grad, weights.detach().sum(1, keepdim=True).expand(TOKENS, WIDTH))
+
+
+def test_by_a_mask_map():
+    probs = torch.rand(TOKENS, EXPERTS)
+    mask = torch.zeros(TOKENS, EXPERTS, dtype=torch.int32).scatter_(1, probs.topk(TOP).indices, 1)
+    x = torch.randn(TOKENS, WIDTH, requires_grad=True)
+    permuted, rows = te.moe_permute(x, mask, TOKENS * TOP, map_type="mask")
+    torch.testing.assert_close(permuted, torch.cat([x[mask[:, expert].bool()] for expert in range(EXPERTS)]))
+    back = te.moe_unpermute(permuted, rows, probs, restore_shape=x.shape, map_type="mask")
+    share = (probs * mask).sum(1, keepdim=True)
+    torch.testing.assert_close(back, x * share, rtol=1e-5, atol=1e-5)
+    back.sum().backward()
+    torch.testing.assert_close(x.grad, share.expand(TOKENS, WIDTH), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_permutation_in_torch_is_what_the_triton_kernels_do(dtype, assert_same):
+    """Each function against TransformerEngine's own, in Triton's interpreter."""
+    import transformer_engine.pytorch.triton.permutation as kernels
+
+    tokens, experts, rows = 6, 3, 10
+    mask = (torch.rand(tokens, experts) < 0.6).int()
+    mask[4] = 0
+    routed = int(mask.sum())
+    x, probs = torch.randn(tokens, WIDTH).to(dtype), torch.rand(tokens, experts).to(dtype) * mask
+
+    def both(name, **given):
+        function = getattr(kernels, name)
+        names = inspect.signature(function.__wrapped__).parameters
+        given = {name: value for name, value in given.items() if name in names}
+        return function(**given), function.__wrapped__(**given)
+
+    ours, theirs = both("make_row_id_map", routing_map=mask, num_tokens=tokens, num_experts=experts)
+    here = torch.arange(experts) < theirs[:, -1:]
+    keep = torch.cat((here, here, torch.ones(tokens, 1, dtype=torch.bool)), 1)
+    assert torch.equal(ours[keep], theirs[keep])
+
+    sizes = {"num_tokens": tokens, "num_experts": experts, "hidden_size": WIDTH, "num_out_tokens": routed}
+    given = {**sizes, "row_id_map": ours, "scale": None, "scale_hidden_dim": 0, "pad_offsets": None}
+    for one, other in zip(*both("permute_with_mask_map", inp=x, probs=probs, **given), strict=True):
+        assert one is other is None or torch.equal(one, other)
+    permuted, permuted_probs = torch.randn(routed, WIDTH).to(dtype), torch.rand(routed).to(dtype)
+    for merging in (None, probs):
+        words = {"inp": permuted, "merging_probs": merging, "permuted_probs": permuted_probs}
+        for one, other in zip(*both("unpermute_with_mask_map", **words, **given), strict=True):
+            assert_same(one, other, dtype)
+    words = {"fwd_output_grad": torch.randn(tokens, WIDTH).to(dtype), "fwd_input": permuted, "merging_probs": probs}
+    for one, other in zip(*both("unpermute_with_mask_map_bwd_with_merging_probs", **words, **given), strict=True):
+        assert_same(one, other, dtype)
+
+    split, order = torch.tensor([2, 0, 5, 3]), torch.tensor([2, 0, 3, 1])
+    one, other = both("make_chunk_sort_map", split_sizes=split, sorted_indices=order, num_tokens=rows, num_splits=4)
+    assert torch.equal(one, other)
+    given = {"inp": torch.randn(rows, WIDTH).to(dtype), "row_id_map": one, "probs": torch.rand(rows)}
+    for forward in (True, False):
+        words = {"num_tokens": rows, "hidden_size": WIDTH, "is_forward": forward}
+        for found, expected in zip(*both("sort_chunks_by_map", **given, **words), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_cross_entropy_runs_in_triton_s_interpreter():
+    from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+
+    logits, target = torch.randn(2, 6, 50, requires_grad=True), torch.randint(0, 50, (2, 6))
+    again = logits.detach().clone().requires_grad_()
+    found = parallel_cross_entropy(logits * 1, target, 0.0, False, None)
+    expected = F.cross_entropy(again.view(-1, 50), target.view(-1), reduction="none").view(2, 6)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    found.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(logits.grad, again.grad, rtol=1e-4, atol=1e-5)

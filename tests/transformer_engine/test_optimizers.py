@@ -1,0 +1,110 @@
+"""FusedAdam, FusedSGD and the kernels over lists of tensors, against torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+te = pytest.importorskip("transformer_engine.pytorch")
+tex = pytest.importorskip("transformer_engine_torch")
+FusedAdam, FusedSGD = te.optimizers.FusedAdam, te.optimizers.FusedSGD
+pytestmark = pytest.mark.forked("torch")
+ADAM = {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
+HALF = {"exp_avg_dtype": torch.float16, "exp_avg_sq_dtype": torch.float16, "master_weight_dtype": torch.float16}
+BF16 = {"exp_avg_dtype": torch.bfloat16, "exp_avg_sq_dtype": torch.bfloat16}
+CASES = {
+    "plain": {},
+    "Adam with L2": {"adam_w_mode": False},
+    "master weights": {"master_weights": True},
+    "remainders": {"master_weights": True, "store_param_remainders": True},
+    "decoupled gradients": {"master_weights": True, "use_decoupled_grad": True},
+    "decoupled gradients and remainders": {
+        "master_weights": True,
+        "use_decoupled_grad": True,
+        "store_param_remainders": True,
+    },
+    "capturable": {"capturable": True},
+    "capturable, master weights": {"master_weights": True, "capturable": True},
+    "bf16 moments": {"master_weights": True, **BF16},
+    "fp16 state": {"master_weights": True, **HALF},
+}
+
+
+def adam_of_torch(start, gradients, l2):
+    parameter = torch.nn.Parameter(start.clone().float())
+    optimizer = (torch.optim.Adam if l2 else torch.optim.AdamW)([parameter], **ADAM)
+    for gradient in gradients:
+        parameter.grad = gradient.float()
+        optimizer.step()
+    return parameter.detach()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fused_adam(case):
+    settings = CASES[case]
+    master = settings.get("master_weights")
+    dtype = torch.bfloat16 if master else torch.float32
+    start = torch.randn(7, 9).to(dtype)
+    gradients = [torch.randn(7, 9).to(torch.float32 if settings.get("use_decoupled_grad") else dtype) for _ in range(5)]
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = FusedAdam([parameter], **ADAM, **settings)
+    for gradient in gradients:
+        if settings.get("use_decoupled_grad"):
+            parameter.decoupled_grad = gradient
+        else:
+            parameter.grad = gradient.clone()
+        optimizer.step()
+    expected = adam_of_torch(start, gradients, l2=settings.get("adam_w_mode") is False)
+    if not master:
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=1e-6)
+        return
+    torch.testing.assert_close(parameter.float(), expected.bfloat16().float(), rtol=1e-2, atol=1e-2)
+    found = optimizer.get_unscaled_state(parameter, "master_param")
+    if settings.get("store_param_remainders"):
+        low = found.int()
+        high = parameter.detach().view(torch.int16).int() - (low < 0).int()
+        found = ((high << 16) | (low & 0xFFFF)).view(torch.float32)
+    rounded = "exp_avg_dtype" in settings
+    torch.testing.assert_close(found.float(), expected, rtol=1e-2 if rounded else 1e-6, atol=2e-3 if rounded else 1e-6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
+def test_fused_sgd(nesterov):
+    start, gradients = torch.randn(7, 9), [torch.randn(7, 9) for _ in range(4)]
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
+    found = []
+    for kind in (FusedSGD, torch.optim.SGD):
+        parameter = torch.nn.Parameter(start.clone())
+        optimizer = kind([parameter], **settings)
+        for gradient in gradients:
+            parameter.grad = gradient.clone()
+            optimizer.step()
+        found.append(parameter.detach())
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
+def test_scaling_tells_of_what_is_not_finite():
+    tensors = [torch.randn(3), torch.randn(2, 2)]
+    kernels = [(tex.multi_tensor_scale, 0.5), (tex.multi_tensor_scale_tensor, torch.tensor(0.5))]
+    for kernel, scale in kernels:
+        for last, flagged in ((1.0, 0), (torch.inf, 1), (torch.nan, 1)):
+            flag = torch.zeros(1, dtype=torch.int32)
+            sources = [*tensors, torch.tensor([last])]
+            targets = [torch.empty_like(one) for one in sources]
+            kernel(2048, flag, [sources, targets], scale)
+            assert int(flag) == flagged
+            assert all(torch.equal(to, one * 0.5) for to, one in zip(targets[:2], tensors, strict=True))
+
+
+@pytest.mark.parametrize("per_tensor", [False, True])
+def test_norms(per_tensor):
+    tensors = [torch.randn(3), torch.randn(2, 2)]
+    flag = torch.zeros(1, dtype=torch.int32)
+    total, each = tex.multi_tensor_l2norm(2048, flag, [tensors], per_tensor)
+    torch.testing.assert_close(total, torch.cat([one.flatten() for one in tensors]).norm().view(1))
+    torch.testing.assert_close(each, torch.stack([one.norm() for one in tensors]) if per_tensor else torch.empty(0))
+    scaled, _ = tex.multi_tensor_unscale_l2norm(2048, flag, [tensors], torch.tensor([0.25]), per_tensor)
+    torch.testing.assert_close(scaled, total / 4)
+    assert int(flag) == 0
+    tex.multi_tensor_l2norm(2048, flag, [[torch.tensor([torch.inf])]], per_tensor)
+    assert int(flag) == 1

@@ -1,0 +1,58 @@
+"""Rotary position embedding: the kernels against TransformerEngine's own unfused one, and ranks against one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+te = pytest.importorskip("transformer_engine.pytorch")
+tex = pytest.importorskip("transformer_engine_torch")
+rope = pytest.importorskip("transformer_engine.pytorch.attention.rope")
+pytestmark = pytest.mark.forked("torch")
+SHAPES = {"sbhd": (16, 2, 4, 12), "bshd": (2, 16, 4, 12), "thd": (20, 4, 12)}
+FORMATS = {name: getattr(tex.NVTE_QKV_Format, f"NVTE_{name.upper()}") for name in SHAPES}
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["", "interleaved"])
+@pytest.mark.parametrize("form", SHAPES)
+def test_fused_is_unfused(form, interleaved, assert_same, assert_same_gradients):
+    angles = rope.RotaryPositionEmbedding(8, interleaved=interleaved)(16)
+    ends = torch.tensor([0, 4, 20], dtype=torch.int32) if form == "thd" else None
+    x = torch.randn(*SHAPES[form], requires_grad=True)
+    how = {"tensor_format": form, "interleaved": interleaved, "cu_seqlens": ends}
+    fused, unfused = (rope.apply_rotary_pos_emb(x, angles, fused=fused, **how) for fused in (True, False))
+    assert_same(fused, unfused)
+    assert_same_gradients(fused, unfused, [x])
+
+
+@pytest.mark.parametrize("form", ["sbhd", "thd"])
+def test_a_rank_of_two_rotates_its_own_positions(form, assert_same):
+    angles = rope.RotaryPositionEmbedding(12)(16)
+    ends = torch.tensor([0, 4, 20], dtype=torch.int32)
+    x = torch.randn(SHAPES[form])
+    more = (None, FORMATS[form], False, ends if form == "thd" else None)
+    whole = tex.fused_rope_forward(x, angles, *more, 1, 0)
+    for rank in (0, 1):
+        if form == "thd":
+            mine = tex.thd_get_partitioned_indices(ends, 20, 2, rank).long()
+        else:
+            chunks = torch.arange(16).chunk(4)
+            mine = torch.cat((chunks[rank], chunks[3 - rank]))
+        assert_same(tex.fused_rope_forward(x[mine].contiguous(), angles, *more, 2, rank), whole[mine])
+
+
+def test_queries_keys_and_values_together(assert_same):
+    """[length, batch, groups, (2 queries, key, value)] * width."""
+    angles, width = rope.RotaryPositionEmbedding(8)(16), 8
+    splits = [2 * width, width, width]
+    qkv = torch.randn(16, 2, 3, sum(splits))
+    how = (None, splits, FORMATS["sbhd"], False, 1, 0)
+    found = tex.fused_qkv_rope_forward(qkv, angles, angles, *how)
+    q, k, v = qkv.split(splits, -1)
+    leaves = [q.reshape(16, 2, 6, width), k, v]
+    rotated = [rope.apply_rotary_pos_emb(one, angles, tensor_format="sbhd", fused=False) for one in leaves[:2]]
+    for one, expected in zip(found, [*rotated, v], strict=True):
+        assert_same(one, expected)
+    # A rotation keeps lengths, so its backward of its own output is what went in.
+    back = tex.fused_qkv_rope_backward(*found, angles, angles, *how[1:])
+    assert_same(back, qkv)
