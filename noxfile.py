@@ -13,7 +13,7 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["python", "tests", "compatibility", "lint", "wheel", "tables"]
+nox.options.sessions = ["python", "tests", "transformer_engine", "compatibility", "lint", "wheel", "tables"]
 if os.environ.get("MEGATRON_LM"):
     nox.options.sessions += ["replay"]
 
@@ -63,6 +63,16 @@ def tests(session: nox.Session, release: str) -> None:
 
 
 @nox.session
+@nox.parametrize("release", RELEASES)
+def transformer_engine(session: nox.Session, release: str) -> None:
+    """TransformerEngine's own Python under a rehearsal, in the version that the release was made for."""
+    version = next(one["transformer_engine"] for one in MATRIX["release"] if one["version"] == release)
+    install(session, release, extras="demo,test,te")
+    session.install("--no-deps", f"transformer-engine=={version}")
+    run_pytest(session, f"{release} with TransformerEngine {version}", session.posargs or paths("transformer_engine"))
+
+
+@nox.session
 def compatibility(session: nox.Session) -> None:
     """Libraries that work on Megatron's models, in an environment that no other suite sees."""
     (suite,) = (suite for suite in MATRIX["suite"] if suite["name"] == "compatibility")
@@ -70,8 +80,8 @@ def compatibility(session: nox.Session) -> None:
     run_pytest(session, f"{TORCH_RELEASE} with modelopt", session.posargs or suite["tests"])
 
 
-def install(session: nox.Session, release: str, *more: str) -> None:
-    session.install("-e", ".[demo,test]", *MATRIX["packages"], f"megatron-core=={release}", "setuptools>=77", *more)
+def install(session: nox.Session, release: str, *more: str, extras: str = "demo,test") -> None:
+    session.install("-e", f".[{extras}]", *MATRIX["packages"], f"megatron-core=={release}", "setuptools>=77", *more)
 
 
 @nox.session(venv_backend="none")

@@ -48,6 +48,8 @@ def train_with_megatron() -> None:
         args = get_args()
         return task.build_datasets(args, build_tokenizer(args), sizes)
 
+    provide_datasets.is_distributed = True  # type: ignore[attr-defined]  # also on ranks that share a batch
+
     providers = {
         "train_valid_test_dataset_provider": provide_datasets,
         "model_provider": provide_model,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from megatron_mtp_patches.engine.source import find_file
+from megatron_mtp_patches.rehearsal.transformer_engine import NEEDED
 
 from .interpreters import REPOSITORY, run_command, standard_library
 
@@ -70,6 +71,9 @@ def test_a_megatron_that_needs_triton_and_has_none_is_1(doctor, furnish, rows, t
         ("torch", "2.11", "", RELEASES),
         ("wrapt", "1.15.0", "wrapt >= 1.16", RELEASES),
         ("wrapt", "1.16.0rc1", "", RELEASES),
+        ("transformer-engine", "2.13.0", "multi-tensor kernels are left out", ("0.17.1", "0.18.2", "0.19.2")),
+        ("transformer-engine", "2.12.0", "", ("0.16.1",)),
+        ("transformer-engine", "2.14.0", "", RELEASES),
         ("emerging-optimizers", "0.1.0", "no Muon", ("0.18.2", "0.19.2")),
         ("emerging-optimizers", "0.1.0", "", ("0.16.1", "0.17.1")),
         ("emerging-optimizers", "0.2.0", "no Muon", ("0.16.1",)),
@@ -81,7 +85,7 @@ def test_a_version_that_does_not_fit_has_its_cost_beside_it(
 ):
     if release not in releases:
         pytest.skip(f"says nothing of {release}")
-    furnish("wrapt", "triton", "emerging_optimizers")
+    furnish("wrapt", "triton", "emerging_optimizers", "transformer_engine", *NEEDED)
     metadata = tmp_path / f"{name.replace('-', '_')}-{number}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
@@ -90,6 +94,16 @@ def test_a_version_that_does_not_fit_has_its_cost_beside_it(
     found, *told = rows(done.output)[name]
     assert found == number
     assert len(told) == bool(cost) and cost in "".join(told)
+
+
+def test_it_says_which_transformer_engine_fits_and_what_its_python_imports(doctor, furnish, rows, tmp_path, release):
+    furnish("wrapt", "triton")
+    found, told = rows(doctor().output)["transformer-engine"]
+    fits = {"0.16.1": "2.12.0", "0.17.1": "2.14.1", "0.18.2": "2.16.1", "0.19.2": "2.17.1"}[release]
+    assert found == "missing" and told.endswith(f"{release} was made for {fits}")
+    (tmp_path / "transformer_engine").mkdir()
+    found, told = rows(doctor().output)["transformer-engine"]
+    assert found == "present" and told.startswith("does not import without onnxscript and onnx and pydantic")
 
 
 def test_a_part_that_cannot_be_imported_has_the_cost_of_a_missing_one(doctor, furnish, rows, tmp_path):

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ..engine.source import find_file
 from ..rehearsal import LOWEST_TORCH
+from ..rehearsal.transformer_engine import NEEDED
 from .console import make_console
 from .megatron import describe_megatron, find_releases
 from .zero_touch import describe_zero_touch
@@ -39,6 +40,7 @@ class Part:
     """A package, and what is lost without it: all training if `needed`, or with a Megatron that it is `needed_by`.
 
     `imports` are modules that it imports, with this Megatron or (under "") any, and whose packages it does not ask for.
+    `made_for` has the version that each Megatron was made for.
     """
 
     distribution: str
@@ -48,9 +50,12 @@ class Part:
     needed_by: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     imports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    made_for: Mapping[str, str] = field(default_factory=dict)
 
 
 SINCE_0_18 = ("0.18.2", "0.19.2", "main")
+# The commits that Megatron's pyproject.toml pins, by release.
+TRANSFORMER_ENGINE = {"0.16.1": "2.12.0", "0.17.1": "2.14.1", "0.18.2": "2.16.1", "0.19.2": "2.17.1"}
 PARTS = (
     Part(
         "torch",
@@ -74,7 +79,26 @@ PARTS = (
         limits=(Limit("older than the patches are written for: wrapt >= 1.16", (1, 16)),),
     ),
     Part("triton", "triton", "megatron-core >= 0.18 does not import", needed_by=SINCE_0_18),
-    Part("transformer-engine", "transformer_engine", "no fp8, no fused Adam, so no precision-aware optimizer"),
+    Part(
+        "transformer-engine",
+        "transformer_engine",
+        "no fp8, no fused Adam, so no precision-aware optimizer",
+        limits=(
+            Limit(
+                "Megatron's multi-tensor kernels are left out in silence: megatron-core >= 0.17 takes all or none of "
+                "them, and multi_tensor_scale_tensor is in transformer-engine >= 2.14",
+                (2, 14),
+                megatron=("0.17.1", *SINCE_0_18),
+            ),
+        ),
+        imports={"": tuple(NEEDED)},
+        made_for=TRANSFORMER_ENGINE,
+    ),
+    Part(
+        "transformer-engine-torch",
+        "transformer_engine_torch",
+        "no kernels of TransformerEngine: its Python runs in a rehearsal only",
+    ),
     Part("apex", "apex", "no fused layer norm for --transformer-impl local, so no sequence parallel there"),
     Part(
         "emerging-optimizers",
@@ -118,7 +142,8 @@ def examine() -> int:
 def _judge(part: Part, found: str | None, needed: bool, megatron: frozenset[str]) -> tuple[str, str]:
     """What stands beside the part: its version, and what is lost."""
     if found is None:
-        return f"[{'red' if needed else 'yellow'}]missing[/]", part.cost
+        fits = [f"{name} was made for {part.made_for[name]}" for name in sorted(megatron & part.made_for.keys())]
+        return f"[{'red' if needed else 'yellow'}]missing[/]", "; ".join([part.cost, *fits])
     release = tuple(map(int, re.findall(r"\d+", found)))
     costs = [limit.cost for limit in part.limits if release and limit.is_broken_by(release, megatron)]
     imports = [module for place in ("", *sorted(megatron)) for module in part.imports.get(place, ())]
