@@ -92,7 +92,7 @@ def _listen(forks: Forks, log: Path, limit: float) -> tuple[str | None, bool]:
                         if report and report["outcome"] == "failed":
                             return report["nodeid"], True
                         if "problem" in message:
-                            return message["problem"].strip().splitlines()[-1], True
+                            return message["in"], True  # it cannot be collected
                         if source is forks.control:
                             codes[message["rank"]] = message["code"]
                     if source.ended:

@@ -3,7 +3,7 @@
 It sends lines of JSON:
 
     {"items": [...]}                 what it has collected, where it was asked to collect only
-    {"problem": TEXT}                why the file cannot be collected, or {"skipped": TEXT}: why it leaves itself out
+    {"problem": TEXT, "in": FILE}    why the file cannot be collected, or {"skipped": TEXT}: why it leaves itself out
     {"start": NODEID}                a test begins
     {"report": {...}}                pytest's report of a phase of that test
     {"finish": NODEID, "threads": [...]}  the test has ended; with threads that it left behind, so has this process
@@ -67,7 +67,7 @@ class Reporter:
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self.problem = {"problem": report.longreprtext}
+            self.problem = {"problem": report.longreprtext, "in": report.nodeid}
         elif report.skipped:
             self.problem = {"skipped": report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report)}
 
