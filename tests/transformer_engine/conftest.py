@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import pytest
-import torch
-
-TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2}}
 
 
 @pytest.fixture(autouse=True)
 def seed():
+    import torch
+
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def assert_same():
-    """assert_same(found, expected, dtype): within the rounding of that dtype."""
+    """assert_same(found, expected, dtype=torch.float32): the same within the rounding of that dtype."""
+    import torch
 
     def check(found, expected, dtype=torch.float32):
-        torch.testing.assert_close(found.float(), expected.float(), **TOLERANCE[dtype])
+        tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(found.float(), expected.float(), rtol=tolerance, atol=tolerance)
 
     return check
 
 
 @pytest.fixture
 def assert_same_gradients(assert_same):
-    """assert_same_gradients(found, expected, inputs, dtype, scale): the gradients of both outputs at `inputs`."""
+    """assert_same_gradients(found, expected, inputs, dtype=torch.float32, scale=1.0): at the inputs of both outputs.
+
+    The gradients are divided by `scale`, so that a sum over many terms has the tolerance of one.
+    """
+    import torch
 
     def check(found, expected, inputs, dtype=torch.float32, scale=1.0):
         grad = torch.randn_like(expected)

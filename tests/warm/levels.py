@@ -1,7 +1,8 @@
 """What a warm process has imported. Each level is a fork of the one before it.
 
     python    pytest and nothing of ours
-    torch     torch and the layers of the rehearsal; nothing of Megatron. Patches are not applied
+    torch     torch, the layers of the rehearsal, and TransformerEngine where it is one of them; nothing of Megatron.
+              Patches are not applied
     megatron  every module that the patches touch, unpatched
     patched   the patches are applied
 
@@ -89,6 +90,8 @@ def _torch() -> None:
     import torch
 
     torch.set_num_threads(1)
+    if rehearsal.with_transformer_engine():
+        importlib.import_module("transformer_engine.pytorch")
     megatron_mtp_patches.revert()
     del os.environ["MEGATRON_MTP_PATCHES"]
 
