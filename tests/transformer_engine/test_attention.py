@@ -68,7 +68,7 @@ def test_dot_product_attention(dtype, mask, kv_heads, fused_calls, assert_same, 
     out = module(q, k, v, attention_mask=padding)
     assert len(fused_calls) == (dtype == torch.bfloat16)
     expected = expected_attention(q, k, v, seen(mask, padding))
-    if padding is not None:  # what a query in the padding gets is nobody's
+    if padding is not None:  # the padding's own output does not count
         keep = (~padding[:, 0, 0]).t()[..., None]
         out, expected = out * keep, expected * keep
     assert_same(out, expected, dtype)

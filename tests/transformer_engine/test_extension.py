@@ -11,10 +11,11 @@ import pytest
 import torch
 from megatron_mtp_patches import rehearsal
 from megatron_mtp_patches.rehearsal import transformer_engine
-from megatron_mtp_patches.rehearsal.transformer_engine import activations, extension
 
 te = pytest.importorskip("transformer_engine.pytorch")
 tex = pytest.importorskip("transformer_engine_torch")
+activations = pytest.importorskip("megatron_mtp_patches.rehearsal.transformer_engine.activations")
+extension = pytest.importorskip("megatron_mtp_patches.rehearsal.transformer_engine.extension")
 pytestmark = pytest.mark.forked("torch")
 # Of the device and its libraries, which have nothing to compute; and what TransformerEngine's own modules call.
 NOT_NAMED = {
