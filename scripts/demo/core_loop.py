@@ -67,7 +67,6 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, OptimizerParamScheduler]:
     torch.manual_seed(args.seed)
     model_parallel_cuda_manual_seed(args.seed)
     config = TransformerConfig(
-        transformer_impl="local",
         num_layers=args.num_layers,
         hidden_size=args.hidden_size,
         ffn_hidden_size=args.ffn_hidden_size,

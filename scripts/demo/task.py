@@ -37,11 +37,15 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
     return parser
 
 
-def build_model(config: TransformerConfig, vocab_size: int, seq_length: int, **placement: Any) -> GPTModel:
-    """`placement`: what the release passes of pre_process, post_process, vp_stage etc."""
-    with_te = config.transformer_impl == "transformer_engine"
-    layer_spec = get_gpt_layer_with_transformer_engine_spec() if with_te else get_gpt_layer_local_spec()
-    mtp_spec = get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=with_te)
+def build_model(
+    config: TransformerConfig, vocab_size: int, seq_length: int, transformer_engine: bool = False, **placement: Any
+) -> GPTModel:
+    """Of Megatron's own layers, or of TransformerEngine's.
+
+    `placement`: what the release passes of pre_process, post_process, vp_stage etc.
+    """
+    layer_spec = get_gpt_layer_with_transformer_engine_spec() if transformer_engine else get_gpt_layer_local_spec()
+    mtp_spec = get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=transformer_engine)
     return GPTModel(
         config,
         layer_spec,

@@ -42,6 +42,7 @@ def train_with_megatron() -> None:
         args = get_args()
         config = rest.pop("config", None) or arguments.core_transformer_config_from_args(args)
         placement = {"pre_process": pre_process, "post_process": post_process, **rest}
+        placement["transformer_engine"] = args.transformer_impl == "transformer_engine"
         return task.build_model(config, args.padded_vocab_size, args.seq_length, **placement)
 
     def provide_datasets(sizes: list[int], vp_stage: int | None = None) -> Any:

@@ -53,6 +53,6 @@ def test_queries_keys_and_values_together(assert_same):
     rotated = [rope.apply_rotary_pos_emb(one, angles, tensor_format="sbhd", fused=False) for one in leaves[:2]]
     for one, expected in zip(found, [*rotated, v], strict=True):
         assert_same(one, expected)
-    # A rotation keeps lengths, so its backward of its own output is what went in.
+    # The gradient of a rotation is the inverse rotation, so the backward of the output gives the input.
     back = tex.fused_qkv_rope_backward(*found, angles, angles, *how[1:])
     assert_same(back, qkv)

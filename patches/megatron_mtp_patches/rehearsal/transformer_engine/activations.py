@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .kernel import gradients, quantized, rows
+from .kernel import gradients, quantized, with_bias_gradient
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -80,8 +80,7 @@ def _make(name: str, activation: Activation) -> list[Callable[..., Any]]:
 
 def _make_with_bias(name: str, activation: Activation) -> Callable[..., Any]:
     def backward(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
-        (found,) = gradients(activation, [fwd_input], grad)
-        return [rows(found).float().sum(0).to(found.dtype), quantized(found, quantizer)]
+        return with_bias_gradient(gradients(activation, [fwd_input], grad)[0], quantizer)
 
     backward.__name__ = f"dbias_d{name}"
     return backward

@@ -10,6 +10,7 @@ Queries, keys and values come as sbhd, bshd or thd in bf16 or fp16. Everything i
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,15 +81,11 @@ class _Call:
 
     def __post_init__(self) -> None:
         found = self.arguments
-        if any(
-            found.get(name) is not None for name in ("s_quantizer", "o_quantizer", "dp_quantizer", "dqkv_quantizer")
-        ):
-            quantized(found["q"], next(value for name, value in found.items() if "quantizer" in name and value))
+        for name in ("s_quantizer", "o_quantizer", "dp_quantizer", "dqkv_quantizer"):
+            quantized(found["q"], found.get(name))
         if found.get("page_table_k") is not None:
             refusal("fused_attn_fwd with a paged cache")()
-        first, _, _ = str(NVTE_QKV_Layout(int(found["qkv_layout"])).name).removeprefix("NVTE_").partition("_")
-        self.q_format = "".join(letter for letter in first.lower() if letter not in "123")
-        self.kv_format = _kv_format(str(NVTE_QKV_Layout(int(found["qkv_layout"])).name), self.q_format)
+        self.q_format, self.kv_format = _formats(NVTE_QKV_Layout(int(found["qkv_layout"])).name)
         mask = str(NVTE_Mask_Type(int(found["mask_type"])).name)
         self.padding, self.causal, self.from_the_end = (word in mask for word in ("PADDING", "CAUSAL", "BOTTOM_RIGHT"))
         self.q_spans = _spans(found, "q", self.q_format, self.padding)
@@ -162,9 +159,10 @@ class _Call:
         return (torch.rand(shape, generator=generator) >= p).float() / (1 - p)
 
 
-def _kv_format(layout: str, q_format: str) -> str:
-    parts = layout.removeprefix("NVTE_").lower().split("_")
-    return q_format if len(parts) < 3 else parts[1]
+def _formats(layout: str) -> tuple[str, str]:
+    """Of queries, and of keys and values: "sbhd", "bshd" or "thd". A digit says how many tensors are interleaved."""
+    parts = [re.sub(r"\d", "", part) for part in layout.removeprefix("NVTE_").lower().split("_")]
+    return parts[0], parts[-1]
 
 
 def _spans(found: dict[str, Any], which: str, form: str, padding: bool) -> list[tuple[int, int]]:

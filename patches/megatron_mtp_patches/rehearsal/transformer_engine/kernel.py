@@ -35,6 +35,11 @@ def rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
+def with_bias_gradient(grad: Tensor, quantizer: Any) -> list[Tensor]:
+    """The gradient of a bias, which is the sum over all rows, and the gradient itself."""
+    return [rows(grad).float().sum(0).to(grad.dtype), quantized(grad, quantizer)]
+
+
 def store(value: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
     """`value` rounded to `dtype`, or written to `out`."""
     return value.to(dtype) if out is None else out.copy_(value)

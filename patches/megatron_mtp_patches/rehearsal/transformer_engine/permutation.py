@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def install(module: ModuleType) -> None:
-    """Replace them in transformer_engine.pytorch.triton.permutation, by the names of its own parameters."""
+    """Replace the functions of transformer_engine.pytorch.triton.permutation, with the same parameters."""
     for function in (
         make_row_id_map,
         permute_with_mask_map,

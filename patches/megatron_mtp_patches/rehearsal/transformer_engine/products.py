@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .activations import gelu_of
 from .enums import torch_dtype
-from .kernel import gradients, quantized, refusal, rows, store
+from .kernel import gradients, quantized, refusal, rows, store, with_bias_gradient
 
 
 def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
@@ -18,8 +18,7 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Any = Non
 
 
 def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
-    """The gradient of a bias, and the gradient itself."""
-    return [rows(input).float().sum(0).to(input.dtype), quantized(input, quantizer)]
+    return with_bias_gradient(input, quantizer)
 
 
 def _product(A: Tensor, transA: bool, B: Tensor, transB: bool) -> Tensor:
