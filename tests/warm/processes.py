@@ -110,6 +110,7 @@ def _wait(pids: list[int], until: float) -> dict[int, int | None]:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 codes[pid] = os.waitstatus_to_exitcode(status)
+                kill(pid, group_only=True)  # a fork runs no exit handlers, which would end what it has started
         if any(codes.values()) or time.monotonic() > until:
             for pid in [pid for pid in pids if pid not in codes]:
                 kill(pid)

@@ -7,7 +7,8 @@ the DistributedOptimizer cannot resume:
   load_state_dict() leaves one `step` tensor for all parameters, which then advances once per parameter.
 0.16.1's checkout looks for nvcc as it starts, to build kernels of which none are left.
 Megatron compiles the helpers of its datasets with `make` even where they are there already, and ends the process if
-that fails: a wheel has no Makefile, and the python3 that the Makefile asks may be another.
+that fails: a wheel has no Makefile. The Makefile asks python3 and python3-config on PATH, which a virtual environment
+has none of: the helpers are compiled for the Python of the system, and the import fails.
 On upstream's main, building an MTP layer asks whether a module is an inference layer, whose class derives
 from a mock of TransformerEngine's: TypeError: isinstance() arg 2 must be a type.
 """
@@ -16,8 +17,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
+import sys
+import sysconfig
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -44,9 +50,20 @@ def _compile_helpers_once(module: Any) -> None:
         try:
             importlib.import_module("megatron.core.datasets.helpers_cpp")
         except ImportError:
-            compile_helpers()
+            with _make_for_this_python():
+                compile_helpers()
+            importlib.invalidate_caches()
 
     module.compile_helpers = compile_what_is_not_there
+
+
+def _make_for_this_python() -> Any:
+    """Inside, a `make` that is started asks this Python for its headers, and names what it makes for it."""
+    return mock.patch.dict(
+        os.environ,
+        PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        MAKEFLAGS=f"LIBEXT={sysconfig.get_config_var('EXT_SUFFIX')}",
+    )
 
 
 def _mend_inference_check(module: Any) -> None:

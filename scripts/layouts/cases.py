@@ -1,0 +1,66 @@
+"""The parallel layouts, and the command line of a small GPT with two MTP heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ITERATIONS, SAVED_AT = 6, 3
+SEQUENCE = 64
+
+MODEL = f"""
+    --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length {SEQUENCE}
+    --max-position-embeddings {SEQUENCE} --position-embedding-type rope --swiglu --normalization RMSNorm
+    --disable-bias-linear --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0
+    --global-batch-size 4 --train-iters {ITERATIONS} --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine
+    --lr-decay-iters {ITERATIONS} --weight-decay 0.1 --clip-grad 1.0 --log-interval 1 --eval-interval 1000
+    --eval-iters 1 --split 99,1,0 --bf16 --use-distributed-optimizer
+    --mtp-num-layers 2 --mtp-detach-heads --mtp-clip-grad 0.05
+""".split()
+MOCK_DATA = "--micro-batch-size 2 --mock-data --tokenizer-type NullTokenizer --vocab-size 128".split()
+TRANSFORMER_ENGINE = ["--transformer-impl", "transformer_engine"]
+LOCAL = ["--transformer-impl", "local"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`flags` are those of both implementations, `more` what only TransformerEngine's layers can do.
+
+    Without `local`, Megatron refuses the layout to its own layers.
+    """
+
+    name: str
+    ranks: int
+    flags: str = ""
+    more: str = ""
+    local: bool = True
+    packed: bool = False
+
+
+LAYOUTS = (
+    Layout("1 rank", 1),
+    Layout("DP2", 2),
+    Layout("TP2, sequence parallel", 2, "--tensor-model-parallel-size 2", "--sequence-parallel"),
+    Layout("PP2", 2, "--pipeline-model-parallel-size 2"),
+    Layout("CP2", 2, "--context-parallel-size 2", local=False),
+    Layout("CP2, packed", 2, "--context-parallel-size 2", local=False, packed=True),
+    Layout(
+        "EP2 x TP2, grouped GEMM",
+        2,
+        "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
+        "--expert-tensor-parallel-size 1 --num-experts 4 --moe-grouped-gemm --moe-router-topk 2 "
+        "--moe-token-dispatcher-type alltoall",
+        local=False,
+    ),
+    Layout(
+        "DP2, precision-aware optimizer",
+        2,
+        more="--use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+    ),
+)
+
+
+def packs_documents(checkout: Path) -> bool:
+    """Has this Megatron a flag that packs the documents of a pretraining dataset? 0.19 was the first."""
+    arguments = "".join(path.read_text(encoding="utf-8") for path in (checkout / "megatron/training").rglob("*.py"))
+    return "inter_document_masking" in arguments or "inter-document-masking" in arguments

@@ -1,0 +1,72 @@
+"""ci/layouts: what came of each layout on each Megatron, as JSON and Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import markdown_pages
+
+from . import cases
+from .training import Result
+
+TOLERANCE = 5e-3  # of losses of 4.9 at first; bf16 activations and the bf16 moments of one layout take most of it
+HEADER = ("layout", "ranks", "loss", "with local layers", "largest difference", "resumes", "verify-mtp")
+
+
+def add(folder: Path, release: str, about: dict[str, str], layouts: dict[str, dict[str, Any]]) -> None:
+    """Write a Megatron's results into cpu.json and cpu.md; those of layouts that did not run now are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "cpu.json"
+    record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    before = record.get(release, {})
+    kept = before.get("layouts", {}) if before.get("about") == about else {}
+    order = {layout.name: number for number, layout in enumerate(cases.LAYOUTS)}
+    together = kept | layouts
+    record[release] = {"about": about, "layouts": {name: together[name] for name in sorted(together, key=order.get)}}
+    record = dict(sorted(record.items()))
+    file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (folder / "cpu.md").write_text("\n".join(_markdown(record)) + "\n", encoding="utf-8")
+
+
+def is_good(result: dict[str, Any]) -> bool:
+    return Result(**result).is_good(TOLERANCE)
+
+
+def _markdown(record: dict[str, Any]) -> Iterator[str]:
+    yield "# Parallel layouts with TransformerEngine's layers"
+    yield ""
+    yield (
+        "Made by `scripts/rehearse_layouts.py`: upstream's unmodified pretrain_gpt.py in a rehearsal on CPU ranks, "
+        "with two MTP heads, `--mtp-detach-heads` and `--mtp-clip-grad 0.05`. TransformerEngine's Python is real, "
+        "its kernels are stood in for in torch; nothing here was compared with a GPU."
+    )
+    yield ""
+    yield (
+        f"Loss: the main model's at iteration {cases.ITERATIONS}. Largest difference: of any loss of any iteration, "
+        f"those of the heads too, from `--transformer-impl local`, without the flags that only TransformerEngine has; "
+        f"at most {TOLERANCE} is accepted. Megatron refuses context parallelism and grouped GEMM to local layers. "
+        f"Resumes: training from iteration {cases.SAVED_AT} has the same numbers to the last digit printed."
+    )
+    for release, row in record.items():
+        yield from ("", f"## {release}", "", ", ".join(f"{key} {value}" for key, value in row["about"].items()) + ".")
+        yield ""
+        rows = [_row(name, result) for name, result in row["layouts"].items()]
+        yield from markdown_pages.table(HEADER, rows, right=range(1, 5))
+
+
+def _row(name: str, result: dict[str, Any]) -> list[str]:
+    if result["error"]:
+        return [name, str(result["ranks"]), "", "", "", "", result["error"].splitlines()[0]]
+    difference = result["difference"]
+    return [
+        name,
+        str(result["ranks"]),
+        f"{result['losses'][-1]:.6f}",
+        f"{result['local'][-1]:.6f}" if result["local"] else "",
+        "" if difference is None else f"{difference:.6f}",
+        "yes" if result["resumes"] else "no",
+        "passes" if result["verified"] else "fails",
+    ]

@@ -1,0 +1,124 @@
+"""One layout: trained with TransformerEngine's layers and with Megatron's, saved, resumed and verified."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.warm.processes import run_ranks
+
+from . import cases, packed_data
+
+NAMES = ("lm loss", "mtp_1 loss", "mtp_2 loss", "grad norm", "mtp grad norm")
+LINE = re.compile(r"iteration +(\d+)/.*?" + "".join(rf" {name}: +(\S+) \|.*?" for name in NAMES))
+LOSSES = 3  # the first of NAMES
+VERIFIED = re.compile(r"verify-mtp: the MTP loss has reached \d+ parameters of the heads and nothing else")
+LIMIT = 600.0  # seconds, for what hangs
+Numbers = dict[int, list[float]]
+
+
+class TrainingError(Exception):
+    """What a training that has failed printed last."""
+
+
+@dataclass
+class Result:
+    """Of one layout.
+
+    Attributes:
+        losses: of the main model at each iteration with TransformerEngine's layers.
+        local: the same with Megatron's own, empty where it refuses the layout to them.
+        difference: the largest one of any loss, those of the heads too; None without `local`.
+        resumes: an interrupted training has the numbers of the other, to the last digit printed.
+        verified: verify-mtp finds that the MTP loss reaches the heads alone.
+        error: why a training has ended early.
+    """
+
+    ranks: int
+    losses: list[float] = field(default_factory=list)
+    local: list[float] = field(default_factory=list)
+    difference: float | None = None
+    resumes: bool = False
+    verified: bool = False
+    error: str = ""
+
+    def is_good(self, tolerance: float) -> bool:
+        return not self.error and self.resumes and self.verified and (self.difference or 0.0) <= tolerance
+
+
+def rehearse(checkout: Path, layout: cases.Layout, folder: Path) -> dict[str, Any]:
+    """Train a layout in each way; nothing raised, what failed is the result's error."""
+    result = Result(layout.ranks)
+    words = [*cases.MODEL, *layout.flags.split(), *_data(checkout, layout, folder)]
+    whole = [*words, *layout.more.split(), *cases.TRANSFORMER_ENGINE]
+    try:
+        straight = _train(checkout, layout.ranks, [*whole, "--save", str(folder), "--save-interval", "3"])
+        result.losses = [numbers[0] for numbers in straight.values()]
+        result.resumes = _resumes(checkout, layout.ranks, whole, folder, straight)
+        if layout.local:
+            local = _train(checkout, layout.ranks, [*words, *cases.LOCAL])
+            result.local = [numbers[0] for numbers in local.values()]
+            pairs = [(straight[i][place], local[i][place]) for i in local for place in range(LOSSES)]
+            result.difference = max(abs(one - other) for one, other in pairs)
+        result.verified = bool(VERIFIED.search(_run(checkout, layout.ranks, "verify-mtp", whole)))
+    except TrainingError as error:
+        result.error = str(error)
+    return asdict(result)
+
+
+def _data(checkout: Path, layout: cases.Layout, folder: Path) -> list[str]:
+    if not layout.packed:
+        return cases.MOCK_DATA
+    if cases.packs_documents(checkout):
+        return [*cases.MOCK_DATA, "--dataloader-inter-document-masking"]
+    return packed_data.flags(folder)
+
+
+def _resumes(checkout: Path, ranks: int, words: list[str], folder: Path, straight: Numbers) -> bool:
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(cases.SAVED_AT))
+    resumed = _train(checkout, ranks, [*words, "--load", str(folder)])
+    # Megatron logs the first iteration of a process without resetting its sums, so the second line after a resume
+    # shows the mean losses of two iterations; its other numbers, and every other line, are that iteration's own.
+    second = cases.SAVED_AT + 2
+    if sorted(resumed) != list(range(cases.SAVED_AT + 1, cases.ITERATIONS + 1)):
+        return False
+    return all(
+        numbers[LOSSES * (i == second) :] == straight[i][LOSSES * (i == second) :] for i, numbers in resumed.items()
+    )
+
+
+def _train(checkout: Path, ranks: int, words: list[str]) -> Numbers:
+    output = _run(checkout, ranks, "run", words)
+    found = {int(i): [float(number) for number in numbers] for i, *numbers in LINE.findall(output)}
+    if max(found, default=0) != cases.ITERATIONS:
+        raise TrainingError(f"iterations {sorted(found)} have printed all numbers:\n{_tail(output)}")
+    return found
+
+
+def _run(checkout: Path, ranks: int, command: str, words: list[str]) -> str:
+    """What the ranks printed."""
+    ended = run_ranks(ranks, partial(_be_command, checkout, command, words), LIMIT)
+    output = "".join(rank.output for rank in ended)
+    if any(rank.code for rank in ended):
+        failed = max(ended, key=lambda rank: (rank.code or 0) > 0)  # another one was killed after it
+        raise TrainingError(f"{command} ended with {failed.code}:\n{_tail(failed.output)}")
+    if None in {rank.code for rank in ended}:
+        raise TrainingError(f"{command} was killed after {LIMIT:.0f} s:\n{_tail(output)}")
+    return output
+
+
+def _tail(output: str) -> str:
+    return "\n".join(output.splitlines()[-12:])
+
+
+def _be_command(checkout: Path, command: str, words: list[str]) -> None:
+    from megatron_mtp_patches.cli import main
+
+    os.environ |= {"MEGATRON_MTP_PATCHES": "all", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    sys.path.insert(0, str(checkout))
+    sys.exit(main([command, "--device", "cpu", str(checkout / "pretrain_gpt.py"), *words]))

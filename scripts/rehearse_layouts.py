@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Train upstream's pretrain_gpt.py in each parallel layout with TransformerEngine's layers, on CPU ranks.
+
+    scripts/rehearse_layouts.py --megatron PATH_OR_URL [--release 0.19.0] [--layout NAME] [--out ci/layouts]
+
+Each layout trains, saves, resumes, is checked by verify-mtp, and trains once more with Megatron's own layers where it
+accepts that. The table of --out gets a section for each Megatron. Ends with 1 where a layout fails or its losses differ
+from those of the local layers by more than the table's tolerance, with 2 if the arguments cannot be used.
+
+Run it with a Python that has torch, the TransformerEngine of the release and what megatron.training imports. Before
+0.19 the packed layout trains on conversations (--sft), which needs datasets and transformers < 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "patches"), str(ROOT)]
+
+from layouts import table  # noqa: E402
+from layouts.cases import LAYOUTS  # noqa: E402
+from layouts.training import rehearse  # noqa: E402
+from replay.source import Repository, SourceError  # noqa: E402
+from rich.console import Console  # noqa: E402
+
+from tests.warm.levels import climb  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megatron", required=True, metavar="PATH_OR_URL", help="Megatron-LM")
+    parser.add_argument("--release", help="a release, tag, branch or commit; not for a tree without history")
+    parser.add_argument("--layout", action="append", metavar="NAME", help="only this one; may be repeated")
+    parser.add_argument("--work", type=Path, default=ROOT / ".replay", help="where trees are unpacked")
+    parser.add_argument("--out", type=Path, default=ROOT / "ci" / "layouts", help="folder of the table")
+    options = parser.parse_args()
+    names = [layout.name for layout in LAYOUTS]
+    if unknown := set(options.layout or ()) - set(names):
+        parser.error(f"there is no layout {', '.join(sorted(unknown))}; there are: {'; '.join(names)}")
+    try:
+        repository = Repository(options.megatron, options.work.resolve())
+        if repository.plain and options.release:
+            parser.error(f"--release {options.release}: {repository.plain} has no history; leave it out.")
+        if repository.git and not options.release:
+            parser.error("--release: say which, as 0.19.0 or main.")
+        release = repository.version() if repository.plain else options.release
+        tree = repository.unpack(release, f"core_v{release}" if release[0].isdigit() else release)
+    except SourceError as error:
+        parser.error(str(error))
+    climb("torch")
+    from megatron_mtp_patches import rehearsal
+
+    if not rehearsal.with_transformer_engine():
+        parser.error(f"{sys.executable} has no transformer-engine; docs/rehearsal.md says how to have it.")
+    about = {
+        "Megatron-LM": tree.commit[:12] or tree.release,
+        **{package: metadata.version(package) for package in ("torch", "transformer-engine")},
+    }
+    console = Console()
+    found = {}
+    for layout in LAYOUTS:
+        if layout.name not in (options.layout or names):
+            continue
+        with tempfile.TemporaryDirectory() as folder, console.status(f"{release}: {layout.name}"):
+            result = found[layout.name] = rehearse(tree.folder, layout, Path(folder))
+        table.add(options.out, release, about, found)
+        word = "good" if table.is_good(result) else "BAD"
+        told = f"loss {result['losses'][-1]:.6f}" if result["losses"] else ""
+        console.print(f"{release}: {layout.name}: {word} {told} {result['error']}", markup=False)
+    return int(not all(map(table.is_good, found.values())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
