@@ -81,25 +81,17 @@ def prepare() -> None:
 
 def install() -> None:
     """Put the stand-ins in their places: TransformerEngine's as soon as it is imported, Apex's now."""
-    from . import weight_gradient
+    # Now, not when they are needed: a process that a rehearsal starts has forgotten the package by then.
+    from . import extension, permutation, weight_gradient
+
+    def stand_in(common: ModuleType) -> None:
+        sys.modules["transformer_engine_torch"] = extension.make()
+        common.load_framework_extension = lambda framework: None  # type: ignore[attr-defined]
 
     sys.modules["fused_weight_gradient_mlp_cuda"] = weight_gradient
-    watch(["transformer_engine.common"], _stand_in)
-    watch(["transformer_engine.pytorch.triton.permutation"], _permute_in_torch)
+    watch(["transformer_engine.common"], stand_in)
+    watch(["transformer_engine.pytorch.triton.permutation"], permutation.install)
     watch(["triton.runtime.autotuner"], _leave_one_choice)
-
-
-def _stand_in(common: ModuleType) -> None:
-    from . import extension
-
-    sys.modules["transformer_engine_torch"] = extension.make()
-    common.load_framework_extension = lambda framework: None  # type: ignore[attr-defined]
-
-
-def _permute_in_torch(module: ModuleType) -> None:
-    from . import permutation
-
-    permutation.install(module)
 
 
 def _leave_one_choice(autotuner: ModuleType) -> None:

@@ -14,10 +14,14 @@ from torch import Tensor
 Lists = list[list[Tensor]]
 
 
+def _note(is_infinite: Tensor, source: Tensor) -> None:
+    """Set the flag where a value is not finite; as the kernels do, without a wait for the device."""
+    is_infinite.bitwise_or_((~torch.isfinite(source)).any().to(is_infinite.dtype))
+
+
 def _scale(is_infinite: Tensor, tensor_lists: Lists, scale: Any) -> None:
     for source, target in zip(*tensor_lists, strict=True):
-        if not torch.isfinite(source).all():
-            is_infinite.fill_(1)
+        _note(is_infinite, source)
         target.copy_(source.float() * scale)
 
 
@@ -36,8 +40,7 @@ def multi_tensor_l2norm(
     """(norm of all, norm of each, or an empty tensor), both fp32."""
     norms = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float32) for one in tensor_lists[0]])
     total = torch.linalg.vector_norm(norms).view(1)
-    if not torch.isfinite(total):
-        noop_flag.fill_(1)
+    _note(noop_flag, total)
     return total, norms if per_tensor else torch.empty(0)
 
 
