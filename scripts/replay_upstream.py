@@ -7,9 +7,9 @@ Takes a Megatron-LM repository (or clones one), unpacks the tag of each release 
 ci/replay.toml that a patch can touch: plain and patched side by side, in processes of their own. Each test is still
 passing, fixed, newly failing, failing either way, skipped, or not run, with the cause; a table of them is written as
 JSON and Markdown. What fails newly, hangs or crashes is run once more by itself before it counts. Ends with 1 if
-anything is newly failing or was not run, or does not pass any more that did in the tables of --expected (ci/replay has
-those of this repository; its versions of torch and emerging-optimizers are in them), with 2 if the arguments cannot be
-used or no test has run.
+anything is newly failing or was not run, or does not pass any more that did in the tables of --expected, with 2 if the
+arguments cannot be used or no test has run. ci/replay has the tables of this repository; each names the versions of
+torch, emerging-optimizers and TransformerEngine that it was made with.
 
 Run it with the Python that has torch, pytest and emerging-optimizers; Megatron itself comes from the repository. On cpu
 everything runs in a rehearsal (no GPU is used); tests that need one say so. Nothing of upstream is kept but names.
@@ -24,6 +24,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 try:
@@ -81,12 +82,14 @@ def main() -> int:
                     f"see the logs in {options.work / 'records'}."
                 )
             bad += sum(one[verdicts.NEW] + one[verdicts.NOT_RUN] for one in counts)
-            folder = (options.out or options.work / "tables") / options.device
-            report.write(folder, release, about(tree, options.device), found)
+            tables = options.out or options.work / "tables"
+            folder = tables / kind_of_table(options.device)
+            without = tables / options.device if folder.name != options.device else None
+            report.write(folder, release, about(tree, options.device), found, without)
             show(console, release, found)
             console.print(f"-> {folder / release}.md, .json")
             if options.expected:
-                lost = report.lost(options.expected / options.device / f"{release}.json", found)
+                lost = report.lost(options.expected / kind_of_table(options.device) / f"{release}.json", found)
                 bad += len(lost)
                 for line in lost:
                     console.print(line, markup=False, style="red")
@@ -106,7 +109,7 @@ def check(options: argparse.Namespace, releases: list[str], repository: Reposito
     for name in set(options.suite or ()) - set(names):
         raise SourceError(f"--suite {name!r}: ci/replay.toml has no such suite. It has: {', '.join(map(repr, names))}")
     for release in releases if options.expected else ():
-        if not (table := options.expected / options.device / f"{release}.json").is_file():
+        if not (table := options.expected / kind_of_table(options.device) / f"{release}.json").is_file():
             raise SourceError(f"--expected {options.expected}: there is no {table}. Make it with --out.")
     if not suites_for(options):
         raise SourceError(f"no suite of ci/replay.toml touches --patch {options.patch}.")
@@ -199,6 +202,11 @@ def by_itself(pair: tuple[process.Job, process.Job], tests: list[str]) -> tuple[
     """The same jobs with `tests` alone, and nothing before them."""
     names = [test.removeprefix("tests/unit_tests/") for test in tests]
     return tuple(replace(job, files=names, record=Path(f"{job.record} again"), outcomes={}) for job in pair)
+
+
+def kind_of_table(device: str) -> str:
+    """The folder of its tables: a rehearsal has others with TransformerEngine than without."""
+    return "cpu-transformer-engine" if device == "cpu" and find_spec("transformer_engine") else device
 
 
 def about(tree: Tree, device: str) -> dict[str, str]:

@@ -41,10 +41,10 @@ def suites(folder: Path, device: str) -> list[Figure]:
 
 
 def replay(folder: Path, device: str) -> list[Figure]:
-    found = [read(file) for file in sorted((folder / device).glob("*.json"))]
-    verdicts = Counter(verdict[0] for one in found for ranks in one["tests"].values() for verdict in ranks.values())
+    found = [read(file) for file in sorted(folder.glob(f"{device}*/*.json"))]
+    verdicts: Counter[str] = sum((Counter(totals) for one in found for totals in one["totals"].values()), Counter())
     new = verdicts["newly failing"]
-    text = f"{{:.0f}} of {sum(verdicts.values())}"
+    text = f"{{:.0f}} of {verdicts.total()}"
     return [make("upstream's tests that fail newly", "0", float(new) if verdicts else None, new == 0, text)]
 
 

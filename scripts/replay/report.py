@@ -1,4 +1,4 @@
-"""The replay table: JSON with every test, Markdown with counts for each file, what was fixed, and each cause."""
+"""The replay table: JSON with the tests that pass and the causes of the rest, Markdown with counts for each file."""
 
 from __future__ import annotations
 
@@ -12,41 +12,77 @@ import markdown_pages
 from .verdicts import EITHER, FIXED, NEW, NOT_RUN, SKIPPED, STILL, VERDICTS, Verdict
 
 Verdicts = dict[int, dict[str, Verdict]]  # ranks -> test -> verdict
+PASSING = (STILL, FIXED)
 
 
-def write(folder: Path, release: str, about: dict[str, str], verdicts: Verdicts) -> None:
-    """RELEASE.json and RELEASE.md."""
+def write(folder: Path, release: str, about: dict[str, str], verdicts: Verdicts, other: Path | None = None) -> None:
+    """RELEASE.json and RELEASE.md; `other` is the folder of the tables without TransformerEngine, to compare with."""
     folder.mkdir(parents=True, exist_ok=True)
-    tests: dict[str, dict[str, list[str]]] = {}
-    for ranks, found in verdicts.items():
-        for test, verdict in found.items():
-            row = [verdict.word, verdict.cause] if verdict.cause else [verdict.word]
-            tests.setdefault(test, {})[str(ranks)] = row
-    lines = [f" {json.dumps(test)}: {json.dumps(tests[test])}" for test in sorted(tests)]
-    record = f'{{\n"about": {json.dumps(about)},\n"tests": {{\n' + ",\n".join(lines) + "\n}\n}\n"
-    (folder / f"{release}.json").write_text(record, encoding="utf-8")
-    (folder / f"{release}.md").write_text("\n".join(_markdown(release, about, verdicts)) + "\n", encoding="utf-8")
+    passing: dict[str, dict[str, list[str]]] = {}
+    for test in sorted({test for found in verdicts.values() for test in found}):
+        ranks = [ranks for ranks, found in sorted(verdicts.items()) if test in found and found[test].word in PASSING]
+        if ranks:
+            passing.setdefault(_file(test), {}).setdefault(", ".join(map(str, ranks)), []).append(_name(test))
+    record = {
+        "about": about,
+        "totals": {ranks: {word: totals(found)[word] for word in VERDICTS} for ranks, found in verdicts.items()},
+        "causes of the rest": {ranks: _counted_causes(found) for ranks, found in verdicts.items()},
+        "passing with the patches": passing,
+    }
+    (folder / f"{release}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    lines = list(_markdown(release, about, verdicts))
+    if other and (other / f"{release}.json").is_file():
+        lines += _compared(other / f"{release}.json", folder / f"{release}.json")
+    (folder / f"{release}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def totals(verdicts: dict[str, Verdict]) -> Counter:
+def totals(verdicts: dict[str, Verdict]) -> Counter[str]:
     return Counter(verdict.word for verdict in verdicts.values())
 
 
 def lost(table: Path, verdicts: Verdicts) -> list[str]:
     """What passed, patched, where `table` (RELEASE.json) was made, and does not here; a line for each."""
-    expected = json.loads(table.read_text(encoding="utf-8"))["tests"]
     files = {(ranks, _file(test)) for ranks, found in verdicts.items() for test in found}
+    short = {ranks: {_short(test): verdict for test, verdict in found.items()} for ranks, found in verdicts.items()}
     lines = []
-    for test, rows in sorted(expected.items()):
-        for ranks, (word, *_) in rows.items():
-            found = verdicts.get(int(ranks), {}).get(test)
-            if word not in (STILL, FIXED) or (int(ranks), _file(test)) not in files:
+    for ranks, tests in passing_tests(table).items():
+        for test in sorted(tests):
+            found = short.get(ranks, {}).get(test)
+            if (ranks, _file(test)) not in files:
                 continue
             if found is None:
-                lines.append(f"{test} on {ranks}: {word} is expected, it was not collected")
-            elif found.word not in (STILL, FIXED):
-                lines.append(f"{test} on {ranks}: {word} is expected, found: {found.word} ({found.cause})")
+                lines.append(f"{test} on {ranks}: it passed in the table, it was not collected")
+            elif found.word not in PASSING:
+                lines.append(f"{test} on {ranks}: it passed in the table, now: {found.word} ({found.cause})")
     return lines
+
+
+def passing_tests(table: Path) -> dict[int, set[str]]:
+    """{ranks: tests that pass with the patches} of a RELEASE.json."""
+    found: dict[int, set[str]] = {}
+    for file, by_ranks in json.loads(table.read_text(encoding="utf-8"))["passing with the patches"].items():
+        for together, names in by_ranks.items():
+            for ranks in map(int, together.split(", ")):
+                found.setdefault(ranks, set()).update(f"{file}::{name}" for name in names)
+    return found
+
+
+def _counted_causes(found: dict[str, Verdict]) -> dict[str, dict[str, int]]:
+    rest = {word: Counter(one.cause for one in found.values() if one.word == word) for word in VERDICTS}
+    return {word: dict(sorted(counts.items())) for word, counts in rest.items() if counts and word not in PASSING}
+
+
+def _compared(without: Path, table: Path) -> Iterable[str]:
+    """What TransformerEngine makes pass, and what it makes fail."""
+    yield from ("", "## Beside the table without TransformerEngine", "")
+    before, after = passing_tests(without), passing_tests(table)
+    rows = [
+        [ranks, len(after.get(ranks, set()) - tests), len(tests - after.get(ranks, set()))]
+        for ranks, tests in sorted(before.items())
+    ]
+    yield from markdown_pages.table(["ranks", "pass with it only", "pass without it only"], rows, right=range(3))
+    for ranks, tests in sorted(before.items()):
+        yield from (f"\nOnly without, on {ranks}: `{test}`." for test in sorted(tests - after.get(ranks, set())))
 
 
 def _markdown(release: str, about: dict[str, str], verdicts: Verdicts) -> Iterable[str]:
@@ -98,7 +134,11 @@ def _causes(word: str, verdicts: Verdicts) -> Iterable[str]:
 
 
 def _file(test: str) -> str:
-    return test.partition("::")[0].removeprefix("tests/unit_tests/")
+    return _short(test).partition("::")[0]
+
+
+def _name(test: str) -> str:
+    return test.partition("::")[2]
 
 
 def _short(test: str) -> str:

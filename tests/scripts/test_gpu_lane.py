@@ -148,7 +148,7 @@ def test_figures_are_held_against_their_targets(load, tmp_path):
     assert [(figure.value, figure.met) for figure in figures.suites(tmp_path, "gpu")] == [("3 of 43", False)]
 
     (tmp_path / "gpu").mkdir()
-    write("gpu/0.18.2.json", {"tests": {"one": {"1": ["newly failing", "why"]}, "two": {"1": ["still passing"]}}})
+    write("gpu/0.18.2.json", {"totals": {"1": {"newly failing": 1, "still passing": 0}, "2": {"still passing": 1}}})
     assert [(figure.value, figure.met) for figure in figures.replay(tmp_path, "gpu")] == [("1 of 2", False)]
 
     losses = {"Muon, unpatched": {"1e+14": 0.98}, "Muon, exempt from clipping": {"1e+14": 0.02}}
