@@ -13,7 +13,7 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["python", "tests", "transformer_engine", "compatibility", "lint", "wheel", "tables"]
+nox.options.sessions = ["python", "tests", "without_transformer_engine", "compatibility", "lint", "wheel", "tables"]
 if os.environ.get("MEGATRON_LM"):
     nox.options.sessions += ["replay"]
 
@@ -24,15 +24,16 @@ RELEASES = [
     for release in MATRIX["release"]
     if sys.version_info >= tuple(map(int, release["python"].split(".")))
 ]
-# The suites that depend on torch alone run here.
+THIS_PYTHON = "{}.{}".format(*sys.version_info)  # which the environments of the releases have
+# The suites that depend on torch or on this Python alone run here.
 TORCH_RELEASE = "0.18.2" if "0.18.2" in RELEASES else RELEASES[-1]
 TABLE_RELEASES = {"0.18.2", "0.19.2"}  # without which there is nothing to compare
 
 
-def paths(*depends: str, quick: bool = False) -> list[str]:
-    """The tests of the suites that depend on one of these."""
+def paths(*depends: str, quick: bool = False, key: str = "tests") -> list[str]:
+    """What the suites that depend on one of these have under `key`."""
     suites = [suite for suite in MATRIX["suite"] if suite["depends"] in depends and (suite.get("quick") or not quick)]
-    return [path for suite in suites for path in suite["tests"]]
+    return [path for suite in suites for path in suite.get(key, [])]
 
 
 def run_pytest(session: nox.Session, name: str, tests: list[str]) -> None:
@@ -43,9 +44,9 @@ def run_pytest(session: nox.Session, name: str, tests: list[str]) -> None:
     session.run("python", "-m", "pytest", "-q", f"--junitxml={RESULTS / name}.xml", *tests, env=environment)
 
 
-@nox.session(python=MATRIX["pythons"])
+@nox.session(python=[version for version in MATRIX["pythons"] if version != THIS_PYTHON])
 def python(session: nox.Session) -> None:
-    """The suites that need no torch, on each Python that is installed."""
+    """The suites that need no torch, on each other Python that is installed."""
     session.install("-e", ".", "hypothesis", "pytest", "pytest-timeout", "tomli; python_version < '3.11'")
     run_pytest(session, f"Python {session.python}", session.posargs or paths("python"))
 
@@ -54,22 +55,22 @@ def python(session: nox.Session) -> None:
 @nox.parametrize("release", RELEASES)
 def tests(session: nox.Session, release: str) -> None:
     """The suites that depend on a release, or what is named after --; with -- --quick, those of the inner loop."""
-    install(session, release)
+    version = next(one["transformer_engine"] for one in MATRIX["release"] if one["version"] == release)
+    install(session, release, extras="demo,test,te")
+    session.install("--no-deps", f"transformer-engine=={version}")
     if session.posargs == ["--quick"]:
         chosen = paths("python", "release", quick=True)
     else:
-        chosen = session.posargs or paths("release", *(["torch"] if release == TORCH_RELEASE else []))
+        chosen = session.posargs or paths("release", *(["python", "torch"] if release == TORCH_RELEASE else []))
     run_pytest(session, release, chosen)
 
 
 @nox.session
-@nox.parametrize("release", RELEASES)
-def transformer_engine(session: nox.Session, release: str) -> None:
-    """TransformerEngine's own Python under a rehearsal, in the version that the release was made for."""
-    version = next(one["transformer_engine"] for one in MATRIX["release"] if one["version"] == release)
-    install(session, release, extras="demo,test,te")
-    session.install("--no-deps", f"transformer-engine=={version}")
-    run_pytest(session, f"{release} with TransformerEngine {version}", session.posargs or paths("transformer_engine"))
+def without_transformer_engine(session: nox.Session) -> None:
+    """The suites that run differently without TransformerEngine, or what is named after --."""
+    install(session, TORCH_RELEASE)
+    chosen = session.posargs or paths("torch", "release", key="without_transformer_engine")
+    run_pytest(session, f"{TORCH_RELEASE} without TransformerEngine", chosen)
 
 
 @nox.session

@@ -45,12 +45,12 @@ class Totals:
 
 
 def read(report: Path, suites: dict[str, str]) -> list[Case]:
-    """The tests of a JUnit report; `suites` has the suite of each folder."""
+    """The tests of a JUnit report; `suites` has the suite of each folder, and of each file without its ending."""
     cases = []
     for element in ElementTree.parse(report).iter("testcase"):
         file, test = element.get("classname", ""), element.get("name", "")
         name = "::".join(filter(None, [file.replace(".", "/"), test if file else test.replace(".", "/")]))
-        suite = next((suite for folder, suite in suites.items() if name.startswith(f"{folder}/")), "other")
+        suite = next((suites[path] for path in suites if name.startswith((f"{path}/", f"{path}::"))), "other")
         kinds = {child.tag for child in element}
         outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
         cases.append(Case(name, suite, outcome, float(element.get("time", 0))))
@@ -59,7 +59,7 @@ def read(report: Path, suites: dict[str, str]) -> list[Case]:
 
 def main(folder: Path) -> int:
     matrix = tomllib.loads(MATRIX.read_text(encoding="utf-8"))
-    suites = {path: suite["name"] for suite in matrix["suite"] for path in suite["tests"]}
+    suites = {path.removesuffix(".py"): suite["name"] for suite in matrix["suite"] for path in suite["tests"]}
     found: dict[str, list[Case]] = {}
     for report in sorted(folder.glob("*.xml")):
         # "0.18.2 with modelopt" is 0.18.2 in another environment, where other suites run.

@@ -5,7 +5,7 @@ Where there is one, also what its allocator has given out in the end, and at mos
 
     python scripts/bench_memory.py [PATCH ...] [--ranks 2] [--layers 4] [--hidden 256] [--json FILE]
 
-Without TransformerEngine its FusedAdam is the stand-in of tests/stand_ins, which keeps the same tensors.
+Megatron-FSDP's FusedAdam is TransformerEngine's; without a GPU a rehearsal stands in for its kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +23,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 ROOT = Path(__file__).resolve().parents[1]
-NEEDS = {"fsdp-without-master-weights": "einops", "tag-mtp-stage-embedding": "emerging_optimizers"}
+NEEDS = {
+    "fsdp-without-master-weights": ("einops", "transformer_engine"),
+    "tag-mtp-stage-embedding": ("emerging_optimizers",),
+}
 SIDES = ("without", "with")
 NATIVE = "This Megatron holds the same without the patch: there is nothing to measure it against."
 
@@ -40,25 +42,12 @@ def run_rank(options: argparse.Namespace) -> None:
     torch.distributed.init_process_group("gloo" if options.cpu else "nccl")
     from memory_cases import CASES
 
-    with fused_adam():
-        found = CASES[options.patches[0]](options)
+    found = CASES[options.patches[0]](options)
     result = {"held": found.held._asdict(), "saves": found.saves, "note": found.note}
     if not options.cpu:
         result["allocator"] = {"allocated": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_allocated()}
     (options.rank_folder / f"{torch.distributed.get_rank()}.json").write_text(json.dumps(result))
     torch.distributed.destroy_process_group()
-
-
-def fused_adam() -> AbstractContextManager[None]:
-    """TransformerEngine's, or the stand-in."""
-    try:
-        from transformer_engine.pytorch.optimizers import FusedAdam  # noqa: F401
-    except ImportError:
-        sys.path.insert(0, str(ROOT / "tests/stand_ins"))
-        from fused_adam_stand_in import installed
-
-        return installed()
-    return nullcontext()
 
 
 def run_ranks(patch: str, options: argparse.Namespace, before: bool) -> list[dict[str, Any]]:
@@ -124,7 +113,7 @@ def main() -> None:
         run_rank(options)
         return
     options.patches = options.patches or list(NEEDS)
-    needed = ["torch", "megatron", *(NEEDS[patch] for patch in options.patches)]
+    needed = ["torch", "megatron", *(name for patch in options.patches for name in NEEDS[patch])]
     if absent := [name for name in needed if find_spec(name) is None]:
         parser.error(f"{sys.executable} has no {', '.join(absent)}, which this needs")
     import torch

@@ -5,7 +5,7 @@
 #   scripts/test.sh 0.18.2                     one release
 #   scripts/test.sh --quick [0.18.2]           the inner loop: engine, conformance and overrides of one release
 #   PYTHON=/path/to/python scripts/test.sh     with this Python
-#   MEGATRON_LM=DIR[:DIR...] scripts/test.sh   also upstream's own pretrain_gpt.py and unit tests
+#   MEGATRON_LM=DIR[:DIR...] scripts/test.sh   also upstream's own unit tests
 #
 # Environments stay in .nox. They are brought up to date each time, but for --quick, which takes them as they are.
 set -euo pipefail

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.forked("megatron")
 HAS_TRAINER = importlib.util.find_spec("megatron.training") is not None
 needs_trainer = pytest.mark.skipif(
     not HAS_TRAINER,
-    reason="the 0.16.1 wheel has no megatron.training; tests/checkout covers its trainer",
+    reason="the 0.16.1 wheel has no megatron.training; scripts/rehearse_layouts.py trains with its checkout's",
 )
 ALONE = pytest.param((1, []), id="1 rank")
 LAYOUTS = [
@@ -56,7 +56,7 @@ def test_a_step_over_the_threshold_leaves_no_trace(straight, train):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_heads_are_detached_clipped_and_counted(train, layout):
-    """And their own limit holds for them alone: the trunk's numbers are the same whatever it is, until they differ."""
+    """Their limit holds for them alone: the main model's numbers are the same whatever it is."""
     ranks, flags = layout
     flags = [*flags, "--mtp-detach-heads", "--mtp-acceptance-interval", "2"]
     tight, output = train(*flags, "--mtp-clip-grad", "0.01", ranks=ranks)
@@ -90,6 +90,7 @@ def test_a_run_resumes_where_it_was(straight, train):
     assert "updates skipped for grad norm:   0 |" in output
     assert sorted(resumed) == list(range(SAVED_AT + 1, 13))
     assert {i: resumed[i][2] for i in resumed} == {i: lines[i][2] for i in resumed}
-    # the second line of a process shows the mean loss of two iterations, see tests/checkout
+    # Megatron logs the first iteration of a process without resetting its sums, so the second line after a resume
+    # shows the mean losses of two iterations
     same = [i for i in resumed if i != SAVED_AT + 2]
     assert {i: resumed[i][:2] for i in same} == {i: lines[i][:2] for i in same}

@@ -1,7 +1,4 @@
-"""Megatron-FSDP under a precision-aware optimizer trains as plain PyTorch does, from one copy of the main weights.
-
-FusedAdam is a stand-in here (tests/stand_ins): TransformerEngine's needs a GPU.
-"""
+"""Megatron-FSDP under a precision-aware optimizer trains as plain PyTorch does, from one copy of the main weights."""
 
 from types import SimpleNamespace
 
@@ -14,6 +11,7 @@ from megatron_overrides.core.optimizer.grad_norm_groups import group_of
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
+pytest.importorskip("transformer_engine", reason="a precision-aware optimizer is TransformerEngine's FusedAdam")
 
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
 LR, WEIGHT_DECAY, CLIP = 0.05, 0.1, 1.0
@@ -50,15 +48,7 @@ def loss_of(net, x):
 
 
 @pytest.fixture
-def fused_adam():
-    import fused_adam_stand_in
-
-    with fused_adam_stand_in.installed():
-        yield
-
-
-@pytest.fixture
-def make(parallel, fused_adam):
+def make(parallel):
     """make(strategy, dtype, **config): a model (or `net`) in Megatron-FSDP, and its optimizer."""
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel

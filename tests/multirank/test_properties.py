@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from random_optimizers import STEPS, Built, cases, examples
-from reference_norms import about, assert_close, expected_step
+from reference_norms import about, assert_close
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
@@ -37,7 +37,7 @@ def take(half, count_collectives, rank, world_size):
     def take(case):
         built = Built(case, rank, world_size, everybody=parallel_state.get_model_parallel_group(), half=half)
         for step in range(STEPS):
-            expected = expected_step(built.begin_step(step), dict(case.settings))
+            expected = built.reference_step(step)
             count_collectives.clear()
             result = (*built.optimizer.step(), built.optimizer.grad_norms_by_group)
             called = list(count_collectives)

@@ -9,7 +9,7 @@ from tests.warm.levels import ON_GPU
 ARGUMENTS = """
 import argparse
 def add_megatron_arguments(parser):
-    parser.add_argument("--transformer-impl", default="transformer_engine")
+    parser.add_argument("--distributed-backend", default="nccl")
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--fp8-format", dest="fp8")
     return parser

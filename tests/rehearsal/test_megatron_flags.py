@@ -4,7 +4,7 @@ import argparse
 import enum
 
 import pytest
-from megatron_mtp_patches.rehearsal import megatron_flags
+from megatron_mtp_patches.rehearsal import megatron_flags, transformer_engine
 from megatron_mtp_patches.rehearsal.megatron_flags import (
     RehearsalRefusal,
     refuse,
@@ -19,6 +19,8 @@ Backend = enum.Enum("Backend", "flash unfused auto")
 def with_transformer_engine(request, monkeypatch):
     """Whether a rehearsal has TransformerEngine's Python; parametrize it indirectly."""
     monkeypatch.setattr(megatron_flags, "with_transformer_engine", lambda: request.param)
+    if not request.param:
+        monkeypatch.setattr(transformer_engine, "has_python", lambda: False)
     return request.param
 
 

@@ -43,11 +43,11 @@ def test_a_rehearsal_leaves_no_patch_changed():
 def test_the_flags_are_those_of_a_cpu_after_each_apply_and_megatrons_own_after_each_revert():
     originals = []
     for _ in range(2):
-        assert default_of("transformer_impl") == "local"
+        assert default_of("distributed_backend") == "gloo"
         with pytest.raises(RehearsalRefusal):
             arguments.validate_args(SimpleNamespace(fp8="hybrid"))
         megatron_mtp_patches.revert()
-        assert default_of("transformer_impl") == "transformer_engine"
+        assert default_of("distributed_backend") == "nccl"
         with pytest.raises(Exception) as raised:
             arguments.validate_args(SimpleNamespace(fp8="hybrid"))
         assert not isinstance(raised.value, RehearsalRefusal)

@@ -16,9 +16,9 @@ SCRIPT = """
 import os, sys, torch
 from megatron.training.initialize import initialize
 args = initialize()
-print("RESULT", torch.zeros(1, device="cuda").device, args.transformer_impl, args.num_workers, args.validated)
+print("RESULT", torch.zeros(1, device="cuda").device, args.distributed_backend, args.num_workers, args.validated)
 print("RANK", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "at", os.environ["MASTER_ADDR"])
-sys.argv[1:] = ["--transformer-impl", "transformer_engine", "--fp8-format", "hybrid"]
+sys.argv[1:] = ["--fp8-format", "hybrid"]
 initialize()
 """
 
@@ -34,8 +34,7 @@ def test_defaults_are_for_a_cpu_and_what_needs_a_gpu_is_refused_by_name(checkout
         sys.exit(main(["run", "--device", "cpu", str(checkout / "script.py"), "--num-workers", "3"]))
 
     (done,) = run_ranks(1, run)
-    assert "RESULT cpu local 3 True\nRANK 0 of 1 at localhost\n" in done.output, done.output
-    assert done.output.count("rehearsal on the CPU over gloo: transformer_impl=local\n") == 1
+    assert "RESULT cpu gloo 3 True\nRANK 0 of 1 at localhost\n" in done.output, done.output
+    assert done.output.count("rehearsal on the CPU over gloo: distributed_backend=gloo\n") == 1
     assert done.code == 2
-    assert "--transformer-impl transformer_engine: " in done.output
     assert "--fp8-format hybrid: fp8 needs a GPU" in done.output

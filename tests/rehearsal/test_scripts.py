@@ -31,7 +31,7 @@ def test_a_revert_puts_megatrons_flags_back_and_the_next_apply_the_cpus(checkout
         "from megatron.training.initialize import initialize\n"
         "for step in (int, megatron_mtp_patches.revert, lambda: megatron_mtp_patches.apply('none')):\n"
         "    step()\n"
-        "    print('RESULT', initialize().transformer_impl)\n"
+        "    print('RESULT', initialize().distributed_backend)\n"
     )
 
     def run():
@@ -39,5 +39,5 @@ def test_a_revert_puts_megatrons_flags_back_and_the_next_apply_the_cpus(checkout
         run_script(str(script), [], "cpu")
 
     (done,) = run_ranks(1, run)
-    on_the_cpu = "rehearsal on the CPU over gloo: transformer_impl=local, num_workers=0\nRESULT local\n"
-    assert (done.code, done.output) == (0, f"{on_the_cpu}RESULT transformer_engine\n{on_the_cpu}")
+    on_the_cpu = "rehearsal on the CPU over gloo: num_workers=0, distributed_backend=gloo\nRESULT gloo\n"
+    assert (done.code, done.output) == (0, f"{on_the_cpu}RESULT nccl\n{on_the_cpu}")

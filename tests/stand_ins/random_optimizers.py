@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from reference_norms import Gradient
+from reference_norms import Gradient, Outcome, expected_step
 
 STEPS = 2
 
@@ -241,6 +241,13 @@ class Built:
             elif not each.half:
                 param.main_grad = None
         return whole
+
+    def reference_step(self, step: int, **settings: Any) -> Outcome:
+        """Begin the step; what it has to come to under these settings, or the case's."""
+        from megatron.core.optimizer import clip_grads
+
+        on_device = getattr(clip_grads, "multi_tensor_scale_tensor_impl", None) is not None
+        return expected_step(self.begin_step(step), dict(self.case.settings) | settings, nan_spreads=on_device)
 
     def updated_with(self) -> list[torch.Tensor]:
         return [-param.detach() for param in self.params()]

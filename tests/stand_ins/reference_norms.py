@@ -27,7 +27,8 @@ class Outcome(NamedTuple):
     zeros: int
 
 
-def expected_step(gradients: list[Gradient], settings: dict[str, Any]) -> Outcome:
+def expected_step(gradients: list[Gradient], settings: dict[str, Any], nan_spreads: bool) -> Outcome:
+    """`nan_spreads`: a NaN norm makes every gradient that it clips NaN, as where Megatron keeps it on the device."""
     trunk, heads = (_norms([each for each in gradients if each.heads is wanted]) for wanted in (False, True))
     there_are_heads = any(each.heads for each in gradients)
     threshold = settings["grad_norm_skip_threshold"]
@@ -39,8 +40,8 @@ def expected_step(gradients: list[Gradient], settings: dict[str, Any]) -> Outcom
     own_limit = settings["mtp_clip_grad"]
     floor = settings["min_clip_coefficient"]
     factors = {
-        False: _factor(trunk[1], limit, floor),
-        True: _factor(heads[1], limit if own_limit is None else own_limit, floor),
+        False: _factor(trunk[1], limit, floor, nan_spreads),
+        True: _factor(heads[1], limit if own_limit is None else own_limit, floor, nan_spreads),
     }
     left = []
     for values, of_heads, exempt, _ in gradients:
@@ -70,9 +71,11 @@ def _too_large(whole: float, clippable: float, threshold: float) -> bool:
     return math.isnan(whole) or math.isinf(whole) or clippable > threshold
 
 
-def _factor(norm: float, limit: float, floor: float | None) -> float:
-    if limit == 0 or math.isnan(norm):  # Megatron leaves NaN as it is
+def _factor(norm: float, limit: float, floor: float | None, nan_spreads: bool) -> float:
+    if limit == 0:
         return 1.0
+    if math.isnan(norm):
+        return math.nan if nan_spreads else 1.0
     return min(1.0, max(limit / (norm + 1e-6), floor or 0.0))
 
 

@@ -176,19 +176,11 @@ def test_an_optimizer_of_somebody_elses_measures_its_own_main_norm(make):
 
 
 def test_norms_on_the_device_are_never_read_on_the_host(make, monkeypatch):
-    """As with TransformerEngine >= 2.14, here with a stand-in for its scaling kernel."""
     from megatron.core.optimizer import clip_grads
 
-    if not hasattr(clip_grads, "multi_tensor_scale_tensor_impl"):
-        pytest.skip("0.16 keeps its norms on the host")
+    if getattr(clip_grads, "multi_tensor_scale_tensor_impl", None) is None:
+        pytest.skip("norms stay on the device from megatron-core 0.17 on, with TransformerEngine >= 2.14")
     reads = []
-
-    def scale(chunk_size, overflow, lists, factor):
-        for grad in lists[0]:
-            grad.mul_(factor)
-
-    monkeypatch.setattr(clip_grads, "multi_tensor_scale_tensor_impl", scale)
-    monkeypatch.setattr(clip_grads, "multi_tensor_applier", lambda op, flag, lists, *rest: op(2048, flag, lists, *rest))
     optimizer, _, _ = make("chained", clip_grad=1.0)
     monkeypatch.setattr(optimizer, "step_with_ready_grads", lambda: True)
     optimizer.step()  # the first step asks once who owns heads
@@ -201,8 +193,7 @@ def test_norms_on_the_device_are_never_read_on_the_host(make, monkeypatch):
     monkeypatch.undo()
     assert isinstance(norm, torch.Tensor) and norm.item() == about(1.0)  # clipped in place in the first
     assert isinstance(optimizer.mtp_grad_norm, torch.Tensor)
-    # the stand-in for the norm kernel reads the host itself, once for each of the two norms
-    assert reads.count("item") == reads.count("tolist") == reads.count("__bool__") == 0
+    assert reads == []
 
 
 def test_methods_borrowed_onto_another_class_work(make):
@@ -299,7 +290,8 @@ def test_the_state_of_dropped_heads_keeps_in_step(make_optimizer, kind, scales):
                 if not adam.state[param]:
                     adam.state[param].update(exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
 
-    optimizer.init_state_fn = init_state
+    if kind != "distributed":
+        optimizer.init_state_fn = init_state
     for number, scale in enumerate(scales, start=1):
         optimizer.zero_grad()
         for index, param in enumerate(params):
@@ -310,7 +302,8 @@ def test_the_state_of_dropped_heads_keeps_in_step(make_optimizer, kind, scales):
                 param.main_grad = grad
         assert optimizer.step()[0] is True
         states = [optimizer.optimizer.state[param] for param in optimizer.get_parameters()]
-        assert [int(state["step"]) for state in states] == [number] * len(states)
+        groups = optimizer.optimizer.param_groups  # where FusedAdam keeps its count
+        assert {int(one["step"]) for one in (*states, *groups) if "step" in one} == {number}
         assert all({"exp_avg", "exp_avg_sq"} <= set(state) for state in states)
 
 

@@ -74,9 +74,10 @@ def test_training_goes_on_after_a_skipped_step(run, assert_same, kind):
 
 def test_a_norm_at_the_threshold_is_not_over_it(run):
     ((_, norm, _),), _ = run("chained", [1.0])
-    ((updated, _, _),), _ = run("chained", [1.0], grad_norm_skip_threshold=norm)
+    ((updated, _, _),), _ = run("chained", [1.0], grad_norm_skip_threshold=float(norm))
     assert updated is True
-    ((updated, _, _),), _ = run("chained", [1.0], grad_norm_skip_threshold=math.nextafter(norm, 0.0))
+    below = torch.nextafter(torch.tensor(float(norm)), torch.tensor(0.0))  # norms are float32
+    ((updated, _, _),), _ = run("chained", [1.0], grad_norm_skip_threshold=float(below))
     assert updated is False
 
 

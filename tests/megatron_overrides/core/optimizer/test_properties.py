@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from random_optimizers import STEPS, Built, cases, examples
-from reference_norms import about, assert_close, expected_step
+from reference_norms import about, assert_close
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -20,7 +20,7 @@ def test_a_step_is_the_reference_step(case):
     built = Built(case)
     optimizer = built.optimizer
     for step in range(STEPS):
-        expected = expected_step(built.begin_step(step), dict(case.settings))
+        expected = built.reference_step(step)
         updated, norm, zeros = optimizer.step()
         assert (updated, updates.in_last_step) == (expected.updated, not expected.updated)
         assert updates_of_heads.in_last_step is expected.heads_dropped
@@ -39,10 +39,9 @@ def test_a_step_is_the_reference_step(case):
 def test_clip_grad_norm_is_the_reference_without_thresholds(case):
     built = Built(case)
     for step in range(STEPS):
-        limits = dict(case.settings) | {"grad_norm_skip_threshold": math.inf, "mtp_grad_norm_skip_threshold": math.inf}
-        expected = expected_step(built.begin_step(step), limits)
+        expected = built.reference_step(step, grad_norm_skip_threshold=math.inf, mtp_grad_norm_skip_threshold=math.inf)
         built.optimizer.prepare_grads()
-        assert built.optimizer.clip_grad_norm(limits["clip_grad"]) == about(expected.norm)
+        assert built.optimizer.clip_grad_norm(dict(case.settings)["clip_grad"]) == about(expected.norm)
         assert built.optimizer.grad_norms_by_group == about(expected.norms_of_groups)
         left = [torch.zeros_like(param) if param.grad is None else param.grad for param in built.params()]
         assert_close(left, built.shards_of(expected.used))
