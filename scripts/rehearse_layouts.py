@@ -69,9 +69,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder, console.status(f"{release}: {layout.name}"):
             result = found[layout.name] = rehearse(tree.folder, layout, Path(folder))
         table.add(options.out, release, about, found)
-        word = "good" if table.is_good(result) else "BAD"
-        told = f"loss {result['losses'][-1]:.6f}" if result["losses"] else ""
-        console.print(f"{release}: {layout.name}: {word} {told} {result['error']}", markup=False)
+        told = f"loss {result['losses'][-1]:.6f}" if result["losses"] else result["left_out"]
+        good = "" if table.is_good(result) else "  NOT GOOD"
+        console.print(f"{release}: {layout.name}: {told}{good} {result['error']}", markup=False)
     return int(not all(map(table.is_good, found.values())))
 
 

@@ -43,6 +43,7 @@ LAYOUTS = (
     Layout("TP2, sequence parallel", 2, "--tensor-model-parallel-size 2", "--sequence-parallel"),
     Layout("PP2", 2, "--pipeline-model-parallel-size 2"),
     Layout("CP2", 2, "--context-parallel-size 2", local=False),
+    Layout("1 rank, packed", 1, local=False, packed=True),
     Layout("CP2, packed", 2, "--context-parallel-size 2", local=False, packed=True),
     Layout(
         "EP2 x TP2, grouped GEMM",
@@ -58,6 +59,14 @@ LAYOUTS = (
         more="--use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
     ),
 )
+
+
+def why_not(checkout: Path, layout: Layout) -> str:
+    """Why this Megatron cannot train the layout on a GPU either; empty where it can."""
+    script = (checkout / "pretrain_gpt.py").read_text(encoding="utf-8")
+    if layout.packed and layout.ranks > 1 and "get_thd_batch_on_this_cp_rank" in script:
+        return "its pretrain_gpt.py looks for padded lengths of packed sequences, which its dataset never gives"
+    return ""
 
 
 def packs_documents(checkout: Path) -> bool:

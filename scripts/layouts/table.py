@@ -58,8 +58,8 @@ def _markdown(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _row(name: str, result: dict[str, Any]) -> list[str]:
-    if result["error"]:
-        return [name, str(result["ranks"]), "", "", "", "", result["error"].splitlines()[0]]
+    if why := result["left_out"] or result["error"]:
+        return [name, str(result["ranks"]), "", "", "", "", why.splitlines()[0]]
     difference = result["difference"]
     return [
         name,

@@ -6,8 +6,10 @@ import pytest
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron_mtp_patches import rehearsal
 
 pytestmark = pytest.mark.forked("megatron")
@@ -50,6 +52,17 @@ def train(model, optimizer, steps):
 
 def steps_of(optimizer):
     return [state["step"] for state in optimizer.optimizer.state.values()]
+
+
+@pytest.mark.skipif(rehearsal.with_transformer_engine(), reason="TransformerEngine's layers are there")
+def test_layer_specs_that_ask_for_transformer_engine_without_it_are_local():
+    """As Megatron-Bridge asks for the MTP block, whatever layers the model has."""
+    config = TransformerConfig(num_layers=2, hidden_size=8, num_attention_heads=1, mtp_num_layers=1)
+    spec = gpt_layer_specs.get_gpt_layer_local_spec()
+    asked, local = (gpt_layer_specs.get_gpt_mtp_block_spec(config, spec, wish) for wish in (True, False))
+    assert asked == local and asked.layer_specs
+    (first, *_) = gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True).layer_specs
+    assert first.submodules.self_attention.submodules.core_attention is DotProductAttention
 
 
 @pytest.mark.skipif(rehearsal.with_transformer_engine(), reason="Adam is TransformerEngine's FusedAdam here")

@@ -9,6 +9,9 @@ the DistributedOptimizer cannot resume:
 Megatron compiles the helpers of its datasets with `make` even where they are there already, and ends the process if
 that fails: a wheel has no Makefile. The Makefile asks python3 and python3-config on PATH, which a virtual environment
 has none of: the helpers are compiled for the Python of the system, and the import fails.
+A framework that says use_transformer_engine=True to a function that makes layer specs (Megatron-Bridge does, for the MTP
+block) gets a NameError where TransformerEngine is not installed. Megatron's command line falls back to local layers
+with --transformer-impl local, and so do these functions in a rehearsal.
 On upstream's main, building an MTP layer asks whether a module is an inference layer, whose class derives
 from a mock of TransformerEngine's: TypeError: isinstance() arg 2 must be a type.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 import sys
 import sysconfig
@@ -36,6 +40,7 @@ def install() -> None:
     watch(["megatron.core.tensor_parallel.inference_layers"], _mend_inference_check)
     watch(["megatron.legacy.fused_kernels"], _build_no_kernels)
     watch(["megatron.core.datasets.utils"], _compile_helpers_once)
+    watch(["megatron.core.models.gpt.gpt_layer_specs"], _make_local_specs)
 
 
 def _build_no_kernels(module: Any) -> None:
@@ -64,6 +69,26 @@ def _make_for_this_python() -> Any:
         PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         MAKEFLAGS=f"LIBEXT={sysconfig.get_config_var('EXT_SUFFIX')}",
     )
+
+
+def _make_local_specs(module: Any) -> None:
+    if module.HAVE_TE:
+        return
+    for name, function in inspect.getmembers(module, inspect.isfunction):
+        if "use_transformer_engine" in inspect.signature(function).parameters:
+            setattr(module, name, _with_local_layers(function))
+
+
+def _with_local_layers(make_specs: Any) -> Any:
+    signature = inspect.signature(make_specs)
+
+    @functools.wraps(make_specs)
+    def make_local_specs(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.arguments["use_transformer_engine"] = False
+        return make_specs(*given.args, **given.kwargs)
+
+    return make_local_specs
 
 
 def _mend_inference_check(module: Any) -> None:
