@@ -64,8 +64,20 @@ LAYOUTS = (
 def why_not(checkout: Path, layout: Layout) -> str:
     """Why this Megatron cannot train the layout on a GPU either; empty where it can."""
     script = (checkout / "pretrain_gpt.py").read_text(encoding="utf-8")
-    if layout.packed and layout.ranks > 1 and "get_thd_batch_on_this_cp_rank" in script:
+    if not layout.packed or "get_thd_batch_on_this_cp_rank" not in script:
+        return ""
+    if "cu_seqlens = cu_seqlens[0]" not in script:
+        return "its pretrain_gpt.py leaves the lengths of packed sequences two-dimensional, which the kernels refuse"
+    if layout.ranks > 1:
         return "its pretrain_gpt.py looks for padded lengths of packed sequences, which its dataset never gives"
+    return ""
+
+
+def why_no_resume(checkout: Path, layout: Layout) -> str:
+    """Why this Megatron cannot resume the layout on a GPU either; empty where it can."""
+    optimizer = (checkout / "megatron/core/optimizer/distrib_optimizer.py").read_text(encoding="utf-8")
+    if "precision-aware" in layout.more and "not isinstance(v, torch.Tensor)" not in optimizer:
+        return "its distributed optimizer hands `padding=False` to FusedAdam.set_scaled_state, which takes tensors"
     return ""
 
 

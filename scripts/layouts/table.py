@@ -58,7 +58,7 @@ def _markdown(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _row(name: str, result: dict[str, Any]) -> list[str]:
-    if why := result["left_out"] or result["error"]:
+    if why := result["error"] or (not result["losses"] and result["left_out"]):
         return [name, str(result["ranks"]), "", "", "", "", why.splitlines()[0]]
     difference = result["difference"]
     return [
@@ -67,6 +67,6 @@ def _row(name: str, result: dict[str, Any]) -> list[str]:
         f"{result['losses'][-1]:.6f}",
         f"{result['local'][-1]:.6f}" if result["local"] else "",
         "" if difference is None else f"{difference:.6f}",
-        "yes" if result["resumes"] else "no",
+        "yes" if result["resumes"] else f"no: {result['left_out']}",
         "passes" if result["verified"] else "fails",
     ]

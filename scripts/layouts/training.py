@@ -36,7 +36,7 @@ class Result:
         difference: the largest one of any loss, those of the heads too; None without `local`.
         resumes: an interrupted training has the numbers of the other, to the last digit printed.
         verified: verify-mtp finds that the MTP loss reaches the heads alone.
-        left_out: why this Megatron cannot train the layout.
+        left_out: why this Megatron cannot train the layout, or where there are losses, not resume it.
         error: why a training has ended early.
     """
 
@@ -50,9 +50,10 @@ class Result:
     error: str = ""
 
     def is_good(self, tolerance: float) -> bool:
-        if self.left_out:
-            return True
-        return not self.error and self.resumes and self.verified and (self.difference or 0.0) <= tolerance
+        if self.left_out and not self.losses:
+            return not self.error
+        resumes = self.resumes or bool(self.left_out)
+        return not self.error and resumes and self.verified and (self.difference or 0.0) <= tolerance
 
 
 def rehearse(checkout: Path, layout: cases.Layout, folder: Path) -> dict[str, Any]:
@@ -65,7 +66,8 @@ def rehearse(checkout: Path, layout: cases.Layout, folder: Path) -> dict[str, An
     try:
         straight = _train(checkout, layout.ranks, [*whole, "--save", str(folder), "--save-interval", "3"])
         result.losses = [numbers[0] for numbers in straight.values()]
-        result.resumes = _resumes(checkout, layout.ranks, whole, folder, straight)
+        result.left_out = cases.why_no_resume(checkout, layout)
+        result.resumes = not result.left_out and _resumes(checkout, layout.ranks, whole, folder, straight)
         if layout.local:
             local = _train(checkout, layout.ranks, [*words, *cases.LOCAL])
             result.local = [numbers[0] for numbers in local.values()]

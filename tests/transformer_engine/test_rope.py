@@ -41,6 +41,14 @@ def test_a_rank_of_two_rotates_its_own_positions(form, assert_same):
         assert_same(tex.fused_rope_forward(x[mine].contiguous(), angles, *more, 2, rank), whole[mine])
 
 
+def test_lengths_of_packed_sequences_have_one_dimension():
+    """As the real kernel has it: 0.16.1's pretrain_gpt.py hands on two, and must not seem to train."""
+    angles = rope.RotaryPositionEmbedding(8)(16)
+    ends = torch.tensor([[0, 4, 20]], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="cu_seqlens: expected 1D tensor"):
+        tex.fused_rope_forward(torch.randn(SHAPES["thd"]), angles, None, FORMATS["thd"], False, ends, 1, 0)
+
+
 def test_queries_keys_and_values_together(assert_same):
     """[length, batch, groups, (2 queries, key, value)] * width."""
     angles, width = rope.RotaryPositionEmbedding(8)(16), 8

@@ -51,6 +51,8 @@ def _rope(
         starts = None if start_positions is None else start_positions.tolist()
         if qkv_format == NVTE_QKV_Format.NVTE_THD:
             assert cu_seqlens is not None
+            if cu_seqlens.dim() != 1:
+                raise RuntimeError("cu_seqlens: expected 1D tensor")
             ends = [end // cp_size for end in cu_seqlens.tolist()]
             lengths = [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
             at = [_position(n, starts[i] if starts else 0, cp_size, cp_rank) for i, n in enumerate(lengths)]
