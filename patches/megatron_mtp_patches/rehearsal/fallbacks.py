@@ -9,8 +9,8 @@ the DistributedOptimizer cannot resume:
 Megatron compiles the helpers of its datasets with `make` even where they are there already, and ends the process if
 that fails: a wheel has no Makefile. The Makefile asks python3 and python3-config on PATH, which a virtual environment
 has none of: the helpers are compiled for the Python of the system, and the import fails.
-A framework that says use_transformer_engine=True to a function that makes layer specs (Megatron-Bridge does, for the MTP
-block) gets a NameError where TransformerEngine is not installed. Megatron's command line falls back to local layers
+A framework that says use_transformer_engine=True to a function that makes layer specs (Megatron-Bridge does, for the
+MTP block) gets a NameError where TransformerEngine is not installed. Megatron's command line falls back to local layers
 with --transformer-impl local, and so do these functions in a rehearsal.
 On upstream's main, building an MTP layer asks whether a module is an inference layer, whose class derives
 from a mock of TransformerEngine's: TypeError: isinstance() arg 2 must be a type.
