@@ -5,10 +5,10 @@
 
 Each layout trains, saves, resumes, is checked by verify-mtp, and trains once more with Megatron's own layers where it
 accepts that. The table of --out gets a section for each Megatron. Ends with 1 where a layout fails or its losses differ
-from those of the local layers by more than the table's tolerance, with 2 if the arguments cannot be used.
+from its reference's by more than the table's tolerance, with 2 if the arguments cannot be used.
 
-Run it with a Python that has torch, the TransformerEngine of the release and what megatron.training imports. Before
-0.19 the packed layout trains on conversations (--sft), which needs datasets and transformers < 5.
+Run it with a Python that has torch, the TransformerEngine of the release and what megatron.training imports. The packed
+layouts train on conversations (--sft), which needs datasets and transformers < 5.
 """
 
 from __future__ import annotations

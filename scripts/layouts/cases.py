@@ -24,16 +24,21 @@ LOCAL = ["--transformer-impl", "local"]
 
 @dataclass(frozen=True)
 class Layout:
-    """`flags` are those of both implementations, `more` what only TransformerEngine's layers can do.
+    """A parallel layout, and the training that must have the same losses.
 
-    Without `local`, Megatron refuses the layout to its own layers.
+    Attributes:
+        flags: those of the layout that Megatron's own layers have, too.
+        more: those that only TransformerEngine's layers have.
+        reference: "local", the same layout with Megatron's own layers; "1 rank", where Megatron refuses them context
+            parallelism; or "", where nothing else can train it.
+        packed: several conversations are one sample.
     """
 
     name: str
     ranks: int
     flags: str = ""
     more: str = ""
-    local: bool = True
+    reference: str = "local"
     packed: bool = False
 
 
@@ -42,16 +47,16 @@ LAYOUTS = (
     Layout("DP2", 2),
     Layout("TP2, sequence parallel", 2, "--tensor-model-parallel-size 2", "--sequence-parallel"),
     Layout("PP2", 2, "--pipeline-model-parallel-size 2"),
-    Layout("CP2", 2, "--context-parallel-size 2", local=False),
-    Layout("1 rank, packed", 1, local=False, packed=True),
-    Layout("CP2, packed", 2, "--context-parallel-size 2", local=False, packed=True),
+    Layout("CP2", 2, "--context-parallel-size 2", reference="1 rank"),
+    Layout("1 rank, packed", 1, reference="", packed=True),
+    Layout("CP2, packed", 2, "--context-parallel-size 2", reference="1 rank", packed=True),
     Layout(
         "EP2 x TP2, grouped GEMM",
         2,
         "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
         "--expert-tensor-parallel-size 1 --num-experts 4 --moe-grouped-gemm --moe-router-topk 2 "
         "--moe-token-dispatcher-type alltoall",
-        local=False,
+        reference="",
     ),
     Layout(
         "DP2, precision-aware optimizer",
@@ -79,9 +84,3 @@ def why_no_resume(checkout: Path, layout: Layout) -> str:
     if "precision-aware" in layout.more and "not isinstance(v, torch.Tensor)" not in optimizer:
         return "its distributed optimizer hands `padding=False` to FusedAdam.set_scaled_state, which takes tensors"
     return ""
-
-
-def packs_documents(checkout: Path) -> bool:
-    """Has this Megatron a flag that packs the documents of a pretraining dataset? 0.19 was the first."""
-    arguments = "".join(path.read_text(encoding="utf-8") for path in (checkout / "megatron/training").rglob("*.py"))
-    return "inter_document_masking" in arguments or "inter-document-masking" in arguments

@@ -1,4 +1,4 @@
-"""Conversations and a tokenizer of bytes, on which a Megatron before 0.19 trains with packed sequences (--sft)."""
+"""Conversations and a tokenizer of bytes, on which Megatron trains with packed sequences (--sft)."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class Result:
 
     Attributes:
         losses: of the main model at each iteration with TransformerEngine's layers.
-        local: the same with Megatron's own, empty where it refuses the layout to them.
-        difference: the largest one of any loss, those of the heads too; None without `local`.
+        reference: the same of the training that must have the same losses, empty where there is none.
+        difference: the largest one of any loss, those of the heads too; None without a reference.
         resumes: an interrupted training has the numbers of the other, to the last digit printed.
         verified: verify-mtp finds that the MTP loss reaches the heads alone.
         left_out: why this Megatron cannot train the layout, or where there are losses, not resume it.
@@ -42,7 +42,7 @@ class Result:
 
     ranks: int
     losses: list[float] = field(default_factory=list)
-    local: list[float] = field(default_factory=list)
+    reference: list[float] = field(default_factory=list)
     difference: float | None = None
     resumes: bool = False
     verified: bool = False
@@ -61,17 +61,19 @@ def rehearse(checkout: Path, layout: cases.Layout, folder: Path) -> dict[str, An
     result = Result(layout.ranks, left_out=cases.why_not(checkout, layout))
     if result.left_out:
         return asdict(result)
-    words = [*cases.MODEL, *layout.flags.split(), *_data(checkout, layout, folder)]
-    whole = [*words, *layout.more.split(), *cases.TRANSFORMER_ENGINE]
+    data = packed_data.flags(folder) if layout.packed else cases.MOCK_DATA
+    whole = [*cases.MODEL, *data, *layout.flags.split(), *layout.more.split(), *cases.TRANSFORMER_ENGINE]
     try:
-        straight = _train(checkout, layout.ranks, [*whole, "--save", str(folder), "--save-interval", "3"])
+        straight = _train(
+            checkout, layout.ranks, [*whole, "--save", str(folder), "--save-interval", str(cases.SAVED_AT)]
+        )
         result.losses = [numbers[0] for numbers in straight.values()]
         result.left_out = cases.why_no_resume(checkout, layout)
         result.resumes = not result.left_out and _resumes(checkout, layout.ranks, whole, folder, straight)
-        if layout.local:
-            local = _train(checkout, layout.ranks, [*words, *cases.LOCAL])
-            result.local = [numbers[0] for numbers in local.values()]
-            pairs = [(straight[i][place], local[i][place]) for i in local for place in range(LOSSES)]
+        if layout.reference:
+            reference = _train_reference(checkout, layout, data)
+            result.reference = [numbers[0] for numbers in reference.values()]
+            pairs = [(straight[i][place], reference[i][place]) for i in reference for place in range(LOSSES)]
             result.difference = max(abs(one - other) for one, other in pairs)
         result.verified = bool(VERIFIED.search(_run(checkout, layout.ranks, "verify-mtp", whole)))
     except TrainingError as error:
@@ -79,12 +81,10 @@ def rehearse(checkout: Path, layout: cases.Layout, folder: Path) -> dict[str, An
     return asdict(result)
 
 
-def _data(checkout: Path, layout: cases.Layout, folder: Path) -> list[str]:
-    if not layout.packed:
-        return cases.MOCK_DATA
-    if cases.packs_documents(checkout):
-        return [*cases.MOCK_DATA, "--dataloader-inter-document-masking"]
-    return packed_data.flags(folder)
+def _train_reference(checkout: Path, layout: cases.Layout, data: list[str]) -> Numbers:
+    if layout.reference == "1 rank":
+        return _train(checkout, 1, [*cases.MODEL, *data, *cases.TRANSFORMER_ENGINE])
+    return _train(checkout, layout.ranks, [*cases.MODEL, *data, *layout.flags.split(), *cases.LOCAL])
 
 
 def _resumes(checkout: Path, ranks: int, words: list[str], folder: Path, straight: Numbers) -> bool:

@@ -1,7 +1,8 @@
 """Short training runs print the numbers of ci/golden.json: losses, norms, acceptance.
 
-`pytest tests/end_to_end/test_golden.py --update-golden` writes them anew for the installed release. Do so where a
-change is meant to move them, and say in the commit why.
+Where TransformerEngine is installed they train with its layers. `pytest tests/end_to_end/test_golden.py
+--update-golden` writes the numbers of the installed release again. Do so where a change is meant to move them, and say
+in the commit why.
 """
 
 import json
@@ -10,13 +11,17 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from megatron_mtp_patches import rehearsal
 
 from .test_training import LAYOUTS
 
 pytestmark = pytest.mark.forked("megatron")
 GOLDEN = Path(__file__).resolve().parents[2] / "ci" / "golden.json"
 NAMES = ("lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance %")
-RELEASE = metadata.version("megatron-core")
+KEY = metadata.version("megatron-core")
+LAYERS = []
+if rehearsal.with_transformer_engine():
+    KEY, LAYERS = f"{KEY} with TransformerEngine", ["--transformer-impl", "transformer_engine"]
 # Another processor or torch adds in another order, which 12 steps let grow; norms are printed with three digits.
 TOLERANCE = {name: {"rel": 2e-3, "abs": 1.1e-3} for name in NAMES}
 TOLERANCE["mtp_1 acceptance %"] = {"abs": 1.7}  # two tokens of the 124 of a step
@@ -26,17 +31,17 @@ TOLERANCE["mtp_1 acceptance %"] = {"abs": 1.7}  # two tokens of the 124 of a ste
 def test_numbers_are_the_golden_ones(train, license_dataset, layout, request):
     ranks, flags = layout
     run = request.node.callspec.id
-    flags = [*flags, "--mtp-detach-heads", "--mtp-clip-grad", "0.05", "--grad-norm-skip-threshold", "1000"]
+    flags = [*flags, *LAYERS, "--mtp-detach-heads", "--mtp-clip-grad", "0.05", "--grad-norm-skip-threshold", "1000"]
     _, output = train(*flags, ranks=ranks, data=license_dataset)
     seen = {name: values for name in NAMES if (values := values_of(name, output))}
     assert {len(values) for values in seen.values()} == {12}
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     if request.config.getoption("update_golden", False):
-        golden.setdefault(RELEASE, {})[run] = seen
+        golden.setdefault(KEY, {})[run] = seen
         text = json.dumps(golden, indent=1, sort_keys=True)
         GOLDEN.write_text(re.sub(r"(?<=[\[\d,])\s+(?=[\d\]])", "", text) + "\n", encoding="utf-8")
-    assert seen.keys() == golden[RELEASE][run].keys()
-    for name, values in golden[RELEASE][run].items():
+    assert seen.keys() == golden[KEY][run].keys()
+    for name, values in golden[KEY][run].items():
         assert seen[name] == pytest.approx(values, **TOLERANCE[name]), name
 
 

@@ -111,7 +111,8 @@ def run_job(tree, tmp_path, monkeypatch):
 
     def run(source, ranks, until=math.inf, seen=lambda ended: None):
         write(tree, **{"optimizer/test_all": source})
-        job = process.Job(tree, ["optimizer/test_all.py"], ranks, "cpu", "none", tmp_path / "record")
+        # a rehearsal would import torch first
+        job = process.Job(tree, ["optimizer/test_all.py"], ranks, "gpu", "none", tmp_path / "record")
         return {test.partition("::")[2]: outcome for test, outcome in process.run(job, until, False, seen).items()}
 
     return run

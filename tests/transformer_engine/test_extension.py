@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from megatron_mtp_patches import rehearsal
 from megatron_mtp_patches.rehearsal import transformer_engine
+
+from tests.transformer_engine import spawned
 
 te = pytest.importorskip("transformer_engine.pytorch")
 tex = pytest.importorskip("transformer_engine_torch")
@@ -69,19 +70,14 @@ def test_no_kernel_leaves_a_graph():
     assert not inspect.isbuiltin(tex.gelu)
 
 
-def _ask_child(queue):
-    import transformer_engine_torch
-
-    queue.put((rehearsal.with_transformer_engine(), transformer_engine_torch.get_cudnn_version()))
-
-
 @pytest.mark.real_process("a spawned process imports all that it needs")
-def test_a_spawned_process_has_it_too():
+def test_a_spawned_process_has_it_too_and_no_patches_that_it_does_not_import():
     context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=_ask_child, args=(queue,))
+    mine, its = context.Pipe()
+    process = context.Process(target=spawned.tell, args=(its,))
     process.start()
-    assert queue.get() == (True, tex.get_cudnn_version())
+    its.close()  # so that the end of a process that dies is the end of the pipe
+    assert mine.recv() == (True, tex.get_cudnn_version(), False)
     process.join()
 
 
