@@ -13,21 +13,35 @@ from pathlib import Path
 import pytest
 from megatron_mtp_patches import rehearsal
 
-from .test_training import LAYOUTS
+from .test_training import LAYOUTS, needs_trainer
 
 pytestmark = pytest.mark.forked("megatron")
 GOLDEN = Path(__file__).resolve().parents[2] / "ci" / "golden.json"
 NAMES = ("lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance %")
 KEY = metadata.version("megatron-core")
+CHOSEN = [*LAYOUTS]
 LAYERS = []
 if rehearsal.with_transformer_engine():
     KEY, LAYERS = f"{KEY} with TransformerEngine", ["--transformer-impl", "transformer_engine"]
+    MOMENTS = ["--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16"]
+    CHOSEN += [
+        pytest.param(
+            (2, ["--use-distributed-optimizer", "--bf16", "--use-precision-aware-optimizer", *MOMENTS]),
+            id="DP2, precision-aware optimizer",
+            marks=needs_trainer,
+        ),
+        pytest.param(
+            (2, ["--tensor-model-parallel-size", "2", "--sequence-parallel"]),
+            id="TP2, sequence parallel",
+            marks=needs_trainer,
+        ),
+    ]
 # Another processor or torch adds in another order, which 12 steps let grow; norms are printed with three digits.
 TOLERANCE = {name: {"rel": 2e-3, "abs": 1.1e-3} for name in NAMES}
 TOLERANCE["mtp_1 acceptance %"] = {"abs": 1.7}  # two tokens of the 124 of a step
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", CHOSEN)
 def test_numbers_are_the_golden_ones(train, license_dataset, layout, request):
     ranks, flags = layout
     run = request.node.callspec.id

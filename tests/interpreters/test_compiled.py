@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.interpreter import ROOT, run_python
+from tests.interpreter import ROOT, imports_megatron, run_python
 
-pytestmark = [pytest.mark.forked("python"), pytest.mark.real_process("the rehearsal in forks disables torch.compile")]
+pytestmark = [
+    pytest.mark.forked("python"),
+    pytest.mark.real_process("the rehearsal in forks disables torch.compile"),
+    imports_megatron,
+]
 COMPILED = Path(__file__).with_name("compiled.py")
 
 

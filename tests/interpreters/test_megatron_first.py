@@ -6,11 +6,12 @@ import pytest
 from megatron_mtp_patches import _engine
 from megatron_mtp_patches.engine.source import find_file
 
-from tests.interpreter import run_python
+from tests.interpreter import imports_megatron, run_python
 
 pytestmark = [
     pytest.mark.forked("python"),
     pytest.mark.real_process("imports the package, which every fork has done already"),
+    imports_megatron,
 ]
 SCRIPT = """
 import importlib, sys

@@ -7,11 +7,12 @@ import json
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
 
-from tests.interpreter import run_python
+from tests.interpreter import imports_megatron, run_python
 
 pytestmark = [
     pytest.mark.forked("python"),
     pytest.mark.real_process("python -OO is asked for when an interpreter starts"),
+    imports_megatron,
 ]
 
 EMERGING = "keep-newton-schulz-scale-invariant"

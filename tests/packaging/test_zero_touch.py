@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from megatron_mtp_patches.cli.zero_touch import FILE, TEXT
 
+from tests.interpreter import imports_megatron
+
 pytestmark = [pytest.mark.forked("python"), pytest.mark.real_process("runs in an environment with the wheel alone")]
 LOADED = "import sys; print('megatron_mtp_patches' in sys.modules)"
 MODULES = "import sys; print(*sorted(sys.modules))"
@@ -228,6 +230,7 @@ if __name__ == "__main__":
 """
 
 
+@imports_megatron
 def test_a_script_that_cannot_be_edited_and_its_workers_under_torchrun(enabled, tmp_path):
     job = tmp_path / "job.py"
     job.write_text(textwrap.dedent(JOB))

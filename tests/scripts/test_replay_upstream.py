@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,7 +92,8 @@ def tree(tmp_path):
 
 
 def read(work):
-    return json.loads((work / "tables" / "cpu" / "0.18.2.json").read_text())
+    (table,) = (work / "tables").glob("cpu*/0.18.2.json")
+    return json.loads(table.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,7 @@ def run_job(tree, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="a verdict is that it is missing")
 def test_every_verdict(replayed):
     _, output, folder = replayed
     table = read(folder)
@@ -141,7 +144,7 @@ def test_every_verdict(replayed):
             "skipped": {"needs TransformerEngine": 2, "needs megatron.core.package_info.nothing": 1},
         }
     }
-    text = (folder / "tables" / "cpu" / "0.18.2.md").read_text()
+    text = (folder / "tables/cpu/0.18.2.md").read_text()
     assert "| optimizer/test_all.py | 2 | 1 |  | 1 | 3 |  |" in text
     assert "| `optimizer/test_all.py::test_is_fixed` | 1 | AssertionError: … is not there |" in text
 
@@ -228,7 +231,7 @@ def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
         (["--megatron", "."], "neither a git repository nor a folder that holds megatron/core"),
         (["--megatron", "tree", "--patch", "detach"], "--patch detach: there is no such patch. There are: skip-update"),
         (["--megatron", "tree", "--release", "0.19.0"], "tree is 0.18.2 and has no history. Leave --release out"),
-        (["--megatron", "tree", "--expected", "tables"], "there is no tables/cpu/0.18.2.json. Make it with --out."),
+        (["--megatron", "tree", "--expected", "tables"], "/0.18.2.json. Make it with --out."),
         (["--megatron", "tree", "--suite", "all"], "no such suite. It has: 'optimizer', "),
     ],
 )
