@@ -14,6 +14,7 @@ layouts train on conversations (--sft), which needs datasets and transformers < 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from importlib import metadata
@@ -25,6 +26,7 @@ sys.path[:0] = [str(ROOT / "patches"), str(ROOT)]
 from layouts import table  # noqa: E402
 from layouts.cases import LAYOUTS  # noqa: E402
 from layouts.training import rehearse  # noqa: E402
+from megatron_mtp_patches.rehearsal import transformer_engine  # noqa: E402
 from replay.source import Repository, SourceError  # noqa: E402
 from rich.console import Console  # noqa: E402
 
@@ -42,6 +44,10 @@ def main() -> int:
     names = [layout.name for layout in LAYOUTS]
     if unknown := set(options.layout or ()) - set(names):
         parser.error(f"there is no layout {', '.join(sorted(unknown))}; there are: {'; '.join(names)}")
+    if not transformer_engine.available():
+        parser.error(
+            f"{sys.executable} has no TransformerEngine to rehearse with: {transformer_engine.how_to_have_it()}."
+        )
     try:
         repository = Repository(options.megatron, options.work.resolve())
         if repository.plain and options.release:
@@ -49,14 +55,12 @@ def main() -> int:
         if repository.git and not options.release:
             parser.error("--release: say which, as 0.19.0 or main.")
         release = repository.version() if repository.plain else options.release
-        tree = repository.unpack(release, f"core_v{release}" if release[0].isdigit() else release)
+        tree = repository.unpack(release, f"core_v{release}" if re.fullmatch(r"\d+\.\d+\.\d+", release) else release)
     except SourceError as error:
         parser.error(str(error))
+    if not (tree.folder / "pretrain_gpt.py").is_file():
+        parser.error(f"--megatron {options.megatron}: {tree.folder} holds no pretrain_gpt.py; give Megatron-LM itself.")
     climb("torch")
-    from megatron_mtp_patches import rehearsal
-
-    if not rehearsal.with_transformer_engine():
-        parser.error(f"{sys.executable} has no transformer-engine; docs/rehearsal.md says how to have it.")
     about = {
         "Megatron-LM": tree.commit[:12] or tree.release,
         **{package: metadata.version(package) for package in ("torch", "transformer-engine")},

@@ -17,7 +17,10 @@ HEADER = ("layout", "ranks", "loss", "reference", "largest difference", "resumes
 
 
 def add(folder: Path, release: str, about: dict[str, str], layouts: dict[str, dict[str, Any]]) -> None:
-    """Write a Megatron's results into cpu.json and cpu.md; those of layouts that did not run now are kept."""
+    """Write a Megatron's results into cpu.json and cpu.md.
+
+    Those of layouts that did not run now are kept, unless they were made with other versions than `about` has.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "cpu.json"
     record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -27,15 +30,21 @@ def add(folder: Path, release: str, about: dict[str, str], layouts: dict[str, di
     together = kept | layouts
     record[release] = {"about": about, "layouts": {name: together[name] for name in sorted(together, key=order.get)}}
     record = dict(sorted(record.items()))
+    page = markdown(record)
     file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (folder / "cpu.md").write_text("\n".join(_markdown(record)) + "\n", encoding="utf-8")
+    (folder / "cpu.md").write_text(page, encoding="utf-8")
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The page of cpu.json's contents."""
+    return "\n".join(_lines(record)) + "\n"
 
 
 def is_good(result: dict[str, Any]) -> bool:
     return Result(**result).is_good(TOLERANCE)
 
 
-def _markdown(record: dict[str, Any]) -> Iterator[str]:
+def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield "# Parallel layouts with TransformerEngine's layers"
     yield ""
     yield (
@@ -60,7 +69,7 @@ def _markdown(record: dict[str, Any]) -> Iterator[str]:
 
 def _row(name: str, result: dict[str, Any]) -> list[str]:
     if why := result["error"] or (not result["losses"] and result["left_out"]):
-        return [name, str(result["ranks"]), "", "", "", "", why.splitlines()[0]]
+        return [name, str(result["ranks"]), "", "", "", f"does not train: {why.splitlines()[0]}", ""]
     difference = result["difference"]
     return [
         name,

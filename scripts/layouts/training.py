@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -61,9 +62,9 @@ def rehearse(checkout: Path, layout: cases.Layout, folder: Path) -> dict[str, An
     result = Result(layout.ranks, left_out=cases.why_not(checkout, layout))
     if result.left_out:
         return asdict(result)
-    data = packed_data.flags(folder) if layout.packed else cases.MOCK_DATA
-    whole = [*cases.MODEL, *data, *layout.flags.split(), *layout.more.split(), *cases.TRANSFORMER_ENGINE]
     try:
+        data = packed_data.flags(folder) if layout.packed else cases.MOCK_DATA
+        whole = [*cases.MODEL, *data, *layout.flags.split(), *layout.more.split(), *cases.TRANSFORMER_ENGINE]
         straight = _train(
             checkout, layout.ranks, [*whole, "--save", str(folder), "--save-interval", str(cases.SAVED_AT)]
         )
@@ -76,6 +77,8 @@ def rehearse(checkout: Path, layout: cases.Layout, folder: Path) -> dict[str, An
             pairs = [(straight[i][place], reference[i][place]) for i in reference for place in range(LOSSES)]
             result.difference = max(abs(one - other) for one, other in pairs)
         result.verified = bool(VERIFIED.search(_run(checkout, layout.ranks, "verify-mtp", whole)))
+    except ModuleNotFoundError as error:
+        result.error = f"{error}: pip install datasets 'transformers<5'"
     except TrainingError as error:
         result.error = str(error)
     return asdict(result)
@@ -93,8 +96,6 @@ def _resumes(checkout: Path, ranks: int, words: list[str], folder: Path, straigh
     # Megatron logs the first iteration of a process without resetting its sums, so the second line after a resume
     # shows the mean losses of two iterations; its other numbers, and every other line, are that iteration's own.
     second = cases.SAVED_AT + 2
-    if sorted(resumed) != list(range(cases.SAVED_AT + 1, cases.ITERATIONS + 1)):
-        return False
     return all(
         numbers[LOSSES * (i == second) :] == straight[i][LOSSES * (i == second) :] for i, numbers in resumed.items()
     )
@@ -103,8 +104,11 @@ def _resumes(checkout: Path, ranks: int, words: list[str], folder: Path, straigh
 def _train(checkout: Path, ranks: int, words: list[str]) -> Numbers:
     output = _run(checkout, ranks, "run", words)
     found = {int(i): [float(number) for number in numbers] for i, *numbers in LINE.findall(output)}
-    if max(found, default=0) != cases.ITERATIONS:
+    first = cases.SAVED_AT + 1 if "--load" in words else 1
+    if sorted(found) != list(range(first, cases.ITERATIONS + 1)):
         raise TrainingError(f"iterations {sorted(found)} have printed all numbers:\n{_tail(output)}")
+    if not all(math.isfinite(number) for numbers in found.values() for number in numbers):
+        raise TrainingError(f"a loss or a norm is not finite:\n{_tail(output)}")
     return found
 
 
