@@ -18,6 +18,7 @@ def flags(folder: Path) -> list[str]:
     length = str(SEQUENCE)
     return [
         *("--sft", "--sft-tokenizer-prompt-format", "nemotron-h-aligned", "--no-create-attention-mask-in-dataloader"),
+        "--calculate-per-token-loss",  # else a context-parallel rank without a counted token halves the gradients
         *("--tokenizer-type", "SFTTokenizer", "--tokenizer-model", str(tokenizer)),
         *("--data-path", str(data), "--micro-batch-size", "1"),
         *("--seq-length", length, "--max-position-embeddings", length),

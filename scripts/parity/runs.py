@@ -76,10 +76,11 @@ def record(python: str, ranks: int, device: str, patched: bool, patterns: list[s
         "MEGATRON_MTP_PATCHES": "all" if patched else "none",
         "OMP_NUM_THREADS": "1",  # more would sum in another order
     }
-    launcher = [python, "-m"]
+    launcher = [python]
     if ranks > 1 or device == "cuda":  # a rehearsal is its own launcher
-        launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
-    command = [*launcher, "megatron_mtp_patches", "run", "--device", device]
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    program = ["-m", "megatron_mtp_patches"] if device == "cuda" else [str(ROOT / "scripts/parity/rank.py")]
+    command = [*launcher, *program, "run", "--device", device]
     command += [str(ROOT / "scripts/parity.py"), "record", str(file.resolve()), *patterns]
     tail: deque[str] = deque(maxlen=40)
     with subprocess.Popen(

@@ -76,13 +76,11 @@ def _compared(without: Path, table: Path) -> Iterable[str]:
     """What TransformerEngine makes pass, and what it makes fail."""
     yield from ("", "## Beside the table without TransformerEngine", "")
     before, after = passing_tests(without), passing_tests(table)
-    rows = [
-        [ranks, len(after.get(ranks, set()) - tests), len(tests - after.get(ranks, set()))]
-        for ranks, tests in sorted(before.items())
-    ]
+    both = sorted(before.keys() & after.keys())
+    rows = [[ranks, len(after[ranks] - before[ranks]), len(before[ranks] - after[ranks])] for ranks in both]
     yield from markdown_pages.table(["ranks", "pass with it only", "pass without it only"], rows, right=range(3))
-    for ranks, tests in sorted(before.items()):
-        yield from (f"\nOnly without, on {ranks}: `{test}`." for test in sorted(tests - after.get(ranks, set())))
+    for ranks in both:
+        yield from (f"\nOnly without, on {ranks}: `{test}`." for test in sorted(before[ranks] - after[ranks]))
 
 
 def _markdown(release: str, about: dict[str, str], verdicts: Verdicts) -> Iterable[str]:

@@ -47,6 +47,8 @@ def test_numbers_are_the_golden_ones(train, license_dataset, layout, request):
     run = request.node.callspec.id
     flags = [*flags, *LAYERS, "--mtp-detach-heads", "--mtp-clip-grad", "0.05", "--grad-norm-skip-threshold", "1000"]
     _, output = train(*flags, ranks=ranks, data=license_dataset)
+    assert bool(re.search(r"TransformerEngine [\d.]+ with its kernels in torch", output)) is bool(LAYERS)
+    assert bool(re.search(r" exp_avg_dtype \.+ torch.bfloat16", output)) is ("--exp-avg-dtype" in flags)
     seen = {name: values for name in NAMES if (values := values_of(name, output))}
     assert {len(values) for values in seen.values()} == {12}
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))

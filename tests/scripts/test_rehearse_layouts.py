@@ -1,0 +1,95 @@
+"""scripts/rehearse_layouts.py: its committed page, what counts as good, and arguments that cannot be used."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.forked("python")
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "ci" / "layouts"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """load(name): a module of scripts/."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module
+
+
+@pytest.fixture
+def refused(load, monkeypatch, capsys):
+    """refused(*words): what the script says of this command line, before anything trains."""
+    from megatron_mtp_patches.rehearsal import transformer_engine
+
+    def run(*words, has_transformer_engine=True):
+        monkeypatch.setattr(transformer_engine, "available", lambda: has_transformer_engine)
+        monkeypatch.setattr(sys, "argv", ["rehearse_layouts.py", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            load("rehearse_layouts").main()
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+def test_the_page_says_what_the_record_says(load):
+    record = json.loads((TABLE / "cpu.json").read_text(encoding="utf-8"))
+    assert load("layouts.table").markdown(record) == (TABLE / "cpu.md").read_text(encoding="utf-8")
+
+
+def test_the_record_has_each_layout_of_five_megatrons_and_all_are_good(load):
+    record = json.loads((TABLE / "cpu.json").read_text(encoding="utf-8"))
+    assert list(record) == ["0.16.1", "0.17.1", "0.18.2", "0.19.0", "main"]
+    names = [layout.name for layout in load("layouts.cases").LAYOUTS]
+    for row in record.values():
+        assert list(row["layouts"]) == names
+        assert all(map(load("layouts.table").is_good, row["layouts"].values()))
+
+
+@pytest.mark.parametrize(
+    "what, good",
+    [
+        ({}, True),
+        ({"difference": 0.004}, True),
+        ({"difference": 0.006}, False),
+        ({"verified": False}, False),
+        ({"resumes": False}, False),
+        ({"resumes": False, "left_out": "it cannot"}, True),
+        ({"error": "run ended with 1"}, False),
+        ({"losses": [], "left_out": "it cannot"}, True),
+    ],
+)
+def test_what_is_good(load, what, good):
+    result = {"ranks": 1, "losses": [4.0], "resumes": True, "verified": True, **what}
+    assert load("layouts.table").is_good(result) is good
+
+
+def test_numbers_that_are_not_finite_or_not_there_are_an_error(load, monkeypatch):
+    training = load("layouts.training")
+    printed = " iteration {}/6 | lm loss: {} | mtp_1 loss: 5 | mtp_2 loss: 5 | grad norm: 1 | mtp grad norm: 1 |\n"
+    for losses, why in (([1, 1, "nan", 1, 1, 1], "not finite"), ([1, 1, 1, 1, 1], "iterations")):
+        output = "".join(printed.format(number, loss) for number, loss in enumerate(losses, start=1))
+        monkeypatch.setattr(training, "_run", lambda *args, output=output: output)
+        with pytest.raises(training.TrainingError, match=why):
+            training._train(Path(), 1, [])
+
+
+def test_arguments_that_cannot_be_used(refused, tmp_path):
+    assert "there is no layout DP3; there are: 1 rank; DP2" in refused("--megatron", tmp_path, "--layout", "DP3")
+    assert "neither a git repository nor a folder that holds megatron/core" in refused("--megatron", tmp_path)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    assert "--release: say which" in refused("--megatron", tmp_path)
+    package = tmp_path / "tree" / "megatron" / "core"
+    package.mkdir(parents=True)
+    (package / "package_info.py").write_text("MAJOR = 0\nMINOR = 18\nPATCH = 2\n")
+    assert "holds no pretrain_gpt.py; give Megatron-LM itself" in refused("--megatron", tmp_path / "tree")
+
+
+def test_a_python_without_transformer_engine_is_told_what_to_install(refused, tmp_path):
+    assert "has no TransformerEngine to rehearse with:" in refused("--megatron", tmp_path, has_transformer_engine=False)
