@@ -56,9 +56,10 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield (
         f"Loss: the main model's at iteration {cases.ITERATIONS}. Reference: the same with `--transformer-impl local`, "
         f"without the flags that only TransformerEngine has; for context parallelism, which Megatron refuses to local "
-        f"layers, on one rank. Largest difference from it: of any loss of any iteration, those of the MTP heads too; "
-        f"at most {TOLERANCE} is accepted. Resumes: training from iteration {cases.SAVED_AT} has the same numbers to "
-        f"the last digit printed."
+        f"layers, on one rank. Largest difference: of any loss of any iteration; at most {TOLERANCE} is accepted. "
+        f"Losses of the MTP heads count, but not where samples are packed: Megatron logs the mean of the ranks' there, "
+        f"also of those that have no counted token. Resumes: training from iteration {cases.SAVED_AT} has the same "
+        f"numbers to the last digit printed."
     )
     for release, row in record.items():
         yield from ("", f"## {release}", "", ", ".join(f"{key} {value}" for key, value in row["about"].items()) + ".")
