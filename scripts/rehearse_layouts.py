@@ -3,9 +3,10 @@
 
     scripts/rehearse_layouts.py --megatron PATH_OR_URL [--release 0.19.0] [--layout NAME] [--out ci/layouts]
 
-Each layout trains, saves, resumes, is checked by verify-mtp, and trains once more with Megatron's own layers where it
-accepts that. The table of --out gets a section for each Megatron. Ends with 1 where a layout fails or its losses differ
-from its reference's by more than the table's tolerance, with 2 if the arguments cannot be used.
+Each layout trains, saves, resumes, is checked by verify-mtp, and is compared with a training that must have the same
+losses: with Megatron's own layers, or for context parallelism on one rank. The table of --out gets a section for each
+Megatron. Ends with 1 where a layout fails or its losses differ by more than the table's tolerance, with 2 if the
+arguments cannot be used.
 
 Run it with a Python that has torch, the TransformerEngine of the release and what megatron.training imports. The packed
 layouts train on conversations (--sft), which needs datasets and transformers < 5.

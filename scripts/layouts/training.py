@@ -1,4 +1,4 @@
-"""One layout: trained with TransformerEngine's layers and with Megatron's, saved, resumed and verified."""
+"""One layout: trained with TransformerEngine's layers, saved, resumed, verified and held against its reference."""
 
 from __future__ import annotations
 

@@ -29,18 +29,18 @@ class Outcome(NamedTuple):
 
 def expected_step(gradients: list[Gradient], settings: dict[str, Any], nan_spreads: bool) -> Outcome:
     """`nan_spreads`: a NaN norm makes every gradient that it clips NaN, as where Megatron keeps it on the device."""
-    trunk, heads = (_norms([each for each in gradients if each.heads is wanted]) for wanted in (False, True))
+    main_model, heads = (_norms([each for each in gradients if each.heads is wanted]) for wanted in (False, True))
     there_are_heads = any(each.heads for each in gradients)
     threshold = settings["grad_norm_skip_threshold"]
     own = settings["mtp_grad_norm_skip_threshold"]
-    skipped = _too_large(*trunk, threshold)
+    skipped = _too_large(*main_model, threshold)
     dropped = not skipped and there_are_heads and _too_large(*heads, threshold if own is None else own)
 
     limit = settings["clip_grad"]
     own_limit = settings["mtp_clip_grad"]
     floor = settings["min_clip_coefficient"]
     factors = {
-        False: _factor(trunk[1], limit, floor, nan_spreads),
+        False: _factor(main_model[1], limit, floor, nan_spreads),
         True: _factor(heads[1], limit if own_limit is None else own_limit, floor, nan_spreads),
     }
     left = []
@@ -51,7 +51,7 @@ def expected_step(gradients: list[Gradient], settings: dict[str, Any], nan_sprea
             left.append(values if skipped or exempt else values * factors[of_heads])
     zeros = sum(int((v == 0).sum()) for v, each in zip(left, gradients, strict=True) if v is not None and each.counted)
     used = [None] * len(left) if skipped else left
-    return Outcome(not skipped, dropped, trunk[0], {"mtp": heads[0]} if there_are_heads else {}, used, zeros)
+    return Outcome(not skipped, dropped, main_model[0], {"mtp": heads[0]} if there_are_heads else {}, used, zeros)
 
 
 def _norms(gradients: list[Gradient]) -> tuple[float, float]:
