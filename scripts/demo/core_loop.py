@@ -49,6 +49,7 @@ def read_flags() -> argparse.Namespace:
     for flag in "split tensorboard-dir save load".split():
         parser.add_argument(f"--{flag}")
     parser.add_argument("--data-path", nargs=1)
+    parser.add_argument("--transformer-impl", choices=["local", "transformer_engine"], default="local")
     parser.add_argument("--lr-decay-style", default="cosine")
     parser.add_argument("--grad-norm-skip-threshold", type=float, default=inf)
     parser.add_argument("--mtp-clip-grad", type=float)
@@ -80,7 +81,9 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, OptimizerParamScheduler]:
         finalize_model_grads_func=finalize_model_grads,
         **asked_for(args, mtp_detach_heads=False, mtp_acceptance_interval=1),
     )
-    gpt = task.build_model(config, args.vocab_size, args.seq_length).cuda()
+    transformer_engine = args.transformer_impl == "transformer_engine"
+    gpt = task.build_model(config, args.vocab_size, args.seq_length, transformer_engine).cuda()
+    print(f"attention: {type(gpt.decoder.layers[0].self_attention.core_attention).__name__}", flush=True)
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), gpt)
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
