@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.training.global_vars import get_args, get_tensorboard_writer, get_wandb_writer
 
-from megatron_overrides import metrics
+from megatron_overrides.support.training_metrics import training_metrics
 
 _is_logging: ContextVar[bool] = ContextVar("training_log is at work", default=False)
 
@@ -23,7 +23,7 @@ def log_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
         _is_logging.reset(token)
     writer, wandb = get_tensorboard_writer(), get_wandb_writer()
     if writer and iteration is not None and iteration % get_args().tensorboard_log_interval == 0:
-        for metric in metrics.shown():
+        for metric in training_metrics():
             if metric.tag:
                 writer.add_scalar(metric.tag, float(metric.value), iteration)
                 if wandb:
@@ -35,5 +35,5 @@ def append_to_log_line(wrapped: Any, instance: Any, args: tuple[Any, ...], kwarg
     """Wraps print_rank_last: the one line that training_log prints gets our metrics at its end."""
     message, *rest = args
     if _is_logging.get():
-        message += "".join(metric.text for metric in metrics.shown())
+        message += "".join(metric.text for metric in training_metrics())
     return wrapped(message, *rest, **kwargs)

@@ -21,6 +21,7 @@ Changes numbers: for tagged parameters, and grad norm no longer counts them. The
 from .engine import AddField, Export, Patch, Probe, PullRequest, Wrap
 from .shared_edits import (
     CHECK_SETTINGS,
+    COPY_GRAD_NORM_TAGS,
     DEFAULT_IN_YAML,
     GRAD_NORMS,
     MTP,
@@ -32,8 +33,8 @@ from .shared_edits import (
     add_optimizer_setting,
 )
 
-_GROUPS = "megatron_overrides.core.optimizer.grad_norm_groups"
-_NORMS = "megatron_overrides.core.optimizer.norms"
+_GROUPS = "megatron_overrides.support.norm_groups"
+_NORMS = "megatron_overrides.core.optimizer.clip_grads"
 _BASE = f"{OPTIMIZER}:MegatronOptimizer"
 
 _LIMIT = "Clip the gradients of MTP heads with a norm of their own to this norm; without it, to --clip-grad."
@@ -62,12 +63,12 @@ PATCH = Patch(
         *CHECK_SETTINGS,
         # tags
         Wrap(f"{MTP}:MultiTokenPredictionBlock.__init__", f"{MTP_OVERRIDES}.tags:tag_block", any_source=True),
-        Wrap("megatron.core.optimizer:_get_param_groups", f"{MTP_OVERRIDES}.tags:tag_again", any_source=True),
         Wrap(
-            "megatron.core.tensor_parallel.layers:copy_tensor_model_parallel_attributes",
-            f"{_GROUPS}:copy_tags_too",
+            "megatron.core.optimizer:_get_param_groups",
+            "megatron_overrides.core.optimizer:retag_mtp_heads",
             any_source=True,
         ),
+        COPY_GRAD_NORM_TAGS,
         *(
             Export(f"{OPTIMIZER}:{name}", f"{_GROUPS}:{name}")
             for name in (

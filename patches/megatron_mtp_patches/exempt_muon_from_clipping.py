@@ -27,7 +27,7 @@ from .shared_edits import (
     add_optimizer_setting,
 )
 
-_ORTHOGONALIZED = "megatron_overrides.core.optimizer.orthogonalized"
+_ORTHOGONALIZED = "megatron_overrides.support.muon"
 
 PATCH = Patch(
     id="exempt-muon-from-clipping",
@@ -46,7 +46,7 @@ PATCH = Patch(
         Export(f"{OPTIMIZER}:ChainedOptimizer.skip_grad_norm_clip", f"{_ORTHOGONALIZED}:skip_grad_norm_clip_of_chain"),
         Export(
             f"{OPTIMIZER}:ChainedOptimizer._get_grad_norm_over",
-            "megatron_overrides.core.optimizer.norms:_get_grad_norm_over",
+            "megatron_overrides.core.optimizer.clip_grads:_get_grad_norm_over",
         ),
         *CHECK_SETTINGS,
         *GRAD_NORMS,

@@ -18,8 +18,7 @@ Checkpoints: FusedAdam's state has no `master_param` with Megatron-FSDP, as in n
 from .engine import Patch, Probe, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
-_FSDP = "megatron_overrides.core.optimizer.fsdp_main_weights"
-_ZEROS = "megatron_overrides.core.optimizer.zero_counts"
+_OVERRIDES = "megatron_overrides.core.optimizer"
 
 PATCH = Patch(
     id="fsdp-without-master-weights",
@@ -37,15 +36,15 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{_OPTIMIZER}:_get_megatron_optimizer_based_on_param_groups",
-            f"{_FSDP}:build_without_master_weights",
+            f"{_OVERRIDES}:build_without_master_weights",
         ),
         Wrap(
             f"{_OPTIMIZER}.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
-            f"{_FSDP}:reload_main_weights",
+            f"{_OVERRIDES}.distrib_optimizer:reload_main_weights",
         ),
-        Wrap(f"{_OPTIMIZER}.clip_grads:count_zeros_fp32", f"{_ZEROS}:count_zeros_of_fsdp"),
-        Wrap(f"{_OPTIMIZER}.optimizer:MegatronOptimizer.count_zeros", f"{_ZEROS}:count_zeros_of_none"),
-        Wrap(f"{_OPTIMIZER}.optimizer:ChainedOptimizer.count_zeros", f"{_ZEROS}:count_zeros_of_none"),
+        Wrap(f"{_OPTIMIZER}.clip_grads:count_zeros_fp32", f"{_OVERRIDES}.clip_grads:count_zeros_of_fsdp"),
+        Wrap(f"{_OPTIMIZER}.optimizer:MegatronOptimizer.count_zeros", f"{_OVERRIDES}.optimizer:count_zeros_of_none"),
+        Wrap(f"{_OPTIMIZER}.optimizer:ChainedOptimizer.count_zeros", f"{_OVERRIDES}.optimizer:count_zeros_of_none"),
         Wrap(
             "megatron.training.arguments:validate_args",
             "megatron_overrides.training.arguments:settle_megatron_fsdp",

@@ -12,7 +12,7 @@ Changes numbers: of updates from gradients whose norm is under 1e-7; all others 
 from .engine import Patch, Probe, PullRequest, Wrap
 
 _MUON_UTILS = "emerging_optimizers.orthogonalized_optimizers.muon_utils"
-_OVERRIDES = "megatron_overrides.emerging_optimizers.muon_utils"
+_OVERRIDES = f"megatron_overrides.{_MUON_UTILS}"
 
 PATCH = Patch(
     id="keep-newton-schulz-scale-invariant",

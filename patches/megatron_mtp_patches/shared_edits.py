@@ -50,8 +50,8 @@ OPTIMIZER_STEP = (
     ),
 )
 
-_GROUPS = "megatron_overrides.core.optimizer.grad_norm_groups"
-_NORMS = "megatron_overrides.core.optimizer.norms"
+_GRADIENTS = "megatron_overrides.support.gradients"
+_NORMS = "megatron_overrides.core.optimizer.clip_grads"
 _BASE = f"{OPTIMIZER}:MegatronOptimizer"
 _CHAIN = f"{OPTIMIZER}:ChainedOptimizer"
 _LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer"
@@ -64,9 +64,9 @@ def add_or_replace(target: str, override: str) -> tuple[Export, Replace]:
 
 # All norms of a step from one reduction.
 GRAD_NORMS = (
-    Export(f"{_BASE}._filter_grads_for_norm", f"{_GROUPS}:_filter_grads_for_norm"),
-    Export(f"{_BASE}.get_grads_for_grad_norm", f"{_GROUPS}:get_grads_for_grad_norm"),
-    *add_or_replace(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GROUPS}:get_main_grads_for_grad_norm"),
+    Export(f"{_BASE}._filter_grads_for_norm", f"{_GRADIENTS}:_filter_grads_for_norm"),
+    Export(f"{_BASE}.get_grads_for_grad_norm", f"{_GRADIENTS}:get_grads_for_grad_norm"),
+    *add_or_replace(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GRADIENTS}:get_main_grads_for_grad_norm"),
     *(Replace(f"{owner}.get_grad_norm", f"{_NORMS}:get_grad_norm") for owner in (_BASE, _CHAIN, _LAYER_WISE)),
     *(
         edit
@@ -74,6 +74,13 @@ GRAD_NORMS = (
         for edit in add_or_replace(f"{owner}._compute_grad_norms_by_group", f"{_NORMS}:_compute_grad_norms_by_group")
     ),
     Replace(f"{_BASE}.clip_grad_norm", "megatron_overrides.core.optimizer.optimizer:clip_grad_norm"),
+)
+
+# Shards and main copies keep the norm group of their parameter.
+COPY_GRAD_NORM_TAGS = Wrap(
+    "megatron.core.tensor_parallel.layers:copy_tensor_model_parallel_attributes",
+    "megatron_overrides.core.tensor_parallel.layers:copy_grad_norm_tags",
+    any_source=True,
 )
 
 # -- settings and the log ---------------------------------------------------------------------------------------------

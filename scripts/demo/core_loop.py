@@ -32,7 +32,7 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch.utils.tensorboard import SummaryWriter
 
-from megatron_overrides import metrics
+from megatron_overrides.support.training_metrics import training_metrics
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -181,7 +181,7 @@ def train_with_core() -> None:
         writer.add_scalar("grad-norm", grad_norm, iteration)
         writer.add_scalar("learning-rate", learning_rate, iteration)
         MTPLossLoggingHelper.track_mtp_metrics(1.0, iteration, writer)
-        for metric in metrics.shown():
+        for metric in training_metrics():
             if metric.tag:
                 writer.add_scalar(metric.tag, float(metric.value), iteration)
         if iteration % args.log_interval == 0:
@@ -190,7 +190,7 @@ def train_with_core() -> None:
                 f" iteration {iteration:8d}/{args.train_iters:8d} | "
                 f"elapsed time per iteration (ms): {elapsed:.1f} | learning rate: {learning_rate:.6E} | "
                 f"lm loss: {loss:.6E} | grad norm: {grad_norm:.3f} | "
-                f"number of skipped iterations: {skipped:3d} |" + "".join(metric.text for metric in metrics.shown()),
+                f"number of skipped iterations: {skipped:3d} |" + "".join(metric.text for metric in training_metrics()),
                 flush=True,
             )
             skipped, since = 0, time.perf_counter()

@@ -1,6 +1,6 @@
 """The overrides on real Megatron classes, one rank, in a rehearsal; with TEST_DEVICE=gpu on a GPU.
 
-There a tensor lies on the GPU if a test says nothing else.
+There a tensor lies on the GPU unless a test says otherwise.
 """
 
 import pytest
@@ -21,14 +21,3 @@ def one_rank():
     parallel_state.initialize_model_parallel()
     yield
     torch.distributed.destroy_process_group()
-
-
-@pytest.fixture(autouse=True)
-def skipped_updates():
-    """What a process knows of skipped updates, as before its first step."""
-    from megatron_overrides.core.optimizer import skipped_updates
-
-    skipped_updates.begin_step()
-    for tally in (skipped_updates.updates, skipped_updates.updates_of_heads):
-        tally.total = 0
-    return skipped_updates

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from megatron_overrides.support.norm_groups import named_groups
+
 
 def check_settings(settings: Any) -> None:
     """Raise ValueError if `settings` (an OptimizerConfig or Megatron's args) cannot do what they ask for."""
@@ -19,6 +21,7 @@ def check_settings(settings: Any) -> None:
             f"leave the flag out to use --clip-grad"
         )
     _check_coefficient(settings)
+    named_groups(settings)
 
 
 def _check_coefficient(settings: Any) -> None:

@@ -4,6 +4,8 @@ import inspect
 
 import pytest
 
+from megatron_overrides.support.metric import Metric
+
 pytestmark = pytest.mark.forked("patched")
 
 training = pytest.importorskip("megatron.training.training", reason="the 0.16.1 wheel has no megatron.training")
@@ -26,14 +28,11 @@ def log(monkeypatch):
     """log(iteration): (lines printed, TensorBoard, W&B) of a training_log with upstream's signature."""
     from types import SimpleNamespace
 
-    from megatron_overrides import metrics
-
     tensorboard, wandb, lines = Writer(), Writer(), []
     monkeypatch.setattr(ours, "get_args", lambda: SimpleNamespace(tensorboard_log_interval=2))
     monkeypatch.setattr(ours, "get_tensorboard_writer", lambda: tensorboard)
     monkeypatch.setattr(ours, "get_wandb_writer", lambda: wandb)
-    monkeypatch.setattr(metrics, "_shown", {})
-    metrics.show("heads", 3, "heads-tag")
+    monkeypatch.setattr(ours, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
 
     def print_line(message):
         ours.append_to_log_line(lambda message: lines.append(message), None, (message,), {})
@@ -66,10 +65,7 @@ class Reached(Exception):
 
 
 def test_megatron_s_own_training_log_prints_that_line(monkeypatch, capsys):
-    from megatron_overrides import metrics
-
-    monkeypatch.setattr(metrics, "_shown", {})
-    metrics.show("heads", 3, "heads-tag")
+    monkeypatch.setattr(ours, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
 
     def print_at_once():
         training.print_rank_last(" iteration 1 |")

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from megatron.core.models.mimo.optimizer import MimoOptimizer
 
-from megatron_overrides.core.optimizer.grad_norm_groups import MTP_GRAD_NORM_GROUP
-from megatron_overrides.core.optimizer.optimizer import (
-    begin_step,
-    clip_or_skip,
-    finish_step,
-    kept_norms,
-    measure_groups,
-)
+from megatron_overrides.core.optimizer.clip_grads import norms_of
+from megatron_overrides.core.optimizer.optimizer import limit_gradients, update
+from megatron_overrides.support.grad_norms import GradNorms
+from megatron_overrides.support.norm_groups import separate_groups
+from megatron_overrides.support.step_decision import decide, needs_norms
+from megatron_overrides.support.step_record import publish, record_of, set_norms
 
 
 @torch.no_grad()
@@ -25,45 +23,49 @@ def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
     Returns what ChainedOptimizer.step does. Whether gradients overflowed and whether every module was updated is
     agreed over the world, because a module's own ranks know nothing of the others.
     """
-    begin_step(self)
     if _reduce_flag(self.prepare_grads(), torch.distributed.ReduceOp.MAX):
+        publish(self)
         return False, None, None
+    set_norms(self, None)
     grad_norm = self.get_grad_norm()
-    skip = clip_or_skip(self, grad_norm)
-    zeros = self.count_zeros() if self.config.log_num_zeros_in_grad else None
-    return _reduce_flag(finish_step(self, skip), torch.distributed.ReduceOp.MIN), grad_norm, zeros
+    norms = record_of(self).norms or GradNorms({None: grad_norm}, {None: grad_norm})
+    decision = decide(norms, self.config)
+    publish(self, norms, decision)
+    limit_gradients(self, norms, decision)
+    num_zeros = self.count_zeros() if self.config.log_num_zeros_in_grad else None
+    updated = update(self, norms, decision)
+    return _reduce_flag(updated, torch.distributed.ReduceOp.MIN), grad_norm, num_zeros
 
 
 @torch.no_grad()
 def get_grad_norm(self: MimoOptimizer) -> float:
-    """The norm over all modules, the same on every rank; fills what else a step keeps of norms as well.
+    """The norm over all modules, the same on every rank; fills `grad_norms_by_group` as well.
 
     Replaces MimoOptimizer.get_grad_norm. A module's norms are known to its own ranks and fetched by the rest with a
     maximum, in which NaN may lose against the zeros of the others; so it travels as a mark beside the norm.
     """
-    groups = (None, MTP_GRAD_NORM_GROUP)
+    groups = (None, *separate_groups(self.config))
+    # total and clipping, groups, modules, what _describe says
     numbers = torch.zeros(2, len(groups), len(self.module_infos), 3, dtype=torch.float32, device="cuda")
     for index, (_, info) in enumerate(sorted(self.module_infos.items())):
         if info.is_active and info.optimizer:
-            grad_norm = info.optimizer.get_grad_norm() or 0.0
-            measure_groups(info.optimizer)
-            for kind, norms in enumerate(kept_norms(info.optimizer, grad_norm)):
+            norms = norms_of(info.optimizer, needs_norms(info.optimizer.config))
+            for kind, by_group in enumerate((norms.total, norms.clipping)):
                 for place, group in enumerate(groups):
-                    if group in norms:
-                        numbers[kind, place, index] = _describe(norms[group])
+                    if group in by_group:
+                        numbers[kind, place, index] = _describe(by_group[group])
     torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX)
-    whole, self.clippable_grad_norms = (
+    total, clipping = (
         {group: _combine(of_group) for group, of_group in zip(groups, of_kind, strict=True) if of_group.any()}
         for of_kind in numbers
     )
-    grad_norm = whole.pop(None, 0.0)
-    self.grad_norms_by_group = whole
-    return grad_norm
+    set_norms(self, GradNorms({None: 0.0, **total}, {None: 0.0, **clipping}))
+    return total.get(None, 0.0)
 
 
 def _describe(norm: Any) -> torch.Tensor:
     """(square, whether it is NaN, whether there is a norm at all)."""
-    square = float(norm) ** 2
+    square = float(norm or 0.0) ** 2
     return torch.tensor([0.0, 1.0, 1.0] if math.isnan(square) else [square, 0.0, 1.0])
 
 

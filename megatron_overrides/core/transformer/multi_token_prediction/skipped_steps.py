@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from megatron_overrides.core.optimizer.skipped_updates import updates
+from megatron_overrides.support.step_record import last_record
 
 
 def leave_out_skipped_step(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -15,6 +15,6 @@ def leave_out_skipped_step(wrapped: Any, instance: Any, args: tuple[Any, ...], k
     printed `mtp_1 loss` of an interval with one step taken of ten would be ten times too large.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
-    if updates.in_last_step and "total_loss_dict" in call.signature.parameters:
+    if last_record().decision.skips_update and "total_loss_dict" in call.signature.parameters:
         call.arguments["total_loss_dict"] = None
     return wrapped(*call.args, **call.kwargs)

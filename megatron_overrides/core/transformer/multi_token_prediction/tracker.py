@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 
-from megatron_overrides import metrics
+from megatron_overrides.support.metric import Metric
 
 _COUNTS = ("correct_values", "total_values")
 _GROUPS = ("reduce_group", "avg_group")
@@ -152,8 +152,9 @@ def _acceptance_rates(tracker: dict[str, Any]) -> dict[str, torch.Tensor]:
     if everything is None or everything.shape != step.shape:
         everything = torch.zeros_like(step)
     tracker["cumulative_counts"] = everything = everything + step
+    tracker["acceptance_metrics"] = metrics = []
     for word, label, (correct, total) in (("", "", step), ("cumulative_", " so far", everything)):
         for depth, rate in enumerate((100.0 * correct.double() / total.clamp(min=1)).float(), start=1):
             rates[f"mtp_{depth}_{word}acceptance_rate"] = rate
-            metrics.show(f"mtp_{depth} acceptance %{label}", rate)
+            metrics.append(Metric(f"mtp_{depth} acceptance %{label}", rate))
     return rates

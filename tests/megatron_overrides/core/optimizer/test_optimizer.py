@@ -28,6 +28,13 @@ def run(make_optimizer, give_gradients, snapshot):
     return run
 
 
+def clip_by(optimizer, norms):
+    from megatron_overrides.support.clipping import clip
+    from megatron_overrides.support.grad_norms import GradNorms
+
+    clip(optimizer, GradNorms(norms, norms))
+
+
 @every_kind
 @pytest.mark.parametrize("clip_grad", [0.0, 1.0, 1e6])
 @pytest.mark.parametrize("log_num_zeros_in_grad", [False, True])
@@ -91,35 +98,30 @@ def test_the_gradients_of_a_skipped_step_are_not_clipped(make_optimizer, give_gr
 
 @every_kind
 def test_overflow_found_by_the_loss_scaler_comes_first(make_optimizer, give_gradients, monkeypatch, kind):
-    from megatron_overrides.core.optimizer.skipped_updates import updates
+    from megatron_overrides.support.step_record import last_record
 
     optimizer, params = make_optimizer(kind, grad_norm_skip_threshold=2.0)
     give_gradients(params, 100.0)
-    assert optimizer.step()[0] is False and updates.in_last_step
+    assert optimizer.step()[0] is False and last_record().decision.skips_update
     monkeypatch.setattr(optimizer, "prepare_grads", lambda: True)
     assert optimizer.step() == (False, None, None)
-    assert not updates.in_last_step
+    assert not last_record().decision.skips_update
 
 
 def test_decoupled_gradients_are_clipped_where_a_precision_aware_optimizer_has_them(make_optimizer):
-    from megatron_overrides.core.optimizer.optimizer import clip_or_skip
-
     optimizer, params = make_optimizer("fp32", clip_grad=1.0)
     optimizer.config.use_precision_aware_optimizer = True
     for param in params:
         param.decoupled_grad = torch.full_like(param, 10.0)
-    assert clip_or_skip(optimizer, 10.0) is False
+    clip_by(optimizer, {None: 10.0})
     assert all(torch.allclose(param.decoupled_grad, torch.ones_like(param)) for param in params)
 
 
-def test_a_group_with_a_norm_of_its_own_is_clipped_by_it(make_optimizer):
-    from megatron_overrides.core.optimizer.optimizer import clip_or_skip
-
+def test_a_separate_group_is_clipped_by_its_norm(make_optimizer):
     optimizer, (main, mtp) = make_optimizer("fp32", clip_grad=1.0)
     mtp.grad_norm_group = "mtp"
     main.grad, mtp.grad = torch.full_like(main, 10.0), torch.full_like(mtp, 10.0)
-    optimizer.grad_norms_by_group = {"mtp": 5.0}
-    clip_or_skip(optimizer, 100.0)
+    clip_by(optimizer, {None: 100.0, "mtp": 5.0})
     torch.testing.assert_close(main.grad, torch.full_like(main, 0.1))
     torch.testing.assert_close(mtp.grad, torch.full_like(mtp, 2.0))
 
@@ -127,14 +129,14 @@ def test_a_group_with_a_norm_of_its_own_is_clipped_by_it(make_optimizer):
 def test_parameters_of_nested_optimizers_are_all_clipped(make_optimizer):
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
-    from megatron_overrides.core.optimizer.optimizer import clip_or_skip, leaves
+    from megatron_overrides.support.optimizer_tree import leaves
 
     inner, params = make_optimizer("chained", clip_grad=1.0)
     outer = ChainedOptimizer([inner])
     for param in params:
         param.grad = torch.full_like(param, 10.0)
     assert list(leaves(outer)) == inner.chained_optimizers
-    clip_or_skip(outer, 10.0)
+    clip_by(outer, {None: 10.0})
     assert all(torch.allclose(param.grad, torch.ones_like(param)) for param in params)
 
 
@@ -143,7 +145,7 @@ def test_gradients_that_were_casted_for_the_update_are_given_back_when_it_is_ski
     make_optimizer, give_gradients, kind
 ):
     """As Megatron-FSDP v2 of main keeps them: its next step starts by asserting that none is left."""
-    from megatron_overrides.core.optimizer.optimizer import leaves
+    from megatron_overrides.support.optimizer_tree import leaves
 
     optimizer, params = make_optimizer(kind, grad_norm_skip_threshold=2.0)
     give_gradients(params, 100.0)
@@ -157,12 +159,10 @@ def test_gradients_that_were_casted_for_the_update_are_given_back_when_it_is_ski
 
 
 def test_stubs_are_left_alone(make_optimizer):
-    from megatron_overrides.core.optimizer.optimizer import clip_or_skip
-
     optimizer, params = make_optimizer("fp32", clip_grad=1.0)
     optimizer.is_stub_optimizer = True
     params[0].grad = torch.full_like(params[0], 10.0)
-    clip_or_skip(optimizer, 10.0)
+    clip_by(optimizer, {None: 10.0})
     assert torch.equal(params[0].grad, torch.full_like(params[0], 10.0))
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from megatron.core.optimizer.qk_clip import clip_qk
 
-from megatron_overrides.core.optimizer.skipped_updates import updates
+from megatron_overrides.core.optimizer import qk_clip
+from megatron_overrides.support.step_decision import Excess, StepDecision
+from megatron_overrides.support.step_record import StepRecord
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -23,7 +25,9 @@ def model():
 
 @pytest.mark.parametrize("skipped, clipped", [(False, 1), (True, 0)])
 def test_weights_are_rescaled_only_if_the_step_was_taken(model, monkeypatch, skipped, clipped):
-    monkeypatch.setattr(updates, "in_last_step", skipped)
+    record = StepRecord()
+    record.decision = StepDecision(Excess(2.0, 1.0) if skipped else None)
+    monkeypatch.setattr(qk_clip, "last_record", lambda: record)
     assert clip_qk(model, log_max_only=False) == 7.0
     attention = model[0].module.module.decoder.layers[0].self_attention
     assert attention.clipped == clipped

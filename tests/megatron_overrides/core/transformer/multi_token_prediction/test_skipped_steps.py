@@ -4,7 +4,9 @@ import pytest
 import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from megatron_overrides.core.optimizer.skipped_updates import updates
+from megatron_overrides.core.transformer.multi_token_prediction import skipped_steps
+from megatron_overrides.support.step_decision import Excess, StepDecision
+from megatron_overrides.support.step_record import StepRecord
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -29,8 +31,10 @@ def track():
 
 
 def test_a_skipped_step_adds_nothing(track, monkeypatch):
+    record = StepRecord()
+    monkeypatch.setattr(skipped_steps, "last_record", lambda: record)
     assert track(2.0)["mtp_1 loss"] == 2.0
-    monkeypatch.setattr(updates, "in_last_step", True)
+    record.decision = StepDecision(Excess(2.0, 1.0))
     assert track(5.0)["mtp_1 loss"] == 2.0
-    monkeypatch.setattr(updates, "in_last_step", False)
+    record.decision = StepDecision()
     assert track(3.0)["mtp_1 loss"] == 5.0

@@ -5,8 +5,8 @@ import torch
 from megatron.core import tensor_parallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, optimizer
 
-from megatron_overrides.core.optimizer.grad_norm_groups import group_of
-from megatron_overrides.core.optimizer.optimizer import leaves
+from megatron_overrides.support.norm_groups import tag_of
+from megatron_overrides.support.optimizer_tree import leaves
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -25,7 +25,7 @@ def test_without_a_flag_nothing_is_tagged(make_model):
 
 def numbers_of_heads(made):
     """How many numbers the optimizer has under the tag."""
-    return sum(p.numel() for leaf in leaves(made) for p in leaf.get_parameters() if group_of(p) == "mtp")
+    return sum(p.numel() for leaf in leaves(made) for p in leaf.get_parameters() if tag_of(p) == "mtp")
 
 
 @pytest.mark.parametrize("distributed", [False, True])
@@ -60,9 +60,9 @@ def test_parameters_made_anew_after_the_model_was_built_are_tagged_again(make_mo
 def test_a_shard_of_megatron_fsdp_refers_to_the_parameter_that_has_it():
     shard, whole = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(2))
     shard.orig_param = whole
-    assert group_of(shard) is None
+    assert tag_of(shard) is None
     whole.grad_norm_group = "mtp"
-    assert group_of(shard) == "mtp"
+    assert tag_of(shard) == "mtp"
 
 
 def test_what_is_copied_to_a_shard():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper as Helper
 
-from megatron_overrides import metrics
+from megatron_overrides.support.training_metrics import training_metrics
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -54,7 +54,7 @@ def test_rates_of_the_step_and_so_far(step):
 
 def test_rates_are_in_the_log_line(step):
     step((4.0, 3, 4))
-    texts = [metric.text for metric in metrics.shown() if metric.label.startswith("mtp_1 acc")]
+    texts = [metric.text for metric in training_metrics() if metric.label.startswith("mtp_1 acc")]
     assert texts == [" mtp_1 acceptance %: 75.000 |", " mtp_1 acceptance % so far: 75.000 |"]
 
 

@@ -8,7 +8,7 @@ import torch
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, FP32Optimizer
 
-from megatron_overrides import metrics
+from megatron_overrides.support.step_record import last_record
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -85,8 +85,8 @@ def test_a_chain_is_exempt_if_all_in_it_is(family):
         ChainedOptimizer([adam]).skip_grad_norm_clip = True
 
 
-def test_an_optimizer_of_somebody_elses_is_clipped():
-    from megatron_overrides.core.optimizer.orthogonalized import is_exempt
+def test_an_optimizer_of_another_library_is_clipped():
+    from megatron_overrides.support.muon import is_exempt
 
     class MockLike:
         def __getattr__(self, name):
@@ -136,7 +136,7 @@ def test_only_the_rest_is_clipped_and_by_its_own_norm(make_chain):
     assert updated and norm == pytest.approx((1e10 + 900) ** 0.5)
     assert chain.mtp_grad_norm == pytest.approx((1e8 + 1600) ** 0.5)
     assert left(chain) == [1e5, 1e4, 1.0, 2.0]
-    (metric,) = (metric for metric in metrics.shown() if metric.label == "clippable grad norm")
+    (metric,) = (metric for metric in last_record().metrics if metric.label == "clippable grad norm")
     assert metric.value == pytest.approx(30.0)
 
 
@@ -191,7 +191,7 @@ def test_the_norm_over_some_of_a_chain(make_chain):
     assert chain._get_grad_norm_over([]) == 0.0
 
 
-def test_a_norm_of_somebody_elses_making_still_clips(make_chain):
+def test_an_overridden_norm_still_clips(make_chain):
     """A subclass with its own get_grad_norm: its norm clips where nothing is exempt, the narrowed one elsewhere."""
     for norms, expected in ((ALL, [1e5, 1e4, 1.0, 1.0]), ({(False, None): 30.0}, [0.5])):
         chain = make_chain(norms, clip_grad=1.0)
@@ -200,7 +200,7 @@ def test_a_norm_of_somebody_elses_making_still_clips(make_chain):
         assert expected == left(chain)
 
 
-def test_norms_of_groups_of_somebody_elses_making_clip(make_chain):
+def test_overridden_norms_of_groups_clip(make_chain):
     def ours_times_two(self):
         self.grad_norms_by_group = {"mtp": 80.0}
         return self.grad_norms_by_group
@@ -211,7 +211,7 @@ def test_norms_of_groups_of_somebody_elses_making_clip(make_chain):
     assert left(chain) == [1e5, 1e4, 1.0, 0.5]
 
 
-def test_an_exempt_optimizer_of_somebody_elses_clips_nobody_by_its_own_norm(make_chain):
+def test_the_overridden_norm_of_an_exempt_optimizer_clips_nothing(make_chain):
     chain = make_chain({(True, None): 1e5, (False, None): 30.0}, clip_grad=1.0)
     exempt = chain.chained_optimizers[0]
     exempt.__class__ = type("Theirs", (FP32Optimizer,), {"get_grad_norm": lambda self: 40.0})
@@ -219,20 +219,19 @@ def test_an_exempt_optimizer_of_somebody_elses_clips_nobody_by_its_own_norm(make
     assert left(chain) == [1e5, 1.0]
 
 
-def test_norms_of_groups_of_somebody_elses_making_are_not_measured_for_nothing(make_chain):
+def test_overridden_norms_of_groups_are_not_measured_for_nothing(make_chain):
     chain = make_chain({(False, None): 30.0}, clip_grad=0.0)
     chain.__class__ = type("Own", (ChainedOptimizer,), {"_compute_grad_norms_by_group": lambda self: 1 / 0})
     assert chain.step()[:2] == (True, pytest.approx(30.0))
 
 
 @pytest.mark.parametrize("exempt, shown", [([True, True], 0), ([False, False], 0), ([True, False], 1)])
-def test_the_norm_that_clips_is_shown_only_beside_another(make_chain, monkeypatch, exempt, shown):
-    monkeypatch.setattr(metrics, "_shown", {})
+def test_the_norm_that_clips_is_shown_only_beside_another(make_chain, exempt, shown):
     chain = make_chain(ALL, clip_grad=1.0)
     for leaf, is_exempt in zip(chain.chained_optimizers, exempt, strict=True):
         leaf.skip_grad_norm_clip = is_exempt
     chain.step()
-    assert [metric.label for metric in metrics.shown()].count("clippable grad norm") == shown
+    assert [metric.label for metric in last_record().metrics].count("clippable grad norm") == shown
 
 
 # -- the floor under the clip coefficient -----------------------------------------------------------------------------
@@ -246,7 +245,7 @@ def test_the_norm_that_clips_is_shown_only_beside_another(make_chain, monkeypatc
 def test_gradients_are_scaled_by_no_less_than_the_floor(monkeypatch, limit, norm, factor, as_tensor):
     from megatron.core.optimizer import optimizer as upstream
 
-    from megatron_overrides.core.optimizer.optimizer import _clip
+    from megatron_overrides.support.clipping import scale_to_limit
 
     taken = []
     monkeypatch.setattr(
@@ -254,7 +253,7 @@ def test_gradients_are_scaled_by_no_less_than_the_floor(monkeypatch, limit, norm
         "clip_grad_by_total_norm_fp32",
         lambda params, max_norm, total_norm, **_: taken.append(min(1.0, float(max_norm / (total_norm + 1e-6)))),
     )
-    _clip([], limit, torch.tensor([norm]) if as_tensor else norm, OptimizerConfig(min_clip_coefficient=0.01))
+    scale_to_limit([], limit, torch.tensor([norm]) if as_tensor else norm, OptimizerConfig(min_clip_coefficient=0.01))
     assert taken == [pytest.approx(factor, rel=1e-6)]
 
 

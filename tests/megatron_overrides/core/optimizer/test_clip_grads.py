@@ -1,4 +1,4 @@
-"""Two norms in each step: the trunk's without the MTP heads, and the heads' own; each clips its own parameters."""
+"""Two norms in each step, of the main model and of the MTP heads; each clips its own parameters."""
 
 import math
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from megatron_overrides import metrics
+from megatron_overrides.support.step_record import last_record
 
 pytestmark = pytest.mark.forked("patched")
 
 every_kind = pytest.mark.parametrize("kind", ["chained", "fp32", "float16", "distributed"])
-TRUNK, HEADS = 3.0, 40.0
+MAIN, HEADS = 3.0, 40.0
 
 
 def about(value):
@@ -20,11 +20,11 @@ def about(value):
 
 @pytest.fixture
 def make(make_optimizer):
-    """make(kind, **config): (optimizer, parameters of the trunk, of the heads), gradients of norm TRUNK and HEADS."""
+    """make(kind, **config): (optimizer, main parameters, those of heads); their gradients have norms MAIN and HEADS."""
 
-    def make(kind, trunk=TRUNK, heads=HEADS, **config):
+    def make(kind, main=MAIN, heads=HEADS, **config):
         optimizer, params = make_optimizer(kind, heads=True, **config)
-        for half, norm in ((params[0::2], trunk), (params[1::2], heads)):
+        for half, norm in ((params[0::2], main), (params[1::2], heads)):
             numel = sum(param.numel() for param in half)
             for param in half:
                 grad = torch.full(param.shape, norm / math.sqrt(numel))
@@ -38,8 +38,8 @@ def make(make_optimizer):
 
 
 def norms_left(optimizer):
-    """The norms of the gradients with which the optimizer will step, of the trunk and of the heads."""
-    from megatron_overrides.core.optimizer.optimizer import leaves
+    """The norms of the gradients with which the optimizer will step, of the main and of the heads."""
+    from megatron_overrides.support.optimizer_tree import leaves
 
     squares = {None: 0.0, "mtp": 0.0}
     for leaf in leaves(optimizer):
@@ -64,11 +64,11 @@ def stop_before_update(monkeypatch):
     "config, left",
     [
         ({"clip_grad": 1.0}, [1.0, 1.0]),
-        ({"clip_grad": 10.0}, [TRUNK, 10.0]),
+        ({"clip_grad": 10.0}, [MAIN, 10.0]),
         ({"clip_grad": 1.0, "mtp_clip_grad": 5.0}, [1.0, 5.0]),
         ({"clip_grad": 1.0, "mtp_clip_grad": 0.0}, [1.0, HEADS]),
-        ({"clip_grad": 0.0, "mtp_clip_grad": 5.0}, [TRUNK, 5.0]),
-        ({"clip_grad": 0.0}, [TRUNK, HEADS]),
+        ({"clip_grad": 0.0, "mtp_clip_grad": 5.0}, [MAIN, 5.0]),
+        ({"clip_grad": 0.0}, [MAIN, HEADS]),
     ],
 )
 def test_each_is_clipped_by_its_own_norm(make, stop_before_update, kind, config, left):
@@ -76,7 +76,7 @@ def test_each_is_clipped_by_its_own_norm(make, stop_before_update, kind, config,
     stop_before_update(optimizer)
     _, norm, _ = optimizer.step()
     if kind == "chained" or any(config.values()):
-        assert norm == about(TRUNK)
+        assert norm == about(MAIN)
         assert optimizer.grad_norms_by_group == {"mtp": about(HEADS)}
         assert optimizer.mtp_grad_norm == about(HEADS)
     assert norms_left(optimizer) == about(left)
@@ -96,7 +96,7 @@ def test_the_old_and_the_new_names_agree(make, kind):
     optimizer, _, _ = make(kind)
     optimizer.prepare_grads()
     assert optimizer.has_grad_norm_group("mtp")
-    assert optimizer.get_grad_norm() == about(TRUNK)
+    assert optimizer.get_grad_norm() == about(MAIN)
     assert optimizer._compute_grad_norms_by_group() == {"mtp": about(HEADS)}
     leaf = optimizer.chained_optimizers[0] if kind == "chained" else optimizer
     assert len(leaf.get_main_grads_for_grad_norm()) == len(leaf.get_grads_for_grad_norm()) == 1
@@ -107,7 +107,7 @@ def test_the_old_and_the_new_names_agree(make, kind):
 def test_clip_grad_norm_clips_each_and_returns_the_main_one(make, kind):
     optimizer, _, _ = make(kind, mtp_clip_grad=5.0)
     optimizer.prepare_grads()
-    assert optimizer.clip_grad_norm(2.0) == about(TRUNK)
+    assert optimizer.clip_grad_norm(2.0) == about(MAIN)
     assert norms_left(optimizer) == about([2.0, 5.0])
     assert optimizer.clip_grad_norm(0.0) == about(2.0)  # measures only
     assert norms_left(optimizer) == about([2.0, 5.0])
@@ -116,14 +116,14 @@ def test_clip_grad_norm_clips_each_and_returns_the_main_one(make, kind):
 @every_kind
 @pytest.mark.parametrize("bad", [HEADS, math.nan, math.inf])
 @pytest.mark.parametrize("threshold", [{"mtp_grad_norm_skip_threshold": 10.0}, {"grad_norm_skip_threshold": 10.0}])
-def test_heads_over_their_threshold_are_not_updated_and_the_trunk_is(make, kind, bad, threshold):
-    optimizer, trunk, heads = make(kind, heads=bad, clip_grad=1.0, **threshold)
+def test_heads_over_their_threshold_are_not_updated_and_the_main_model_is(make, kind, bad, threshold):
+    optimizer, main, heads = make(kind, heads=bad, clip_grad=1.0, **threshold)
     before = [param.detach().clone() for param in heads]
-    trunk_before = [param.detach().clone() for param in trunk]
+    main_before = [param.detach().clone() for param in main]
     assert optimizer.step()[0] is True
     assert all(torch.equal(old, new) for old, new in zip(before, heads, strict=True))
-    assert not any(torch.equal(old, new) for old, new in zip(trunk_before, trunk, strict=True))
-    assert "mtp updates skipped for grad norm" in {metric.label for metric in metrics.shown()}
+    assert not any(torch.equal(old, new) for old, new in zip(main_before, main, strict=True))
+    assert "mtp updates skipped for grad norm" in {metric.label for metric in last_record().metrics}
 
 
 @every_kind
@@ -139,24 +139,24 @@ def test_heads_without_a_threshold_are_updated_however_large(make, kind, thresho
 
 
 @every_kind
-def test_a_trunk_over_its_threshold_skips_everything(make, kind):
-    optimizer, trunk, heads = make(kind, trunk=50.0, heads=1.0, clip_grad=1.0, grad_norm_skip_threshold=10.0)
-    before = [param.detach().clone() for param in (*trunk, *heads)]
+def test_a_main_norm_over_its_threshold_skips_everything(make, kind):
+    optimizer, main, heads = make(kind, main=50.0, heads=1.0, clip_grad=1.0, grad_norm_skip_threshold=10.0)
+    before = [param.detach().clone() for param in (*main, *heads)]
     assert optimizer.step()[0] is False
-    assert all(torch.equal(old, new) for old, new in zip(before, (*trunk, *heads), strict=True))
+    assert all(torch.equal(old, new) for old, new in zip(before, (*main, *heads), strict=True))
 
 
 @every_kind
 def test_the_norm_of_the_heads_is_shown(make, kind):
     optimizer, _, _ = make(kind, clip_grad=1.0)
     optimizer.step()
-    (metric,) = (metric for metric in metrics.shown() if metric.tag == "mtp-grad-norm")
+    (metric,) = (metric for metric in last_record().metrics if metric.tag == "mtp-grad-norm")
     assert metric.text == " mtp grad norm: 40.000 |"
 
 
-def test_a_group_that_nobody_knows_is_an_error(make):
-    optimizer, trunk, _ = make("fp32")
-    trunk[0].grad_norm_group = "heads"
+def test_an_unknown_group_is_an_error(make):
+    optimizer, main, _ = make("fp32")
+    main[0].grad_norm_group = "heads"
     optimizer.prepare_grads()
     with pytest.raises(ValueError, match="Unknown grad_norm_group 'heads'"):
         optimizer.get_grad_norm()
@@ -164,14 +164,14 @@ def test_a_group_that_nobody_knows_is_an_error(make):
         optimizer.get_grads_for_grad_norm("heads")
 
 
-def test_an_optimizer_of_somebody_elses_measures_its_own_main_norm(make):
-    """A subclass with a norm of its own making, beside one of Megatron's."""
+def test_a_subclass_of_another_library_measures_its_own_main_norm(make):
+    """Beside an optimizer of Megatron's in one chain."""
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
     optimizer, _, _ = make("chained", clip_grad=0.0)
     first, second = optimizer.chained_optimizers
     first.__class__ = type("Theirs", (type(first),), {"get_grad_norm": lambda self: 7.0})
-    expected = math.sqrt(7.0**2 + TRUNK**2 / 2)
+    expected = math.sqrt(7.0**2 + MAIN**2 / 2)
     assert ChainedOptimizer([first, second]).step()[1] == about(expected)
 
 
@@ -215,12 +215,12 @@ def test_methods_borrowed_onto_another_class_work(make):
     borrower = Borrower(optimizer)
     assert borrower.has_grad_norm_group("mtp")
     assert borrower._compute_grad_norms_by_group() == {"mtp": about(HEADS)}
-    assert borrower.clip_grad_norm(1.0) == about(TRUNK)
+    assert borrower.clip_grad_norm(1.0) == about(MAIN)
     assert norms_left(optimizer) == about([1.0, 1.0])
 
 
 @pytest.mark.parametrize("chained", [False, True])
-def test_a_norm_that_is_upstreams_and_something_more_is_no_loop(make, chained):
+def test_an_override_that_calls_super_is_no_loop(make, chained):
     """As with a wrapper that times or logs it."""
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
@@ -233,28 +233,16 @@ def test_a_norm_that_is_upstreams_and_something_more_is_no_loop(make, chained):
 
     optimizer.__class__ = type("Logged", (type(optimizer),), {"get_grad_norm": get_grad_norm})
     stepped = ChainedOptimizer([optimizer]) if chained else optimizer
-    assert stepped.step()[1] == about(TRUNK) == about(logged[0])
+    assert stepped.step()[1] == about(MAIN) == about(logged[0])
     assert stepped.grad_norms_by_group == {"mtp": about(HEADS)}
 
 
-def test_gradients_of_somebody_elses_choice_make_the_main_norm(make):
+def test_a_subclass_may_choose_the_gradients_of_the_main_norm(make):
     """Under the name that the method had up to 0.18."""
     optimizer, _, _ = make("chained", clip_grad=0.0)
     first = optimizer.chained_optimizers[0]
     first.__class__ = type("Chooser", (type(first),), {"get_main_grads_for_grad_norm": lambda self: []})
-    assert optimizer.step()[1] == about(TRUNK / math.sqrt(2))
-
-
-def test_without_the_patch_that_separates_them_heads_have_no_threshold(make):
-    """The threshold of the trunk is no threshold of the heads where the configuration does not know them."""
-    from types import SimpleNamespace
-
-    from megatron_overrides.core.optimizer.skipped_updates import updates_of_heads
-
-    settings = SimpleNamespace(grad_norm_skip_threshold=1.0)
-    assert not updates_of_heads.skips(HEADS, HEADS, settings)
-    settings.mtp_grad_norm_skip_threshold = None
-    assert updates_of_heads.skips(HEADS, HEADS, settings)
+    assert optimizer.step()[1] == about(MAIN / math.sqrt(2))
 
 
 @pytest.mark.parametrize("kind", ["fp32", "float16"])
@@ -308,13 +296,13 @@ def test_the_state_of_dropped_heads_keeps_in_step(make_optimizer, kind, scales):
 
 
 @pytest.mark.parametrize("kind", ["fp32", "float16", "distributed"])
-def test_a_main_norm_of_somebody_elses_making_leaves_the_heads_their_own(make, stop_before_update, kind):
+def test_an_overridden_main_norm_leaves_the_heads_theirs(make, stop_before_update, kind):
     for call in (lambda optimizer: optimizer.step()[1], lambda optimizer: optimizer.clip_grad_norm(1.0)):
         optimizer, _, _ = make(kind, clip_grad=1.0)
-        optimizer.__class__ = type("Theirs", (type(optimizer),), {"get_grad_norm": lambda self: 2 * TRUNK})
+        optimizer.__class__ = type("Theirs", (type(optimizer),), {"get_grad_norm": lambda self: 2 * MAIN})
         stop_before_update(optimizer)
         optimizer.prepare_grads()
-        assert call(optimizer) == 2 * TRUNK
+        assert call(optimizer) == 2 * MAIN
         assert norms_left(optimizer) == about([0.5, 1.0])
 
 
@@ -341,9 +329,9 @@ def test_an_optimizer_that_knows_no_ranks_has_its_own_norm():
 def test_a_child_that_knows_no_ranks_has_no_heads_on_others(make):
     from types import SimpleNamespace
 
-    from megatron_overrides.core.optimizer.norms import has_grad_norm_group
+    from megatron_overrides.core.optimizer.clip_grads import has_grad_norm_group
 
-    stranger = SimpleNamespace(get_parameters=lambda: [])
-    assert not has_grad_norm_group(SimpleNamespace(chained_optimizers=[stranger]), "mtp")
+    unknown = SimpleNamespace(get_parameters=lambda: [])
+    assert not has_grad_norm_group(SimpleNamespace(chained_optimizers=[unknown]), "mtp")
     leaf, _, _ = make("fp32")
-    assert has_grad_norm_group(SimpleNamespace(chained_optimizers=[stranger, leaf]), "mtp")
+    assert has_grad_norm_group(SimpleNamespace(chained_optimizers=[unknown, leaf]), "mtp")

@@ -1,11 +1,11 @@
-"""What a group of parameters is, and how it is left out of an update."""
+"""How parameters are left out of an update, and how their optimizer state keeps in step."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from megatron_overrides.core.optimizer.grad_norm_groups import drop_gradients, keep_in_step
+from megatron_overrides.support.updating import drop_gradients, keep_in_step
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -48,15 +48,15 @@ def stepped(*, without):
     return adam, params
 
 
-def test_heads_that_never_had_a_gradient_have_taken_as_many_steps_as_the_trunk():
+def test_heads_that_never_had_a_gradient_have_taken_as_many_steps_as_the_main_model():
     adam, (_, old_head, new_head) = stepped(without=[2])
-    adam.state[old_head]["step"] -= 1  # not counted yet, unlike the trunk's
+    adam.state[old_head]["step"] -= 1  # not counted yet, unlike the main model's
     leaf = SimpleNamespace(optimizer=adam, config=None, init_state_fn=lambda adam, config: None)
     keep_in_step([new_head, old_head], leaf)
     assert [int(adam.state[param]["step"]) for param in (new_head, old_head)] == [3, 3]
 
 
-def test_state_is_made_where_there_is_none_and_somebody_knows_how():
+def test_state_is_created_where_there_is_none_and_a_function_for_it():
     adam, (_, head, new_head) = stepped(without=[2])
     made = []
     leaf = SimpleNamespace(optimizer=adam, config=None, init_state_fn=lambda adam, config: made.append(adam))

@@ -1,44 +1,10 @@
-"""Megatron-FSDP's main weights are what an optimizer optimizes: it needs no master weights of its own.
-
-Megatron-FSDP keeps fp32 main weights, sharded as DTensors, and gives those to the optimizer. With
---use-precision-aware-optimizer FusedAdam copied them once more, 4 bytes for each element, and waited for gradients
-under a name (`decoupled_grad`) that Megatron-FSDP never used: NVIDIA/Megatron-LM#4133, #4024, #4427.
-"""
+"""Megatron-FSDP's main weights take over what a checkpoint has loaded into the model."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
-
-
-def build_without_master_weights(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps _get_megatron_optimizer_based_on_param_groups: what it builds over Megatron-FSDP reads `decoupled_grad`.
-
-    Newer releases do half of it, in get_megatron_optimizer: they leave `store_param_remainders` as it came out of
-    master weights that are gone, and rely on the caller to have set megatron_fsdp_use_decoupled_grad. The optimizer
-    makes its state in the first step, so all of this comes in time.
-    """
-    call = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    optimizer = wrapped(*args, **kwargs)
-    if not call["config"].use_precision_aware_optimizer:
-        return optimizer
-    buffers = [chunk.param_and_grad_buffer for chunk in call["model_chunks"] if is_megatron_fsdp(chunk)]
-    fused_adam: Any = getattr(optimizer, "optimizer", None)
-    if buffers and getattr(fused_adam, "master_weights", None) is not None:
-        fused_adam.master_weights = False
-        fused_adam.store_param_remainders = False
-        fused_adam.use_decoupled_grad = True
-        for buffer in buffers:
-            buffer.use_decoupled_grad = True  # from 0.18 on
-            buffer.use_precision_aware_optimizer = True  # its name before, which nothing ever set
-    return optimizer
-
-
-def is_megatron_fsdp(chunk: Any) -> bool:
-    """Whether `chunk` is a model in Megatron-FSDP. Its version 2, of main, manages gradients in another way."""
-    return getattr(chunk.ddp_config, "use_megatron_fsdp", False) and hasattr(chunk, "param_and_grad_buffer")
 
 
 def reload_main_weights(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

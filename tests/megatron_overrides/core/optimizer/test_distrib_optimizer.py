@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megatron_overrides.core.optimizer.fsdp_main_weights import build_without_master_weights, reload_main_weights
+from megatron_overrides.core.optimizer import build_without_master_weights
+from megatron_overrides.core.optimizer.distrib_optimizer import reload_main_weights
 
 pytestmark = pytest.mark.forked("patched")
 

@@ -1,0 +1,80 @@
+"""What a step does, decided from its reduced norms alone, so every rank decides the same."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from megatron_overrides.support.grad_norms import GradNorms
+from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP, Group, clip_limit, named_groups, separate_groups
+
+
+class Excess(NamedTuple):
+    """A gradient norm that is larger than its skip threshold, or NaN."""
+
+    norm: float
+    threshold: float
+
+
+class StepDecision(NamedTuple):
+    """`update`: why the whole update is skipped; `mtp`: why that of the MTP heads is. None: it is taken."""
+
+    update: Excess | None = None
+    mtp: Excess | None = None
+
+    @property
+    def skips_update(self) -> bool:
+        return self.update is not None
+
+    @property
+    def skips_mtp(self) -> bool:
+        return self.mtp is not None
+
+
+def skip_threshold(config: Any) -> float:
+    """The norm over which an update is skipped; inf for never, in which case no norm is read on the host."""
+    return getattr(config, "grad_norm_skip_threshold", math.inf)
+
+
+def mtp_skip_threshold(config: Any) -> float:
+    """The same for the MTP heads' own update; inf without the patch that separates their norm."""
+    threshold = getattr(config, "mtp_grad_norm_skip_threshold", math.inf)
+    return skip_threshold(config) if threshold is None else threshold
+
+
+def needs_norms(config: Any) -> bool:
+    """Whether anything in a step depends on the norms: clipping, or a finite threshold."""
+    limits = (clip_limit(config, group) for group in (None, *separate_groups(config)))
+    return max(limits) > 0.0 or math.isfinite(skip_threshold(config)) or math.isfinite(mtp_skip_threshold(config))
+
+
+def decide(norms: GradNorms, config: Any) -> StepDecision:
+    """Compare the norms with the thresholds of `config`.
+
+    Optimizers that are exempt from clipping count in neither comparison, but a gradient of theirs that is NaN or inf
+    skips the update all the same.
+
+    Raises:
+        ValueError: no rank has a parameter of a group that --grad-norm-group names.
+    """
+    for group in named_groups(config):
+        if group.name not in norms.total:
+            raise ValueError(
+                f"--grad-norm-group {group.name}: no parameter on any rank matches {group.pattern.pattern!r}. It is "
+                f"searched in the names of model.named_parameters(), without leading `module.`; MTP heads with a "
+                f"separate norm and parameters of an earlier --grad-norm-group are taken"
+            )
+    update = _excess(norms, None, skip_threshold(config))
+    if update is not None or MTP_GRAD_NORM_GROUP not in norms.total:
+        return StepDecision(update)
+    return StepDecision(mtp=_excess(norms, MTP_GRAD_NORM_GROUP, mtp_skip_threshold(config)))
+
+
+def _excess(norms: GradNorms, group: Group, threshold: float) -> Excess | None:
+    if not math.isfinite(threshold):
+        return None
+    # Exempt gradients may have any size but have to be numbers, and their norm a float32: it is inf over 1.8e19.
+    norm = norms.clipping[group] if math.isfinite(norms.total[group]) else norms.total[group]
+    if bool(norm <= threshold):  # NaN is neither larger nor smaller, and must not pass
+        return None
+    return Excess(float(norm), threshold)

@@ -1,0 +1,113 @@
+"""What an optimizer has measured and decided in its last step, and how many updates it has skipped.
+
+It belongs to the optimizer: two of them in one process (actor and critic) do not mix. Megatron's training log and QK
+clipping are handed no optimizer; they read the record of the one that stepped last.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from megatron.core.utils import log_single_rank
+
+from megatron_overrides.support.grad_norms import Census, GradNorms
+from megatron_overrides.support.metric import Metric
+from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP
+from megatron_overrides.support.step_decision import Excess, StepDecision, mtp_skip_threshold, skip_threshold
+
+logger = logging.getLogger(__name__)
+
+
+class SkipCounter(NamedTuple):
+    """How often an update was skipped, and how a skip is reported."""
+
+    label: str
+    warning: str
+    total: int = 0
+
+    def plus(self, excess: Excess | None) -> SkipCounter:
+        if excess is None:
+            return self
+        total = self.total + 1
+        text = self.warning.format(norm=f"{excess.norm:.6g}", threshold=f"{excess.threshold:g}", total=total)
+        log_single_rank(logger, logging.WARNING, text)
+        return self._replace(total=total)
+
+    @property
+    def metric(self) -> Metric:
+        return Metric(self.label, self.total, self.label.replace(" ", "-"))
+
+
+class StepRecord:
+    """Of one optimizer tree, kept by its root. `norms` is None after a step that measured none."""
+
+    def __init__(self) -> None:
+        self.census: Census | None = None
+        self.norms: GradNorms | None = None
+        self.decision = StepDecision()
+        self.skipped_updates = SkipCounter(
+            "updates skipped for grad norm",
+            "update skipped: grad norm {norm} is over --grad-norm-skip-threshold {threshold} ({total} skipped so far)",
+        )
+        self.skipped_mtp_updates = SkipCounter(
+            "mtp updates skipped for grad norm",
+            "MTP heads not updated: their grad norm {norm} is over --mtp-grad-norm-skip-threshold {threshold} "
+            "({total} times so far)",
+        )
+        self.metrics: list[Metric] = []
+
+
+def record_of(optimizer: Any) -> StepRecord:
+    """The record of `optimizer`, created at its first use."""
+    record: StepRecord | None = vars(optimizer).get("_mtp_patches_record")
+    if record is None:
+        record = optimizer._mtp_patches_record = StepRecord()
+    return record
+
+
+_stepped_last: weakref.ref[StepRecord] | None = None
+
+
+def last_record() -> StepRecord:
+    """The record of the optimizer of this process that stepped last; an empty one if none has, or it is gone."""
+    return (_stepped_last and _stepped_last()) or StepRecord()
+
+
+def publish(optimizer: Any, norms: GradNorms | None = None, decision: StepDecision | None = None) -> None:
+    """Make the norms and the decision of a step known: upstream's attributes, counters, log, metrics.
+
+    `norms` is None for a step that measured none, because the loss scaler found inf or NaN or nothing needs them.
+    """
+    global _stepped_last
+    record = record_of(optimizer)
+    _stepped_last = weakref.ref(record)
+    set_norms(optimizer, norms)
+    record.decision = decision or StepDecision()
+    record.skipped_updates = record.skipped_updates.plus(record.decision.update)
+    record.skipped_mtp_updates = record.skipped_mtp_updates.plus(record.decision.mtp)
+    record.metrics = list(_metrics(record, optimizer.config))
+
+
+def set_norms(optimizer: Any, norms: GradNorms | None) -> None:
+    record_of(optimizer).norms = norms
+    optimizer.grad_norms_by_group = {} if norms is None else norms.by_group
+    optimizer.clippable_grad_norms = {} if norms is None else norms.clipping
+
+
+def _metrics(record: StepRecord, config: Any) -> Iterator[Metric]:
+    groups = record.census.groups if record.census else frozenset()
+    if record.norms is not None:
+        groups |= record.norms.total.keys()
+        for group, norm in record.norms.by_group.items():
+            yield Metric(f"{group} grad norm", norm, f"{group}-grad-norm")
+        census = record.norms.census
+        if census is not None and census.has_clipped and census.has_exempt:
+            yield Metric("clippable grad norm", record.norms.clipping[None], "clippable-grad-norm")
+    if math.isfinite(skip_threshold(config)):
+        yield record.skipped_updates.metric
+    if MTP_GRAD_NORM_GROUP in groups and math.isfinite(mtp_skip_threshold(config)):
+        yield record.skipped_mtp_updates.metric

@@ -1,0 +1,13 @@
+"""The metrics that Megatron's training log, TensorBoard and W&B get from the patches."""
+
+from __future__ import annotations
+
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+from megatron_overrides.support.metric import Metric
+from megatron_overrides.support.step_record import last_record
+
+
+def training_metrics() -> list[Metric]:
+    """Those of the last step of the optimizer that stepped last, then the acceptance rates that were counted last."""
+    return [*last_record().metrics, *MTPLossLoggingHelper.tracker.get("acceptance_metrics", ())]

@@ -1,0 +1,82 @@
+"""What is published of a step: counters, warnings, metrics and upstream's attributes, for each optimizer separately."""
+
+import gc
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from megatron_overrides.support.grad_norms import Census, GradNorms
+from megatron_overrides.support.step_decision import Excess, StepDecision
+from megatron_overrides.support.step_record import last_record, publish, record_of
+
+pytestmark = pytest.mark.forked("patched")
+
+SKIPPED = StepDecision(Excess(3.25, 2.0))
+
+
+class Optimizer:
+    def __init__(self, **settings):
+        self.config = SimpleNamespace(**settings)
+
+
+def norms(census=None, **by_group):
+    total = {None: 1.0, **by_group}
+    return GradNorms(total, total, census)
+
+
+def texts(optimizer):
+    return [metric.text for metric in record_of(optimizer).metrics]
+
+
+def test_skipped_updates_are_counted_and_shown():
+    optimizer = Optimizer(grad_norm_skip_threshold=2.0)
+    for decision in (StepDecision(), SKIPPED, SKIPPED, StepDecision()):
+        publish(optimizer, norms(), decision)
+    assert texts(optimizer) == [" updates skipped for grad norm:   2 |"]
+    assert record_of(optimizer).metrics[0].tag == "updates-skipped-for-grad-norm"
+
+
+def test_without_a_threshold_no_count_is_shown():
+    optimizer = Optimizer()
+    publish(optimizer, norms(mtp=2.0))
+    assert texts(optimizer) == [" mtp grad norm: 2.000 |"]
+
+
+def test_a_skip_is_a_warning_that_names_norm_threshold_and_count(caplog):
+    with caplog.at_level(logging.WARNING):
+        publish(Optimizer(grad_norm_skip_threshold=2.0), norms(), SKIPPED)
+    assert "grad norm 3.25" in caplog.text
+    assert "--grad-norm-skip-threshold 2 " in caplog.text
+    assert "1 skipped so far" in caplog.text
+
+
+def test_a_step_that_measured_nothing_shows_no_norm_of_the_step_before():
+    optimizer = Optimizer(grad_norm_skip_threshold=2.0, mtp_grad_norm_skip_threshold=None)
+    census = Census(frozenset([None, "mtp"]), has_clipped=True, has_exempt=True)
+    record_of(optimizer).census = census
+    publish(optimizer, norms(census, mtp=2.0), SKIPPED)
+    assert optimizer.grad_norms_by_group == {"mtp": 2.0} and optimizer.clippable_grad_norms == {None: 1.0, "mtp": 2.0}
+    counts = [" updates skipped for grad norm:   1 |", " mtp updates skipped for grad norm:   0 |"]
+    assert texts(optimizer) == [" mtp grad norm: 2.000 |", " clippable grad norm: 1.000 |", *counts]
+    publish(optimizer)
+    assert optimizer.grad_norms_by_group == optimizer.clippable_grad_norms == {}
+    assert not record_of(optimizer).decision.skips_update
+    assert texts(optimizer) == counts
+
+
+def test_two_optimizers_do_not_mix():
+    actor, critic = Optimizer(grad_norm_skip_threshold=2.0), Optimizer(grad_norm_skip_threshold=2.0)
+    publish(actor, norms(), SKIPPED)
+    publish(critic, norms(), StepDecision())
+    assert record_of(actor).decision.skips_update and not record_of(critic).decision.skips_update
+    assert [record_of(one).skipped_updates.total for one in (actor, critic)] == [1, 0]
+    assert last_record() is record_of(critic)
+
+
+def test_the_record_goes_with_its_optimizer():
+    optimizer = Optimizer()
+    publish(optimizer, norms(), SKIPPED)
+    del optimizer
+    gc.collect()
+    assert not last_record().decision.skips_update
