@@ -1,7 +1,7 @@
-"""Mark the parameters of the MTP heads, so that the optimizer can clip them on their own.
+"""Tag the parameters of the MTP heads, so that the optimizer can clip them separately.
 
-NVIDIA/Megatron-LM#4116. The tag is `grad_norm_group = "mtp"`; `is_mtp_param` says the same in the words of the original
-pull request.
+NVIDIA/Megatron-LM#4116. The tag is `grad_norm_group = "mtp"`; the original pull request calls it `is_mtp_param`, which
+is set as well.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from megatron_overrides.core.optimizer.grad_norm_groups import MTP_GRAD_NORM_GRO
 
 
 def tag_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Wraps MultiTokenPredictionBlock.__init__."""
+    """Wraps MultiTokenPredictionBlock.__init__: tags the parameters of the new block."""
     wrapped(*args, **kwargs)
     tag_parameters(instance)
 
 
 def tag_again(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps _get_param_groups(model_chunks, ...), with which every optimizer begins.
+    """Wraps _get_param_groups(model_chunks, ...), which is called first when an optimizer is built: tags again.
 
-    Initialisation on the meta device and Megatron-FSDP have made new parameters since the model was built.
+    Initialisation on the meta device and Megatron-FSDP create new parameters after the model was built.
     """
     from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
 
@@ -36,7 +36,7 @@ def tag_again(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def tag_parameters(block: torch.nn.Module) -> None:
-    """Tag all parameters of an MTP block whose gradients are to be clipped separately; nothing else is in a block."""
+    """Tag all parameters of an MTP block, if its gradients are clipped separately. A block holds heads only."""
     config: Any = block.config
     if getattr(config, "mtp_detach_heads", False) or config.separate_mtp_grad_clip:
         for parameter in block.parameters():
