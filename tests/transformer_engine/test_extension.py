@@ -89,9 +89,9 @@ def test_what_is_missing_is_named(monkeypatch):
             transformer_engine, "find_spec", lambda asked, module=module: None if asked == module else found(asked)
         )
         assert not transformer_engine.available()
-        assert transformer_engine.how_to_have_it() == f"install what its Python imports: pip install {name}"
+        assert transformer_engine.installation_advice() == f"install what its Python imports: pip install {name}"
     monkeypatch.setattr(transformer_engine, "find_spec", lambda asked: None)
-    assert "pip install --no-deps transformer-engine" in transformer_engine.how_to_have_it()
+    assert "pip install --no-deps transformer-engine" in transformer_engine.installation_advice()
     monkeypatch.setattr(transformer_engine, "find_spec", lambda asked: ModuleSpec(asked, None, origin="a file"))
     assert not transformer_engine.available(), "its extension is there"
-    assert "transformer_engine_torch" in transformer_engine.how_to_have_it()
+    assert "transformer_engine_torch" in transformer_engine.installation_advice()
