@@ -24,9 +24,7 @@ def with_transformer_engine(request, monkeypatch):
     return request.param
 
 
-given_transformer_engine = pytest.mark.parametrize(
-    "with_transformer_engine", [True], ids=["TransformerEngine"], indirect=True
-)
+with_its_python = pytest.mark.parametrize("with_transformer_engine", [True], ids=["TransformerEngine"], indirect=True)
 
 
 def add_megatron_arguments(parser):
@@ -46,7 +44,7 @@ def test_defaults_change_for_the_flags_that_exist():
     assert vars(parse()) == {"attention_backend": Backend.unfused, "apply_rope_fusion": False, "hidden_size": 64}
 
 
-@given_transformer_engine
+@with_its_python
 def test_with_transformer_engine_megatrons_defaults_stay():
     assert vars(parse()) == {"attention_backend": Backend.auto, "apply_rope_fusion": True, "hidden_size": 64}
 
@@ -128,13 +126,13 @@ def test_the_error_names_the_flag_that_needs_a_gpu(dest, value, named, monkeypat
     assert named in str(refusal.value)
 
 
-@given_transformer_engine
+@with_its_python
 def test_with_transformer_engine_its_layers_and_optimizer_are_accepted():
     given = {"transformer_impl": "transformer_engine", "tensor_model_parallel_size": 2}
     refuse(argparse.Namespace(**{**HARMLESS, **given, "use_precision_aware_optimizer": True}))
 
 
-@given_transformer_engine
+@with_its_python
 @pytest.mark.parametrize(
     "given, named",
     [
