@@ -47,7 +47,7 @@ def main() -> int:
         parser.error(f"there is no layout {', '.join(sorted(unknown))}; there are: {'; '.join(names)}")
     if not transformer_engine.available():
         parser.error(
-            f"{sys.executable} has no TransformerEngine to rehearse with: {transformer_engine.how_to_have_it()}."
+            f"{sys.executable} has no TransformerEngine to rehearse with: {transformer_engine.installation_advice()}."
         )
     try:
         repository = Repository(options.megatron, options.work.resolve())

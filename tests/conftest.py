@@ -1,4 +1,4 @@
-"""What tests of the applied set have in common."""
+"""Fixtures that tests of the applied patches share."""
 
 from contextlib import contextmanager
 
@@ -9,7 +9,7 @@ pytest_plugins = ["tests.warm.plugin"]
 
 @pytest.fixture
 def unpatched():
-    """with unpatched(): Megatron as it is without the set."""
+    """with unpatched(): Megatron is as it was before the patches."""
     import megatron_mtp_patches
 
     @contextmanager
@@ -25,9 +25,9 @@ def unpatched():
 
 @pytest.fixture
 def make_gpt():
-    """make_gpt(vocabulary, length, **config): this rank's stage of a seeded fp32 GPT, no dropout, two MTP heads.
+    """make_gpt(vocabulary, length, **config): this rank's stage of a seeded fp32 GPT with two MTP heads, no dropout.
 
-    `tied` ties the embeddings; mtp_num_layers=None leaves the heads out.
+    `tied` ties the embeddings; mtp_num_layers=None makes a model without heads.
     """
     import torch
     from megatron.core import parallel_state

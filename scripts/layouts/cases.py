@@ -27,11 +27,11 @@ class Layout:
     """A parallel layout, and the training that must have the same losses.
 
     Attributes:
-        flags: those of the layout that Megatron's own layers have, too.
-        more: those that only TransformerEngine's layers have.
-        reference: "local", the same layout with Megatron's own layers; "1 rank", where Megatron refuses them context
-            parallelism; or "", where nothing else can train it.
-        packed: several conversations are one sample.
+        flags: the flags of the layout that Megatron's own layers support, too.
+        more: the flags that only TransformerEngine's layers support.
+        reference: "local", the same layout with Megatron's own layers; "1 rank", if Megatron does not allow context
+            parallelism with them; or "", if no other training can be compared.
+        packed: one sample holds several conversations.
     """
 
     name: str
@@ -67,7 +67,7 @@ LAYOUTS = (
 
 
 def why_not(checkout: Path, layout: Layout) -> str:
-    """Why this Megatron cannot train the layout on a GPU either; empty where it can."""
+    """Say why this Megatron cannot train the layout on a GPU either; "" if it can."""
     script = (checkout / "pretrain_gpt.py").read_text(encoding="utf-8")
     if not layout.packed or "get_thd_batch_on_this_cp_rank" not in script:
         return ""
@@ -79,7 +79,7 @@ def why_not(checkout: Path, layout: Layout) -> str:
 
 
 def why_no_resume(checkout: Path, layout: Layout) -> str:
-    """Why this Megatron cannot resume the layout on a GPU either; empty where it can."""
+    """Say why this Megatron cannot resume the layout on a GPU either; "" if it can."""
     optimizer = (checkout / "megatron/core/optimizer/distrib_optimizer.py").read_text(encoding="utf-8")
     if "precision-aware" in layout.more and "not isinstance(v, torch.Tensor)" not in optimizer:
         return "its distributed optimizer hands `padding=False` to FusedAdam.set_scaled_state, which takes tensors"

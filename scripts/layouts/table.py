@@ -1,4 +1,4 @@
-"""ci/layouts: what came of each layout on each Megatron, as JSON and Markdown."""
+"""ci/layouts: the result of each layout on each Megatron, as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import markdown_pages
 from . import cases
 from .training import Result
 
-TOLERANCE = 5e-3  # of losses of 4.9 at first; bf16 activations and the bf16 moments of one layout take most of it
+TOLERANCE = 5e-3  # losses start at 4.9; bf16 activations, and the bf16 moments of one layout, cause most of it
 HEADER = ("layout", "ranks", "loss", "reference", "largest difference", "resumes", "verify-mtp")
 
 
 def add(folder: Path, release: str, about: dict[str, str], layouts: dict[str, dict[str, Any]]) -> None:
-    """Write a Megatron's results into cpu.json and cpu.md.
+    """Write the results of one Megatron into cpu.json and cpu.md.
 
-    Those of layouts that did not run now are kept, unless they were made with other versions than `about` has.
+    Results of layouts that did not run this time stay, unless they were made with other versions than those in `about`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "cpu.json"
@@ -36,7 +36,7 @@ def add(folder: Path, release: str, about: dict[str, str], layouts: dict[str, di
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The page of cpu.json's contents."""
+    """Return the page for the contents of cpu.json."""
     return "\n".join(_lines(record)) + "\n"
 
 
@@ -50,16 +50,16 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield (
         "Made by `scripts/rehearse_layouts.py`: upstream's unmodified pretrain_gpt.py in a rehearsal on CPU ranks, "
         "with two MTP heads, `--mtp-detach-heads` and `--mtp-clip-grad 0.05`. TransformerEngine's Python is real, "
-        "its kernels are stood in for in torch; nothing here was compared with a GPU."
+        "its kernels are replaced by stand-ins in torch. Nothing here was compared with a GPU."
     )
     yield ""
     yield (
-        f"Loss: the main model's at iteration {cases.ITERATIONS}. Reference: the same with `--transformer-impl local`, "
-        f"without the flags that only TransformerEngine has; for context parallelism, which Megatron refuses to local "
-        f"layers, on one rank. Largest difference: of any loss of any iteration; at most {TOLERANCE} is accepted. "
-        f"Losses of the MTP heads count, but not where samples are packed: Megatron logs the mean of the ranks' there, "
-        f"also of those that have no counted token. Resumes: training from iteration {cases.SAVED_AT} has the same "
-        f"numbers to the last digit printed."
+        f"Loss: the loss of the main model at iteration {cases.ITERATIONS}. Reference: the same training with "
+        f"`--transformer-impl local`, without the flags that need TransformerEngine. For context parallelism, which "
+        f"Megatron does not allow with local layers, the reference is one rank. Largest difference: over all losses of "
+        f"all iterations; at most {TOLERANCE} is accepted. It includes the losses of the MTP heads, except with packed "
+        f"samples: there Megatron logs a mean over all ranks, including those that have no counted token. Resumes: "
+        f"training from iteration {cases.SAVED_AT} prints the same numbers to the last digit."
     )
     for release, row in record.items():
         yield from ("", f"## {release}", "", ", ".join(f"{key} {value}" for key, value in row["about"].items()) + ".")

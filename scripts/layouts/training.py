@@ -1,4 +1,4 @@
-"""One layout: trained with TransformerEngine's layers, saved, resumed, verified and held against its reference."""
+"""Train one layout with TransformerEngine's layers: save, resume, verify, and compare with the reference."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ NAMES = ("lm loss", "mtp_1 loss", "mtp_2 loss", "grad norm", "mtp grad norm")
 LINE = re.compile(r"iteration +(\d+)/.*?" + "".join(rf" {name}: +(\S+) \|.*?" for name in NAMES))
 LOSSES = 3  # the first of NAMES
 VERIFIED = re.compile(r"verify-mtp: the MTP loss has reached \d+ parameters of the heads and nothing else")
-LIMIT = 600.0  # seconds, for what hangs
+LIMIT = 600.0  # seconds, for a process that hangs
 Numbers = dict[int, list[float]]
 
 
 class TrainingError(Exception):
-    """What a training that has failed printed last."""
+    """Carries the last lines that a failed training printed."""
 
 
 @dataclass
 class Result:
-    """Of one layout.
+    """The result of one layout.
 
     Attributes:
-        losses: of the main model at each iteration with TransformerEngine's layers.
-        reference: the same of the training that must have the same losses, empty where there is none.
-        difference: the largest one of any loss, without those of the heads where samples are packed; None without a
+        losses: the loss of the main model at each iteration with TransformerEngine's layers.
+        reference: the same for the training that must have the same losses; empty if there is none.
+        difference: the largest difference of any loss, without losses of heads if samples are packed; None without a
             reference.
-        resumes: an interrupted training has the numbers of the other, to the last digit printed.
-        verified: verify-mtp finds that the MTP loss reaches the heads alone.
-        left_out: why this Megatron cannot train the layout, or where there are losses, not resume it.
-        error: why a training has ended early.
+        resumes: an interrupted training prints the same numbers, to the last digit.
+        verified: verify-mtp finds that the MTP loss reaches the heads and nothing else.
+        left_out: why this Megatron cannot train the layout, or (if there are losses) why it cannot resume it.
+        error: why a training ended early.
     """
 
     ranks: int
@@ -97,7 +97,7 @@ def _resumes(checkout: Path, ranks: int, words: list[str], folder: Path, straigh
     (folder / "latest_checkpointed_iteration.txt").write_text(str(cases.SAVED_AT))
     resumed = _train(checkout, ranks, [*words, "--load", str(folder)])
     # Megatron logs the first iteration of a process without resetting its sums, so the second line after a resume
-    # shows the mean losses of two iterations; its other numbers, and every other line, are that iteration's own.
+    # shows the mean losses of two iterations. Its other numbers, and all other lines, belong to one iteration.
     second = cases.SAVED_AT + 2
     return all(
         numbers[LOSSES * (i == second) :] == straight[i][LOSSES * (i == second) :] for i, numbers in resumed.items()
@@ -116,11 +116,11 @@ def _train(checkout: Path, ranks: int, words: list[str]) -> Numbers:
 
 
 def _run(checkout: Path, ranks: int, command: str, words: list[str]) -> str:
-    """What the ranks printed."""
+    """Run a command on the ranks and return their output."""
     ended = run_ranks(ranks, partial(_be_command, checkout, command, words), LIMIT)
     output = "".join(rank.output for rank in ended)
     if any(rank.code for rank in ended):
-        failed = max(ended, key=lambda rank: (rank.code or 0) > 0)  # another one was killed after it
+        failed = max(ended, key=lambda rank: (rank.code or 0) > 0)  # the others were killed after it
         raise TrainingError(f"{command} ended with {failed.code}:\n{_tail(failed.output)}")
     if None in {rank.code for rank in ended}:
         raise TrainingError(f"{command} was killed after {LIMIT:.0f} s:\n{_tail(output)}")

@@ -1,4 +1,4 @@
-"""nvidia-modelopt quantizes a GPT with MTP heads, distils into it or adapts it: tags, clipping and detachment hold."""
+"""nvidia-modelopt quantizes a GPT with MTP heads and distils into it; tags, clipping and detaching still work."""
 
 import copy
 
@@ -15,19 +15,19 @@ from modelopt.torch.quantization.nn import TensorQuantizer
 
 pytestmark = pytest.mark.forked("patched")
 
-# modelopt leaves both out of its default.
+# modelopt does not quantize them by default.
 HEADS_AND_OUTPUT = ("mtp.*", "*output_layer*")
 
 
 @pytest.fixture(autouse=True)
 def no_kernels(monkeypatch):
-    """In a rehearsal there seems to be a GPU, for which modelopt would compile kernels, minutes long."""
+    """A rehearsal seems to have a GPU, for which modelopt would compile kernels for minutes."""
     monkeypatch.setattr(get_cuda_ext, "extension", None, raising=False)
 
 
 @pytest.fixture
 def make_quantized(make_model, batch):
-    """make_quantized(heads, **config): a model in int8, calibrated on the batch, without its heads or with them."""
+    """make_quantized(heads, **config): a model in int8, calibrated on the batch, with or without its heads."""
 
     def make(heads, **settings):
         int8 = copy.deepcopy(mtq.INT8_DEFAULT_CFG)
@@ -44,7 +44,7 @@ def heads(request):
 
 
 def ranges(model):
-    """{name of a quantizer that is on: the range that it was calibrated to}."""
+    """Return {name of each enabled quantizer: its calibrated range}."""
     quantizers = {name: module for name, module in model.named_modules() if isinstance(module, TensorQuantizer)}
     return {name: quantizer.amax for name, quantizer in quantizers.items() if quantizer.is_enabled}
 
@@ -65,7 +65,7 @@ def test_the_heads_of_a_quantized_model_keep_their_tags(make_quantized, heads):
 
 
 def test_calibration_finds_the_ranges_that_it_finds_without_the_patches(make_quantized, heads, unpatched):
-    """It runs without gradients, where heads whose output is not used are left out."""
+    """Calibration runs without gradients, and without gradients heads whose output is not used are skipped."""
     with unpatched():
         expected = ranges(make_quantized(heads))
     found = ranges(make_quantized(heads))
@@ -81,8 +81,8 @@ def test_the_mtp_loss_of_a_quantized_model_trains_the_heads_alone(make_quantized
     assert "decoder.final_layernorm.weight" in reached(gradients(attached, attached(**batch), weight=0.0))
 
 
-def test_a_step_clips_the_heads_of_a_quantized_model_by_their_own_norm(make_quantized, batch, heads):
-    """However large their gradients, the main model takes the same step, to the bit."""
+def test_a_step_clips_the_heads_of_a_quantized_model_separately(make_quantized, batch, heads):
+    """The main model takes the same step, to the bit, however large their gradients are."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
@@ -109,7 +109,7 @@ def test_a_step_clips_the_heads_of_a_quantized_model_by_their_own_norm(make_quan
 
 @pytest.fixture
 def make_distilled(make_model, make_quantized):
-    """make_distilled(heads, pairs=[], **config): a quantized student under modelopt's wrapper, and its teacher."""
+    """make_distilled(heads, pairs=(), **config): a quantized student with its teacher in modelopt's wrapper."""
 
     def make(heads, pairs=(), **settings):
         student, teacher = make_quantized(heads, **settings), make_model(**settings)
@@ -127,7 +127,7 @@ def make_distilled(make_model, make_quantized):
 
 
 def distil(model, batch):
-    """The distillation loss, with which the heads' own comes, as Megatron's post-training has it."""
+    """Return the distillation loss, with the loss of the heads attached, as in Megatron's post-training."""
     output = model(**batch)
 
     def reduce(loss):
@@ -143,7 +143,7 @@ def test_the_distillation_loss_is_what_it_is_without_the_patches(make_distilled,
     assert expected > 0 and torch.equal(distil(make_distilled(heads, pairs), batch), expected)
 
 
-def test_a_distilled_main_model_takes_no_gradient_from_the_mtp_loss(make_distilled, batch, gradients):
+def test_a_distilled_main_model_gets_no_gradient_from_the_mtp_loss(make_distilled, batch, gradients):
     model = make_distilled(True, mtp_detach_heads=True)
     assert reached(gradients(model, 0.0 * distil(model, batch))) == names_of_heads(model)
     assert "decoder.final_layernorm.weight" in reached(gradients(model, distil(model, batch)))

@@ -1,4 +1,4 @@
-"""Whole trainings of a small GPT. Each rank is a fork, but for those of test_front_door.py."""
+"""Complete training runs of a small GPT. Each rank is a fork, except those of test_front_door.py."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ LINE = re.compile(r"iteration +(\d+)/.*?learning rate: (\S+) \|.*?lm loss: (\S+)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="write what is seen to ci/golden.json")
+    parser.addoption("--update-golden", action="store_true", help="write the numbers of this run to ci/golden.json")
 
 
 def build_dataset(prefix, *texts):
@@ -48,12 +48,12 @@ def run_script(script, *arguments):
 
 
 def run_command(patches, *words):
-    """Be `megatron-mtp-patches WORDS` with these patches."""
+    """Run `megatron-mtp-patches WORDS` with these patches, in this process."""
     from megatron_mtp_patches.cli import main
 
     os.environ |= {"MEGATRON_MTP_PATCHES": patches, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    logging.getLogger().handlers.clear()  # pytest's, which print nothing
-    sys.path.insert(0, "")  # which the script's folder replaces
+    logging.getLogger().handlers.clear()  # those of pytest print nothing
+    sys.path.insert(0, "")  # the folder of the script replaces it
     sys.exit(main(words))
 
 
@@ -65,7 +65,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def license_dataset(tmp_path_factory):
-    """A text that is the same with every Python: its paragraphs, since Megatron deals out documents."""
+    """A text that is the same with every Python. Its paragraphs are documents, because Megatron samples documents."""
     folder = tmp_path_factory.mktemp("data")
     texts = []
     for number, paragraph in enumerate((ROOT / "LICENSE").read_text(encoding="utf-8").split("\n\n")):
@@ -76,9 +76,9 @@ def license_dataset(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def train(dataset, tmp_path_factory):
-    """train(*flags, ranks=1, patches="all"): ({iteration: (learning rate, loss, norm, rest)}, everything printed).
+    """train(*flags, ranks=1, patches="all"): ({iteration: (learning rate, loss, norm, rest)}, all output).
 
-    `command` is "run" or "verify-mtp", `code` the exit code that it must end with, `data` another dataset's prefix.
+    `command` is "run" or "verify-mtp", `code` the exit code that it must have, `data` the prefix of another dataset.
     With torchrun=True the ranks are interpreters that torchrun starts.
     """
 
@@ -97,7 +97,7 @@ def train(dataset, tmp_path_factory):
 
 
 def launch(ranks, patches, *words):
-    """torchrun ... -m megatron_mtp_patches WORDS: its exit code, and what it printed."""
+    """Run torchrun ... -m megatron_mtp_patches WORDS. Return {its exit code} and its output."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     environment = {
         **os.environ,

@@ -1,6 +1,6 @@
 """The documented command line, in interpreters that torchrun starts, prints what forks of a warm process print.
 
-Every other training of these tests is such a fork.
+All other training runs of these tests are such forks.
 """
 
 import re

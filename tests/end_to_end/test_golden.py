@@ -1,8 +1,7 @@
-"""Short training runs print the numbers of ci/golden.json: losses, norms, acceptance.
+"""Short training runs print the numbers of ci/golden.json: losses, norms, acceptance rates.
 
-Where TransformerEngine is installed they train with its layers. `pytest tests/end_to_end/test_golden.py
---update-golden` writes the numbers of the installed release again. Do so where a change is meant to move them, and say
-in the commit why.
+If TransformerEngine is installed, they train with its layers. `pytest tests/end_to_end/test_golden.py --update-golden`
+writes the numbers of the installed release again. Do this if a change is meant to move them, and say why in the commit.
 """
 
 import json
@@ -36,9 +35,9 @@ if rehearsal.with_transformer_engine():
             marks=needs_trainer,
         ),
     ]
-# Printed by a rehearsal of Megatron's trainer, and by the loop that stands in for it on 0.16.1
+# A rehearsal of Megatron's trainer prints the first, the loop that replaces the trainer on 0.16.1 the second.
 TRAINS_WITH_TRANSFORMER_ENGINE = r"TransformerEngine [\d.]+ with its kernels in torch|attention: TEDotProductAttention"
-# Another processor or torch adds in another order, which 12 steps let grow; norms are printed with three digits.
+# Another processor or torch adds in another order, and the difference grows over 12 steps. Norms have three digits.
 TOLERANCE = {name: {"rel": 2e-3, "abs": 1.1e-3} for name in NAMES}
 TOLERANCE["mtp_1 acceptance %"] = {"abs": 1.7}  # two tokens of the 124 of a step
 

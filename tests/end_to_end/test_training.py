@@ -1,4 +1,4 @@
-"""Megatron's own trainer from the wheel (our small loop on 0.16.1) under the patches, on CPU ranks."""
+"""Megatron's own trainer from the wheel (on 0.16.1 a small loop of this repository) with the patches, on CPU ranks."""
 
 import importlib.util
 import re
@@ -22,7 +22,7 @@ SAVED_AT = 6
 
 @pytest.fixture(scope="module")
 def straight(request, train, tmp_path_factory):
-    """One uninterrupted run of a layout, no step over the threshold: (ranks, flags, its lines, checkpoint)."""
+    """One uninterrupted run of a layout, with no norm over the threshold: (ranks, flags, log lines, checkpoint)."""
     ranks, flags = request.param
     checkpoint = tmp_path_factory.mktemp("checkpoint")
     lines, output = train(*flags, "--grad-norm-skip-threshold", "1000", "--save", str(checkpoint), ranks=ranks)
@@ -41,22 +41,22 @@ def test_training_is_what_it_is_without_the_patch(straight, train):
 
 @pytest.mark.parametrize("straight", LAYOUTS, indirect=True)
 def test_a_step_over_the_threshold_leaves_no_trace(straight, train):
-    """A threshold just under the largest norm: the steps before are the same, the rate stays where it was."""
+    """The threshold is just under the largest norm: earlier steps are the same, the learning rate does not change."""
     ranks, flags, free, _ = straight
     norms = {iteration: float(values[2]) for iteration, values in free.items()}
     largest = max(norms, key=norms.get)
     second = max(norm for iteration, norm in norms.items() if iteration != largest)
-    held, output = train(*flags, "--grad-norm-skip-threshold", str((norms[largest] + second) / 2), ranks=ranks)
-    assert [held[i][:3] for i in range(1, largest)] == [free[i][:3] for i in range(1, largest)]
-    assert held[largest][2] == free[largest][2]
+    limited, output = train(*flags, "--grad-norm-skip-threshold", str((norms[largest] + second) / 2), ranks=ranks)
+    assert [limited[i][:3] for i in range(1, largest)] == [free[i][:3] for i in range(1, largest)]
+    assert limited[largest][2] == free[largest][2]
     skipped = len(re.findall("update skipped: grad norm", output))
     assert skipped >= 1  # the steps after it see other parameters, so another one may be over the threshold
-    assert len({values[0] for values in held.values()}) == len({values[0] for values in free.values()}) - skipped
+    assert len({values[0] for values in limited.values()}) == len({values[0] for values in free.values()}) - skipped
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_heads_are_detached_clipped_and_counted(train, layout):
-    """Their limit holds for them alone: the main model's numbers are the same whatever it is."""
+    """Their limit applies only to them: the numbers of the main model are the same for every limit."""
     ranks, flags = layout
     flags = [*flags, "--mtp-detach-heads", "--mtp-acceptance-interval", "2"]
     tight, output = train(*flags, "--mtp-clip-grad", "0.01", ranks=ranks)

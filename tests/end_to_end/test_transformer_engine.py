@@ -1,4 +1,4 @@
-"""verify-mtp with TransformerEngine's layers; test_golden.py has what they train."""
+"""verify-mtp with TransformerEngine's layers; test_golden.py compares the numbers of their training."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A rehearsal: the layers that processes from level "torch" on have, and what the command makes of them."""
+"""Tests of rehearsals: the layers, which every process from level "torch" on has, and the commands that use them."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def initialize():
 
 @pytest.fixture(autouse=True)
 def in_a_rehearsal(request):
-    """Leaves a test out where its level has none."""
+    """Skip a test whose level has no rehearsal."""
     level = request.node.get_closest_marker("forked")
     if ON_GPU and level and level.args[0] != "python":
         pytest.skip("with TEST_DEVICE=gpu there is no rehearsal")
@@ -36,7 +36,7 @@ def in_a_rehearsal(request):
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with something that looks like Megatron, by-name copies included."""
+    """A folder with a package that looks like Megatron's, with names imported by `from x import y`."""
     package = tmp_path / "megatron" / "training"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()  # else the regular package of an installed megatron-core comes first

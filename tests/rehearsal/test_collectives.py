@@ -1,4 +1,4 @@
-"""What Megatron asks of NCCL runs on gloo, on two ranks."""
+"""The collectives that Megatron asks of NCCL run on gloo, on two ranks."""
 
 import os
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_gathering_unequal_sizes(rank, mine, async_op):
     assert [one.flatten().tolist() for one in gathered] == [[1.0] * 2, [2.0] * 3]
 
 
-def test_gathering_equal_sizes_stays_asynchronous(mine):
+def test_gathering_equal_sizes_works_asynchronously(mine):
     gathered = [torch.zeros(2), torch.zeros(2)]
     dist.all_gather(gathered, torch.full((2,), mine), async_op=True).wait()
     assert [one.tolist() for one in gathered] == [[1.0] * 2, [2.0] * 2]
@@ -88,7 +88,7 @@ def test_scattering_unequal_sizes(rank, mine):
     assert output.tolist() == [[3.0] * 2, [30.0] * 3][rank]
 
 
-def test_coalesced_collectives_have_ended_with_their_block(mine):
+def test_coalesced_collectives_finish_with_their_block(mine):
     total = torch.zeros(1)
     with _coalescing_manager(async_ops=True) as handle:
         dist.reduce_scatter_tensor(total, torch.full((2,), mine))
@@ -99,7 +99,7 @@ def test_coalesced_collectives_have_ended_with_their_block(mine):
 
 
 def test_all_groups_share_one_polling_thread():
-    """Each would have its own; a hundred leave no time for anything else."""
+    """Without sharing each group has its own thread, and a hundred threads leave no time for anything else."""
     groups = [dist.new_group([0, 1]) for _ in range(5)]
     dist.all_reduce(torch.ones(1), group=groups[-1])
     names = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]

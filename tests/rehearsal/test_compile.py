@@ -16,7 +16,7 @@ def test_torch_compile_returns_the_function_itself():
 
 
 def test_megatron_builds_no_kernels_with_nvcc(tmp_path, monkeypatch):
-    """0.16.1's checkout builds them as it starts."""
+    """0.16.1's checkout builds them when it starts."""
     folder = tmp_path / "megatron" / "legacy"
     folder.mkdir(parents=True)
     (folder / "fused_kernels.py").write_text("def load(args):\n    raise FileNotFoundError('nvcc')\n")

@@ -1,4 +1,4 @@
-"""torch.cuda manages one imaginary device for each local rank; what needs a real one is refused by name."""
+"""torch.cuda manages one imaginary device for each local rank; what needs a real one raises an error that names it."""
 
 import os
 
@@ -32,11 +32,11 @@ def test_memory_figures_are_zero():
 
 
 @pytest.mark.parametrize("name", ["CUDAGraph", "graph", "MemPool", "use_mem_pool", "graph_pool_handle"])
-def test_what_needs_a_gpu_is_refused_by_name(name):
+def test_an_error_names_what_needs_a_gpu(name):
     with pytest.raises(NotImplementedError, match=rf"torch\.cuda\.{name}.*rehearsal"):
         getattr(torch.cuda, name)()
 
 
-def test_recording_memory_is_refused_by_name():
+def test_an_error_names_memory_recording():
     with pytest.raises(NotImplementedError, match="_record_memory_history"):
         torch.cuda.memory._record_memory_history()

@@ -1,4 +1,4 @@
-"""install(): what it refuses before it touches anything, and how the command and pytest call it."""
+"""install() refuses a wrong order before it changes anything; the command and pytest call it correctly."""
 
 import importlib
 import sys
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.forked("python")
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """That of a process without a launcher."""
+    """The environment of a process without a launcher."""
     for name in LAUNCHER:
         monkeypatch.delenv(name, raising=False)
     for name in ("CUDA_VISIBLE_DEVICES", "TORCHDYNAMO_DISABLE"):
@@ -35,21 +35,21 @@ def fake_torch(monkeypatch):
     return fake
 
 
-def test_after_an_import_of_megatron_it_is_refused(monkeypatch):
+def test_install_after_an_import_of_megatron_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "megatron.core", ModuleType("megatron.core"))
     with pytest.raises(RuntimeError, match="before anything imports Megatron"):
         rehearsal.install()
     assert not rehearsal.installed()
 
 
-def test_after_cuda_was_initialised_it_is_refused(fake_torch):
+def test_install_after_cuda_was_initialised_is_refused(fake_torch):
     fake_torch(initialized=True)
     with pytest.raises(RuntimeError, match="CUDA was initialised"):
         rehearsal.install()
     assert not rehearsal.installed()
 
 
-def test_a_torch_that_is_too_old_is_refused(fake_torch):
+def test_install_with_a_torch_that_is_too_old_is_refused(fake_torch):
     fake_torch(version=(2, 10))
     with pytest.raises(RuntimeError, match=r"torch >= 2\.11"):
         rehearsal.install()
@@ -61,7 +61,7 @@ def test_importing_the_package_and_the_command_imports_no_torch():
     assert "torch" not in sys.modules
 
 
-def test_the_plugin_of_pytest_installs_it_without_megatrons_flags(monkeypatch):
+def test_the_pytest_plugin_installs_it_without_megatrons_flags(monkeypatch):
     calls = []
     monkeypatch.setattr(rehearsal, "install", lambda **how: calls.append(how))
     importlib.import_module("megatron_mtp_patches.rehearsal.pytest_plugin")

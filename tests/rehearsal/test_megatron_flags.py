@@ -1,4 +1,4 @@
-"""Which command lines a rehearsal changes and refuses."""
+"""A rehearsal changes the defaults of some flags, and refuses command lines that need a GPU."""
 
 import argparse
 import enum
@@ -24,7 +24,7 @@ def with_transformer_engine(request, monkeypatch):
     return request.param
 
 
-has_it = pytest.mark.parametrize("with_transformer_engine", [True], ids=["TransformerEngine"], indirect=True)
+with_its_python = pytest.mark.parametrize("with_transformer_engine", [True], ids=["TransformerEngine"], indirect=True)
 
 
 def add_megatron_arguments(parser):
@@ -44,17 +44,17 @@ def test_defaults_change_for_the_flags_that_exist():
     assert vars(parse()) == {"attention_backend": Backend.unfused, "apply_rope_fusion": False, "hidden_size": 64}
 
 
-@has_it
-def test_with_transformer_engine_megatron_s_defaults_stay():
+@with_its_python
+def test_with_transformer_engine_megatrons_defaults_stay():
     assert vars(parse()) == {"attention_backend": Backend.auto, "apply_rope_fusion": True, "hidden_size": 64}
 
 
-def test_explicit_flags_win():
+def test_explicit_flags_take_precedence():
     assert parse("--attention-backend", "auto").attention_backend is Backend.auto
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["positional", "by name"])
-def test_one_line_on_rank_0(monkeypatch, capsys, by_name):
+def test_rank_0_prints_the_changed_defaults_in_one_line(monkeypatch, capsys, by_name):
     def validate_args(args, defaults):
         return args.hidden_size, defaults
 
@@ -72,7 +72,7 @@ def test_one_line_on_rank_0(monkeypatch, capsys, by_name):
     assert capsys.readouterr().out == ""
 
 
-def test_a_refusal_comes_before_megatron_s_own_checks():
+def test_a_refusal_comes_before_megatrons_own_checks():
     def validate_args(args):
         raise AssertionError("Megatron's own check")
 
@@ -118,7 +118,7 @@ def test_a_plain_command_line_is_not_refused():
         ("tensor_model_parallel_size", 2, "--sequence-parallel: "),
     ],
 )
-def test_refused_by_name(dest, value, named, monkeypatch):
+def test_the_error_names_the_flag_that_needs_a_gpu(dest, value, named, monkeypatch):
     monkeypatch.setattr(megatron_flags.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RehearsalRefusal) as refusal:
         refuse(argparse.Namespace(**{**HARMLESS, dest: value}))
@@ -126,13 +126,13 @@ def test_refused_by_name(dest, value, named, monkeypatch):
     assert named in str(refusal.value)
 
 
-@has_it
-def test_with_transformer_engine_what_its_python_does_runs():
+@with_its_python
+def test_with_transformer_engine_its_layers_and_optimizer_are_accepted():
     given = {"transformer_impl": "transformer_engine", "tensor_model_parallel_size": 2}
     refuse(argparse.Namespace(**{**HARMLESS, **given, "use_precision_aware_optimizer": True}))
 
 
-@has_it
+@with_its_python
 @pytest.mark.parametrize(
     "given, named",
     [
@@ -143,7 +143,7 @@ def test_with_transformer_engine_what_its_python_does_runs():
         ({"tensor_model_parallel_size": 2}, "leave it out, or say --transformer-impl transformer_engine"),
     ],
 )
-def test_with_transformer_engine_kernels_of_a_gpu_are_still_refused(given, named, monkeypatch):
+def test_with_transformer_engine_flags_that_need_a_gpu_are_still_refused(given, named, monkeypatch):
     monkeypatch.setattr(megatron_flags.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RehearsalRefusal) as refusal:
         refuse(argparse.Namespace(**{**HARMLESS, **given}))
@@ -151,11 +151,11 @@ def test_with_transformer_engine_kernels_of_a_gpu_are_still_refused(given, named
     assert named in str(refusal.value)
 
 
-def test_sequence_parallel_runs_where_apex_is(monkeypatch):
+def test_sequence_parallel_is_accepted_with_apex(monkeypatch):
     monkeypatch.setattr(megatron_flags.importlib.util, "find_spec", lambda name: object())
     refuse(argparse.Namespace(**{**HARMLESS, "tensor_model_parallel_size": 2}))
 
 
-def test_all_reasons_come_at_once():
+def test_one_error_names_all_reasons():
     with pytest.raises(RehearsalRefusal, match="(?s)--fp8-format.*--use-sharp"):
         refuse(argparse.Namespace(**{**HARMLESS, "fp8": "e4m3", "use_sharp": True}))

@@ -6,7 +6,7 @@ import torch
 pytestmark = pytest.mark.forked("torch")
 
 
-def test_drawing_on_the_gpu_leaves_the_cpu_stream_alone():
+def test_drawing_on_the_gpu_does_not_change_the_cpu_stream():
     torch.manual_seed(1)
     cpu, gpu = torch.get_rng_state(), torch.cuda.get_rng_state()
     first = torch.rand(3, device="cuda")
@@ -16,7 +16,7 @@ def test_drawing_on_the_gpu_leaves_the_cpu_stream_alone():
     assert torch.equal(torch.rand(3, device="cuda"), first)
 
 
-def test_torch_seeds_both_streams_and_cuda_its_own():
+def test_torch_seeds_both_streams_and_cuda_seeds_only_its_own():
     torch.manual_seed(5)
     assert torch.initial_seed() == torch.cuda.initial_seed() == 5
     torch.cuda.manual_seed(6)

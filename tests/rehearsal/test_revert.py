@@ -1,4 +1,4 @@
-"""apply, rehearse, revert, apply is the identity on the installed Megatron.
+"""apply, rehearse, revert, apply leaves the installed Megatron as it was.
 
 The patch of `verify-mtp` is added too, as that command does.
 """
@@ -35,12 +35,12 @@ def verifies():
     return getattr(outermost, "__name__", None) == "silence_main_loss"
 
 
-def test_a_rehearsal_leaves_no_patch_changed():
+def test_in_a_rehearsal_status_reports_no_patch_as_changed():
     states = {state for report in megatron_mtp_patches.status() for state in report.targets.values()}
     assert "applied" in states and not [state for state in states if "changed" in state]
 
 
-def test_the_flags_are_those_of_a_cpu_after_each_apply_and_megatrons_own_after_each_revert():
+def test_apply_sets_the_flags_of_a_cpu_and_revert_restores_megatrons():
     originals = []
     for _ in range(2):
         assert default_of("distributed_backend") == "gloo"
@@ -57,7 +57,7 @@ def test_the_flags_are_those_of_a_cpu_after_each_apply_and_megatrons_own_after_e
     assert {type(original) for original in originals[0]} == {FunctionType}
 
 
-def test_the_verification_is_in_force_after_an_apply_and_not_after_a_revert():
+def test_apply_installs_the_verification_and_revert_removes_it():
     assert verifies()
     megatron_mtp_patches.revert()
     assert not verifies()

@@ -1,4 +1,4 @@
-"""`run --device cpu`: a script that builds Megatron's parser, in a process that no launcher has given a rank."""
+"""`run --device cpu` with a script that builds Megatron's parser, in a process that got no rank from a launcher."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ initialize()
 
 
 @pytest.mark.skipif(bool(missing("torch")), reason="torch is not installed")
-def test_defaults_are_for_a_cpu_and_what_needs_a_gpu_is_refused_by_name(checkout):
+def test_defaults_are_those_of_a_cpu_and_an_error_names_what_needs_a_gpu(checkout):
     (checkout / "script.py").write_text(SCRIPT)
 
     def run():

@@ -1,4 +1,4 @@
-"""Scripts that run in a rehearsal: what they may leave open, and what their calls of revert() and apply() do."""
+"""Scripts in a rehearsal: a process group that they leave open, and their calls of revert() and apply()."""
 
 import megatron_mtp_patches
 import pytest
@@ -24,7 +24,7 @@ def test_a_process_group_that_a_script_leaves_open_is_closed(tmp_path):
     assert (done.code, done.output) == (0, "open True\nopen False\n")
 
 
-def test_a_revert_puts_megatrons_flags_back_and_the_next_apply_the_cpus(checkout):
+def test_revert_restores_megatrons_flags_and_apply_sets_those_of_the_cpu_again(checkout):
     script = checkout / "script.py"
     script.write_text(
         "import megatron_mtp_patches\n"

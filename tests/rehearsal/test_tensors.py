@@ -1,4 +1,4 @@
-"""Tensors "on cuda" lie on the CPU, and answer as they would on a GPU."""
+"""Tensors "on cuda" are on the CPU, and report what they would report on a GPU."""
 
 import pytest
 import torch
@@ -36,13 +36,13 @@ def test_moving_to_the_gpu_is_the_identity():
     assert all(moved is tensor for moved in (tensor.cuda(), tensor.to("cuda"), tensor.to(0), tensor.pin_memory()))
 
 
-def test_tensors_on_meta_stay_there():
+def test_meta_tensors_stay_meta_tensors():
     assert torch.empty(2, device="meta").device.type == "meta"
     assert torch.ones(2).to("meta").device.type == "meta"
     assert not torch.empty(2, device="meta").is_cuda
 
 
-def test_tensors_answer_as_on_a_gpu():
+def test_tensors_report_a_gpu():
     tensor = torch.ones(2, dtype=torch.bfloat16)
     assert tensor.is_cuda
     assert tensor.type() == "torch.cuda.BFloat16Tensor"
@@ -57,7 +57,7 @@ def test_a_checkpoint_from_a_gpu_loads_on_the_cpu(tmp_path, monkeypatch):
     assert torch.load(tmp_path / "gpu.pt")["weight"].tolist() == [0, 1, 2]
 
 
-def test_a_second_install_wraps_nothing_twice():
+def test_a_second_install_changes_nothing():
     before = torch.Tensor.to, torch.zeros, torch.distributed.all_gather
     rehearsal.install()
     assert rehearsal.installed()

@@ -1,4 +1,4 @@
-"""Megatron's own code in a rehearsal: its random streams, and a resume of its distributed optimizer."""
+"""Megatron's own code in a rehearsal: random streams, layer specs, and resuming with the distributed optimizer."""
 
 import copy
 
@@ -24,7 +24,7 @@ def one_rank():
     torch.distributed.destroy_process_group()
 
 
-def test_drawing_in_a_random_stream_of_the_gpu_raises_no_warning_of_megatron(recwarn):
+def test_megatron_does_not_warn_about_random_numbers_of_the_gpu(recwarn):
     tensor_parallel.model_parallel_cuda_manual_seed(7)
     with tensor_parallel.get_cuda_rng_tracker().fork():
         torch.rand(3, device="cuda")
@@ -56,7 +56,7 @@ def steps_of(optimizer):
 
 @pytest.mark.skipif(rehearsal.with_transformer_engine(), reason="TransformerEngine's layers are there")
 def test_layer_specs_that_ask_for_transformer_engine_without_it_are_local():
-    """As Megatron-Bridge asks for the MTP block, whatever layers the model has."""
+    """Megatron-Bridge asks for them for the MTP block, whatever layers the model has."""
     config = TransformerConfig(num_layers=2, hidden_size=8, num_attention_heads=1, mtp_num_layers=1)
     spec = gpt_layer_specs.get_gpt_layer_local_spec()
     asked, local = (gpt_layer_specs.get_gpt_mtp_block_spec(config, spec, wish) for wish in (True, False))
@@ -71,7 +71,7 @@ def test_the_distributed_optimizer_resumes_with_torch_adam():
     train(model, chain, 3)
     saved = copy.deepcopy(trained.state_dict())
     model, chain, resumed = make_distributed_optimizer()
-    resumed.state_dict()  # what a resume asks for first
+    resumed.state_dict()  # a resume calls this first
     assert {float(step) for step in steps_of(resumed)} == {0.0}
     resumed.load_state_dict(saved)
     parameter = next(iter(resumed.model_param_group_index_map))

@@ -1,6 +1,6 @@
-"""Optimizers of real Megatron classes, drawn at random: parameters, tags, gradients, settings, and who owns what.
+"""Random optimizers of real Megatron classes: parameters, tags, gradients, settings, and the ranks that own them.
 
-A drawn case is plain data that says all of it for all ranks; `build` makes the part of one rank.
+A case is plain data that describes all ranks; `Built` makes the optimizer of one rank.
 """
 
 import math
@@ -14,7 +14,7 @@ from reference_norms import Gradient, Outcome, expected_step
 
 STEPS = 2
 
-# The same examples in every run and on every rank. A health check goes by the clock, so ranks could disagree on it.
+# The same examples in every run and on every rank. Health checks depend on time, so ranks could disagree about them.
 quietly = {
     "derandomize": True,
     "database": None,
@@ -30,7 +30,7 @@ def examples(number: int) -> settings:
 
 @dataclass(frozen=True)
 class Parameter:
-    """`owners` are the ranks that it is cut up among, in order; None: every rank has it whole."""
+    """`owners` are the ranks that have a shard each, in order; None: every rank has the whole parameter."""
 
     shape: tuple[int, ...]
     heads: bool
@@ -47,7 +47,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Leaf:
-    """`halves`: its norm is a sum over one half of the ranks, and the other half has the same parameters."""
+    """`halves`: its norm is summed over one half of the ranks, and the other half has the same parameters."""
 
     mixed_precision: bool
     exempt: bool
@@ -56,7 +56,7 @@ class Leaf:
     parameters: tuple[Parameter, ...]
 
     def owned(self, rank: int, world: int) -> list[tuple[int, Parameter, int]]:
-        """(its number in this leaf, the parameter, place of this rank among those that cut it up)."""
+        """Return (index in this leaf, parameter, index of this rank among its owners) of each parameter of the rank."""
         place = rank % (world // 2) if self.halves else rank
         numbered = enumerate(self.parameters)
         return [(number, each, place) for number, each in numbered if each.owners is None or place in each.owners]
@@ -64,9 +64,9 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Case:
-    """`spoilt` has for each step (which gradient, with what) or None; `nesting` is alone, chained or nested.
+    """`spoilt` has for each step (index of a gradient, bad value) or None; `nesting` is alone, chained or nested.
 
-    `precision_aware` gradients may lie elsewhere: here none does, but each has to be asked.
+    With `precision_aware`, gradients may be in another attribute. Here none is, but the code has to check each.
     """
 
     leaves: tuple[Leaf, ...]
@@ -79,12 +79,12 @@ class Case:
 
     @property
     def not_measured(self) -> tuple[Any, Any]:
-        """What is returned for a norm and a number of zeros that nobody asked for."""
+        """The norm and the number of zeros that a step returns if no setting needs them."""
         return (0.0, 0) if self.nesting == "alone" and self.leaves[0].mixed_precision else (None, None)
 
     @property
     def needs_norms(self) -> bool:
-        """A chain always measures them, an optimizer alone only what something depends on."""
+        """A chain always measures norms; a single optimizer does if a setting depends on them."""
         chosen = dict(self.settings)
         thresholds = (chosen["grad_norm_skip_threshold"], chosen["mtp_grad_norm_skip_threshold"])
         clips = chosen["clip_grad"] or chosen["mtp_clip_grad"]
@@ -92,17 +92,17 @@ class Case:
 
     @property
     def reductions(self) -> int:
-        """How many all-reduces a step takes that counts no zeros: one for each set of ranks that share an optimizer."""
+        """The all-reduces of a step that counts no zeros: one for each group of ranks that share an optimizer."""
         return len({leaf.halves for leaf in self.leaves}) if self.needs_norms else 0
 
     def gradients(self, step: int) -> list[Gradient]:
-        """Of all ranks' parameters, whole, leaf by leaf."""
+        """Return the whole gradients of all parameters, leaf by leaf."""
         generator = torch.Generator(torch.get_default_device()).manual_seed(self.seed + step)
         number = sum(len(leaf.parameters) for leaf in self.leaves)
         drawn = []
         for leaf in self.leaves:
             for each in leaf.parameters:
-                # Integers: some are zero, and no norm of theirs comes near a threshold.
+                # Integers: some are zero, and no norm of them is close to a threshold.
                 values = torch.randint(-3, 4, each.shape, generator=generator).float()
                 kind = each.gradients[step]
                 values = None if kind == "missing" else values * _SCALES[kind]
@@ -114,7 +114,7 @@ class Case:
 
 
 _SCALES = {"zero": 0.0, "small": 2.0**-10, "plain": 1.0, "large": 2.0**10}
-_SPOILING = {"nan": math.nan, "inf": math.inf, "huge": -(2.0**90)}  # the square of the last is no float32
+_SPOILING = {"nan": math.nan, "inf": math.inf, "huge": -(2.0**90)}  # the square of the last exceeds float32
 
 _settings = st.fixed_dictionaries(
     {
@@ -129,12 +129,12 @@ _settings = st.fixed_dictionaries(
 
 @st.composite
 def cases(draw: Any, world: int = 1) -> Case:
-    """Cases for a world of so many ranks."""
+    """Draw cases for `world` ranks."""
     nesting = draw(st.sampled_from(["alone", "chained", "nested"]))
     leaves = tuple(draw(st.lists(_leaves(world), min_size=1, max_size=1 if nesting == "alone" else 3)))
     chosen = draw(_settings)
     if not (chosen["clip_grad"] or chosen["mtp_clip_grad"]):
-        chosen["min_clip_coefficient"] = None  # refused: nothing to hold back
+        chosen["min_clip_coefficient"] = None  # refused, because nothing is clipped
     spoilt = st.none() | st.tuples(st.integers(0, 11), st.sampled_from(sorted(_SPOILING)))
     alike = len({leaf.halves for leaf in leaves}) == 1
     return Case(
@@ -142,7 +142,7 @@ def cases(draw: Any, world: int = 1) -> Case:
         nesting,
         draw(st.integers(0, 99)),
         tuple(draw(spoilt) for _ in range(STEPS)),
-        # Megatron cannot count in a chain in a chain whose children have different ranks.
+        # Megatron cannot count zeros in a nested chain whose children have different ranks.
         draw(st.booleans()) and (alike or nesting != "nested"),
         draw(st.booleans()),
         tuple(chosen.items()),
@@ -170,7 +170,7 @@ def _leaves(draw: Any, world: int) -> Leaf:
 
 
 class Built:
-    """The optimizer of one rank. Its parameters, shards of the case's whole ones, are known by the numbers of those."""
+    """The optimizer of one rank. Its parameters are shards of the case's parameters and have their numbers."""
 
     def __init__(self, case: Case, rank: int = 0, world: int = 1, everybody: Any = None, half: Any = None) -> None:
         from megatron.core.optimizer import OptimizerConfig
@@ -180,7 +180,7 @@ class Built:
         self.config = OptimizerConfig(
             optimizer="sgd", lr=1.0, bf16=True, log_num_zeros_in_grad=case.count_zeros, **dict(case.settings)
         )
-        self.config.use_precision_aware_optimizer = case.precision_aware  # refused with SGD when it is made
+        self.config.use_precision_aware_optimizer = case.precision_aware  # OptimizerConfig() refuses it with SGD
         self.model_params: list[torch.nn.Parameter] = []
         self.shards: list[tuple[int, Parameter, int]] = []
         made = []
@@ -222,12 +222,12 @@ class Built:
         return made
 
     def params(self) -> list[torch.nn.Parameter]:
-        """Those that are updated, in float32: main copies for half ones."""
+        """Return the parameters that are updated, in float32: main params for parameters in half precision."""
         return [param for leaf in self.leaves for param in leaf.get_parameters()]
 
     @torch.no_grad()
     def begin_step(self, step: int) -> list[Gradient]:
-        """All parameters are zero, so that after SGD with lr 1 they are minus what they were updated with."""
+        """Set gradients and zero parameters: SGD with lr 1 then leaves minus the update in each parameter."""
         self.optimizer.zero_grad()
         for param in (*self.model_params, *self.params()):
             param.zero_()
@@ -243,7 +243,7 @@ class Built:
         return whole
 
     def reference_step(self, step: int, **settings: Any) -> Outcome:
-        """Begin the step; what it has to come to under these settings, or the case's."""
+        """Begin the step. Return the expected outcome under these settings, or those of the case."""
         from megatron.core.optimizer import clip_grads
 
         on_device = getattr(clip_grads, "multi_tensor_scale_tensor_impl", None) is not None
@@ -253,7 +253,7 @@ class Built:
         return [-param.detach() for param in self.params()]
 
     def shards_of(self, whole: list[torch.Tensor | None]) -> list[torch.Tensor]:
-        """What of `whole` this rank's parameters are, 0 for None."""
+        """Return the shards of `whole` that this rank's parameters are; None counts as 0."""
         return [
             each.shard(torch.zeros(each.shape) if whole[index] is None else whole[index], place)
             for index, each, place in self.shards

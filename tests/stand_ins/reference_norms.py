@@ -1,4 +1,4 @@
-"""What a step has to make of gradients, said once more: plain torch on whole vectors, no ranks and no optimizers."""
+"""A reference for a step: plain torch on whole vectors, without ranks and without optimizers."""
 
 import math
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ import torch
 
 
 class Gradient(NamedTuple):
-    """Of one parameter, whole. `counted` is False for a copy of what is counted elsewhere."""
+    """The whole gradient of one parameter. `counted` is False for a copy of a parameter that is counted elsewhere."""
 
     values: torch.Tensor | None
     heads: bool = False
@@ -17,7 +17,7 @@ class Gradient(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`used` has what each parameter is updated with, None where it stays as it was; `zeros` of what is left."""
+    """`used` has the update of each parameter, None if it does not change; `zeros` counts the zeros of updates."""
 
     updated: bool
     heads_dropped: bool
@@ -28,20 +28,24 @@ class Outcome(NamedTuple):
 
 
 def expected_step(gradients: list[Gradient], settings: dict[str, Any], nan_spreads: bool) -> Outcome:
-    """`nan_spreads`: a NaN norm makes every gradient that it clips NaN, as where Megatron keeps it on the device."""
+    """Return the outcome of a step.
+
+    `nan_spreads`: a NaN norm makes every gradient that it clips NaN, as in releases that keep the norm on the device.
+    """
     main_model, heads = (_norms([each for each in gradients if each.heads is wanted]) for wanted in (False, True))
     there_are_heads = any(each.heads for each in gradients)
     threshold = settings["grad_norm_skip_threshold"]
-    own = settings["mtp_grad_norm_skip_threshold"]
+    mtp_threshold = settings["mtp_grad_norm_skip_threshold"]
+    mtp_threshold = threshold if mtp_threshold is None else mtp_threshold
     skipped = _too_large(*main_model, threshold)
-    dropped = not skipped and there_are_heads and _too_large(*heads, threshold if own is None else own)
+    dropped = not skipped and there_are_heads and _too_large(*heads, mtp_threshold)
 
     limit = settings["clip_grad"]
-    own_limit = settings["mtp_clip_grad"]
+    mtp_limit = settings["mtp_clip_grad"]
     floor = settings["min_clip_coefficient"]
     factors = {
         False: _factor(main_model[1], limit, floor, nan_spreads),
-        True: _factor(heads[1], limit if own_limit is None else own_limit, floor, nan_spreads),
+        True: _factor(heads[1], limit if mtp_limit is None else mtp_limit, floor, nan_spreads),
     }
     left = []
     for values, of_heads, exempt, _ in gradients:
@@ -55,13 +59,13 @@ def expected_step(gradients: list[Gradient], settings: dict[str, Any], nan_sprea
 
 
 def _norms(gradients: list[Gradient]) -> tuple[float, float]:
-    """Of all of them, and of those that may be clipped."""
+    """Return the norm of all gradients, and the norm of those that may be clipped."""
     return _norm(gradients), _norm([each for each in gradients if not each.exempt])
 
 
 def _norm(gradients: list[Gradient]) -> float:
-    there = [each.values.flatten() for each in gradients if each.counted and each.values is not None]
-    square = float(torch.cat([torch.zeros(0), *there]).double().square().sum())
+    values = [each.values.flatten() for each in gradients if each.counted and each.values is not None]
+    square = float(torch.cat([torch.zeros(0), *values]).double().square().sum())
     return math.inf if square > torch.finfo(torch.float32).max else math.sqrt(square)  # norms are float32
 
 
@@ -80,7 +84,7 @@ def _factor(norm: float, limit: float, floor: float | None, nan_spreads: bool) -
 
 
 def about(value: Any) -> Any:
-    """Norms are float32."""
+    """Compare with the precision of float32, which norms have."""
     return pytest.approx(value, rel=1e-5, nan_ok=True)
 
 

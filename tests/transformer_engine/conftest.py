@@ -1,4 +1,4 @@
-"""TransformerEngine's Python over the kernels that a rehearsal stands in for, against plain torch."""
+"""TransformerEngine's Python with the stand-ins of a rehearsal for its kernels, compared with plain torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def seed():
 
 @pytest.fixture
 def assert_same():
-    """assert_same(found, expected, dtype=torch.float32): the same within the rounding of that dtype."""
+    """assert_same(found, expected, dtype=torch.float32): they are equal within the rounding of that dtype."""
     import torch
 
     def check(found, expected, dtype=torch.float32):
@@ -26,7 +26,7 @@ def assert_same():
 
 @pytest.fixture
 def assert_same_gradients(assert_same):
-    """assert_same_gradients(found, expected, inputs, dtype=torch.float32, scale=1.0): at the inputs of both outputs.
+    """assert_same_gradients(found, expected, inputs, dtype=torch.float32, scale=1.0): the gradients are equal.
 
     The gradients are divided by `scale`, so that a sum over many terms has the tolerance of one.
     """

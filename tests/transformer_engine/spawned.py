@@ -1,11 +1,11 @@
-"""What a process that a rehearsal has spawned sees. It imports no patches itself."""
+"""Run in a process that a rehearsal spawns: report what that process has. This file imports no patches."""
 
 import sys
 from typing import Any
 
 
-def tell(pipe: Any) -> None:
-    import transformer_engine.pytorch  # noqa: F401 - which brings the extension
+def report(pipe: Any) -> None:
+    import transformer_engine.pytorch  # noqa: F401 - imports the extension
     import transformer_engine_torch
 
     rehearsal = sys.modules["megatron_mtp_patches.rehearsal"]

@@ -1,4 +1,4 @@
-"""Attention: the fused path that a GPU takes in 16 bits, and the unfused one in fp32."""
+"""Attention: the fused path, which a GPU takes in 16 bits, and the unfused path in fp32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PADDED_FROM = 10  # in the second sequence
 
 @pytest.fixture
 def fused_calls(monkeypatch):
-    """The calls of the fused kernel, by the format of their queries."""
+    """Records the layout of each call of the fused kernel."""
     calls = []
     forward = tex.fused_attn_fwd
 
@@ -28,7 +28,7 @@ def fused_calls(monkeypatch):
 
 
 def expected_attention(q, k, v, allowed):
-    """Of [length, batch, heads, width], with torch's own function, in fp32; 0 for a query that sees nothing."""
+    """Attention of [length, batch, heads, width] by torch's own function in fp32; 0 for a query that sees no key."""
     q, k, v = (one.float().permute(1, 2, 0, 3) for one in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, enable_gqa=True)
     out = out.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
@@ -36,7 +36,7 @@ def expected_attention(q, k, v, allowed):
 
 
 def seen(mask, padding=None, window=(-1, -1)):
-    """[batch, 1, queries, keys]"""
+    """Return [batch, 1, queries, keys]: whether a query sees a key."""
     at = torch.arange(LENGTH)
     allowed = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
     if "causal" in mask:
@@ -68,7 +68,7 @@ def test_dot_product_attention(dtype, mask, kv_heads, fused_calls, assert_same, 
     out = module(q, k, v, attention_mask=padding)
     assert len(fused_calls) == (dtype == torch.bfloat16)
     expected = expected_attention(q, k, v, seen(mask, padding))
-    if padding is not None:  # the padding's own output does not count
+    if padding is not None:  # the output at padding does not count
         keep = (~padding[:, 0, 0]).t()[..., None]
         out, expected = out * keep, expected * keep
     assert_same(out, expected, dtype)
@@ -76,7 +76,7 @@ def test_dot_product_attention(dtype, mask, kv_heads, fused_calls, assert_same, 
 
 
 @pytest.mark.parametrize("form", ["sbhd", "bshd", "thd"])
-def test_the_formats_are_one_attention(form, fused_calls, assert_same, assert_same_gradients):
+def test_each_format_gives_the_same_attention(form, fused_calls, assert_same, assert_same_gradients):
     q, k, v = make_inputs(torch.bfloat16)
     given = [one if form == "sbhd" else one.transpose(0, 1).contiguous() for one in (q, k, v)]
     more = {}
@@ -123,7 +123,7 @@ def test_a_bias_after_scaling(fused_calls, assert_same):
 
 
 def test_dropout_is_the_same_in_backward():
-    """With the same probabilities dropped, the gradient of the values is linear in the output's."""
+    """If the same probabilities are dropped, the gradient of the values is linear in that of the output."""
     q, k, v = make_inputs(torch.bfloat16)
     module = te.DotProductAttention(HEADS, WIDTH, attention_dropout=0.5, qkv_format="sbhd", attn_mask_type="causal")
     out = module(q, k, v)
@@ -137,7 +137,7 @@ def test_dropout_is_the_same_in_backward():
 
 @pytest.mark.parametrize("kind", ["off-by-one", "learnable"])
 def test_a_softmax_with_one_more_score(kind, assert_same):
-    """gpt-oss's sinks: the statistics count a score that has no value. TransformerEngine asks for a newer device."""
+    """gpt-oss's sinks: the statistics count a score that has no value. TransformerEngine requires a newer device."""
     q, k, v = (one.detach() for one in make_inputs(torch.bfloat16))
     offset = torch.randn(1, HEADS, 1, 1) if kind == "learnable" else torch.zeros(1, HEADS, 1, 1)
     ends = torch.arange(0, (BATCH + 1) * LENGTH, LENGTH, dtype=torch.int32)
@@ -194,7 +194,7 @@ def test_a_softmax_with_one_more_score(kind, assert_same):
     ],
     ids=str,
 )
-def test_what_the_kernel_does_not_do_it_says(change):
+def test_the_kernel_says_what_it_does_not_support(change):
     asked = {
         "is_training": True,
         "q_dtype": int(tex.DType.kBFloat16),

@@ -1,4 +1,4 @@
-"""Context parallelism: ranks that have chunks of the sequences find what one rank finds that has all of them."""
+"""Context parallelism: ranks with chunks of the sequences compute what one rank computes with the whole sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def group():
 
 
 def of_this_rank(tensor, along, rank, ranks):
-    """The rank's chunk from the front and its chunk from the back."""
+    """Return the rank's chunk from the front and its chunk from the back."""
     chunks = tensor.chunk(2 * ranks, along)
     return torch.cat((chunks[rank], chunks[2 * ranks - rank - 1]), along)
 
@@ -51,7 +51,7 @@ def forward_and_backward(qkv, grad, *how, **more):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("way, mask", [(way, "causal") for way in WAYS] + [("p2p", "no_mask"), ("a2a", "no_mask")])
 @pytest.mark.parametrize("form", ["sbhd", "bshd"])
-def test_dense(form, mask, way, assert_same):
+def test_dense_sequences(form, mask, way, assert_same):
     along = form.index("s")
     shape = (LENGTH, BATCH, HEADS, WIDTH) if form == "sbhd" else (BATCH, LENGTH, HEADS, WIDTH)
     qkv = [torch.randn(shape, dtype=torch.bfloat16) for _ in range(3)]
@@ -65,8 +65,8 @@ def test_dense(form, mask, way, assert_same):
 
 
 @pytest.mark.ranks(2)
-def test_packed(assert_same):
-    """The ring over sequences of different lengths, one after the other in one tensor."""
+def test_packed_sequences(assert_same):
+    """Ring attention over sequences of different lengths, one after the other in one tensor."""
     ends = torch.tensor(PACKED, dtype=torch.int32)
     qkv = [torch.randn(PACKED[-1], HEADS, WIDTH, dtype=torch.bfloat16) for _ in range(3)]
     grad = torch.randn(PACKED[-1], HEADS * WIDTH, dtype=torch.bfloat16)

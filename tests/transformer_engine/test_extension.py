@@ -1,4 +1,4 @@
-"""The module that stands for the extension: what it refuses, and that the tests of this folder call all that it has."""
+"""The module that stands for the extension: what it refuses, and that these tests call each of its kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ tex = pytest.importorskip("transformer_engine_torch")
 activations = pytest.importorskip("megatron_mtp_patches.rehearsal.transformer_engine.activations")
 extension = pytest.importorskip("megatron_mtp_patches.rehearsal.transformer_engine.extension")
 pytestmark = pytest.mark.forked("torch")
-# Of the device and its libraries, which have nothing to compute; and what TransformerEngine's own modules call.
+# Properties of the device, which compute nothing; and kernels that TransformerEngine's own modules call.
 NOT_NAMED = {
     "get_cudnn_version": "attention",
     "get_cublasLt_version": "a linear layer",
@@ -44,8 +44,8 @@ def test_each_kernel_is_called_by_a_test():
     assert [name for name in sorted(names) if f"tex.{name}" not in source and f"{name}(" not in source] == []
 
 
-def test_what_is_not_stood_in_for_says_so_when_it_is_called():
-    refused = tex.fused_topk_with_score_function_fwd  # nothing happens yet
+def test_a_kernel_without_a_stand_in_raises_when_it_is_called():
+    refused = tex.fused_topk_with_score_function_fwd  # naming it does not raise
     with pytest.raises(NotImplementedError, match="transformer_engine_torch.fused_topk_with_score_function_fwd"):
         refused(1, key=2)
     with pytest.raises(NotImplementedError, match="CommOverlap: a rehearsal"):
@@ -53,7 +53,7 @@ def test_what_is_not_stood_in_for_says_so_when_it_is_called():
     assert not hasattr(tex, "__path__")
 
 
-def test_fp8_is_refused_by_the_name_of_its_quantizer():
+def test_the_error_for_fp8_names_its_quantizer():
     with pytest.raises(NotImplementedError, match="Float8Quantizer: a rehearsal on the CPU quantizes nothing"):
         tex.quantize(torch.ones(2), type("Float8Quantizer", (), {})())
     module = te.Linear(16, 16)
@@ -64,24 +64,24 @@ def test_fp8_is_refused_by_the_name_of_its_quantizer():
         module(torch.ones(16, 16))
 
 
-def test_no_kernel_leaves_a_graph():
+def test_kernels_build_no_autograd_graph():
     x = torch.randn(4, 4, requires_grad=True)
     assert tex.gelu(x, None).grad_fn is None
     assert not inspect.isbuiltin(tex.gelu)
 
 
 @pytest.mark.real_process("a spawned process imports all that it needs")
-def test_a_spawned_process_has_it_too_and_no_patches_that_it_does_not_import():
+def test_a_spawned_process_has_the_extension_and_no_patches():
     context = multiprocessing.get_context("spawn")
     mine, its = context.Pipe()
-    process = context.Process(target=spawned.tell, args=(its,))
+    process = context.Process(target=spawned.report, args=(its,))
     process.start()
-    its.close()  # so that the end of a process that dies is the end of the pipe
+    its.close()  # so that recv() ends if the process dies
     assert mine.recv() == (True, tex.get_cudnn_version(), False)
     process.join()
 
 
-def test_what_is_missing_is_named(monkeypatch):
+def test_the_advice_names_what_is_missing(monkeypatch):
     assert transformer_engine.available()
     found = transformer_engine.find_spec
     for module, name in transformer_engine.NEEDED.items():
@@ -89,9 +89,9 @@ def test_what_is_missing_is_named(monkeypatch):
             transformer_engine, "find_spec", lambda asked, module=module: None if asked == module else found(asked)
         )
         assert not transformer_engine.available()
-        assert transformer_engine.how_to_have_it() == f"install what its Python imports: pip install {name}"
+        assert transformer_engine.installation_advice() == f"install what its Python imports: pip install {name}"
     monkeypatch.setattr(transformer_engine, "find_spec", lambda asked: None)
-    assert "pip install --no-deps transformer-engine" in transformer_engine.how_to_have_it()
+    assert "pip install --no-deps transformer-engine" in transformer_engine.installation_advice()
     monkeypatch.setattr(transformer_engine, "find_spec", lambda asked: ModuleSpec(asked, None, origin="a file"))
     assert not transformer_engine.available(), "its extension is there"
-    assert "transformer_engine_torch" in transformer_engine.how_to_have_it()
+    assert "transformer_engine_torch" in transformer_engine.installation_advice()

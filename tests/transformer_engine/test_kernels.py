@@ -1,4 +1,4 @@
-"""Kernels that no module of the other files calls in each of their ways, called directly."""
+"""Kernels with options that the modules of the other files do not use: these tests call the kernels directly."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_softmax(kind, assert_same):
     assert_same(getattr(tex, f"scaled_{kind}softmax_backward")(grad, found, 0.5), expected)
 
 
-def test_a_row_that_is_masked_as_a_whole_is_zero():
+def test_a_row_that_is_masked_completely_is_zero():
     mask = torch.ones(1, 1, 2, 3, dtype=torch.bool)
     assert not tex.scaled_masked_softmax_forward(torch.randn(1, 1, 2, 3), mask, 1.0).any()
 
@@ -102,7 +102,7 @@ def test_dropout(assert_same):
     assert_same(tex.dropout_bwd(x, mask, 0.25), out)
 
 
-def test_an_rms_norm_s_backward_adds_a_gradient(assert_same):
+def test_the_backward_of_an_rms_norm_adds_a_gradient(assert_same):
     x, grad, add, weight = torch.randn(6, 8), torch.randn(6, 8), torch.randn(6, 8), torch.randn(8)
     _, _, rsigma = tex.rmsnorm_fwd(x, weight, 1e-5, None, None, FLOAT, 0, False)
     alone = tex.rmsnorm_bwd(grad, x, rsigma, weight, 0, False)
@@ -111,7 +111,7 @@ def test_an_rms_norm_s_backward_adds_a_gradient(assert_same):
     assert_same(added[1], alone[1])
 
 
-def test_a_layer_norm_s_gradients(assert_same):
+def test_the_gradients_of_a_layer_norm(assert_same):
     x, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((6, 8), (8,), (8,)))
     out = F.layer_norm(x, (8,), weight, bias, 1e-5)
     grad = torch.randn_like(out)
@@ -167,7 +167,7 @@ def test_products_of_experts_in_one_tensor(assert_same):
         assert_same(out, expected + start if accumulate else expected)
 
 
-def test_a_bias_s_gradient(assert_same):
+def test_the_gradient_of_a_bias(assert_same):
     grad = torch.randn(3, 2, 5)
     of_bias, same = tex.bgrad_quantize(grad, None)
     assert_same(of_bias, grad.sum((0, 1)))
@@ -202,8 +202,8 @@ def test_halves_of_packed_sequences():
 
 
 @pytest.mark.parametrize("only_second_half", [False, True])
-def test_parts_of_a_packed_softmax_make_the_whole(only_second_half, assert_same):
-    """Of two steps' keys, of which the second may concern second halves only."""
+def test_the_parts_of_a_packed_softmax_add_up_to_the_whole(only_second_half, assert_same):
+    """The parts are two steps over the keys; the second may have only second halves."""
     scores, values = torch.randn(2, 10, 8), torch.randn(2, 8, 3)
     if only_second_half:
         scores[:, FIRST, 4:] = -torch.inf
@@ -241,7 +241,7 @@ def test_gradients_of_halves(actions):
     assert torch.equal(grad, expected)
 
 
-def test_tokens_that_are_dropped_come_back_as_zero():
+def test_dropped_tokens_come_back_as_zero():
     x, chosen = torch.randn(4, 3), torch.tensor([[0], [1], [0], [1]], dtype=torch.int32)
     permuted, rows, _ = tex.moe_permute_fwd(x, 0, chosen, 3, [], 0)  # one slot too few
     assert torch.equal(permuted, x[[0, 2, 1]])

@@ -42,7 +42,7 @@ def test_linear(dtype, bias, assert_same, assert_same_gradients):
 @dtypes
 @norms
 @pytest.mark.parametrize("zero_centered", [False, True], ids=["", "zero-centred gamma"])
-def test_norm_and_linear_after_a_norm(dtype, norm, zero_centered, assert_same, assert_same_gradients):
+def test_norm_and_linear_with_a_norm_before_it(dtype, norm, zero_centered, assert_same, assert_same_gradients):
     module = te.LayerNormLinear(32, 48, normalization=norm, params_dtype=dtype, zero_centered_gamma=zero_centered)
     with torch.no_grad():
         module.layer_norm_weight.add_(torch.randn(32) * 0.3)
@@ -68,7 +68,7 @@ def test_norm_and_linear_after_a_norm(dtype, norm, zero_centered, assert_same, a
 @dtypes
 @norms
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_mlp_after_a_norm(dtype, activation, norm, assert_same, assert_same_gradients):
+def test_mlp_with_a_norm_before_it(dtype, activation, norm, assert_same, assert_same_gradients):
     module = te.LayerNormMLP(32, 64, normalization=norm, activation=activation, params_dtype=dtype)
     x = torch.randn(4, 8, 32, dtype=dtype, requires_grad=True)
     normalized = normalize(x, norm, module.layer_norm_weight, module.layer_norm_bias, module.eps)
@@ -103,7 +103,7 @@ def test_the_gradient_of_a_weight_is_added_to_main_grad():
     torch.testing.assert_close(module.weight.main_grad, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_megatron_s_own_accumulation_of_a_weight_s_gradient():
+def test_megatrons_own_accumulation_of_a_weight_gradient():
     import fused_weight_gradient_mlp_cuda as apex
 
     x, grad = torch.randn(3, 8, 32, dtype=torch.bfloat16), torch.randn(3, 8, 48, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Permutation of tokens, and TransformerEngine's Triton kernels: interpreted, or written in torch."""
+"""Permutation of tokens, and TransformerEngine's Triton kernels: interpreted, or replaced by torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.forked("torch")
 TOKENS, EXPERTS, TOP, WIDTH = 12, 4, 2, 8
 
 
-def test_by_an_index_map():
+def test_permutation_by_an_index_map():
     chosen = torch.rand(TOKENS, EXPERTS).topk(TOP).indices.int()
     x = torch.randn(TOKENS, WIDTH, requires_grad=True)
     permuted, rows = te.moe_permute(x, chosen, TOKENS * TOP, map_type="index")
@@ -26,7 +26,7 @@ def test_by_an_index_map():
     torch.testing.assert_close(x.grad, weights.detach().sum(1, keepdim=True).expand(TOKENS, WIDTH))
 
 
-def test_by_a_mask_map():
+def test_permutation_by_a_mask_map():
     probs = torch.rand(TOKENS, EXPERTS)
     mask = torch.zeros(TOKENS, EXPERTS, dtype=torch.int32).scatter_(1, probs.topk(TOP).indices, 1)
     x = torch.randn(TOKENS, WIDTH, requires_grad=True)
@@ -40,8 +40,8 @@ def test_by_a_mask_map():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_permutation_in_torch_is_what_the_triton_kernels_do(dtype, assert_same):
-    """Each function against TransformerEngine's own, in Triton's interpreter."""
+def test_permutation_in_torch_equals_the_triton_kernels(dtype, assert_same):
+    """Compares each function with TransformerEngine's own in Triton's interpreter."""
     import transformer_engine.pytorch.triton.permutation as kernels
 
     tokens, experts, rows = 6, 3, 10
@@ -84,7 +84,7 @@ def test_permutation_in_torch_is_what_the_triton_kernels_do(dtype, assert_same):
             assert torch.equal(found, expected)
 
 
-def test_cross_entropy_runs_in_triton_s_interpreter():
+def test_cross_entropy_runs_in_the_triton_interpreter():
     from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
 
     logits, target = torch.randn(2, 6, 50, requires_grad=True), torch.randint(0, 50, (2, 6))

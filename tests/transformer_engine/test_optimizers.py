@@ -1,4 +1,4 @@
-"""FusedAdam, FusedSGD and the kernels over lists of tensors, against torch's own."""
+"""FusedAdam, FusedSGD and the kernels over lists of tensors, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_fused_sgd(nesterov):
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
-def test_scaling_tells_of_what_is_not_finite():
+def test_scaling_flags_values_that_are_not_finite():
     tensors = [torch.randn(3), torch.randn(2, 2)]
     kernels = [(tex.multi_tensor_scale, 0.5), (tex.multi_tensor_scale_tensor, torch.tensor(0.5))]
     for kernel, scale in kernels:

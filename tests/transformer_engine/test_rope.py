@@ -1,4 +1,4 @@
-"""Rotary position embedding: the kernels against TransformerEngine's own unfused one, and ranks against one."""
+"""Rotary position embedding: fused kernels against TransformerEngine's unfused ones, two ranks against one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMATS = {name: getattr(tex.NVTE_QKV_Format, f"NVTE_{name.upper()}") for name i
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["", "interleaved"])
 @pytest.mark.parametrize("form", SHAPES)
-def test_fused_is_unfused(form, interleaved, assert_same, assert_same_gradients):
+def test_fused_equals_unfused(form, interleaved, assert_same, assert_same_gradients):
     angles = rope.RotaryPositionEmbedding(8, interleaved=interleaved)(16)
     ends = torch.tensor([0, 4, 20], dtype=torch.int32) if form == "thd" else None
     x = torch.randn(*SHAPES[form], requires_grad=True)
@@ -26,7 +26,7 @@ def test_fused_is_unfused(form, interleaved, assert_same, assert_same_gradients)
 
 
 @pytest.mark.parametrize("form", ["sbhd", "thd"])
-def test_a_rank_of_two_rotates_its_own_positions(form, assert_same):
+def test_each_of_two_ranks_rotates_by_its_own_positions(form, assert_same):
     angles = rope.RotaryPositionEmbedding(12)(16)
     ends = torch.tensor([0, 4, 20], dtype=torch.int32)
     x = torch.randn(SHAPES[form])
@@ -41,8 +41,8 @@ def test_a_rank_of_two_rotates_its_own_positions(form, assert_same):
         assert_same(tex.fused_rope_forward(x[mine].contiguous(), angles, *more, 2, rank), whole[mine])
 
 
-def test_lengths_of_packed_sequences_have_one_dimension():
-    """As the real kernel has it: 0.16.1's pretrain_gpt.py hands on two, and must not seem to train."""
+def test_lengths_of_packed_sequences_must_have_one_dimension():
+    """The real kernel requires it, too. 0.16.1's pretrain_gpt.py passes two dimensions and must not seem to train."""
     angles = rope.RotaryPositionEmbedding(8)(16)
     ends = torch.tensor([[0, 4, 20]], dtype=torch.int32)
     with pytest.raises(RuntimeError, match="cu_seqlens: expected 1D tensor"):
@@ -50,7 +50,7 @@ def test_lengths_of_packed_sequences_have_one_dimension():
 
 
 def test_queries_keys_and_values_together(assert_same):
-    """[length, batch, groups, (2 queries, key, value)] * width."""
+    """The tensor is [length, batch, groups, (2 queries, key, value) * width]."""
     angles, width = rope.RotaryPositionEmbedding(8)(16), 8
     splits = [2 * width, width, width]
     qkv = torch.randn(16, 2, 3, sum(splits))

@@ -1,4 +1,4 @@
-"""A loss scale of its own for the MTP loss."""
+"""Scale the MTP loss separately from the main loss."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 def _get_mtp_loss_scale(config: Any, device: torch.device) -> torch.Tensor:
-    """The one-element scale of the MTP loss on `device`, as schedules._get_mtp_loss_scale of 0.19.
+    """Return the scale of the MTP loss, one element on `device`, as schedules._get_mtp_loss_scale of 0.19 does.
 
-    `config.mtp_grad_scale_func()` if there is one, else `config.grad_scale_func(ones)`, else one.
+    It is `config.mtp_grad_scale_func()` if there is one, else `config.grad_scale_func(ones)`, else one.
 
     Raises:
         ValueError: a function returned more than one element.
@@ -22,7 +22,7 @@ def _get_mtp_loss_scale(config: Any, device: torch.device) -> torch.Tensor:
             scale = torch.as_tensor(scale_func(*arguments), device=device)
             if scale.numel() != 1:
                 raise ValueError(
-                    f"{name} must return a scalar or a tensor of one element, the scale of the loss; this one has "
+                    f"{name} must return a scalar or a tensor of one element, the scale of the loss; it returned "
                     f"{scale.numel()} elements"
                 )
             return scale
@@ -30,8 +30,9 @@ def _get_mtp_loss_scale(config: Any, device: torch.device) -> torch.Tensor:
 
 
 def scale_mtp_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps forward_step_calc_loss, which has just set the scale of the main loss for the MTP loss too."""
-    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler  # which imports the schedules
+    """Wraps forward_step_calc_loss, which gives the MTP loss the scale of the main loss: replaces that scale."""
+    # Imported here because that module imports the schedules.
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 
     output_tensor, num_tokens = wrapped(*args, **kwargs)
     call = inspect.signature(wrapped).bind(*args, **kwargs).arguments

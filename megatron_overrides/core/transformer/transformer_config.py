@@ -1,4 +1,4 @@
-"""Settings of a model with MTP heads that cannot work together."""
+"""Refuse settings of MTP heads that cannot work together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def check_heads(settings: Any) -> None:
-    """Raise ValueError if `settings` (a TransformerConfig or Megatron's args) cannot do what they ask of MTP heads."""
+    """Raise ValueError if `settings` (a TransformerConfig or Megatron's args) ask of MTP heads what cannot work."""
     interval = getattr(settings, "mtp_acceptance_interval", 1)
     if interval < 0:
         raise ValueError(f"--mtp-acceptance-interval {interval}: give a number of steps, or 0 to count in none")
@@ -18,12 +18,12 @@ def check_heads(settings: Any) -> None:
         )
     if getattr(settings, "mtp_detach_heads", False) and getattr(settings, "defer_embedding_wgrad_compute", False):
         raise ValueError(
-            "--mtp-detach-heads uses the output layer without training it, but --defer-embedding-wgrad-compute puts "
-            "the weight gradient of each of its uses off: leave one of the two flags out"
+            "--mtp-detach-heads uses the output layer without training it, but --defer-embedding-wgrad-compute "
+            "computes a weight gradient for each of its uses later: leave one of the two flags out"
         )
 
 
 def check_after_init(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Wraps TransformerConfig.__post_init__: a configuration made without Megatron's parser is checked too."""
+    """Wraps TransformerConfig.__post_init__: checks a configuration that does not come from Megatron's parser, too."""
     wrapped(*args, **kwargs)
     check_heads(instance)

@@ -1,15 +1,16 @@
-"""Rehearse Megatron-LM with no GPU: torch.cuda resolves to the CPU, NCCL to gloo.
+"""Rehearse Megatron-LM without a GPU: torch.cuda resolves to the CPU, and NCCL to gloo.
 
-`install()` lets the real, unmodified Megatron train, save and resume on 1 to N CPU ranks. The control flow,
-the collectives and the checkpoints are Megatron's own; a rehearsal proves that a command line runs, and
-shows what its losses do.
+`install()` lets the real, unmodified Megatron train, save and resume on 1 to N CPU ranks. The control flow, the
+collectives and the checkpoints are Megatron's own. A rehearsal proves that a command line runs, and shows how its
+losses develop.
 
-What it cannot be honest about: time, memory (every figure is 0), fp8, CUDA graphs, overlap (streams run in program
-order) and torch.compile (nothing is compiled). Those are refused by name or left out, never imitated. A tensor "on
-cuda" reports `device == cpu`. Where TransformerEngine's Python is installed, it runs, and its kernels are stood in for
-in torch: see transformer_engine/.
+A CPU says nothing about time, memory (every figure is 0), fp8, CUDA graphs, overlap (streams run in program order)
+and torch.compile (nothing is compiled). The rehearsal refuses these with an error that names them, or leaves them out;
+it never imitates them. A tensor "on cuda" reports `device == cpu`. If TransformerEngine's Python is installed, it runs,
+with its kernels replaced by stand-ins in torch: see transformer_engine/.
 
-Importing this package imports no torch. It needs torch >= 2.11, the first whose gloo averages (ReduceOp.AVG).
+Importing this package does not import torch. A rehearsal needs torch >= 2.11, the first release whose gloo averages
+(ReduceOp.AVG).
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ import socket
 import sys
 
 LOWEST_TORCH = (2, 11)
-_done = False
+_installed = False
 _with_transformer_engine = False
 
 
 def installed() -> bool:
-    """Does torch.cuda resolve to the CPU in this process?"""
-    return _done
+    """Whether torch.cuda resolves to the CPU in this process."""
+    return _installed
 
 
 def install(*, megatron_flags: bool = True) -> None:
-    """Put the layers in, in order. They last for the life of the process; a second call adds Megatron's flags at most.
+    """Install the layers, in order. They stay as long as the process; a second call can only add Megatron's flags.
 
-    A process that no launcher (torchrun) has given a rank is rank 0 of one.
-    `megatron_flags=False` leaves the defaults of Megatron's command line alone, which its unit tests expect.
+    A process to which no launcher (torchrun) has given a rank becomes rank 0 of one rank.
+    `megatron_flags=False` does not change the defaults of Megatron's command line; its unit tests expect them.
 
-    The defaults and refusals of Megatron's command line are a base patch, which no choice of patches leaves out.
-    `megatron_mtp_patches.revert()` takes them out with every other patch, `apply()` puts them back; in between the
-    rehearsal is one with `megatron_flags=False`. The other layers stay.
+    The defaults and refusals of Megatron's command line are a base patch: the user's choice of patches does not affect
+    it. `megatron_mtp_patches.revert()` removes it with every other patch and `apply()` installs it again; in between
+    the rehearsal behaves as with `megatron_flags=False`. The other layers stay.
     """
-    if not _done:
+    if not _installed:
         _install_layers()
     if megatron_flags:
         from . import megatron_flags as flags
@@ -47,12 +48,12 @@ def install(*, megatron_flags: bool = True) -> None:
 
 
 def with_transformer_engine() -> bool:
-    """Does TransformerEngine's own Python run in this rehearsal? See transformer_engine/."""
+    """Whether TransformerEngine's own Python runs in this rehearsal; see transformer_engine/."""
     return _with_transformer_engine
 
 
 def _install_layers() -> None:
-    global _done, _with_transformer_engine
+    global _installed, _with_transformer_engine
     from . import transformer_engine
 
     _with_transformer_engine = transformer_engine.available()
@@ -60,34 +61,34 @@ def _install_layers() -> None:
         transformer_engine.prepare()
     _prepare_torch()
     if "RANK" not in os.environ:
-        _be_the_only_rank()
+        _set_environment_of_one_rank()
     from . import children, collectives, compile, cuda, dispatcher, fallbacks, rng, tensor
 
     for layer in (dispatcher, tensor, cuda, rng, collectives, compile, children, fallbacks):
         layer.install()
     if _with_transformer_engine:
         transformer_engine.install()
-    _done = True
+    _installed = True
 
 
 def close() -> None:
-    """Close the process group of a script that has ended well: gloo's threads must not outlive what they use."""
+    """Close the process group of a script that ended well: gloo's threads must not outlive the objects they use."""
     distributed = sys.modules["torch"].distributed
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
-def _be_the_only_rank() -> None:
+def _set_environment_of_one_rank() -> None:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = str(probe.getsockname()[1])
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    for name, value in {**alone, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+    one_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in {**one_rank, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
         os.environ.setdefault(name, value)
 
 
 def _prepare_torch() -> None:
-    """Import torch so that it finds neither a GPU nor dynamo, or say why that is no longer possible."""
+    """Import torch so that it finds neither a GPU nor dynamo. Raise RuntimeError if that is no longer possible."""
     if "megatron.core" in sys.modules:
         raise RuntimeError(
             "rehearsal.install() came after `import megatron`, which keeps its own copies of torch names: "
@@ -95,7 +96,7 @@ def _prepare_torch() -> None:
         )
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
         raise RuntimeError("rehearsal.install() came after CUDA was initialised: call it in a fresh process.")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU in this machine must stay out of it
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # hides a GPU of this machine
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # read when torch._dynamo is imported
     import torch
 
@@ -104,7 +105,7 @@ def _prepare_torch() -> None:
             f"a rehearsal needs torch >= {'.'.join(map(str, LOWEST_TORCH))} (gloo with ReduceOp.AVG); "
             f"this is torch {torch.__version__}."
         )
-    # torch.optim imports dynamo anyway; dynamo inspects torch.cuda at import and must still find the original
+    # torch.optim imports dynamo anyway; dynamo inspects torch.cuda at import and must see the original
     import torch._dynamo
 
-    torch._dynamo.config.disable = True  # it may have been imported before the variable was set
+    torch._dynamo.config.disable = True  # dynamo may have been imported before the variable was set

@@ -1,9 +1,9 @@
-"""Layer 7: a process that a rehearsal starts with multiprocessing ("spawn", "forkserver") is a rehearsal.
+"""Layer 7: a process that a rehearsal starts with multiprocessing ("spawn", "forkserver") is a rehearsal, too.
 
 A checkpoint's writer or a DataLoader's worker imports Megatron, and with it TransformerEngine: without the layers it
-would look for a GPU and for kernels. multiprocessing sends each new process its preparation data first; reading them
-installs the layers. It applies no patches: those come when the process imports this package, as they would on a GPU.
-A fork is a rehearsal already.
+would look for a GPU and for kernels. multiprocessing sends each new process its preparation data first; unpickling that
+data installs the layers. It applies no patches: the process applies them when it imports this package, as on a GPU. A
+fork is a rehearsal already.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 KEY = "megatron_mtp_patches_rehearsal"
-# The package is forgotten again, so that importing it applies the patches; the layers do not need it.
+# The package is removed from sys.modules again, so that importing it applies the patches. The layers do not need it.
 _CODE = """
 import os, sys
 sys.path[:] = {path!r}
@@ -32,18 +32,18 @@ if not imported:
 
 
 class _Install:
-    """Pickles as a call of exec(): the new process has not imported this package yet."""
+    """Pickles as a call of exec(), because the new process has not imported this package yet."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return exec, (_CODE.format(path=sys.path), {})
 
 
 def install() -> None:
-    """Wrap what multiprocessing tells a new process."""
-    tell = multiprocessing.spawn.get_preparation_data
+    """Add the layers to the preparation data that multiprocessing sends to a new process."""
+    get_preparation_data = multiprocessing.spawn.get_preparation_data
 
-    @functools.wraps(tell)
-    def tell_of_the_rehearsal(name: str) -> dict[str, Any]:
-        return {KEY: _Install(), **tell(name)}
+    @functools.wraps(get_preparation_data)
+    def with_rehearsal(name: str) -> dict[str, Any]:
+        return {KEY: _Install(), **get_preparation_data(name)}
 
-    multiprocessing.spawn.get_preparation_data = tell_of_the_rehearsal
+    multiprocessing.spawn.get_preparation_data = with_rehearsal

@@ -1,9 +1,9 @@
 """Layer 5: NCCL process groups run on gloo.
 
-gloo itself sums, averages, scatters and sends what Megatron asks of NCCL, except for two things that are
-made up here: NCCL's premultiplied sum (Megatron-FSDP) and all_gather into a list of unequal sizes (layer-
-wise optimizers). All groups share one device, coalesced collectives end with their block, and what is sent or received
-may be waited for again. int16 and fp8 tensors cannot be reduced.
+gloo can sum, average, scatter and send whatever Megatron asks of NCCL, except for two operations that this file adds:
+NCCL's premultiplied sum (Megatron-FSDP), and all_gather into a list of unequal sizes (layer-wise optimizers). All
+groups share one device, coalesced collectives finish with their block, and a caller may wait for a message twice. int16
+and fp8 tensors cannot be reduced.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch.distributed import distributed_c10d as c10d
 
 
 class PremultipliedSum:
-    """Stands for NCCL's reduction that scales each rank's input before it adds."""
+    """Stands for NCCL's reduction that scales each rank's input before the sum."""
 
     def __init__(self, factor: float | torch.Tensor) -> None:
         self.factor = factor
 
 
 class _Finished:
-    """The handle of an asynchronous collective that already ended."""
+    """The handle of an asynchronous collective that has finished."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True
@@ -36,17 +36,17 @@ class _Finished:
         return True
 
 
-class _Sent:
-    """The handle of a message. Ring attention waits for it twice; gloo would wait for another message."""
+class _WaitOnce:
+    """The handle of a message. Ring attention waits for it twice; gloo would then wait for another message."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
-        self._ended = False
+        self._finished = False
 
     def wait(self, *timeout: Any) -> bool:
-        if not self._ended:
+        if not self._finished:
             self._work.wait(*timeout)
-            self._ended = True
+            self._finished = True
         return True
 
     def __getattr__(self, name: str) -> Any:
@@ -54,7 +54,7 @@ class _Sent:
 
 
 def install() -> None:
-    """Replace the c10d functions, in both modules that callers take them from."""
+    """Replace the c10d functions, in both modules from which callers import them."""
     c10d.ProcessGroupGloo = _gloo_on_one_device()
     replacements = {
         "init_process_group": _on_gloo(c10d.init_process_group, default_backend="gloo"),
@@ -63,9 +63,9 @@ def install() -> None:
         "all_reduce": _with_premultiplied_sum(c10d.all_reduce, _scale_all_reduce),
         "reduce_scatter_tensor": _with_premultiplied_sum(c10d.reduce_scatter_tensor, _scale_reduce_scatter),
         "all_gather": _with_unequal_sizes(c10d.all_gather),
-        "isend": _waited_for_once(c10d.isend),
-        "irecv": _waited_for_once(c10d.irecv),
-        "_coalescing_manager": _ending_at_once(c10d._coalescing_manager),
+        "isend": _with_one_wait(c10d.isend),
+        "irecv": _with_one_wait(c10d.irecv),
+        "_coalescing_manager": _finishing_with_block(c10d._coalescing_manager),
     }
     for name, replacement in replacements.items():
         setattr(distributed, name, replacement)
@@ -73,14 +73,15 @@ def install() -> None:
 
 
 def _gloo_on_one_device() -> type:
-    """gloo's backend, all of a process's groups on one device.
+    """Make a gloo backend that puts all groups of a process on one device.
 
-    A device has a thread that wakes a hundred times a second; gloo makes one for each group, Megatron thirty groups.
+    A device has a thread that wakes a hundred times a second. gloo makes one device for each group, and Megatron makes
+    thirty groups.
     """
     gloo = c10d.ProcessGroupGloo
 
     @functools.cache
-    def device_of(process: int) -> Any:  # a fork does not take the thread along
+    def device_of(process: int) -> Any:  # a fork does not inherit the thread
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         return gloo.create_device(interface=interface) if interface else gloo.create_default_device()
 
@@ -89,14 +90,14 @@ def _gloo_on_one_device() -> type:
             options = gloo._Options()
             options._devices = [device_of(os.getpid())]
             options._timeout = timeout
-            options._threads = 1  # in the order in which they were asked for
+            options._threads = 1  # collectives run in the order of their calls
             super().__init__(store, rank, size, options)
 
     return ProcessGroupGloo
 
 
 def _on_gloo(create: Any, default_backend: str | None) -> Any:
-    """The same group over gloo; options that describe NCCL or a GPU are dropped."""
+    """Make `create` use gloo, and drop options that describe NCCL or a GPU."""
     signature = inspect.signature(create)
 
     @functools.wraps(create)
@@ -112,7 +113,7 @@ def _on_gloo(create: Any, default_backend: str | None) -> Any:
 
 
 def _with_premultiplied_sum(collective: Any, scale: Any) -> Any:
-    """Scale the input, then add."""
+    """Make `collective` scale its input before a sum, if it is given a PremultipliedSum."""
     signature = inspect.signature(collective)
 
     @functools.wraps(collective)
@@ -135,20 +136,20 @@ def _scale_reduce_scatter(arguments: dict[str, Any], factor: Any) -> None:
     arguments["input"] = arguments["input"] * factor
 
 
-def _waited_for_once(send_or_receive: Any) -> Any:
+def _with_one_wait(send_or_receive: Any) -> Any:
     @functools.wraps(send_or_receive)
     def start(*args: Any, **kwargs: Any) -> Any:
         work = send_or_receive(*args, **kwargs)
-        return None if work is None else _Sent(work)
+        return None if work is None else _WaitOnce(work)
 
     return start
 
 
-def _ending_at_once(coalescing_manager: Any) -> Any:
-    """Coalesced collectives have ended when the block ends, as all that runs on a stream has.
+def _finishing_with_block(coalescing_manager: Any) -> Any:
+    """Make coalesced collectives finish with their block, as everything that runs on a stream here does.
 
-    Megatron-FSDP frees buckets while others are on their way, and waits for one handle once for each bucket; a
-    reduce-scatter of gloo's writes its result whenever it is waited for, the second time over what has come since.
+    Megatron-FSDP frees buckets while others are in flight, and waits for one handle once for each bucket. gloo's
+    reduce-scatter writes its result at each wait: the second wait would overwrite newer values.
     """
 
     @contextlib.contextmanager
@@ -163,7 +164,7 @@ def _ending_at_once(coalescing_manager: Any) -> Any:
 
 
 def _with_unequal_sizes(all_gather: Any) -> Any:
-    """Pad every rank's tensor to the largest; the padded gather has ended when it returns."""
+    """Make `all_gather` pad every rank's tensor to the largest; a padded gather is synchronous."""
 
     @functools.wraps(all_gather)
     def gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:

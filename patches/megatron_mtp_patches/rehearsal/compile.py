@@ -1,8 +1,8 @@
 """Layer 6: nothing is compiled.
 
-`install()` of the package sets TORCHDYNAMO_DISABLE before torch is imported; torch.compile itself becomes the
-identity, so that Megatron's jit_fuser leaves plain functions behind. torch.jit.script leaves a function as it is, too:
-it would compile the wrappers that other layers have put around torch's functions, and fail.
+`install()` of the package sets TORCHDYNAMO_DISABLE before torch is imported. torch.compile itself becomes the identity,
+so that Megatron's jit_fuser returns plain functions. torch.jit.script becomes the identity as well: it would try to
+compile the wrappers that other layers have put around torch's functions, and fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def install() -> None:
-    """Make torch.compile and torch.jit.script the identity, called or used as decorators."""
+    """Make torch.compile and torch.jit.script the identity, both as calls and as decorators."""
     torch.compile = _identity
     torch.jit.script = _identity
 

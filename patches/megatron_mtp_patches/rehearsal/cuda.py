@@ -1,7 +1,7 @@
 """Layer 3: torch.cuda's management API, as one imaginary device per local rank.
 
-Streams run in program order and events are wall-clock marks; memory figures are 0. What has no meaning on a
-CPU (CUDA graphs, memory pools) raises NotImplementedError by name instead of pretending.
+Streams run in program order, events record wall-clock time, and memory figures are 0. Whatever has no meaning on a CPU
+(CUDA graphs, memory pools) raises a NotImplementedError that names it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _device_index = 0
 
 
 class Stream:
-    """A stream of a device that finishes every operation before the call returns."""
+    """A stream of a device on which every operation has finished when its call returns."""
 
     cuda_stream = 0
 
@@ -61,7 +61,7 @@ class Stream:
 
 
 class Event:
-    """A mark in wall-clock time: Megatron's timers subtract two of them."""
+    """A point in wall-clock time: Megatron's timers subtract two of them."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._seconds = time.perf_counter()
@@ -81,7 +81,7 @@ class Event:
 
 
 class _StreamContext:
-    """`with torch.cuda.stream(s)`: only current_stream() notices."""
+    """`with torch.cuda.stream(s)`: it changes current_stream() and nothing else."""
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
@@ -95,7 +95,7 @@ class _StreamContext:
 
 
 class _Device(contextlib.nullcontext[None]):
-    """`with torch.cuda.device(i)`: there is one device."""
+    """`with torch.cuda.device(i)`: it does nothing, because there is one device."""
 
 
 class _Figures(dict[str, int]):
@@ -106,7 +106,7 @@ class _Figures(dict[str, int]):
 
 
 class _Runtime:
-    """cudart(): each call succeeds and does nothing (--profile starts and stops the profiler through it)."""
+    """cudart(): each call succeeds and does nothing. --profile starts and stops the profiler through it."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args: 0
@@ -128,7 +128,7 @@ def install() -> None:
         _replace(name, lambda *args, **kwargs: None)
     for name, value in _answers().items():
         _replace(name, value)
-    # the DataLoader pins memory, and libraries choose kernels, by this facade: there is nothing behind it
+    # torch.accelerator says there is none: otherwise the DataLoader pins memory and libraries choose GPU kernels.
     torch.accelerator.is_available = lambda: False
     torch.accelerator.current_accelerator = lambda check_available=False: None
 
@@ -165,10 +165,10 @@ def _replace(name: str, value: Any) -> None:
     """Set torch.cuda.<name>, and the same name in the submodule that defines it."""
     cuda = torch.cuda
     module, _, leaf = name.rpartition(".")
-    homes = (getattr(cuda, module),) if module else (cuda, cuda.memory, cuda.streams, cuda.graphs)
-    for home in homes:
-        if hasattr(home, leaf):
-            setattr(home, leaf, value)
+    owners = (getattr(cuda, module),) if module else (cuda, cuda.memory, cuda.streams, cuda.graphs)
+    for owner in owners:
+        if hasattr(owner, leaf):
+            setattr(owner, leaf, value)
 
 
 def _refusing(name: str) -> type:

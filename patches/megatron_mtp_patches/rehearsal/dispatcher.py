@@ -1,7 +1,7 @@
-"""Layer 1: the factory kernels of the CUDA key make CPU tensors.
+"""Layer 1: the factory kernels of torch's CUDA dispatch key make CPU tensors.
 
-Every factory ends in one of these two kernels, whoever calls it (Python, C++, a name bound long ago), so this
-reaches what replacing Python functions cannot, and costs nothing on other devices.
+Every factory ends in one of these two kernels, whoever calls it: Python, C++, or a name that was imported before. So
+this reaches calls that replaced Python functions do not see. It costs nothing on other devices.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 CPU = torch.device("cpu")
-_registrations: list[torch.library.Library] = []  # a Library takes its kernels along when it is collected
+_registrations: list[torch.library.Library] = []  # a Library that is garbage-collected unregisters its kernels
 
 
 def cpu_for_cuda(device: Any) -> Any:
-    """The CPU for any spelling of a CUDA device ('cuda:1', torch.device('cuda'), 1), else what it was."""
+    """Return the CPU for any spelling of a CUDA device ('cuda:1', torch.device('cuda'), 1), else `device` itself."""
     if isinstance(device, torch.device):
         return CPU if device.type == "cuda" else device
     if isinstance(device, str):
@@ -24,7 +24,7 @@ def cpu_for_cuda(device: Any) -> Any:
 
 
 def install() -> None:
-    """Register the kernels, and let no factory start CUDA first."""
+    """Register the kernels, and prevent factories from initialising CUDA."""
     torch.cuda._lazy_init = lambda: None
     library = torch.library.Library("aten", "IMPL")
     library.impl("empty.memory_format", _on_cpu(torch.ops.aten.empty.memory_format), "CUDA")

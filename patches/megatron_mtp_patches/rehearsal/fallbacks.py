@@ -1,19 +1,20 @@
-"""What breaks in Megatron itself where neither TransformerEngine nor Apex is installed, nor a CUDA toolkit.
+"""Fix what breaks in Megatron itself without TransformerEngine, Apex and a CUDA toolkit.
 
-A GPU image has all three, so these paths go untried upstream. torch's Adam stands in for FusedAdam, and with it
-the DistributedOptimizer cannot resume:
-  state_dict() asserts `len(steps) == 1` of an optimizer that has not stepped yet;
-  loading a parameter's state overwrites its step with the template's 0, or is a KeyError: 'step';
+A GPU image has all three, so upstream does not test these paths.
+
+* Megatron uses torch's Adam in place of FusedAdam, and the DistributedOptimizer cannot resume with it:
+  state_dict() asserts `len(steps) == 1` for an optimizer that has not made a step yet;
+  loading a parameter's state overwrites its step with the template's 0, or raises KeyError: 'step';
   load_state_dict() leaves one `step` tensor for all parameters, which then advances once per parameter.
-0.16.1's checkout looks for nvcc as it starts, to build kernels of which none are left.
-Megatron compiles the helpers of its datasets with `make` even where they are there already, and ends the process if
-that fails: a wheel has no Makefile. The Makefile asks python3 and python3-config on PATH, which a virtual environment
-has none of: the helpers are compiled for the Python of the system, and the import fails.
-A framework that says use_transformer_engine=True to a function that makes layer specs (Megatron-Bridge does, for the
-MTP block) gets a NameError where TransformerEngine is not installed. Megatron's command line falls back to local layers
-with --transformer-impl local, and so do these functions in a rehearsal.
-On upstream's main, building an MTP layer asks whether a module is an inference layer, whose class derives
-from a mock of TransformerEngine's: TypeError: isinstance() arg 2 must be a type.
+* 0.16.1's checkout looks for nvcc when it starts, to build kernels, although it has none left to build.
+* Megatron compiles the helpers of its datasets with `make` even if they are there already, and ends the process if that
+  fails; a wheel has no Makefile. The Makefile calls python3 and python3-config of PATH, and a virtual environment has
+  no python3-config: the helpers are compiled for the system's Python, and the import fails.
+* A framework that passes use_transformer_engine=True to a function that makes layer specs (Megatron-Bridge does, for
+  the MTP block) gets a NameError without TransformerEngine. In a rehearsal these functions make local layers, as
+  Megatron's command line does with --transformer-impl local.
+* On upstream's main, building an MTP layer checks whether a module is an inference layer, whose class derives from a
+  mock of TransformerEngine: TypeError: isinstance() arg 2 must be a type.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from ..engine.watch import watch
 
 
 def install() -> None:
-    """Mend each when its module arrives."""
-    watch(["megatron.core.optimizer.distrib_optimizer"], _mend_resume)
-    watch(["megatron.core.tensor_parallel.inference_layers"], _mend_inference_check)
+    """Fix each when its module is imported."""
+    watch(["megatron.core.optimizer.distrib_optimizer"], _fix_resume)
+    watch(["megatron.core.tensor_parallel.inference_layers"], _fix_inference_check)
     watch(["megatron.legacy.fused_kernels"], _build_no_kernels)
-    watch(["megatron.core.datasets.utils"], _compile_helpers_once)
+    watch(["megatron.core.datasets.utils"], _compile_missing_helpers)
     watch(["megatron.core.models.gpt.gpt_layer_specs"], _make_local_specs)
 
 
@@ -47,11 +48,11 @@ def _build_no_kernels(module: Any) -> None:
     module.load = lambda args: None
 
 
-def _compile_helpers_once(module: Any) -> None:
+def _compile_missing_helpers(module: Any) -> None:
     compile_helpers = module.compile_helpers
 
     @functools.wraps(compile_helpers)
-    def compile_what_is_not_there() -> None:
+    def compile_if_missing() -> None:
         try:
             importlib.import_module("megatron.core.datasets.helpers_cpp")
         except ImportError:
@@ -59,11 +60,11 @@ def _compile_helpers_once(module: Any) -> None:
                 compile_helpers()
             importlib.invalidate_caches()
 
-    module.compile_helpers = compile_what_is_not_there
+    module.compile_helpers = compile_if_missing
 
 
 def _make_for_this_python() -> Any:
-    """Inside, a `make` that is started asks this Python for its headers, and names what it makes for it."""
+    """A context in which `make` uses the headers of this Python, and the file suffix of its extension modules."""
     return mock.patch.dict(
         os.environ,
         PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
@@ -91,24 +92,24 @@ def _with_local_layers(make_specs: Any) -> Any:
     return make_local_specs
 
 
-def _mend_inference_check(module: Any) -> None:
+def _fix_inference_check(module: Any) -> None:
     if not isinstance(getattr(module, "InferenceColumnParallelLinear", object), type):
         module.is_inference_column_parallel_linear = lambda layer: False
 
 
-def _mend_resume(module: ModuleType) -> None:
+def _fix_resume(module: ModuleType) -> None:
     if module.HAVE_APEX_OR_TE:
         return
     optimizer = module.DistributedOptimizer
-    optimizer.state_dict = _from_step_zero(optimizer.state_dict)
-    optimizer.load_state_dict = _with_own_steps(optimizer.load_state_dict)
+    optimizer.state_dict = _with_initial_state(optimizer.state_dict)
+    optimizer.load_state_dict = _with_separate_steps(optimizer.load_state_dict)
     set_states = optimizer._set_main_param_and_optimizer_states
     optimizer._set_main_param_and_optimizer_states = _keeping_step(set_states)
 
 
-def _from_step_zero(state_dict: Any) -> Any:
+def _with_initial_state(state_dict: Any) -> Any:
     @functools.wraps(state_dict)
-    def with_initial_state(self: Any) -> Any:
+    def initialize_first(self: Any) -> Any:
         if isinstance(self.optimizer, torch.optim.Adam) and not self.optimizer.state:
             for group in self.optimizer.param_groups:
                 for parameter in group["params"]:
@@ -119,7 +120,7 @@ def _from_step_zero(state_dict: Any) -> Any:
                     }
         return state_dict(self)
 
-    return with_initial_state
+    return initialize_first
 
 
 def _keeping_step(set_states: Any) -> Any:
@@ -132,13 +133,13 @@ def _keeping_step(set_states: Any) -> Any:
     return keep_step
 
 
-def _with_own_steps(load_state_dict: Any) -> Any:
+def _with_separate_steps(load_state_dict: Any) -> Any:
     @functools.wraps(load_state_dict)
-    def unshare(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def copy_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = load_state_dict(self, *args, **kwargs)
         for state in self.optimizer.state.values():
             if "step" in state:
                 state["step"] = state["step"].clone()
         return result
 
-    return unshare
+    return copy_steps

@@ -1,7 +1,7 @@
-"""Megatron's command line on a CPU: other defaults, and a refusal by name of what no CPU can do.
+"""Megatron's command line on a CPU: other defaults, and errors that name each flag that no CPU can obey.
 
-Only defaults change, so a flag that the user gives wins. A script that never builds Megatron's parser never
-gets here. The engine installs the two wrappers around those of the user's patches, so a command line is refused
+Only defaults change, so a flag that the user gives takes precedence. A script that does not build Megatron's parser is
+not affected. The engine installs the two wrappers around those of the user's patches, so that a command line is refused
 before any other check fails.
 """
 
@@ -19,7 +19,7 @@ from . import transformer_engine, with_transformer_engine
 
 PATCH = Patch(
     id="cpu-rehearsal",
-    doc="Megatron's command line on a CPU: other defaults, and refusals by name.",
+    doc="Megatron's command line on a CPU: other defaults, and errors that name the flags that need a GPU.",
     upstream=(),
     probe=None,
     edits=(
@@ -36,7 +36,7 @@ PATCH = Patch(
     ),
 )
 
-# With TransformerEngine, too: the first two ask for kernels of `--transformer-impl local`, which the flag may name.
+# Also with TransformerEngine: the first two belong to `--transformer-impl local`, which the user may choose.
 _ALWAYS: dict[str, Any] = {
     "no_persist_layer_norm": True,
     "masked_softmax_fusion": False,
@@ -55,7 +55,7 @@ _WITHOUT_TRANSFORMER_ENGINE: dict[str, Any] = {
 
 
 class RehearsalRefusal(UsageError):
-    """The command line asks for something that a rehearsal on the CPU cannot do honestly."""
+    """The command line asks for something that a rehearsal on the CPU cannot do."""
 
 
 class _Refusal(NamedTuple):
@@ -74,8 +74,8 @@ def _other_than(*harmless: Any) -> Callable[[Any], bool]:
 
 _GRAPHS = "CUDA graphs need a GPU: leave it out"
 _NCCL = "there is no NCCL on a CPU: leave it out"
-_TE = "it needs a kernel of TransformerEngine's that nothing stands in for: leave it out"
-# What depends on whether TransformerEngine runs is in _transformer_engine_refusals().
+_TE = "it needs a kernel of TransformerEngine that has no stand-in: leave it out"
+# Refusals that depend on whether TransformerEngine runs are in _transformer_engine_refusals().
 _REFUSALS = (
     _Refusal("use_flash_attn", _given, "FlashAttention needs a GPU: leave it out"),
     _Refusal("fp8", _given, "fp8 needs a GPU: train in bf16"),
@@ -99,17 +99,17 @@ _REFUSALS = (
 
 
 def install() -> None:
-    """Add the two wrappers to the engine's base patches; Megatron's arguments module may be imported late, or never."""
+    """Add the two wrappers to the engine's base patches. Megatron's arguments module may be imported later or never."""
     _engine.add_base(PATCH)
 
 
 def cpu_defaults() -> dict[str, Any]:
-    """The defaults of a rehearsal, by the flag's dest."""
+    """Return the defaults of a rehearsal by the dest of their flags."""
     return _ALWAYS if with_transformer_engine() else _WITHOUT_TRANSFORMER_ENGINE | _ALWAYS
 
 
 def set_cpu_defaults(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps add_megatron_arguments: the flags that this release has get the defaults of a CPU."""
+    """Wraps add_megatron_arguments: gives the flags that this release has the defaults of a CPU."""
     parser: argparse.ArgumentParser = wrapped(*args, **kwargs)
     known = {action.dest for action in parser._actions}
     parser.set_defaults(**{dest: value for dest, value in cpu_defaults().items() if dest in known})
@@ -117,26 +117,26 @@ def set_cpu_defaults(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs:
 
 
 def refuse_gpu_flags(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps validate_args, which is the first to see what --use-checkpoint-args took from a checkpoint too."""
+    """Wraps validate_args, the first function that also sees what --use-checkpoint-args took from a checkpoint."""
     arguments = args[0] if args else kwargs["args"]
     refuse(arguments)
     if int(os.environ.get("RANK", "0")) == 0:
-        print(f"rehearsal on the CPU over gloo: {', '.join(_in_force(arguments))}", flush=True)
+        print(f"rehearsal on the CPU over gloo: {', '.join(_describe(arguments))}", flush=True)
     return wrapped(*args, **kwargs)
 
 
-def _in_force(args: argparse.Namespace) -> list[str]:
-    """The changed defaults that no flag of the user overrode, and which TransformerEngine runs."""
+def _describe(args: argparse.Namespace) -> list[str]:
+    """List the changed defaults that no flag of the user overrides, and the TransformerEngine that runs."""
     values = {dest: getattr(args, dest, None) for dest in cpu_defaults()}
     values = {dest: getattr(value, "name", value) for dest, value in values.items()}
-    told = [f"{dest}={value}" for dest, value in values.items() if value == cpu_defaults()[dest]]
+    described = [f"{dest}={value}" for dest, value in values.items() if value == cpu_defaults()[dest]]
     if getattr(args, "transformer_impl", "local") == "transformer_engine":
-        told.append(f"TransformerEngine {transformer_engine.version()} with its kernels in torch")
-    return told
+        described.append(f"TransformerEngine {transformer_engine.version()} with its kernels in torch")
+    return described
 
 
 def refuse(args: argparse.Namespace) -> None:
-    """Raise one RehearsalRefusal that names everything a CPU cannot do."""
+    """Raise one RehearsalRefusal that names every flag that a CPU cannot obey."""
     reasons = [
         f"{_flag(dest, getattr(args, dest))}: {advice}."
         for dest, asked_for, advice in (*_REFUSALS, *_transformer_engine_refusals())
@@ -149,7 +149,7 @@ def refuse(args: argparse.Namespace) -> None:
         instead = (
             "say --transformer-impl transformer_engine"
             if with_transformer_engine()
-            else transformer_engine.how_to_have_it()
+            else transformer_engine.installation_advice()
         )
         reasons.append(
             f"--sequence-parallel: it needs the LayerNorm of Apex or TransformerEngine: leave it out, or {instead}."
@@ -166,7 +166,7 @@ def _transformer_engine_refusals() -> tuple[_Refusal, ...]:
                 "attention_backend", _other_than("auto", "fused", "unfused", "local"), "say auto, fused or unfused"
             ),
         )
-    instead = transformer_engine.how_to_have_it()
+    instead = transformer_engine.installation_advice()
     return (
         _Refusal("transformer_impl", _other_than("local"), f"say local, or {instead}"),
         _Refusal("attention_backend", _other_than("unfused", "local", "auto"), f"say unfused, or {instead}"),

@@ -1,7 +1,7 @@
 """`pytest -p megatron_mtp_patches.rehearsal.pytest_plugin`: Megatron's own unit tests on a CPU.
 
-Installs when pytest loads it, before any conftest imports torch. Megatron's flag defaults stay as
-they are: its tests set what they need.
+It installs the rehearsal when pytest loads it, before any conftest imports torch. Megatron's flag defaults do not
+change: its tests set what they need.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Layer 4: two random streams where the CPU has one.
+"""Layer 4: two random streams, although the CPU has one.
 
-Megatron draws from a CUDA and a CPU generator and checks that work in one leaves the other alone ('CPU RNG
-state changed within GPU RNG context'). Every kernel draws from torch's default generator, so that one plays
-the GPU's; the Python API of the CPU generator, and the data loader's base seed, draw from a shadow.
+Megatron draws from a CUDA and a CPU generator and checks that work with one does not change the other ('CPU RNG state
+changed within GPU RNG context'). On a CPU every kernel draws from torch's default generator, so that one stands for the
+GPU's. The Python API of the CPU generator, and the data loader's base seed, use a second generator.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _cpu = torch.Generator()
 
 
 class Generator(torch._C.Generator):
-    """torch.Generator that takes a CUDA device."""
+    """A torch.Generator that accepts a CUDA device."""
 
     def __new__(cls, device: Any = CPU) -> Generator:
         return super().__new__(cls, device=cpu_for_cuda(device))
 
 
 def install() -> None:
-    """Give each API its own generator."""
+    """Give the APIs of the CPU and the GPU one generator each."""
     _cpu.set_state(_gpu.get_state())
     torch.Generator = Generator
     for name, function in _cpu_api().items():
-        for home in (torch, torch.random):
-            setattr(home, name, function)
+        for owner in (torch, torch.random):
+            setattr(owner, name, function)
     for name, function in _gpu_api().items():
-        for home in (torch.cuda, torch.cuda.random):
-            setattr(home, name, function)
+        for owner in (torch.cuda, torch.cuda.random):
+            setattr(owner, name, function)
     torch.cuda.default_generators = (_gpu,) * torch.cuda.device_count()
     _draw_base_seed_on_the_cpu()
 
@@ -72,7 +72,7 @@ def _gpu_api() -> dict[str, Any]:
 
 
 def _discard(result: Any) -> None:
-    """Setters of the torch API return None, those of a generator return the generator."""
+    """Return None, as the setters of the torch API do; those of a generator return the generator."""
 
 
 def _draw_base_seed_on_the_cpu() -> None:

@@ -1,8 +1,8 @@
-"""Layer 2: what a tensor says about its device, and the Python entry points that take one.
+"""Layer 2: what a tensor reports about its device, and the Python functions that take a device.
 
-The dispatcher sees a device only after Python has parsed it, and a build without CUDA (or with no driver)
-refuses 'cuda' and integer devices there; hence the thin wrappers. A CPU tensor answers `is_cuda` with True
-and `type()` with 'torch.cuda.*Tensor', because Megatron's optimizers sort parameters by those.
+The dispatcher gets a device only after Python has parsed it, and a build without CUDA (or without a driver) refuses
+'cuda' and integer devices when it parses them. Hence the thin wrappers. For a CPU tensor `is_cuda` is True and `type()`
+is 'torch.cuda.*Tensor', because Megatron's optimizers sort parameters by them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _native_type = torch.Tensor.type
 
 
 def install() -> None:
-    """Wrap the factories and the methods of Tensor; let torch.load restore CUDA storages on the CPU."""
+    """Wrap the factories and the methods of Tensor, and make torch.load restore CUDA storages on the CPU."""
     for name in _FACTORIES:
         setattr(torch, name, _resolve_device(getattr(torch, name)))
     overrides = {
@@ -46,7 +46,7 @@ def _resolve_device(factory: Any) -> Any:
     def resolved(*args: Any, **kwargs: Any) -> torch.Tensor:
         if "device" in kwargs:
             kwargs["device"] = cpu_for_cuda(kwargs["device"])
-        kwargs.pop("pin_memory", None)  # pinning is a service of the CUDA driver
+        kwargs.pop("pin_memory", None)  # only the CUDA driver can pin memory
         return factory(*args, **kwargs)
 
     return resolved
@@ -54,7 +54,7 @@ def _resolve_device(factory: Any) -> Any:
 
 @functools.wraps(_native_to)
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    if args:  # a device, a dtype or another tensor: only the first is resolved
+    if args:  # a device, a dtype or another tensor: only a device is resolved
         args = (cpu_for_cuda(args[0]), *args[1:])
     if "device" in kwargs:
         kwargs["device"] = cpu_for_cuda(kwargs["device"])

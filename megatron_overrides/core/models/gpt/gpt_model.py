@@ -1,4 +1,4 @@
-"""GPTModel of 0.16, which has the MTP loss in the middle of its _postprocess, made to call process_mtp_loss."""
+"""Make GPTModel of 0.16, which computes the MTP loss in the middle of its _postprocess, call process_mtp_loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatron_overrides.core.transformer.multi_token_prediction.loss import proc
 
 
 def call_process_mtp_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps GPTModel._postprocess: runs the MTP block and its loss, then the rest on a model that has neither."""
+    """Wraps GPTModel._postprocess: runs the MTP block and its loss, then the rest as for a model without heads."""
     if hasattr(sys.modules["megatron.core.models.gpt.gpt_model"], "process_mtp_loss"):
         return wrapped(*args, **kwargs)
     call = inspect.signature(wrapped).bind(*args, **kwargs)
@@ -21,7 +21,7 @@ def call_process_mtp_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
         return wrapped(*args, **kwargs)
     if given["inference_context"] is None or instance.training:
         _attach_mtp_loss(instance, given)
-    elif not given["mtp_in_postprocess"]:  # the stage before has run the block; inference has no use for it
+    elif not given["mtp_in_postprocess"]:  # the stage before ran the block; inference drops its output
         given["hidden_states"] = given["hidden_states"].chunk(1 + instance.config.mtp_num_layers)[0]
     given["mtp_in_postprocess"] = False
     rest = copy.copy(instance)
@@ -31,7 +31,7 @@ def call_process_mtp_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
 
 
 def _attach_mtp_loss(model: Any, given: dict[str, Any]) -> None:
-    """Put the trunk's hidden states, with the losses of the heads attached to them, into `given`."""
+    """Replace the hidden states in `given` by those of the main model, with the losses of the heads attached."""
     if given["mtp_in_postprocess"]:
         passed_on = (
             "input_ids position_ids hidden_states attention_mask inference_params rotary_pos_emb rotary_pos_cos "

@@ -1,4 +1,4 @@
-"""The step of MimoOptimizer, whose modules live on grids of different ranks."""
+"""The step of MimoOptimizer, whose modules run on grids of different ranks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from megatron_overrides.support.step_record import publish, record_of, set_norms
 def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
     """Update every active module, or skip the update everywhere. Replaces MimoOptimizer.step.
 
-    Returns what ChainedOptimizer.step does. Whether gradients overflowed and whether every module was updated is
-    agreed over the world, because a module's own ranks know nothing of the others.
+    Returns what ChainedOptimizer.step does. All ranks of the world agree on whether gradients overflowed and on whether
+    every module was updated, because the ranks of one module know nothing about the other modules.
     """
     if _reduce_flag(self.prepare_grads(), torch.distributed.ReduceOp.MAX):
         publish(self)
@@ -39,10 +39,10 @@ def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
 
 @torch.no_grad()
 def get_grad_norm(self: MimoOptimizer) -> float:
-    """The norm over all modules, the same on every rank; fills `grad_norms_by_group` as well.
+    """Return the norm over all modules, the same on every rank; fills `grad_norms_by_group` as well.
 
-    Replaces MimoOptimizer.get_grad_norm. A module's norms are known to its own ranks and fetched by the rest with a
-    maximum, in which NaN may lose against the zeros of the others; so it travels as a mark beside the norm.
+    Replaces MimoOptimizer.get_grad_norm. Only the ranks of a module know its norms; the others get them with a maximum,
+    in which NaN may lose against their zeros. So a flag beside each norm says whether it is NaN.
     """
     groups = (None, *separate_groups(self.config))
     # total and clipping, groups, modules, what _describe says
@@ -64,14 +64,14 @@ def get_grad_norm(self: MimoOptimizer) -> float:
 
 
 def _describe(norm: Any) -> torch.Tensor:
-    """(square, whether it is NaN, whether there is a norm at all)."""
+    """Return (square, whether it is NaN, whether there is a norm at all)."""
     square = float(norm or 0.0) ** 2
     return torch.tensor([0.0, 1.0, 1.0] if math.isnan(square) else [square, 0.0, 1.0])
 
 
 def _combine(modules: torch.Tensor) -> float:
-    squares, marks, _ = modules.T
-    return math.nan if marks.any() else torch.sqrt(squares.sum()).item()
+    squares, is_nan, _ = modules.T
+    return math.nan if is_nan.any() else torch.sqrt(squares.sum()).item()
 
 
 def _reduce_flag(flag: bool, op: torch.distributed.ReduceOp) -> bool:

@@ -1,1 +1,1 @@
-"""Multi-token prediction: its loss, what is measured beside it, and where its gradient may go."""
+"""Multi-token prediction (MTP): the loss of the heads, their acceptance rate, and where their gradient may go."""

@@ -1,6 +1,6 @@
-"""The output layer as the MTP heads use it when they are detached: it hands on a gradient and keeps none.
+"""Call the output layer so that a gradient passes through it and its parameters get none: for detached MTP heads.
 
-NVIDIA/Megatron-LM#3456. Upstream detaches `output_layer.weight` from outside, which misses a bias and adapters (LoRA),
+NVIDIA/Megatron-LM#3456. Upstream detaches `output_layer.weight` from outside. That misses a bias and adapters (LoRA),
 fails on wrappers without a `weight`, and under FSDP takes the weight before it is gathered.
 """
 
@@ -16,7 +16,7 @@ import torch
 def call_detached(
     output_layer: Callable[..., Any], hidden: torch.Tensor, *, weight: torch.Tensor | None, **arguments: Any
 ) -> Any:
-    """`output_layer(hidden, weight=weight, ...)` whose backward reaches `hidden` and no parameter."""
+    """Return `output_layer(hidden, weight=weight, ...)`; its backward reaches `hidden` and no parameter."""
     if weight is not None:
         weight = weight.detach()
     if isinstance(output_layer, torch.nn.Module):
@@ -29,9 +29,9 @@ def call_detached(
 
 @contextmanager
 def _detached_parameters(module: torch.nn.Module) -> Iterator[None]:
-    """While the forward of `module` runs, its parameters are detached views of themselves.
+    """Replace the parameters of `module` by detached views while its forward runs.
 
-    Only while it runs: hooks that gather parameters before it and release them after it (FSDP) see their own.
+    Hooks that gather parameters before the forward and release them after it (FSDP) see the real parameters.
     """
     replaced: list[tuple[dict[str, Any], str, torch.nn.Parameter]] = []
 
@@ -43,19 +43,19 @@ def _detached_parameters(module: torch.nn.Module) -> Iterator[None]:
         for parameters, name, parameter in replaced:
             parameters[name] = parameter.detach()
 
-    def put_back(*_: Any) -> None:
+    def restore(*_: Any) -> None:
         while replaced:
             parameters, name, parameter = replaced.pop()
             parameters[name] = parameter
 
-    # Last before the forward, first after it.
+    # detach() runs after FSDP's own pre-hook (parameters are gathered), restore() before its post-hook releases them.
     handles = (
         module.register_forward_pre_hook(detach),
-        module.register_forward_hook(put_back, prepend=True, always_call=True),
+        module.register_forward_hook(restore, prepend=True, always_call=True),
     )
     try:
         yield
     finally:
-        put_back()
+        restore()
         for handle in handles:
             handle.remove()

@@ -1,4 +1,4 @@
-"""What a model's forward pass knows and its MTP loss needs: the tokens, and whether anything will be trained."""
+"""Tell the MTP loss, which gets neither as an argument, the tokens of a forward pass and whether it trains anything."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import torch
 
 
 class ForwardPass(NamedTuple):
-    """`trains`: there are gradients, or somebody else looks at the heads. `is_idle`: the MTP block is left out, and its
-    hidden states are missing.
+    """The forward pass of a model that is running.
+
+    input_ids: the tokens that the main model sees.
+    trains: the losses of the heads are computed, because there are gradients or because modelopt observes the heads.
+    is_idle: the MTP block is skipped, so there are no hidden states of heads.
     """
 
     input_ids: torch.Tensor | None = None
@@ -21,42 +24,43 @@ class ForwardPass(NamedTuple):
     is_idle: bool = False
 
 
-_OUTSIDE = ForwardPass()
-_current: ContextVar[ForwardPass] = ContextVar("the forward pass of the model", default=_OUTSIDE)
+_NOT_RECORDED = ForwardPass()
+_current: ContextVar[ForwardPass] = ContextVar("the forward pass of the model", default=_NOT_RECORDED)
 
 
 def current() -> ForwardPass:
+    """Return the forward pass that is running; a default ForwardPass if no model has recorded one."""
     return _current.get()
 
 
 def tell_tokens(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps GPTModel._postprocess, HybridModel.forward and MambaModel.forward.
+    """Wraps GPTModel._postprocess, HybridModel.forward and MambaModel.forward: records the pass as current().
 
-    Without gradients nothing of MTP is of use (evaluation, log probabilities of an RL policy), unless modelopt looks at
-    it. It can be left out where the block and the loss are in this same call; otherwise the next stage expects the
-    block's output.
+    Without gradients (evaluation, log probabilities of an RL policy) the heads are of no use, unless modelopt observes
+    them. The block can be skipped if it runs in the same call as the loss; otherwise the next pipeline stage expects
+    its output.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     call.apply_defaults()
     runs_block = getattr(instance, "mtp_process", False) and call.arguments.get("mtp_in_postprocess", True)
-    trains = torch.is_grad_enabled() or bool(runs_block and _modelopt_looks_at(instance.mtp))
+    trains = torch.is_grad_enabled() or bool(runs_block and _modelopt_observes(instance.mtp))
     is_idle = bool(instance.post_process and runs_block and not trains)
-    with _during(ForwardPass(call.arguments.get("input_ids"), trains, is_idle)):
+    with _running(ForwardPass(call.arguments.get("input_ids"), trains, is_idle)):
         return wrapped(*args, **kwargs)
 
 
 def leave_out_idle_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Wraps MultiTokenPredictionBlock.forward."""
+    """Wraps MultiTokenPredictionBlock.forward: skips the block where the forward pass is idle."""
     if current().is_idle:
         return inspect.signature(wrapped).bind(*args, **kwargs).arguments["hidden_states"]
     return wrapped(*args, **kwargs)
 
 
-def _modelopt_looks_at(block: torch.nn.Module) -> bool:
-    """Whether quantizers or hooks of nvidia-modelopt are in the block.
+def _modelopt_observes(block: torch.nn.Module) -> bool:
+    """Whether the block has quantizers or hooks of nvidia-modelopt.
 
-    It calibrates quantizers, ranks channels and runs a teacher without gradients: heads that do not run would be left
-    without ranges, ranks and outputs.
+    modelopt calibrates quantizers, ranks channels and runs a teacher without gradients. If the heads did not run, they
+    would get no ranges, no ranks and no outputs.
     """
     return any(
         getattr(part, "__module__", "").startswith("modelopt.")
@@ -66,7 +70,7 @@ def _modelopt_looks_at(block: torch.nn.Module) -> bool:
 
 
 @contextmanager
-def _during(forward_pass: ForwardPass) -> Iterator[None]:
+def _running(forward_pass: ForwardPass) -> Iterator[None]:
     token = _current.set(forward_pass)
     try:
         yield

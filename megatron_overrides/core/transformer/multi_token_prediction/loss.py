@@ -1,7 +1,7 @@
-"""The loss of the MTP heads, one body for all releases.
+"""The loss of the MTP heads: one function for all releases.
 
 NVIDIA/Megatron-LM#3457 (labels from the tokens), #3458 (acceptance counts), #3456 (detached output weight). Upstream
-has the loss inside GPTModel in 0.16.1 and as `process_mtp_loss` from 0.17 on.
+computes this loss inside GPTModel in 0.16.1 and in `process_mtp_loss` from 0.17 on.
 """
 
 from __future__ import annotations
@@ -35,31 +35,32 @@ def process_mtp_loss(
     input_ids: torch.Tensor | None = None,
     rescale_per_token: bool = True,
 ) -> torch.Tensor:
-    """Attach the losses of all MTP heads to the hidden states of the trunk.
+    """Attach the losses of all MTP heads to the hidden states of the main model.
 
     Args:
-        hidden_states: [(1 + D) s, b, h], the trunk's followed by those of D = `config.mtp_num_layers` heads.
+        hidden_states: [(1 + D) s, b, h], those of the main model followed by those of D = `config.mtp_num_layers`
+            heads.
         labels: [b, s] int64; None (RL) derives them from `input_ids`.
-        loss_mask: [b, s], 1 where a position counts; aligned with `labels`, or with `input_ids` where the labels are
+        loss_mask: [b, s], 1 where a position counts; aligned with `labels`, or with `input_ids` if the labels are
             derived from them. None counts every position.
         output_layer: called (hidden [s, b, h], weight=, runtime_gather_output=), returns (logits [s, b, v], bias).
-        output_weight: the tied embedding, or None if the output layer has a weight of its own.
-        is_training: whether to log the losses and the acceptance.
+        output_weight: the tied embedding, or None if the output layer has its own weight.
+        is_training: whether to log the losses and the acceptance rates.
         compute_language_model_loss: (labels [b, s], logits [s, b, v]) -> loss [b, s]. It may overwrite the logits.
-        input_ids: [b, s] int64, the tokens that the trunk has seen.
-        rescale_per_token: with `config.calculate_per_token_loss`, weigh a head's tokens as the trunk's are weighed
+        input_ids: [b, s] int64, the tokens that the main model has seen.
+        rescale_per_token: with `config.calculate_per_token_loss`, weigh a head's tokens as the main model's are weighed
             (from 0.17 on) or not at all (0.16.1).
 
     Returns:
-        The trunk's hidden states, [s, b, h]; backward through them trains the heads too.
+        The hidden states of the main model, [s, b, h]; backward through them trains the heads too.
     """
     model_pass = forward_pass.current()
     if model_pass.is_idle:
         return hidden_states
-    trunk, *heads = torch.chunk(hidden_states, 1 + config.mtp_num_layers, dim=0)
+    main, *heads = torch.chunk(hidden_states, 1 + config.mtp_num_layers, dim=0)
     input_ids = model_pass.input_ids if input_ids is None else input_ids
     if not model_pass.trains or (labels is None and input_ids is None):
-        return trunk
+        return main
 
     def roll(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return mtp.roll_tensor(tensor, shifts=-1, dims=-1, cp_group=cp_group, packed_seq_params=packed_seq_params)
@@ -68,11 +69,11 @@ def process_mtp_loss(
     if mask is None:
         mask = torch.ones_like(targets)
     if labels is None:
-        # Label i is token i + 1; the last position of a sequence has none, and the mask says so.
+        # Label i is token i + 1. The last position of a sequence has no label; the mask leaves it out.
         (targets, _), (mask, _) = roll(targets), roll(mask)
-    trunk_tokens = mask.sum()
+    main_tokens = mask.sum()
 
-    call_output_layer = call_detached if getattr(config, "mtp_detach_heads", False) else _call
+    call_output_layer = call_detached if getattr(config, "mtp_detach_heads", False) else _call_attached
     for depth, head in enumerate(heads):
         (targets, _), (mask, tokens) = roll(targets), roll(mask)
         safe_tokens = tokens.clamp(min=1)
@@ -81,22 +82,22 @@ def process_mtp_loss(
         )
         if scale_logits_fn is not None:
             logits = scale_logits_fn(logits)
-        # Before the loss: TransformerEngine's fused cross entropy leaves the gradient where the logits were.
+        # Count before the loss: TransformerEngine's fused cross entropy overwrites the logits with their gradient.
         counts = _count(logits, targets, mask, output_layer, runtime_gather_output, tp_group, config, is_training)
         loss = mask * compute_language_model_loss(targets, logits)
         if is_training:
-            _log(torch.sum(loss) * (tokens > 0).to(loss.dtype) / safe_tokens, counts, depth, config.mtp_num_layers)
+            _record(torch.sum(loss) * (tokens > 0).to(loss.dtype) / safe_tokens, counts, depth, config.mtp_num_layers)
         loss = config.mtp_loss_scaling_factor / config.mtp_num_layers * loss
         if not config.calculate_per_token_loss:
             loss = loss / safe_tokens
         elif rescale_per_token:
-            # finalize_model_grads divides by the tokens of the trunk, of which a head predicts fewer.
-            loss = loss * (trunk_tokens / safe_tokens)
-        trunk = mtp.MTPLossAutoScaler.apply(trunk, loss)
-    return trunk
+            # finalize_model_grads divides by the tokens of the main model; a head predicts fewer.
+            loss = loss * (main_tokens / safe_tokens)
+        main = mtp.MTPLossAutoScaler.apply(main, loss)
+    return main
 
 
-def _call(output_layer: Callable[..., Any], hidden: torch.Tensor, **arguments: Any) -> Any:
+def _call_attached(output_layer: Callable[..., Any], hidden: torch.Tensor, **arguments: Any) -> Any:
     return output_layer(hidden, **arguments)
 
 
@@ -110,7 +111,7 @@ def _count(
     config: Any,
     is_training: bool,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """(correct, total) predictions of one head, where they are wanted in this step."""
+    """Return the (correct, total) predictions of one head, or None if this step does not count them."""
     if not is_training or not hasattr(mtp, "_compute_mtp_acceptance_counts"):
         return None
     interval = getattr(config, "mtp_acceptance_interval", 1)
@@ -119,7 +120,8 @@ def _count(
     return mtp._compute_mtp_acceptance_counts(logits, targets, mask, output_layer, runtime_gather_output, tp_group)
 
 
-def _log(loss: torch.Tensor, counts: tuple[torch.Tensor, torch.Tensor] | None, depth: int, num_depths: int) -> None:
+def _record(loss: torch.Tensor, counts: tuple[torch.Tensor, torch.Tensor] | None, depth: int, num_depths: int) -> None:
+    """Add one head's loss and counts to Megatron's tracker, which logs them once per step."""
     helper = mtp.MTPLossLoggingHelper
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     if hasattr(helper, "save_metrics_to_tracker"):

@@ -1,4 +1,4 @@
-"""Full activation recomputation of an MTP layer with a padding mask, which 0.18 cannot do."""
+"""Full activation recomputation of an MTP layer with a padding mask; 0.18 raises TypeError."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 def accept_padding_mask(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps MultiTokenPredictionLayer._checkpointed_forward.
 
-    0.18 calls it with a `padding_mask` that it does not take: TypeError for every MTP model with full recompute. The
-    change that mends it upstream came with NVIDIA/Megatron-LM#3457.
+    0.18 calls it with a `padding_mask`, which it does not accept: every MTP model with full recomputation raises
+    TypeError. Upstream fixed this in NVIDIA/Megatron-LM#3457.
     """
     parameters = inspect.signature(wrapped).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if "padding_mask" not in kwargs or "padding_mask" in parameters or takes_all:
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if "padding_mask" not in kwargs or "padding_mask" in parameters or accepts_any:
         return wrapped(*args, **kwargs)
     layer = _LayerWithPaddingMask(instance, kwargs.pop("padding_mask"))
     return wrapped.__func__(layer, *args, **kwargs)
 
 
 class _LayerWithPaddingMask:
-    """The layer, to a method that would forget the mask: now, and again when backward recomputes."""
+    """Stands for the layer in a method that drops the mask, and adds it: in forward, and when backward recomputes."""
 
     def __init__(self, layer: Any, padding_mask: Any) -> None:
         self._layer = layer

@@ -1,7 +1,7 @@
-"""Tag the parameters of the MTP heads, so that the optimizer clips them separately.
+"""Tag the parameters of the MTP heads, so that the optimizer can clip them separately.
 
-NVIDIA/Megatron-LM#4116. The tag is `grad_norm_group = "mtp"`; `is_mtp_param` says the same in the words of the original
-pull request.
+NVIDIA/Megatron-LM#4116. The tag is `grad_norm_group = "mtp"`; the original pull request calls it `is_mtp_param`, which
+is set as well.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ from megatron_overrides.support.norm_tags import tag_mtp_block
 
 
 def tag_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Wraps MultiTokenPredictionBlock.__init__."""
+    """Wraps MultiTokenPredictionBlock.__init__: tags the parameters of the new block."""
     wrapped(*args, **kwargs)
     tag_mtp_block(instance)

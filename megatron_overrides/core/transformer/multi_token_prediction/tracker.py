@@ -1,7 +1,7 @@
-"""Between two lines of the log: MTP losses and acceptance counts, added up on the device, reduced once a step.
+"""Add up MTP losses and acceptance counts on the device between two log lines, and reduce them once per step.
 
-NVIDIA/Megatron-LM#3458: MTPLossLoggingHelper of 0.19. The names that older releases have go on working, and so does
-their key "values" for the losses. Upstream counts in float32, which stops counting at 2**24.
+NVIDIA/Megatron-LM#3458: MTPLossLoggingHelper of 0.19. The method names of older releases still work, and so does their
+key "values" for the losses. Upstream counts in float32, which cannot count beyond 2**24.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GROUPS = ("reduce_group", "avg_group")
 
 
 class MTPLossLoggingHelper:
-    """The methods that take the place of those of Megatron's class; the state is Megatron's, `tracker`."""
+    """Methods that replace those of Megatron's class. The state stays in Megatron's `tracker`."""
 
     @staticmethod
     def save_metrics_to_tracker(
@@ -34,9 +34,10 @@ class MTPLossLoggingHelper:
 
         Args:
             loss: scalar, the mean over the tokens of this rank.
-            correct, total: scalars, the predictions that were right and all of them; None where they were not counted.
+            correct, total: scalars, the correct predictions and all predictions; None if they were not counted.
             layer_number: depth, from 0; None adds nothing.
-            reduce_group, avg_group: sum over the one, mean of the losses and sum of the counts over the other.
+            reduce_group: losses and counts are summed over it.
+            avg_group: losses are averaged over it, counts are summed.
         """
         if layer_number is None:
             return
@@ -52,13 +53,13 @@ class MTPLossLoggingHelper:
             tracker["total_values"][layer_number] += total.detach().to(torch.int64)
         tracker["reduce_group"] = reduce_group
         tracker["avg_group"] = avg_group
-        # A replayed CUDA graph adds to the sums without coming here: what the capture has left behind goes on holding.
+        # A replayed CUDA graph adds to the sums without calling this method; the groups of the capture stay valid.
         tracker["last_groups"] = (reduce_group, avg_group)
         tracker["counted"] = correct is not None
 
     @staticmethod
     def clean_metrics_in_tracker() -> None:
-        """Start anew; the cumulative counts stay."""
+        """Reset the losses and the counts of this step; the cumulative counts stay."""
         tracker = mtp.MTPLossLoggingHelper.tracker
         for key in ("loss_values", *_COUNTS):
             if key in tracker:
@@ -68,7 +69,7 @@ class MTPLossLoggingHelper:
 
     @staticmethod
     def reduce_metrics_in_tracker() -> None:
-        """Reduce the losses and the counts over the ranks; each group once for the losses, once for the counts."""
+        """Reduce over the ranks, with at most two collectives per group: one for the losses, one for the counts."""
         tracker = mtp.MTPLossLoggingHelper.tracker
         if "loss_values" not in tracker:
             return
@@ -92,12 +93,12 @@ class MTPLossLoggingHelper:
         wandb_writer: Any = None,
         total_loss_dict: dict[str, Any] | None = None,
     ) -> None:
-        """Report what was saved since the last call, and start anew.
+        """Report what was saved since the last call, then reset it.
 
         Args:
             loss_scale: one over the number of microbatches.
-            writer, wandb_writer: get `mtp_N loss` and, in percent, `mtp_N_acceptance_rate` (of this step) and
-                `mtp_N_cumulative_acceptance_rate` (since this process began).
+            writer, wandb_writer: they get `mtp_N loss` and, in percent, `mtp_N_acceptance_rate` (of this step) and
+                `mtp_N_cumulative_acceptance_rate` (since this process started).
             total_loss_dict: `mtp_N loss` is added to it; Megatron prints its means.
         """
         helper = mtp.MTPLossLoggingHelper
@@ -128,33 +129,33 @@ class MTPLossLoggingHelper:
         reduce_group: Any = None,
         avg_group: Any = None,
     ) -> None:
-        """As up to 0.18: a loss, nothing counted."""
+        """The method of releases up to 0.18: adds a loss and no counts."""
         mtp.MTPLossLoggingHelper.save_metrics_to_tracker(
             loss, None, None, layer_number, num_layers, reduce_group=reduce_group, avg_group=avg_group
         )
 
     @staticmethod
     def clean_loss_in_tracker() -> None:
-        """As up to 0.18."""
+        """The method of releases up to 0.18."""
         mtp.MTPLossLoggingHelper.clean_metrics_in_tracker()
 
     @staticmethod
     def reduce_loss_in_tracker() -> None:
-        """As up to 0.18."""
+        """The method of releases up to 0.18."""
         mtp.MTPLossLoggingHelper.reduce_metrics_in_tracker()
 
 
 def _acceptance_rates(tracker: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The rates by name, in percent; on the device until somebody prints them."""
+    """Return the rates by name, in percent. They stay on the device until they are printed."""
     rates = {}
     step = torch.stack([tracker[key] for key in _COUNTS])
-    everything = tracker.get("cumulative_counts")
-    if everything is None or everything.shape != step.shape:
-        everything = torch.zeros_like(step)
-    tracker["cumulative_counts"] = everything = everything + step
+    cumulative = tracker.get("cumulative_counts")
+    if cumulative is None or cumulative.shape != step.shape:
+        cumulative = torch.zeros_like(step)
+    tracker["cumulative_counts"] = cumulative = cumulative + step
     tracker["acceptance_metrics"] = metrics = []
-    for word, label, (correct, total) in (("", "", step), ("cumulative_", " so far", everything)):
+    for prefix, label, (correct, total) in (("", "", step), ("cumulative_", " so far", cumulative)):
         for depth, rate in enumerate((100.0 * correct.double() / total.clamp(min=1)).float(), start=1):
-            rates[f"mtp_{depth}_{word}acceptance_rate"] = rate
+            rates[f"mtp_{depth}_{prefix}acceptance_rate"] = rate
             metrics.append(Metric(f"mtp_{depth} acceptance %{label}", rate))
     return rates

@@ -1,12 +1,12 @@
-"""Layer 8: TransformerEngine. Its own Python runs; only its compiled extension is stood in for, in torch.
+"""Layer 8: TransformerEngine. Its own Python runs; only its compiled extension is replaced by stand-ins in torch.
 
 The wheel `transformer-engine` holds all of its Python: modules, autograd functions, optimizers, attention backends,
-context parallelism. The extension `transformer_engine_torch` is kernels. They are written here in fp32 with one
-rounding, so numbers agree with plain torch's and not, bit for bit, with a GPU's. fp8, fp4, userbuffers and NVSHMEM
-raise NotImplementedError by name when they are called.
+context parallelism. The extension `transformer_engine_torch` holds kernels. Their stand-ins here compute in fp32 and
+round once, so their numbers agree with those of plain torch, and not bit for bit with those of a GPU. fp8, fp4,
+userbuffers and NVSHMEM raise a NotImplementedError that names them when they are called.
 
-The layer is on where `transformer_engine` can be imported, all that its Python imports is installed, and the extension
-is not: `pip install --no-deps transformer-engine==VERSION` and `pip install megatron-mtp-patches[te]`.
+The layer is on if `transformer_engine` can be imported, everything that its Python imports is installed, and the
+extension is not: `pip install --no-deps transformer-engine==VERSION` and `pip install megatron-mtp-patches[te]`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from ...engine.watch import watch
 
-# What transformer_engine.pytorch imports at its top, and pip's name for it.
+# The modules that transformer_engine.pytorch imports at its top, and the names that pip knows them by.
 NEEDED = {
     "onnxscript": "onnxscript",
     "onnx": "onnx",
@@ -32,7 +32,7 @@ NEEDED = {
 }
 
 
-ORIGIN = f"{__name__}.extension"  # where the stand-in says that it comes from
+ORIGIN = f"{__name__}.extension"  # the origin in the stand-in's module spec
 
 
 def has_python() -> bool:
@@ -41,20 +41,20 @@ def has_python() -> bool:
 
 
 def missing() -> list[str]:
-    """What TransformerEngine's Python imports and this environment lacks, by pip's names."""
+    """List what TransformerEngine's Python imports and this environment lacks, by pip's names."""
     return [name for module, name in NEEDED.items() if find_spec(module) is None]
 
 
 def version() -> str:
-    """As installed, such as "2.17.1"; empty where it is not."""
+    """Return the installed version, such as "2.17.1", or "" if it is not installed."""
     try:
         return metadata.version("transformer_engine")
     except metadata.PackageNotFoundError:
         return ""
 
 
-def how_to_have_it() -> str:
-    """What to install so that this layer is on, as half a sentence."""
+def installation_advice() -> str:
+    """Say what to install so that this layer is on, as the second half of a sentence."""
     if not has_python():
         return "install its Python: pip install --no-deps transformer-engine, and megatron-mtp-patches[te]"
     if missing():
@@ -63,7 +63,7 @@ def how_to_have_it() -> str:
 
 
 def available() -> bool:
-    """Whether this layer is on: TransformerEngine's Python is here, whole, and its extension is not."""
+    """Whether this layer can be on: TransformerEngine's Python is installed and complete, its extension is not."""
     return has_python() and not _has_extension() and not missing()
 
 
@@ -73,15 +73,15 @@ def _has_extension() -> bool:
 
 
 def prepare() -> None:
-    """Set what is read once, before torch, triton and transformer_engine are imported."""
+    """Set the variables that torch, triton and transformer_engine read when they are imported."""
     os.environ["NVTE_PROJECT_BUILDING"] = "1"  # TransformerEngine's own switch: load no shared library
     os.environ["NVTE_RELEASE_BUILD"] = "0"
     os.environ["TRITON_INTERPRET"] = "1"  # its Triton kernels (cross entropy) run in Triton's interpreter
 
 
 def install() -> None:
-    """Put the stand-ins in their places: TransformerEngine's as soon as it is imported, Apex's now."""
-    # Now, not when they are needed: a process that a rehearsal starts has forgotten the package by then.
+    """Install the stand-ins: TransformerEngine's when it is imported, Apex's now."""
+    # Imported now and not when they are needed: a child process has removed the package from sys.modules by then.
     from . import extension, permutation, weight_gradient
 
     def stand_in(common: ModuleType) -> None:
@@ -91,16 +91,16 @@ def install() -> None:
     sys.modules["fused_weight_gradient_mlp_cuda"] = weight_gradient
     watch(["transformer_engine.common"], stand_in)
     watch(["transformer_engine.pytorch.triton.permutation"], permutation.install)
-    watch(["triton.runtime.autotuner"], _leave_one_choice)
+    watch(["triton.runtime.autotuner"], _keep_one_config)
 
 
-def _leave_one_choice(autotuner: ModuleType) -> None:
-    """Triton's autotuner would time its choices on a GPU, in the interpreter, too."""
+def _keep_one_config(autotuner: ModuleType) -> None:
+    """Keep only the first config of Triton's autotuner, which would time them on a GPU even in the interpreter."""
     start = autotuner.Autotuner.__init__
 
     @functools.wraps(start)
-    def with_one_choice(self: Any, *args: Any, **kwargs: Any) -> None:
+    def with_one_config(self: Any, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
         self.configs = self.configs[:1]
 
-    autotuner.Autotuner.__init__ = with_one_choice
+    autotuner.Autotuner.__init__ = with_one_config

@@ -1,6 +1,6 @@
 """Activations: forward, backward, and backward with the gradient of a bias. Source: TransformerEngine's activation.cpp.
 
-A gated activation takes twice the width: the first half is the gate's input.
+The input of a gated activation has twice the width of its output: the first half is the gate's input.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .kernel import gradients, quantized, with_bias_gradient
 Activation = Callable[[Tensor], Tensor]
 
 
-def gelu_of(x: Tensor) -> Tensor:
+def tanh_gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
 PLAIN: dict[str, Activation] = {
-    "gelu": gelu_of,
+    "gelu": tanh_gelu,
     "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": torch.relu,
     "srelu": lambda x: torch.relu(x).square(),
@@ -49,7 +49,7 @@ GATED: dict[str, Activation] = {
 
 
 def clamped(limit: float, alpha: float, offset: float) -> Activation:
-    """gpt-oss's swiglu: both halves are clamped, and the second counts from `offset`."""
+    """Make gpt-oss's swiglu: both halves are clamped, and `offset` is added to the second."""
 
     def activation(x: Tensor) -> Tensor:
         first, second = x.chunk(2, -1)

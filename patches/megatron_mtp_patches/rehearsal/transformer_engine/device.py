@@ -1,10 +1,10 @@
-"""What the device and NVIDIA's libraries say of themselves. Source: TransformerEngine's misc.cpp and pybind.cpp."""
+"""Properties of the device and of NVIDIA's libraries. Source: TransformerEngine's misc.cpp and pybind.cpp."""
 
 from __future__ import annotations
 
 
 def get_cudnn_version() -> int:
-    """9.21.0: TransformerEngine chooses what attention may do, and how its statistics lie in memory, by this."""
+    """9.21.0. TransformerEngine chooses attention's features, and the memory layout of its statistics, by this."""
     return 92100
 
 

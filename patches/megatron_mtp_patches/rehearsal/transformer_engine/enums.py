@@ -1,6 +1,6 @@
 """The enums and types of the extension. Source: TransformerEngine's pybind.cpp and fused_attn.h, 2.12 to 2.18.
 
-TransformerEngine asserts some of their values when it is imported, so a value that is out of step fails there.
+TransformerEngine asserts some of these values when it is imported, so a wrong value fails there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TORCH_DTYPES = {
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
-    """torch's dtype for a DType, which callers may give as an int."""
+    """Return torch's dtype for a DType, which callers may pass as an int."""
     return _TORCH_DTYPES[DType(int(dtype))]
 
 
@@ -89,7 +89,7 @@ FP8BwdTensors = _enum(
 
 
 class FP8TensorMeta:
-    """What a module keeps of its scales. Only fp8 reads it."""
+    """The scales of a module. Only fp8 reads them."""
 
     scale = scale_inv = amax_history = None
 

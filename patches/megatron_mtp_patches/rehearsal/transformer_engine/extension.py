@@ -1,4 +1,4 @@
-"""Makes the module that stands for `transformer_engine_torch`, TransformerEngine's compiled extension."""
+"""Make the module that stands for `transformer_engine_torch`, TransformerEngine's compiled extension."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _KERNELS = (
     + moe.KERNELS
     + optimizers.KERNELS
 )
-# What TransformerEngine asks for with hasattr() or a default, and does without.
-_MAY_BE_ABSENT = {"grouped_mlp_experimental"}
+# TransformerEngine looks these names up with hasattr() or a default, and works without them.
+_OPTIONAL = {"grouped_mlp_experimental"}
 
 
 def make() -> ModuleType:
-    """A module whose kernels autograd does not see. A name that is not stood in for raises when it is called."""
+    """Make the module. Autograd does not see its kernels; a kernel without a stand-in raises when it is called."""
     module = ModuleType("transformer_engine_torch", "Stands for TransformerEngine's compiled extension.")
     module.__spec__ = ModuleSpec(module.__name__, None, origin=ORIGIN)
     for type_ in enums.TYPES:
@@ -53,6 +53,6 @@ def make() -> ModuleType:
 
 
 def _refuse(name: str) -> Any:
-    if name.startswith("__") or name in _MAY_BE_ABSENT:
+    if name.startswith("__") or name in _OPTIONAL:
         raise AttributeError(name)
     return refusal(name)

@@ -1,10 +1,10 @@
-"""cuDNN's fused attention: what TransformerEngine takes on a GPU, so that a rehearsal takes the same path.
+"""cuDNN's fused attention, which TransformerEngine uses on a GPU: with it a rehearsal takes the same code path.
 
 Source: TransformerEngine's attention.cpp and fused_attn.h (2.12, 2.14 and 2.16 to 2.18), and cuDNN's definition of the
-statistics: the logarithm of the sum of the exponentials of a query's scores. The backward needs them and the output as
-arguments, because ring attention (context parallelism) hands in those of the whole sequence.
+statistics: the logarithm of the sum of the exponentials of a query's scores. Backward takes the statistics and the
+output as arguments, because ring attention (context parallelism) passes those of the whole sequence.
 
-Queries, keys and values come as sbhd, bshd or thd in bf16 or fp16. Everything inside is fp32 and is rounded once.
+Queries, keys and values are sbhd, bshd or thd, in bf16 or fp16. The computation is in fp32 and rounds once.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def get_fused_attn_backend(
     head_dim_v: int,
     *_: Any,
 ) -> Any:
-    """NVTE_F16_arbitrary_seqlen for what `fused_attn_fwd` does, as a Hopper would answer; else NVTE_No_Backend."""
-    can = (
+    """Return NVTE_F16_arbitrary_seqlen, as on a Hopper, if `fused_attn_fwd` supports it; else NVTE_No_Backend."""
+    supported = (
         DType(int(q_dtype)) == DType(int(kv_dtype)) in (DType.kFloat16, DType.kBFloat16)
         and bias_type in (NVTE_Bias_Type["NVTE_NO_BIAS"], NVTE_Bias_Type["NVTE_POST_SCALE_BIAS"])
         and "Paged" not in NVTE_QKV_Layout(int(qkv_layout)).name
@@ -70,12 +70,12 @@ def get_fused_attn_backend(
         and head_dim_v % 8 == 0
         and num_attn_heads % num_gqa_groups == 0
     )
-    return NVTE_Fused_Attn_Backend["NVTE_F16_arbitrary_seqlen" if can else "NVTE_No_Backend"]
+    return NVTE_Fused_Attn_Backend["NVTE_F16_arbitrary_seqlen" if supported else "NVTE_No_Backend"]
 
 
 @dataclass
 class _Call:
-    """What forward and backward share: where tokens lie, which scores count, how they are scaled."""
+    """What forward and backward share: the places of the tokens, the scores that count, and their scale."""
 
     arguments: dict[str, Any]
 
@@ -93,7 +93,7 @@ class _Call:
         self.scale = float(found["attn_scale"])
 
     def take(self, tensor: Tensor, spans: list[tuple[int, int]], form: str) -> Tensor:
-        """[batch, heads, longest, width] in fp32, zeros where a sequence is shorter."""
+        """Return [batch, heads, longest, width] in fp32, padded with zeros."""
         if form != "thd":
             dense = tensor.permute(1, 2, 0, 3) if form == "sbhd" else tensor.permute(0, 2, 1, 3)
             return dense.float()
@@ -105,7 +105,7 @@ class _Call:
         return out.permute(0, 2, 1, 3)
 
     def put(self, dense: Tensor, like: Tensor, spans: list[tuple[int, int]], form: str) -> Tensor:
-        """The way back, into a new tensor; tokens of no sequence are 0."""
+        """Reverse take() into a new tensor. Tokens that belong to no sequence are 0."""
         if form != "thd":
             value = dense.permute(2, 0, 1, 3) if form == "sbhd" else dense.permute(0, 2, 1, 3)
             return value.to(like.dtype).contiguous()
@@ -115,7 +115,7 @@ class _Call:
         return out
 
     def allowed(self, queries: int, keys: int) -> Tensor:
-        """[batch, 1, queries, keys]: which key a query sees."""
+        """Return [batch, 1, queries, keys]: whether a query sees a key."""
         q_lengths = torch.tensor([length for _, length in self.q_spans]).view(-1, 1, 1)
         kv_lengths = torch.tensor([length for _, length in self.kv_spans]).view(-1, 1, 1)
         query, key = torch.arange(queries).view(1, -1, 1), torch.arange(keys).view(1, 1, -1)
@@ -130,7 +130,7 @@ class _Call:
         return seen[:, None]
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """[batch, heads, queries, keys], -inf where a query does not see the key."""
+        """Return [batch, heads, queries, keys], -inf where a query does not see the key."""
         value = q @ k.transpose(-1, -2) * self.scale
         if self.bias is not None:
             value = value + self.bias.float()
@@ -143,15 +143,15 @@ class _Call:
 
     @property
     def offset(self) -> Tensor | None:
-        """[1, heads, 1, 1]: a score that each query has besides its keys', or None."""
+        """[1, heads, 1, 1]: a score that each query has in addition to those of its keys, or None."""
         kind = self.arguments["softmax_type"]
         if kind == NVTE_Softmax_Type["NVTE_VANILLA_SOFTMAX"]:
             return None
         given = self.arguments["softmax_offset"]
         return torch.zeros(1, 1, 1, 1) if given is None else given.float()
 
-    def dropped(self, shape: torch.Size, rng_state: Tensor) -> Tensor | float:
-        """What dropout multiplies the probabilities by; the same for the same state."""
+    def dropout_factors(self, shape: torch.Size, rng_state: Tensor) -> Tensor | float:
+        """Return the factors by which dropout multiplies the probabilities. The same state gives the same factors."""
         p = float(self.arguments["p_dropout"])
         if p == 0.0:
             return 1.0
@@ -160,13 +160,16 @@ class _Call:
 
 
 def _formats(layout: str) -> tuple[str, str]:
-    """Of queries, and of keys and values: "sbhd", "bshd" or "thd". A digit says how many tensors are interleaved."""
+    """Return the formats of queries, and of keys and values: "sbhd", "bshd" or "thd".
+
+    A digit in `layout` is the number of interleaved tensors.
+    """
     parts = [re.sub(r"\d", "", part) for part in layout.removeprefix("NVTE_").lower().split("_")]
     return parts[0], parts[-1]
 
 
 def _spans(found: dict[str, Any], which: str, form: str, padding: bool) -> list[tuple[int, int]]:
-    """(first token, length) of each sequence; for dense formats the first is 0."""
+    """Return (first token, length) of each sequence; in dense formats the first token is 0."""
     cu_seqlens = found[f"cu_seqlens_{which}"].tolist()
     lengths = [end - begin for begin, end in zip(cu_seqlens, cu_seqlens[1:], strict=False)]
     if form == "thd":
@@ -179,7 +182,7 @@ def _spans(found: dict[str, Any], which: str, form: str, padding: bool) -> list[
 
 
 def _expand(kv: Tensor, heads: int) -> Tensor:
-    """Grouped queries: each head of keys and values serves several of queries."""
+    """Repeat heads of keys and values for grouped queries: each serves several heads of queries."""
     return kv.repeat_interleave(heads // kv.shape[1], 1)
 
 
@@ -188,9 +191,9 @@ def _reduce(grad: Tensor, kv_heads: int) -> Tensor:
 
 
 def fused_attn_fwd(*args: Any) -> list[Any]:
-    """[output, statistics, (greatest scores), rng state, (bias), (softmax offset)].
+    """Return [output, statistics, (greatest scores), rng state, (bias), (softmax offset)].
 
-    Statistics are [batch, heads, queries, 1]; for thd [tokens, heads, 1]. fp32.
+    Statistics are fp32, [batch, heads, queries, 1]; for thd they are [tokens, heads, 1].
     """
     formats = "o_format qkv_scale_inv_format" if isinstance(args[7], NVTE_QKV_Format) else ""
     call = _Call(dict(zip(_FORWARD.format(formats=formats).split(), args, strict=True)))
@@ -204,7 +207,7 @@ def fused_attn_fwd(*args: Any) -> list[Any]:
     statistics = torch.logsumexp(with_offset, -1, keepdim=True).clamp(min=EMPTY)
     rng_state = torch.tensor([int(torch.randint(2**31, ())) if found["p_dropout"] else 0, 0])
     probabilities = torch.exp(scores - statistics)
-    out = (probabilities * call.dropped(scores.shape, rng_state)) @ v
+    out = (probabilities * call.dropout_factors(scores.shape, rng_state)) @ v
     results = [call.put(out, found["q"], call.q_spans, call.q_format), _stored(call, statistics)]
     if found["return_max_logit"]:
         results.append(_stored(call, scores.amax(-1, keepdim=True)))
@@ -213,7 +216,7 @@ def fused_attn_fwd(*args: Any) -> list[Any]:
 
 
 def _stored(call: _Call, statistics: Tensor) -> Tensor:
-    """As the caller keeps them: for thd by token."""
+    """Return the statistics in the layout of the caller: for thd, by token."""
     if call.q_format != "thd":
         return statistics
     like = call.arguments["q"].float()[..., :1]
@@ -221,7 +224,7 @@ def _stored(call: _Call, statistics: Tensor) -> Tensor:
 
 
 def fused_attn_bwd(*args: Any) -> list[Any]:
-    """[gradients of q, k, v, bias, softmax offset]; the last two are None where there is none."""
+    """Return the gradients of q, k, v, bias and softmax offset; the last two may be None."""
     new = isinstance(args[6], NVTE_QKV_Format)
     formats = "o_format do_format dqkv_layout qkv_scale_inv_format do_scale_inv_format" if new else ""
     names = _BACKWARD.format(formats=formats, dtype="" if new else "dqkv_type").split()
@@ -240,10 +243,10 @@ def fused_attn_bwd(*args: Any) -> list[Any]:
         statistics = call.take(statistics, call.q_spans, "thd")
     scores = call.scores(q, k)
     probabilities = torch.exp(scores - statistics)
-    kept = call.dropped(scores.shape, rng_state)
-    d_v = (probabilities * kept).transpose(-1, -2) @ d_out
+    dropout = call.dropout_factors(scores.shape, rng_state)
+    d_v = (probabilities * dropout).transpose(-1, -2) @ d_out
     share = (d_out * out).sum(-1, keepdim=True)
-    d_scores = probabilities * (d_out @ v.transpose(-1, -2) * kept - share)
+    d_scores = probabilities * (d_out @ v.transpose(-1, -2) * dropout - share)
     d_q = d_scores @ k * call.scale
     d_k = d_scores.transpose(-1, -2) @ q * call.scale
     grads: list[Any] = [call.put(d_q, found["q"], call.q_spans, call.q_format)]

@@ -1,4 +1,4 @@
-"""What the kernels share: fp32 inside, one rounding, and a refusal by name of what is not stood in for."""
+"""What the kernels share: they compute in fp32 and round once; what has no stand-in raises an error that names it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def refusal(name: str) -> Callable[..., Any]:
-    """A function that raises NotImplementedError, and names itself, when it is called."""
+    """Make a function that raises a NotImplementedError with its name when it is called."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"transformer_engine_torch.{name}: a rehearsal on the CPU cannot do this.")
@@ -20,7 +20,7 @@ def refusal(name: str) -> Callable[..., Any]:
 
 
 def quantized(tensor: Tensor, quantizer: Any) -> Tensor:
-    """The output of a kernel that may quantize: the same tensor where no quantizer is given.
+    """Return the output of a kernel that may quantize: the tensor itself if no quantizer is given.
 
     Raises:
         NotImplementedError: a quantizer is given (fp8, fp4).
@@ -31,22 +31,22 @@ def quantized(tensor: Tensor, quantizer: Any) -> Tensor:
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """The tensor as a matrix: all dimensions but the last are rows."""
+    """Return the tensor as a matrix: all dimensions but the last become rows."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
 def with_bias_gradient(grad: Tensor, quantizer: Any) -> list[Tensor]:
-    """The gradient of a bias, which is the sum over all rows, and the gradient itself."""
+    """Return the gradient of a bias, which is the sum over all rows, and the gradient itself."""
     return [rows(grad).float().sum(0).to(grad.dtype), quantized(grad, quantizer)]
 
 
 def store(value: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """`value` rounded to `dtype`, or written to `out`."""
+    """Round `value` to `dtype`, or write it to `out`."""
     return value.to(dtype) if out is None else out.copy_(value)
 
 
 def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of `function` at `inputs`, in fp32, each rounded to its input's dtype."""
+    """Return the gradients of `function` at `inputs`, computed in fp32 and rounded to the dtype of each input."""
     with torch.enable_grad():
         leaves = [one.detach().float().requires_grad_() for one in inputs]
         found = torch.autograd.grad(function(*leaves), leaves, grad.float())

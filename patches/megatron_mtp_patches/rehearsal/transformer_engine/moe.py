@@ -1,7 +1,7 @@
 """Permutation of tokens by an index map. Source: TransformerEngine's permutation.cpp.
 
-`row_id_map` has, for each slot of each token (slots first), the row that it went to, or -1. Permutation by a mask map
-is a Triton kernel: see permutation.py.
+`row_id_map` holds, for each slot of each token (slots first), the row to which it went, or -1. Permutation by a mask
+map is a Triton kernel: see permutation.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ def moe_permute_fwd(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     tokens, top_k = indices.shape
     order = indices.reshape(-1).argsort(stable=True)
-    kept = num_out_tokens if num_out_tokens > 0 else tokens * top_k
+    count = num_out_tokens if num_out_tokens > 0 else tokens * top_k
     place = torch.arange(tokens * top_k, dtype=torch.int32)
     row_id_map = torch.empty(tokens * top_k, dtype=torch.int32)
-    row_id_map[(order % top_k) * tokens + order // top_k] = place.where(place < kept, -1)
-    return input[order[:kept] // top_k], row_id_map, workspace
+    row_id_map[(order % top_k) * tokens + order // top_k] = place.where(place < count, -1)
+    return input[order[:count] // top_k], row_id_map, workspace
 
 
 def moe_unpermute_fwd(

@@ -1,6 +1,6 @@
 """LayerNorm and RMSNorm. Source: TransformerEngine's normalization.cpp.
 
-Weights count from 1 where `zero_centered_gamma`. Statistics are fp32, one for each row.
+With `zero_centered_gamma`, 1 is added to each weight. Statistics are fp32, one for each row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def layernorm_fwd(
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]:
-    """[output, mean, 1 / standard deviation]."""
+    """Return [output, mean, 1 / standard deviation]."""
     x = rows(input).float()
     mean = x.mean(-1)
     rsigma = torch.rsqrt(x.var(-1, unbiased=False) + eps)
@@ -41,7 +41,7 @@ def layernorm_fwd(
 def layernorm_bwd(
     dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool
 ) -> list[Tensor]:
-    """The gradients of input, weight and bias."""
+    """Return the gradients of input, weight and bias."""
     g = rows(dz).float()
     normalized = (rows(x).float() - mu[:, None]) * rsigma[:, None]
     dn = g * _gamma(gamma, zero_centered_gamma)
@@ -60,7 +60,7 @@ def rmsnorm_fwd(
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]:
-    """[output, None, 1 / root of the mean square]."""
+    """Return [output, None, 1 / root of the mean square]."""
     x = rows(input).float()
     rsigma = torch.rsqrt(x.square().mean(-1) + eps)
     value = x * rsigma[:, None] * _gamma(weight, zero_centered_gamma)
@@ -76,7 +76,7 @@ def rmsnorm_bwd(
     zero_centered_gamma: bool,
     add: Tensor | None = None,
 ) -> list[Tensor]:
-    """The gradients of input (with `add`, the sum of both) and weight."""
+    """Return the gradients of input (with `add`, the sum of both) and weight."""
     g = rows(dz).float()
     normalized = rows(x).float() * rsigma[:, None]
     dn = g * _gamma(gamma, zero_centered_gamma)

@@ -1,6 +1,6 @@
 """Kernels over lists of tensors: scaling, norms, Adam, SGD. Source: TransformerEngine's multi_tensor_apply extensions.
 
-`tensor_lists` has one list for each role (gradients, parameters, moments ...); each kernel writes in place.
+`tensor_lists` has one list for each role (gradients, parameters, moments, ...). Each kernel writes in place.
 `noop_flag` and `is_infinite` are int tensors of one element.
 """
 
@@ -14,14 +14,14 @@ from torch import Tensor
 Lists = list[list[Tensor]]
 
 
-def _note(is_infinite: Tensor, source: Tensor) -> None:
-    """Set the flag where a value is not finite; as the kernels do, without a wait for the device."""
+def _flag_non_finite(is_infinite: Tensor, source: Tensor) -> None:
+    """Set the flag if a value is not finite; as in the real kernels, without a host-device sync."""
     is_infinite.bitwise_or_((~torch.isfinite(source)).any().to(is_infinite.dtype))
 
 
 def _scale(is_infinite: Tensor, tensor_lists: Lists, scale: Any) -> None:
     for source, target in zip(*tensor_lists, strict=True):
-        _note(is_infinite, source)
+        _flag_non_finite(is_infinite, source)
         target.copy_(source.float() * scale)
 
 
@@ -30,17 +30,17 @@ def multi_tensor_scale(chunk_size: int, is_infinite: Tensor, tensor_lists: Lists
 
 
 def multi_tensor_scale_tensor(chunk_size: int, is_infinite: Tensor, tensor_lists: Lists, scale: Tensor) -> None:
-    """The scale stays on the device. From TransformerEngine 2.14 on."""
+    """Scale by a tensor, which stays on the device. From TransformerEngine 2.14 on."""
     _scale(is_infinite, tensor_lists, scale.float().reshape(()))
 
 
 def multi_tensor_l2norm(
     chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, per_tensor: bool | None = False
 ) -> tuple[Tensor, Tensor]:
-    """(norm of all, norm of each, or an empty tensor), both fp32."""
+    """Return (norm of all, norm of each or an empty tensor), both in fp32."""
     norms = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float32) for one in tensor_lists[0]])
     total = torch.linalg.vector_norm(norms).view(1)
-    _note(noop_flag, total)
+    _flag_non_finite(noop_flag, total)
     return total, norms if per_tensor else torch.empty(0)
 
 
@@ -65,7 +65,10 @@ def _adam(
     bias_correction: int,
     weight_decay: float,
 ) -> Tensor:
-    """One parameter's new value in fp32. The moments are updated in place. Mode 0 is Adam with L2, mode 1 AdamW."""
+    """Return the new value of one parameter in fp32, and update its moments in place.
+
+    Mode 0 is Adam with L2 regularisation, mode 1 is AdamW.
+    """
     g, p = g.float(), p.float()
     if mode == 0:
         g = g + weight_decay * p
@@ -81,7 +84,7 @@ def _adam(
 
 
 def multi_tensor_adam(chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, *hyper: Any) -> None:
-    """Gradients, parameters, two moments, and master weights where there are any."""
+    """The lists are gradients, parameters, two moments, and master weights if there are any."""
     for g, p, m, v, *master in zip(*tensor_lists, strict=True):
         value = _adam(g, master[0] if master else p, m, v, *hyper)
         for target in (p, *master):
@@ -102,7 +105,7 @@ def multi_tensor_adam_capturable(
     weight_decay: float,
     inv_scale: Tensor,
 ) -> None:
-    """Learning rate and step stay on the device; gradients are unscaled in place."""
+    """Learning rate and step are tensors. Gradients are unscaled in place."""
     if noop_flag.item() == 1:
         return
     gradients, *others = tensor_lists
@@ -118,7 +121,7 @@ def multi_tensor_adam_capturable_master(*arguments: Any) -> None:
 
 
 def multi_tensor_adam_param_remainder(chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, *hyper: Any) -> None:
-    """A master weight is its bf16 parameter, which is rounded to nearest, and the 16 bits that are cut off."""
+    """A master weight is its bf16 parameter, rounded to nearest, together with the 16 bits that rounding cuts off."""
     for g, p, m, v, remainder in zip(*tensor_lists, strict=True):
         low = remainder.int()
         high = p.view(torch.int16).int() - (low < 0).int()  # undo the rounding
@@ -143,7 +146,7 @@ def multi_tensor_sgd(
     wd_after_momentum: bool,
     scale: float,
 ) -> None:
-    """Gradients, parameters, momentum, and copies of the parameters in another dtype where there are any."""
+    """The lists are gradients, parameters, momentum, and copies of the parameters in another dtype if there are any."""
     if noop_flag.item() == 1:
         return
     for g, p, buffer, *copies in zip(*tensor_lists, strict=True):

@@ -1,8 +1,8 @@
-"""Packed sequences (thd): conversions, and what ring attention does to one rank's part of each sequence.
+"""Packed sequences (thd): conversions, and what ring attention does with one rank's part of each sequence.
 
-Source: TransformerEngine's attention.cpp and context_parallel.cu. `cu_seqlens` [sequences + 1] has the rank's own
-offsets; each of its sequences has two chunks of the same length. Statistics of the softmax are "packed": [heads,
-tokens] in fp32, as cuDNN 9.6 and later give them.
+Source: TransformerEngine's attention.cpp and context_parallel.cu. `cu_seqlens` [sequences + 1] holds the offsets of the
+rank; each of its sequences has two chunks of the same length. Statistics of the softmax are "packed": [heads, tokens]
+in fp32, as cuDNN 9.6 and later return them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _spans(cu_seqlens: Tensor) -> list[tuple[int, int]]:
 
 
 def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len: int) -> Tensor:
-    """[tokens, ...] to [b, max_seq_len, ...], zeros where a sequence is shorter."""
+    """Convert [tokens, ...] to [b, max_seq_len, ...], padded with zeros."""
     out = tensor.new_zeros(b, max_seq_len, *tensor.shape[1:])
     for i, (begin, end) in enumerate(_spans(cu_seqlens)[:b]):
         out[i, : end - begin] = tensor[begin:end]
@@ -27,7 +27,7 @@ def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len:
 
 
 def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
-    """[b, max_seq_len, ...] to [t, ...]."""
+    """Convert [b, max_seq_len, ...] to [t, ...]."""
     out = tensor.new_zeros(t, *tensor.shape[2:])
     for i, (begin, end) in enumerate(_spans(cu_seqlens)):
         out[begin:end] = tensor[i, : end - begin]
@@ -35,7 +35,7 @@ def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int) -> Tensor:
 
 
 def thd_get_partitioned_indices(cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int) -> Tensor:
-    """Which tokens context parallelism gives this rank: of each sequence's 2 * world_size chunks, two."""
+    """Return the tokens that this rank gets under context parallelism: 2 of each sequence's 2 * world_size chunks."""
     parts = []
     for begin, end in _spans(cu_seqlens):
         chunks = torch.arange(begin, end, dtype=torch.int32).view(2 * world_size, -1)
@@ -49,7 +49,7 @@ def swap_first_dims(tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def _half(cu_seqlens: Tensor, half: int) -> Tensor:
-    """The rank's tokens that are in the first (0) or the second (1) chunk of their sequence."""
+    """Return the rank's tokens that are in the first (0) or the second (1) chunk of their sequence."""
     parts = [torch.arange(begin, end).chunk(2)[half] for begin, end in _spans(cu_seqlens) if end > begin]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
 
@@ -60,19 +60,19 @@ def _check_packed(lse_packed: bool) -> None:
 
 
 def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> Tensor:
-    """Of [tokens, heads, width], or of two of them stacked, one chunk of each sequence."""
+    """Return one chunk of each sequence of [tokens, heads, width], or of two such tensors stacked."""
     return tensor.index_select(tensor.dim() - 3, _half(cu_seqlens, half_idx))
 
 
 def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, lse_packed: bool) -> None:
-    """Add the statistics of a step that saw second chunks only to those of all tokens, in place."""
+    """Add the statistics of a step that saw only second chunks to those of all tokens, in place."""
     _check_packed(lse_packed)
     at = _half(cu_seqlens, 1)
     lse[:, at] = torch.logaddexp(lse[:, at], lse_per_step[:, : len(at)])
 
 
 def thd_read_second_half_lse(lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int) -> Tensor:
-    """[heads, second_half_lse_seqlen]: the statistics of the second chunks."""
+    """Return [heads, second_half_lse_seqlen]: the statistics of the second chunks."""
     _check_packed(lse_packed)
     at = _half(cu_seqlens, 1)
     found = lse.new_zeros(lse.shape[0], second_half_lse_seqlen)
@@ -89,7 +89,7 @@ def thd_out_correction(
     only_second_half: bool,
     lse_packed: bool,
 ) -> None:
-    """Add a step's output [tokens, heads, width], times its share of the softmax, to that of all steps, in place."""
+    """Weigh a step's output [tokens, heads, width] by its share of the softmax, and add it to `out` in place."""
     _check_packed(lse_packed)
     at = _half(cu_seqlens, 1) if only_second_half else torch.arange(int(cu_seqlens[-1]))
     share = torch.exp(lse_per_step[:, : len(at)] - lse[:, at]).t()[..., None]
@@ -100,9 +100,9 @@ def thd_out_correction(
 def thd_grad_correction(
     grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str
 ) -> None:
-    """Copy or add a step's gradient to each half of all tokens' ("copy", "add", "none"), in place.
+    """Copy or add a step's gradient to each half of `grad` in place; the action is "copy", "add" or "none".
 
-    Where one half is "none" the step has tokens of the other half only.
+    If the action of one half is "none", the step has only tokens of the other half.
     """
     along = grad.dim() - 3
     halves = [_half(cu_seqlens, half) for half in (0, 1)]

@@ -1,7 +1,7 @@
 """TransformerEngine's Triton kernels for MoE: permutation by a mask map, and sorting of chunks.
 
-Source: transformer_engine/common/triton/permutation.py. Triton's interpreter runs them too, one program for each token:
-minutes for a step of a small model. tests/transformer_engine compares both.
+Source: transformer_engine/common/triton/permutation.py. Triton's interpreter can run them as well, one program for each
+token, but a step of a small model takes minutes. tests/transformer_engine compares both.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def install(module: ModuleType) -> None:
         make_chunk_sort_map,
         sort_chunks_by_map,
     ):
-        setattr(module, function.__name__, _by_name(function, getattr(module, function.__name__)))
+        setattr(module, function.__name__, _with_signature_of(function, getattr(module, function.__name__)))
 
 
-def _by_name(function: Any, original: Any) -> Any:
+def _with_signature_of(function: Any, original: Any) -> Any:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -39,7 +39,7 @@ def _by_name(function: Any, original: Any) -> Any:
 
 
 def make_row_id_map(routing_map: Tensor, num_tokens: int, num_experts: int) -> Tensor:
-    """For each token its rows in the permuted order, descending; their experts; and how many they are."""
+    """Return for each token: its rows in the permuted order (descending), their experts, and their number."""
     mask = routing_map.bool()
     rows = (mask.t().reshape(-1).cumsum(0) - 1).view(num_experts, num_tokens).t()
     rows, experts = rows.masked_fill(~mask, -1).sort(1, descending=True)
@@ -47,7 +47,7 @@ def make_row_id_map(routing_map: Tensor, num_tokens: int, num_experts: int) -> T
 
 
 def _routes(row_id_map: Tensor, num_experts: int, pad_offsets: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """(token, expert, row) of each token's way to an expert."""
+    """Return (token, expert, row) for each pair of a token and one of its experts."""
     token, slot = (torch.arange(num_experts) < row_id_map[:, -1:]).nonzero(as_tuple=True)
     expert = row_id_map[token, num_experts + slot].long()
     row = row_id_map[token, slot].long()
@@ -64,7 +64,7 @@ def permute_with_mask_map(
     pad_offsets: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(tokens, scales, probabilities), in the order of the experts."""
+    """Return (tokens, scales, probabilities), in the order of the experts."""
     token, expert, row = _routes(row_id_map, num_experts, pad_offsets)
     output = inp.new_zeros(num_out_tokens, inp.shape[1])
     output[row] = inp[token]
@@ -75,7 +75,7 @@ def permute_with_mask_map(
     if probs is not None:
         permuted_probs = probs.new_zeros(num_out_tokens)
         permuted_probs[row] = probs[token, expert]
-        output[row] *= (probs[token, expert] != 0)[:, None]  # a slot that only pads
+        output[row] *= (probs[token, expert] != 0)[:, None]  # a padding slot
     return output, permuted_scale, permuted_probs
 
 
@@ -89,7 +89,7 @@ def unpermute_with_mask_map(
     pad_offsets: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """(the sum of each token's rows, probabilities [tokens, experts])."""
+    """Return (the sum of each token's rows, probabilities [tokens, experts])."""
     token, expert, row = _routes(row_id_map, num_experts, pad_offsets)
     values = inp[row].float()
     if merging_probs is not None:
@@ -112,7 +112,7 @@ def unpermute_with_mask_map_bwd_with_merging_probs(
     pad_offsets: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of rows and probabilities."""
+    """Return the gradients of rows and probabilities."""
     token, expert, row = _routes(row_id_map, num_experts, pad_offsets)
     grads = fwd_output_grad[token].float()
     act_grad = fwd_output_grad.new_zeros(num_out_tokens, fwd_output_grad.shape[1])
@@ -123,7 +123,7 @@ def unpermute_with_mask_map_bwd_with_merging_probs(
 
 
 def make_chunk_sort_map(split_sizes: Tensor, sorted_indices: Tensor, num_tokens: int, **_: Any) -> Tensor:
-    """The row that each row goes to when the chunks are put in the order of `sorted_indices`."""
+    """Return the new place of each row when the chunks are sorted by `sorted_indices`."""
     sizes = split_sizes.tolist()
     chunks = torch.arange(sum(sizes)).split(sizes)
     source = torch.cat([chunks[i] for i in sorted_indices.tolist()])

@@ -1,4 +1,4 @@
-"""Matrix products. Source: TransformerEngine's gemm.cpp; its gemm is column-major, so it gives op(B) @ op(A)."""
+"""Matrix products. Source: TransformerEngine's gemm.cpp; its gemm is column-major, so it returns op(B) @ op(A)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import gelu_of
+from .activations import tanh_gelu
 from .enums import torch_dtype
 from .kernel import gradients, quantized, refusal, rows, store, with_bias_gradient
 
@@ -50,9 +50,9 @@ def generic_gemm(
     alpha: float = 1.0,
     beta: float | None = None,
 ) -> list[Any]:
-    """[product, gradient of the bias, input of gelu, extra_output]; with `grad`, bias and gelu are those of a backward.
+    """Return [product, gradient of the bias, input of gelu, extra_output].
 
-    The product is rounded once, after bias, gelu and what is accumulated.
+    With `grad`, bias and gelu are those of a backward. The product is rounded once: after bias, gelu and accumulation.
     """
     if comm_overlap is not None:
         refusal("CommOverlap")()
@@ -62,17 +62,17 @@ def generic_gemm(
     value = value if alpha == 1.0 else value * alpha
     bias_grad = pre_gelu = None
     if bias is not None and grad:
-        # The sum is over the rows of B, whose columns are the bias's. With gelu it is over those of the output.
+        # The sum is over the rows of B, whose columns are those of the bias. With gelu it is over the output's rows.
         bias_grad = None if gelu else rows(B).float().sum(0)
     elif bias is not None:
         value = value + bias.float()
     if gelu and grad:
         assert gelu_in is not None
-        (value,) = gradients(gelu_of, [gelu_in.float().reshape(value.shape)], value)
+        (value,) = gradients(tanh_gelu, [gelu_in.float().reshape(value.shape)], value)
         bias_grad = rows(value).sum(0) if bias is not None else None
     elif gelu:
         pre_gelu = value.to(dtype)
-        value = gelu_of(value)
+        value = tanh_gelu(value)
     if accumulate:
         assert D is not None
         value = value + D.float() * (1.0 if beta is None else beta)
@@ -99,7 +99,7 @@ def te_general_grouped_gemm(
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> list[Tensor]:
-    """One product for each expert. With `single_output` they lie one after the other in D[0]."""
+    """Return one product for each expert. With `single_output` they are one after the other in D[0]."""
     values = [_product(a, transA, b, transB) for a, b in zip(A, B, strict=True)]
     outs: Sequence[Tensor]
     if single_output:

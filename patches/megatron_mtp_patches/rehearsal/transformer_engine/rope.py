@@ -1,6 +1,6 @@
-"""Rotary position embedding, of one tensor and of queries, keys and values together. Source: apply_rope.cpp.
+"""Rotary position embedding of one tensor, and of queries, keys and values together. Source: apply_rope.cpp.
 
-With context parallelism a rank has two chunks of each sequence: its own from the front and its own from the back.
+With context parallelism a rank has two chunks of each sequence: one counted from the front and one from the back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .kernel import gradients
 
 
 def _position(length: int, start: int, cp_size: int, cp_rank: int) -> Tensor:
-    """The place of each of a rank's tokens in its sequence."""
+    """Return the position of each of a rank's tokens in its sequence."""
     position = torch.arange(length)
     if cp_size > 1:
         half = length // 2
@@ -26,14 +26,14 @@ def _position(length: int, start: int, cp_size: int, cp_rank: int) -> Tensor:
 
 
 def _rotate(x: Tensor, angle: Tensor, interleaved: bool) -> Tensor:
-    """`angle` ends in (1 head, width); what of x is wider than that stays as it is."""
+    """Rotate the first columns of x by `angle`, which ends in (1 head, width); columns beyond that width stay."""
     width = angle.shape[-1]
-    turning, rest = x[..., :width], x[..., width:]
+    first, rest = x[..., :width], x[..., width:]
     if interleaved:
-        turned = torch.stack((-turning[..., 1::2], turning[..., ::2]), -1).flatten(-2)
+        turned = torch.stack((-first[..., 1::2], first[..., ::2]), -1).flatten(-2)
     else:
-        turned = torch.cat((-turning[..., width // 2 :], turning[..., : width // 2]), -1)
-    return torch.cat((turning * angle.cos() + turned * angle.sin(), rest), -1)
+        turned = torch.cat((-first[..., width // 2 :], first[..., : width // 2]), -1)
+    return torch.cat((first * angle.cos() + turned * angle.sin(), rest), -1)
 
 
 def _rope(
@@ -59,7 +59,7 @@ def _rope(
             return _rotate(x[: ends[-1]], angles[torch.cat(at)][:, None, :], interleaved)
         along, batch = (0, 1) if qkv_format == NVTE_QKV_Format.NVTE_SBHD else (1, 0)
         at = [_position(x.shape[along], start, cp_size, cp_rank) for start in starts or [0]]
-        angle = angles[torch.stack(at, batch)]  # one place in the batch serves all where no starts are given
+        angle = angles[torch.stack(at, batch)]  # without starts, one angle serves the whole batch
         return _rotate(x, angle[:, :, None, :], interleaved)
 
     return rope
@@ -70,7 +70,7 @@ def fused_rope_forward(input: Tensor, freqs: Tensor, *how: Any) -> Tensor:
 
 
 def fused_rope_backward(output_grads: Tensor, freqs: Tensor, *how: Any) -> Tensor:
-    return gradients(_rope(freqs, *how), [output_grads], output_grads)[0]  # linear: its gradient is the same anywhere
+    return gradients(_rope(freqs, *how), [output_grads], output_grads)[0]  # linear, so the input does not matter
 
 
 def _qkv_rope(

@@ -1,7 +1,7 @@
 """Scaled, masked softmax, and dropout. Source: TransformerEngine's softmax.cpp and dropout.cpp.
 
-A row that is masked as a whole is 0. A mask of dropout is one byte for each element, as no kernel of NVIDIA's would
-draw it: losses with dropout differ from a GPU's.
+A row that is masked completely is 0. The dropout mask has one byte for each element, and a GPU draws other numbers:
+losses with dropout differ from those of a GPU.
 """
 
 from __future__ import annotations

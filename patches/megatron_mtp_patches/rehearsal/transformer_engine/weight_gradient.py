@@ -1,4 +1,4 @@
-"""Stands for `fused_weight_gradient_mlp_cuda` of Apex, with which Megatron's own linear layers accumulate gradients.
+"""Stands for Apex's `fused_weight_gradient_mlp_cuda`, with which Megatron's own linear layers accumulate gradients.
 
 Source: apex/csrc/megatron/fused_weight_gradient_dense.cpp.
 """
@@ -16,5 +16,5 @@ def wgrad_gemm_accum_fp32(input: Tensor, grad_output: Tensor, main_grad: Tensor)
 
 
 def wgrad_gemm_accum_fp16(input: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
-    """The same into a gradient of 16 bits."""
+    """Do the same for a gradient of 16 bits."""
     wgrad_gemm_accum_fp32(input, grad_output, main_grad)

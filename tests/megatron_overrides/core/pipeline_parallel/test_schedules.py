@@ -1,4 +1,4 @@
-"""The MTP loss has the scale that mtp_grad_scale_func returns; without one, the main loss's."""
+"""The MTP loss has the scale that mtp_grad_scale_func returns; without that function, the scale of the main loss."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def mtp_gradient():
-    """mtp_gradient(microbatches, **config): what one unit of MTP loss sends back after a forward step."""
+    """mtp_gradient(microbatches, **config): the gradient of one unit of MTP loss after a forward step."""
 
     def run(microbatches=4, wrap_output=lambda scored: scored, is_last_stage=True, **settings):
         settings = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "mtp_num_layers": 1, **settings}
@@ -49,7 +49,7 @@ def test_the_mtp_loss_takes_its_own_scale(mtp_gradient, per_token, expected, val
     assert mtp_gradient(calculate_per_token_loss=per_token, **settings) == expected
 
 
-def test_without_one_it_takes_the_main_losss(mtp_gradient):
+def test_without_one_it_takes_the_scale_of_the_main_loss(mtp_gradient):
     assert mtp_gradient(grad_scale_func=lambda loss: loss * 3.0) == 3.0 / 4
     assert mtp_gradient() == 1.0 / 4
 
@@ -62,7 +62,7 @@ def test_a_stage_that_hands_over_a_dictionary_has_a_scale_too(mtp_gradient):
     assert gradient == 0.5 / 4
 
 
-def test_no_mtp_heads_no_call(mtp_gradient):
+def test_without_mtp_heads_it_is_not_called(mtp_gradient):
     def fail():
         raise AssertionError("called")
 
@@ -78,7 +78,7 @@ def test_no_mtp_heads_no_call(mtp_gradient):
         ({}, 1.0),
     ],
 )
-def test_get_mtp_loss_scale_chooses(settings, expected):
+def test_get_mtp_loss_scale_prefers_the_mtp_function(settings, expected):
     scale = schedules._get_mtp_loss_scale(ModelParallelConfig(**settings), CPU)
     assert scale.numel() == 1 and scale.item() == expected and scale.device == CPU
 

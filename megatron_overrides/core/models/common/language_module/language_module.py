@@ -1,4 +1,4 @@
-"""The tag that makes optimizers treat the MTP stage's word embedding as an embedding."""
+"""Tag the word embedding of the MTP stage, so that optimizers treat it as an embedding."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def make_model(make_gpt):
 
 @pytest.fixture
 def batch():
-    """What GPTModel.forward takes: seeded tokens, their labels, a mask with holes."""
+    """Arguments of GPTModel.forward: seeded tokens, their labels, a mask that leaves some positions out."""
     import torch
 
     generator = torch.Generator(torch.get_default_device()).manual_seed(5)
@@ -59,7 +59,7 @@ def run_overlapped(monkeypatch):
     from megatron.core.pipeline_parallel.utils import set_streams
     from megatron.core.transformer.moe import moe_utils
 
-    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 forgets the name where TransformerEngine is absent
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 does not define the name without TransformerEngine
         monkeypatch.setattr(moe_utils, "te_general_gemm", None, raising=False)
     for name in ("gpt.fine_grained_callables", "common.utils"):
         try:
@@ -67,7 +67,7 @@ def run_overlapped(monkeypatch):
         except ModuleNotFoundError:
             continue
         if hasattr(module, "should_free_input"):
-            # On one rank the "sent" tokens are the tokens themselves, whose memory must not be released.
+            # On one rank the tokens that are "sent" are the tokens themselves; their memory must not be released.
             monkeypatch.setattr(module, "should_free_input", lambda *args, **kwargs: False)
     set_streams()
 
@@ -81,7 +81,7 @@ def run_overlapped(monkeypatch):
 
 @pytest.fixture
 def experts():
-    """The configuration of a model that the 1F1B overlap takes."""
+    """The configuration of a model that the 1F1B overlap accepts."""
     import torch
 
     return {

@@ -1,4 +1,4 @@
-"""Acceptance is counted exactly, before the loss may overwrite the logits."""
+"""Accepted predictions are counted exactly, and before the loss may overwrite the logits."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ class OutputLayer:
     gather_output = True
 
 
-def test_right_guesses_where_the_mask_counts():
+def test_correct_predictions_count_where_the_mask_is_not_zero():
     logits = torch.eye(4)[torch.tensor([[0, 1], [2, 3], [1, 1]])]  # [s 3, b 2, v 4]
     labels = torch.tensor([[0, 2, 2], [1, 0, 1]])
     mask = torch.tensor([[1.0, 0, 1], [1, 1, 0.5]])
@@ -32,7 +32,7 @@ def test_whether_logits_are_sharded(gathers, asked, sharded):
 
 
 def test_a_loss_that_overwrites_the_logits_changes_no_count(make_model, batch, monkeypatch):
-    """As TransformerEngine's fused cross entropy does: the gradient, softmax less one at the label."""
+    """TransformerEngine's fused cross entropy overwrites them with the gradient: softmax, minus one at the label."""
     model = make_model(mtp_num_layers=1)
     model(**batch)
     expected = {key: MTPLossLoggingHelper.tracker[key].clone() for key in ("correct_values", "total_values")}
@@ -51,7 +51,7 @@ def test_a_loss_that_overwrites_the_logits_changes_no_count(make_model, batch, m
 
 
 def count_steps(model, batch, steps):
-    """In which of `steps` steps were predictions counted?"""
+    """Return, for each of `steps` steps, whether predictions were counted."""
     counted = []
     for _ in range(steps):
         model(**batch)
@@ -66,7 +66,7 @@ def test_the_interval_says_how_often_to_count(make_model, batch, interval, expec
     assert count_steps(model, batch, 4) == [bool(one) for one in expected]
 
 
-def test_an_interval_that_cannot_be_kept_is_refused(make_model):
+def test_an_impossible_interval_is_refused(make_model):
     from types import SimpleNamespace
 
     from megatron_overrides.core.transformer.transformer_config import check_heads
@@ -79,13 +79,13 @@ def test_an_interval_that_cannot_be_kept_is_refused(make_model):
             check_heads(SimpleNamespace(**{name: ["full_iteration"]}, mtp_acceptance_interval=2))
 
 
-def test_not_counting_does_not_look_at_the_logits(make_model, batch, monkeypatch):
+def test_interval_0_does_not_read_the_logits(make_model, batch, monkeypatch):
     from megatron.core.transformer import multi_token_prediction as mtp
 
-    def look(*args):
+    def fail(*args):
         raise AssertionError("counted")
 
-    monkeypatch.setattr(mtp, "_compute_mtp_acceptance_counts", look)
+    monkeypatch.setattr(mtp, "_compute_mtp_acceptance_counts", fail)
     make_model(mtp_acceptance_interval=0)(**batch)
     with pytest.raises(AssertionError, match="counted"):
         make_model()(**batch)

@@ -1,4 +1,4 @@
-"""With mtp_detach_heads no gradient of the MTP loss leaves the heads, to the bit; the heads train as before."""
+"""With mtp_detach_heads no gradient of the MTP loss leaves the heads, and the heads train as before, to the bit."""
 
 import pytest
 import torch
@@ -31,30 +31,30 @@ def split(gradients):
 @pytest.mark.parametrize("settings", MODELS)
 def test_the_mtp_loss_alone_reaches_the_heads_and_nothing_else(make_model, batch, gradients, settings):
     model = make_model(mtp_detach_heads=True, **settings)
-    trunk, heads = split(gradients(model, model(**batch), weight=0.0))
-    assert {name for name, gradient in trunk.items() if gradient.any()} == set()
+    main, heads = split(gradients(model, model(**batch), weight=0.0))
+    assert {name for name, gradient in main.items() if gradient.any()} == set()
     assert set(heads) == {name for name, _ in model.named_parameters() if name.startswith("mtp.")}
     assert all(gradient.any() for name, gradient in heads.items() if name.endswith("eh_proj.weight"))
 
 
 @pytest.mark.parametrize("settings", MODELS)
-def test_without_detaching_it_reaches_the_trunk(make_model, batch, gradients, settings):
+def test_without_detaching_it_reaches_the_main_model(make_model, batch, gradients, settings):
     model = make_model(**settings)
-    trunk, _ = split(gradients(model, model(**batch), weight=0.0))
-    assert trunk["embedding.word_embeddings.weight"].any() and trunk["decoder.final_layernorm.weight"].any()
+    main, _ = split(gradients(model, model(**batch), weight=0.0))
+    assert main["embedding.word_embeddings.weight"].any() and main["decoder.final_layernorm.weight"].any()
 
 
 @pytest.mark.parametrize("settings", MODELS)
-def test_the_trunk_trains_as_if_there_were_no_heads(make_model, batch, gradients, settings):
+def test_the_main_model_trains_as_if_there_were_no_heads(make_model, batch, gradients, settings):
     model = make_model(mtp_detach_heads=True, **settings)
     bare = make_model(
         **{name: value for name, value in settings.items() if name != REPEATED} | {"mtp_num_layers": None}
     )
     bare.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("mtp.")})
     expected = gradients(bare, bare(**batch))
-    trunk, _ = split(gradients(model, model(**batch)))
-    assert set(trunk) == set(expected)
-    assert all(torch.equal(trunk[name], expected[name]) for name in expected)
+    main, _ = split(gradients(model, model(**batch)))
+    assert set(main) == set(expected)
+    assert all(torch.equal(main[name], expected[name]) for name in expected)
 
 
 def test_the_heads_train_as_they_do_without_detaching(make_model, batch, gradients):
@@ -66,7 +66,7 @@ def test_the_heads_train_as_they_do_without_detaching(make_model, batch, gradien
 
 @pytest.mark.parametrize("has_labels", [True, False])
 def test_packed_sequences_are_detached_too(make_model, batch, has_labels):
-    """From the hidden states of the trunk on. An identity for the attention, which takes packed ones on a GPU only."""
+    """Starts from the hidden states of the main model. An identity replaces attention, which packs on a GPU only."""
     from megatron.core.packed_seq_params import PackedSeqParams
 
     class Identity(torch.nn.Module):
@@ -92,20 +92,20 @@ def test_packed_sequences_are_detached_too(make_model, batch, has_labels):
         **given,
     )
     (0.0 * output.float().mean()).backward()
-    trunk, heads = split({name: param.grad for name, param in model.named_parameters() if param.grad is not None})
-    assert not hidden.grad.any() and not any(gradient.any() for gradient in trunk.values())
+    main, heads = split({name: param.grad for name, param in model.named_parameters() if param.grad is not None})
+    assert not hidden.grad.any() and not any(gradient.any() for gradient in main.values())
     assert all(heads[f"mtp.layers.{depth}.eh_proj.weight"].any() for depth in range(2))
 
 
-def test_a_deeper_head_trains_the_ones_before_it(make_model, batch, monkeypatch):
+def test_a_deeper_head_trains_the_heads_before_it(make_model, batch, monkeypatch):
     from megatron.core.transformer import multi_token_prediction as mtp
 
     model = make_model(mtp_detach_heads=True)
     attach, depths = mtp.MTPLossAutoScaler.apply, []
 
-    def attach_second_only(trunk, loss):
+    def attach_second_only(hidden, loss):
         depths.append(loss)
-        return attach(trunk, loss) if len(depths) == 2 else trunk
+        return attach(hidden, loss) if len(depths) == 2 else hidden
 
     monkeypatch.setattr(mtp.MTPLossAutoScaler, "apply", attach_second_only)
     (0.0 * model(**batch).mean()).backward()
@@ -131,7 +131,7 @@ def test_under_the_overlap_of_experts_the_heads_are_detached_too(make_model, bat
     "overlap, distributed, waits", [(True, False, True), (True, True, False), (False, False, False)]
 )
 def test_the_mtp_stage_copy_of_the_embedding_reports_a_gradient_of_zero(make_model, batch, overlap, distributed, waits):
-    """As on the last of several pipeline stages, where nothing else gives it one and DDP waits for it."""
+    """The case of the last of several pipeline stages, where nothing else gives it one and DDP waits for one."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
     model = make_model(mtp_detach_heads=True)

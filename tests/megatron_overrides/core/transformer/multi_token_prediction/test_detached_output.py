@@ -1,4 +1,4 @@
-"""The output layer hands the gradient of an MTP head on and keeps none, whatever it is made of."""
+"""The gradient of an MTP head passes through the output layer and none stays there, whatever layer it is."""
 
 import pytest
 import torch
@@ -48,8 +48,8 @@ def test_afterwards_the_layer_trains_as_before(hidden):
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
-def test_hooks_that_gather_and_release_parameters_see_their_own(hidden):
-    """As FSDP's: before the forward the weight becomes another object, after it yet another."""
+def test_hooks_that_gather_and_release_parameters_see_the_real_ones(hidden):
+    """FSDP's hooks make the weight another object before the forward, and yet another after it."""
     layer, seen = torch.nn.Linear(4, 6, bias=False), []
     gathered, released = torch.nn.Parameter(torch.ones(6, 4)), torch.nn.Parameter(torch.zeros(6, 4))
 
@@ -85,7 +85,7 @@ def test_an_error_in_the_forward_leaves_the_parameters_in_place(hidden):
     assert layer.weight is before
 
 
-def test_a_function_with_a_weight_will_do(hidden):
+def test_a_function_with_a_weight_is_accepted(hidden):
     def output_layer(hidden, weight):
         return hidden @ weight.T
 

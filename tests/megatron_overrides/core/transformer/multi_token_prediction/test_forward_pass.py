@@ -19,7 +19,7 @@ OTHER_MODELS = (
 
 @pytest.fixture
 def count_calls(monkeypatch):
-    """count_calls(model): how often its MTP layers and its output layer have run since."""
+    """count_calls(model): from now on, how often its first MTP layer and its output layer run."""
 
     def count(model):
         calls = {"heads": 0, "output": 0}
@@ -38,7 +38,7 @@ def count_calls(monkeypatch):
 
 
 def test_without_labels_the_heads_train_on_the_tokens(make_model, batch, gradients):
-    """As with the labels that a data set would have made of these tokens."""
+    """The gradients are those with the labels that a data set would make of these tokens."""
     model = make_model(mtp_detach_heads=True)
     given = {**batch, "labels": None, "loss_mask": None}
     logits = model(**given)
@@ -70,13 +70,13 @@ def test_without_gradients_the_heads_do_not_run(make_model, batch, count_calls, 
 
 
 class Quantizer(torch.nn.Module):
-    """As nvidia-modelopt puts one into each layer."""
+    """Stands for the quantizer that nvidia-modelopt puts into each layer."""
 
     __module__ = "modelopt.torch.quantization.nn"
 
 
 def capture(*_):
-    """As nvidia-modelopt hooks the layers that it distils."""
+    """Stands for the hook that nvidia-modelopt puts on the layers that it distils."""
 
 
 capture.__module__ = "modelopt.torch.distill.distillation_model"
@@ -86,11 +86,11 @@ def add_quantizer(layer):
     layer.input_quantizer = Quantizer()
 
 
-@pytest.mark.parametrize("look", [add_quantizer, lambda layer: layer.register_forward_hook(capture)])
-def test_without_gradients_the_heads_run_where_modelopt_looks_at_them(make_model, batch, count_calls, look):
-    """tests/compatibility has the real one."""
+@pytest.mark.parametrize("observe", [add_quantizer, lambda layer: layer.register_forward_hook(capture)])
+def test_without_gradients_the_heads_run_where_modelopt_observes_them(make_model, batch, count_calls, observe):
+    """tests/compatibility uses the real modelopt."""
     model = make_model().eval()
-    look(model.mtp.layers[1].eh_proj)
+    observe(model.mtp.layers[1].eh_proj)
     calls = count_calls(model)
     with torch.no_grad():
         model(**batch)
@@ -104,8 +104,8 @@ def test_a_model_in_eval_mode_still_trains_its_heads_if_there_are_gradients(make
 
 
 @pytest.mark.parametrize("has_labels", [False, True])
-def test_hidden_states_of_heads_that_have_run_are_taken_off(make_model, batch, has_labels):
-    """As under the 1F1B overlap, whose nodes run the heads: the block is not left out, so it is not missing."""
+def test_hidden_states_of_heads_that_have_run_are_cut_off(make_model, batch, has_labels):
+    """The case of the 1F1B overlap: its nodes run the heads, and their hidden states are there without gradients."""
     model = make_model()
     given = {"labels": batch["labels"] if has_labels else None, "loss_mask": batch["loss_mask"]}
     hidden = torch.randn(3 * 12, 2, 16, generator=torch.Generator(torch.get_default_device()).manual_seed(1))
@@ -116,8 +116,8 @@ def test_hidden_states_of_heads_that_have_run_are_taken_off(make_model, batch, h
     assert output.shape == ((2, 12) if has_labels else (2, 12, 32))
 
 
-def test_a_stage_that_hands_its_heads_on_runs_them(make_model, batch):
-    """Where the loss is on another stage than the block, that stage expects the hidden states of the heads."""
+def test_a_stage_that_sends_hidden_states_of_heads_runs_them(make_model, batch):
+    """If the loss is on another stage than the block, that stage expects the hidden states of the heads."""
     model = make_model()
     model.post_process = False
     with torch.no_grad():
@@ -125,11 +125,11 @@ def test_a_stage_that_hands_its_heads_on_runs_them(make_model, batch):
 
 
 class Entered(Exception):
-    """What the model's own forward pass knows, once it has begun."""
+    """Carries current(), as the model's own forward sees it, out of that forward."""
 
 
 class StandIn:
-    """Instead of a model with Mamba layers, which a CPU cannot build."""
+    """Stands for a model with Mamba layers, which a CPU cannot build."""
 
     post_process = mtp_process = True
     mtp = torch.nn.Module()
@@ -140,7 +140,7 @@ class StandIn:
 
 @pytest.mark.parametrize("model", [model for model in OTHER_MODELS if find_file(model.partition(":")[0])])
 @pytest.mark.parametrize("trains", [True, False])
-def test_models_with_mamba_layers_tell_their_tokens_too(model, trains):
+def test_models_with_mamba_layers_record_their_tokens_too(model, trains):
     module, _, name = model.partition(":")
     forward = getattr(importlib.import_module(module), name).forward
     tokens = torch.zeros(1, 4, dtype=torch.long)
@@ -151,10 +151,10 @@ def test_models_with_mamba_layers_tell_their_tokens_too(model, trains):
     assert (found.trains, found.is_idle) == (trains, not trains)
 
 
-def test_under_the_overlap_of_experts_the_labels_come_from_the_tokens_of_the_trunk(
+def test_under_the_overlap_of_experts_the_labels_come_from_the_tokens_of_the_main_model(
     make_model, batch, gradients, run_overlapped, experts
 ):
-    """keep_tokens puts them back behind a head that has rolled them."""
+    """keep_tokens restores them after a head has rolled them."""
     model = make_model(**experts).bfloat16()
     given = {**batch, "labels": None}
     del given["loss_mask"]

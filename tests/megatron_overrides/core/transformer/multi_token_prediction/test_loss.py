@@ -1,4 +1,4 @@
-"""The losses of the heads: their labels, given or derived, their masks, their weights."""
+"""The losses of the heads: labels (given or derived), masks and weights."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ LENGTH = 8
 
 @pytest.fixture
 def run(monkeypatch):
-    """run(**arguments): what each head was asked to predict, and the weight that each position got in the gradient."""
+    """run(**arguments): the targets of each head, and the weight of each position in its loss."""
 
     def process(depths=2, per_token=False, **arguments):
         config = TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1, mtp_num_layers=depths)
@@ -24,13 +24,13 @@ def run(monkeypatch):
             targets.append(labels.tolist())
             return torch.full(labels.shape, 2.0)
 
-        def attach(trunk, loss):
+        def attach(hidden, loss):
             weights.append(loss)
-            return trunk
+            return hidden
 
         monkeypatch.setattr(MTPLossAutoScaler, "apply", attach)
         hidden = torch.arange((1 + depths) * LENGTH * 4.0).view(-1, 1, 4).requires_grad_(True)
-        trunk = process_mtp_loss(
+        main = process_mtp_loss(
             **{
                 "hidden_states": hidden,
                 "labels": None,
@@ -44,7 +44,7 @@ def run(monkeypatch):
                 **arguments,
             }
         )
-        assert torch.equal(trunk, hidden[:LENGTH])
+        assert torch.equal(main, hidden[:LENGTH])
         return targets, weights
 
     return process
@@ -58,7 +58,7 @@ def test_head_k_predicts_the_token_k_plus_1_further(run):
     assert from_tokens == [[[3, 4, 5, 6, 7, 8, 0, 0]], [[4, 5, 6, 7, 8, 0, 0, 0]]]
     assert [weight.count_nonzero().item() for weight in weights] == [6, 5]
     from_labels, _ = run(labels=TOKENS.roll(-1, 1))
-    assert from_labels[0][0][:6] == from_tokens[0][0][:6]  # the last label, known to a data set alone, comes too
+    assert from_labels[0][0][:6] == from_tokens[0][0][:6]  # the rest holds the last label, which only a data set knows
 
 
 def test_labels_that_are_given_are_not_derived(run):
@@ -73,7 +73,7 @@ def test_the_mask_of_the_tokens_moves_with_them(run):
         assert counted == [token for token in (4, 5, 7, 8) if token in target[0]]
 
 
-def test_packed_sequences_keep_to_themselves(run):
+def test_labels_stay_within_their_packed_sequence(run):
     ends = torch.tensor([0, 3, LENGTH])
     packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends)
     targets, weights = run(input_ids=TOKENS, packed_seq_params=packed)
@@ -87,7 +87,7 @@ def test_without_labels_and_tokens_there_is_no_loss(run, arguments):
     assert run(**arguments) == ([], [])
 
 
-def test_a_mean_over_the_tokens_that_a_head_predicts(run):
+def test_the_loss_is_a_mean_over_the_tokens_that_a_head_predicts(run):
     mask = torch.tensor([[1, 1, 1, 0, 1, 1, 1, 1.0]])
     _, weights = run(labels=TOKENS, loss_mask=mask)
     for weight, tokens in zip(weights, (6, 5), strict=True):
@@ -95,7 +95,7 @@ def test_a_mean_over_the_tokens_that_a_head_predicts(run):
         assert weight.max().item() == pytest.approx(2.0 * 0.5 / 2 / tokens)
 
 
-def test_a_loss_per_token_is_weighed_as_the_trunks(run):
+def test_a_loss_per_token_is_weighed_as_the_main_models(run):
     _, weights = run(labels=TOKENS, per_token=True)
     for weight, tokens in zip(weights, (7, 6), strict=True):
         assert weight.max().item() == pytest.approx(2.0 * 0.5 / 2 * LENGTH / tokens)
@@ -103,16 +103,16 @@ def test_a_loss_per_token_is_weighed_as_the_trunks(run):
     assert all(weight.max().item() == 2.0 * 0.5 / 2 for weight in unscaled)
 
 
-def test_a_mask_of_nothing_is_no_nan(run):
+def test_a_mask_without_any_token_gives_no_nan(run):
     _, weights = run(labels=TOKENS, loss_mask=torch.zeros(1, LENGTH))
     assert all(torch.equal(weight, torch.zeros(1, LENGTH)) for weight in weights)
 
 
-def test_nothing_rolls_to_nothing():
+def test_roll_tensor_accepts_none():
     assert roll_tensor(None) == (None, None)
     assert roll_tensor(tensor=None, shifts=-1) == (None, None)
 
 
-def test_what_newer_releases_take_in_another_order_must_be_named(run):
+def test_arguments_whose_order_differs_between_releases_are_keyword_only(run):
     with pytest.raises(TypeError, match="positional"):
         process_mtp_loss(*[None] * 12)

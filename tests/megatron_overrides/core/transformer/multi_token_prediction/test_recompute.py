@@ -1,4 +1,4 @@
-"""An MTP layer recomputes with its padding mask, in the second forward too."""
+"""An MTP layer gets its padding mask in both forwards of full recomputation."""
 
 import pytest
 import torch

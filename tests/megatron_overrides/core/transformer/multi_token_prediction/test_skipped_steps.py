@@ -1,4 +1,4 @@
-"""The MTP losses of skipped steps stay out of the log line's mean."""
+"""The mean MTP loss of the log line leaves out skipped steps."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The tag of the heads is on every parameter that an optimizer may meet in their stead."""
+"""The tag of the heads is on every parameter that an optimizer may see in place of theirs."""
 
 import pytest
 import torch
@@ -23,14 +23,14 @@ def test_without_a_flag_nothing_is_tagged(make_model):
     assert not any(hasattr(param, "grad_norm_group") for param in make_model().parameters())
 
 
-def numbers_of_heads(made):
-    """How many numbers the optimizer has under the tag."""
+def count_tagged_elements(made):
+    """Return the number of tagged elements in the optimizer."""
     return sum(p.numel() for leaf in leaves(made) for p in leaf.get_parameters() if tag_of(p) == "mtp")
 
 
 @pytest.mark.parametrize("distributed", [False, True])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_main_copies_and_shards_carry_it(make_model, distributed, bf16):
+def test_main_params_and_shards_are_tagged(make_model, distributed, bf16):
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
     model = make_model(separate_mtp_grad_clip=True, bf16=bf16)
@@ -39,11 +39,11 @@ def test_main_copies_and_shards_carry_it(make_model, distributed, bf16):
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed)
     wrapped = DistributedDataParallel(model.config, ddp, model)
     config = OptimizerConfig(optimizer="adam", lr=0.1, bf16=bf16, use_distributed_optimizer=distributed)
-    assert numbers_of_heads(get_megatron_optimizer(config, [wrapped])) == heads
+    assert count_tagged_elements(get_megatron_optimizer(config, [wrapped])) == heads
 
 
-def test_parameters_made_anew_after_the_model_was_built_are_tagged_again(make_model):
-    """As by to_empty() after a start on the meta device, and by Megatron-FSDP."""
+def test_parameters_created_again_after_the_model_was_built_are_tagged(make_model):
+    """to_empty() after a start on the meta device creates new ones, and so does Megatron-FSDP."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
     model = make_model(mtp_detach_heads=True)
@@ -54,10 +54,10 @@ def test_parameters_made_anew_after_the_model_was_built_are_tagged_again(make_mo
     assert not any(hasattr(param, "grad_norm_group") for param in model.parameters())
     wrapped = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
     made = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.1), [wrapped])
-    assert numbers_of_heads(made) == sum(param.numel() for param in model.mtp.parameters())
+    assert count_tagged_elements(made) == sum(param.numel() for param in model.mtp.parameters())
 
 
-def test_a_shard_of_megatron_fsdp_refers_to_the_parameter_that_has_it():
+def test_a_shard_of_megatron_fsdp_takes_the_tag_of_its_orig_param():
     shard, whole = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(2))
     shard.orig_param = whole
     assert tag_of(shard) is None
@@ -65,7 +65,7 @@ def test_a_shard_of_megatron_fsdp_refers_to_the_parameter_that_has_it():
     assert tag_of(shard) == "mtp"
 
 
-def test_what_is_copied_to_a_shard():
+def test_a_shard_gets_the_tag_and_the_other_attributes():
     whole, shard, other = (torch.nn.Parameter(torch.ones(1)) for _ in range(3))
     whole.grad_norm_group, whole.tensor_model_parallel, whole.allreduce = "mtp", True, False
     tensor_parallel.copy_tensor_model_parallel_attributes(shard, whole)

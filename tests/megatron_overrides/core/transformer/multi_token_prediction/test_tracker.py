@@ -1,4 +1,4 @@
-"""What is logged of the heads: losses as ever, acceptance per step and so far, under the names of every release."""
+"""The log has losses, and acceptance rates per step and so far; the method names of every release work."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ class Writer:
 
 @pytest.fixture
 def step():
-    """step((loss, correct, total) of each head): what the writers and the sums of the log line get."""
+    """step((loss, correct, total) of each head): the scalars of the writers, and the sums for the log line."""
     sums = {}
 
     def run(*heads):
@@ -73,7 +73,7 @@ def test_counts_beyond_what_float32_can_count(step):
     assert scalars["mtp_1_cumulative_acceptance_rate"] == 100.0
 
 
-def test_the_names_of_older_releases():
+def test_method_names_of_older_releases_work():
     Helper.save_loss_to_tracker(torch.tensor(1.5), 0, 2)
     Helper.save_loss_to_tracker(torch.tensor(1.5), None, 2)
     assert Helper.tracker["values"].tolist() == Helper.tracker["loss_values"].tolist() == [1.5, 0.0]
@@ -82,7 +82,7 @@ def test_the_names_of_older_releases():
     assert not Helper.tracker["values"].any()
 
 
-def test_the_names_of_older_releases_reduce_and_clean_the_counts_too(monkeypatch):
+def test_method_names_of_older_releases_reduce_and_clean_the_counts_too(monkeypatch):
     reduced = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, **_: reduced.append(tensor.dtype))
     Helper.save_metrics_to_tracker(torch.tensor(1.0), torch.tensor(1), torch.tensor(2), 0, 1, avg_group="ranks")
@@ -93,7 +93,7 @@ def test_the_names_of_older_releases_reduce_and_clean_the_counts_too(monkeypatch
 
 
 def test_a_replayed_graph_is_reduced_over_the_groups_it_was_captured_with(monkeypatch):
-    """It adds to the sums without running the code that names the groups."""
+    """A replay adds to the sums without running the code that sets the groups."""
     reduced = []
     monkeypatch.setattr(
         torch.distributed, "all_reduce", lambda tensor, group, **_: reduced.append((group, tensor.dtype))
