@@ -133,8 +133,7 @@ def main() -> None:
         print(
             f" iteration {iteration:8d}/{args.train_iters:8d} | learning rate: {learning_rate:.6E} | "
             f"lm loss: {loss / n_tokens:.6E} | grad norm: {grad_norm:.3f} | "
-            f"number of skipped iterations: {int(not updated):3d} |"
-            + "".join(metric.text for metric in metrics.shown()),
+            f"number of skipped iterations: {int(not updated):3d} |{more}",
             flush=True,
         )
     torch.distributed.destroy_process_group()
