@@ -1,57 +1,84 @@
-"""Counts what an MTP head guesses right, and copies the logits that it takes: the bandwidth that there is.
+"""Time the counting of an MTP head's accepted tokens against one read of its logits.
 
-python -m megatron_mtp_patches run scripts/bench/acceptance.py FILE --tokens 8192 --vocabulary 131072
+    python -m scripts.bench acceptance --python 0.19.2=PYTHON [--tokens 8192] [--device gpu] [--out ci/bench]
+
+The newest of the given releases is measured. The time of one read is half that of a copy. The target is a GPU's: a CPU
+computes for longer than it reads.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-import torch
+from scripts.bench import record
+from scripts.bench.workers import command
+from scripts.common.arguments import positive
+from scripts.common.process import environment, run_or_exit
 
-from megatron_overrides.core.transformer.multi_token_prediction.acceptance import _compute_mtp_acceptance_counts
-
+LIMIT = 1.5  # times one read of the logits
 REPEATS, WARM_UP = 20, 3
 
 
-def timed(work: Callable[[], Any]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    record.add_arguments(parser)
+    parser.add_argument("--tokens", type=positive, default=64, help="rows of the logits (default: 64)")
+    parser.add_argument("--vocabulary", type=positive, default=131072, help="their columns (default: 131072)")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--vocabulary", type=int, required=True)
-    options = parser.parse_args()
-    logits = torch.randn(options.tokens, 1, options.vocabulary, dtype=torch.bfloat16, device="cuda")
-    labels = torch.randint(options.vocabulary, (1, options.tokens), device="cuda")
-    mask, target = torch.ones(1, options.tokens, device="cuda"), torch.empty_like(logits)
-    layer: Any = SimpleNamespace(
-        gather_output=True
-    )  # the logits of the whole vocabulary, as without tensor parallelism
-    seconds, copied = [], []
-    for number in range(WARM_UP + REPEATS):
-        pair = (
-            timed(lambda: _compute_mtp_acceptance_counts(logits, labels, mask, layer, None)),
-            timed(lambda: target.copy_(logits)),
-        )
-        if number >= WARM_UP:
-            seconds.append(pair[0])
-            copied.append(pair[1])
-    found = {"tokens": options.tokens, "vocabulary": options.vocabulary, "seconds": seconds, "copy seconds": copied}
-    options.file.write_text(json.dumps(found))
+def run(options: argparse.Namespace) -> None:
+    release = max(options.python)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "seconds.json")
+        python, device = options.python[release], options.device
+        words = command(python, device, "acceptance.py", file, options.tokens, options.vocabulary)
+        run_or_exit(words, environment())
+        seconds = json.loads(file.read_text())
+    shape = {"tokens": options.tokens, "vocabulary": options.vocabulary}
+    record.report("acceptance", [row(release, device, shape, **seconds)], options)
+
+
+def row(release: str, device: str, shape: dict[str, int], counting: list[float], copying: list[float]) -> record.Row:
+    taken, read = median(counting), median(copying) / 2  # a copy reads and writes
+    ratio = taken / read
+    misses = [f"{ratio:.2f} times one read, not at most {LIMIT:g}"] if device == "gpu" and ratio > LIMIT else []
+    times = {"ms": 1e3 * taken, "one read ms": 1e3 * read}
+    return {"release": release, "device": device, **shape, **times, "ratio": ratio, "misses": misses}
+
+
+def count_and_copy(tokens: int, vocabulary: int) -> dict[str, list[float]]:
+    """Seconds of counting and of copying the logits, in turns."""
+    import torch
+
+    from megatron_overrides.core.transformer.multi_token_prediction.acceptance import _compute_mtp_acceptance_counts
+
+    def timed(work: Callable[[], object]) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    logits = torch.randn(tokens, 1, vocabulary, dtype=torch.bfloat16, device="cuda")
+    labels = torch.randint(vocabulary, (1, tokens), device="cuda")
+    mask, target = torch.ones(1, tokens, device="cuda"), torch.empty_like(logits)
+    layer: Any = SimpleNamespace(gather_output=True)  # the logits have the whole vocabulary
+    counting, copying = [], []
+    for _ in range(WARM_UP + REPEATS):
+        counting.append(timed(lambda: _compute_mtp_acceptance_counts(logits, labels, mask, layer, None)))
+        copying.append(timed(lambda: target.copy_(logits)))
+    return {"counting": counting[WARM_UP:], "copying": copying[WARM_UP:]}
 
 
 if __name__ == "__main__":
-    main()
+    import sys
+
+    file, tokens, vocabulary = sys.argv[1:]
+    Path(file).write_text(json.dumps(count_and_copy(int(tokens), int(vocabulary))))

@@ -1,113 +1,88 @@
-"""One rank of one Megatron: makes chained optimizers and takes orders from scripts/bench.py, one JSON line each.
+"""Time optimizer.step of thousands of parameters, unpatched and patched on each release and native on 0.19.2.
 
-{"case": "bf16"} is answered with the seconds of a step, {"case": "bf16", "count": 2} with what a step does besides
-computing (counting.py), the mean of two. Every fourth parameter is an expert's, so that two
-optimizers are chained; every tenth is in a norm group, if the case has them. Ranks are tensor-parallel: they share one
-norm.
+    python -m scripts.bench step --python 0.18.2=PYTHON --python 0.19.2=PYTHON [--ranks 1,2] [--out ci/bench]
+
+The Megatrons take turns of one step each, and their processes are started several times. On 0.19.2 unpatched and native
+are the same Megatron, started twice: what they differ by is noise. Counts the all-reduces, host-device syncs and, on a
+GPU, kernel launches of a step, too. A row that misses its target says so.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-import time
-from collections.abc import Callable
+import random
+import tempfile
+from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from scripts.common.arguments import REFERENCE, numbers, positive
 
-ANSWER = "bench: "
-CASES = {
-    "fp32": (torch.float32, False),
-    "fp32, norm groups": (torch.float32, True),
-    "bf16": (torch.bfloat16, False),
-    "bf16, norm groups": (torch.bfloat16, True),
-}
-SIDE, WARM_UP = 16, 3
+from . import record
+from .ratios import Side, step_row
+from .workers import CASES, Worker
+
+COUNTED = 2  # steps
 
 
-def make_step(dtype: torch.dtype, groups: bool, number: int) -> tuple[Callable[[], None], Callable[[], Any], Any]:
-    """(what gives new gradients, the step, its optimizer) of `number` square matrices."""
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.transformer import TransformerConfig
-
-    torch.manual_seed(dist.get_rank())
-    matrices = torch.nn.ParameterList(torch.randn(SIDE, SIDE, dtype=dtype, device="cuda") for _ in range(number))
-    for index, param in enumerate(matrices):
-        param.allreduce = index % 4 != 0
-        param.tensor_model_parallel, param.partition_dim, param.partition_stride = True, 0, 1
-        if groups and index % 10 == 0:
-            param.grad_norm_group = "mtp"
-    config = TransformerConfig(num_layers=1, hidden_size=SIDE, num_attention_heads=1)
-    model = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), matrices)
-    settings = {"optimizer": "adam", "lr": 1e-3, "clip_grad": 1.0, "params_dtype": dtype}
-    optimizer = get_megatron_optimizer(OptimizerConfig(bf16=dtype == torch.bfloat16, **settings), [model])
-    buffers = [*model.buffers, *model.expert_parallel_buffers]
-    gradients = [torch.randn_like(buffer.grad_data) for buffer in buffers]
-
-    def refill() -> None:  # a step clips some of them where they are
-        for buffer, gradient in zip(buffers, gradients, strict=True):
-            buffer.grad_data.copy_(gradient)
-
-    return refill, optimizer.step, optimizer
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    record.add_arguments(parser)
+    parser.add_argument("--ranks", type=numbers, default=[1], help="numbers of ranks (default: 1)")
+    parser.add_argument("--parameters", type=positive, default=2000, help="how many the optimizer has (default: 2000)")
+    parser.add_argument("--starts", type=positive, default=3, help="of all processes (default: 3)")
+    parser.add_argument("--turns", type=positive, default=50, help="steps of each Megatron in a start (default: 50)")
 
 
-def rank_sets(optimizer: Any) -> int:
-    """Over how many different sets of ranks the norms of the chained optimizers are summed."""
-    groups = [child.get_grad_stats_parallel_group() for child in optimizer.chained_optimizers]
-    return len({tuple(dist.get_process_group_ranks(group)) for group in groups})
+def run(options: argparse.Namespace) -> None:
+    from rich.progress import Progress
+
+    rows, versions = [], {}
+    with Progress() as progress, tempfile.TemporaryDirectory() as logs:
+        starts = len(options.ranks) * len(options.python) * options.starts
+        bar = progress.add_task("", total=starts * len(CASES))
+        for ranks in options.ranks:
+            for release in options.python:
+
+                def tell(text: str, where: str = f"{release}, {ranks} rank{'s' * (ranks > 1)}") -> None:
+                    progress.update(bar, description=f"{where}, {text}", advance=1)
+
+                versions[release], found = measure(release, ranks, options, Path(logs), tell)
+                rows += found
+    record.report("step", rows, options, versions)
 
 
-def timed(refill: Callable[[], None], step: Callable[[], Any]) -> float:
-    refill()
-    torch.cuda.synchronize()
-    dist.barrier()
-    start = time.perf_counter()
-    step()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+def measure(
+    release: str, ranks: int, options: argparse.Namespace, logs: Path, tell: Any
+) -> tuple[dict[str, str], list[record.Row]]:
+    """(versions, rows) of a release without and with the patches and of the native one, if --python has that.
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--parameters", type=int, required=True)
-    parser.add_argument("--device", choices=("cpu", "gpu"), required=True)
-    options = parser.parse_args()
-    from counting import count
-    from megatron.core import package_info, parallel_state
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-
-    if options.device == "gpu":
-        torch.cuda.set_device(dist.get_node_local_rank(0))
-    dist.init_process_group("nccl" if dist.is_nccl_available() else "gloo")
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
-    model_parallel_cuda_manual_seed(1)
-    made: dict[str, Any] = {}
-
-    def answer(value: Any) -> None:
-        print(ANSWER + json.dumps(value), flush=True)
-
-    release = package_info.__version__.partition("+")[0]  # + the commit of whatever repository this is run in
-    answer({"megatron-core": release, "torch": torch.__version__})
-    for line in sys.stdin:
-        order = json.loads(line)
-        if order["case"] not in made:
-            made[order["case"]] = make_step(*CASES[order["case"]], options.parameters)
-            for _ in range(WARM_UP):
-                timed(*made[order["case"]][:2])
-        refill, step, optimizer = made[order["case"]]
-        if "count" in order:
-            refill()
-            counts = count(step, order["count"], options.device == "gpu")
-            answer({**counts._asdict(), "rank sets": rank_sets(optimizer)})
-        else:
-            timed(refill, step)  # the Megatron before has left the caches full of what is its own
-            answer(timed(refill, step))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    `tell` hears of each start. Where the release is the native one it is started twice without the patches.
+    """
+    releases = {"unpatched": release, "patched": release}
+    if REFERENCE in options.python:
+        releases["native"] = REFERENCE
+    seconds: dict[str, dict[str, list[list[float]]]] = {case: {side: [] for side in releases} for case in CASES}
+    counts: dict[str, dict[str, Any]] = {case: {} for case in CASES}
+    shuffled = random.Random(1)
+    for start in range(options.starts):
+        workers: dict[str, Worker] = {}
+        try:
+            for side, wanted in releases.items():
+                patches = "all" if side == "patched" else "none"
+                workers[side] = Worker(wanted, options.python[wanted], patches, ranks, options, logs)
+            for worker in workers.values():
+                worker.wait_until_ready()
+            for case in CASES:
+                tell(f"{case}: start {start + 1}")
+                for found in seconds[case].values():
+                    found.append([])
+                for _ in range(options.turns):
+                    for side in shuffled.sample(list(workers), len(workers)):
+                        # a step ends with its last rank
+                        seconds[case][side][-1].append(max(workers[side].ask(case=case)))
+                if not counts[case]:
+                    counts[case] = {side: worker.ask(case=case, count=COUNTED)[0] for side, worker in workers.items()}
+        finally:
+            for worker in workers.values():
+                worker.close()
+    sides = {case: {side: Side(seconds[case][side], counts[case][side]) for side in releases} for case in CASES}
+    return workers["patched"].about, [step_row(case, ranks, release, **sides[case]) for case in CASES]

@@ -1,32 +1,95 @@
-"""One table for the terminal and for Markdown."""
+"""The tables of a record, ratios first."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
-import markdown_pages
+from scripts.common.arguments import REFERENCE
+from scripts.common.markdown import Table
+
+Row = dict[str, Any]
+NATIVE = f"native {REFERENCE}"
+WITHOUT_KERNELS = (
+    "Where neither TransformerEngine nor Apex is installed, Megatron's own norm reads one number for each parameter, "
+    "patched or not."
+)
 
 
-class Table(NamedTuple):
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
-    note: str = ""
+def tables(record: dict[str, Any]) -> list[Table]:
+    makers = {"step": _steps, "import": _imports, "acceptance": _acceptance}
+    return [table for name, make in makers.items() if name in record for table in make(record[name])]
 
-    def show(self) -> None:
-        from rich.console import Console
-        from rich.table import Column
-        from rich.table import Table as RichTable
 
-        table = RichTable(*(Column(text, overflow="fold") for text in self.columns), title=self.title)
-        for row in self.rows:
-            table.add_row(*row)
-        console = Console()
-        console.width = max(console.width, 150)
-        console.print(table)
-        if self.note:
-            console.print(self.note, markup=False, highlight=False)
+def _steps(rows: list[Row]) -> list[Table]:
+    times, calls = [], []
+    for row in rows:
+        place = [row["case"], str(row["ranks"]), row["release"]]
+        ms = [f"{row['ms'][side]:.1f}" if side in row["ms"] else "" for side in ("unpatched", "patched", NATIVE)]
+        ratios = [_ratio(row["patched / native"]), _ratio(row["patched / unpatched"])]
+        times.append([*place, *ratios, *ms, _verdict(row)])
+        sides = [row["a step"].get(side) for side in (NATIVE, "unpatched", "patched")]
+        numbers = [
+            " / ".join("-" if side is None or side[what] is None else f"{side[what]:g}" for side in sides)
+            for what in ("all_reduces", "host_syncs", "launches")
+        ]
+        calls.append([*place, f"{row['a step']['patched']['rank sets']:g}", *numbers])
+    place = ["optimizer", "ranks", "release"]
+    ratios = [f"patched / {NATIVE}", "patched / unpatched"]
+    return [
+        Table(
+            "optimizer.step, medians (and their range over the starts)",
+            [*place, *ratios, "unpatched ms", "patched ms", f"{NATIVE} ms", "target"],
+            times,
+            note=_noise(rows),
+        ),
+        Table(
+            f"In one optimizer.step: {NATIVE} / unpatched / patched",
+            [*place, "sets of ranks", "all-reduces", "waits of the host", "kernel launches"],
+            calls,
+            note=WITHOUT_KERNELS,
+        ),
+    ]
 
-    def markdown(self) -> list[str]:
-        table = markdown_pages.table(self.columns, self.rows)
-        return [f"## {self.title}", "", *table, "", *([self.note, ""] if self.note else [])]
+
+def _noise(rows: list[Row]) -> str:
+    """Why a row may miss its target by little: the ratios of the same Megatron, started twice, by number of ranks."""
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        if row["release"] == REFERENCE:
+            found.setdefault(row["ranks"], []).append(row["unpatched / native"]["median"])
+    ranges = [
+        f"{min(ratios):.2f} to {max(ratios):.2f} of its time on {ranks} rank{'s' * (ranks > 1)}"
+        for ranks, ratios in found.items()
+    ]
+    if not ranges:
+        return ""
+    return (
+        f"{REFERENCE} unpatched is {NATIVE}, started a second time. It took {', '.join(ranges)}: a row that misses by "
+        f"no more than the same Megatron misses itself is not told from one that meets the target."
+    )
+
+
+def _imports(rows: list[Row]) -> list[Table]:
+    cells = []
+    for row in rows:
+        loads = "yes" if row["loads torch"] else "no"
+        cells.append([row["release"], f"{row['ms']:.1f}", loads, f"{row['apply s']:.2f}", _verdict(row)])
+    columns = ["with", "import ms", "loads torch", "apply() s", "target"]
+    return [Table("import megatron_mtp_patches, and apply() once Megatron is imported: CPU time", columns, cells)]
+
+
+def _acceptance(rows: list[Row]) -> list[Table]:
+    cells = []
+    for row in rows:
+        shape, ms = [str(row["tokens"]), str(row["vocabulary"])], [f"{row[name]:.2f}" for name in ("ms", "one read ms")]
+        cells.append([*shape, f"{row['ratio']:.2f}", *ms, _verdict(row) if row["device"] == "gpu" else "only on a GPU"])
+    columns = ["tokens", "vocabulary", "counting / one read", "counting ms", "one read ms", "target"]
+    return [Table("Acceptance counting, bf16 logits", columns, cells)]
+
+
+def _ratio(found: dict[str, float] | None) -> str:
+    return "not run" if found is None else "{median:.2f} ({least:.2f} to {largest:.2f})".format(**found)
+
+
+def _verdict(row: Row) -> str:
+    return f"misses: {'; '.join(row['misses'])}" if row["misses"] else "met"

@@ -1,9 +1,9 @@
-"""Processes of step.py: one Megatron, patched or not, on one or more ranks. They wait while others are measured."""
+"""The processes of one Megatron, patched or not, a rank each. They wait while those of others are measured."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,39 +11,35 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from step import ANSWER
+from scripts.common.process import environment
 
-ROOT = Path(__file__).resolve().parents[2]
-LAST = 3000  # characters of a log
-
-
-def environment(patches: str) -> dict[str, str]:
-    """Of a process that runs Megatron from this tree."""
-    paths = [str(ROOT / "patches"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "MEGATRON_MTP_PATCHES": patches,
-        "OMP_NUM_THREADS": "1",
-    }
+ANSWER = "bench: "  # begins each line that a worker answers with
+CASES = {  # the type of the parameters, and whether some are in a norm group
+    "fp32": ("float32", False),
+    "fp32, norm groups": ("float32", True),
+    "bf16": ("bfloat16", False),
+    "bf16, norm groups": ("bfloat16", True),
+}
 
 
-def run(python: str, device: str, script: str, *arguments: str) -> list[str]:
+def command(python: str, device: str, script: str, *arguments: object) -> list[str]:
     """The command that runs `script` of this folder under the patches."""
     launcher = [python, "-W", "ignore", "-m", "megatron_mtp_patches", "run"]
     device = "cuda" if device == "gpu" else device
-    return [*launcher, "--device", device, str(Path(__file__).with_name(script)), *arguments]
+    return [*launcher, "--device", device, str(Path(__file__).with_name(script)), *map(str, arguments)]
 
 
 class Worker:
-    def __init__(self, side: str, python: str, ranks: int, device: str, parameters: int, logs: Path) -> None:
-        """`side`: "patched", or another name for one without the patches."""
-        self.name = f"{side} {python}"
+    def __init__(
+        self, release: str, python: str, patches: str, ranks: int, options: argparse.Namespace, logs: Path
+    ) -> None:
+        self.release = release
+        self.name = f"{release} with patches {patches}"
         self.about: dict[str, str] = {}
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = str(free.getsockname()[1])
-        command = run(python, device, "step.py", "--parameters", str(parameters), "--device", device)
+        words = command(python, options.device, "step_worker.py", options.device, options.parameters)
         self.logs = [logs / f"{id(self)}-{rank}.log" for rank in range(ranks)]
         self.ranks = []
         for rank, log in enumerate(self.logs):
@@ -51,8 +47,8 @@ class Worker:
             place |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
             with log.open("w") as errors:
                 process = subprocess.Popen(
-                    command,
-                    env={**environment("all" if side == "patched" else "none"), **place},
+                    words,
+                    env=environment(patches, **place),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
@@ -63,6 +59,9 @@ class Worker:
 
     def wait_until_ready(self) -> None:
         self.about = self._answers()[0]
+        found = self.about["megatron-core"]
+        if self.release[0].isdigit() and found != self.release:
+            sys.exit(f"the Python of {self.release} has megatron-core {found}")
 
     def ask(self, **order: Any) -> list[Any]:
         """What each rank answers."""
@@ -81,8 +80,7 @@ class Worker:
             if line is None:
                 self.close()
                 killed = " (killed; where memory runs out, ask for fewer --ranks)" if process.returncode == -9 else ""
-                text = log.read_text(errors="replace")[-LAST:]
-                sys.exit(f"{text}\nthe process of {self.name} has ended, see above{killed}")
+                sys.exit(f"{log.read_text(errors='replace')[-3000:]}\nthe process of {self.name} has ended{killed}")
             found.append(json.loads(line.removeprefix(ANSWER)))
         return found
 

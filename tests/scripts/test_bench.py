@@ -1,37 +1,34 @@
-"""scripts/bench.py: what it counts, and the targets that its rows are held against."""
+"""python -m scripts.bench: what it counts, and the targets that its rows are held against."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
+import argparse
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+from scripts.bench import acceptance, record, startup, step
+from scripts.bench.ratios import Side, ratio, step_row
+from scripts.bench.tables import tables
 
-
-@pytest.fixture
-def load(monkeypatch):
-    """load(name): a module of scripts/bench."""
-    for folder in (SCRIPTS, SCRIPTS / "bench"):
-        monkeypatch.syspath_prepend(str(folder))
-    yield importlib.import_module
-    for name in ("tables", "step"):
-        sys.modules.pop(name, None)
+pytestmark = pytest.mark.forked("torch")
 
 
 @pytest.fixture
 def alone():
+    import torch
+
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
 
 
-def test_it_counts_what_a_step_reduces_and_reads(load, alone):
+def test_it_counts_what_a_step_reduces_and_reads(alone):
     """Not what torch's optimizer reads of its own counters, which lie on the host."""
+    import torch
+
+    from scripts.bench.counting import count
+
     param = torch.nn.Parameter(torch.ones(2))
     adam = torch.optim.AdamW([param], foreach=False)
 
@@ -46,7 +43,7 @@ def test_it_counts_what_a_step_reduces_and_reads(load, alone):
 
     step()
     original = torch.distributed.all_reduce
-    counts = load("counting").count(step, 3, on_gpu=False)
+    counts = count(step, 3, on_gpu=False)
     assert counts == (2, 3, None)
     assert torch.distributed.all_reduce is original
 
@@ -55,52 +52,54 @@ def event(name, parent=None):
     return SimpleNamespace(name=name, cpu_parent=parent)
 
 
-def test_on_a_gpu_waits_and_launches_are_those_of_the_runtime(load):
+def test_on_a_gpu_waits_and_launches_are_those_of_the_runtime():
+    from scripts.bench.counting import tally
+
     names = ["cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cudaStreamSynchronize"]
     names += [
         "cudaDeviceSynchronize",
         "aten::_local_scalar_dense",
         "cudaMemcpyAsync",
     ]  # the profiler's own; not the wait
-    assert load("counting").tally(map(event, names), on_gpu=True) == (1, 3)
+    assert tally(map(event, names), on_gpu=True) == (1, 3)
 
 
-def test_reads_below_an_optimizer_are_its_own(load):
+def test_reads_below_an_optimizer_are_its_own():
+    from scripts.bench.counting import tally
+
     below = event("aten::_local_scalar_dense", event("aten::item", event("Optimizer.step#AdamW.step")))
     beside = event("aten::_local_scalar_dense", event("aten::item"))
-    assert load("counting").tally([below, beside, beside], on_gpu=False) == (2, 0)
+    assert tally([below, beside, beside], on_gpu=False) == (2, 0)
 
 
-def side(ratios, *starts, all_reduces=1):
+def side(*starts, all_reduces=1):
     counts = {"all_reduces": all_reduces, "host_syncs": 2, "launches": None, "rank sets": 1}
-    return ratios.Side([list(one) for one in starts], counts)
+    return Side([list(one) for one in starts], counts)
 
 
-def test_a_ratio_is_that_of_what_was_measured_side_by_side(load):
+def test_a_ratio_is_that_of_what_was_measured_side_by_side():
     """The machine was slower in one turn, one step was held up, and one start came out otherwise."""
-    ratios = load("ratios")
-    ours, theirs = side(ratios, (1, 10, 9), (3, 3, 90), (4, 4, 4)), side(ratios, (2, 20, 2), (4, 4, 4), (4, 4, 4))
-    assert ratios.ratio(ours, theirs) == {"median": 0.75, "least": 0.5, "largest": 1.0}
+    ours, theirs = side((1, 10, 9), (3, 3, 90), (4, 4, 4)), side((2, 20, 2), (4, 4, 4), (4, 4, 4))
+    assert ratio(ours, theirs) == {"median": 0.75, "least": 0.5, "largest": 1.0}
     assert ours.milliseconds == 4000.0
 
 
-def test_a_row_says_what_it_misses(load):
-    ratios = load("ratios")
-    slow, fast = side(ratios, (1.2,), all_reduces=2), side(ratios, (1.0,))
-    row = ratios.step_row("bf16", 2, "0.18.2", fast, slow, fast)
+def test_a_row_says_what_it_misses():
+    slow, fast = side((1.2,), all_reduces=2), side((1.0,))
+    row = step_row("bf16", 2, "0.18.2", fast, slow, fast)
     assert row["misses"] == ["1.20 of native 0.19.2's time, not at most 1.00", "2 all-reduces for 1 sets of ranks"]
-    assert ratios.step_row("bf16", 2, "0.18.2", slow, fast, slow)["misses"] == []
-    alone = ratios.step_row("bf16", 2, "0.18.2", slow, fast)
+    assert step_row("bf16", 2, "0.18.2", slow, fast, slow)["misses"] == []
+    alone = step_row("bf16", 2, "0.18.2", slow, fast)
     assert alone["patched / native"] is None and alone["unpatched / native"] is None
-    assert ratios.import_row("0.18.2", [10.0, 29.0, 90.0], False, [0.3, 0.2, 9.0])["misses"] == []
-    assert ratios.import_row("0.18.2", [30.0], True, [0.2, 0.35, 0.4])["misses"] == [
+    assert startup.row("0.18.2", [10.0, 29.0, 90.0], False, [0.3, 0.2, 9.0])["misses"] == []
+    assert startup.row("0.18.2", [30.0], True, [0.2, 0.35, 0.4])["misses"] == [
         "30.0 ms, not under 30",
         "it imports torch",
         "apply() takes 0.35 s, not under 0.35",
     ]
 
 
-def test_the_import_row_is_measured_in_fresh_processes(load, monkeypatch, tmp_path):
+def test_the_import_row_is_measured_in_fresh_processes(monkeypatch, tmp_path):
     """By a Python that prints what it is told and counts its starts."""
     python = tmp_path / "python"
     python.write_text(f"""#!/bin/sh
@@ -109,32 +108,26 @@ case "$4" in *apply*) echo a warning; echo 0.5;; *) echo 20.0 False;; esac
 """)
     python.chmod(0o755)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    row = load("measure").imports("0.18.2", str(python))
+    row = startup.measure("0.18.2", str(python))
     assert (row["ms"], row["apply s"], row["loads torch"]) == (20.0, 0.5, False)
     assert (tmp_path / "starts").read_text().split() == 16 * ["all"] + 11 * ["none"]
-    text = "\n".join(load("bench_tables").tables({"import": [row]})[0].markdown())
+    text = "\n".join(tables({"import": [row]})[0].lines())
     assert "| 0.18.2 | 20.0 | no | 0.50 | misses: apply() takes 0.50 s, not under 0.35 |" in text
 
 
-def test_rows_that_were_not_measured_stay_in_the_file(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    bench = importlib.import_module("bench")
+def test_rows_that_were_not_measured_stay_in_the_file(tmp_path):
     found = {"about": {"device": "new"}, "import": [2]}
     file = tmp_path / "cpu.json"
-    assert bench.keep_others(file, found) == found
+    assert record.update(file, found) == found
     file.write_text('{"about": {"device": "old", "versions": 1}, "import": [1], "step": [3]}')
-    assert bench.keep_others(file, found) == {
-        "about": {"device": "new", "versions": 1},
-        "import": [2],
-        "step": [3],
-    }
+    expected = {"about": {"device": "new", "versions": 1}, "import": [2], "step": [3]}
+    assert record.update(file, found) == expected
 
 
-def test_the_table_says_what_native_differs_from_itself_by(load):
-    ratios, tables = load("ratios"), load("bench_tables")
-    native = side(ratios, (1.0,), (1.0,), (1.0,))
+def test_the_table_says_what_native_differs_from_itself_by():
+    native = side((1.0,), (1.0,), (1.0,))
     rows = [
-        ratios.step_row("bf16", ranks, release, side(ratios, *((taken,) for taken in starts)), native, native)
+        step_row("bf16", ranks, release, side(*((taken,) for taken in starts)), native, native)
         for ranks, release, starts in (
             (1, "0.18.2", (5.0, 5.0, 5.0)),
             (1, "0.19.2", (0.9, 0.98, 1.0)),
@@ -142,46 +135,48 @@ def test_the_table_says_what_native_differs_from_itself_by(load):
             (4, "0.19.2", (1.03, 1.03, 1.03)),
         )
     ]
-    note = tables.tables({"step": rows})[0].note
+    note = tables({"step": rows})[0].note
     assert "It took 0.98 to 1.02 of its time on 1 rank, 1.03 to 1.03 of its time on 4 ranks:" in note
-    assert tables.tables({"step": rows[:1]})[0].note == ""
+    assert tables({"step": rows[:1]})[0].note == ""
 
 
 @pytest.mark.parametrize("release", ["0.18.2", "0.19.2"])
-def test_three_megatrons_take_turns_and_none_stands_for_two(load, monkeypatch, tmp_path, release):
-    measure, made = load("measure"), []
+def test_three_megatrons_take_turns_and_none_stands_for_two(monkeypatch, tmp_path, release):
+    made = []
 
     class Worker:
-        def __init__(self, side, python, ranks, device, parameters, logs):
-            self.name, self.about, self.closed = side, {"megatron-core": python}, False
+        def __init__(self, release, python, patches, ranks, options, logs):
+            self.seconds = (1.0, 2.0, 4.0)[len(made) % 3]
+            self.about, self.closed = {"megatron-core": release}, False
+            self.started_with = (release, python, patches)
             made.append(self)
 
         def wait_until_ready(self):
             pass
 
         def ask(self, case, count=None):
-            if count:
-                return [{"all_reduces": 1, "rank sets": 1}]
-            return [0.1, {"unpatched": 1.0, "patched": 2.0, "native": 4.0}[self.name]]  # the slower rank's counts
+            return [{"all_reduces": 1, "rank sets": 1}] if count else [0.1, self.seconds]  # the slower rank's counts
 
         def close(self):
             self.closed = True
 
-    monkeypatch.setattr(measure, "Worker", Worker)
-    words = release, release, "0.19.2", 2, "cpu", 10, 2, 3, tmp_path, lambda text: None
-    versions, rows = measure.steps(*words)
+    monkeypatch.setattr(step, "Worker", Worker)
+    pythons = {"0.18.2": "python of 0.18.2", "0.19.2": "python of 0.19.2"}
+    options = argparse.Namespace(python=pythons, starts=2, turns=3)
+    versions, rows = step.measure(release, 2, options, tmp_path, lambda text: None)
     assert versions == {"megatron-core": release}
-    assert [worker.name for worker in made] == 2 * ["unpatched", "patched", "native"]
+    sides = [(release, pythons[release], "none"), (release, pythons[release], "all")]
+    assert [worker.started_with for worker in made] == 2 * [*sides, ("0.19.2", "python of 0.19.2", "none")]
     assert all(worker.closed for worker in made)
     for row in rows:
         ratios = [row[of]["median"] for of in ("patched / unpatched", "patched / native", "unpatched / native")]
         assert ratios == [2.0, 0.5, 0.25]
 
 
-def test_one_read_is_half_a_copy(load):
-    found = {"tokens": 8, "vocabulary": 16, "seconds": [3.0], "copy seconds": [2.0]}
-    row = load("ratios").acceptance_row("0.18.2", found, "gpu")
+def test_one_read_is_half_a_copy():
+    shape = {"tokens": 8, "vocabulary": 16}
+    row = acceptance.row("0.18.2", "gpu", shape, [3.0], [2.0])
     assert row["ratio"] == 3.0 and row["misses"] == ["3.00 times one read, not at most 1.5"]
-    assert load("ratios").acceptance_row("0.18.2", found, "cpu")["misses"] == []
-    text = "\n".join(load("bench_tables").tables({"acceptance": [row]})[0].markdown())
+    assert acceptance.row("0.18.2", "cpu", shape, [3.0], [2.0])["misses"] == []
+    text = "\n".join(tables({"acceptance": [row]})[0].lines())
     assert "| 8 | 16 | 3.00 | 3000.00 | 1000.00 | misses: 3.00 times one read, not at most 1.5 |" in text

@@ -1,15 +1,17 @@
-"""What scripts/bench_memory.py measures: each case runs on every rank and returns what that rank holds, in bytes.
+"""One rank of memory.py: trains what a patch is about and writes the bytes that this rank holds.
 
-`saves` are the differences that theory expects between the run without the patch and the one with it.
+torchrun ... -m megatron_mtp_patches run scripts/bench/memory_worker.py '{"case": PATCH, "patched": true, ...}'
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from held import Held, held, shard_elements
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
@@ -18,22 +20,26 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 
+from scripts.bench.held import Held, held, shard_elements
+
 LENGTH = 32
 
 
 class Found(NamedTuple):
+    """`saves`: the differences that theory expects between the run without the patch and the one with it."""
+
     held: Held
     saves: dict[str, int]
     note: str = ""
 
 
-def make_model(options: argparse.Namespace, vocabulary: int, **placement: Any) -> tuple[TransformerConfig, GPTModel]:
+def make_model(asked: SimpleNamespace, vocabulary: int, **placement: Any) -> tuple[TransformerConfig, GPTModel]:
     parallel_state.initialize_model_parallel()
     model_parallel_cuda_manual_seed(1)
     heads = placement.pop("heads", 0)
     config = TransformerConfig(
-        num_layers=options.layers,
-        hidden_size=options.hidden,
+        num_layers=asked.layers,
+        hidden_size=asked.hidden,
         num_attention_heads=4,
         mtp_num_layers=heads or None,
         hidden_dropout=0.0,
@@ -48,12 +54,12 @@ def make_model(options: argparse.Namespace, vocabulary: int, **placement: Any) -
     return config, net.bfloat16().cuda()
 
 
-def fsdp_without_master_weights(options: argparse.Namespace) -> Found:
+def fsdp_without_master_weights(asked: SimpleNamespace) -> Found:
     """Three steps of a GPT in Megatron-FSDP (optim_grads_params) with a precision-aware FusedAdam."""
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
     vocabulary = 512
-    config, net = make_model(options, vocabulary)
+    config, net = make_model(asked, vocabulary)
     fp32_gradients: dict[str, Any] = {"grad_reduce_in_fp32": True}
     if hasattr(DistributedDataParallelConfig, "megatron_fsdp_main_grads_dtype"):
         fp32_gradients = {"megatron_fsdp_main_grads_dtype": torch.float32}
@@ -85,16 +91,16 @@ def fsdp_without_master_weights(options: argparse.Namespace) -> Found:
     return Found(held([model], optimizer), {"optimizer_state": 4 * shard_elements(optimizer)}, trains)
 
 
-def tag_mtp_stage_embedding(options: argparse.Namespace) -> Found:
+def tag_mtp_stage_embedding(asked: SimpleNamespace) -> Found:
     """The last of several pipeline stages, with an MTP head, in dist_muon; the embedding is most of it.
 
     Newer releases tag it themselves; without the patch it loses the tag here, to see what that would hold.
     """
     config, net = make_model(
-        options, 64 * options.hidden, heads=1, pre_process=False, share_embeddings_and_output_weights=False
+        asked, 64 * asked.hidden, heads=1, pre_process=False, share_embeddings_and_output_weights=False
     )
     copy = net.embedding.word_embeddings.weight
-    if options.before and hasattr(copy, "is_embedding_or_output_parameter"):
+    if not asked.patched and hasattr(copy, "is_embedding_or_output_parameter"):
         del copy.is_embedding_or_output_parameter
     is_sharded = "use_layer_wise_distributed_optimizer" in OptimizerConfig.__dataclass_fields__  # from 0.18 on
     settings: dict[str, Any] = {"optimizer": "muon", "lr": 0.01, "bf16": True, "use_distributed_optimizer": is_sharded}
@@ -129,3 +135,18 @@ CASES = {
     "fsdp-without-master-weights": fsdp_without_master_weights,
     "tag-mtp-stage-embedding": tag_mtp_stage_embedding,
 }
+
+
+def main() -> None:
+    asked = SimpleNamespace(**json.loads(sys.argv[1]))
+    torch.distributed.init_process_group("nccl" if torch.distributed.is_nccl_available() else "gloo")
+    found = CASES[asked.case](asked)
+    result = {"held": found.held._asdict(), "saves": found.saves, "note": found.note}
+    if not asked.on_cpu:
+        result["allocator"] = {"allocated": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_allocated()}
+    Path(asked.folder, f"{torch.distributed.get_rank()}.json").write_text(json.dumps(result))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the patches cost: time, bytes and collectives. `python -m scripts.bench --help`."""

@@ -1,0 +1,30 @@
+"""Measure what the patches cost, or what they save. Needs torch and megatron-core in each Python that is measured.
+
+Times are medians of ratios, measured side by side on an otherwise idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from scripts.bench import acceptance, memory, muon, startup, step
+from scripts.common.arguments import make_parser
+
+COMMANDS = {"step": step, "import": startup, "acceptance": acceptance, "memory": memory, "muon": muon}
+
+
+def main() -> None:
+    parser = make_parser("scripts.bench", __doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        doc = module.__doc__ or ""
+        raw = argparse.RawDescriptionHelpFormatter
+        command = commands.add_parser(name, help=doc.partition("\n")[0], description=doc, formatter_class=raw)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Count what each rank holds without and with a patch, tensor by tensor, on the installed Megatron; no GPU needed.
+
+    python -m scripts.bench memory [PATCH ...] [--ranks 2] [--layers 4] [--hidden 256] [--json FILE]
+
+Where there is a GPU, also what its allocator has given out in the end, and at most. Megatron-FSDP's FusedAdam is
+TransformerEngine's; without a GPU a rehearsal stands in for its kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from scripts.common.arguments import positive
+from scripts.common.markdown import Table
+from scripts.common.process import environment, run_or_exit
+
+NEEDS = {
+    "fsdp-without-master-weights": ("einops", "transformer_engine"),
+    "tag-mtp-stage-embedding": ("emerging_optimizers",),
+}
+WORKER = Path(__file__).with_name("memory_worker.py")
+SAME = "This Megatron holds the same without the patch: there is nothing to measure it against."
+Rank = dict[str, Any]  # what memory_worker.py writes of a rank
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("patches", nargs="*", metavar="PATCH", help=f"{' or '.join(NEEDS)}; without one, both")
+    parser.add_argument("--ranks", type=positive, default=2)
+    parser.add_argument("--layers", type=positive, default=4)
+    parser.add_argument("--hidden", type=positive, default=256)
+    parser.add_argument("--json", type=Path, help="write what was found there, too")
+    parser.add_argument("--cpu", action="store_true", help="rehearse on the CPU, also where there is a GPU")
+
+
+def run(options: argparse.Namespace) -> None:
+    patches = options.patches or list(NEEDS)
+    if unknown := set(patches) - set(NEEDS):
+        sys.exit(f"nothing is measured of {', '.join(sorted(unknown))}; choose from {', '.join(NEEDS)}")
+    needed = ["torch", "megatron", *(name for patch in patches for name in NEEDS[patch])]
+    if absent := [name for name in needed if find_spec(name) is None]:
+        sys.exit(f"{sys.executable} has no {', '.join(absent)}, which this needs")
+    import torch
+    from rich.progress import track
+
+    on_cpu = options.cpu or torch.cuda.device_count() < options.ranks
+    found: dict[str, dict[str, list[Rank]]] = {patch: {} for patch in patches}
+    for patch in track(patches, "Counting", transient=True):
+        for side in ("without", "with"):
+            found[patch][side] = run_ranks(patch, side == "with", on_cpu, options)
+    for patch, sides in found.items():
+        compare(patch, sides["without"], sides["with"]).show()
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+def run_ranks(patch: str, patched: bool, on_cpu: bool, options: argparse.Namespace) -> list[Rank]:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"case": patch, "patched": patched, "on_cpu": on_cpu, "folder": folder}
+        settings |= {"layers": options.layers, "hidden": options.hidden}
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks)]
+        program = ["-m", "megatron_mtp_patches", "run", "--device", "cpu" if on_cpu else "cuda", str(WORKER)]
+        patches = "all" if patched else f"-{patch}"
+        command = [sys.executable, *launcher, *program, json.dumps(settings)]
+        run_or_exit(command, environment(patches, TORCHDYNAMO_DISABLE="1"))
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(options.ranks)]
+
+
+def compare(patch: str, before: list[Rank], after: list[Rank]) -> Table:
+    """Bytes of each rank without and with the patch."""
+    same = all(old["held"] == new["held"] for old, new in zip(before, after, strict=True))
+    rows = []
+    for rank, (old, new) in enumerate(zip(before, after, strict=True)):
+        without, patched = ({**one["held"], **one.get("allocator", {})} for one in (old, new))
+        for what, number in patched.items():
+            theory = None if same else new["saves"].get(what)
+            numbers = (without[what], number, without[what] - number)
+            cells = [*(f"{one:,}" for one in numbers), "" if theory is None else f"{theory:,}"]
+            rows.append([str(rank), what.replace("_", " "), *cells])
+    title = f"{patch}, megatron-core {version('megatron-core')}: bytes of each rank"
+    note = f"without: {before[0]['note']}; with: {after[0]['note']}" + f"\n{SAME}" * same
+    return Table(title, ["rank", "what", "without", "with", "less", "in theory"], rows, range(2, 6), note=note)

@@ -1,0 +1,52 @@
+"""The record of step, import and acceptance: DEVICE.json, and DEVICE.md with the tables of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from scripts.common.arguments import add_pythons
+
+from .tables import Row, tables
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_pythons(parser)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="cpu: a rehearsal (default)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write DEVICE.json and .md; other rows there stay")
+
+
+def report(kind: str, rows: list[Row], options: argparse.Namespace, versions: dict[str, Any] | None = None) -> None:
+    """Print the tables of `rows`, and write them with --out."""
+    for table in tables({kind: rows}):
+        table.show()
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        file = options.out / f"{options.device}.json"
+        about = {"device": _device_name(options.device), **({"versions": versions} if versions else {})}
+        record = update(file, {"about": about, kind: rows})
+        file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        file.with_suffix(".md").write_text(page(record), encoding="utf-8")
+
+
+def update(file: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """`found`, and the rows of `file` that were not measured now."""
+    if not file.is_file():
+        return found
+    before = json.loads(file.read_text(encoding="utf-8"))
+    return {**before, **found, "about": {**before["about"], **found["about"]}}
+
+
+def page(record: dict[str, Any]) -> str:
+    lines = [f"# What the patches cost on {record['about']['device']}", ""]
+    return "\n".join([*lines, *(line for table in tables(record) for line in table.section())])
+
+
+def _device_name(device: str) -> str:
+    if device == "cpu":
+        return "the CPU (rehearsal)"
+    import torch
+
+    return torch.cuda.get_device_name()

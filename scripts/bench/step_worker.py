@@ -1,0 +1,105 @@
+"""One rank of one Megatron: makes chained optimizers and takes orders from workers.py, one JSON line each.
+
+{"case": "bf16"} is answered with the seconds of a step, {"case": "bf16", "count": 2} with what a step does besides
+computing (counting.py), the mean of two. Every fourth parameter is an expert's, so that two optimizers are chained;
+every tenth is in a norm group, if the case has them. Ranks are tensor-parallel: they share one norm.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scripts.bench.counting import count
+from scripts.bench.workers import ANSWER, CASES
+
+SIDE, WARM_UP = 16, 3
+
+
+def make_step(case: str, number: int) -> tuple[Callable[[], None], Callable[[], Any], Any]:
+    """(what gives new gradients, the step, its optimizer) of `number` square matrices."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    precision, groups = CASES[case]
+    dtype = getattr(torch, precision)
+    torch.manual_seed(dist.get_rank())
+    matrices = torch.nn.ParameterList(torch.randn(SIDE, SIDE, dtype=dtype, device="cuda") for _ in range(number))
+    for index, param in enumerate(matrices):
+        param.allreduce = index % 4 != 0
+        param.tensor_model_parallel, param.partition_dim, param.partition_stride = True, 0, 1
+        if groups and index % 10 == 0:
+            param.grad_norm_group = "mtp"
+    config = TransformerConfig(num_layers=1, hidden_size=SIDE, num_attention_heads=1)
+    model = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), matrices)
+    settings = {"optimizer": "adam", "lr": 1e-3, "clip_grad": 1.0, "params_dtype": dtype}
+    optimizer = get_megatron_optimizer(OptimizerConfig(bf16=dtype == torch.bfloat16, **settings), [model])
+    buffers = [*model.buffers, *model.expert_parallel_buffers]
+    gradients = [torch.randn_like(buffer.grad_data) for buffer in buffers]
+
+    def refill() -> None:  # a step clips some of them where they are
+        for buffer, gradient in zip(buffers, gradients, strict=True):
+            buffer.grad_data.copy_(gradient)
+
+    return refill, optimizer.step, optimizer
+
+
+def rank_sets(optimizer: Any) -> int:
+    """Over how many different sets of ranks the norms of the chained optimizers are summed."""
+    groups = [child.get_grad_stats_parallel_group() for child in optimizer.chained_optimizers]
+    return len({tuple(dist.get_process_group_ranks(group)) for group in groups})
+
+
+def timed(refill: Callable[[], None], step: Callable[[], Any]) -> float:
+    refill()
+    torch.cuda.synchronize()
+    dist.barrier()
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    device, parameters = sys.argv[1], int(sys.argv[2])
+    from megatron.core import package_info, parallel_state
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    if device == "gpu":
+        torch.cuda.set_device(dist.get_node_local_rank(0))
+    dist.init_process_group("nccl" if dist.is_nccl_available() else "gloo")
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
+    model_parallel_cuda_manual_seed(1)
+    made: dict[str, Any] = {}
+
+    def answer(value: Any) -> None:
+        print(ANSWER + json.dumps(value), flush=True)
+
+    release = package_info.__version__.partition("+")[0]  # + the commit of whatever repository this is run in
+    answer({"megatron-core": release, "torch": torch.__version__})
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["case"] not in made:
+            made[order["case"]] = make_step(order["case"], parameters)
+            for _ in range(WARM_UP):
+                timed(*made[order["case"]][:2])
+        refill, step, optimizer = made[order["case"]]
+        if "count" in order:
+            refill()
+            counts = count(step, order["count"], device == "gpu")
+            answer({**counts._asdict(), "rank sets": rank_sets(optimizer)})
+        else:
+            timed(refill, step)  # the Megatron before has left the caches full of what is its own
+            answer(timed(refill, step))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What the command lines of the scripts have in common."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+
+REFERENCE = "0.19.2"  # the release that the others are compared with
+
+
+def make_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """The parser of `python -m MODULE`; its help is the module's docstring."""
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=f"python -m {module}", description=doc, formatter_class=raw)
+
+
+def add_pythons(parser: argparse.ArgumentParser) -> None:
+    """Add --python RELEASE=PYTHON, which may be repeated: options.python is {release: path}."""
+    parser.add_argument(
+        "--python",
+        type=release_and_python,
+        action=_Collect,
+        required=True,
+        default={},
+        metavar="RELEASE=PYTHON",
+        help="a Python that has this release of megatron-core and what this project needs; may be repeated",
+    )
+
+
+class _Collect(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):  # type: ignore[no-untyped-def]
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest), values[0]: values[1]})
+
+
+def release_and_python(text: str) -> tuple[str, str]:
+    release, equals, python = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not RELEASE=PYTHON")
+    return release, executable(python)
+
+
+def executable(text: str) -> str:
+    if shutil.which(text) is None:
+        raise argparse.ArgumentTypeError(f"{text}: no such Python")
+    return text
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def numbers(text: str) -> list[int]:
+    """The type of --ranks: 1,2,4."""
+    return [positive(word) for word in text.split(",")]
