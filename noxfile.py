@@ -1,6 +1,6 @@
 """The test matrix of ci/matrix.toml: `nox -s 'tests(release="0.18.2")'`, or all of it with scripts/test.sh.
 
-Each session leaves pytest's JUnit report in .nox/results/ for ci/report.py.
+Each session leaves pytest's JUnit report in .nox/results/ for scripts/test_report.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def run_pytest(session: nox.Session, name: str, tests: list[str]) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     # Without bytecode every process would compile torch and Megatron again.
     environment = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
-    session.run("python", "-m", "pytest", "-q", f"--junitxml={RESULTS / name}.xml", *tests, env=environment)
+    options = ["-q", "--durations=10", f"--junitxml={RESULTS / name}.xml"]
+    session.run("python", "-m", "pytest", *options, *tests, env=environment)
 
 
 @nox.session(python=[version for version in MATRIX["pythons"] if version != THIS_PYTHON])
