@@ -1,6 +1,6 @@
 """The test matrix of ci/matrix.toml: `nox -s 'tests(release="0.18.2")'`, or all of it with scripts/test.sh.
 
-Each session leaves pytest's JUnit report in .nox/results/ for ci/report.py.
+Each session leaves pytest's JUnit report in .nox/results/ for scripts/test_report.py.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import nox
@@ -41,7 +42,8 @@ def run_pytest(session: nox.Session, name: str, tests: list[str]) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     # Without bytecode every process would compile torch and Megatron again.
     environment = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
-    session.run("python", "-m", "pytest", "-q", f"--junitxml={RESULTS / name}.xml", *tests, env=environment)
+    options = ["-q", "--durations=10", f"--junitxml={RESULTS / name}.xml"]
+    session.run("python", "-m", "pytest", *options, *tests, env=environment)
 
 
 @nox.session(python=[version for version in MATRIX["pythons"] if version != THIS_PYTHON])
@@ -88,15 +90,18 @@ def install(session: nox.Session, release: str, *more: str, extras: str = "demo,
     session.install("-e", f".[{extras}]", *MATRIX["packages"], f"megatron-core=={release}", "setuptools>=77", *more)
 
 
+def python_of(name: str, release: str) -> Path:
+    """The Python of the environment that the session `name` has made for a release."""
+    return Path(".nox", f"{name}-release-{release.replace('.', '-')}", "bin", "python").absolute()
+
+
 @nox.session(venv_backend="none")
 def tables(session: nox.Session) -> None:
     """A sample of each committed table, in the environments that `tests` has made."""
-    pythons = {
-        release: Path(".nox", f"tests-release-{release.replace('.', '-')}", "bin", "python") for release in RELEASES
-    }
+    pythons = {release: python_of("tests", release) for release in RELEASES}
     if TABLE_RELEASES - pythons.keys():
         session.skip(f"the tables need megatron-core {' and '.join(sorted(TABLE_RELEASES))}, and so Python >= 3.12")
-    given = [f"--python={release}={python.absolute()}" for release, python in pythons.items()]
+    given = [f"--python={release}={python}" for release, python in pythons.items()]
     environment = {"PYTHONDONTWRITEBYTECODE": ""}
     session.run(str(pythons[TORCH_RELEASE]), "scripts/check_tables.py", *given, *session.posargs, env=environment)
 
@@ -108,6 +113,42 @@ def replay(session: nox.Session) -> None:
     for folder in os.environ["MEGATRON_LM"].split(":"):
         release = ["--release", "HEAD"] if Path(folder, ".git").exists() else []
         session.run("python", "scripts/replay_upstream.py", "--megatron", folder, *release, *session.posargs)
+
+
+@nox.session(venv_backend="venv", venv_params=["--system-site-packages"], reuse_venv=True, default=False)
+@nox.parametrize("release", RELEASES)
+def gpu(session: nox.Session, release: str) -> None:
+    """What only a GPU shows of a release (docs/gpu.md); with --no-venv, of the release that is installed."""
+    session.notify("gpu_together")
+    python = sys.executable
+    if session.venv_backend != "none":
+        install_wheels(session, release)
+        python = str(python_of("gpu", release))
+    elif release != metadata.version("megatron-core"):
+        session.skip("another release is installed")
+    checkouts = [f"--megatron={folder}" for folder in os.environ.get("MEGATRON_LM", "").split(":") if folder]
+    session.run(python, "-m", "scripts.gpu", "release", *checkouts, *session.posargs)
+
+
+def install_wheels(session: nox.Session, release: str) -> None:
+    """Install all that the folder PIP_FIND_LINKS has beside megatron-core; torch is this machine's."""
+    wheels = Path(os.environ.get("PIP_FIND_LINKS", ".nox/wheels"))
+    if not list(wheels.glob(f"megatron_core-{release}-*.whl")):
+        session.skip(f"{wheels}, which PIP_FIND_LINKS says, has no wheel of it")
+    names = {file.name.partition("-")[0] for file in wheels.glob("*.whl")} - {"megatron_core"}
+    # --system-site-packages is about the packages of the base Python: this one may be of an environment too.
+    (site,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    (site / "below.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    session.install("--no-index", f"megatron-core=={release}", *sorted(names))
+
+
+@nox.session(venv_backend="none", default=False)
+def gpu_together(session: nox.Session) -> None:
+    """What only a GPU shows of several releases side by side, in the environments that `gpu` has made."""
+    pythons = {release: python_of("gpu", release) for release in RELEASES if python_of("gpu", release).exists()}
+    given = pythons or {metadata.version("megatron-core"): sys.executable}
+    words = [f"--python={release}={python}" for release, python in given.items()]
+    session.run(str(list(given.values())[-1]), "-m", "scripts.gpu", "together", *words, *session.posargs)
 
 
 @nox.session
