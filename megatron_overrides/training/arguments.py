@@ -33,7 +33,7 @@ def _check_separate_clip(settings: Any) -> None:
             )
 
 
-def settle_megatron_fsdp(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def enforce_megatron_fsdp_args(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps validate_args(args, defaults): what Megatron-FSDP needs of the optimizer, as NVIDIA/Megatron-LM#4133."""
     settings = args[0] if args else kwargs["args"]
     if getattr(settings, "use_megatron_fsdp", False) and getattr(settings, "megatron_fsdp_version", 1) == 1:

@@ -2,6 +2,7 @@
 
 from . import (
     clip_mtp_grads_separately,
+    clip_named_groups_separately,
     derive_mtp_labels,
     detach_mtp_heads,
     exempt_muon_from_clipping,
@@ -24,6 +25,7 @@ CATALOG = (
     clip_mtp_grads_separately.PATCH,
     tag_mtp_stage_embedding.PATCH,
     exempt_muon_from_clipping.PATCH,
+    clip_named_groups_separately.PATCH,
     floor_clip_coefficient.PATCH,
     keep_newton_schulz_scale_invariant.PATCH,
     fsdp_without_master_weights.PATCH,

@@ -16,8 +16,8 @@ Changes numbers: MTP heads get a gradient where labels are None; nothing else.
 from .engine import Patch, Probe, PullRequest, Wrap
 from .shared_edits import MTP, MTP_LOSS, MTP_OVERRIDES, SCHEDULED_MTP_LAYER
 
-_TELL_TOKENS = f"{MTP_OVERRIDES}.forward_pass:tell_tokens"
-_KEEP_TOKENS = "megatron_overrides.core.models.common.unrolled_tokens:keep_tokens"
+_RECORD_INPUTS = f"{MTP_OVERRIDES}.forward_pass:record_forward_inputs"
+_RESTORE_TOKENS = "megatron_overrides.core.models.common.fine_grained_callables:restore_main_model_tokens"
 
 PATCH = Patch(
     id="derive-mtp-labels",
@@ -27,14 +27,14 @@ PATCH = Patch(
     repairs=True,
     edits=(
         *MTP_LOSS,
-        Wrap("megatron.core.models.gpt.gpt_model:GPTModel._postprocess", _TELL_TOKENS),
-        Wrap("megatron.core.models.hybrid.hybrid_model:HybridModel.forward", _TELL_TOKENS),
-        Wrap("megatron.core.models.mamba.mamba_model:MambaModel.forward", _TELL_TOKENS),
-        Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{MTP_OVERRIDES}.forward_pass:leave_out_idle_block"),
+        Wrap("megatron.core.models.gpt.gpt_model:GPTModel._postprocess", _RECORD_INPUTS),
+        Wrap("megatron.core.models.hybrid.hybrid_model:HybridModel.forward", _RECORD_INPUTS),
+        Wrap("megatron.core.models.mamba.mamba_model:MambaModel.forward", _RECORD_INPUTS),
+        Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{MTP_OVERRIDES}.forward_pass:skip_idle_block"),
         Wrap(f"{MTP}:roll_tensor", f"{MTP_OVERRIDES}.roll:roll_nothing", any_source=True),
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward", f"{MTP_OVERRIDES}.recompute:accept_padding_mask"
         ),
-        *(Wrap(target, _KEEP_TOKENS) for target in SCHEDULED_MTP_LAYER),
+        *(Wrap(target, _RESTORE_TOKENS) for target in SCHEDULED_MTP_LAYER),
     ),
 )

@@ -26,6 +26,7 @@ from .shared_edits import (
 )
 
 _HEADS = f"{MTP_OVERRIDES}.detached_heads"
+_SCHEDULED = "megatron_overrides.core.models.common.fine_grained_callables:detach_scheduled_layer"
 
 PATCH = Patch(
     id="detach-mtp-heads",
@@ -49,9 +50,9 @@ PATCH = Patch(
         Wrap(f"{MTP}:MultiTokenPredictionLayer._get_embeddings", f"{_HEADS}:detach_inputs"),
         Wrap(
             "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
-            f"{_HEADS}:wait_for_embedding",
+            "megatron_overrides.core.distributed.distributed_data_parallel:mark_layers_needing_embedding_grad",
             any_source=True,
         ),
-        *(Wrap(target, f"{_HEADS}:detach_scheduled_layer") for target in SCHEDULED_MTP_LAYER),
+        *(Wrap(target, _SCHEDULED) for target in SCHEDULED_MTP_LAYER),
     ),
 )

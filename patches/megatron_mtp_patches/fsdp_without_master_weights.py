@@ -47,7 +47,7 @@ PATCH = Patch(
         Wrap(f"{_OPTIMIZER}.optimizer:ChainedOptimizer.count_zeros", f"{_OVERRIDES}.optimizer:count_zeros_of_none"),
         Wrap(
             "megatron.training.arguments:validate_args",
-            "megatron_overrides.training.arguments:settle_megatron_fsdp",
+            "megatron_overrides.training.arguments:enforce_megatron_fsdp_args",
             any_source=True,
         ),
     ),

@@ -35,7 +35,7 @@ PATCH = Patch(
         Wrap(f"{_SCHEDULES}:forward_step_calc_loss", f"{_OVERRIDES}:scale_mtp_loss"),
         Wrap(
             "megatron.training.argument_utils:ArgumentGroupFactory.__init__",
-            "megatron_overrides.training.argument_utils:leave_out_functions",
+            "megatron_overrides.training.argument_utils:exclude_callable_fields",
             any_source=True,
         ),
         DEFAULT_IN_YAML,

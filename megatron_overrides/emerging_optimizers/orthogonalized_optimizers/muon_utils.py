@@ -15,10 +15,10 @@ import torch
 _LIFT = 2.0**60
 
 
-def lift_small_input(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def rescale_small_input(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Wraps newton_schulz(x, ..., eps, ..., tp_group): float32 matrices [m, n] or [batch, m, n], whole on this rank.
 
-    With a tp_group, `x` is a shard, and normalize_small_too does this with the norm over all shards.
+    With a tp_group, `x` is a shard, and normalize_with_rescaling does this with the norm over all shards.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     call.apply_defaults()
@@ -29,7 +29,9 @@ def lift_small_input(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs:
     return wrapped(*call.args, **call.kwargs)
 
 
-def normalize_small_too(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def normalize_with_rescaling(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
     """Wraps distributed_normalize_p2(x, eps, group): `x` divided by its norm over `group`, or by `eps` if that is more.
 
     One reduction, as there: of the norm, and of the norm of the larger `x`.

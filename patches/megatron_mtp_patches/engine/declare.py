@@ -137,7 +137,7 @@ class AddFlag(Edit):
 
     Attributes:
         flag: as it is written, with its dashes.
-        type: what makes a value of the word; bool makes the flag a switch.
+        type: what makes a value of the word; bool makes the flag a switch, list[str] one that may be repeated.
         default: the value without the flag.
         help: what `--help` says of it.
     """

@@ -8,7 +8,7 @@ import inspect
 import sys
 from argparse import ArgumentError, ArgumentParser
 from types import CodeType, MethodType, ModuleType
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 import wrapt
 
@@ -194,6 +194,8 @@ def _add_flag(edit: AddFlag, wrapped: Any, instance: Any, args: Any, kwargs: Any
     try:
         if edit.type is bool:
             parser.add_argument(edit.flag, action="store_true", help=edit.help)
+        elif get_origin(edit.type) is list:
+            parser.add_argument(edit.flag, action="append", default=edit.default, help=edit.help)
         else:
             parser.add_argument(edit.flag, type=edit.type, default=edit.default, help=edit.help)
     except ArgumentError:

@@ -84,7 +84,7 @@ def test_detached_heads_with_a_deferred_embedding_gradient_are_refused_at_once()
 
 def settle(**given):
     """The settings that upstream's own checks get to see."""
-    from megatron_overrides.training.arguments import settle_megatron_fsdp
+    from megatron_overrides.training.arguments import enforce_megatron_fsdp_args
 
     settings = Namespace(
         **{
@@ -95,7 +95,7 @@ def settle(**given):
             **given,
         }
     )
-    assert settle_megatron_fsdp(lambda args, defaults: args, None, (settings, {}), {}) is settings
+    assert enforce_megatron_fsdp_args(lambda args, defaults: args, None, (settings, {}), {}) is settings
     return settings.use_distributed_optimizer, settings.reuse_grad_buf_for_mxfp8_param_ag
 
 

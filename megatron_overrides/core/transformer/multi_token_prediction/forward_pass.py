@@ -33,7 +33,7 @@ def current() -> ForwardPass:
     return _current.get()
 
 
-def tell_tokens(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_forward_inputs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps GPTModel._postprocess, HybridModel.forward and MambaModel.forward: records the pass as current().
 
     Without gradients (evaluation, log probabilities of an RL policy) the heads are of no use, unless modelopt observes
@@ -49,7 +49,7 @@ def tell_tokens(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
         return wrapped(*args, **kwargs)
 
 
-def leave_out_idle_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def skip_idle_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Wraps MultiTokenPredictionBlock.forward: skips the block where the forward pass is idle."""
     if current().is_idle:
         return inspect.signature(wrapped).bind(*args, **kwargs).arguments["hidden_states"]

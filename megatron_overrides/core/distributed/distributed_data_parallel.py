@@ -1,0 +1,29 @@
+"""DDP and the copy of the embedding that detached MTP heads never train."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from megatron_overrides.core.transformer.multi_token_prediction.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
+
+
+def mark_layers_needing_embedding_grad(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Wraps DistributedDataParallel.__init__(config, ddp_config, module, ...): marks layers that must report a zero.
+
+    With --overlap-grad-reduce DDP asserts, after the first step, that each parameter of a bucket has had a gradient.
+    The MTP stage's copy of the embedding gets none from detached heads. The distributed optimizer gives the copy a
+    separate bucket, unless buckets of fp8 and bf16 parameters are joined.
+    """
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
+
+    wrapped(*args, **kwargs)
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    config, ddp = given["config"], given["ddp_config"]
+    separate_bucket = ddp.use_distributed_optimizer and not getattr(ddp, "fp8_param_gather", False)
+    if ddp.overlap_grad_reduce and not separate_bucket and getattr(config, "pipeline_model_parallel_size", 1) > 1:
+        for module in given["module"].modules():
+            if isinstance(module, MultiTokenPredictionLayer):
+                setattr(module, REPORTS_ZERO_EMBEDDING_GRAD, True)
