@@ -98,7 +98,7 @@ def tables(session: nox.Session) -> None:
         session.skip(f"the tables need megatron-core {' and '.join(sorted(TABLE_RELEASES))}, and so Python >= 3.12")
     given = [f"--python={release}={python.absolute()}" for release, python in pythons.items()]
     environment = {"PYTHONDONTWRITEBYTECODE": ""}
-    session.run(str(pythons[TORCH_RELEASE]), "scripts/check_tables.py", *given, *session.posargs, env=environment)
+    session.run(str(pythons[TORCH_RELEASE]), "-m", "scripts.docs.samples", *given, *session.posargs, env=environment)
 
 
 @nox.session
@@ -107,7 +107,7 @@ def replay(session: nox.Session) -> None:
     session.install("-e", ".[demo,test]", *MATRIX["packages"], "pytest-mock")
     for folder in os.environ["MEGATRON_LM"].split(":"):
         release = ["--release", "HEAD"] if Path(folder, ".git").exists() else []
-        session.run("python", "scripts/replay_upstream.py", "--megatron", folder, *release, *session.posargs)
+        session.run("python", "-m", "scripts.replay", "--megatron", folder, *release, *session.posargs)
 
 
 @nox.session
