@@ -2,12 +2,13 @@
 # From a fresh clone to two plots: install into .venv, train a small GPT with Megatron's own trainer, with and without
 # --mtp-detach-heads and --grad-norm-skip-threshold, and compare. Minutes, on a GPU if there is one, else on the CPU.
 #
-# PYTHON=/path/to/python overrides the choice of Python. Everything lands in .venv and demo_output; remove them to
-# start anew.
+# Needs Python >= 3.12, as megatron-core does from 0.17.1 on; PYTHON=/path/to/python overrides the choice of Python.
+# Everything lands in .venv and demo_output; remove them to start again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 output=demo_output
+data=$output/data/stdlib
 started=$SECONDS
 stage() { printf '\n=== [%d s] %s\n' "$((SECONDS - started))" "$*"; }
 
@@ -20,13 +21,10 @@ else
     "$base" -m venv --clear .venv
     echo "made .venv with $("$python" --version)"
 fi
-if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
-    megatron=0.18.2
-    echo "megatron-core $megatron, with its own trainer (megatron.training)"
-else
-    megatron=0.16.1
-    echo "megatron-core $megatron: the later releases need Python >= 3.12."
-    echo "Left out: Megatron's own trainer, which this release's wheel lacks; a small loop on its classes stands in."
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
+    echo "The demo needs Python >= 3.12: on an older one only megatron-core 0.16.1 runs, whose wheel has no trainer."
+    echo "Remove .venv, and say PYTHON=/path/to/python scripts/demo.sh."
+    exit 1
 fi
 
 stage "install: torch, megatron-core, this project"
@@ -36,25 +34,25 @@ if uv --version > /dev/null 2>&1; then
     uv=uv
 else
     uv=.venv/bin/uv
-    "$uv" --version > /dev/null 2>&1 || "$python" -m pip install --quiet uv || echo "uv is not to be had; pip does it"
+    "$uv" --version > /dev/null 2>&1 || "$python" -m pip install --quiet uv || echo "uv cannot be had; pip installs"
 fi
 # torch 2.11 is the first whose gloo can average, which a run without a GPU needs.
-packages=(-e ".[demo]" "torch>=2.11" "megatron-core==$megatron")
+packages=(-e ".[demo]" "torch>=2.11" "megatron-core==0.18.2")
 if ! { "$uv" --version > /dev/null 2>&1 && "$uv" pip install --python "$python" "${packages[@]}"; }; then
     echo "installing with pip"
     "$python" -m pip install --quiet "${packages[@]}"
 fi
 
 stage "data: the Python standard library's sources, as bytes"
-"$python" -W ignore scripts/demo/build_dataset.py "$output/data/stdlib"
+"$python" -W ignore -m scripts.demo.dataset "$data"
 
 echo "Left out of all training: TransformerEngine and Apex (not installed; Megatron's own modules do the work)."
 
 stage "MTP heads: one training with them in the trunk, two with them detached"
-"$python" scripts/demo/heads.py --data "$output/data/stdlib" --output "$output"
+"$python" -m scripts.demo.experiments heads --data "$data" --output "$output"
 
 stage "bad batches: one training to a checkpoint, then on from it twice"
-"$python" scripts/demo/skipping.py --data "$output/data/stdlib" --output "$output"
+"$python" -m scripts.demo.experiments skipping --data "$data" --output "$output"
 
 stage "what was in force"
 "$python" -m megatron_mtp_patches status

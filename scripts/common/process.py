@@ -35,11 +35,14 @@ class Result(NamedTuple):
         return "\n".join(self.output.splitlines()[-TAIL:])
 
 
-def environment(patches: str = "all", **more: str) -> dict[str, str]:
-    """The variables of a process that runs this repository's code with these patches (see MEGATRON_MTP_PATCHES)."""
+def environment(patches: str = "all", one_thread: bool = True, **more: str) -> dict[str, str]:
+    """The variables of a process that runs this repository's code with these patches (see MEGATRON_MTP_PATCHES).
+
+    With `one_thread` torch adds in the same order on every machine.
+    """
     paths = [str(ROOT / "patches"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    here = {"PYTHONPATH": os.pathsep.join(paths), "MEGATRON_MTP_PATCHES": patches, "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **here, **more}
+    here = {"PYTHONPATH": os.pathsep.join(paths), "MEGATRON_MTP_PATCHES": patches}
+    return {**os.environ, **here, **({"OMP_NUM_THREADS": "1"} if one_thread else {}), **more}
 
 
 def run(
@@ -47,7 +50,7 @@ def run(
     env: Mapping[str, str] | None = None,
     log: Path | None = None,
     timeout: float = math.inf,
-    cwd: Path = ROOT,
+    cwd: Path | None = None,
     on_line: Callable[[str], object] = lambda line: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:

@@ -1,6 +1,9 @@
-"""Train the demo's model with Megatron's own trainer (0.16.1, whose wheel has none: with a small loop).
+"""Train a small GPT with MTP heads with Megatron's own trainer, on text some of whose batches arrive compressed.
 
-Takes Megatron's command line and --corrupt-iterations. `runs.py` starts it through `megatron-mtp-patches`.
+    python -m megatron_mtp_patches run --device cpu scripts/demo/train.py MEGATRON'S_FLAGS [--corrupt-iterations N ...]
+
+Needs megatron-core 0.17.1 or later: the wheel of 0.16.1 has no megatron.training. The repository's root must be on
+PYTHONPATH. `experiments.py` runs it.
 """
 
 from __future__ import annotations
@@ -9,13 +12,62 @@ import importlib.util
 import inspect
 import os
 import socket
+from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+    get_gpt_mtp_block_spec,
+)
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor
+
+from scripts.demo import dataset
 
 
-def one_process() -> None:
-    """The variables torchrun would set, for a single process."""
+def build_model(
+    config: TransformerConfig, vocab_size: int, seq_length: int, transformer_engine: bool = False, **placement: Any
+) -> GPTModel:
+    """Of Megatron's own layers, or of TransformerEngine's.
+
+    `placement`: what the release passes of pre_process, post_process, vp_stage etc.
+    """
+    layer_spec = get_gpt_layer_with_transformer_engine_spec() if transformer_engine else get_gpt_layer_local_spec()
+    mtp_spec = get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=transformer_engine)
+    return GPTModel(
+        config,
+        layer_spec,
+        vocab_size=vocab_size,
+        max_sequence_length=seq_length,
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=True,
+        mtp_block_spec=mtp_spec,
+        **placement,
+    )
+
+
+def loss_function(loss_mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Loss summed over the tokens, their number, and what the training log averages."""
+    mask = loss_mask.view(-1).float()
+    loss = torch.sum(losses.view(-1).float() * mask)
+    n_tokens = mask.sum().to(torch.int)
+    return loss, n_tokens, {"lm loss": torch.stack([loss.detach(), n_tokens.to(loss.dtype)])}
+
+
+def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[Tensor, Any]:
+    batch = next(data_iterator)
+    tokens, labels, loss_mask, position_ids = (
+        batch[key].cuda(non_blocking=True) for key in ("tokens", "labels", "loss_mask", "position_ids")
+    )
+    losses = model(tokens, position_ids, None, labels=labels, loss_mask=loss_mask)
+    return losses, partial(loss_function, loss_mask)
+
+
+def be_one_process() -> None:
+    """Set the variables that torchrun would set for a single process, unless it has set them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -32,8 +84,7 @@ def spare_helper_build() -> None:
         utils.compile_helpers = lambda: None
 
 
-def train_with_megatron() -> None:
-    import task
+def main() -> None:
     from megatron.core.enums import ModelType
     from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
     from megatron.training import arguments, get_args, get_tensorboard_writer, pretrain
@@ -43,41 +94,36 @@ def train_with_megatron() -> None:
         config = rest.pop("config", None) or arguments.core_transformer_config_from_args(args)
         placement = {"pre_process": pre_process, "post_process": post_process, **rest}
         placement["transformer_engine"] = args.transformer_impl == "transformer_engine"
-        return task.build_model(config, args.padded_vocab_size, args.seq_length, **placement)
+        return build_model(config, args.padded_vocab_size, args.seq_length, **placement)
 
-    def provide_datasets(sizes: list[int], vp_stage: int | None = None) -> Any:
+    def provide_datasets(sizes: list[int | None], vp_stage: int | None = None) -> Any:
         args = get_args()
-        return task.build_datasets(args, build_tokenizer(args), sizes)
+        return dataset.build(args, build_tokenizer(args), sizes)
 
     provide_datasets.is_distributed = True  # type: ignore[attr-defined]  # also on ranks that share a batch
 
+    be_one_process()
+    spare_helper_build()
     providers = {
         "train_valid_test_dataset_provider": provide_datasets,
         "model_provider": provide_model,
         "model_type": ModelType.encoder_or_decoder,
-        "forward_step_func": task.forward_step,
+        "forward_step_func": forward_step,
     }
     if "cfg_container" in inspect.signature(pretrain).parameters:
         # 0.18 and later: arguments are parsed outside and arrive as a container of configs.
         from megatron.training.argument_utils import pretrain_cfg_container_from_args
 
-        args = arguments.parse_and_validate_args(extra_args_provider=task.add_arguments)
+        args = arguments.parse_and_validate_args(extra_args_provider=dataset.add_arguments)
         pretrain(pretrain_cfg_container_from_args(args), **providers)
     else:
-        pretrain(**providers, extra_args_provider=task.add_arguments)
+        pretrain(**providers, extra_args_provider=dataset.add_arguments)
     # Megatron does not wait for what the validation at the end has written. Only one rank has a writer.
     writer = get_tensorboard_writer()
     if writer is not None:
         writer.close()
+    torch.distributed.destroy_process_group()  # which Megatron leaves to the end of the process
 
 
 if __name__ == "__main__":
-    one_process()
-    spare_helper_build()
-    if importlib.util.find_spec("megatron.training") is not None:
-        train_with_megatron()
-    else:
-        from core_loop import train_with_core
-
-        train_with_core()
-    torch.distributed.destroy_process_group()  # which Megatron leaves to the end of the process
+    main()

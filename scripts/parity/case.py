@@ -1,4 +1,4 @@
-"""What a case of scripts/parity.py is, and how it describes what it has seen."""
+"""What a case is, and how it describes what it has seen."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from case import Case, describe
+
+from .case import Case, describe
 
 STEPS, VOCABULARY, LENGTH, BATCH, CLIP = 50, 64, 32, 4, 0.25
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from case import Case, describe
+
+from .case import Case, describe
 
 STEPS = 20
 # With 3 layers one of four data-parallel ranks owns heads alone. Native 0.19.2 then hangs, because that rank does not

@@ -1,1 +1,1 @@
-"""The parts of scripts/replay_upstream.py."""
+"""Upstream's unit tests without and with the patches. `python -m scripts.replay --help`."""

@@ -5,7 +5,7 @@ is searched for in those that run, REPLAY_DEVICE is cpu (everything runs in a re
 decides what is patched.
 
 Ranks that part in a test, one failing where another passes or waits, are out of step in every collective after it: then
-all of them end, and process.py goes on in new ones.
+all of them end, and jobs.py goes on in new ones.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-import markdown_pages
+from scripts.common.markdown import Table, table
 
 from .verdicts import EITHER, FIXED, NEW, NOT_RUN, SKIPPED, STILL, VERDICTS, Verdict
 
@@ -40,12 +40,20 @@ def totals(verdicts: dict[str, Verdict]) -> Counter[str]:
     return Counter(verdict.word for verdict in verdicts.values())
 
 
-def lost(table: Path, verdicts: Verdicts) -> list[str]:
-    """What passed, patched, where `table` (RELEASE.json) was made, and does not here; a line for each."""
+def make_table(release: str, verdicts: Verdicts) -> Table:
+    """For the terminal: how many tests have which verdict."""
+    counts = {ranks: totals(found) for ranks, found in verdicts.items()}
+    rows = [[str(ranks), *(str(one[word]) for word in VERDICTS)] for ranks, one in counts.items()]
+    bad = [number for number, one in enumerate(counts.values()) if one[NEW]]
+    return Table(f"{release}: upstream's unit tests, plain -> patched", ["ranks", *VERDICTS], rows, bad=bad)
+
+
+def lost(file: Path, verdicts: Verdicts) -> list[str]:
+    """What passed, patched, where `file` (RELEASE.json) was made, and does not here; a line for each."""
     files = {(ranks, _file(test)) for ranks, found in verdicts.items() for test in found}
     short = {ranks: {_short(test): verdict for test, verdict in found.items()} for ranks, found in verdicts.items()}
     lines = []
-    for ranks, tests in passing_tests(table).items():
+    for ranks, tests in passing_tests(file).items():
         for test in sorted(tests):
             found = short.get(ranks, {}).get(test)
             if (ranks, _file(test)) not in files:
@@ -57,13 +65,13 @@ def lost(table: Path, verdicts: Verdicts) -> list[str]:
     return lines
 
 
-def passing_tests(table: Path) -> dict[int, set[str]]:
+def passing_tests(file: Path) -> dict[int, set[str]]:
     """{ranks: tests that pass with the patches} of a RELEASE.json."""
     found: dict[int, set[str]] = {}
-    for file, by_ranks in json.loads(table.read_text(encoding="utf-8"))["passing with the patches"].items():
+    for test_file, by_ranks in json.loads(file.read_text(encoding="utf-8"))["passing with the patches"].items():
         for together, names in by_ranks.items():
             for ranks in map(int, together.split(", ")):
-                found.setdefault(ranks, set()).update(f"{file}::{name}" for name in names)
+                found.setdefault(ranks, set()).update(f"{test_file}::{name}" for name in names)
     return found
 
 
@@ -72,13 +80,13 @@ def _counted_causes(found: dict[str, Verdict]) -> dict[str, dict[str, int]]:
     return {word: dict(sorted(counts.items())) for word, counts in rest.items() if counts and word not in PASSING}
 
 
-def _compared(without: Path, table: Path) -> Iterable[str]:
+def _compared(without: Path, file: Path) -> Iterable[str]:
     """What TransformerEngine makes pass, and what it makes fail."""
     yield from ("", "## Beside the table without TransformerEngine", "")
-    before, after = passing_tests(without), passing_tests(table)
+    before, after = passing_tests(without), passing_tests(file)
     both = sorted(before.keys() & after.keys())
     rows = [[ranks, len(after[ranks] - before[ranks]), len(before[ranks] - after[ranks])] for ranks in both]
-    yield from markdown_pages.table(["ranks", "pass with it only", "pass without it only"], rows, right=range(3))
+    yield from table(["ranks", "pass with it only", "pass without it only"], rows, right=range(3))
     for ranks in both:
         yield from (f"\nOnly without, on {ranks}: `{test}`." for test in sorted(before[ranks] - after[ranks]))
 
@@ -86,7 +94,7 @@ def _compared(without: Path, table: Path) -> Iterable[str]:
 def _markdown(release: str, about: dict[str, str], verdicts: Verdicts) -> Iterable[str]:
     yield f"# Upstream's unit tests, {release}"
     yield ""
-    yield "Made by `scripts/replay_upstream.py`: " + ", ".join(f"{key} {value}" for key, value in about.items()) + "."
+    yield "Made by `python -m scripts.replay`: " + ", ".join(f"{key} {value}" for key, value in about.items()) + "."
     for ranks, found in sorted(verdicts.items()):
         yield from ("", f"## {ranks} rank{'s' * (ranks > 1)}", "")
         files: dict[str, Counter] = {}
@@ -95,7 +103,7 @@ def _markdown(release: str, about: dict[str, str], verdicts: Verdicts) -> Iterab
         rows = [[file, *(counts[word] or "" for word in VERDICTS)] for file, counts in sorted(files.items())]
         counts = totals(found)
         rows.append(["**all**", *(f"**{counts[word]}**" for word in VERDICTS)])
-        yield from markdown_pages.table(["file", *VERDICTS], rows, right=range(1, len(VERDICTS) + 1))
+        yield from table(["file", *VERDICTS], rows, right=range(1, len(VERDICTS) + 1))
     for word in (NEW, FIXED):
         yield from _names(word, verdicts)
     for word in (EITHER, SKIPPED, NOT_RUN):
@@ -111,7 +119,7 @@ def _names(word: str, verdicts: Verdicts) -> Iterable[str]:
     if tests:
         yield from ("", f"## {word.capitalize()}", "")
         rows = ([f"`{_short(test)}`", ", ".join(ranks), cause] for (test, cause), ranks in sorted(tests.items()))
-        yield from markdown_pages.table(["test", "ranks", "failed with"], rows)
+        yield from table(["test", "ranks", "failed with"], rows)
 
 
 def _causes(word: str, verdicts: Verdicts) -> Iterable[str]:
@@ -128,7 +136,7 @@ def _causes(word: str, verdicts: Verdicts) -> Iterable[str]:
         for cause, tests in sorted(causes.items()):
             files = sorted({Path(_file(test)).name for names in tests.values() for test in names})
             rows.append([cause, ", ".join(files), *(len(tests.get(ranks, [])) or "" for ranks in numbers)])
-        yield from markdown_pages.table(header, rows, right=range(2, len(header)))
+        yield from table(header, rows, right=range(2, len(header)))
 
 
 def _file(test: str) -> str:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from .test_training import HAS_TRAINER
+from .conftest import HAS_TRAINER
 
 pytestmark = [
     pytest.mark.forked("megatron"),

@@ -1,15 +1,15 @@
 """Megatron's own trainer from the wheel (our small loop on 0.16.1) under the patches, on CPU ranks."""
 
-import importlib.util
 import re
 
 import pytest
 
+from .conftest import HAS_TRAINER
+
 pytestmark = pytest.mark.forked("megatron")
-HAS_TRAINER = importlib.util.find_spec("megatron.training") is not None
 needs_trainer = pytest.mark.skipif(
     not HAS_TRAINER,
-    reason="the 0.16.1 wheel has no megatron.training; scripts/rehearse_layouts.py trains with its checkout's",
+    reason="the 0.16.1 wheel has no megatron.training; python -m scripts.layouts trains with its checkout's",
 )
 ALONE = pytest.param((1, []), id="1 rank")
 LAYOUTS = [

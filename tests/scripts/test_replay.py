@@ -1,21 +1,22 @@
-"""scripts/replay_upstream.py on a tree that is Megatron-LM in name only."""
+"""python -m scripts.replay on a tree that is Megatron-LM in name only."""
 
 import json
 import math
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from scripts.common.process import environment
+from scripts.replay import jobs
+from scripts.replay.source import Repository
 
 pytestmark = [
     pytest.mark.forked("python"),
     pytest.mark.real_process("a replay starts interpreters: a checkout shadows the installed Megatron"),
 ]
-ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
 import os
 
@@ -81,8 +82,8 @@ def write(folder, **files):
 
 
 def replay(work, *arguments):
-    command = [sys.executable, ROOT / "scripts" / "replay_upstream.py", "--work", work, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900)
+    command = [sys.executable, "-m", "scripts.replay", "--work", work, *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=900)
 
 
 @pytest.fixture
@@ -106,18 +107,16 @@ def replayed(tmp_path_factory):
 
 
 @pytest.fixture
-def run_job(tree, tmp_path, monkeypatch):
+def run_job(tree, tmp_path):
     """run_job(source, ranks, until=...): {test: (outcome, cause)} of this file, unpatched, until that time."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from replay import process
 
-    def run(source, ranks, until=math.inf, seen=lambda ended: None):
+    def run_one(source, ranks, until=math.inf, seen=lambda ended: None):
         write(tree, **{"optimizer/test_all": source})
         # a rehearsal would import torch first
-        job = process.Job(tree, ["optimizer/test_all.py"], ranks, "gpu", "none", tmp_path / "record")
-        return {test.partition("::")[2]: outcome for test, outcome in process.run(job, until, False, seen).items()}
+        job = jobs.Job(tree, ["optimizer/test_all.py"], ranks, "gpu", "none", tmp_path / "record")
+        return {test.partition("::")[2]: outcome for test, outcome in jobs.run(job, until, False, seen).items()}
 
-    return run
+    return run_one
 
 
 @pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="a verdict is that it is missing")
@@ -192,10 +191,8 @@ def test_a_run_in_which_nothing_runs_is_no_success(tree, tmp_path, arguments):
 
 def test_a_test_that_time_left_out_has_not_run(run_job, monkeypatch):
     """Time is up as soon as the first test has ended, however long that took."""
-    from replay import process
-
     clock = [0.0]
-    monkeypatch.setattr(process, "time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: clock[0]))
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     source = "import time\ndef test_a(): ...\ndef test_b(): time.sleep(1000)"
     found = run_job(source, 1, until=1.0, seen=lambda ended: clock.__setitem__(0, 2.0 * ended))
     assert found == {"test_a": ("passed", ""), "test_b": ("not run", "time was up")}
@@ -211,9 +208,6 @@ def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
         subprocess.run([*git, "commit", "-qm", name], check=True)
         subprocess.run([*git, "tag", name], check=True)
     (tree / "tests" / "unit_tests" / "optimizer" / "test_all.py").unlink()
-    sys.path.insert(0, str(ROOT / "scripts"))
-    from replay.source import Repository
-
     repository = Repository(str(tree), tmp_path / "work")
     unpacked = repository.unpack("0.18.2", "core_v0.18.2")
     tests = unpacked.folder / "tests" / "unit_tests"
@@ -229,7 +223,6 @@ def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
     [
         (["--megatron", "nowhere"], "nowhere: no such folder"),
         (["--megatron", "."], "neither a git repository nor a folder that holds megatron/core"),
-        (["--megatron", "tree", "--patch", "detach"], "--patch detach: there is no such patch. There are: skip-update"),
         (["--megatron", "tree", "--release", "0.19.0"], "tree is 0.18.2 and has no history. Leave --release out"),
         (["--megatron", "tree", "--expected", "tables"], "/0.18.2.json. Make it with --out."),
         (["--megatron", "tree", "--suite", "all"], "no such suite. It has: 'optimizer', "),
@@ -237,7 +230,8 @@ def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
 )
 def test_arguments_that_cannot_be_used(tree, tmp_path, arguments, said):
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "replay_upstream.py", *arguments],
+        [sys.executable, "-m", "scripts.replay", *arguments],
+        env=environment(),
         cwd=tmp_path,
         capture_output=True,
         text=True,

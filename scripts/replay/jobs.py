@@ -6,15 +6,16 @@ import json
 import os
 import random
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.common import process
+
+from .verdicts import Outcomes
+
 PATIENCE = 200.0  # seconds without a word from any rank: gloo gives up a collective after 60 of them
 WORST = ("passed", "skipped", "failed", "hung", "crashed")
 
@@ -30,10 +31,10 @@ class Job:
     patches: str
     record: Path
     only: str = ""
-    outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    outcomes: Outcomes = field(default_factory=dict)
 
 
-def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> dict[str, tuple[str, str]]:
+def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> Outcomes:
     """{test: (outcome, cause)}. A process that dies or hangs, or whose ranks part, costs the test it was at; the others
     run in a new one.
 
@@ -72,23 +73,21 @@ def _files_of(job: Job, collected: set[str]) -> list[str]:
 
 
 def _run_once(job: Job, until: float, seen: Callable[[int], None]) -> str:
-    with _beside(job, "log").open("a") as log:
-        process = subprocess.Popen(
-            _command(job), cwd=job.tree, env=_environment(job), stdout=log, stderr=log, start_new_session=True
-        )
-        size, heard = -1, time.monotonic()
-        while process.poll() is None:
-            time.sleep(0.3)
-            now = time.monotonic()
-            records = [path for path in _records(job) if path.is_file()]
-            if sum(path.stat().st_size for path in records) != size:
-                size, heard = sum(path.stat().st_size for path in records), now
-                seen(len(job.outcomes) + min((path.read_text().count('"ended"') for path in records), default=0))
-            if now > until or now - heard > PATIENCE:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                return "late" if now > until else "hung"
-    return "crashed"  # if it did not finish
+    """How it ended, if not all ranks have finished: "late", "hung" or "crashed"."""
+    size, heard = -1, time.monotonic()
+
+    def should_stop() -> bool:
+        nonlocal size, heard
+        records = [path for path in _records(job) if path.is_file()]
+        if sum(path.stat().st_size for path in records) != size:
+            size, heard = sum(path.stat().st_size for path in records), time.monotonic()
+            seen(len(job.outcomes) + min((path.read_text().count('"ended"') for path in records), default=0))
+        return time.monotonic() > until or time.monotonic() - heard > PATIENCE
+
+    ended = process.run(_command(job), _environment(job), _beside(job, "log"), cwd=job.tree, should_stop=should_stop)
+    if ended.code is None:
+        return "late" if time.monotonic() > until else "hung"
+    return "crashed"
 
 
 def _command(job: Job) -> list[str]:
@@ -96,7 +95,7 @@ def _command(job: Job) -> list[str]:
     if job.ranks > 1:
         port = str(random.randrange(20000, 40000))
         launcher += ["torch.distributed.run", "--master-port", port, "--nproc-per-node", str(job.ranks), "-m"]
-    options = ["-p", "replay.recorder", "-p", "no:cacheprovider", "-q", "--tb=short", "-W", "ignore"]
+    options = ["-p", "scripts.replay.recorder", "-p", "no:cacheprovider", "-q", "--tb=short", "-W", "ignore"]
     options += ["-o", "addopts=", "--continue-on-collection-errors", "--rootdir", str(job.tree)]
     return [*launcher, "pytest", *options, *(f"tests/unit_tests/{file}" for file in job.files)]
 
@@ -104,23 +103,19 @@ def _command(job: Job) -> list[str]:
 def _environment(job: Job) -> dict[str, str]:
     temporary = _beside(job, "tmp")  # upstream's tests share folders by name
     temporary.mkdir(exist_ok=True)
-    paths = [str(path) for path in (job.tree, ROOT / "patches", ROOT, ROOT / "scripts")]
-    paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        "MEGATRON_MTP_PATCHES": job.patches,
-        "REPLAY_RECORD": str(job.record),
-        "REPLAY_DONE": str(_beside(job, "done")),
-        "REPLAY_ONLY": job.only,
-        "REPLAY_DEVICE": job.device,
-        "PYTEST_DEBUG_TEMPROOT": str(temporary),
-        "TMPDIR": str(temporary),
-        "OMP_NUM_THREADS": "1",
+    variables = process.environment(
+        job.patches,
+        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        REPLAY_RECORD=str(job.record),
+        REPLAY_DONE=str(_beside(job, "done")),
+        REPLAY_ONLY=job.only,
+        REPLAY_DEVICE=job.device,
+        PYTEST_DEBUG_TEMPROOT=str(temporary),
+        TMPDIR=str(temporary),
         # upstream's tests of the layer-wise optimizer ask which of NVIDIA's images they run in
-        "NVIDIA_PYTORCH_VERSION": os.environ.get("NVIDIA_PYTORCH_VERSION", "26.06"),
-    }
+        NVIDIA_PYTORCH_VERSION=os.environ.get("NVIDIA_PYTORCH_VERSION", "26.06"),
+    )
+    return {**variables, "PYTHONPATH": f"{job.tree}{os.pathsep}{variables['PYTHONPATH']}"}
 
 
 def _records(job: Job) -> list[Path]:

@@ -1,0 +1,208 @@
+"""Run Megatron-LM's own unit tests without and with the patches, and say what the patches change.
+
+    python -m scripts.replay --megatron PATH_OR_URL [--release 0.18.2] [--ranks 1,2,4] [--device cpu|gpu]
+
+Takes a Megatron-LM repository (or clones one), unpacks the tag of each release beside it, and runs the suites of
+ci/replay.toml: plain and patched side by side, in processes of their own. Each test is still passing, fixed, newly
+failing, failing either way, skipped, or not run, with the cause; a table of them is written as JSON and Markdown. What
+fails newly, hangs or crashes is run once more by itself before it counts. Ends with 1 if anything is newly failing or
+was not run, or does not pass any more that did in the tables of --expected, with 2 if the arguments cannot be used or
+no test has run. ci/replay has the tables of this repository; each names the versions of torch, emerging-optimizers and
+TransformerEngine that it was made with.
+
+Needs torch, pytest and emerging-optimizers in the Python that runs it; Megatron itself comes from the repository. On
+cpu everything runs in a rehearsal (no GPU is used); tests that need one say so. Nothing of upstream is kept but names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+try:
+    import tomllib
+except ImportError:
+    import tomli as tomllib
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
+
+from scripts.common.arguments import make_parser, numbers
+from scripts.common.process import ROOT
+
+from . import report
+from .jobs import Job, run
+from .source import UNIT_TESTS, Repository, SourceError, Tree
+from .verdicts import NEW, NOT_RUN, Outcomes, Verdict, doubtful, judge_all
+
+SETTINGS = tomllib.loads((ROOT / "ci" / "replay.toml").read_text(encoding="utf-8"))
+Pair = tuple[Job, Job]  # plain, patched
+
+
+def main() -> int:
+    parser = make_parser("scripts.replay", __doc__)
+    parser.add_argument("--megatron", required=True, metavar="PATH_OR_URL", help="Megatron-LM")
+    parser.add_argument("--release", action="append", help="only this one; may be repeated")
+    parser.add_argument("--suite", action="append", help="only this suite of ci/replay.toml; may be repeated")
+    parser.add_argument("--ranks", type=numbers, default=[1, 2, 4], help="how many ranks (default: 1,2,4)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--minutes", type=float, default=20.0, help="limit of each release and number of ranks")
+    parser.add_argument("--resume", action="store_true", help="take what an earlier run left in the work folder")
+    parser.add_argument("--work", type=Path, default=ROOT / ".replay", help="where trees are unpacked and logs are")
+    parser.add_argument("--out", type=Path, help="folder of the tables (default: the work folder)")
+    parser.add_argument("--expected", type=Path, help="folder of earlier tables: what passed there has to pass here")
+    options = parser.parse_args()
+    options.work = options.work.resolve()
+    try:
+        repository = Repository(options.megatron, options.work)
+        releases = options.release or ([repository.version()] if repository.plain else list(SETTINGS["refs"]))
+        check(options, releases, repository)
+        return int(sum(replay_release(release, repository, options) for release in releases) > 0)
+    except SourceError as error:
+        parser.error(str(error))
+
+
+def check(options: argparse.Namespace, releases: list[str], repository: Repository) -> None:
+    """Refuse names that nothing answers to; the errors list those that do."""
+    names = [suite["name"] for suite in SETTINGS["suite"]]
+    for name in set(options.suite or ()) - set(names):
+        raise SourceError(f"--suite {name!r}: ci/replay.toml has no such suite. It has: {', '.join(map(repr, names))}")
+    for release in releases:
+        table = options.expected and options.expected / kind_of_table(options.device) / f"{release}.json"
+        if table and not table.is_file():
+            raise SourceError(f"--expected {options.expected}: there is no {table}. Make it with --out.")
+        if repository.plain and release != repository.version():
+            raise SourceError(
+                f"--release {release}: {repository.plain} is {repository.version()} and has no history. Leave "
+                f"--release out, or give a git repository."
+            )
+        if repository.git and release not in SETTINGS["refs"]:
+            repository.commit(release)  # a tag, branch or commit of its own
+
+
+def replay_release(release: str, repository: Repository, options: argparse.Namespace) -> int:
+    """Write the tables of a release; how much is bad there."""
+    console = Console()
+    tree = repository.unpack(release, SETTINGS["refs"].get(release, release))
+    found = {}
+    for ranks in options.ranks:
+        suites = [suite for suite in SETTINGS["suite"] if applies(suite, release, ranks, options, repository)]
+        pairs = make_pairs(options, repository, tree, suites, ranks)
+        if pairs:
+            found[ranks] = replay(pairs, f"{release}, {ranks} rank{'s' * (ranks > 1)}", options, console)
+    counts = [report.totals(one) for one in found.values()]
+    if not any(sum(one.values()) - one[NOT_RUN] for one in counts):
+        raise SourceError(
+            f"{release}: no test has run. Either no suite of ci/replay.toml does on --ranks "
+            f"{','.join(map(str, options.ranks))}, or --minutes are too few, or the Python lacks a package; "
+            f"see the logs in {options.work / 'records'}."
+        )
+    tables, kind = options.out or options.work / "tables", kind_of_table(options.device)
+    without = tables / options.device if kind != options.device else None
+    report.write(tables / kind, release, about(tree, options.device), found, without)
+    report.make_table(release, found).show()
+    console.print(f"-> {tables / kind / release}.md, .json")
+    bad = [
+        f"newly failing on {ranks}: {test}: {verdict.cause}"
+        for ranks, one in found.items()
+        for test, verdict in one.items()
+        if verdict.word == NEW
+    ]
+    if options.expected:
+        bad += report.lost(options.expected / kind / f"{release}.json", found)
+    for line in bad:
+        console.print(line, markup=False, style="red")
+    return len(bad) + sum(one[NOT_RUN] for one in counts)
+
+
+def applies(suite: dict, release: str, ranks: int, options: argparse.Namespace, repository: Repository) -> bool:
+    """Whether the suite runs on this release and number of ranks; what another commit has needs a history."""
+    wanted = not options.suite or suite["name"] in options.suite
+    has_files = repository.git is not None or "ref" not in suite
+    return wanted and has_files and ranks in suite.get("ranks", (1, 2)) and release in suite.get("on", [release])
+
+
+def make_pairs(
+    options: argparse.Namespace, repository: Repository, tree: Tree, suites: list[dict], ranks: int
+) -> list[Pair]:
+    """One pair for the tree's own tests, and one for each suite of another commit."""
+    tests = tree.folder / UNIT_TESTS
+    own = [pattern for suite in suites if "ref" not in suite for pattern in suite["files"]]
+    files = [path for pattern in own for path in sorted(tests.glob(pattern)) if "_of_" not in path.stem]
+    chosen = [("", [str(path.relative_to(tests)) for path in files], "")]
+    for suite in suites:
+        if "ref" in suite:
+            taken = [repository.take(tree, suite["ref"], file) for file in suite["files"]]
+            chosen.append((suite["ref"].replace("/", "_"), taken, suite.get("only", "")))
+    pairs = []
+    for name, names, only in chosen:
+        record = options.work / "records" / f"{tree.folder.name} {ranks} {name}"
+        plain, patched = (
+            Job(tree.folder, names, ranks, options.device, patches, Path(f"{record} {word}"), only)
+            for word, patches in (("plain", "none"), ("patched", "all"))
+        )
+        if names:
+            pairs.append((plain, patched))
+    return pairs
+
+
+def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: Console) -> dict[str, Verdict]:
+    """{test: verdict}"""
+    until = time.monotonic() + 60 * options.minutes
+    found: dict[str, Verdict] = {}
+    with (
+        Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress,
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def run_both(pair: Pair, what: str) -> list[Outcomes]:
+            running = []
+            for job, word in zip(pair, ("plain", "patched"), strict=True):
+                seen = functools.partial(progress.update, progress.add_task(f"{what}, {word}", total=None))
+                running.append(pool.submit(run, job, until, options.resume, lambda n, seen=seen: seen(completed=n)))
+            return [one.result() for one in running]
+
+        for pair in pairs:
+            plain, patched = run_both(pair, what)
+            again = [test for test in {**plain, **patched} if doubtful(test, plain, patched)]
+            if again:
+                alone = tuple(by_itself(job, again) for job in pair)
+                for outcomes, new in zip((plain, patched), run_both(alone, f"{what}, once more"), strict=True):
+                    outcomes |= {test: new[test] for test in again if test in new}
+            found |= judge_all(plain, patched, SETTINGS.get("cause", []), options.device)
+    return found
+
+
+def by_itself(job: Job, tests: list[str]) -> Job:
+    """The same job with `tests` alone, and nothing before them."""
+    names = [test.removeprefix(f"{UNIT_TESTS}/") for test in tests]
+    return replace(job, files=names, record=Path(f"{job.record} again"), outcomes={})
+
+
+def kind_of_table(device: str) -> str:
+    """The folder of its tables: a rehearsal has others with TransformerEngine than without."""
+    return "cpu-transformer-engine" if device == "cpu" and find_spec("transformer_engine") else device
+
+
+def about(tree: Tree, device: str) -> dict[str, str]:
+    import torch
+
+    versions = {}
+    for package in ("torch", "emerging-optimizers", "transformer-engine"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "absent"
+    name = "a rehearsal on CPU" if device == "cpu" else torch.cuda.get_device_name()
+    return {"Megatron-LM": tree.commit[:12] or tree.release, "device": name, **versions}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
