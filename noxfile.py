@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import nox
@@ -112,7 +112,7 @@ def replay(session: nox.Session) -> None:
     session.install("-e", ".[demo,test]", *MATRIX["packages"], "pytest-mock")
     for folder in os.environ["MEGATRON_LM"].split(":"):
         release = ["--release", "HEAD"] if Path(folder, ".git").exists() else []
-        session.run("python", "scripts/replay_upstream.py", "--megatron", folder, *release, *session.posargs)
+        session.run("python", "-m", "scripts.replay", "--megatron", folder, *release, *session.posargs)
 
 
 @nox.session(venv_backend="venv", venv_params=["--system-site-packages"], reuse_venv=True, default=False)
@@ -124,7 +124,7 @@ def gpu(session: nox.Session, release: str) -> None:
     if session.venv_backend != "none":
         install_wheels(session, release)
         python = str(python_of("gpu", release))
-    elif release != metadata.version("megatron-core"):
+    elif release != installed_release(python):
         session.skip("another release is installed")
     checkouts = [f"--megatron={folder}" for folder in os.environ.get("MEGATRON_LM", "").split(":") if folder]
     session.run(python, "-m", "scripts.gpu", "release", *checkouts, *session.posargs)
@@ -132,9 +132,11 @@ def gpu(session: nox.Session, release: str) -> None:
 
 def install_wheels(session: nox.Session, release: str) -> None:
     """Install all that the folder PIP_FIND_LINKS has beside megatron-core; torch is this machine's."""
-    wheels = Path(os.environ.get("PIP_FIND_LINKS", ".nox/wheels"))
+    if "PIP_FIND_LINKS" not in os.environ:
+        session.error("PIP_FIND_LINKS is to name a folder of wheels; --no-venv takes the Megatron that is installed")
+    wheels = Path(os.environ["PIP_FIND_LINKS"])
     if not list(wheels.glob(f"megatron_core-{release}-*.whl")):
-        session.skip(f"{wheels}, which PIP_FIND_LINKS says, has no wheel of it")
+        session.skip(f"{wheels} has no wheel of it")
     names = {file.name.partition("-")[0] for file in wheels.glob("*.whl")} - {"megatron_core"}
     # --system-site-packages is about the packages of the base Python: this one may be of an environment too.
     (site,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
@@ -142,13 +144,22 @@ def install_wheels(session: nox.Session, release: str) -> None:
     session.install("--no-index", f"megatron-core=={release}", *sorted(names))
 
 
+def installed_release(python: str) -> str:
+    """The version of megatron-core that a Python has; '' without one."""
+    code = "from importlib.metadata import version; print(version('megatron-core'))"
+    if not Path(python).exists():
+        return ""
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+
+
 @nox.session(venv_backend="none", default=False)
 def gpu_together(session: nox.Session) -> None:
     """What only a GPU shows of several releases side by side, in the environments that `gpu` has made."""
-    pythons = {release: python_of("gpu", release) for release in RELEASES if python_of("gpu", release).exists()}
-    given = pythons or {metadata.version("megatron-core"): sys.executable}
+    made = {release: str(python_of("gpu", release)) for release in RELEASES}
+    found = {release: python for release, python in made.items() if installed_release(python) == release}
+    given = found or {installed_release(sys.executable): sys.executable}
     words = [f"--python={release}={python}" for release, python in given.items()]
-    session.run(str(list(given.values())[-1]), "-m", "scripts.gpu", "together", *words, *session.posargs)
+    session.run(list(given.values())[-1], "-m", "scripts.gpu", "together", *words, *session.posargs)
 
 
 @nox.session
