@@ -15,6 +15,7 @@ import nox
 
 nox.options.default_venv_backend = "uv"
 nox.options.sessions = ["python", "tests", "without_transformer_engine", "compatibility", "lint", "wheel", "tables"]
+nox.options.sessions += ["dropped_edits"]
 if os.environ.get("MEGATRON_LM"):
     nox.options.sessions += ["replay"]
 
@@ -28,6 +29,13 @@ RELEASES = [
 THIS_PYTHON = "{}.{}".format(*sys.version_info)  # which the other environments have
 # The suites that depend on torch or on this Python alone run here.
 TORCH_RELEASE = "0.18.2" if "0.18.2" in RELEASES else RELEASES[-1]
+# Other tests of conformance look for each edit, whatever it does, and tests of the engine and the command know none.
+NOTICE_EDITS = [
+    "tests/conformance/test_conformance.py::test_the_record_is_in_megatron_s_arguments",
+    "tests/megatron_overrides",
+    "tests/multirank",
+    "tests/end_to_end",
+]
 TABLE_RELEASES = {"0.18.2", "0.19.2"}  # without which there is nothing to compare
 
 
@@ -93,6 +101,15 @@ def install(session: nox.Session, release: str, *more: str, extras: str = "demo,
 def python_of(name: str, release: str) -> Path:
     """The Python of the environment that the session `name` has made for a release."""
     return Path(".nox", f"{name}-release-{release.replace('.', '-')}", "bin", "python").absolute()
+
+
+@nox.session(venv_backend="none")
+def dropped_edits(session: nox.Session) -> None:
+    """A test notices each edit of the patches that is left out: three edits, or -- 0.18.2 for all of that release."""
+    release, *options = session.posargs or [TORCH_RELEASE, "--sample=3"]
+    environment = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
+    words = ["-q", "--drop-edits", "-o", "warm_limit=120", *options, *NOTICE_EDITS]
+    session.run(str(python_of("tests", release)), "-m", "pytest", *words, env=environment)
 
 
 @nox.session(venv_backend="none")
