@@ -1,12 +1,13 @@
 """The test matrix of ci/matrix.toml: `nox -s 'tests(release="0.18.2")'`, or all of it with scripts/test.sh.
 
-Each session leaves pytest's JUnit report in .nox/results/ for ci/report.py.
+Each session leaves pytest's JUnit report in .nox/results/ for scripts/test_report.py.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import nox
 
 nox.options.default_venv_backend = "uv"
 nox.options.sessions = ["python", "tests", "without_transformer_engine", "compatibility", "lint", "wheel", "tables"]
+nox.options.sessions += ["dropped_edits"]
 if os.environ.get("MEGATRON_LM"):
     nox.options.sessions += ["replay"]
 
@@ -27,6 +29,13 @@ RELEASES = [
 THIS_PYTHON = "{}.{}".format(*sys.version_info)  # which the other environments have
 # The suites that depend on torch or on this Python alone run here.
 TORCH_RELEASE = "0.18.2" if "0.18.2" in RELEASES else RELEASES[-1]
+# Other tests of conformance look for each edit, whatever it does, and tests of the engine and the command know none.
+NOTICE_EDITS = [
+    "tests/conformance/test_conformance.py::test_the_record_is_in_megatron_s_arguments",
+    "tests/megatron_overrides",
+    "tests/multirank",
+    "tests/end_to_end",
+]
 TABLE_RELEASES = {"0.18.2", "0.19.2"}  # without which there is nothing to compare
 
 
@@ -41,7 +50,8 @@ def run_pytest(session: nox.Session, name: str, tests: list[str]) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     # Without bytecode every process would compile torch and Megatron again.
     environment = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
-    session.run("python", "-m", "pytest", "-q", f"--junitxml={RESULTS / name}.xml", *tests, env=environment)
+    options = ["-q", "--durations=10", f"--junitxml={RESULTS / name}.xml"]
+    session.run("python", "-m", "pytest", *options, *tests, env=environment)
 
 
 @nox.session(python=[version for version in MATRIX["pythons"] if version != THIS_PYTHON])
@@ -88,15 +98,27 @@ def install(session: nox.Session, release: str, *more: str, extras: str = "demo,
     session.install("-e", f".[{extras}]", *MATRIX["packages"], f"megatron-core=={release}", "setuptools>=77", *more)
 
 
+def python_of(name: str, release: str) -> Path:
+    """The Python of the environment that the session `name` has made for a release."""
+    return Path(".nox", f"{name}-release-{release.replace('.', '-')}", "bin", "python").absolute()
+
+
+@nox.session(venv_backend="none")
+def dropped_edits(session: nox.Session) -> None:
+    """A test notices each edit of the patches that is left out: three edits, or -- 0.18.2 for all of that release."""
+    release, *options = session.posargs or [TORCH_RELEASE, "--sample=3"]
+    environment = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
+    words = ["-q", "--drop-edits", "-o", "warm_limit=120", *options, *NOTICE_EDITS]
+    session.run(str(python_of("tests", release)), "-m", "pytest", *words, env=environment)
+
+
 @nox.session(venv_backend="none")
 def tables(session: nox.Session) -> None:
     """A sample of each committed table, in the environments that `tests` has made."""
-    pythons = {
-        release: Path(".nox", f"tests-release-{release.replace('.', '-')}", "bin", "python") for release in RELEASES
-    }
+    pythons = {release: python_of("tests", release) for release in RELEASES}
     if TABLE_RELEASES - pythons.keys():
         session.skip(f"the tables need megatron-core {' and '.join(sorted(TABLE_RELEASES))}, and so Python >= 3.12")
-    given = [f"--python={release}={python.absolute()}" for release, python in pythons.items()]
+    given = [f"--python={release}={python}" for release, python in pythons.items()]
     environment = {"PYTHONDONTWRITEBYTECODE": ""}
     session.run(str(pythons[TORCH_RELEASE]), "-m", "scripts.docs.samples", *given, *session.posargs, env=environment)
 
@@ -108,6 +130,53 @@ def replay(session: nox.Session) -> None:
     for folder in os.environ["MEGATRON_LM"].split(":"):
         release = ["--release", "HEAD"] if Path(folder, ".git").exists() else []
         session.run("python", "-m", "scripts.replay", "--megatron", folder, *release, *session.posargs)
+
+
+@nox.session(venv_backend="venv", venv_params=["--system-site-packages"], reuse_venv=True, default=False)
+@nox.parametrize("release", RELEASES)
+def gpu(session: nox.Session, release: str) -> None:
+    """What only a GPU shows of a release (docs/gpu.md); with --no-venv, of the release that is installed."""
+    session.notify("gpu_together")
+    python = sys.executable
+    if session.venv_backend != "none":
+        install_wheels(session, release)
+        python = str(python_of("gpu", release))
+    elif release != installed_release(python):
+        session.skip("another release is installed")
+    checkouts = [f"--megatron={folder}" for folder in os.environ.get("MEGATRON_LM", "").split(":") if folder]
+    session.run(python, "-m", "scripts.gpu", "release", *checkouts, *session.posargs)
+
+
+def install_wheels(session: nox.Session, release: str) -> None:
+    """Install all that the folder PIP_FIND_LINKS has beside megatron-core; torch is this machine's."""
+    if "PIP_FIND_LINKS" not in os.environ:
+        session.error("PIP_FIND_LINKS is to name a folder of wheels; --no-venv takes the Megatron that is installed")
+    wheels = Path(os.environ["PIP_FIND_LINKS"])
+    if not list(wheels.glob(f"megatron_core-{release}-*.whl")):
+        session.skip(f"{wheels} has no wheel of it")
+    names = {file.name.partition("-")[0] for file in wheels.glob("*.whl")} - {"megatron_core"}
+    # --system-site-packages is about the packages of the base Python: this one may be of an environment too.
+    (site,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    (site / "below.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    session.install("--no-index", f"megatron-core=={release}", *sorted(names))
+
+
+def installed_release(python: str) -> str:
+    """The version of megatron-core that a Python has; '' without one."""
+    code = "from importlib.metadata import version; print(version('megatron-core'))"
+    if not Path(python).exists():
+        return ""
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+
+
+@nox.session(venv_backend="none", default=False)
+def gpu_together(session: nox.Session) -> None:
+    """What only a GPU shows of several releases side by side, in the environments that `gpu` has made."""
+    made = {release: str(python_of("gpu", release)) for release in RELEASES}
+    found = {release: python for release, python in made.items() if installed_release(python) == release}
+    given = found or {installed_release(sys.executable): sys.executable}
+    words = [f"--python={release}={python}" for release, python in given.items()]
+    session.run(list(given.values())[-1], "-m", "scripts.gpu", "together", *words, *session.posargs)
 
 
 @nox.session

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import argparse
 
-from scripts.bench import acceptance, memory, muon, startup, step
+from scripts.bench import acceptance, memory, muon, startup, step, training
 from scripts.common.arguments import make_parser
 
-COMMANDS = {"step": step, "import": startup, "acceptance": acceptance, "memory": memory, "muon": muon}
+COMMANDS = {
+    "step": step,
+    "import": startup,
+    "acceptance": acceptance,
+    "memory": memory,
+    "muon": muon,
+    "training": training,
+}
 
 
 def main() -> None:

@@ -1,0 +1,181 @@
+"""What only a GPU shows, in stages: of the release in this Python, or of several releases side by side.
+
+    python -m scripts.gpu release [--megatron DIR ...]             tests, upstream's tests, training, memory
+    python -m scripts.gpu together --python RELEASE=PYTHON ...     optimizer.step, acceptance counting, Muon
+
+Each stage is one command with a limit of time. `gpu/gpu.json` below --out has how each ended, beside what it printed; a
+stage that has passed is not run again while it is recorded there. Ends with 1 if a stage has not passed.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scripts.common import markdown
+from scripts.common.arguments import add_pythons, make_parser, positive
+from scripts.common.process import ROOT, environment, run
+
+PACKAGES = ("torch", "megatron-core", "emerging-optimizers", "transformer-engine", "apex", "pytest")
+NAME_GPU = """
+import torch
+if torch.cuda.is_available():
+    found = torch.cuda.get_device_properties(0)
+    print(f"{found.name}, {found.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
+"""
+OUT = {"gpu": "ci", "cpu": ".gpu"}
+TESTS = {
+    "gpu": ["tests/conformance", "tests/engine", "tests/cli", "tests/megatron_overrides"],
+    "cpu": ["tests/engine/test_selection.py"],
+}
+# The sizes of a CPU only show that a stage runs.
+STEP = {"gpu": "--parameters 4000", "cpu": "--parameters 8 --starts 1 --turns 2"}
+ACCEPTANCE = {"gpu": "--tokens 8192 --vocabulary 131072", "cpu": "--tokens 4 --vocabulary 1024"}
+MEMORY = {"gpu": "--layers 24 --hidden 1536", "cpu": "--layers 1 --hidden 16 --cpu"}
+MUON = {"gpu": "--dtype bfloat16", "cpu": "--dtype bfloat16 --steps 2"}
+
+
+class Stage(NamedTuple):
+    name: str
+    command: list[str]
+    variables: dict[str, str] = {}
+
+
+def stages_of_release(options: Namespace) -> Iterator[Stage]:
+    release, results = metadata.version("megatron-core"), options.out / "gpu"
+    junit = f"--junitxml={results / f'tests {release}.xml'}"
+    words = ["pytest", "-q", "-p", "no:cacheprovider", junit, *TESTS[options.device]]
+    yield Stage(f"tests {release}", _python(*words), {"TEST_DEVICE": options.device})
+    checkouts = {version_of(folder): folder.resolve() for folder in options.megatron}
+    native = next((folder for version, folder in checkouts.items() if version.startswith("0.19.")), None)
+    for version, folder in checkouts.items():
+        if version.split(".")[:2] != release.split(".")[:2]:
+            continue
+        history = ["--release", version] if (folder / ".git").exists() else []
+        limits = ["--minutes", str(max(1, options.minutes - 1)), "--resume", "--work", str(ROOT / ".gpu" / "replay")]
+        where = ["--device", options.device, "--out", str(options.out / "replay")]
+        words = ["scripts.replay", "--megatron", str(folder), *history, "--ranks", "1", *limits, *where]
+        yield Stage(f"replay {version}", _python(*words))
+        file = ["--json", str(results / f"training {version}.json"), "--device", options.device]
+        words = ["training", "--checkout", str(folder), *(["--native", str(native)] if native else []), *file]
+        yield Stage(f"training {version}", _python("scripts.bench", *words))
+    if find_spec("transformer_engine"):  # whose FusedAdam it measures
+        file = ["--json", str(results / f"memory {release}.json")]
+        words = ["memory", "fsdp-without-master-weights", "--ranks", "1", *MEMORY[options.device].split(), *file]
+        yield Stage(f"memory {release}", _python("scripts.bench", *words))
+
+
+def stages_together(options: Namespace) -> Iterator[Stage]:
+    where = ["--device", options.device, "--out", str(options.out / "bench")]
+    where += [f"--python={release}={python}" for release, python in options.python.items()]
+    yield Stage("step", _python("scripts.bench", "step", *STEP[options.device].split(), *where))
+    yield Stage("acceptance", _python("scripts.bench", "acceptance", *ACCEPTANCE[options.device].split(), *where))
+    folder = options.out / "gpu"
+    where = ["--device", options.device, "--output", str(folder), "--json", str(folder / "muon.json")]
+    yield Stage("muon", _python("scripts.bench", "muon", *MUON[options.device].split(), *where))
+
+
+def _python(module: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", module, *words]
+
+
+def version_of(checkout: Path) -> str:
+    return runpy.run_path(str(checkout / "megatron/core/package_info.py"))["__version__"]
+
+
+class Record:
+    """`FILE.json`, and `FILE.md` with the same as a table."""
+
+    def __init__(self, file: Path, machine: str) -> None:
+        self.file = file
+        self.stages: dict[str, dict[str, Any]] = {}
+        if file.is_file():
+            self.stages = json.loads(file.read_text(encoding="utf-8"))["stages"]
+        self.machine = machine
+
+    def add(self, name: str, state: str, seconds: float, versions: dict[str, str]) -> None:
+        self.stages[name] = {"state": state, "seconds": round(seconds), "versions": versions}
+        found = {"machine": self.machine, "stages": self.stages}
+        self.file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        rows = [
+            [stage, row["state"], str(row["seconds"]), ", ".join(f"{name} {v}" for name, v in row["versions"].items())]
+            for stage, row in self.stages.items()
+        ]
+        table = markdown.table(["stage", "state", "seconds", "with"], rows, right=[2])
+        text = "\n".join([f"# Stages on {self.machine}", "", *table, ""])
+        self.file.with_suffix(".md").write_text(text, encoding="utf-8")
+
+
+def run_stages(stages: list[Stage], record: Record, minutes: float) -> bool:
+    """Whether all have passed, now or before."""
+    found = {name: version for name in PACKAGES if (version := _installed(name))}
+    good = True
+    for stage in stages:
+        if record.stages.get(stage.name, {}).get("state") == "passed":
+            print(f"{stage.name}: passed before")
+            continue
+        print(f"{stage.name} ...", flush=True)
+        log = record.file.with_name(f"{stage.name}.log")
+        log.unlink(missing_ok=True)
+        start = time.monotonic()
+        result = run(stage.command, environment(**stage.variables), log, timeout=60 * minutes)
+        state = {0: "passed", None: "ran out of time"}.get(result.code, "failed")
+        record.add(stage.name, state, time.monotonic() - start, found)
+        print(f"{stage.name}: {state}" if state == "passed" else f"{result.tail}\n{stage.name}: {state}; see {log}")
+        good &= state == "passed"
+    return good
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def name_machine(device: str) -> str:
+    """In words; nothing if there is no such device."""
+    if device == "cpu":
+        return "a CPU, which shows that the stages run and nothing else"
+    return subprocess.run([sys.executable, "-c", NAME_GPU], capture_output=True, text=True).stdout.strip()
+
+
+def main() -> int:
+    parser = make_parser("scripts.gpu", __doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    release = commands.add_parser("release", help="the stages of the release in this Python")
+    release.add_argument(
+        "--megatron", type=Path, action="append", default=[], metavar="DIR", help="a checkout; may be repeated"
+    )
+    release.set_defaults(stages=stages_of_release)
+    together = commands.add_parser("together", help="the stages that compare releases")
+    add_pythons(together)
+    together.set_defaults(stages=stages_together)
+    for command in (release, together):
+        command.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="cpu: a rehearsal at small size")
+        command.add_argument("--minutes", type=positive, default=30, help="limit of a stage (default: 30)")
+        command.add_argument("--only", default="", metavar="WORD", help="stages that have this in their name")
+        command.add_argument("--out", type=Path, metavar="DIR", help="results (default: ci, on a CPU .gpu)")
+    options = parser.parse_args()
+    machine = name_machine(options.device)
+    if not machine:
+        parser.error("torch finds no GPU here; --device cpu rehearses the stages")
+    options.out = (options.out or ROOT / OUT[options.device]).resolve()
+    (options.out / "gpu").mkdir(parents=True, exist_ok=True)
+    stages = [stage for stage in options.stages(options) if options.only in stage.name]
+    if not stages:
+        print(f"none of these stages has {options.only!r} in its name")
+    return int(not run_stages(stages, Record(options.out / "gpu" / f"{options.device}.json", machine), options.minutes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
