@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import nox
 
 nox.options.default_venv_backend = "uv"
 nox.options.sessions = ["python", "tests", "without_transformer_engine", "compatibility", "lint", "wheel", "tables"]
+nox.options.sessions += ["dropped_edits"]
 if os.environ.get("MEGATRON_LM"):
     nox.options.sessions += ["replay"]
 
@@ -28,6 +29,13 @@ RELEASES = [
 THIS_PYTHON = "{}.{}".format(*sys.version_info)  # which the other environments have
 # The suites that depend on torch or on this Python alone run here.
 TORCH_RELEASE = "0.18.2" if "0.18.2" in RELEASES else RELEASES[-1]
+# Other tests of conformance look for each edit, whatever it does, and tests of the engine and the command know none.
+NOTICE_EDITS = [
+    "tests/conformance/test_conformance.py::test_the_record_is_in_megatron_s_arguments",
+    "tests/megatron_overrides",
+    "tests/multirank",
+    "tests/end_to_end",
+]
 TABLE_RELEASES = {"0.18.2", "0.19.2"}  # without which there is nothing to compare
 
 
@@ -96,6 +104,15 @@ def python_of(name: str, release: str) -> Path:
 
 
 @nox.session(venv_backend="none")
+def dropped_edits(session: nox.Session) -> None:
+    """A test notices each edit of the patches that is left out: three edits, or -- 0.18.2 for all of that release."""
+    release, *options = session.posargs or [TORCH_RELEASE, "--sample=3"]
+    environment = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
+    words = ["-q", "--drop-edits", "-o", "warm_limit=120", *options, *NOTICE_EDITS]
+    session.run(str(python_of("tests", release)), "-m", "pytest", *words, env=environment)
+
+
+@nox.session(venv_backend="none")
 def tables(session: nox.Session) -> None:
     """A sample of each committed table, in the environments that `tests` has made."""
     pythons = {release: python_of("tests", release) for release in RELEASES}
@@ -103,7 +120,7 @@ def tables(session: nox.Session) -> None:
         session.skip(f"the tables need megatron-core {' and '.join(sorted(TABLE_RELEASES))}, and so Python >= 3.12")
     given = [f"--python={release}={python}" for release, python in pythons.items()]
     environment = {"PYTHONDONTWRITEBYTECODE": ""}
-    session.run(str(pythons[TORCH_RELEASE]), "scripts/check_tables.py", *given, *session.posargs, env=environment)
+    session.run(str(pythons[TORCH_RELEASE]), "-m", "scripts.docs.samples", *given, *session.posargs, env=environment)
 
 
 @nox.session
@@ -112,7 +129,7 @@ def replay(session: nox.Session) -> None:
     session.install("-e", ".[demo,test]", *MATRIX["packages"], "pytest-mock")
     for folder in os.environ["MEGATRON_LM"].split(":"):
         release = ["--release", "HEAD"] if Path(folder, ".git").exists() else []
-        session.run("python", "scripts/replay_upstream.py", "--megatron", folder, *release, *session.posargs)
+        session.run("python", "-m", "scripts.replay", "--megatron", folder, *release, *session.posargs)
 
 
 @nox.session(venv_backend="venv", venv_params=["--system-site-packages"], reuse_venv=True, default=False)
@@ -124,7 +141,7 @@ def gpu(session: nox.Session, release: str) -> None:
     if session.venv_backend != "none":
         install_wheels(session, release)
         python = str(python_of("gpu", release))
-    elif release != metadata.version("megatron-core"):
+    elif release != installed_release(python):
         session.skip("another release is installed")
     checkouts = [f"--megatron={folder}" for folder in os.environ.get("MEGATRON_LM", "").split(":") if folder]
     session.run(python, "-m", "scripts.gpu", "release", *checkouts, *session.posargs)
@@ -132,9 +149,11 @@ def gpu(session: nox.Session, release: str) -> None:
 
 def install_wheels(session: nox.Session, release: str) -> None:
     """Install all that the folder PIP_FIND_LINKS has beside megatron-core; torch is this machine's."""
-    wheels = Path(os.environ.get("PIP_FIND_LINKS", ".nox/wheels"))
+    if "PIP_FIND_LINKS" not in os.environ:
+        session.error("PIP_FIND_LINKS is to name a folder of wheels; --no-venv takes the Megatron that is installed")
+    wheels = Path(os.environ["PIP_FIND_LINKS"])
     if not list(wheels.glob(f"megatron_core-{release}-*.whl")):
-        session.skip(f"{wheels}, which PIP_FIND_LINKS says, has no wheel of it")
+        session.skip(f"{wheels} has no wheel of it")
     names = {file.name.partition("-")[0] for file in wheels.glob("*.whl")} - {"megatron_core"}
     # --system-site-packages is about the packages of the base Python: this one may be of an environment too.
     (site,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
@@ -142,13 +161,22 @@ def install_wheels(session: nox.Session, release: str) -> None:
     session.install("--no-index", f"megatron-core=={release}", *sorted(names))
 
 
+def installed_release(python: str) -> str:
+    """The version of megatron-core that a Python has; '' without one."""
+    code = "from importlib.metadata import version; print(version('megatron-core'))"
+    if not Path(python).exists():
+        return ""
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+
+
 @nox.session(venv_backend="none", default=False)
 def gpu_together(session: nox.Session) -> None:
     """What only a GPU shows of several releases side by side, in the environments that `gpu` has made."""
-    pythons = {release: python_of("gpu", release) for release in RELEASES if python_of("gpu", release).exists()}
-    given = pythons or {metadata.version("megatron-core"): sys.executable}
+    made = {release: str(python_of("gpu", release)) for release in RELEASES}
+    found = {release: python for release, python in made.items() if installed_release(python) == release}
+    given = found or {installed_release(sys.executable): sys.executable}
     words = [f"--python={release}={python}" for release, python in given.items()]
-    session.run(str(list(given.values())[-1]), "-m", "scripts.gpu", "together", *words, *session.posargs)
+    session.run(list(given.values())[-1], "-m", "scripts.gpu", "together", *words, *session.posargs)
 
 
 @nox.session

@@ -115,7 +115,7 @@ class Record:
         self.file.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
-def run_stages(stages: Iterator[Stage], record: Record, minutes: float) -> bool:
+def run_stages(stages: list[Stage], record: Record, minutes: float) -> bool:
     """Whether all have passed, now or before."""
     found = {name: version for name in PACKAGES if (version := _installed(name))}
     good = True
@@ -171,7 +171,9 @@ def main() -> int:
         parser.error("torch finds no GPU here; --device cpu rehearses the stages")
     options.out = (options.out or ROOT / OUT[options.device]).resolve()
     (options.out / "gpu").mkdir(parents=True, exist_ok=True)
-    stages = (stage for stage in options.stages(options) if options.only in stage.name)
+    stages = [stage for stage in options.stages(options) if options.only in stage.name]
+    if not stages:
+        print(f"none of these stages has {options.only!r} in its name")
     return int(not run_stages(stages, Record(options.out / "gpu" / f"{options.device}.json", machine), options.minutes))
 
 

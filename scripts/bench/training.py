@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from scripts.common.markdown import Table
+from scripts.common.megatron_flags import PLAIN_MODULES
 from scripts.common.process import environment, run_or_exit
-from scripts.demo.plain_modules import PLAIN_MODULES
 
 # 0.8 B parameters on a GPU. Attention that is not fused holds its matrices, hence one sequence at a time without it.
 SIZES = {

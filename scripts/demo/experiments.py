@@ -27,14 +27,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from scripts.common.arguments import make_parser
 from scripts.common.markdown import Table
+from scripts.common.megatron_flags import PLAIN_MODULES
 from scripts.common.process import environment, run
 
 from . import plots
 
-PLAIN_MODULES = """
-    --transformer-impl local --attention-backend unfused --no-persist-layer-norm --no-gradient-accumulation-fusion
-    --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion
-"""  # where TransformerEngine and Apex are absent
 CLIP = 1.0
 FLAGS = f"""
     {PLAIN_MODULES}

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import megatron_mtp_patches
-from markdown_pages import table
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine import Patch, PullRequest
 from packaging.version import Version
+
+from scripts.common.markdown import table
 
 FINGERPRINTS = Path(megatron_mtp_patches.__file__).with_name("fingerprints.json")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from pythons import REFERENCE
+from scripts.common.arguments import REFERENCE
+from scripts.common.process import ROOT
 
-BENCH = Path(__file__).resolve().parents[2] / "ci/bench/cpu.json"
+BENCH = ROOT / "ci" / "bench" / "cpu.json"
 
 
 def blocks() -> dict[str, str]:
@@ -17,7 +17,7 @@ def blocks() -> dict[str, str]:
 
 
 def cost(found: dict[str, Any]) -> str:
-    """Of what scripts/bench.py found: ratios, and how many rows meet the target."""
+    """Of what `python -m scripts.bench` found: ratios, and how many rows meet the target."""
     rows = found["step"]
     ranks = ", ".join(map(str, sorted({row["ranks"] for row in rows})))
     met = sum(not row["misses"] for row in rows)

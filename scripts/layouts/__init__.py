@@ -1,1 +1,1 @@
-"""Train upstream's pretrain_gpt.py in each parallel layout, for scripts/rehearse_layouts.py."""
+"""Upstream's pretrain_gpt.py in each parallel layout. `python -m scripts.layouts --help`."""

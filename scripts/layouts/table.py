@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import markdown_pages
+from scripts.common.markdown import table
 
 from . import cases
 from .training import Result
@@ -48,7 +48,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield "# Parallel layouts with TransformerEngine's layers"
     yield ""
     yield (
-        "Made by `scripts/rehearse_layouts.py`: upstream's unmodified pretrain_gpt.py in a rehearsal on CPU ranks, "
+        "Made by `python -m scripts.layouts`: upstream's unmodified pretrain_gpt.py in a rehearsal on CPU ranks, "
         "with two MTP heads, `--mtp-detach-heads` and `--mtp-clip-grad 0.05`. TransformerEngine's Python is real, "
         "its kernels are replaced by stand-ins in torch. Nothing here was compared with a GPU."
     )
@@ -65,7 +65,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
         yield from ("", f"## {release}", "", ", ".join(f"{key} {value}" for key, value in row["about"].items()) + ".")
         yield ""
         rows = [_row(name, result) for name, result in row["layouts"].items()]
-        yield from markdown_pages.table(HEADER, rows, right=range(1, 5))
+        yield from table(HEADER, rows, right=range(1, 5))
 
 
 def _row(name: str, result: dict[str, Any]) -> list[str]:

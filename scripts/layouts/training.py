@@ -135,5 +135,4 @@ def _be_command(checkout: Path, command: str, words: list[str]) -> None:
     from megatron_mtp_patches.cli import main
 
     os.environ |= {"MEGATRON_MTP_PATCHES": "all", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    sys.path.insert(0, str(checkout))
     sys.exit(main([command, "--device", "cpu", str(checkout / "pretrain_gpt.py"), *words]))

@@ -1,6 +1,6 @@
 """`import megatron_mtp_patches` runs in every process of a training image, wanted or not.
 
-What its time stands for is asserted here: what is loaded and read. scripts/bench.py has the times.
+What its time stands for is asserted here: what is loaded and read. python -m scripts.bench has the times.
 """
 
 from __future__ import annotations

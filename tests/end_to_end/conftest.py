@@ -46,7 +46,6 @@ def build_dataset(prefix, *texts):
 def run_script(script, *arguments):
     """Run `script` in this process, as `python SCRIPT ARGUMENTS` would."""
     sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")
 
 

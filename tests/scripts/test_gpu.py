@@ -31,7 +31,7 @@ def run_stage(tmp_path):
     """run_stage(stage): (what it returns, the recorded state, how often it was started)."""
 
     def run(stage, minutes=1.0):
-        good = gpu.run_stages(iter([stage]), gpu.Record(tmp_path / "cpu.json", "a CPU"), minutes)
+        good = gpu.run_stages([stage], gpu.Record(tmp_path / "cpu.json", "a CPU"), minutes)
         state = json.loads((tmp_path / "cpu.json").read_text())["stages"]["one"]["state"]
         return good, state, len((tmp_path / "started").read_text())
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from .connection import Forks, LevelFailed, Messages, WarmProcesses
+from .levels import LEVELS
 from .merge import Reports, add_failure, fail, merge
 from .processes import free_port, kill
 
@@ -22,6 +23,7 @@ OTHERS_MAY_TAKE = 10.0  # seconds to end a test that has failed on another rank
 RANKS_PER_PROCESSOR = 2  # ranks wait for each other, and for what they start
 LAST_LINES = 40  # of what a rank printed
 Location = tuple[str, int | None, str]
+Need = tuple[str, str, int]  # what a job is made for: file, level and number of ranks
 
 
 @dataclass
@@ -42,10 +44,15 @@ class Job:
 
     A test that fails on one of several ranks, ends its process, never ends or leaves a thread behind costs these
     forks; those that follow get new ones.
+
+    `fork_from` names a level below that one: then each fork climbs from there by itself.
     """
 
-    def __init__(self, file: str, level: str, ranks: int, tests: dict[str, Location]) -> None:
+    def __init__(
+        self, file: str, level: str, ranks: int, tests: dict[str, Location], fork_from: str | None = None
+    ) -> None:
         self.file, self.level, self.size = file, level, ranks
+        self.fork_from = min(fork_from or level, level, key=LEVELS.index)
         self.locations = tests
         self.waiting = list(tests)
         self.done: dict[str, Reports] = {}
@@ -62,7 +69,7 @@ class Job:
         self._first_failed = 0.0
         mine = {"file": self.file, "tests": self.waiting, "port": free_port(), "log": str(self.logs)}
         try:
-            self.forks = warm.fork(self.level, self.size, {**request, **mine})
+            self.forks = warm.fork(self.fork_from, self.size, {**request, **mine, "inside": self.level})
         except LevelFailed as failed:
             self._fail_all(f"the process of level {self.level!r} cannot be made:\n{failed}")
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 
 from . import levels
 from .connection import Forks, LevelFailed, WarmProcesses
-from .jobs import Job, Jobs
+from .jobs import Job, Jobs, Location, Need
 from .processes import free_port
 
 COLLECTED_AT_ONCE = 3  # files
@@ -28,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=levels.LEVELS,
         help="run forked tests in this process, brought to this level: for a debugger, or under torchrun",
     )
+    group.addoption("--drop-edits", action="store_true", help="leave out each edit of the patches: does a test fail?")
+    group.addoption("--sample", type=int, metavar="N", help="leave out only N edits, others with each commit")
     parser.addini("warm_limit", "seconds after which a forked test counts as hanging", default="900")
 
 
@@ -38,7 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.inside:
         levels.climb(config.option.inside)
     else:
-        config.pluginmanager.register(Controller(config), "warm processes")
+        controller = Controller(config)
+        config.pluginmanager.register(controller, "warm processes")
+        if config.option.drop_edits:
+            from .dropped_edits import DropEdits
+
+            config.pluginmanager.register(DropEdits(controller), "dropped edits")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -65,6 +72,16 @@ def ranks_of(item: pytest.Item) -> int:
     if isinstance(item, ForkedTest):
         return item.ranks
     return getattr(item, "callspec", None) and item.callspec.params.get("number_of_ranks") or 1  # type: ignore[attr-defined]
+
+
+def needs_of(items: Iterable[pytest.Item]) -> dict[Need, dict[str, Location]]:
+    """{need: {test: where it is}} of the forked tests."""
+    needs: dict[Need, dict[str, Location]] = {}
+    for item in items:
+        level = level_of(item)
+        if level:
+            needs.setdefault((str(item.path), level, ranks_of(item)), {})[item.nodeid] = item.location
+    return needs
 
 
 class Controller:
@@ -103,12 +120,7 @@ class Controller:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if session.config.option.collectonly:
             return
-        needs: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for item in session.items:
-            level = level_of(item)
-            if level:
-                needs.setdefault((str(item.path), level, ranks_of(item)), {})[item.nodeid] = item.location
-        jobs = [Job(*need, tests) for need, tests in needs.items()]
+        jobs = [Job(*need, tests) for need, tests in needs_of(session.items).items()]
         self.jobs = Jobs(self.warm, jobs, self.request, self.config)
 
     @pytest.hookimpl(tryfirst=True)

@@ -1,8 +1,9 @@
 """Two figures for docs/: heads that learn without labels, and heads whose loss has a scale of its own.
 
-    python -m megatron_mtp_patches run --device cpu scripts/demo/small_figures.py DATA OUTPUT
+    python -m megatron_mtp_patches run --device cpu scripts/docs/figures.py DATA OUTPUT
 
-DATA is a dataset's prefix, as build_dataset.py makes it, OUTPUT a folder; half a minute.
+DATA is a dataset's prefix, as `python -m scripts.demo.dataset` writes it, OUTPUT a folder; half a minute. The
+repository's root must be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import task
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -25,7 +25,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-from train import one_process
+
+from scripts.demo.train import be_one_process, build_model
 
 STEPS, LENGTH, BATCH = 150, 64, 16
 COLOURS = ("#1f6fb2", "#c99700", "#c8452f")
@@ -57,7 +58,7 @@ def train(data: torch.Tensor, with_labels: bool, scale: float | None = None) -> 
         mtp_grad_scale_func=None if scale is None else lambda: scale,
     )
     ddp = DistributedDataParallelConfig()
-    model = DistributedDataParallel(config, ddp, task.build_model(config, 256, LENGTH).cuda())
+    model = DistributedDataParallel(config, ddp, build_model(config, 256, LENGTH).cuda())
     optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=3e-3, clip_grad=1.0), [model])
     generator = torch.Generator().manual_seed(9)
 
@@ -113,7 +114,7 @@ def draw(path: Path, title: str, name: str, ylabel: str, runs: dict[str, list[di
 
 def main() -> None:
     prefix, output = Path(sys.argv[1]), Path(sys.argv[2])
-    one_process()
+    be_one_process()
     torch.distributed.init_process_group("nccl" if torch.distributed.is_nccl_available() else "gloo")
     parallel_state.initialize_model_parallel()
     data = torch.frombuffer(bytearray(Path(f"{prefix}.bin").read_bytes()[: 1 << 22]), dtype=torch.uint8).long()

@@ -1,8 +1,7 @@
-"""scripts/rehearse_layouts.py: its committed page, what counts as good, and arguments that cannot be used."""
+"""python -m scripts.layouts: its committed page, what counts as good, and arguments that cannot be used."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -10,46 +9,43 @@ from pathlib import Path
 
 import pytest
 
+from scripts.layouts import table, training
+from scripts.layouts.__main__ import main
+from scripts.layouts.cases import LAYOUTS
+
 pytestmark = pytest.mark.forked("python")
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "ci" / "layouts"
 
 
 @pytest.fixture
-def load(monkeypatch):
-    """load(name): a module of scripts/."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    return importlib.import_module
-
-
-@pytest.fixture
-def refused(load, monkeypatch, capsys):
+def refused(monkeypatch, capsys):
     """refused(*words): what the script says of this command line, before anything trains."""
     from megatron_mtp_patches.rehearsal import transformer_engine
 
     def run(*words, has_transformer_engine=True):
         monkeypatch.setattr(transformer_engine, "available", lambda: has_transformer_engine)
-        monkeypatch.setattr(sys, "argv", ["rehearse_layouts.py", *map(str, words)])
+        monkeypatch.setattr(sys, "argv", ["scripts.layouts", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
-            load("rehearse_layouts").main()
+            main()
         assert ended.value.code == 2
         return capsys.readouterr().err
 
     return run
 
 
-def test_the_page_says_what_the_record_says(load):
+def test_the_page_says_what_the_record_says():
     record = json.loads((TABLE / "cpu.json").read_text(encoding="utf-8"))
-    assert load("layouts.table").markdown(record) == (TABLE / "cpu.md").read_text(encoding="utf-8")
+    assert table.markdown(record) == (TABLE / "cpu.md").read_text(encoding="utf-8")
 
 
-def test_the_record_has_each_layout_of_five_megatrons_and_all_are_good(load):
+def test_the_record_has_each_layout_of_five_megatrons_and_all_are_good():
     record = json.loads((TABLE / "cpu.json").read_text(encoding="utf-8"))
     assert list(record) == ["0.16.1", "0.17.1", "0.18.2", "0.19.0", "main"]
-    names = [layout.name for layout in load("layouts.cases").LAYOUTS]
+    names = [layout.name for layout in LAYOUTS]
     for row in record.values():
         assert list(row["layouts"]) == names
-        assert all(map(load("layouts.table").is_good, row["layouts"].values()))
+        assert all(map(table.is_good, row["layouts"].values()))
 
 
 @pytest.mark.parametrize(
@@ -65,13 +61,12 @@ def test_the_record_has_each_layout_of_five_megatrons_and_all_are_good(load):
         ({"losses": [], "left_out": "it cannot"}, True),
     ],
 )
-def test_what_is_good(load, what, good):
+def test_what_is_good(what, good):
     result = {"ranks": 1, "losses": [4.0], "resumes": True, "verified": True, **what}
-    assert load("layouts.table").is_good(result) is good
+    assert table.is_good(result) is good
 
 
-def test_numbers_that_are_not_finite_or_not_there_are_an_error(load, monkeypatch):
-    training = load("layouts.training")
+def test_numbers_that_are_not_finite_or_not_there_are_an_error(monkeypatch):
     printed = " iteration {}/6 | lm loss: {} | mtp_1 loss: 5 | mtp_2 loss: 5 | grad norm: 1 | mtp grad norm: 1 |\n"
     for losses, why in (([1, 1, "nan", 1, 1, 1], "not finite"), ([1, 1, 1, 1, 1], "iterations")):
         output = "".join(printed.format(number, loss) for number, loss in enumerate(losses, start=1))

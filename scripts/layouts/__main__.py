@@ -1,41 +1,39 @@
-#!/usr/bin/env python3
 """Train upstream's pretrain_gpt.py in each parallel layout with TransformerEngine's layers, on CPU ranks.
 
-    scripts/rehearse_layouts.py --megatron PATH_OR_URL [--release 0.19.0] [--layout NAME] [--out ci/layouts]
+    python -m scripts.layouts --megatron PATH_OR_URL [--release 0.19.0] [--layout NAME] [--out ci/layouts]
 
 Each layout trains, saves, resumes, is checked by verify-mtp, and is compared with a training that must have the same
 losses: with Megatron's own layers, or for context parallelism on one rank. The table of --out gets a section for each
 Megatron. Ends with 1 where a layout fails or its losses differ by more than the table's tolerance, with 2 if the
 arguments cannot be used.
 
-Run it with a Python that has torch, the TransformerEngine of the release and what megatron.training imports. The packed
-layouts train on conversations (--sft), which needs datasets and transformers < 5.
+Needs torch, the TransformerEngine of the release and what megatron.training imports in the Python that runs it. The
+packed layouts train on conversations (--sft), which needs datasets and transformers < 5.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "patches"), str(ROOT)]
+from megatron_mtp_patches.rehearsal import transformer_engine
+from rich.console import Console
 
-from layouts import table  # noqa: E402
-from layouts.cases import LAYOUTS  # noqa: E402
-from layouts.training import rehearse  # noqa: E402
-from megatron_mtp_patches.rehearsal import transformer_engine  # noqa: E402
-from replay.source import Repository, SourceError  # noqa: E402
-from rich.console import Console  # noqa: E402
+from scripts.common.arguments import make_parser
+from scripts.common.process import ROOT
+from scripts.replay.source import Repository, SourceError
+from tests.warm.levels import climb
 
-from tests.warm.levels import climb  # noqa: E402
+from . import table
+from .cases import LAYOUTS
+from .training import rehearse
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("scripts.layouts", __doc__)
     parser.add_argument("--megatron", required=True, metavar="PATH_OR_URL", help="Megatron-LM")
     parser.add_argument("--release", help="a release, tag, branch or commit; not for a tree without history")
     parser.add_argument("--layout", action="append", metavar="NAME", help="only this one; may be repeated")

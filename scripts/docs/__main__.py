@@ -1,0 +1,54 @@
+"""Make the generated parts of README.md and docs/ again. Needs packaging and rich beside this project.
+
+    python -m scripts.docs                    what comes from the declarations, and from the tables under ci/
+    python -m scripts.docs --check            change nothing; 1 if one of them is not what those say
+    python -m scripts.docs --runs             also tables, a log line and pictures of the demo's runs, in some minutes
+    python -m scripts.docs --memory PYTHON    also the bytes that Megatron-FSDP holds
+
+--runs needs torch, megatron-core 0.18.2, emerging-optimizers and matplotlib; PYTHON needs torch, einops and
+megatron-core 0.16.1 or 0.17.1 (later ones hold the same with the patches and without). What is generated stands between
+`<!-- made by python -m scripts.docs: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from scripts.common.arguments import executable, make_parser
+from scripts.common.markdown import fill
+from scripts.common.process import ROOT
+
+from . import declared, kept, memory
+
+
+def main() -> int:
+    parser = make_parser("scripts.docs", __doc__)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--check", action="store_true", help="only say what is out of date")
+    which.add_argument("--runs", action="store_true", help="train, and show what came of it")
+    parser.add_argument("--memory", type=executable, metavar="PYTHON", help="measure with this one")
+    parser.add_argument("--work", type=Path, default=ROOT / "demo_output", help="folder for the runs of --runs")
+    options = parser.parse_args()
+    contents = declared.blocks() | kept.blocks()
+    if options.runs:
+        from . import runs
+
+        contents |= runs.blocks(options.work.resolve(), ROOT / "docs")
+    if options.memory:
+        contents["memory"] = memory.block(options.memory)
+    stale = 0
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        before = file.read_text(encoding="utf-8")
+        after = fill(before, contents)
+        if after != before:
+            stale += 1
+            said = "out of date; run python -m scripts.docs" if options.check else "made again"
+            print(f"{file.relative_to(ROOT)}: {said}")
+            if not options.check:
+                file.write_text(after, encoding="utf-8")
+    return int(options.check and stale > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

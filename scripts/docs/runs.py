@@ -1,0 +1,43 @@
+"""What the demo's runs show: their tables as Markdown, their pictures, a line of their log."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from scripts.bench import muon, muon_training
+from scripts.common.process import environment, run_or_exit
+from scripts.demo import experiments
+
+COLUMNS = ("iteration", "lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance %:")
+
+
+def blocks(work: Path, pictures: Path) -> dict[str, str]:
+    """Train all that the README and docs/ show, in minutes; logs are left in `work`, the plots in `pictures`."""
+    work.mkdir(parents=True, exist_ok=True)
+    data = work / "data" / "stdlib"
+    run_or_exit([sys.executable, "-m", "scripts.demo.dataset", str(data)], environment())
+    tables = {"heads": experiments.heads(data, work), "skipping": experiments.skipping(data, work)}
+    figures = ["run", "--device", "cpu", str(Path(__file__).with_name("figures.py")), str(data), str(work)]
+    run_or_exit([sys.executable, "-m", "megatron_mtp_patches", *figures], environment(one_thread=False))
+    losses = muon_training.measure(muon.STEPS)
+    muon.draw(losses, muon.STEPS, work / muon.PICTURE)
+    tables["muon-stall"] = muon.compare(losses, muon.STEPS)
+    for picture in work.glob("*.png"):
+        shutil.copy(picture, pictures)
+    line = f"```text\n{log_line(work / 'detached.log')}\n```"
+    return {name: "\n".join(table.lines()) for name, table in tables.items()} | {"log-line": line}
+
+
+def log_line(log: Path) -> str:
+    """Megatron's last, without the columns that are not ours to show."""
+    line = [line for line in log.read_text(encoding="utf-8").splitlines() if "] iteration " in line][-1]
+    line = line.partition("] ")[2]
+    shown: list[str] = []
+    for column in line.strip(" |").split("|"):
+        if column.strip().startswith(COLUMNS):
+            shown.append(" ".join(column.split()))
+        elif shown[-1] != "...":
+            shown.append("...")
+    return " | ".join(shown)

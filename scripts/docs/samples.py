@@ -1,0 +1,89 @@
+"""Make a sample of each committed table again, and see that it says what the table says. Needs a Python per release.
+
+    python -m scripts.docs.samples --python 0.18.2=PYTHON --python 0.19.2=PYTHON ... [parity] [bench]
+
+The whole tables take from ten minutes to an hour, so a script makes them and they are committed; CI makes a sample: two
+cases of ci/parity on the oldest release and the newest, and it must list every case that is declared; and the
+all-reduces of ci/bench, which are exact on any machine, on the newest. Ends with 1 where something differs, and says
+which command makes that table.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scripts.common.arguments import add_pythons, make_parser
+from scripts.common.process import ROOT, environment
+
+CI = ROOT / "ci"
+CASES = ("optimizer/bf16/data/upstream", "model/detached/bf16")
+
+
+def parity(pythons: dict[str, str], folder: Path) -> Iterator[str]:
+    """What differs in the sample of ci/parity."""
+    records = folder / "records"
+    words = ["--ranks", "1", "--out", str(folder), "--records", str(records), *CASES]
+    if run("scripts.parity", pythons, {min(pythons), max(pythons)}, *words):
+        yield "numbers differ, or could not be made; see above"
+        return
+    known = {row["case"]: row for row in read(CI / "parity")["rows"] if row["ranks"] == 1}
+    for row in read(folder)["rows"]:
+        for release, differences in row["largest differences"].items():
+            before = known[row["case"]]["largest differences"][release]
+            if before.keys() != differences.keys():
+                yield f"{row['case']} on {release}: {differences or 'bitwise'} instead of {before or 'bitwise'}"
+    patched = json.loads((records / f"{max(pythons)}-1.json").read_text(encoding="utf-8"))
+    yield from (f"{case} is not in it" for case in patched["declared"] if case not in known)
+
+
+def bench(pythons: dict[str, str], folder: Path) -> Iterator[str]:
+    """What differs in the sample of ci/bench."""
+    sizes = ["--ranks", "1", "--parameters", "16", "--starts", "1", "--turns", "1"]
+    if run("scripts.bench", pythons, {max(pythons)}, "step", *sizes, "--out", str(folder)):
+        yield "steps could not be measured; see above"
+        return
+    known = {(row["case"], row["release"]): row for row in read(CI / "bench")["step"] if row["ranks"] == 1}
+    for row in read(folder)["step"]:
+        for side, counts in row["a step"].items():
+            before = known[row["case"], row["release"]]["a step"][side]["all_reduces"]
+            if before != counts["all_reduces"]:
+                where = f"{row['case']} on {row['release']}, {side}"
+                yield f"{where}: {counts['all_reduces']} all-reduces instead of {before}"
+
+
+TABLES = {"parity": parity, "bench": bench}
+
+
+def run(module: str, pythons: dict[str, str], releases: set[str], *words: str) -> int:
+    given = [f"--python={release}={pythons[release]}" for release in sorted(releases)]
+    return subprocess.run([sys.executable, "-m", module, *words, *given], env=environment()).returncode
+
+
+def read(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "cpu.json").read_text(encoding="utf-8"))
+
+
+def main() -> int:
+    parser = make_parser("scripts.docs.samples", __doc__)
+    add_pythons(parser)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; without one, all")
+    options = parser.parse_args()
+    if unknown := set(options.tables) - set(TABLES):
+        parser.error(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
+    wrong = []
+    for name in options.tables or TABLES:
+        with tempfile.TemporaryDirectory() as folder:
+            found = list(TABLES[name](options.python, Path(folder)))
+        wrong += [f"ci/{name}: {text}; python -m scripts.{name} makes it" for text in found]
+    print("\n".join(wrong) or "the samples say what the tables say")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

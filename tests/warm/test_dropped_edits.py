@@ -1,0 +1,109 @@
+"""An edit that is left out is noticed by a test, or a reason says why none can."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path, PurePath
+
+import pytest
+
+from .dropped_edits import SURVIVORS, mirror, read_survivors, sort_by_distance
+
+pytestmark = pytest.mark.real_process("a separate pytest leaves out edits")
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "megatron.core.optimizer.optimizer_config:OptimizerConfig"
+TESTS = """
+    from pathlib import Path
+
+    def fields():
+        from megatron_mtp_patches.catalog import CATALOG
+
+        return {getattr(edit, "field", "") for patch in CATALOG for edit in patch.edits}
+
+    def test_clipping():
+        assert "mtp_clip_grad" in fields()
+
+    def test_acceptance():
+        assert "mtp_acceptance_interval" in fields()
+
+    def test_that_fails_from_now_on():
+        broken = Path(__file__).with_name("broken")
+        if "min_clip_coefficient" not in fields():
+            broken.touch()
+        assert not broken.exists()
+"""
+SURVIVOR = """
+[[survivor]]
+edit = "{edit}"
+releases = ["{release}"]
+reason = "because"
+"""
+
+
+def write_survivors(folder: Path, *edits: str) -> Path:
+    file = folder / SURVIVORS
+    file.parent.mkdir()
+    release = metadata.version("megatron-core")
+    file.write_text("".join(SURVIVOR.format(edit=edit, release=release) for edit in edits))
+    return file
+
+
+@pytest.fixture(scope="module")
+def dropped(run_tests, tmp_path_factory):
+    """{field: how the run that leaves it out has ended}, of five fields."""
+    folder = tmp_path_factory.mktemp("project")
+    interval = "megatron.core.transformer.transformer_config:TransformerConfig mtp_acceptance_interval"
+    write_survivors(folder, f"{CONFIG} clip_orthogonalizing_optimizers", interval)
+    chosen = ["mtp_clip_grad", "mtp_grad_norm_skip_threshold", "clip_orthogonalizing_optimizers"]
+    chosen += ["min_clip_coefficient", "mtp_acceptance_interval"]
+    options = ["--drop-edits", "-k", " or ".join(chosen), "-o", f"pythonpath={ROOT / 'patches'}"]
+    run = run_tests(TESTS, *options, folder=folder)
+    endings = {name.split()[-1]: (outcome, run.details[name]) for name, outcome in run.outcomes.items()}
+    assert endings.keys() == set(chosen), run.output
+    return endings
+
+
+@pytest.mark.parametrize(
+    "field, outcome, told",
+    [
+        ("mtp_clip_grad", "passed", ""),
+        ("mtp_grad_norm_skip_threshold", "failed", "no test notices"),
+        ("clip_orthogonalizing_optimizers", "skipped", "because"),
+        ("mtp_acceptance_interval", "failed", "test_acceptance notices: take it out of ci/dropped_edits.toml"),
+        ("min_clip_coefficient", "failed", "test_that_fails_from_now_on fails with this edit, too"),
+    ],
+)
+def test_an_edit_is_noticed_or_has_a_reason(dropped, field, outcome, told):
+    found, details = dropped[field]
+    assert (found, told in details) == (outcome, True)
+
+
+def test_a_reason_is_for_an_edit_that_is_declared_and_for_one_release(tmp_path):
+    file = write_survivors(tmp_path, f"{CONFIG} mtp_clip_grad")
+    assert read_survivors(file, metadata.version("megatron-core")) == {f"{CONFIG} mtp_clip_grad": "because"}
+    assert read_survivors(file, "0.0.1") == {}
+    file.write_text(SURVIVOR.format(edit=f"{CONFIG} no_such_field", release="0.0.1"))
+    with pytest.raises(pytest.UsageError, match="no patch declares: .*OptimizerConfig no_such_field"):
+        read_survivors(file, "0.0.1")
+
+
+def test_the_committed_reasons_are_for_edits_that_are_declared():
+    read_survivors(ROOT / SURVIVORS, "any release")
+
+
+def test_the_file_that_mirrors_the_override_comes_first(tmp_path):
+    files = ["tests/end_to_end/test_it.py", "tests/lib/core/test_far.py", "tests/lib/core/opt/test_near.py"]
+    files += ["tests/ranks/test_names_it.py", "tests/lib/core/opt/test_clip.py"]
+    for file in map(tmp_path.joinpath, files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("clip_by_norm" if "names_it" in file.name else "")
+    needs = [(str(tmp_path / file), "patched", 1) for file in files]
+    found = sort_by_distance("megatron.opt:Optimizer.step lib.core.opt.clip:clip_by_norm", needs, tmp_path)
+    assert [PurePath(file).stem for file, *_ in found] == [
+        "test_clip",
+        "test_names_it",
+        "test_near",
+        "test_far",
+        "test_it",
+    ]
+    assert mirror("megatron.core.opt") == PurePath("tests/megatron_overrides/core/test_opt.py")
