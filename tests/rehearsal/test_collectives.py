@@ -17,8 +17,8 @@ def rank():
 
 
 @pytest.fixture(scope="module")
-def mine(rank):
-    """1 on rank 0, 2 on rank 1."""
+def value(rank):
+    """The value of this rank: 1 on rank 0, 2 on rank 1."""
     return rank + 1.0
 
 
@@ -39,36 +39,36 @@ def test_nccl_groups_run_on_gloo(rank):
     dist.barrier(device_ids=[rank])
 
 
-def test_average(mine):
-    tensor = torch.full((3,), mine, dtype=torch.bfloat16, device="cuda")
+def test_average(value):
+    tensor = torch.full((3,), value, dtype=torch.bfloat16, device="cuda")
     dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
     assert tensor.tolist() == [1.5] * 3
 
 
-def test_premultiplied_sum(rank, mine):
+def test_premultiplied_sum(rank, value):
     quarter = dist._make_nccl_premul_sum(0.25)
-    tensor = torch.full((2,), mine)
+    tensor = torch.full((2,), value)
     dist.all_reduce(tensor, quarter)
     assert tensor.tolist() == [0.75] * 2
-    source, shard = torch.tensor([mine, 4 * mine]), torch.zeros(1)
+    source, shard = torch.tensor([value, 4 * value]), torch.zeros(1)
     dist.reduce_scatter_tensor(shard, source, op=quarter)
     assert shard.tolist() == [[0.75], [3.0]][rank]
-    assert source.tolist() == [mine, 4 * mine]
+    assert source.tolist() == [value, 4 * value]
 
 
-def test_coalesced_collectives(mine):
+def test_coalesced_collectives(value):
     first, second = torch.zeros(1), torch.zeros(1)
     with _coalescing_manager(None, async_ops=True) as manager:
         dist.reduce_scatter_tensor(first, torch.ones(2))
-        dist.reduce_scatter_tensor(second, torch.full((2,), mine), op=dist._make_nccl_premul_sum(2.0))
+        dist.reduce_scatter_tensor(second, torch.full((2,), value), op=dist._make_nccl_premul_sum(2.0))
     manager.wait()
     assert (first.item(), second.item()) == (2.0, 6.0)
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-def test_gathering_unequal_sizes(rank, mine, async_op):
+def test_gathering_unequal_sizes(rank, value, async_op):
     gathered = [torch.zeros(2), torch.zeros(3, 1)]
-    tensor = torch.full(gathered[rank].shape, mine)
+    tensor = torch.full(gathered[rank].shape, value)
     work = dist.all_gather(gathered, tensor, async_op=async_op)
     assert (work is None) is not async_op
     if work is not None:
@@ -76,22 +76,22 @@ def test_gathering_unequal_sizes(rank, mine, async_op):
     assert [one.flatten().tolist() for one in gathered] == [[1.0] * 2, [2.0] * 3]
 
 
-def test_gathering_equal_sizes_works_asynchronously(mine):
+def test_gathering_equal_sizes_works_asynchronously(value):
     gathered = [torch.zeros(2), torch.zeros(2)]
-    dist.all_gather(gathered, torch.full((2,), mine), async_op=True).wait()
+    dist.all_gather(gathered, torch.full((2,), value), async_op=True).wait()
     assert [one.tolist() for one in gathered] == [[1.0] * 2, [2.0] * 2]
 
 
-def test_scattering_unequal_sizes(rank, mine):
+def test_scattering_unequal_sizes(rank, value):
     output = torch.zeros(2 + rank)
-    dist.reduce_scatter(output, [torch.full((2,), mine), torch.full((3,), 10 * mine)])
+    dist.reduce_scatter(output, [torch.full((2,), value), torch.full((3,), 10 * value)])
     assert output.tolist() == [[3.0] * 2, [30.0] * 3][rank]
 
 
-def test_coalesced_collectives_finish_with_their_block(mine):
+def test_coalesced_collectives_finish_with_their_block(value):
     total = torch.zeros(1)
     with _coalescing_manager(async_ops=True) as handle:
-        dist.reduce_scatter_tensor(total, torch.full((2,), mine))
+        dist.reduce_scatter_tensor(total, torch.full((2,), value))
     assert total.tolist() == [3.0]
     total.fill_(7.0)
     handle.wait()

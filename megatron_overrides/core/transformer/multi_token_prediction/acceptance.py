@@ -66,7 +66,6 @@ def _compute_mtp_acceptance_counts(
     else:
         tp_group = None
     tp_size = 1 if tp_group is None else tp_group.size()
-    whole = tp_size == 1
-    predicted = mtp_logits.argmax(dim=-1) if whole else _vocab_parallel_argmax(mtp_logits, tp_group, tp_size)
+    predicted = mtp_logits.argmax(dim=-1) if tp_size == 1 else _vocab_parallel_argmax(mtp_logits, tp_group, tp_size)
     counts = loss_mask.transpose(0, 1).bool()
     return ((predicted == mtp_labels.transpose(0, 1)) & counts).sum(), counts.sum()
