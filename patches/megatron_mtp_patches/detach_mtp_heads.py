@@ -50,7 +50,7 @@ PATCH = Patch(
         Wrap(
             "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
             f"{_HEADS}:wait_for_embedding",
-            any_source=True,
+            check_source=False,
         ),
         *(Wrap(target, f"{_HEADS}:detach_scheduled_layer") for target in SCHEDULED_MTP_LAYER),
     ),

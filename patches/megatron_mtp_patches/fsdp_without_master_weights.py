@@ -49,7 +49,7 @@ PATCH = Patch(
         Wrap(
             "megatron.training.arguments:validate_args",
             "megatron_overrides.training.arguments:settle_megatron_fsdp",
-            any_source=True,
+            check_source=False,
         ),
     ),
 )

@@ -21,7 +21,7 @@ PATCH = Patch(
     probe=Probe(f"{_MUON_UTILS}:newton_schulz", contains="normalize_in_double"),
     optional=True,
     edits=(
-        Wrap(f"{_MUON_UTILS}:newton_schulz", f"{_OVERRIDES}:lift_small_input", any_source=True),
-        Wrap(f"{_MUON_UTILS}:distributed_normalize_p2", f"{_OVERRIDES}:normalize_small_too", any_source=True),
+        Wrap(f"{_MUON_UTILS}:newton_schulz", f"{_OVERRIDES}:lift_small_input", check_source=False),
+        Wrap(f"{_MUON_UTILS}:distributed_normalize_p2", f"{_OVERRIDES}:normalize_small_too", check_source=False),
     ),
 )

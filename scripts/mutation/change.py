@@ -72,14 +72,14 @@ def tell_effective(file: str) -> None:
 
 def _does_something(edit: Any) -> bool:
     from megatron_mtp_patches import _engine
-    from megatron_mtp_patches.engine import AddField, Export
-    from megatron_mtp_patches.engine.fingerprints import has_place
-    from megatron_mtp_patches.engine.slots import MISSING
+    from megatron_mtp_patches.engine import AddField, AddIfMissing
+    from megatron_mtp_patches.engine.fingerprints import target_exists
+    from megatron_mtp_patches.engine.patched_attribute import MISSING
 
-    installer = _engine.installer
-    if edit not in installer._installed or not has_place(edit):
+    edits = _engine._session.installer.edits
+    if edit not in edits or not target_exists(edit):
         return False
     if isinstance(edit, AddField):
         fields = getattr(sys.modules[edit.module], edit.name).__dataclass_fields__
         return "added_in_place" in fields[edit.field].metadata
-    return not isinstance(edit, Export) or installer._slots[edit.target].original is MISSING
+    return not isinstance(edit, AddIfMissing) or edits.attribute(edit.target).original is MISSING

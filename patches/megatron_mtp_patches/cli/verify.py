@@ -17,12 +17,12 @@ VERIFICATION = Patch(
         Wrap(
             "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
             "megatron_overrides.verification:silence_main_loss",
-            any_source=True,
+            check_source=False,
         ),
         Wrap(
             "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
             "megatron_overrides.verification:report_after_schedule",
-            any_source=True,
+            check_source=False,
         ),
     ),
 )
