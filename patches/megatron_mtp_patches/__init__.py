@@ -1,6 +1,6 @@
 """Released megatron-core with the MTP, Muon and Megatron-FSDP behaviour of newer upstream.
 
-Importing this package applies the set: to what is imported of Megatron already, and to the rest as it arrives. It
+Importing this package applies the patches: to what is imported of Megatron already, and to the rest as it arrives. It
 imports neither torch nor Megatron itself.
 
 Environment:
@@ -29,7 +29,7 @@ _engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
 
 
 def apply(patches: str | None = None, on_drift: str | None = None) -> None:
-    """Apply the set, or apply it again after `revert()`.
+    """Apply the patches, or apply them again after `revert()`.
 
     Args:
         patches: which ones, as in MEGATRON_MTP_PATCHES; None takes them from the environment.
@@ -48,29 +48,29 @@ def revert() -> None:
     """Put back every original, copies made by `from x import y` included, and patch nothing further.
 
     Raises:
-        PatchError: somebody has changed the same after these patches; then nothing is put back.
+        PatchError: another library has changed the same after these patches; then nothing is put back.
     """
     _engine.revert()
 
 
 def status() -> list[Report]:
     """Where each patch stands in this process, in the order of the catalog."""
-    _engine.catch_up()
-    return [_engine.installer.report(patch) for patch in CATALOG]
+    _engine.install_missed_modules()
+    return [_engine.report(patch) for patch in CATALOG]
 
 
 def record() -> str:
-    """One line that identifies the set: version, what becomes of each patch, and the Megatron sources it met.
+    """One line that identifies the patches: version, the state of each, and the Megatron sources that they met.
 
     Raises:
         PatchError: part of a patch that should be applied by now is not, and cannot be.
     """
-    _engine.catch_up()
-    return f"{__version__} {_engine.installer.record()}"
+    _engine.install_missed_modules()
+    return f"{__version__} {_engine.record()}"
 
 
 def __getattr__(name: str) -> object:
-    """`Report`, once somebody asks for it: making a dataclass of it would add to every import of this package."""
+    """`Report`, once it is asked for: making a dataclass of it would add to every import of this package."""
     if name == "Report":
         from .engine.report import Report
 

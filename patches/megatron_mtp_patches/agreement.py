@@ -1,4 +1,4 @@
-"""All ranks apply the same set. One that does not would skip a collective that the others enter, and hang them."""
+"""All ranks apply the same patches. A rank without them would skip a collective and hang the others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .engine import PatchError
 
 logger = logging.getLogger(__name__)
 
-# How often the ranks of a process group have compared. A restart in the same process makes a new group, and so starts
-# again from nought like the ranks that are new.
+# How often the ranks of a process group have compared. A restart in the same process makes a new group, which starts
+# from zero as the new ranks do.
 _comparisons: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
@@ -40,17 +40,17 @@ def check_before_model_parallel(wrapped: Any, instance: Any, args: tuple[Any, ..
 def compare(store: Any, rank: int, world_size: int, mine: str, name: str, patience: timedelta) -> None:
     """Raise PatchError on every rank unless all ranks say the same; name the ranks that differ.
 
-    Works through the rendezvous store, not a collective: a rank without the set is named instead of waited for.
+    Works through the rendezvous store, not a collective: a rank without the patches is named instead of waited for.
     `name` must be new to the store; nothing is left under it.
     """
     try:
         store.set(f"{name}/rank{rank}", mine)
         if rank == 0:
-            verdict = _judge(store, world_size, name, patience)
-            _tell(store, world_size, name, verdict)
+            difference = _find_difference(store, world_size, name, patience)
+            _publish(store, world_size, name, difference)
         else:
-            store.wait([f"{name}/verdict"], patience * 2)  # rank 0 may wait once for the others
-            verdict = store.get(f"{name}/verdict").decode()
+            store.wait([f"{name}/difference"], patience * 2)  # rank 0 may wait once for the others
+            difference = store.get(f"{name}/difference").decode()
             store.set(f"{name}/read{rank}", "")
     except dist.DistNetworkError as error:
         raise PatchError(
@@ -58,15 +58,16 @@ def compare(store: Any, rank: int, world_size: int, mine: str, name: str, patien
         ) from error
     except dist.DistStoreError as error:
         raise PatchError(_describe_missing([0], patience * 2)) from error
-    if verdict:
-        raise PatchError(verdict)
+    if difference:
+        raise PatchError(difference)
 
 
-def _judge(store: Any, world_size: int, name: str, patience: timedelta) -> str:
+def _find_difference(store: Any, world_size: int, name: str, patience: timedelta) -> str:
+    """How the ranks differ, in words; '' where they do not."""
     keys = [f"{name}/rank{rank}" for rank in range(world_size)]
     try:
         store.wait(keys, patience)
-    except RuntimeError:  # torch's DistStoreError: somebody is missing
+    except RuntimeError:  # torch's DistStoreError: a rank is missing
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if missing:
             return _describe_missing(missing, patience)
@@ -75,31 +76,31 @@ def _judge(store: Any, world_size: int, name: str, patience: timedelta) -> str:
         ranks_by_record.setdefault(store.get(key).decode(), []).append(rank)
     if len(ranks_by_record) == 1:
         return ""
-    sets = "".join(f"\n  rank {_list(ranks)}: {text}" for text, ranks in ranks_by_record.items())
+    records = "".join(f"\n  rank {_enumerate(ranks)}: {text}" for text, ranks in ranks_by_record.items())
     return (
         f"ranks differ in their patches; give all of them the same megatron-core, the same megatron_mtp_patches and "
-        f"the same MEGATRON_MTP_PATCHES:{sets}"
+        f"the same MEGATRON_MTP_PATCHES:{records}"
     )
 
 
-def _tell(store: Any, world_size: int, name: str, verdict: str) -> None:
-    """Publish the verdict, and stay until all have read it: rank 0 may hold the store and be about to raise."""
-    store.set(f"{name}/verdict", verdict)
+def _publish(store: Any, world_size: int, name: str, difference: str) -> None:
+    """Tell the other ranks, and stay until all have read it: rank 0 may hold the store and be about to raise."""
+    store.set(f"{name}/difference", difference)
     others = [rank for rank in range(1, world_size) if store.check([f"{name}/rank{rank}"])]
     with contextlib.suppress(RuntimeError):  # a rank that has gone reads nothing
         store.wait([f"{name}/read{rank}" for rank in others], timedelta(seconds=30))
     with contextlib.suppress(RuntimeError):  # not every kind of store can delete
-        for key in ("verdict", "rank0", *(f"{what}{rank}" for rank in others for what in ("rank", "read"))):
+        for key in ("difference", "rank0", *(f"{what}{rank}" for rank in others for what in ("rank", "read"))):
             store.delete_key(f"{name}/{key}")
 
 
 def _describe_missing(ranks: list[int], patience: timedelta) -> str:
     return (
-        f"rank {_list(ranks)} did not report its patches within {patience}: import megatron_mtp_patches on every rank, "
-        f"before training"
+        f"rank {_enumerate(ranks)} did not report its patches within {patience}: import megatron_mtp_patches on every "
+        f"rank, before training"
     )
 
 
-def _list(ranks: list[int]) -> str:
+def _enumerate(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:16]))
     return f"{shown} and {len(ranks) - 16} more" if len(ranks) > 16 else shown

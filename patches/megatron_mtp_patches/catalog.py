@@ -30,23 +30,23 @@ CATALOG = (
     keep_newton_schulz_scale_invariant.PATCH,
     fsdp_without_master_weights.PATCH,
 )
-# Not a patch that a user picks: what the set needs to keep its own promises, in whatever release.
+# Always applied, not selectable: the check that all ranks have the same patches, and the record of them in each run.
 BASE = (
     Patch(
         id="record-of-the-set",
-        doc="All ranks apply the same set, and the run says which.",
+        doc="All ranks apply the same patches, and the run says which.",
         upstream=(),
         probe=None,
         edits=(
             Wrap(
                 "megatron.core.parallel_state:initialize_model_parallel",
                 "megatron_mtp_patches.agreement:check_before_model_parallel",
-                any_source=True,
+                check_source=False,
             ),
             Wrap(
                 "megatron.training.arguments:validate_args",
                 "megatron_mtp_patches.provenance:record_in_arguments",
-                any_source=True,
+                check_source=False,
             ),
         ),
     ),

@@ -18,7 +18,7 @@ Changes numbers: for tagged parameters, and grad norm no longer counts them. The
     expert parameters) is rounded once instead of twice.
 """
 
-from .engine import AddField, Export, Patch, Probe, PullRequest, Wrap
+from .engine import AddField, AddIfMissing, Patch, Probe, PullRequest, Wrap
 from .shared_edits import (
     CHECK_SETTINGS,
     COPY_GRAD_NORM_TAGS,
@@ -62,15 +62,15 @@ PATCH = Patch(
         DEFAULT_IN_YAML,
         *CHECK_SETTINGS,
         # tags
-        Wrap(f"{MTP}:MultiTokenPredictionBlock.__init__", f"{MTP_OVERRIDES}.tags:tag_block", any_source=True),
+        Wrap(f"{MTP}:MultiTokenPredictionBlock.__init__", f"{MTP_OVERRIDES}.tags:tag_block", check_source=False),
         Wrap(
             "megatron.core.optimizer:_get_param_groups",
             "megatron_overrides.core.optimizer:retag_mtp_heads",
-            any_source=True,
+            check_source=False,
         ),
         COPY_GRAD_NORM_TAGS,
         *(
-            Export(f"{OPTIMIZER}:{name}", f"{_GROUPS}:{name}")
+            AddIfMissing(f"{OPTIMIZER}:{name}", f"{_GROUPS}:{name}")
             for name in (
                 "MTP_GRAD_NORM_GROUP",
                 "GRAD_NORM_GROUP_ATTR",
@@ -80,8 +80,8 @@ PATCH = Patch(
         ),
         # norms
         *GRAD_NORMS,
-        Export(f"{_BASE}.has_grad_norm_group", f"{_NORMS}:has_grad_norm_group"),
-        Export(f"{_BASE}.mtp_grad_norm", f"{_NORMS}:mtp_grad_norm"),
+        AddIfMissing(f"{_BASE}.has_grad_norm_group", f"{_NORMS}:has_grad_norm_group"),
+        AddIfMissing(f"{_BASE}.mtp_grad_norm", f"{_NORMS}:mtp_grad_norm"),
         *OPTIMIZER_STEP,
         *SHOW_METRICS,
     ),

@@ -36,7 +36,9 @@ PATCH = Patch(
         ),
         *CHECK_SETTINGS,
         Wrap(
-            "megatron.core.optimizer:_get_param_groups", "megatron_overrides.core.optimizer:tag_groups", any_source=True
+            "megatron.core.optimizer:_get_param_groups",
+            "megatron_overrides.core.optimizer:tag_groups",
+            check_source=False,
         ),
         COPY_GRAD_NORM_TAGS,
         *GRAD_NORMS,

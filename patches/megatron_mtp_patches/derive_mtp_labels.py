@@ -31,7 +31,7 @@ PATCH = Patch(
         Wrap("megatron.core.models.hybrid.hybrid_model:HybridModel.forward", _RECORD_INPUTS),
         Wrap("megatron.core.models.mamba.mamba_model:MambaModel.forward", _RECORD_INPUTS),
         Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{MTP_OVERRIDES}.forward_pass:skip_idle_block"),
-        Wrap(f"{MTP}:roll_tensor", f"{MTP_OVERRIDES}.roll:roll_nothing", any_source=True),
+        Wrap(f"{MTP}:roll_tensor", f"{MTP_OVERRIDES}.roll:roll_nothing", check_source=False),
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward", f"{MTP_OVERRIDES}.recompute:accept_padding_mask"
         ),

@@ -51,7 +51,7 @@ PATCH = Patch(
         Wrap(
             "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
             "megatron_overrides.core.distributed.distributed_data_parallel:mark_layers_needing_embedding_grad",
-            any_source=True,
+            check_source=False,
         ),
         *(Wrap(target, _SCHEDULED) for target in SCHEDULED_MTP_LAYER),
     ),

@@ -17,7 +17,7 @@ Changes numbers: with Muon and --clip-grad > 0, as soon as the norm exceeds it. 
     the gradient before it is orthogonalized. Last digits of the reported norm, which is then made of two sums.
 """
 
-from .engine import Export, Patch, Probe, PullRequest
+from .engine import AddIfMissing, Patch, Probe, PullRequest
 from .shared_edits import (
     CHECK_SETTINGS,
     GRAD_NORMS,
@@ -42,9 +42,11 @@ PATCH = Patch(
             False,
             "Clip the gradients of Muon and its family by the norm of all gradients, as Megatron does.",
         ),
-        Export(f"{OPTIMIZER}:MegatronOptimizer.skip_grad_norm_clip", f"{_ORTHOGONALIZED}:skip_grad_norm_clip"),
-        Export(f"{OPTIMIZER}:ChainedOptimizer.skip_grad_norm_clip", f"{_ORTHOGONALIZED}:skip_grad_norm_clip_of_chain"),
-        Export(
+        AddIfMissing(f"{OPTIMIZER}:MegatronOptimizer.skip_grad_norm_clip", f"{_ORTHOGONALIZED}:skip_grad_norm_clip"),
+        AddIfMissing(
+            f"{OPTIMIZER}:ChainedOptimizer.skip_grad_norm_clip", f"{_ORTHOGONALIZED}:skip_grad_norm_clip_of_chain"
+        ),
+        AddIfMissing(
             f"{OPTIMIZER}:ChainedOptimizer._get_grad_norm_over",
             "megatron_overrides.core.optimizer.clip_grads:_get_grad_norm_over",
         ),

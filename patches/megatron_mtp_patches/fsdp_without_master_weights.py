@@ -48,7 +48,7 @@ PATCH = Patch(
         Wrap(
             "megatron.training.arguments:validate_args",
             "megatron_overrides.training.arguments:enforce_megatron_fsdp_args",
-            any_source=True,
+            check_source=False,
         ),
     ),
 )

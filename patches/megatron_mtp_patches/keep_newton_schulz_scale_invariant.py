@@ -21,7 +21,7 @@ PATCH = Patch(
     probe=Probe(f"{_MUON_UTILS}:newton_schulz", contains="normalize_in_double"),
     optional=True,
     edits=(
-        Wrap(f"{_MUON_UTILS}:newton_schulz", f"{_OVERRIDES}:rescale_small_input", any_source=True),
-        Wrap(f"{_MUON_UTILS}:distributed_normalize_p2", f"{_OVERRIDES}:normalize_with_rescaling", any_source=True),
+        Wrap(f"{_MUON_UTILS}:newton_schulz", f"{_OVERRIDES}:rescale_small_input", check_source=False),
+        Wrap(f"{_MUON_UTILS}:distributed_normalize_p2", f"{_OVERRIDES}:normalize_with_rescaling", check_source=False),
     ),
 )

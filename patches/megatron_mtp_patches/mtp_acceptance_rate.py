@@ -14,7 +14,7 @@ Repairs, where native: counted after the loss, when TransformerEngine's fused cr
 Changes numbers: of training, none.
 """
 
-from .engine import AddField, Patch, Probe, PullRequest, Replace
+from .engine import AddField, Patch, Probe, Provide, PullRequest, Replace
 from .shared_edits import (
     CHECK_TRANSFORMER_CONFIG,
     DEFAULT_IN_YAML,
@@ -23,7 +23,6 @@ from .shared_edits import (
     MTP_OVERRIDES,
     SHOW_METRICS,
     TRANSFORMER_CONFIG,
-    add_or_replace,
 )
 
 _HELPER = f"{MTP}:MTPLossLoggingHelper"
@@ -48,8 +47,8 @@ PATCH = Patch(
         ),
         DEFAULT_IN_YAML,
         CHECK_TRANSFORMER_CONFIG,
-        *(edit for name in _COUNTING for edit in add_or_replace(f"{MTP}:{name}", f"{MTP_OVERRIDES}.acceptance:{name}")),
-        *(edit for name in (*_NEW, *_OLD) for edit in add_or_replace(f"{_HELPER}.{name}", f"{_OURS}.{name}")),
+        *(Provide(f"{MTP}:{name}", f"{MTP_OVERRIDES}.acceptance:{name}") for name in _COUNTING),
+        *(Provide(f"{_HELPER}.{name}", f"{_OURS}.{name}") for name in (*_NEW, *_OLD)),
         Replace(f"{_HELPER}.track_mtp_metrics", f"{_OURS}.track_mtp_metrics"),
         *MTP_LOSS,
         *SHOW_METRICS,

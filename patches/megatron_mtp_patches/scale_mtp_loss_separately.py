@@ -12,7 +12,7 @@ Changes numbers: only with `mtp_grad_scale_func` set. It replaces `grad_scale_fu
 
 from collections.abc import Callable
 
-from .engine import AddField, Export, Patch, Probe, PullRequest, Wrap
+from .engine import AddField, AddIfMissing, Patch, Probe, PullRequest, Wrap
 from .shared_edits import DEFAULT_IN_YAML
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
@@ -31,12 +31,12 @@ PATCH = Patch(
             default=None,
             doc="Returns the scale of the MTP loss, a number or a tensor of one element; None: as the main loss.",
         ),
-        Export(f"{_SCHEDULES}:_get_mtp_loss_scale", f"{_OVERRIDES}:_get_mtp_loss_scale"),
+        AddIfMissing(f"{_SCHEDULES}:_get_mtp_loss_scale", f"{_OVERRIDES}:_get_mtp_loss_scale"),
         Wrap(f"{_SCHEDULES}:forward_step_calc_loss", f"{_OVERRIDES}:scale_mtp_loss"),
         Wrap(
             "megatron.training.argument_utils:ArgumentGroupFactory.__init__",
             "megatron_overrides.training.argument_utils:exclude_callable_fields",
-            any_source=True,
+            check_source=False,
         ),
         DEFAULT_IN_YAML,
     ),

@@ -2,7 +2,7 @@
 
 from types import NoneType
 
-from .engine import AddField, AddFlag, Export, Replace, Wrap
+from .engine import AddField, AddFlag, AddIfMissing, Provide, Replace, Wrap
 
 # -- multi-token prediction -------------------------------------------------------------------------------------------
 
@@ -10,10 +10,8 @@ MTP = "megatron.core.transformer.multi_token_prediction"
 MTP_OVERRIDES = "megatron_overrides.core.transformer.multi_token_prediction"
 TRANSFORMER_CONFIG = "megatron.core.transformer.transformer_config:TransformerConfig"
 
-_LOSS = (f"{MTP}:process_mtp_loss", f"{MTP_OVERRIDES}.loss:process_mtp_loss")
 MTP_LOSS = (
-    Export(*_LOSS),
-    Replace(*_LOSS),
+    Provide(f"{MTP}:process_mtp_loss", f"{MTP_OVERRIDES}.loss:process_mtp_loss"),
     # 0.16 has the loss inside GPTModel, which must then call ours.
     Wrap(
         "megatron.core.models.gpt.gpt_model:GPTModel._postprocess",
@@ -36,7 +34,7 @@ OPTIMIZER_STEP = (
     Replace(f"{OPTIMIZER}:ChainedOptimizer.step", "megatron_overrides.core.optimizer.optimizer:step_chained"),
     Replace(f"{OPTIMIZER}:MixedPrecisionOptimizer.step", "megatron_overrides.core.optimizer.optimizer:step_alone"),
     Replace(f"{OPTIMIZER}:FP32Optimizer.step", "megatron_overrides.core.optimizer.optimizer:step_alone"),
-    Export(
+    AddIfMissing(
         f"{OPTIMIZER}:ChainedOptimizer.get_parameters",
         "megatron_overrides.core.optimizer.optimizer:get_parameters_of_chain",
     ),
@@ -57,21 +55,15 @@ _CHAIN = f"{OPTIMIZER}:ChainedOptimizer"
 _LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer"
 
 
-def add_or_replace(target: str, override: str) -> tuple[Export, Replace]:
-    """For what only the newer releases have."""
-    return Export(target, override), Replace(target, override)
-
-
 # All norms of a step from one reduction.
 GRAD_NORMS = (
-    Export(f"{_BASE}._filter_grads_for_norm", f"{_GRADIENTS}:_filter_grads_for_norm"),
-    Export(f"{_BASE}.get_grads_for_grad_norm", f"{_GRADIENTS}:get_grads_for_grad_norm"),
-    *add_or_replace(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GRADIENTS}:get_main_grads_for_grad_norm"),
+    AddIfMissing(f"{_BASE}._filter_grads_for_norm", f"{_GRADIENTS}:_filter_grads_for_norm"),
+    AddIfMissing(f"{_BASE}.get_grads_for_grad_norm", f"{_GRADIENTS}:get_grads_for_grad_norm"),
+    Provide(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GRADIENTS}:get_main_grads_for_grad_norm"),
     *(Replace(f"{owner}.get_grad_norm", f"{_NORMS}:get_grad_norm") for owner in (_BASE, _CHAIN, _LAYER_WISE)),
     *(
-        edit
+        Provide(f"{owner}._compute_grad_norms_by_group", f"{_NORMS}:_compute_grad_norms_by_group")
         for owner in (_BASE, _CHAIN)
-        for edit in add_or_replace(f"{owner}._compute_grad_norms_by_group", f"{_NORMS}:_compute_grad_norms_by_group")
     ),
     Replace(f"{_BASE}.clip_grad_norm", "megatron_overrides.core.optimizer.optimizer:clip_grad_norm"),
 )
@@ -80,7 +72,7 @@ GRAD_NORMS = (
 COPY_GRAD_NORM_TAGS = Wrap(
     "megatron.core.tensor_parallel.layers:copy_tensor_model_parallel_attributes",
     "megatron_overrides.core.tensor_parallel.layers:copy_grad_norm_tags",
-    any_source=True,
+    check_source=False,
 )
 
 # -- settings and the log ---------------------------------------------------------------------------------------------
@@ -89,35 +81,35 @@ ADD_ARGUMENTS = "megatron.training.arguments:add_megatron_arguments"
 CHECK_TRANSFORMER_CONFIG = Wrap(
     f"{TRANSFORMER_CONFIG}.__post_init__",
     "megatron_overrides.core.transformer.transformer_config:check_after_init",
-    any_source=True,
+    check_source=False,
 )
 CHECK_SETTINGS = (
     Wrap(
         f"{OPTIMIZER_CONFIG}.__post_init__",
         "megatron_overrides.core.optimizer.optimizer_config:check_after_init",
-        any_source=True,
+        check_source=False,
     ),
     Wrap(
         "megatron.training.arguments:validate_args",
         "megatron_overrides.training.arguments:check_arguments",
-        any_source=True,
+        check_source=False,
     ),
 )
 DEFAULT_IN_YAML = Wrap(
     "megatron.training.yaml_arguments:core_config_from_args",
     "megatron_overrides.training.yaml_arguments:default_added_fields",
-    any_source=True,
+    check_source=False,
 )
 SHOW_METRICS = (
     Wrap(
         "megatron.training.training:training_log",
         "megatron_overrides.training.training:log_metrics",
-        any_source=True,
+        check_source=False,
     ),
     Wrap(
         "megatron.training.training:print_rank_last",
         "megatron_overrides.training.training:append_to_log_line",
-        any_source=True,
+        check_source=False,
     ),
 )
 

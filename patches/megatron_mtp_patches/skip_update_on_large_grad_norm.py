@@ -52,7 +52,7 @@ PATCH = Patch(
         Wrap(
             f"{MTP}:MTPLossLoggingHelper.track_mtp_metrics",
             f"{MTP_OVERRIDES}.skipped_steps:leave_out_skipped_step",
-            any_source=True,
+            check_source=False,
         ),
         *SHOW_METRICS,
     ),

@@ -8,6 +8,7 @@ from pathlib import Path
 import megatron_mtp_patches
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine import Patch, PullRequest
+from megatron_mtp_patches.engine.state import State
 from packaging.version import Version
 
 from scripts.common.markdown import table
@@ -20,26 +21,26 @@ def blocks() -> dict[str, str]:
 
 
 def releases_table() -> str:
-    """Patch x release: what the set does there."""
+    """Patch x release: its state there."""
     releases = json.loads(FINGERPRINTS.read_text(encoding="utf-8"))["releases"]
     rows = (
         [
             f"[`{patch.id}`](docs/{patch.id}.md)",
             ", ".join(map(_link, patch.upstream)) or "none",
-            *(word(patch, release) for release in releases),
+            *(state(patch, release) for release in releases),
         ]
         for patch in CATALOG
     )
     return "\n".join(table(["patch", "upstream", *releases], rows))
 
 
-def word(patch: Patch, release: str) -> str:
-    """`adds`, `repairs` or `native`. What upstream listed first decides; later changes to it are defects until then."""
+def state(patch: Patch, release: str) -> State:
+    """Applied, repaired or native. What upstream listed first decides; later changes to it are defects until then."""
     first = patch.upstream[0] if patch.upstream else None
     ours = first is None or first.native_since is None or _elsewhere(first)
     if ours or (release != "main" and Version(release) < Version(first.native_since)):
-        return "adds"
-    return "repairs" if patch.repairs else "native"
+        return State.APPLIED
+    return State.REPAIRED if patch.repairs else State.NATIVE
 
 
 def _link(change: PullRequest) -> str:

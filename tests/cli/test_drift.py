@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
+from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import drift, megatron
-from megatron_mtp_patches.engine.fingerprints import is_checked
 from megatron_mtp_patches.engine.source import find_file
 
 pytestmark = pytest.mark.forked("python")
 
-TARGETS = [edit.target for patch in CATALOG for edit in patch.edits if is_checked(edit)]
+TARGETS = [edit.target for patch in CATALOG for edit in patch.edits if edit.check_source]
 RELEASES = ["0.16.1", "0.17.1", "0.18.2", "0.19.2"]
 STEP = "megatron.core.optimizer.optimizer:ChainedOptimizer.step"
 
@@ -19,6 +22,27 @@ STEP = "megatron.core.optimizer.optimizer:ChainedOptimizer.step"
 def site(release):
     """The folder that holds the installed megatron."""
     return find_file("megatron.core").parents[2]
+
+
+@pytest.fixture
+def table(monkeypatch, tmp_path_factory):
+    """A copy of the table of fingerprints, which the command may write to."""
+    file = tmp_path_factory.mktemp("table") / "fingerprints.json"
+    shutil.copy(_engine.table_file, file)
+    monkeypatch.setattr(_engine, "table_file", str(file))
+    return file
+
+
+@pytest.fixture
+def fork(site, tmp_path):
+    """A folder with a Megatron that is its optimizer alone, in which a class has another name."""
+    file = tmp_path / "megatron" / "core" / "optimizer" / "optimizer.py"
+    file.parent.mkdir(parents=True)
+    (tmp_path / "megatron" / "core" / "__init__.py").touch()
+    (file.parent / "__init__.py").touch()
+    source = (site / file.relative_to(tmp_path)).read_text(encoding="utf-8")
+    file.write_text(source.replace("class FP32Optimizer", "class FP31Optimizer"), encoding="utf-8")
+    return tmp_path
 
 
 @pytest.fixture
@@ -36,14 +60,8 @@ def test_the_installed_release_has_no_drift(command, sources, release, site):
     assert all(release in text for text in sources(done.out).values())
 
 
-def test_a_folder_is_read_instead_of_the_installed_megatron(command, sources, site, tmp_path):
-    file = tmp_path / "megatron" / "core" / "optimizer" / "optimizer.py"
-    file.parent.mkdir(parents=True)
-    (tmp_path / "megatron" / "core" / "__init__.py").touch()
-    (file.parent / "__init__.py").touch()
-    source = (site / file.relative_to(tmp_path)).read_text(encoding="utf-8")
-    file.write_text(source.replace("class FP32Optimizer", "class FP31Optimizer"), encoding="utf-8")
-    done = command("drift", "--against", str(tmp_path))
+def test_a_folder_is_read_instead_of_the_installed_megatron(command, sources, site, fork):
+    done = command("drift", "--against", str(fork))
     known = command("drift", "--against", str(site))
     assert (done.code, known.code) == (1, 0)
     assert "0 targets are not known" in known.out and str(site) in known.out.splitlines()[0]
@@ -99,3 +117,57 @@ def test_without_a_megatron_there_is_nothing_to_compare(command, monkeypatch, wo
     done = command(*words)
     assert done.code == 1
     assert "megatron-core is not installed" in done.err
+
+
+# -- accepting a release -----------------------------------------------------------------------------------------------
+
+
+def test_accept_makes_the_sources_of_a_folder_known_as_a_release(command, sources, fork, table):
+    unknown = command("drift", "--against", str(fork))
+    accepted = command("drift", "--against", str(fork), "--accept", "0.20.0")
+    assert (unknown.code, accepted.code, accepted.err) == (1, 0, "")
+    assert f"These sources are known as those of 0.20.0 now, in {table}" in accepted.out
+    assert sources(accepted.out) == sources(unknown.out), "what was new is shown"
+    known = command("drift", "--against", str(fork))
+    assert known.code == 0
+    assert all("0.20.0" in text for text in sources(known.out).values())
+    assert "0 targets differ from 0.20.0" in command("drift", "--against", str(fork), "--since", "0.20.0").out
+
+
+def test_the_other_releases_stay_known(command, sources, site, fork, table):
+    before = sources(command("drift", "--against", str(site)).out)
+    command("drift", "--against", str(fork), "--accept", "0.20.0")
+    after = sources(command("drift", "--against", str(site)).out)
+    assert {target: text.replace(", 0.20.0", "") for target, text in after.items()} == before
+
+
+def test_a_release_that_is_accepted_again_replaces_what_was_known_of_it(command, site, fork, table):
+    for folder in (fork, site, fork, site):
+        command("drift", "--against", str(folder), "--accept", "0.20.0")
+        if folder == site:
+            assert command("drift", "--against", str(fork)).code == 1
+            first = table.read_bytes()
+    assert table.read_bytes() == first
+
+
+def test_of_several_folders_the_first_says_what_the_release_lacks(command, sources, site, fork, table):
+    both = f"{fork}{os.pathsep}{site}"
+    command("drift", "--against", both, "--accept", "0.20.0")
+    for folder in (fork, site):
+        assert command("drift", "--against", str(folder)).code == 0
+    found = sources(command("drift", "--against", str(fork)).out)
+    assert "0.20.0" in found[STEP.replace("ChainedOptimizer", "FP32Optimizer")]
+
+
+@pytest.mark.parametrize("words", [["--accept", "0.20.0"], ["--accept", "0.20.0", "--against", "0.18.2"]], ids=" ".join)
+def test_accept_without_a_folder_is_wrong_usage(command, table, words):
+    before = table.read_bytes()
+    done = command("drift", *words)
+    assert (done.code, done.out) == (2, "") and "--against FOLDER --accept RELEASE" in done.err
+    assert table.read_bytes() == before
+
+
+def test_a_table_that_cannot_be_written_is_named(command, fork, table, monkeypatch):
+    monkeypatch.setattr(drift, "write_known_sources", lambda *_: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    done = command("drift", "--against", str(fork), "--accept", "0.20.0")
+    assert done.code == 1 and f"cannot write {table}: denied" in done.err

@@ -93,7 +93,7 @@ def test_any_other_process_fails_at_the_import_with_a_wrong_policy_on_drift_too(
 @pytest.mark.parametrize("name", ["enable", "disable"])
 def test_zero_touch_does_not_ask_for_them(name):
     """It is off with a wrong one, too; tests/packaging runs both."""
-    assert make_parser().parse_args([name]).needs_set is False
+    assert make_parser().parse_args([name]).needs_patches is False
 
 
 def test_disable_works_with_a_wrong_choice(command, monkeypatch, tmp_path):

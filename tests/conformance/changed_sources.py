@@ -9,7 +9,7 @@ from pathlib import Path
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine import Patch
 from megatron_mtp_patches.engine.declare import Edit
-from megatron_mtp_patches.engine.fingerprints import ABSENT, fingerprint, is_checked
+from megatron_mtp_patches.engine.fingerprints import ABSENT, fingerprint
 from megatron_mtp_patches.engine.source import find_definition, find_file
 
 Change = Callable[[str], str]
@@ -19,7 +19,7 @@ def checked_targets() -> dict[str, list[Patch]]:
     """Each target of this Megatron whose source matters, with the patches to which it does."""
     patches: dict[str, list[Patch]] = {}
     for patch in CATALOG:
-        for target in dict.fromkeys(edit.target for edit in filter(is_checked, patch.edits) if _is_here(edit)):
+        for target in dict.fromkeys(edit.target for edit in patch.edits if edit.check_source and _is_here(edit)):
             patches.setdefault(target, []).append(patch)
     return patches
 

@@ -1,4 +1,4 @@
-"""What becomes of each patch in the installed release, as the table in README says."""
+"""The state of each patch in the installed release, as the table in README says."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from pathlib import Path
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine import Patch
 from megatron_mtp_patches.engine.source import find_file
+from megatron_mtp_patches.engine.state import State
 
 README = Path(__file__).parents[2] / "README.md"
 RELEASE = version("megatron-core")
-VERDICTS = {"adds": "add", "repairs": "repair", "native": "native"}  # README's word -> what the record says
-STATES = {"add": "applied", "repair": "repaired", "native": "native"}
 IDS = [patch.id for patch in CATALOG]
 
 
-def read_table(release: str) -> dict[str, str]:
-    """{patch: its verdict} in this release."""
+def read_table(release: str) -> dict[str, State]:
+    """{patch: its state} in this release, once Megatron is imported."""
     lines = README.read_text(encoding="utf-8").splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     header = next(row for row in rows if row[0] == "patch")
     patches = {row[0].strip("[").partition("]")[0].strip("`"): row for row in rows if row[0].startswith("[`")}
-    return {name: VERDICTS[row[header.index(release)]] for name, row in patches.items()}
+    return {name: State(row[header.index(release)]) for name, row in patches.items()}
 
 
 def is_here(patch: Patch) -> bool:
@@ -31,5 +30,5 @@ def is_here(patch: Patch) -> bool:
 
 
 EXPECTED = read_table(RELEASE)
-# The state of each patch once Megatron is imported.
-STATE = {patch.id: STATES[EXPECTED[patch.id]] if is_here(patch) else "pending" for patch in CATALOG}
+# The state of each patch in this environment.
+STATE = {patch.id: EXPECTED[patch.id] if is_here(patch) else State.PENDING for patch in CATALOG}

@@ -17,15 +17,15 @@ from typing import Any
 
 from megatron_mtp_patches import Patch, Report, status
 from megatron_mtp_patches.catalog import BASE, CATALOG
-from megatron_mtp_patches.engine import AddField, AddFlag, Export, Replace, Wrap
+from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Provide, Replace, Wrap
 from megatron_mtp_patches.engine.declare import Edit
-from megatron_mtp_patches.engine.slots import load
+from megatron_mtp_patches.engine.patched_attribute import load
 from megatron_mtp_patches.engine.source import find_file
+from megatron_mtp_patches.engine.state import State, TargetState
 
 PATCHES = (*BASE, *CATALOG)
 MODULES = list(dict.fromkeys(module for patch in PATCHES for module in patch.modules))
 MISSING = "missing"
-NO_PLACE = "not in this Megatron"
 # What a configuration cannot be made without.
 NEEDED = {"num_layers", "hidden_size", "num_attention_heads"}
 
@@ -43,21 +43,23 @@ def reports() -> dict[str, Report]:
 # -- edits in force ------------------------------------------------------------------------------------------------
 
 
-def problems(patch: Patch, report: Report, state: str) -> list[str]:
+def problems(patch: Patch, report: Report, state: State) -> list[str]:
     """What speaks against `patch` being in `state` and, if that is applied or repaired, in force exactly once."""
     found = [] if report.state == state else [f"{patch.id} is {report.state}, not {state}"]
     counts = {edit: count(edit) for edit in patch.edits}
     # Of a native patch an edit may be in force for the sake of another patch.
-    shared = {edit for other in CATALOG if other is not patch for edit in other.edits} if state == "native" else set()
+    others = [other for other in CATALOG if other is not patch] if state is State.NATIVE else []
+    shared = {edit for other in others for edit in other.edits}
     here = {edit: n for edit, n in counts.items() if n not in (None, "native") and edit not in shared}
-    wanted = 1 if state in ("applied", "repaired") else 0
+    wanted = 1 if state in (State.APPLIED, State.REPAIRED) else 0
     found += [f"{describe(edit)} is in force {n} times" for edit, n in here.items() if n != wanted]
-    if bool(here) == (state == "pending"):
-        found.append(f"{len(here)} edits have a place here")
+    if bool(here) == (state is State.PENDING):
+        found.append(f"{len(here)} edits have a target here")
     absent = {edit.target for edit, n in counts.items() if n is None}
     for target, told in report.targets.items():
-        right = "untouched" if state == "native" else NO_PLACE if target in absent else "applied"
-        found += [] if told == right else [f"{target} is reported as {told!r}, not {right!r}"]
+        there = TargetState.ABSENT if target in absent else TargetState.APPLIED
+        right = TargetState.UNTOUCHED if state is State.NATIVE else there
+        found += [] if told == right else [f"{target} is reported as {told}, not {right}"]
     return found
 
 
@@ -82,17 +84,17 @@ def find_owner(edit: Edit) -> tuple[Any, str]:
 
 
 def count(edit: Edit) -> int | str | None:
-    """How often the edit is in force; None: no such target here; "native": no Export or field was needed."""
+    """How often the edit is in force; None: no such target here; "native": Megatron has the name or field itself."""
     owner, name = find_owner(edit)
-    if owner is None or (name not in vars(owner) and not isinstance(edit, Export)):
+    if owner is None or (name not in vars(owner) and not edit.adds_name):
         return None
     value = vars(owner).get(name)
     layers = [value]
     while hasattr(layers[-1], "__wrapped__"):
         layers.append(layers[-1].__wrapped__)
-    if isinstance(edit, Export):
+    if isinstance(edit, AddIfMissing):
         return "native" if value is not None and value is not load(edit.override) else int(value is not None)
-    if isinstance(edit, Replace):
+    if isinstance(edit, (Replace, Provide)):
         return sum(layer is load(edit.override) for layer in layers)  # wraps may lie around it
     if isinstance(edit, Wrap):
         wrapper = load(edit.wrapper)

@@ -12,7 +12,6 @@ from types import ModuleType
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import BASE
-from megatron_mtp_patches.engine import Export, Replace
 from megatron_mtp_patches.engine.source import find_definition, find_file, parse
 
 from .expected import IDS, STATE
@@ -105,13 +104,10 @@ class TestApplied:
         assert problems(patch, found[patch.id], STATE[patch.id]) == []
 
     def test_a_target_is_missing_only_where_the_source_lacks_it(self, patch, found):
-        exported = {edit.target for edit in patch.edits if isinstance(edit, Export)}
         for edit in patch.edits:
-            if isinstance(edit, Replace) and edit.target in exported:
-                continue  # missing in the source and there all the same
             tree = parse_once(edit.module)
-            owner = edit.name.rpartition(".")[0] if isinstance(edit, Export) else edit.name
-            in_source = tree is not None and (not owner or find_definition(tree, owner) is not None)
+            name = edit.name.rpartition(".")[0] if edit.adds_name else edit.name
+            in_source = tree is not None and (not name or find_definition(tree, name) is not None)
             assert (count(edit) is not None) == in_source, edit
 
 

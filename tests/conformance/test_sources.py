@@ -1,4 +1,4 @@
-"""What becomes of each patch is read from Megatron's source alone, in this release and where a source has changed."""
+"""The state of each patch is read from Megatron's source alone, in this release and where a source has changed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def changed(checkout):
     return change_file
 
 
-def judge(patches):
+def report_on(patches):
     """What is reported of these patches; Megatron is not imported."""
     megatron_mtp_patches.apply(",".join(patch.id for patch in patches), "skip")
     found = reports()
@@ -62,14 +62,14 @@ def test_readme_lists_every_patch():
 
 def test_the_record_says_what_readme_says():
     megatron_mtp_patches.apply()
-    verdicts = dict(word.split("=") for word in megatron_mtp_patches.record().split() if "=" in word)
-    assert {name: verdicts[name] for name in IDS} == EXPECTED
+    states = dict(word.split("=") for word in megatron_mtp_patches.record().split() if "=" in word)
+    assert {name: states[name] for name in IDS} == EXPECTED
 
 
 @pytest.mark.parametrize("target", PATCHES_OF)
 def test_a_changed_line_is_refused(target, changed):
     with changed(target, change_line(target.partition(":")[2])) as file:
-        found = judge(PATCHES_OF[target])
+        found = report_on(PATCHES_OF[target])
     for report in found:
         if EXPECTED[report.id] == "native":
             assert report.state == "native"
@@ -81,12 +81,12 @@ def test_a_changed_line_is_refused(target, changed):
 @pytest.mark.parametrize("target", PATCHES_OF)
 def test_comments_docstrings_and_layout_do_not_count(target, changed):
     with changed(target, change_comments([target.partition(":")[2]])):
-        found = judge(PATCHES_OF[target])
+        found = report_on(PATCHES_OF[target])
     for report in found:
         assert report.state == ("native" if EXPECTED[report.id] == "native" else "pending")
-        assert ("repaired" in report.reason) == (EXPECTED[report.id] == "repair")
+        assert ("repaired" in report.reason) == (EXPECTED[report.id] == "repaired")
 
 
 def test_neither_torch_nor_megatron_is_imported_for_it():
-    judge(CATALOG)
+    report_on(CATALOG)
     assert {name.partition(".")[0] for name in sys.modules} & {"torch", "megatron"} == set()

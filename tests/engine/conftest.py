@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -13,17 +12,17 @@ from types import ModuleType
 import pytest
 from megatron_mtp_patches.engine import Edit, Patch, Probe
 from megatron_mtp_patches.engine.engine import Engine
-from megatron_mtp_patches.engine.fingerprints import make_table
+from megatron_mtp_patches.engine.new_release import make_known_sources, write_known_sources
 
 # The library to patch, and the overrides.
-GARDEN = '''
+LIB = '''
 import argparse
 from dataclasses import dataclass
 
 
-def water(litres):
-    """Pour."""
-    return f"poured {litres}"
+def f(x):
+    """Docstring."""
+    return f"original {x}"
 
 
 def make_parser(parser):
@@ -31,59 +30,59 @@ def make_parser(parser):
     return parser
 
 
-class Tree:
-    def grow(self, by=1):
-        return f"grew {by}"
+class C:
+    def method(self, by=1):
+        return f"method {by}"
 
     @staticmethod
-    def species():
-        return "oak"
+    def static():
+        return "static"
 
     @classmethod
-    def plant(cls):
+    def class_method(cls):
         return cls
 
 
 @dataclass
-class Bed:
+class Config:
     width: int = 1
 
     def __post_init__(self):
         self.seen = getattr(self, "depth", "nothing")
 '''
-OURS = """
-def water(litres):
-    return f"our {litres}"
+OVERRIDES = """
+def f(x):
+    return f"override {x}"
 
 
-def grow(self, by=1):
-    return f"our tree grew {by}"
+def method(self, by=1):
+    return f"override method {by}"
 
 
-def bloom(self):
-    return "bloomed"
+def new_method(self):
+    return "new"
 
 
-def twice(wrapped, instance, args, kwargs):
-    return f"{wrapped(*args, **kwargs)} twice"
+def add_suffix(wrapped, instance, args, kwargs):
+    return f"{wrapped(*args, **kwargs)} suffix"
 
 
-def named(wrapped, instance, args, kwargs):
+def add_type_name(wrapped, instance, args, kwargs):
     return f"{type(instance).__name__} {wrapped(*args, **kwargs)}"
 
 
-def loudly(wrapped, instance, args, kwargs):
+def add_mark(wrapped, instance, args, kwargs):
     return f"{wrapped(*args, **kwargs)}!"
 """
 
 
-class Garden:
+class Library:
     """Writes modules into the folder and makes engines that know what lies there as release 1.0."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.write("garden.py", GARDEN)
-        self.write("ours.py", OURS)
+        self.write("lib.py", LIB)
+        self.write("overrides.py", OVERRIDES)
 
     def write(self, file: str, source: str) -> Path:
         path = self.folder / file
@@ -98,13 +97,13 @@ class Garden:
         assert source.count(old) == 1, f"{old!r} is {source.count(old)} times in {file}"
         return self.write(file, source.replace(old, new))
 
-    def load(self, module: str = "garden") -> ModuleType:
+    def load(self, module: str = "lib") -> ModuleType:
         return importlib.import_module(module)
 
     def engine(self, *catalog: Patch, base: tuple[Patch, ...] = ()) -> Engine:
         """An engine that knows the sources as they are now."""
         file = self.folder.parent / "fingerprints.json"
-        file.write_text(json.dumps(make_table((*catalog, *base), {"1.0": [str(self.folder)]})), encoding="utf-8")
+        write_known_sources(make_known_sources((*catalog, *base), {"1.0": [str(self.folder)]}), file)
         return Engine(catalog, str(file), base=base)
 
     def applied(self, *edits: Edit) -> Engine:
@@ -119,14 +118,14 @@ class Garden:
 
 
 @pytest.fixture
-def garden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Garden]:
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # sources change faster than the clock of the cache
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     folder = tmp_path / "lib"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     known = set(sys.modules)
-    yield Garden(folder)
+    yield Library(folder)
     for name in set(sys.modules) - known:
         names = getattr(sys.modules[name], "__dict__", {})
         if any(str(place).startswith(str(tmp_path)) for place in (names.get("__file__"), *names.get("__path__", ()))):
@@ -134,5 +133,5 @@ def garden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Garden]:
 
 
 @pytest.fixture(params=["imported before the patches", "imported after the patches"])
-def garden_first(request: pytest.FixtureRequest) -> bool:
+def imported_first(request: pytest.FixtureRequest) -> bool:
     return request.param == "imported before the patches"

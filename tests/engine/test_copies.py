@@ -9,18 +9,18 @@ from types import SimpleNamespace
 import pytest
 from megatron_mtp_patches.engine import PatchError, Replace, Wrap, copies
 
-WATER = Replace("garden:water", "ours:water")
-PARSER = Wrap("garden:make_parser", "ours:loudly", any_source=True)
-GROW = Wrap("garden:Tree.grow", "ours:loudly")
-TOOL = Replace("shed:tool", "ours:bloom")
+REPLACE_F = Replace("lib:f", "overrides:f")
+PARSER = Wrap("lib:make_parser", "overrides:add_mark", check_source=False)
+METHOD = Wrap("lib:C.method", "overrides:add_mark")
+G = Replace("lib2:g", "overrides:new_method")
 
 
 @pytest.fixture
-def user(garden):
+def user(library):
     """A module with copies, one of them under another name."""
-    garden.write("shed.py", "def tool():\n    return 'spade'\n")
-    garden.write("user.py", "from garden import make_parser, water as pour\nfrom shed import tool\nother = pour\n")
-    return garden.load("user")
+    library.write("lib2.py", "def g():\n    return 'g'\n")
+    library.write("user.py", "from lib import make_parser, f as copy_of_f\nfrom lib2 import g\nother = copy_of_f\n")
+    return library.load("user")
 
 
 @pytest.fixture
@@ -37,63 +37,63 @@ def scans(monkeypatch):
     return found
 
 
-def test_one_scan_for_all_that_is_imported_already(garden, user, scans):
-    engine = garden.engine(garden.patch(WATER, PARSER, id="one"), garden.patch(WATER, GROW, TOOL, id="two"))
-    module, original = garden.load(), garden.load().water
+def test_one_scan_serves_all_modules_that_are_imported_already(library, user, scans):
+    engine = library.engine(library.patch(REPLACE_F, PARSER, id="one"), library.patch(REPLACE_F, METHOD, G, id="two"))
+    module, original = library.load(), library.load().f
     engine.apply("all", "raise")
     assert scans == ["scan"]
-    assert (user.pour(1), user.other(1), user.tool(1)) == ("our 1", "our 1", "bloomed")
+    assert (user.copy_of_f(1), user.other(1), user.g(1)) == ("override 1", "override 1", "new")
     assert user.make_parser is module.make_parser
     scans.clear()
     engine.revert()
     assert scans == ["scan"]
-    assert user.pour is user.other is module.water is original and user.tool() == "spade"
+    assert user.copy_of_f is user.other is module.f is original and user.g() == "g"
 
 
-def test_one_scan_for_each_module_that_arrives(garden, scans):
-    garden.write("shed.py", "def tool():\n    return 'spade'\n")
-    engine = garden.engine(garden.patch(WATER, PARSER, GROW, TOOL))
+def test_each_later_import_takes_one_scan(library, scans):
+    library.write("lib2.py", "def g():\n    return 'g'\n")
+    engine = library.engine(library.patch(REPLACE_F, PARSER, METHOD, G))
     engine.apply("all", "raise")
     assert scans == []
-    garden.load()
+    library.load()
     assert scans == ["scan"]
-    garden.load("shed")
+    library.load("lib2")
     assert scans == ["scan", "scan"]
 
 
-def test_no_scan_where_no_name_of_a_module_is_replaced(garden, scans):
-    engine = garden.engine(garden.patch(GROW))
-    garden.load()
+def test_a_patched_method_needs_no_scan(library, scans):
+    engine = library.engine(library.patch(METHOD))
+    library.load()
     engine.apply("all", "raise")
     engine.revert()
     assert scans == []
 
 
-def test_an_override_that_imports_patched_modules_adds_no_scan(garden, user, scans):
-    garden.write("soil.py", "def dig():\n    return 'hole'\n")
-    garden.write("our_soil.py", "def dig():\n    return 'deep hole'\n")
-    garden.write("our_shed.py", "import soil\ndef tool():\n    return soil.dig()\n")
-    edits = Replace("shed:tool", "our_shed:tool"), Replace("soil:dig", "our_soil:dig")
-    engine = garden.engine(garden.patch(WATER, *edits))
+def test_an_override_that_imports_patched_modules_adds_no_scan(library, user, scans):
+    library.write("lib_b.py", "def b():\n    return 'b'\n")
+    library.write("overrides_b.py", "def b():\n    return 'override b'\n")
+    library.write("overrides_lib2.py", "import lib_b\ndef g():\n    return lib_b.b()\n")
+    edits = Replace("lib2:g", "overrides_lib2:g"), Replace("lib_b:b", "overrides_b:b")
+    engine = library.engine(library.patch(REPLACE_F, *edits))
     engine.apply("all", "raise")
     assert scans == ["scan"]
-    assert (user.tool(), user.pour(1)) == ("deep hole", "our 1")
+    assert (user.g(), user.copy_of_f(1)) == ("override b", "override 1")
 
 
-def test_a_copy_that_is_a_target_itself_is_patched_on_top(garden, user):
-    engine = garden.engine(garden.patch(WATER, Wrap("user:pour", "ours:loudly", any_source=True)))
+def test_a_copy_that_is_a_target_itself_gets_both_edits(library, user):
+    engine = library.engine(library.patch(REPLACE_F, Wrap("user:copy_of_f", "overrides:add_mark", check_source=False)))
     engine.apply("all", "raise")
-    assert user.pour(1) == "our 1!"
+    assert user.copy_of_f(1) == "override 1!"
 
 
-def test_the_module_of_an_override_keeps_the_original_under_its_own_name(garden, user):
-    garden.write("our_water.py", "from garden import water as upstream\ndef water(litres):\n    return upstream(9)\n")
-    edits = Wrap("garden:water", "ours:loudly"), Replace("garden:water", "our_water:water")
-    engine = garden.engine(garden.patch(*edits))
+def test_the_module_of_an_override_keeps_the_original_under_its_own_name(library, user):
+    library.write("overrides_f.py", "from lib import f as upstream\ndef f(x):\n    return upstream(9)\n")
+    edits = Wrap("lib:f", "overrides:add_mark"), Replace("lib:f", "overrides_f:f")
+    engine = library.engine(library.patch(*edits))
     engine.apply("all", "raise")
-    assert user.pour(1) == "poured 9!"
+    assert user.copy_of_f(1) == "original 9!"
     engine.revert()
-    assert user.pour(1) == "poured 1"
+    assert user.copy_of_f(1) == "original 1"
 
 
 class Closed(types.ModuleType):
@@ -103,35 +103,35 @@ class Closed(types.ModuleType):
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 @pytest.mark.parametrize("first", [True, False], ids=["before the copies", "after the copies"])
-def test_where_a_module_cannot_be_scanned_patches_with_copies_are_withdrawn(garden, user, monkeypatch, first, policy):
+def test_patches_with_copies_are_refused_where_a_module_cannot_be_scanned(library, user, monkeypatch, first, policy):
     closed = {"closed": Closed("closed")}
     monkeypatch.setattr(copies, "sys", SimpleNamespace(modules=closed | sys.modules if first else sys.modules | closed))
-    engine = garden.engine(garden.patch(WATER, GROW, id="copied"), garden.patch(GROW, id="method"))
+    engine = library.engine(library.patch(REPLACE_F, METHOD, id="copied"), library.patch(METHOD, id="method"))
     if policy == "raise":
-        with pytest.raises(PatchError, match="copied is refused: the copies of garden:water: .*closed"):
+        with pytest.raises(PatchError, match="copied is refused: the copies of lib:f: .*closed"):
             engine.apply("all", policy)
     else:
         engine.apply("all", policy)
-        assert [engine.installer.report(patch).state for patch in engine.catalog] == ["refused", "applied"]
-    assert (user.pour(1), garden.load().water(1)) == ("poured 1", "poured 1")
-    assert garden.load().Tree().grow() == ("grew 1!" if policy == "skip" else "grew 1")
+        assert [engine.report(patch).state for patch in engine.catalog] == ["refused", "applied"]
+    assert (user.copy_of_f(1), library.load().f(1)) == ("original 1", "original 1")
+    assert library.load().C().method() == ("method 1!" if policy == "skip" else "method 1")
 
 
-def test_an_arriving_module_whose_copies_cannot_follow_is_refused(garden, monkeypatch):
+def test_the_import_fails_where_copies_cannot_be_rebound(library, monkeypatch):
     monkeypatch.setattr(copies, "sys", SimpleNamespace(modules={"closed": Closed("closed")}))
-    engine = garden.engine(garden.patch(WATER, GROW))
+    engine = library.engine(library.patch(REPLACE_F, METHOD))
     engine.apply("all", "raise")
-    with pytest.raises(PatchError, match="a-patch is refused: the copies of garden:water"):
-        garden.load()
-    assert "garden" not in sys.modules
+    with pytest.raises(PatchError, match="a-patch is refused: the copies of lib:f"):
+        library.load()
+    assert "lib" not in sys.modules
 
 
-def test_a_revert_reaches_the_modules_behind_one_that_cannot_be_scanned(garden, user, monkeypatch):
-    engine = garden.applied(WATER)
+def test_a_revert_reaches_the_modules_behind_one_that_cannot_be_scanned(library, user, monkeypatch):
+    engine = library.applied(REPLACE_F)
     monkeypatch.setattr(copies, "sys", SimpleNamespace(modules={"closed": Closed("closed")} | sys.modules))
     with pytest.raises(RuntimeError, match="closed"):
         engine.revert()
-    assert (user.pour(1), garden.load().water(1), engine.active) == ("poured 1", "poured 1", False)
+    assert (user.copy_of_f(1), library.load().f(1), engine.is_active) == ("original 1", "original 1", False)
 
 
 # -- what has taken the place of what -----------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def follow(monkeypatch, moves, *modules):
     assert collected.places == []
 
 
-def test_copies_of_whatever_was_there_get_what_is_there_last(monkeypatch):
+def test_copies_of_every_earlier_value_become_the_last(monkeypatch):
     first, second, third, alien = (lambda number=number: number for number in range(4))
     for moves in ([(first, second), (second, third)], [(second, third), (first, second), (second, third)]):
         module, keeper = types.ModuleType("module"), types.ModuleType("keeper")
@@ -158,7 +158,7 @@ def test_copies_of_whatever_was_there_get_what_is_there_last(monkeypatch):
         assert (keeper.a, keeper.b, keeper.c) == (first, second, third)
 
 
-def test_what_comes_back_stays(monkeypatch):
+def test_a_value_that_was_replaced_and_restored_is_kept(monkeypatch):
     first, second = (lambda number=number: number for number in range(2))
     module = types.ModuleType("module")
     vars(module).update(a=first, b=second)

@@ -7,120 +7,142 @@ import copy
 import pickle
 
 import pytest
-from megatron_mtp_patches.engine import AddField, AddFlag, Edit, Export, PatchError, Replace, Wrap
+from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Edit, PatchError, Provide, Replace, Wrap
 
-WATER = Replace("garden:water", "ours:water")
-GROW = Replace("garden:Tree.grow", "ours:grow")
-TWICE = Wrap("garden:water", "ours:twice")
-LOUDLY = Wrap("garden:water", "ours:loudly")
-BLOOM = Export("garden:Tree.bloom", "ours:bloom")
-FLAG = AddFlag("garden:make_parser", flag="--depth", type=int, default=3, help="How deep.")
+REPLACE_F = Replace("lib:f", "overrides:f")
+METHOD = Replace("lib:C.method", "overrides:method")
+SUFFIX = Wrap("lib:f", "overrides:add_suffix")
+MARK = Wrap("lib:f", "overrides:add_mark")
+ADD_METHOD = AddIfMissing("lib:C.new_method", "overrides:new_method")
+FLAG = AddFlag("lib:make_parser", flag="--depth", type=int, default=3, help="How deep.")
 
 
-def apply_around_import(garden, garden_first: bool, *edits: Edit):
-    if garden_first:
-        garden.load()
-    engine = garden.applied(*edits)
-    return engine, garden.load()
+def apply_around_import(library, imported_first: bool, *edits: Edit):
+    if imported_first:
+        library.load()
+    engine = library.applied(*edits)
+    return engine, library.load()
 
 
 def parse(module, *words: str) -> argparse.Namespace:
     return module.make_parser(argparse.ArgumentParser()).parse_args(words)
 
 
-def test_replace_puts_the_override_itself_in_the_place(garden, garden_first):
-    _, module = apply_around_import(garden, garden_first, WATER, GROW)
-    ours = garden.load("ours")
-    assert module.water is ours.water
-    assert vars(module.Tree)["grow"] is ours.grow
-    assert module.Tree().grow(by=2) == "our tree grew 2"
+def test_replace_puts_the_override_itself_in_the_target_s_place(library, imported_first):
+    _, module = apply_around_import(library, imported_first, REPLACE_F, METHOD)
+    overrides = library.load("overrides")
+    assert module.f is overrides.f
+    assert vars(module.C)["method"] is overrides.method
+    assert module.C().method(by=2) == "override method 2"
 
 
-def test_a_method_called_on_the_class_is_a_method_of_what_it_is_given(garden, garden_first):
+def test_a_wrapped_method_called_on_the_class_takes_any_instance(library, imported_first):
     """A namespace will do, as in tests that borrow methods; a static method has no such argument."""
-    edits = Wrap("garden:Tree.grow", "ours:named"), Wrap("garden:Tree.species", "ours:named")
-    _, module = apply_around_import(garden, garden_first, *edits)
-    assert module.Tree.grow(module.Tree(), by=2) == "Tree grew 2"
-    assert module.Tree.grow(argparse.Namespace(), 2) == "Namespace grew 2"
-    assert module.Tree.species().endswith("oak")
+    edits = Wrap("lib:C.method", "overrides:add_type_name"), Wrap("lib:C.static", "overrides:add_type_name")
+    _, module = apply_around_import(library, imported_first, *edits)
+    assert module.C.method(module.C(), by=2) == "C method 2"
+    assert module.C.method(argparse.Namespace(), 2) == "Namespace method 2"
+    assert module.C.static().endswith("static")
 
 
-def test_wrap_calls_the_original_through_the_wrapper(garden, garden_first):
-    _, module = apply_around_import(garden, garden_first, TWICE, Wrap("garden:Tree.grow", "ours:twice"))
-    assert module.water(2) == "poured 2 twice"
-    assert module.Tree().grow(by=2) == "grew 2 twice"
-    assert module.water.__name__ == "water" and module.water.__doc__ == "Pour."
+def test_wrap_calls_the_original_through_the_wrapper(library, imported_first):
+    _, module = apply_around_import(library, imported_first, SUFFIX, Wrap("lib:C.method", "overrides:add_suffix"))
+    assert module.f(2) == "original 2 suffix"
+    assert module.C().method(by=2) == "method 2 suffix"
+    assert module.f.__name__ == "f" and module.f.__doc__ == "Docstring."
 
 
-@pytest.mark.parametrize("name", ["species", "plant"])
-def test_wrapped_static_and_class_methods_bind_as_before(garden, name):
-    garden.applied(Wrap(f"garden:Tree.{name}", "ours:twice"))
-    tree = garden.load().Tree
-    before = {"species": "oak", "plant": str(tree)}[name]
-    assert getattr(tree, name)() == getattr(tree(), name)() == f"{before} twice"
+@pytest.mark.parametrize("name", ["static", "class_method"])
+def test_wrapped_static_and_class_methods_bind_as_before(library, name):
+    library.applied(Wrap(f"lib:C.{name}", "overrides:add_suffix"))
+    cls = library.load().C
+    before = {"static": "static", "class_method": str(cls)}[name]
+    assert getattr(cls, name)() == getattr(cls(), name)() == f"{before} suffix"
 
 
-def test_wraps_stack_in_the_order_of_the_patches(garden, garden_first):
-    _, module = apply_around_import(garden, garden_first, TWICE, LOUDLY)
-    assert module.water(1) == "poured 1 twice!"
+def test_wraps_stack_in_the_order_of_the_patches(library, imported_first):
+    _, module = apply_around_import(library, imported_first, SUFFIX, MARK)
+    assert module.f(1) == "original 1 suffix!"
 
 
-def test_a_wrap_goes_around_a_replacement_that_comes_later(garden, garden_first):
-    _, module = apply_around_import(garden, garden_first, TWICE, WATER)
-    assert module.water(1) == "our 1 twice"
+def test_a_wrap_goes_around_a_later_replacement(library, imported_first):
+    _, module = apply_around_import(library, imported_first, SUFFIX, REPLACE_F)
+    assert module.f(1) == "override 1 suffix"
 
 
-def test_export_adds_a_name_that_is_missing(garden, garden_first):
-    _, module = apply_around_import(garden, garden_first, BLOOM, Export("garden:shower", "ours:water"))
-    assert module.Tree().bloom() == "bloomed"
-    assert module.shower is garden.load("ours").water
+def test_add_if_missing_adds_a_name_that_is_missing(library, imported_first):
+    _, module = apply_around_import(
+        library, imported_first, ADD_METHOD, AddIfMissing("lib:new_function", "overrides:f")
+    )
+    assert module.C().new_method() == "new"
+    assert module.new_function is library.load("overrides").f
 
 
-def test_export_leaves_a_name_that_exists_alone(garden, garden_first):
-    _, module = apply_around_import(garden, garden_first, Export("garden:Tree.grow", "ours:grow"))
-    assert module.Tree().grow() == "grew 1"
+def test_add_if_missing_leaves_a_name_that_exists_alone(library, imported_first):
+    _, module = apply_around_import(library, imported_first, AddIfMissing("lib:C.method", "overrides:method"))
+    assert module.C().method() == "method 1"
 
 
-def test_flag_has_its_default_type_and_help(garden, garden_first):
-    _, module = apply_around_import(garden, garden_first, FLAG)
+def test_provide_adds_what_is_missing_and_replaces_what_exists(library, imported_first):
+    edits = Provide("lib:C.method", "overrides:method"), Provide("lib:C.new_method", "overrides:new_method")
+    engine, module = apply_around_import(library, imported_first, *edits)
+    assert (module.C().method(), module.C().new_method()) == ("override method 1", "new")
+    assert set(engine.report(engine.catalog[0]).targets.values()) == {"applied"}
+    engine.revert()
+    assert (module.C().method(), hasattr(module.C, "new_method")) == ("method 1", False)
+
+
+def test_provide_leaves_a_release_alone_that_lacks_the_class(library, imported_first):
+    engine, module = apply_around_import(library, imported_first, REPLACE_F, Provide("lib:Absent.f", "overrides:f"))
+    assert engine.report(engine.catalog[0]).targets["lib:Absent.f"] == "not in this Megatron"
+    assert module.f(1) == "override 1" and not hasattr(module, "Absent")
+
+
+def test_an_added_flag_has_its_default_type_and_help(library, imported_first):
+    _, module = apply_around_import(library, imported_first, FLAG)
     assert parse(module).depth == 3
     assert parse(module, "--depth", "5").depth == 5
     assert parse(module, "--seed", "4").seed == 4
     assert "How deep." in module.make_parser(argparse.ArgumentParser()).format_help()
 
 
-def test_a_flag_that_the_library_has_stays_the_library_s(garden):
-    garden.applied(AddFlag("garden:make_parser", flag="--seed", type=str, default="ours", help=""))
-    assert parse(garden.load()).seed == 1
+def test_a_flag_that_exists_is_left_alone(library):
+    library.applied(AddFlag("lib:make_parser", flag="--seed", type=str, default="overrides", help=""))
+    assert parse(library.load()).seed == 1
 
 
-PLAIN = ["poured 1", "grew 1", {"seed": 1}, False]
+PLAIN = ["original 1", "method 1", {"seed": 1}, False]
 
 
 def behave(module) -> list:
-    return [module.water(1), module.Tree().grow(), vars(parse(module)), hasattr(module.Tree, "bloom")]
+    return [module.f(1), module.C().method(), vars(parse(module)), hasattr(module.C, "new_method")]
 
 
-@pytest.mark.parametrize("edit", [WATER, GROW, TWICE, BLOOM, FLAG], ids=lambda edit: type(edit).__name__)
-def test_apply_revert_apply_is_the_identity(garden, garden_first, edit):
-    if garden_first:
-        module = garden.load()
-        before = dict(vars(module)), dict(vars(module.Tree))
-    engine, module = apply_around_import(garden, garden_first, edit)
+PROVIDE = Provide("lib:f", "overrides:f")
+
+
+@pytest.mark.parametrize(
+    "edit", [REPLACE_F, METHOD, PROVIDE, SUFFIX, ADD_METHOD, FLAG], ids=lambda edit: type(edit).__name__
+)
+def test_apply_revert_apply_is_the_identity(library, imported_first, edit):
+    if imported_first:
+        module = library.load()
+        before = dict(vars(module)), dict(vars(module.C))
+    engine, module = apply_around_import(library, imported_first, edit)
     applied = behave(module)
     assert applied != PLAIN
-    assert engine.installer.report(engine.catalog[0]).targets == {edit.target: "applied"}
+    assert engine.report(engine.catalog[0]).targets == {edit.target: "applied"}
 
     engine.revert()
-    reverted = dict(vars(module)), dict(vars(module.Tree))
-    if garden_first:
+    reverted = dict(vars(module)), dict(vars(module.C))
+    if imported_first:
         assert_same_objects(before, reverted)
     assert behave(module) == PLAIN
 
     engine.apply("all", "raise")
     assert behave(module) == applied
     engine.revert()
-    assert_same_objects(reverted, (dict(vars(module)), dict(vars(module.Tree))))
+    assert_same_objects(reverted, (dict(vars(module)), dict(vars(module.C))))
 
 
 def assert_same_objects(before: tuple[dict, ...], after: tuple[dict, ...]) -> None:
@@ -129,54 +151,54 @@ def assert_same_objects(before: tuple[dict, ...], after: tuple[dict, ...]) -> No
         assert [name for name in old if old[name] is not new[name] and name != "__builtins__"] == []
 
 
-@pytest.mark.parametrize("edit", [WATER, TWICE], ids=["Replace", "Wrap"])
-def test_copies_made_by_from_import_are_rebound_and_restored(garden, edit):
-    garden.write("user.py", "from garden import water\nfrom garden import water as pour\n")
-    original, early = garden.load().water, garden.load("user")
-    engine = garden.applied(edit)
-    patched = garden.load().water
+@pytest.mark.parametrize("edit", [REPLACE_F, SUFFIX], ids=["Replace", "Wrap"])
+def test_copies_made_by_from_import_are_rebound_and_restored(library, edit):
+    library.write("user.py", "from lib import f\nfrom lib import f as copy_of_f\n")
+    original, early = library.load().f, library.load("user")
+    engine = library.applied(edit)
+    patched = library.load().f
     assert patched is not original
-    assert early.water is early.pour is patched
-    garden.write("late_user.py", "from garden import water\n")
-    late = garden.load("late_user")
-    assert late.water is patched
+    assert early.f is early.copy_of_f is patched
+    library.write("late_user.py", "from lib import f\n")
+    late = library.load("late_user")
+    assert late.f is patched
     engine.revert()
-    assert early.water is early.pour is late.water is garden.load().water is original
+    assert early.f is early.copy_of_f is late.f is library.load().f is original
 
 
-def test_a_wrapped_function_pickles_by_name(garden):
-    garden.applied(TWICE)
-    water = garden.load().water
-    assert pickle.loads(pickle.dumps(water)) is water
-    assert b"twice" not in pickle.dumps(water)
+def test_a_wrapped_function_pickles_by_name(library):
+    library.applied(SUFFIX)
+    f = library.load().f
+    assert pickle.loads(pickle.dumps(f)) is f
+    assert b"suffix" not in pickle.dumps(f)
 
 
-def test_a_wrapped_function_is_copied_as_a_function_is_not_at_all(garden):
-    garden.applied(TWICE)
-    water = garden.load().water
-    assert copy.copy(water) is water
-    assert copy.deepcopy({"call": water})["call"] is water
+def test_copying_a_wrapped_function_gives_the_same_object(library):
+    library.applied(SUFFIX)
+    f = library.load().f
+    assert copy.copy(f) is f
+    assert copy.deepcopy({"call": f})["call"] is f
 
 
-def test_an_edit_of_a_kind_that_does_not_fit_is_refused(garden):
+def test_an_edit_that_does_not_fit_its_target_is_refused(library):
     with pytest.raises(PatchError, match="a-patch is refused"):
-        garden.applied(AddField("garden:water", field="x", type=int, default=1, doc=""))
-        garden.load()
+        library.applied(AddField("lib:f", field="x", type=int, default=1, doc=""))
+        library.load()
 
 
-def test_an_override_that_does_not_exist_is_refused_by_name(garden):
-    garden.load()
+def test_an_override_that_does_not_exist_is_refused_by_name(library):
+    library.load()
     with pytest.raises(PatchError, match="a-patch is refused.*nowhere"):
-        garden.applied(Replace("garden:water", "ours:nowhere"))
+        library.applied(Replace("lib:f", "overrides:nowhere"))
 
 
-def test_a_replaced_and_wrapped_function_survives_revert_and_apply(garden):
-    engine = garden.applied(WATER, TWICE)
-    module, ours = garden.load(), garden.load("ours")
-    override = ours.water
+def test_a_replaced_and_wrapped_function_survives_revert_and_apply(library):
+    engine = library.applied(REPLACE_F, SUFFIX)
+    module, overrides = library.load(), library.load("overrides")
+    override = overrides.f
     for _ in range(2):
-        assert module.water(1) == "our 1 twice"
+        assert module.f(1) == "override 1 suffix"
         engine.revert()
-        assert module.water(1) == "poured 1"
-        assert ours.water is override, "the override's own module keeps it"
+        assert module.f(1) == "original 1"
+        assert overrides.f is override, "the override's own module keeps it"
         engine.apply("all", "raise")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -10,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from megatron_mtp_patches.engine import AddFlag, Replace
-from megatron_mtp_patches.engine.fingerprints import ABSENT, Table, fingerprint, make_table
+from megatron_mtp_patches.engine.fingerprints import ABSENT, KnownSources, fingerprint
+from megatron_mtp_patches.engine.new_release import make_known_sources, write_known_sources
 
-# Everything whose syntax tree differs, or has differed, between Pythons.
+# Everything whose syntax cls differs, or has differed, between Pythons.
 EVERY_SYNTAX = r'''
 import functools
 
@@ -111,7 +111,7 @@ def syntax(tmp_path):
 
 
 @pytest.mark.parametrize("minor", [10, 11, 12, 13, 14])
-def test_every_python_computes_the_same(syntax, minor):
+def test_every_python_computes_the_same_fingerprints(syntax, minor):
     python = find_python(minor)
     if python is None:
         pytest.skip(f"no Python 3.{minor} at hand")
@@ -123,29 +123,30 @@ def test_every_python_computes_the_same(syntax, minor):
     assert done.stdout.split() == KNOWN
 
 
-def test_each_definition_has_its_own():
+def test_each_definition_has_its_own_fingerprint():
     assert len(set(KNOWN)) == len(NAMES) + 1
     assert KNOWN[NAMES.index("absent")] == ABSENT
 
 
-def test_a_table_tells_the_releases_by_their_sources(garden, tmp_path):
-    for release, text in {"1.0": "poured", "2.0": "poured", "3.0": "dripped"}.items():
+def test_known_sources_say_which_releases_share_a_source(library, tmp_path):
+    for release, text in {"1.0": "original", "2.0": "original", "3.0": "older"}.items():
         folder = tmp_path / release
         folder.mkdir()
-        source = (garden.folder / "garden.py").read_text(encoding="utf-8").replace("poured", text)
-        source = source.replace("Tree", "Bush") if release == "1.0" else source
-        (folder / "garden.py").write_text(source, encoding="utf-8")
-    water, grow = Replace("garden:water", "ours:water"), Replace("garden:Tree.grow", "ours:grow")
-    flag = AddFlag("garden:make_parser", flag="--x", type=int, default=1, help="")
+        source = (library.folder / "lib.py").read_text(encoding="utf-8").replace("original", text)
+        source = source.replace("C", "D") if release == "1.0" else source
+        (folder / "lib.py").write_text(source, encoding="utf-8")
+    f, method = Replace("lib:f", "overrides:f"), Replace("lib:C.method", "overrides:method")
+    flag = AddFlag("lib:make_parser", flag="--x", type=int, default=1, help="")
     sources = {release: [str(tmp_path / release)] for release in ("1.0", "2.0", "3.0")}
-    data = make_table((garden.patch(grow, flag), garden.patch(water)), sources)
-    assert data["releases"] == ["1.0", "2.0", "3.0"]
-    assert list(data["targets"]) == ["garden:Tree.grow", "garden:water"], "an edit that is not checked needs none"
-    assert list(data["targets"]["garden:water"].values()) == [["1.0", "2.0"], ["3.0"]]
-    assert data["targets"]["garden:Tree.grow"][ABSENT] == ["1.0"]
+    known = make_known_sources((library.patch(method, flag), library.patch(f)), sources)
+    assert known.releases == ("1.0", "2.0", "3.0")
+    assert list(known.targets) == ["lib:C.method", "lib:f"], "an edit that is not checked needs none"
+    assert list(known.targets["lib:f"].values()) == [["1.0", "2.0"], ["3.0"]]
+    assert known.targets["lib:C.method"][ABSENT] == ["1.0"]
 
     file = tmp_path / "table.json"
-    file.write_text(json.dumps(data))
-    table = Table.read(file)
-    assert table.releases_with("garden:water", fingerprint(water, sources["3.0"])) == ["3.0"]
-    assert table.releases_with("garden:water", fingerprint(water)) == ["1.0", "2.0"]
+    write_known_sources(known, file)
+    table = KnownSources.read(file)
+    assert table == known
+    assert table.releases_with("lib:f", fingerprint(f, sources["3.0"])) == ["3.0"]
+    assert table.releases_with("lib:f", fingerprint(f)) == ["1.0", "2.0"]

@@ -14,13 +14,13 @@ PATIENCE = 20
 
 
 @pytest.fixture
-def meeting(garden):
+def meeting(library):
     """Events by which modules that are being imported wait for each other."""
     module = types.ModuleType("meeting")
-    for name in ("soil_begun", "ours_begun"):
+    for name in ("b_begun", "overrides_begun"):
         setattr(module, name, threading.Event())
     sys.modules["meeting"] = module
-    garden.write("rain.py", "def fall():\n    return 'drops'\n")
+    library.write("lib_a.py", "def a():\n    return 'a'\n")
     yield module
     del sys.modules["meeting"]
 
@@ -49,108 +49,108 @@ def import_in_threads():
     return run
 
 
-def test_an_override_that_imports_what_another_thread_is_importing(garden, meeting, import_in_threads):
-    """rain's override imports soil, which waits in the other thread to be patched."""
-    garden.write(
-        "soil.py",
+def test_an_override_that_imports_what_another_thread_is_importing(library, meeting, import_in_threads):
+    """lib_a's override imports lib_b, which waits in the other thread to be patched."""
+    library.write(
+        "lib_b.py",
         f"""
         import meeting
-        meeting.soil_begun.set()
-        meeting.ours_begun.wait({PATIENCE})
+        meeting.b_begun.set()
+        meeting.overrides_begun.wait({PATIENCE})
 
-        def dig():
-            return "hole"
+        def b():
+            return "b"
         """,
     )
-    garden.write(
-        "ours_rain.py",
+    library.write(
+        "overrides_a.py",
         f"""
         import meeting
-        meeting.soil_begun.wait({PATIENCE})
-        meeting.ours_begun.set()
-        import soil
+        meeting.b_begun.wait({PATIENCE})
+        meeting.overrides_begun.set()
+        import lib_b
 
-        def fall():
-            return "our drops"
+        def a():
+            return "override a"
         """,
     )
-    engine = garden.applied(Replace("rain:fall", "ours_rain:fall"), Wrap("soil:dig", "ours:loudly"))
-    assert import_in_threads("soil", "rain") == {"soil": None, "rain": None}
-    assert (garden.load("rain").fall(), garden.load("soil").dig()) == ("our drops", "hole!")
+    engine = library.applied(Replace("lib_a:a", "overrides_a:a"), Wrap("lib_b:b", "overrides:add_mark"))
+    assert import_in_threads("lib_b", "lib_a") == {"lib_b": None, "lib_a": None}
+    assert (library.load("lib_a").a(), library.load("lib_b").b()) == ("override a", "b!")
     engine.revert()
-    assert (garden.load("rain").fall(), garden.load("soil").dig()) == ("drops", "hole")
+    assert (library.load("lib_a").a(), library.load("lib_b").b()) == ("a", "b")
 
 
-def test_a_module_whose_override_another_thread_is_importing_is_patched_after_it(garden, meeting, import_in_threads):
+def test_a_module_whose_override_another_thread_is_importing_is_patched_after_it(library, meeting, import_in_threads):
     """Each thread waits for the other's module, so Python lets one go on with an override that is half imported."""
-    garden.write(
-        "soil.py",
+    library.write(
+        "lib_b.py",
         f"""
         import time, meeting
-        meeting.soil_begun.set()
-        meeting.ours_begun.wait({PATIENCE})
+        meeting.b_begun.set()
+        meeting.overrides_begun.wait({PATIENCE})
         time.sleep(0.5)  # until the other thread waits for this module
 
-        def dig():
-            return "hole"
+        def b():
+            return "b"
         """,
     )
-    garden.write(
-        "ours_both.py",
+    library.write(
+        "overrides_ab.py",
         f"""
         import meeting
-        meeting.soil_begun.wait({PATIENCE})
-        meeting.ours_begun.set()
-        import soil
+        meeting.b_begun.wait({PATIENCE})
+        meeting.overrides_begun.set()
+        import lib_b
 
-        def fall():
-            return "our drops"
+        def a():
+            return "override a"
 
-        def dig():
-            return "our hole"
+        def b():
+            return "override b"
         """,
     )
-    garden.applied(Replace("rain:fall", "ours_both:fall"), Replace("soil:dig", "ours_both:dig"))
-    assert import_in_threads("soil", "rain") == {"soil": None, "rain": None}
-    assert (garden.load("rain").fall(), garden.load("soil").dig()) == ("our drops", "our hole")
+    library.applied(Replace("lib_a:a", "overrides_ab:a"), Replace("lib_b:b", "overrides_ab:b"))
+    assert import_in_threads("lib_b", "lib_a") == {"lib_b": None, "lib_a": None}
+    assert (library.load("lib_a").a(), library.load("lib_b").b()) == ("override a", "override b")
 
 
-def test_an_override_that_is_imported_before_its_target(garden):
-    garden.write("ours_first.py", "import garden\n\ndef water(litres):\n    return 'our first'\n")
-    engine = garden.applied(Replace("garden:water", "ours_first:water"))
-    garden.load("ours_first")
-    assert garden.load().water(1) == "our first"
+def test_an_override_that_is_imported_before_its_target(library):
+    library.write("overrides_first.py", "import lib\n\ndef f(x):\n    return 'override'\n")
+    engine = library.applied(Replace("lib:f", "overrides_first:f"))
+    library.load("overrides_first")
+    assert library.load().f(1) == "override"
     engine.revert()
-    assert garden.load().water(1) == "poured 1"
+    assert library.load().f(1) == "original 1"
 
 
-def test_many_threads_that_import_and_ask_at_once_patch_once(garden, import_in_threads):
-    names = [f"row{number}" for number in range(12)]
+def test_threads_that_import_and_ask_at_once_patch_each_module_once(library, import_in_threads):
+    names = [f"lib{number}" for number in range(12)]
     for name in names:
-        garden.write(f"{name}.py", "import time\ntime.sleep(0.01)\ndef hoe(litres):\n    return 'hoed'\n")
-    engine = garden.engine(garden.patch(*(Wrap(f"{name}:hoe", "ours:loudly") for name in names)))
+        library.write(f"{name}.py", "import time\ntime.sleep(0.01)\ndef f(x):\n    return 'original'\n")
+    engine = library.engine(library.patch(*(Wrap(f"{name}:f", "overrides:add_mark") for name in names)))
     engine.apply("all", "raise")
-    asking = [threading.Thread(target=engine.catch_up, daemon=True) for _ in range(8)]
+    asking = [threading.Thread(target=engine.install_missed_modules, daemon=True) for _ in range(8)]
     for thread in asking:
         thread.start()
     assert set(import_in_threads(*names).values()) == {None}
     for thread in asking:
         thread.join(PATIENCE)
-    assert [garden.load(name).hoe(1) for name in names] == ["hoed!"] * len(names)
+    assert [library.load(name).f(1) for name in names] == ["original!"] * len(names)
 
 
-def test_a_module_that_two_threads_find_unpatched_is_patched_once(garden):
-    garden.write("ours_slow.py", "import time\ntime.sleep(0.5)\nfrom ours import loudly\n")
-    engine = garden.engine(garden.patch(Wrap("garden:water", "ours_slow:loudly")))
+def test_a_module_that_several_threads_find_unpatched_is_patched_once(library):
+    library.write("slow_overrides.py", "import time\ntime.sleep(0.5)\nfrom overrides import add_mark\n")
+    engine = library.engine(library.patch(Wrap("lib:f", "slow_overrides:add_mark")))
     engine.apply("all", "raise")
-    ours = next(finder for finder in sys.meta_path if type(finder).__module__.endswith("engine.watch"))
+    ours = next(finder for finder in sys.meta_path if type(finder).__module__.endswith("engine.import_hook"))
     sys.meta_path.remove(ours)  # what a finder that comes before ours, and finds the module, amounts to
-    module = garden.load()
-    threads = [threading.Thread(target=engine.catch_up, daemon=True) for _ in range(4)]
+    module = library.load()
+    threads = [threading.Thread(target=engine.install_missed_modules, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-    assert module.water(1) == "poured 1!"
+    assert module.f(1) == "original 1!"
     engine.revert()
-    assert module.water(1) == "poured 1"
+    assert module.f(1) == "original 1"

@@ -14,7 +14,7 @@ sys.exit(doctest.testfile("session.txt", module_relative=False, optionflags=doct
 """
 
 
-def test_it(tmp_path):
+def test_the_page_runs_as_it_stands(tmp_path):
     session = []
     for block in BLOCKS:
         file = re.match(r"# (\S+\.py)\n", block)

@@ -10,7 +10,7 @@ import pytest
 from megatron_mtp_patches import PatchError
 from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.engine import AddField, AddFlag
-from megatron_mtp_patches.engine.fingerprints import has_place
+from megatron_mtp_patches.engine.fingerprints import target_exists
 
 from tests.conformance.expected import STATE
 from tests.conformance.inspection import changes_since, count, find_owner, reports, snapshot
@@ -66,7 +66,7 @@ def warned():
 
 @OF_EACH_PATCH
 def test_wherever_a_patch_fails_megatron_is_left_as_it_was(patch, original, warned):
-    edits = [edit for edit in patch.edits if has_place(edit)]
+    edits = [edit for edit in patch.edits if target_exists(edit)]
     assert edits
     base = {edit.name for always in BASE for edit in always.edits}
     for position, edit in enumerate(edits):
@@ -81,7 +81,7 @@ def test_wherever_a_patch_fails_megatron_is_left_as_it_was(patch, original, warn
 
 @OF_EACH_PATCH
 def test_the_other_patches_apply_and_a_warning_names_the_refused_one(patch, complete, warned):
-    edit = [edit for edit in patch.edits if has_place(edit)][-1]
+    edit = [edit for edit in patch.edits if target_exists(edit)][-1]
     with failing(patch, edit, late=True):
         megatron_mtp_patches.apply(on_drift="warn")
     (warning,) = warned()
@@ -92,7 +92,7 @@ def test_the_other_patches_apply_and_a_warning_names_the_refused_one(patch, comp
 
 @OF_EACH_PATCH
 def test_an_error_names_the_refused_patch_and_nothing_is_left_applied(patch, original):
-    edit = [edit for edit in patch.edits if has_place(edit)][-1]
+    edit = [edit for edit in patch.edits if target_exists(edit)][-1]
     with failing(patch, edit, late=True), pytest.raises(PatchError) as refused:
         megatron_mtp_patches.apply()
     assert re.match(rf"{patch.id} is refused: .*{re.escape(edit.target)}", str(refused.value))

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     arguments = make_parser().parse_args(words, argparse.Namespace(words=words))
     try:
-        if arguments.needs_set and not _engine.active:  # the import may have left the telling to us
+        if arguments.needs_patches and not _engine.is_active:  # the import may have left it to us to say why
             apply()
     except PatchError as error:  # nothing of Megatron is imported yet: the environment asks for what there is not
         return _tell(error, UsageError.exit_code)
@@ -37,11 +37,11 @@ def _tell(error: PatchError, exit_code: int) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="megatron-mtp-patches", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--version", action="version", version=__version__)
-    parser.set_defaults(needs_set=True)
+    parser.set_defaults(needs_patches=True)
     commands = parser.add_subparsers(dest="command", required=True)
 
     status = commands.add_parser(
-        "status", help="apply the set to the installed Megatron and say where each patch stands"
+        "status", help="apply the patches to the installed Megatron and show where each stands"
     )
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(carry_out=_status)
@@ -53,32 +53,39 @@ def make_parser() -> argparse.ArgumentParser:
     explain.set_defaults(carry_out=_explain)
 
     for name, purpose, carry_out in (
-        ("run", "run a training script under the patches, with no GPU if asked", _run),
+        ("run", "run a training script with the patches; on the CPU with --device cpu", _run),
         ("verify-mtp", "run its first step to see that the MTP loss trains the MTP heads and nothing else", _verify),
     ):
         run = commands.add_parser(name, help=purpose)
-        run.add_argument("--device", choices=["cpu", "cuda"], help="cpu: rehearse with no GPU; cuda: insist on a GPU")
+        run.add_argument(
+            "--device", choices=["cpu", "cuda"], help="cpu: rehearse without a GPU; cuda: fail if there is none"
+        )
         run.add_argument("script", metavar="SCRIPT")
         run.add_argument("rest", metavar="ARGS", nargs=argparse.REMAINDER)  # for the usage; see _of_the_script
         run.set_defaults(carry_out=carry_out)
 
     doctor = commands.add_parser(
-        "doctor", help="what this environment has, and what each missing or unfitting part costs"
+        "doctor", help="check the environment: versions, and which features missing packages disable"
     )
     doctor.set_defaults(carry_out=_doctor)
 
     enable = commands.add_parser(
-        "enable", help="apply the set in every Python of this environment whose variables ask for it"
+        "enable", help="apply the patches in every Python of this environment in which MEGATRON_MTP_PATCHES is set"
     )
-    enable.set_defaults(carry_out=_enable, needs_set=False)
-    disable = commands.add_parser("disable", help="the opposite of enable")
-    disable.set_defaults(carry_out=_disable, needs_set=False)
+    enable.set_defaults(carry_out=_enable, needs_patches=False)
+    disable = commands.add_parser("disable", help="undo enable")
+    disable.set_defaults(carry_out=_disable, needs_patches=False)
 
     drift = commands.add_parser("drift", help="which targets have a source that the patches do not know")
     drift.add_argument(
-        "--against", metavar="PATH_OR_VERSION", help="a Megatron-LM checkout, or a known release to compare with"
+        "--against",
+        metavar="PATH_OR_VERSION",
+        help="a Megatron-LM checkout (PATH:PATH: with a wheel's folder), or a known release to compare with",
     )
     drift.add_argument("--since", metavar="VERSION", help="which targets there differ from this release's")
+    drift.add_argument(
+        "--accept", metavar="VERSION", help="from now on the sources of the --against folder are known, as this release"
+    )
     drift.set_defaults(carry_out=_drift)
     return parser
 
@@ -138,4 +145,4 @@ def _disable(arguments: argparse.Namespace) -> int:
 def _drift(arguments: argparse.Namespace) -> int:
     from .drift import show_drift
 
-    return show_drift(arguments.against, arguments.since)
+    return show_drift(arguments.against, arguments.since, arguments.accept)

@@ -13,7 +13,7 @@ def disable() -> int:
         try:
             file.unlink()
         except OSError as error:
-            raise PatchError(f"cannot remove {file}: {error.strerror}. Run this as somebody who may") from error
+            raise PatchError(f"cannot remove {file}: {error.strerror}. Run this as a user who may") from error
         print(f"Disabled: removed {file}.")
     if not files:
         print("Not enabled here; nothing to remove.")

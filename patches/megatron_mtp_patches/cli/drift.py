@@ -1,63 +1,93 @@
-"""`drift`: which targets have a source that the patches were not written against."""
+"""`drift`: which targets have a source that the patches were not written against; `--accept` makes it a known one."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rich.table import Column, Table
 
 from .. import _engine
-from ..catalog import CATALOG
+from ..catalog import BASE, CATALOG
 from ..engine import PatchError, UsageError
-from ..engine.fingerprints import ABSENT, fingerprint, is_checked
+from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
+from ..engine.new_release import add_release, write_known_sources
 from ..engine.source import find_file
 from .console import make_console
-from .megatron import describe_megatron
+from .megatron import describe_megatron, known_sources
 
 
-def show_drift(against: str | None, since: str | None = None) -> int:
+def show_drift(against: str | None, since: str | None = None, accept: str | None = None) -> int:
     """Print each checked target and the releases that share its source; 1 if one is unknown.
 
     `against`: None reads the installed Megatron; a directory, the checkout or site-packages there; a known release
-    asks which targets of the installed Megatron differ from that release. `since` asks it of a directory.
+    asks which targets of the installed Megatron differ from that release. `since` asks it of a directory. `accept`
+    adds the sources of a directory to the known ones, as those of a release of this name; then the answer is 0.
     """
-    table = _engine.installer.table
-    path, release = None, since
-    if since not in (None, *table.releases):
-        raise UsageError(f"--since {since!r}: the releases are {', '.join(table.releases)}")
-    if against in (None, *table.releases) and find_file("megatron.core") is None:
+    known = known_sources()
+    folders = _find_folders(against, known)
+    release = since if folders or since else against
+    if since not in (None, *known.releases):
+        raise UsageError(f"--since {since!r}: the releases are {', '.join(known.releases)}")
+    if since and against and not folders:
+        raise UsageError("--since goes with a folder: --against FOLDER --since RELEASE")
+    if accept and not folders:
+        raise UsageError("--accept goes with a folder: --against FOLDER --accept RELEASE")
+    if not folders and find_file("megatron.core") is None:
         raise PatchError(describe_megatron())
-    if against in table.releases:
-        if since:
-            raise UsageError("--since goes with a folder: --against FOLDER --since RELEASE")
-        release = against
-    elif against is not None:
-        if not Path(against, "megatron", "core").is_dir():
+    rows, differing = _compare(known, folders or None, release)
+    console = make_console()
+    what = f"differ from {release}" if release else "are not known"
+    console.print(f"{against if folders else describe_megatron()}: {differing} targets {what}", soft_wrap=True)
+    console.print(rows)
+    if accept:
+        _accept(known, accept, folders)
+        console.print(f"These sources are known as those of {accept} now, in {_engine.table_file}", soft_wrap=True)
+    return int(differing > 0 and not accept)
+
+
+def _find_folders(against: str | None, known: KnownSources) -> list[str]:
+    """The folders that `against` names; none where it is None or a release."""
+    if against in (None, *known.releases):
+        return []
+    assert against
+    folders = against.split(os.pathsep)
+    for folder in folders:
+        if not Path(folder, "megatron", "core").is_dir():
             raise UsageError(
-                f"{against!r} is neither a folder with megatron/core in it nor one of {', '.join(table.releases)}"
+                f"{folder!r} is neither a folder with megatron/core in it nor one of {', '.join(known.releases)}"
             )
-        path = [against]
+    return folders
+
+
+def _compare(known: KnownSources, path: list[str] | None, release: str | None) -> tuple[Table, int]:
+    """A row for each target that is not as in `release`, and how many those are; without a release, for every target,
+    and how many are unknown."""
     differing = set()
-    rows = Table(Column("target", overflow="fold"), "source as in")
+    table = Table(Column("target", overflow="fold"), "source as in")
     for patch in CATALOG:
         shown = []
-        for edit in {edit.target: edit for edit in patch.edits if is_checked(edit)}.values():
-            print_ = fingerprint(edit, path)
-            releases = table.releases_with(edit.target, print_)
+        for edit in {edit.target: edit for edit in patch.edits if edit.check_source}.values():
+            digest = fingerprint(edit, path)
+            releases = known.releases_with(edit.target, digest)
             same = release in releases if release else bool(releases)
             if not same:
                 differing.add(edit.target)
-            known = ", ".join(releases) or "no known release"
-            text = f"absent; so in {known}" if print_ == ABSENT else known
+            names = ", ".join(releases) or "no known release"
+            text = f"absent; so in {names}" if digest == ABSENT else names
             if not (same and release):  # what is as in that release was not asked for
                 shown.append((edit.target, text if same else f"[red]{text}[/]"))
         if shown:
-            rows.add_section()
-            rows.add_row(f"[bold]{patch.id}[/]")
+            table.add_section()
+            table.add_row(f"[bold]{patch.id}[/]")
             for cells in shown:
-                rows.add_row(*cells)
-    console = make_console()
-    what = f"differ from {release}" if release else "are not known"
-    console.print(f"{against if path else describe_megatron()}: {len(differing)} targets {what}", soft_wrap=True)
-    console.print(rows)
-    return int(bool(differing))
+                table.add_row(*cells)
+    return table, len(differing)
+
+
+def _accept(known: KnownSources, release: str, folders: list[str]) -> None:
+    file = Path(_engine.table_file)
+    try:
+        write_known_sources(add_release(known, (*BASE, *CATALOG), release, folders), file)
+    except OSError as error:
+        raise PatchError(f"cannot write {file}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""`enable`: every Python of this environment applies the set, if a variable says so."""
+"""`enable`: every Python of this environment applies the patches, if a variable says so."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def enable() -> int:
             file.write_text(TEXT, encoding="utf-8")
     except OSError as error:
         raise PatchError(
-            f"cannot write {file}: {error.strerror}. Run this as somebody who may, or install the package into an "
-            f"environment of yours (python -m venv, or pip install --user) and enable it there"
+            f"cannot write {file}: {error.strerror}. Run this as a user who may, or install the package "
+            f"into an environment of yours (python -m venv, or pip install --user) and enable it there"
         ) from error
     print(
         f"{'Enabled already' if done else 'Enabled'} by {file}.\n"
-        f"Each Python that reads it applies the set as it starts, where {VARIABLE} is set (all, id,id or -id,-id); "
+        f"Each Python that reads it applies the patches as it starts, where {VARIABLE} is set (all, id,id or -id,-id); "
         f"elsewhere nothing changes."
     )
     return 0

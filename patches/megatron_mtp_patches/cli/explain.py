@@ -8,9 +8,10 @@ from .. import _engine, apply
 from ..catalog import CATALOG
 from ..engine import AddField, AddFlag
 from ..engine.declare import Edit
-from ..engine.fingerprints import ABSENT, fingerprint, is_checked
+from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
+from ..engine.state import State
 from .console import make_console
-from .megatron import describe_megatron, import_targets
+from .megatron import describe_megatron, import_targets, known_sources
 
 
 def explain(patch_id: str) -> int:
@@ -18,18 +19,19 @@ def explain(patch_id: str) -> int:
     patch = next(patch for patch in CATALOG if patch.id == patch_id)
     apply(on_drift="skip")
     import_targets()
-    report = _engine.installer.report(patch)
+    report = _engine.report(patch)
     console = make_console()
     header = (patch.doc or "(python -OO leaves out what is said here)").strip()
     console.print(f"[bold]{patch.id}[/]\n\n{header}\n", soft_wrap=True)
     for change in patch.upstream:
         console.print(f"{change.url}  {change.fate}")
     console.print(f"\n{describe_megatron()}\n[bold]{report.state}[/]: {report.reason}\n", soft_wrap=True)
+    known = known_sources()
     table = Table("edit", Column("target", overflow="fold"), "state", "source as in")
     for edit in patch.edits:
-        table.add_row(_describe(edit), edit.target, report.targets[edit.target], _known_as(edit))
+        table.add_row(_describe(edit), edit.target, report.targets[edit.target], _known_as(edit, known))
     console.print(table)
-    return int(report.state == "refused")
+    return int(report.state is State.REFUSED)
 
 
 def _describe(edit: Edit) -> str:
@@ -37,9 +39,9 @@ def _describe(edit: Edit) -> str:
     return f"{type(edit).__name__} {getattr(edit, detail)}" if detail else type(edit).__name__
 
 
-def _known_as(edit: Edit) -> str:
-    if not is_checked(edit):
+def _known_as(edit: Edit, known: KnownSources) -> str:
+    if not edit.check_source:
         return "any"
-    print_ = fingerprint(edit)
-    releases = ", ".join(_engine.installer.table.releases_with(edit.target, print_))
-    return releases or ("[red]missing[/]" if print_ == ABSENT else "[red]unknown[/]")
+    digest = fingerprint(edit)
+    releases = ", ".join(known.releases_with(edit.target, digest))
+    return releases or ("[red]missing[/]" if digest == ABSENT else "[red]unknown[/]")

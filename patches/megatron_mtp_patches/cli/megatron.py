@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 from .. import _engine
-from ..engine.fingerprints import open_table
+from ..engine.fingerprints import KnownSources, open_known_sources
 from ..engine.source import find_file
 
 
@@ -42,6 +42,10 @@ def find_releases() -> frozenset[str]:
     return frozenset(_nearest_release().split(" or ")) if find_file("megatron.core") else frozenset()
 
 
+def known_sources() -> KnownSources:
+    """The known releases. They are read without the installer, which needs wrapt: `doctor` says if that is there."""
+    return open_known_sources(Path(_engine.table_file), (*_engine.base, *_engine.catalog))
+
+
 def _nearest_release() -> str:
-    # Not the installer's table: that would need wrapt, and `doctor` tells whether it is there.
-    return open_table(Path(_engine.table_file), _engine.catalog).nearest_release(_engine.catalog)
+    return known_sources().nearest_release(_engine.catalog)

@@ -1,4 +1,4 @@
-"""`status`: apply the set to the installed Megatron and say where each patch stands."""
+"""`status`: apply the patches to the installed Megatron and say where each stands."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ import json
 from rich.table import Column, Table
 
 from .. import __version__, apply, status
+from ..engine.state import State, TargetState
 from .console import make_console
 from .megatron import describe_megatron, import_targets
 from .zero_touch import describe_zero_touch
 
-STYLES = {"applied": "green", "repaired": "green", "native": "cyan", "pending": "yellow", "refused": "red"}
+STYLES = {
+    State.APPLIED: "green",
+    State.REPAIRED: "green",
+    State.NATIVE: "cyan",
+    State.PENDING: "yellow",
+    State.REFUSED: "red",
+}
 
 
 def show_status(as_json: bool) -> int:
@@ -41,8 +48,8 @@ def show_status(as_json: bool) -> int:
         table = Table(*(Column(title, no_wrap=title != "upstream", overflow="fold") for title in titles))
         for report in reports:
             states = list(report.targets.values())
-            here = len(states) - states.count("not in this Megatron")
-            done = f"{states.count('applied')} of {here}" if "untouched" not in states else "-"
+            here = len(states) - states.count(TargetState.ABSENT)
+            done = f"{states.count(TargetState.APPLIED)} of {here}" if TargetState.UNTOUCHED not in states else "-"
             state = f"[{STYLES.get(report.state, 'dim')}]{report.state}[/]"
             table.add_row(report.id, state, " ".join(report.upstream), done)
         console.print(table)
@@ -50,4 +57,6 @@ def show_status(as_json: bool) -> int:
             console.print(f"{report.id}: {report.reason}", soft_wrap=True)
         for module, reason in failures.items():
             console.print(f"could not import {module}: {reason}", style="yellow", soft_wrap=True)
-    return int(any(report.state == "refused" or "pending" in report.targets.values() for report in reports))
+    return int(
+        any(report.state is State.REFUSED or TargetState.PENDING in report.targets.values() for report in reports)
+    )

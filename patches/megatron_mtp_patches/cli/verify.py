@@ -8,6 +8,8 @@ from .. import _engine
 from ..engine import Patch, PatchError, Wrap
 from .run import run_script
 
+_WRAPPERS = "megatron_mtp_patches.cli.verify_wrappers"
+
 VERIFICATION = Patch(
     id="verify-mtp",
     doc="A first step in which only the MTP loss has a gradient.",
@@ -16,13 +18,13 @@ VERIFICATION = Patch(
     edits=(
         Wrap(
             "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
-            "megatron_overrides.verification:silence_main_loss",
-            any_source=True,
+            f"{_WRAPPERS}:silence_main_loss",
+            check_source=False,
         ),
         Wrap(
             "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
-            "megatron_overrides.verification:report_after_schedule",
-            any_source=True,
+            f"{_WRAPPERS}:report_after_schedule",
+            check_source=False,
         ),
     ),
 )
@@ -41,8 +43,8 @@ def verify(script: str, arguments: list[str], device: str | None) -> None:
     try:
         run_script(script, arguments, device)
     except SystemExit as ended:
-        loaded = sys.modules.get("megatron_overrides.verification")  # by Megatron's schedules
-        if loaded and isinstance(ended, loaded.Verdict):
+        loaded = sys.modules.get(_WRAPPERS)  # by Megatron's schedules
+        if loaded and isinstance(ended, loaded.VerificationExit):
             raise
         code = ended.code or 0
     raise PatchError(

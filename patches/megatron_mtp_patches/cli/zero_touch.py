@@ -1,4 +1,4 @@
-"""Zero-touch: one file in site-packages that applies the set in every Python whose environment asks for it.
+"""Zero-touch: one file in site-packages that applies the patches in every Python whose environment asks for it.
 
 Python runs the `import` lines of each .pth file as it starts, before the script. It prints what such a line raises and
 goes on, which would train without the patches; so what goes wrong there is kept, and fails the import of Megatron.
@@ -43,7 +43,7 @@ TEXT = (
 
 
 def find_enabled() -> list[Path]:
-    """The files that make this interpreter apply the set as it starts; none where it is not enabled."""
+    """The files that make this interpreter apply the patches as it starts; none where it is not enabled."""
     return [folder / FILE for folder in _site_folders() if (folder / FILE).is_file()]
 
 

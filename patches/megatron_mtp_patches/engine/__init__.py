@@ -1,4 +1,4 @@
-"""The machine that applies declared patches: it knows Python modules and their source, and no Megatron.
+"""Applies declared patches: it knows Python modules and their source, and no Megatron.
 
 What a declaration needs is imported here; the rest only once there is something to patch.
 """
@@ -6,11 +6,12 @@ What a declaration needs is imported here; the rest only once there is something
 from .declare import (
     AddField,
     AddFlag,
+    AddIfMissing,
     Edit,
-    Export,
     Patch,
     PatchError,
     Probe,
+    Provide,
     PullRequest,
     Replace,
     UsageError,
@@ -20,11 +21,12 @@ from .declare import (
 __all__ = [
     "AddField",
     "AddFlag",
+    "AddIfMissing",
     "Edit",
-    "Export",
     "Patch",
     "PatchError",
     "Probe",
+    "Provide",
     "PullRequest",
     "Replace",
     "UsageError",

@@ -1,6 +1,14 @@
 """The words in which a patch is declared. Data only: nothing here touches Megatron.
 
-A target is written `package.module:Qualified.name`; so is the override that takes its place.
+A target is written `package.module:Qualified.name`; so is the override that takes its place. docs/engine.md shows a
+whole declaration, and runs it. The kinds of edit:
+
+    Provide         the target is the override in every release
+    Replace         the target, where there is one, is the override
+    AddIfMissing    the target, where there is none, is the override
+    Wrap            calls of the target go through a wrapper
+    AddField        a dataclass has one more keyword field
+    AddFlag         a command line has one more flag
 """
 
 from __future__ import annotations
@@ -9,7 +17,7 @@ from dataclasses import dataclass
 
 
 class PatchError(RuntimeError):
-    """A patch set that cannot be applied as asked; the message says what to change."""
+    """Patches cannot be applied or reverted as asked; the message says what to change."""
 
     exit_code = 1
 
@@ -57,11 +65,16 @@ class PullRequest:
 class Edit:
     """One change to one target.
 
+    Each kind says for itself: `check_source`, whether a patch is refused where the target has an unknown source;
+    `adds_name`, whether the target may be missing, and is added then.
+
     Attributes:
         target: what is changed, as `package.module:Qualified.name`.
     """
 
     target: str
+    check_source = True
+    adds_name = False
 
     @property
     def module(self) -> str:
@@ -74,20 +87,48 @@ class Edit:
         return self.target.partition(":")[2]
 
     @property
-    def home(self) -> str:
-        """The module that the override or the wrapper is in; '' where none is needed."""
-        return (getattr(self, "override", "") or getattr(self, "wrapper", "")).partition(":")[0]
+    def implementation(self) -> str:
+        """`module:name` of the function that does the work; '' for an edit that needs none."""
+        return ""
+
+    @property
+    def implementation_module(self) -> str:
+        """The module that the implementation is in; '' where none is needed."""
+        return self.implementation.partition(":")[0]
 
 
 @dataclass(frozen=True)
-class Replace(Edit):
-    """Put something else where the target is.
-
-    Attributes:
-        override: `module:name` of what takes its place. It must serve every release whose source is known.
-    """
+class Override(Edit):
+    """A kind of edit that may put `override` in the target's place."""
 
     override: str
+
+    @property
+    def implementation(self) -> str:
+        return self.override
+
+
+class Replace(Override):
+    """Put `override`, the `module:name` of something that serves every known release, in the target's place.
+
+    A release that lacks the target is left as it is.
+    """
+
+
+class Provide(Override):
+    """Make the target what `override`, a `module:name`, is in every release.
+
+    It takes the target's place where that exists, with a known source, and is added where the release lacks it.
+    """
+
+    adds_name = True
+
+
+class AddIfMissing(Override):
+    """Add `override`, a `module:name`, where the release lacks the target; a target that exists stays as it is."""
+
+    check_source = False
+    adds_name = True
 
 
 @dataclass(frozen=True)
@@ -96,22 +137,17 @@ class Wrap(Edit):
 
     Attributes:
         wrapper: its `module:name`.
-        any_source: it leans on the target's name alone, so a changed body is no reason to refuse.
+        check_source: False where it depends on nothing but the target's name and passes on all that it does not know,
+            so that a changed body is no reason to refuse.
     """
 
     wrapper: str
-    any_source: bool = False
+    check_source: bool = True
 
-
-@dataclass(frozen=True)
-class Export(Edit):
-    """Add a name that newer releases have; where it exists, leave it alone.
-
-    Attributes:
-        override: `module:name` of what is added.
-    """
-
-    override: str
+    @property
+    def implementation(self) -> str:
+        """The wrapper."""
+        return self.wrapper
 
 
 @dataclass(frozen=True)
@@ -146,6 +182,7 @@ class AddFlag(Edit):
     type: object
     default: object
     help: str
+    check_source = False
 
 
 @dataclass(frozen=True)

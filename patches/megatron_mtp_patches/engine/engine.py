@@ -1,4 +1,4 @@
-"""Applies a catalog of patches as Megatron's modules arrive, and takes them out again.
+"""Applies a catalog of patches as Megatron's modules are imported, and takes them out again.
 
 This much is loaded in every process that imports the package; the installer, only once there is a module to patch.
 """
@@ -10,16 +10,26 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from types import ModuleType
 
 from .declare import Edit, Patch
+from .import_hook import being_imported, fully_imported, on_import
 from .selection import check_policy, select
-from .watch import imported, unfinished, watch_imports
 
 TYPE_CHECKING = False  # importing typing for the constant would cost a third of what this package may cost
 if TYPE_CHECKING:
     from .installer import Installer
+    from .report import Report
+
+
+class Session:
+    """What lasts from `apply()` to `revert()`: the user's choice, and what has been installed for it."""
+
+    def __init__(self, selected: frozenset[str], on_drift: str) -> None:
+        self.selected = selected
+        self.on_drift = on_drift
+        self.installer: Installer | None = None  # loaded by the engine when it is needed first
+        self.postponed: dict[str, ModuleType] = {}  # modules that arrived while their overrides were being imported
 
 
 class Engine:
@@ -33,13 +43,15 @@ class Engine:
         self.base = tuple(base)
         self.added: tuple[Patch, ...] = ()
         self.table_file = table_file
-        self.selected = frozenset(patch.id for patch in self.catalog)
-        self.on_drift = "raise"
-        self.active = False
-        self._watched: frozenset[str] = frozenset()
-        self._postponed: dict[str, ModuleType] = {}  # modules whose overrides were being imported when they arrived
+        self._session: Session | None = None
+        self._hooked: frozenset[str] = frozenset()
         self._lock = threading.RLock()
-        self._here = threading.local()
+        self._thread = threading.local()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether patches are applied to each module that is imported."""
+        return self._session is not None
 
     @property
     def modules(self) -> dict[str, None]:
@@ -49,27 +61,34 @@ class Engine:
     def _edits(self) -> list[Edit]:
         return [edit for patch in (*self.base, *self.catalog, *self.added) for edit in patch.edits]
 
-    @cached_property
-    def installer(self) -> Installer:
-        """Made anew whenever the set is applied or reverted; while it is not applied, every patch is left out."""
-        from .installer import Installer
-
-        selected = self.selected if self.active else frozenset()
-        return Installer(self.catalog, self.base, selected, self.on_drift, self.table_file, self.added)
+    # -- applying and reverting -----------------------------------------------------------------------------------
 
     def apply(self, choice: str, on_drift: str) -> None:
         """Patch what is imported already, and each further module as it arrives. See `selection` for the words."""
         with self._lock:
-            selected = select(choice, [patch.id for patch in self.catalog])
-            self.on_drift = check_policy(on_drift)
+            session = Session(select(choice, [patch.id for patch in self.catalog]), check_policy(on_drift))
             self.revert()
-            self.selected = selected
-            self.active = True
+            self._session = session
         try:
             self._install_or_await(self.modules)
         except BaseException:
             self.revert()
             raise
+
+    def revert(self) -> None:
+        """Put every original back, copies made by `from x import y` included, and patch nothing further.
+
+        Raises:
+            PatchError: another library has changed the same after these patches; then nothing is put back.
+        """
+        with self._lock:
+            installer = self._loaded_installer
+            if installer is None:
+                self._session = None
+                return
+            installer.edits.remove_all()
+            self._session = None
+            installer.copies.follow_all()
 
     def add_base(self, patch: Patch) -> None:
         """Apply one more patch that the user cannot leave out, around all others.
@@ -89,85 +108,102 @@ class Engine:
             self._install_or_await(patch.modules)
         except BaseException:
             with self._lock:
-                if "installer" in vars(self):
-                    self.installer.withdraw(patch)
+                if self._loaded_installer:
+                    self._loaded_installer.uninstall(patch)
                 self._set_added(tuple(other for other in self.added if other != patch))
             raise
 
+    def install_missed_modules(self) -> None:
+        """Patch what was imported past the hook: by a finder that comes before ours, or while `apply()` ran."""
+        for name in fully_imported(self.modules):
+            with self._lock:
+                missed = self._session is not None and self._load_installer(self._session).has_missing_edits(name)
+            if missed:
+                self._on_import(sys.modules[name])
+
+    # -- telling ----------------------------------------------------------------------------------------------------
+
+    def report(self, patch: Patch) -> Report:
+        """Where `patch` stands."""
+        from .report import report_on
+
+        with self._lock:
+            return report_on(patch, self._load_installer(self._session) if self._session else None)
+
+    def record(self) -> str:
+        """One line that identifies the patches, what became of each, and the sources that they met."""
+        from .report import identify
+
+        with self._lock:
+            return identify(self.catalog, self._load_installer(self._session) if self._session else None)
+
+    # -- modules ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _loaded_installer(self) -> Installer | None:
+        return self._session.installer if self._session else None
+
+    def _load_installer(self, session: Session) -> Installer:
+        if session.installer is None:
+            from .installer import Installer
+
+            session.installer = Installer(
+                self.catalog, self.base, session.selected, session.on_drift, self.table_file, self.added
+            )
+        return session.installer
+
     def _set_added(self, patches: tuple[Patch, ...]) -> None:
         self.added = patches
-        if "installer" in vars(self):
-            self.installer.set_added(patches)
+        if self._loaded_installer:
+            self._loaded_installer.set_added(patches)
 
     def _install_or_await(self, modules: Iterable[str]) -> None:
-        """Patch those of `modules` that are imported, and from now on each that arrives while the engine is active."""
+        """Patch those of `modules` that are imported, and from now on each that is imported while patches apply."""
         with self._lock:
-            names = frozenset({*self.modules, *(edit.home for edit in self._edits)})
-            new, self._watched = names - self._watched, names | self._watched
+            names = frozenset({*self.modules, *(edit.implementation_module for edit in self._edits)})
+            new, self._hooked = names - self._hooked, names | self._hooked
         if new:
-            watch_imports(new, self._arrived)
-        with self._copies_follow():
-            for name in imported(modules):
+            on_import(new, self._on_import)
+        with self._rebinding_copies():
+            for name in fully_imported(modules):
                 self._patch(sys.modules[name])
 
-    def catch_up(self) -> None:
-        """Patch what was imported past the hook: by a finder that somebody put before ours, or while we came."""
-        for name in imported(self.modules):
-            with self._lock:
-                missed = self.active and self.installer.has_missed(name)
-            if missed:
-                self._arrived(sys.modules[name])
-
-    def revert(self) -> None:
-        """Put every original back, copies made by `from x import y` included, and patch nothing further.
-
-        Raises:
-            PatchError: somebody has changed the same after these patches; then nothing is put back.
-        """
-        with self._lock:
-            installer = vars(self).get("installer")
-            if installer is not None:
-                installer.remove_all()
-                del self.installer
-            self.active = False
-            self._postponed.clear()
-            if installer is not None:
-                installer.copies.follow_all()
-
-    def _arrived(self, module: ModuleType) -> None:
-        with self._copies_follow():
+    def _on_import(self, module: ModuleType) -> None:
+        with self._rebinding_copies():
             self._patch(module)
 
     @contextmanager
-    def _copies_follow(self) -> Iterator[None]:
-        """Afterwards the copies of what was replaced follow, once for all that this thread has imported within."""
-        outermost = not getattr(self._here, "nested", False)
-        self._here.nested = True
+    def _rebinding_copies(self) -> Iterator[None]:
+        """Afterwards rebind the copies of what was replaced, once for all that this thread has imported within."""
+        outermost = not getattr(self._thread, "nested", False)
+        self._thread.nested = True
         try:
             yield
         finally:
             if outermost:
-                self._here.nested = False
+                self._thread.nested = False
                 with self._lock:
-                    if self.active and "installer" in vars(self):
-                        self.installer.settle_copies()
+                    if self._loaded_installer:
+                        self._loaded_installer.rebind_copies()
 
     def _patch(self, module: ModuleType) -> None:
         with self._lock:
-            homes = self.installer.homes_for(module.__name__) if self.active else ()
+            session = self._session
+            needed = self._load_installer(session).implementation_modules(module.__name__) if session else ()
         # Without the lock: whoever imports one of them in another thread may have to come here before it is imported.
-        for home in homes:
-            with suppress(Exception):  # raised anew, by the patch that cannot do without
-                importlib.import_module(home)
+        for name in needed:
+            with suppress(Exception):  # raised again, by the patch that cannot do without
+                importlib.import_module(name)
         with self._lock:
-            if self.active:
-                self._install(module, module.__name__)
-                for name in list(self._postponed):
-                    self._install(self._postponed.pop(name), module.__name__)
+            if self._session:
+                self._install(self._session, module, module.__name__)
+                for name in list(self._session.postponed):
+                    self._install(self._session, self._session.postponed.pop(name), module.__name__)
 
-    def _install(self, module: ModuleType, arrived: str) -> None:
-        """Install into `module` now or, if that needs an override half imported, when that has `arrived`."""
-        if unfinished(self.installer.homes_for(module.__name__)) - {arrived}:
-            self._postponed[module.__name__] = module
+    def _install(self, session: Session, module: ModuleType, imported: str) -> None:
+        """Install into `module` now or, if that needs an override half imported, when that has been `imported`."""
+        installer = self._load_installer(session)
+        if being_imported(installer.implementation_modules(module.__name__)) - {imported}:
+            session.postponed[module.__name__] = module
         else:
-            self.installer.install_into(module)
+            installer.install_into(module)

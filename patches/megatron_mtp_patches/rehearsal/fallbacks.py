@@ -32,16 +32,16 @@ from unittest import mock
 
 import torch
 
-from ..engine.watch import watch
+from ..engine.import_hook import when_imported
 
 
 def install() -> None:
     """Fix each when its module is imported."""
-    watch(["megatron.core.optimizer.distrib_optimizer"], _fix_resume)
-    watch(["megatron.core.tensor_parallel.inference_layers"], _fix_inference_check)
-    watch(["megatron.legacy.fused_kernels"], _build_no_kernels)
-    watch(["megatron.core.datasets.utils"], _compile_missing_helpers)
-    watch(["megatron.core.models.gpt.gpt_layer_specs"], _make_local_specs)
+    when_imported(["megatron.core.optimizer.distrib_optimizer"], _fix_resume)
+    when_imported(["megatron.core.tensor_parallel.inference_layers"], _fix_inference_check)
+    when_imported(["megatron.legacy.fused_kernels"], _build_no_kernels)
+    when_imported(["megatron.core.datasets.utils"], _compile_missing_helpers)
+    when_imported(["megatron.core.models.gpt.gpt_layer_specs"], _make_local_specs)
 
 
 def _build_no_kernels(module: Any) -> None:

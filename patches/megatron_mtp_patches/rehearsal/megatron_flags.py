@@ -26,12 +26,12 @@ PATCH = Patch(
         Wrap(
             "megatron.training.arguments:add_megatron_arguments",
             "megatron_mtp_patches.rehearsal.megatron_flags:set_cpu_defaults",
-            any_source=True,
+            check_source=False,
         ),
         Wrap(
             "megatron.training.arguments:validate_args",
             "megatron_mtp_patches.rehearsal.megatron_flags:refuse_gpu_flags",
-            any_source=True,
+            check_source=False,
         ),
     ),
 )

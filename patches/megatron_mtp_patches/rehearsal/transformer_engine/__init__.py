@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from ...engine.watch import watch
+from ...engine.import_hook import when_imported
 
 # The modules that transformer_engine.pytorch imports at its top, and the names that pip knows them by.
 NEEDED = {
@@ -89,9 +89,9 @@ def install() -> None:
         common.load_framework_extension = lambda framework: None  # type: ignore[attr-defined]
 
     sys.modules["fused_weight_gradient_mlp_cuda"] = weight_gradient
-    watch(["transformer_engine.common"], stand_in)
-    watch(["transformer_engine.pytorch.triton.permutation"], permutation.install)
-    watch(["triton.runtime.autotuner"], _keep_one_config)
+    when_imported(["transformer_engine.common"], stand_in)
+    when_imported(["transformer_engine.pytorch.triton.permutation"], permutation.install)
+    when_imported(["triton.runtime.autotuner"], _keep_one_config)
 
 
 def _keep_one_config(autotuner: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The facts about source files that this process knows: each file is read and hashed once, and parsed at most once.
+"""Answers questions about source files. Each file is read and hashed once, and parsed at most once.
 
 A file is parsed only if its bytes are not those of a known file, whose answers the table of fingerprints holds. Of the
 tree only the answers are kept, until the file changes.
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .declare import Patch
-from .questions import Answer, Question, answer, questions_about
 from .source import find_file, parse_bytes
+from .source_questions import Answer, Question, answer, questions_about
 
 _answers_of_known_files: dict[str, dict[str, Answer]] = {}  # by the hash of the file's bytes
 _expected: dict[str, set[Question]] = {}  # by module: what will be asked of it
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _Known:
     """What is known of one file.
 
     Attributes:
@@ -33,7 +33,7 @@ class _Facts:
     answers: dict[str, Answer]
 
 
-_facts: dict[Path, _Facts] = {}
+_known: dict[Path, _Known] = {}
 
 
 def expect_questions(patches: Iterable[Patch]) -> None:
@@ -58,10 +58,10 @@ def ask(module: str, question: Question, path: list[str] | None = None) -> Answe
     file = find_file(module, path)
     if file is None:
         return None
-    facts = _facts.get(file)
-    if facts is None or facts.stamp != _stamp(file.stat()) or str(question) not in facts.answers:
-        facts = _facts[file] = _read(file, module, question, facts)
-    return facts.answers[str(question)]
+    known = _known.get(file)
+    if known is None or known.stamp != _stamp(file.stat()) or str(question) not in known.answers:
+        known = _known[file] = _read(file, module, question, known)
+    return known.answers[str(question)]
 
 
 def hash_bytes(source: bytes) -> str:
@@ -69,8 +69,8 @@ def hash_bytes(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()
 
 
-def _read(file: Path, module: str, question: Question, before: _Facts | None) -> _Facts:
-    """The facts with an answer to `question`; what is known `before` is kept if the file is the same."""
+def _read(file: Path, module: str, question: Question, before: _Known | None) -> _Known:
+    """What is known with an answer to `question`; what is known `before` is kept if the file is the same."""
     with file.open("rb") as stream:
         stamp = _stamp(os.fstat(stream.fileno()))
         source = stream.read()
@@ -81,7 +81,7 @@ def _read(file: Path, module: str, question: Question, before: _Facts | None) ->
     if str(question) not in answers:
         missing = [one for one in {question, *_expected.get(module, ())} if str(one) not in answers]
         answers = answers | answer(parse_bytes(source, file), missing)
-    return _Facts(stamp, answers)
+    return _Known(stamp, answers)
 
 
 def _stamp(found: os.stat_result) -> tuple[int, int]:

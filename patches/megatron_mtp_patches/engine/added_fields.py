@@ -15,7 +15,7 @@ from typing import Any
 from .declare import AddField, PatchError
 
 
-class Fields:
+class AddedFields:
     """The fields that were added to dataclasses and to the subclasses that these had."""
 
     def __init__(self) -> None:
@@ -24,8 +24,8 @@ class Fields:
         self._inits: dict[Any, tuple[Any, Any]] = {}  # class -> its own __init__, and the one in its place
         self._signatures: dict[Any, inspect.Signature] = {}  # of those own ones: hundreds of parameters each
 
-    def knows(self, cls: Any) -> bool:
-        """Whether fields were ever to be added to `cls`."""
+    def has(self, cls: Any) -> bool:
+        """Whether a field of `cls` was asked for."""
         return cls in self._added
 
     def add(self, cls: Any, edit: AddField) -> None:
@@ -35,7 +35,7 @@ class Fields:
         field = self._fields[cls, edit.field] = _make_field(edit)
         added[edit.field] = edit
         setattr(cls, edit.field, edit.default)
-        for member in _family(cls):
+        for member in _dataclasses_from(cls):
             member.__dataclass_fields__.setdefault(edit.field, field)
         try:
             self._rebuild()
@@ -54,13 +54,13 @@ class Fields:
                 self._forget(cls, edit)
 
     def changed_since(self, edit: AddField) -> list[str]:
-        """The constructors which take this field and which somebody has changed since."""
+        """The constructors that take this field and that another library has changed since."""
         owners = [cls for cls, added in self._added.items() if added.get(edit.field) == edit]
-        return [_place(cls) for cls in self._changed() if any(issubclass(cls, owner) for owner in owners)]
+        return [_name_of_init(cls) for cls in self._changed() if any(issubclass(cls, owner) for owner in owners)]
 
     def _forget(self, cls: Any, edit: AddField) -> None:
         field = self._fields.pop((cls, edit.field))
-        for member in _family(cls):
+        for member in _dataclasses_from(cls):
             if member.__dataclass_fields__.get(edit.field) is field:  # not a subclass's own field of that name
                 del member.__dataclass_fields__[edit.field]
         delattr(cls, edit.field)
@@ -72,18 +72,18 @@ class Fields:
         changed = self._changed()
         if changed:
             raise PatchError(
-                f"{', '.join(map(_place, changed))} was changed by somebody else after these patches were applied; "
-                f"undo that first"
+                f"{', '.join(map(_name_of_init, changed))} was changed by another library after these patches were "
+                f"applied; undo that first"
             )
 
     def _rebuild(self) -> None:
-        """Make the constructors anew from the originals: all of them or, if one cannot be made, none."""
+        """Build the constructors again from the originals: all of them or, if one cannot be built, none."""
         self._check()
         wanted: dict[Any, dict[str, AddField]] = {}
         for owner, added in self._added.items():
-            for cls in _family(owner) if added else ():
+            for cls in _dataclasses_from(owner) if added else ():
                 wanted.setdefault(cls, {}).update(added)
-        made: dict[Any, tuple[Any, Any]] = {}
+        built: dict[Any, tuple[Any, Any]] = {}
         for cls, edits in wanted.items():
             original = self._inits[cls][0] if cls in self._inits else vars(cls).get("__init__")
             # A subclass made after the field was added has it in its generated __init__ already.
@@ -91,12 +91,12 @@ class Fields:
                 signature = self._signature(original)
                 missing = {name: edit for name, edit in edits.items() if name not in signature.parameters}
                 if missing:
-                    made[cls] = (original, _accepting(original, signature, missing))
+                    built[cls] = (original, _init_with(missing, original, signature))
         for cls, (original, _) in self._inits.items():
             cls.__init__ = original
-        for cls, (_, ours) in made.items():
+        for cls, (_, ours) in built.items():
             cls.__init__ = ours
-        self._inits = made
+        self._inits = built
 
     def _signature(self, original: Any) -> inspect.Signature:
         if original not in self._signatures:
@@ -104,12 +104,12 @@ class Fields:
         return self._signatures[original]
 
 
-def _place(cls: Any) -> str:
+def _name_of_init(cls: Any) -> str:
     return f"{cls.__module__}:{cls.__qualname__}.__init__"
 
 
-def _family(cls: Any) -> Iterator[Any]:
-    """`cls` and, once each, the dataclasses below it."""
+def _dataclasses_from(cls: Any) -> Iterator[Any]:
+    """`cls` and, once each, the dataclasses that inherit from it."""
     seen: dict[Any, None] = {}
     queue = [cls]
     while queue:
@@ -128,8 +128,8 @@ def _make_field(edit: AddField) -> dataclasses.Field[Any]:
     return dataclasses.fields(made)[0]
 
 
-def _accepting(original: Any, signature: inspect.Signature, added: dict[str, AddField]) -> Any:
-    """`original.__init__` that takes the added fields as keywords too and sets them before __post_init__ runs."""
+def _init_with(added: dict[str, AddField], original: Any, signature: inspect.Signature) -> Any:
+    """An `original` __init__ that takes the added fields as keywords too and sets them before __post_init__ runs."""
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Call somebody as soon as a module has been imported.
+"""Call a function as soon as a module has been imported.
 
 wrapt has such hooks, but importing wrapt 2 costs several times what importing this whole package may cost in every
 process of a training image (it loads asyncio); and a hook of wrapt's is gone after its first call, so a module whose
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
 Callback = Callable[[ModuleType], None]
 
 
-def watch(names: Iterable[str], callback: Callback) -> None:
-    """Call `callback(module)` now for those of `names` that are imported, and after each later import of one.
+def on_import(names: Iterable[str], callback: Callback) -> None:
+    """Call `callback(module)` after each later import of one of the modules `names`.
 
     What the callback raises, the import raises, and the module is not imported.
     """
-    names = frozenset(names)
-    watch_imports(names, callback)
-    for name in imported(names):
-        callback(sys.modules[name])
-
-
-def watch_imports(names: Iterable[str], callback: Callback) -> None:
-    """As `watch`, but leave alone what is imported already."""
     sys.meta_path.insert(0, _Finder(frozenset(names), callback))
 
 
-def unfinished(names: Iterable[str]) -> set[str]:
-    """Those of `names` that are being imported, by this thread or another."""
+def when_imported(names: Iterable[str], callback: Callback) -> None:
+    """As `on_import`, and call it at once for those of the modules that are imported already."""
+    names = frozenset(names)
+    on_import(names, callback)
+    for name in fully_imported(names):
+        callback(sys.modules[name])
+
+
+def being_imported(names: Iterable[str]) -> set[str]:
+    """The modules among `names` whose import has begun, in this thread or another, and has not ended."""
     present = {name for name in names if name in sys.modules}
-    return present - set(imported(present))
+    return present - set(fully_imported(present))
 
 
-def imported(names: Iterable[str]) -> list[str]:
-    """Those of `names` whose import has ended."""
+def fully_imported(names: Iterable[str]) -> list[str]:
+    """The modules among `names` whose import has ended."""
     present = sorted({name for name in names if name in sys.modules})
     specs = {name: getattr(sys.modules[name], "__spec__", None) for name in present}
     return [name for name, spec in specs.items() if not getattr(spec, "_initializing", False)]
 
 
 class _Finder:
-    """Asks the finders after it for the watched modules, so it must come before them."""
+    """Asks the finders after it for the modules `names`, so it must come before them."""
 
     def __init__(self, names: frozenset[str], callback: Callback) -> None:
         self.names = names
@@ -63,18 +63,18 @@ class _Finder:
             if hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)  # type: ignore[arg-type]
                 if spec is not None:
-                    _announce_after_exec(spec.loader, self._callback)
+                    _call_after_exec(spec.loader, self._callback)
                     return spec
         return None
 
 
-def _announce_after_exec(loader: Any, callback: Callback) -> None:
+def _call_after_exec(loader: Any, callback: Callback) -> None:
     # A loader is made for one import, so its method can be shadowed for that import alone.
     exec_module = loader.exec_module
 
-    def exec_and_announce(module: ModuleType) -> None:
-        vars(loader).pop("exec_module", None)  # gone already where another watcher shadowed it too
+    def exec_and_call(module: ModuleType) -> None:
+        vars(loader).pop("exec_module", None)  # gone already where another hook shadowed it too
         exec_module(module)
         callback(module)
 
-    loader.exec_module = exec_and_announce
+    loader.exec_module = exec_and_call

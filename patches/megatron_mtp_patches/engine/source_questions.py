@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .declare import AddField, AddFlag, Edit, Export, Patch, Probe, Wrap
+from .declare import AddField, Edit, Patch, Probe
 from .source import contains_expression, find_definition
 
 ABSENT = "absent"
@@ -36,19 +36,14 @@ class Question(NamedTuple):
         return " ".join(filter(None, self))
 
 
-def is_checked(edit: Edit) -> bool:
-    """Whether the source of the edit's target matters, or only that it exists."""
-    return not isinstance(edit, (AddFlag, Export)) and not (isinstance(edit, Wrap) and edit.any_source)
-
-
 def ask_fingerprint(edit: Edit) -> Question:
     """A field added in place depends on how the class is made, not on its other fields."""
     return Question("class_fingerprint" if isinstance(edit, AddField) else "fingerprint", edit.name)
 
 
 def ask_existence(edit: Edit) -> Question:
-    """Of what `edit` changes or, for an Export, of the class that it adds to; no name stands for the module."""
-    return Question("exists", edit.name.rpartition(".")[0] if isinstance(edit, Export) else edit.name)
+    """Of what `edit` changes or, where it may add the name, of the class for it; no name stands for the module."""
+    return Question("exists", edit.name.rpartition(".")[0] if edit.adds_name else edit.name)
 
 
 def ask_probe(probe: Probe) -> Question:
@@ -66,8 +61,11 @@ def questions_about(patches: Iterable[Patch]) -> dict[str, set[Question]]:
     for patch in patches:
         for edit in patch.edits:
             of_module = asked.setdefault(edit.module, set())
-            of_module.add(ask_fingerprint(edit) if is_checked(edit) else ask_existence(edit))
-            if is_checked(edit) and not isinstance(edit, AddField):
+            if edit.check_source:
+                of_module.add(ask_fingerprint(edit))
+            if edit.adds_name or not edit.check_source:
+                of_module.add(ask_existence(edit))
+            if edit.check_source and not isinstance(edit, AddField):
                 of_module.add(ask_lines(edit.name.rpartition(".")[2]))
         if patch.probe is not None:
             asked.setdefault(patch.probe.target.partition(":")[0], set()).add(ask_probe(patch.probe))

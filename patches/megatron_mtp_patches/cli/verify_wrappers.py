@@ -1,6 +1,6 @@
-"""One training step in which only the MTP loss has a gradient, and a look at which parameters got one.
+"""Verify one training step: only the MTP loss has a gradient, and the parameters that got one are reported.
 
-The idea is slime's probe of "only .mtp. gradients" (THUDM/slime), here for any script that trains with Megatron's
+The idea is slime's check for "only .mtp. gradients" (THUDM/slime), for any script that trains with Megatron's
 schedules.
 """
 
@@ -15,12 +15,15 @@ from typing import Any
 import torch
 
 
-class Verdict(SystemExit):
-    """The end of a verified step: 0 or 1. What else exits has not come so far."""
+class VerificationExit(SystemExit):
+    """Raised once the first step has been checked, with exit code 0 or 1.
+
+    Any other SystemExit means that the script stopped before that step.
+    """
 
 
 def silence_main_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps forward_step_calc_loss: the loss of the trunk, and those of expert routers, get a weight of zero."""
+    """Wraps forward_step_calc_loss: the main loss and the auxiliary losses of routers get a weight of zero."""
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
     call = inspect.signature(wrapped).bind(*args, **kwargs)
@@ -37,7 +40,7 @@ def silence_main_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs
 
 
 def report_after_schedule(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps get_forward_backward_func: after a schedule with a backward pass, the gradients are there to look at."""
+    """Wraps get_forward_backward_func: reports the gradients after a schedule with a backward pass."""
     run = wrapped(*args, **kwargs)
 
     @functools.wraps(run)
@@ -53,7 +56,7 @@ def report_after_schedule(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
 
 
 def _report(chunks: list[torch.nn.Module]) -> None:
-    """Say which parameters have a gradient, and exit with 0 on every rank if they are heads and nothing else."""
+    """Print which parameters have a gradient; exit with 0 on every rank if all of them belong to MTP heads."""
     reached: dict[bool, set[str]] = {True: set(), False: set()}
     for chunk in chunks:
         for name, param, is_head in _parameters(chunk):
@@ -67,7 +70,7 @@ def _report(chunks: list[torch.nn.Module]) -> None:
     if torch.distributed.get_rank() == 0:
         print(f"verify-mtp: {_in_words(heads, others)}", file=sys.stderr, flush=True)
     torch.distributed.barrier()
-    raise Verdict(1 if others or not heads else 0)
+    raise VerificationExit(1 if others or not heads else 0)
 
 
 def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, bool]]:

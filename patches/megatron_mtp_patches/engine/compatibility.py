@@ -1,0 +1,73 @@
+"""What becomes of a patch in this Megatron, read from its source before anything is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .declare import Edit, Patch, Probe
+from .fingerprints import ABSENT, KnownSources, fingerprint, target_exists
+from .source import find_file
+from .source_cache import ask
+from .source_questions import ask_probe
+from .state import State
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The state of a patch, as it is or will be once the patch is installed, and why."""
+
+    state: State
+    reason: str
+
+    @property
+    def installs(self) -> bool:
+        return self.state in (State.APPLIED, State.REPAIRED)
+
+
+def decide(patch: Patch, sources: KnownSources) -> Decision:
+    """Whether to apply, leave alone or refuse `patch` in the Megatron that an import would find."""
+    package = patch.modules[0].partition(".")[0]
+    if not any(find_file(module) for module in patch.modules):
+        if patch.optional:
+            return Decision(State.APPLIED, f"{package} is not installed")
+        return Decision(State.REFUSED, f"{patch.modules[0]} is not installed, nor is anything else that it patches")
+    native = patch.probe is not None and is_present(patch.probe)
+    here = "this Megatron" if package == "megatron" else f"this {package}"
+    if native and not patch.repairs:
+        return Decision(State.NATIVE, f"{here} has it")
+    problem = find_drift(patch, sources)
+    if problem:
+        return Decision(State.REFUSED, problem)
+    if native:
+        return Decision(State.REPAIRED, "native; its defects are repaired")
+    return Decision(State.APPLIED, f"{here} lacks it")
+
+
+def is_present(probe: Probe) -> bool:
+    return bool(ask(probe.target.partition(":")[0], ask_probe(probe)))
+
+
+def find_drift(patch: Patch, sources: KnownSources) -> str | None:
+    """Why the patch may not be applied to this source, or None. The sentence says what to do."""
+    for edit in patch.edits:
+        if edit.check_source:
+            digest = fingerprint(edit)
+            known = bool(sources.releases_with(edit.target, digest))
+        else:
+            digest = ABSENT
+            known = edit.adds_name or target_exists(edit) or find_file(edit.module) is None
+        if not known:
+            return _explain_drift(patch, edit, digest, sources)
+    return None
+
+
+def _explain_drift(patch: Patch, edit: Edit, digest: str, sources: KnownSources) -> str:
+    file = find_file(edit.module)
+    where = f"in {file}" if file else "(its module is not installed)"
+    what = "is missing" if digest == ABSENT else "is not the source of any release that these patches know"
+    return (
+        f"{edit.target} {what} {where}. Known: {', '.join(sources.releases)}; nearest: "
+        f"{sources.nearest_release((patch,))}. Compare that function with the nearest release. Then either install a "
+        f"known release, or leave the patch out with MEGATRON_MTP_PATCHES=-{patch.id}, or set "
+        f"MEGATRON_MTP_PATCHES_ON_DRIFT=warn to train without every patch that is refused."
+    )

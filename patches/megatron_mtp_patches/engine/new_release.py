@@ -1,0 +1,107 @@
+"""Accepts the sources of a release: afterwards its fingerprints are known, and its files need not be parsed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from .declare import Edit, Patch
+from .fingerprints import KnownSources
+from .source import find_file, parse_bytes
+from .source_cache import hash_bytes
+from .source_questions import ABSENT, Answer, Question, answer, ask_fingerprint, questions_about
+
+Files = dict[str, dict[str, dict[str, Answer]]]  # as in KnownSources
+Rows = dict[str, dict[str, list[str]]]
+
+
+def make_known_sources(patches: Iterable[Patch], sources: Mapping[str, list[str]]) -> KnownSources:
+    """The known sources of `sources` = {release: folders}, see `add_release`."""
+    known, patches = KnownSources((), {}), tuple(patches)
+    for release, folders in sources.items():
+        known = add_release(known, patches, release, folders)
+    return known
+
+
+def add_release(known: KnownSources, patches: Iterable[Patch], release: str, folders: list[str]) -> KnownSources:
+    """`known` with `release` as it is in `folders`, whatever was known of a release of this name before.
+
+    Each folder holds the release; the first says what it lacks, as a wheel may have fewer modules than the checkout.
+    Targets that `patches` do not check, and files that are no release's any longer, are left out.
+    """
+    patches = tuple(patches)
+    checked = {edit.target: edit for patch in patches for edit in patch.edits if edit.check_source}
+    questions = questions_about(patches)
+    files = {module: dict(known.files.get(module, {})) for module in sorted(questions)}
+    rows = {target: _without(release, known.targets.get(target, {})) for target in sorted(checked)}
+    for folder in folders:
+        found = {module: _read(module, folder, questions[module], files[module]) for module in files}
+        for target, row in rows.items():
+            answers = found[checked[target].module]
+            if answers is not None or folder == folders[0]:
+                digest = ABSENT if answers is None else str(answers[str(ask_fingerprint(checked[target]))])
+                if release not in row.setdefault(digest, []):
+                    row[digest].append(release)
+    releases = sorted({*known.releases, release}, key=_age)
+    return KnownSources(tuple(releases), _in_order(rows), _drop_unknown(files, checked, rows))
+
+
+def write_known_sources(known: KnownSources, file: Path) -> None:
+    """Write it as JSON, each known file in one line."""
+    modules = [
+        f"  {json.dumps(module)}: {{\n"
+        + ",\n".join(f"   {json.dumps(digest)}: {json.dumps(answers)}" for digest, answers in by_hash.items())
+        + "\n  }"
+        for module, by_hash in known.files.items()
+    ]
+    rest = json.dumps({"releases": known.releases, "targets": known.targets}, indent=1).removesuffix("\n}")
+    file.write_text(f'{rest},\n "files": {{\n' + ",\n".join(modules) + "\n }\n}\n", encoding="utf-8")
+
+
+def _read(
+    module: str, folder: str, questions: set[Question], known: dict[str, dict[str, Answer]]
+) -> dict[str, Answer] | None:
+    """The answers of `module` in `folder`, which become known, too; None where it is not there."""
+    file = find_file(module, [folder])
+    if file is None:
+        return None
+    source = file.read_bytes()
+    answers = known.get(hash_bytes(source), {})
+    if answers.keys() != set(map(str, questions)):
+        answers = known[hash_bytes(source)] = answer(parse_bytes(source, file), sorted(questions))
+    return answers
+
+
+def _without(release: str, row: dict[str, list[str]]) -> dict[str, list[str]]:
+    others = {digest: [other for other in releases if other != release] for digest, releases in row.items()}
+    return {digest: releases for digest, releases in others.items() if releases}
+
+
+def _in_order(rows: Rows) -> Rows:
+    """The oldest release first, in each row and among the fingerprints of a target."""
+    for row in rows.values():
+        for releases in row.values():
+            releases.sort(key=_age)
+    return {target: dict(sorted(row.items(), key=lambda item: _age(item[1][0]))) for target, row in rows.items()}
+
+
+def _age(release: str) -> tuple[bool, list[int]]:
+    """Numbers count as numbers; what has no number, as main, is newest."""
+    return not release[:1].isdigit(), [int(number) for number in re.findall(r"\d+", release)]
+
+
+def _drop_unknown(files: Files, checked: Mapping[str, Edit], rows: Rows) -> Files:
+    """`files` without those that have a target as no release has it."""
+
+    def is_known(module: str, answers: dict[str, Answer]) -> bool:
+        edits = (edit for edit in checked.values() if edit.module == module)
+        found = ((edit.target, answers.get(str(ask_fingerprint(edit)))) for edit in edits)
+        return all(digest is None or digest in rows[target] for target, digest in found)
+
+    kept = {
+        module: {digest: answers for digest, answers in by_hash.items() if is_known(module, answers)}
+        for module, by_hash in files.items()
+    }
+    return {module: by_hash for module, by_hash in kept.items() if by_hash}

@@ -1,0 +1,30 @@
+"""The words for what becomes of a patch, and of each of its targets: everything that speaks of them uses these."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(str, Enum):
+    """Where a patch stands. A decision says applied or repaired of a patch that is still to be installed."""
+
+    PENDING = "pending"  # a module that it edits is not imported yet
+    APPLIED = "applied"  # this release lacks the change
+    REPAIRED = "repaired"  # this release has the change, with defects that the patch removes
+    NATIVE = "native"  # this release has the change, and the patch does nothing
+    DISABLED = "disabled"  # the user left it out
+    REFUSED = "refused"  # it cannot be applied here
+
+    __str__ = str.__str__
+
+
+class TargetState(str, Enum):
+    """Where one target of a patch stands."""
+
+    PENDING = "pending"
+    APPLIED = "applied"
+    CHANGED = "applied, then changed by another library"
+    ABSENT = "not in this Megatron"
+    UNTOUCHED = "untouched"  # the patch is not installed
+
+    __str__ = str.__str__

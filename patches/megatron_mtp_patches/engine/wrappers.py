@@ -1,0 +1,60 @@
+"""What takes a function's place where an edit wraps it: a wrapper, or a parser with one more flag."""
+
+from __future__ import annotations
+
+import functools
+from argparse import ArgumentError, ArgumentParser
+from types import MethodType
+from typing import Any, get_origin
+
+import wrapt
+
+from .declare import AddFlag
+
+
+class BoundWrapped(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt 1 takes none
+    """A method that was looked up. `Class.method(something)` is a method of `something` even if that is no Class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        code = getattr(self.__wrapped__, "__code__", None)
+        if self._self_instance is None and args and code is not None and code.co_varnames[:1] == ("self",):
+            wrapper: Any = self._self_wrapper
+            return wrapper(MethodType(self.__wrapped__, args[0]), args[0], args[1:], kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class Wrapped(wrapt.FunctionWrapper):  # type: ignore[type-arg]
+    """A wrapt wrapper that pickles by name and is not copied, as the function it stands for."""
+
+    __bound_function_wrapper__ = BoundWrapped
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        return self.__qualname__
+
+    def __copy__(self) -> Wrapped:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Wrapped:
+        return self
+
+
+def with_flag(function: Any, edit: AddFlag) -> Wrapped:
+    """`function`, whose parser also takes the flag."""
+    return Wrapped(function, functools.partial(_add_flag, edit))
+
+
+def _add_flag(edit: AddFlag, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> ArgumentParser:
+    parser = wrapped(*args, **kwargs)
+    try:
+        if edit.type is bool:
+            parser.add_argument(edit.flag, action="store_true", help=edit.help)
+        elif get_origin(edit.type) is list:
+            parser.add_argument(edit.flag, action="append", default=edit.default, help=edit.help)
+        else:
+            parser.add_argument(edit.flag, type=edit.type, default=edit.default, help=edit.help)
+    except ArgumentError:
+        pass  # this Megatron, or the user's own script, has the flag
+    return parser
