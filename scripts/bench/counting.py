@@ -1,4 +1,4 @@
-"""What a step makes the host and the network do: all-reduces, waits for the device, kernel launches."""
+"""Count what a step makes the host and the network do: all-reduces, host-device syncs, kernel launches."""
 
 from __future__ import annotations
 

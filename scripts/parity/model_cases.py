@@ -24,7 +24,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "recompute_num_layers": 1,
     },
 }
-WEIGHS = "weighs the MTP loss differently with --calculate-per-token-loss, and keeps doing so; the trunk is bitwise"
+WEIGHS = (
+    "weighs the MTP loss differently with --calculate-per-token-loss, and keeps doing so; the main model is bitwise"
+)
 DIFFERS = {"per_token": {"0.16.1": (WEIGHS, ["mtp", "correct", "heads"])}}
 
 
@@ -62,10 +64,10 @@ def run(layout: str, bf16: bool) -> dict[str, Any]:
                 "counts": {"updated": bool(updated), **counts},
             }
         )
-    trunk = [param for name, param in gpt.named_parameters() if not name.startswith("mtp.")]
+    main_model = [param for name, param in gpt.named_parameters() if not name.startswith("mtp.")]
     return {
         "steps": steps,
-        "parameters": {"trunk": describe(trunk), "heads": describe(gpt.mtp.parameters())},
+        "parameters": {"main model": describe(main_model), "heads": describe(gpt.mtp.parameters())},
     }
 
 
