@@ -72,7 +72,7 @@ def run(layout: str, bf16: bool) -> dict[str, Any]:
 
 
 def make_training(layout: dict[str, Any], bf16: bool) -> tuple[Any, Any, Any]:
-    """A seeded GPT, the same in its DDP, and its optimizer."""
+    """Return a seeded GPT, the same GPT in Megatron's DDP, and its optimizer."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -113,7 +113,7 @@ def make_training(layout: dict[str, Any], bf16: bool) -> tuple[Any, Any, Any]:
 
 
 def fill(model: Any) -> None:
-    """The same numbers on every release, which differ in how they initialise and in one name."""
+    """Fill the model with the same numbers on every release; releases initialise it differently."""
     generator = torch.Generator().manual_seed(3)
     for name, param in model.named_parameters():
         if param.dim() > 1:
@@ -123,7 +123,7 @@ def fill(model: Any) -> None:
 
 
 def forward_backward(model: Any, generator: torch.Generator) -> list[float]:
-    """Gradients of two seeded microbatches; returns their losses."""
+    """Compute the gradients of two seeded microbatches; return their losses."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     losses = []
