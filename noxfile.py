@@ -108,7 +108,7 @@ def dropped_edits(session: nox.Session) -> None:
     """A test notices each edit of the patches that is left out: three edits, or -- 0.18.2 for all of that release."""
     release, *options = session.posargs or [TORCH_RELEASE, "--sample=3"]
     environment = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
-    words = ["-q", "--drop-edits", "-o", "warm_limit=120", *options, *NOTICE_EDITS]
+    words = ["-q", "--drop-edits", "-o", "warm_limit=300", *options, *NOTICE_EDITS]
     session.run(str(python_of("tests", release)), "-m", "pytest", *words, env=environment)
 
 

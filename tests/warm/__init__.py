@@ -17,4 +17,7 @@ The files of this package, from the command to the test:
     inside.py     pytest in a fork: runs the tests of one job on one rank and sends its reports
     merge.py      one report of a test from those of its ranks
     processes.py  forked ranks for tests that start some themselves (trainings, ranks that are killed)
+
+    dropped_edits.py  pytest --drop-edits: runs tests without one edit of the patches, until one fails
+    edits.py          the names of the edits; leaves one out in a fork
 """

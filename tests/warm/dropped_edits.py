@@ -49,10 +49,9 @@ class DropEdits:
         reasons = read_survivors(self.config.rootpath / SURVIVORS, metadata.version("megatron-core"))
         chosen = self._find_effective()
         if self.config.option.sample:
-            commit = subprocess.run(
-                ["git", "rev-parse", "HEAD"], cwd=self.config.rootpath, stdout=subprocess.PIPE
-            ).stdout
-            chosen = random.Random(commit).sample(chosen, self.config.option.sample)
+            commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=self.config.rootpath)
+            noticed = [name for name in chosen if name not in reasons]  # the others take all tests
+            chosen = random.Random(commit).sample(noticed, self.config.option.sample)
         items[:] = [
             DroppedEdit.from_parent(session, name=name, nodeid=name, reason=reasons.get(name), run=self)
             for name in chosen
