@@ -60,7 +60,10 @@ def named_groups(config: Any) -> list[NamedGroup]:
     Raises:
         ValueError: a group that cannot be read, or one name for two groups.
     """
-    groups = [parse_group(text) for text in getattr(config, "grad_norm_group", None) or ()]
+    texts = getattr(config, "grad_norm_group", None) or ()
+    if not isinstance(texts, (list, tuple)):
+        raise ValueError(f"grad_norm_group {texts!r} must be a list of NAME=REGEX:LIMIT")
+    groups = [parse_group(text) for text in texts]
     names = [group.name for group in groups]
     for name in names:
         if names.count(name) > 1:

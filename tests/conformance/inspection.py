@@ -103,7 +103,8 @@ def count(edit: Edit) -> int | str | None:
         fields = [field for field in dataclasses.fields(value) if field.name == edit.field]
         if fields:
             needed = dict.fromkeys(NEEDED.intersection(inspect.signature(value).parameters), 1)
-            assert getattr(value(**needed, **{edit.field: 0.5}), edit.field) == 0.5
+            given = ["name=regex:1"] if edit.field == "grad_norm_group" else 0.5
+            assert getattr(value(**needed, **{edit.field: given}), edit.field) == given
             assert getattr(value(**needed), edit.field) == edit.default
             assert inspect.signature(value).parameters[edit.field].default == edit.default
         return "native" if any("added_in_place" not in field.metadata for field in fields) else len(fields)
@@ -111,7 +112,8 @@ def count(edit: Edit) -> int | str | None:
     parser = value(argparse.ArgumentParser(conflict_handler="error", allow_abbrev=False))
     action = parser._option_string_actions.get(edit.flag)
     if action:
-        assert (action.default, action.type or bool) == (edit.default, edit.type)
+        kind = list[str] if isinstance(action, argparse._AppendAction) else action.type or bool
+        assert (action.default, kind) == (edit.default, edit.type)
     return sum(edit.flag in action.option_strings for action in parser._actions)
 
 

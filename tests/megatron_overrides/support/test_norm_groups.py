@@ -40,6 +40,11 @@ def test_a_group_that_cannot_be_read_is_an_error(text, problem):
     assert problem in str(error.value)
 
 
+def test_a_group_that_is_not_in_a_list_is_an_error():
+    with pytest.raises(ValueError, match="grad_norm_group 'router=mlp:1' must be a list of NAME=REGEX:LIMIT"):
+        named_groups(SimpleNamespace(grad_norm_group="router=mlp:1"))
+
+
 def test_one_name_for_two_groups_is_an_error():
     with pytest.raises(ValueError, match="'a' is given to 2 groups"):
         named_groups(config("a=x:1", "b=y:1", "a=z:1"))
