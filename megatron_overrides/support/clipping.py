@@ -1,4 +1,4 @@
-"""Scale gradients down to their limits, each norm group by its own norm."""
+"""Scale the gradients of each norm group down to the limit of that group."""
 
 from __future__ import annotations
 

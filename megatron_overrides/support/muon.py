@@ -1,7 +1,7 @@
-"""Which optimizers orthogonalize their update, and so have no use for a gradient that is clipped by its norm.
+"""Which optimizers orthogonalize their update, so that clipping their gradient by its norm does nothing for them.
 
-NVIDIA/Megatron-LM#5395: Newton-Schulz makes an update of the same size from a gradient of any size, until clipping by
-somebody else's large norm pushes the gradient under the iteration's floor (#5394). Then it makes next to nothing.
+NVIDIA/Megatron-LM#5395: Newton-Schulz makes an update of the same size from a gradient of any size. But if another
+module's large norm clips the gradient below the floor of the iteration (#5394), the update becomes almost zero.
 """
 
 from __future__ import annotations

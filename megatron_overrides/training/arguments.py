@@ -29,7 +29,7 @@ def _check_separate_clip(settings: Any) -> None:
         if getattr(settings, name, None) is not None:
             raise ValueError(
                 f"--{name.replace('_', '-')} needs MTP heads that are clipped on their own: add --mtp-detach-heads, "
-                f"or --separate-mtp-grad-clip to keep training the trunk with the MTP loss"
+                f"or --separate-mtp-grad-clip to keep training the main model with the MTP loss"
             )
 
 

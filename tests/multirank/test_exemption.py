@@ -109,7 +109,7 @@ def test_muon_alone_measures_what_it_reports_and_nothing_else(
 
 @pytest.mark.ranks(2, 4)
 def test_ranks_of_different_kinds_enter_the_same_reductions(parallel, from_all_ranks, count_collectives, rank):
-    """One rank's chain is exempt, the others' are not; a subclass has a norm of its own making."""
+    """The chain of one rank is exempt, the others are not; a subclass overrides the norm."""
     from megatron.core import parallel_state
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer
@@ -200,4 +200,4 @@ def test_newton_schulz_of_shards_is_the_same_for_a_small_matrix(
         expected, as_many = orthogonalize(1.0)
         small, _ = orthogonalize(2.0**-60)
     assert torch.equal(result, expected) and reductions == as_many
-    assert small.norm() < 0.01 * expected.norm(), "emerging_optimizers has mended it: the patch should say since when"
+    assert small.norm() < 0.01 * expected.norm(), "emerging_optimizers has fixed it: the patch should say since when"

@@ -244,7 +244,7 @@ def test_gradients_are_clipped_by_the_norm_of_all_ranks(make, strategy, monkeypa
     assert_same(whole(made, gradient), {name: w.grad for name, w in reference.weights.items()}, **CLOSE)
 
 
-def test_heads_are_clipped_by_a_norm_of_their_own(make):
+def test_heads_are_clipped_separately(make):
     def mark(net):
         for param in net[1].parameters():
             param.grad_norm_group = "mtp"

@@ -100,7 +100,7 @@ def test_tensor_parallel_heads_are_detached_and_count_as_on_one_rank(
 
 
 def test_context_parallel_heads_are_detached(parallel, make_model, tokens):
-    """From the hidden states of the trunk on. Each rank's attention sees its own part alone: no matter to gradients."""
+    """The gradient stops at the hidden states of the main model, although each rank's attention sees its part alone."""
     parallel(context_parallel_size=2)
     model = make_model(mtp_detach_heads=True)
     hidden = torch.randn(LENGTH, BATCH, 16, requires_grad=True)

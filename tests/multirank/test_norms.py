@@ -1,4 +1,4 @@
-"""One reduction gives every rank the same norms, of the trunk and of the MTP heads, whoever owns what."""
+"""One reduction gives every rank the same norms, of the main model and of the MTP heads, whatever each rank owns."""
 
 import math
 
@@ -53,7 +53,7 @@ def check(optimizer, from_all_ranks, main, mtp, updated=True):
 def test_heads_on_one_rank_only_and_a_rank_without_parameters(
     make_leaf, from_all_ranks, count_collectives, rank, world_size, standing_alone
 ):
-    """As with the heads on the last pipeline stage alone. Rank 0 owns nothing where another can own the trunk."""
+    """As with the heads on the last pipeline stage alone. Rank 0 owns nothing if another rank can own the main model."""
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
     norms = {} if rank == 0 and world_size > 2 else {None: 3.0}
@@ -61,10 +61,10 @@ def test_heads_on_one_rank_only_and_a_rank_without_parameters(
         norms["mtp"] = 40.0
     optimizer = make_leaf(norms, clip_grad=1.0)
     optimizer = optimizer if standing_alone else ChainedOptimizer([optimizer])
-    trunks = world_size - (world_size > 2)
+    owners = world_size - (world_size > 2)
     for _ in range(2):
         count_collectives.clear()
-        check(optimizer, from_all_ranks, 3.0 * math.sqrt(trunks), 40.0)
+        check(optimizer, from_all_ranks, 3.0 * math.sqrt(owners), 40.0)
         assert count_collectives == ["all_reduce"]
         for param in optimizer.get_parameters():
             param.grad = None
@@ -82,9 +82,9 @@ def test_nobody_owns_heads(make_leaf, from_all_ranks, count_collectives, world_s
 def test_heads_over_their_threshold_are_dropped_on_every_rank(make_leaf, from_all_ranks, rank, world_size, bad):
     """The norm is over it because of one rank; the heads of all ranks must stay as they are."""
     optimizer = make_leaf({None: 1.0, "mtp": bad if rank == 1 else 1.0}, mtp_grad_norm_skip_threshold=20.0)
-    trunk, heads = optimizer.get_parameters()
+    main, heads = optimizer.get_parameters()
     assert optimizer.step()[0] is True
-    assert torch.equal(heads, torch.ones(4)) and not torch.equal(trunk, torch.ones(4))
+    assert torch.equal(heads, torch.ones(4)) and not torch.equal(main, torch.ones(4))
 
 
 @pytest.mark.ranks(4)
@@ -159,10 +159,10 @@ def test_layer_wise_reduces_the_heads_over_all_ranks(parallel, make_ddp_model, f
     assert measure() == [pytest.approx(right)] * dist.get_world_size()
     with unpatched():
         if nested and hasattr(ChainedOptimizer, "_get_grad_norm_for_group"):
-            assert len(set(measure())) > 1, "upstream has mended it: the repair can go"
+            assert len(set(measure())) > 1, "upstream has fixed it: the repair can go"
 
 
-def test_mimo_clips_the_heads_by_their_own_norm(parallel, rank, world_size, from_all_ranks):
+def test_mimo_clips_the_heads_separately(parallel, rank, world_size, from_all_ranks):
     mimo = pytest.importorskip("megatron.core.models.mimo.optimizer", reason="0.16.1 has no MimoOptimizer")
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import FP32Optimizer

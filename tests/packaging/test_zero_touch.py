@@ -49,7 +49,7 @@ def test_a_variable_alone_does_nothing(environment):
 
 
 @pytest.mark.parametrize("words", [[], ["-I"], ["-E"], ["-s"], ["-O"], ["-OO"]], ids=str)
-def test_enabled_and_asked_for_every_python_applies_the_set(enabled, words):
+def test_enabled_and_asked_for_every_python_applies_the_patches(enabled, words):
     done = enabled.run(*words, "-c", LOADED, MEGATRON_MTP_PATCHES="all")
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 

@@ -1,7 +1,7 @@
 """Newton-Schulz for inputs that are smaller than the floor under the norm that it divides by.
 
-The input is made larger before it is squared, by a power of two, which changes no digit of it; so squares do not
-underflow, and nothing has to wait for the device to know whether it is small.
+The input is multiplied by a power of two before it is squared, which changes no digit of it. So squares do not
+underflow, and there is no host-device sync to find out whether the input is small.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def test_inputs_over_the_floor_are_left_as_they_are(newton_schulz, unpatched, sc
 
 
 def test_unpatched_a_small_input_gives_a_small_update(unpatched):
-    """If this fails, emerging_optimizers has mended it, and the patch should say since when."""
+    """If this fails, emerging_optimizers has fixed it, and the patch should say since when."""
     with unpatched():
         from emerging_optimizers.orthogonalized_optimizers import muon_utils
 

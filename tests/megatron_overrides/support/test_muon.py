@@ -130,7 +130,7 @@ def left(chain):
     return [pytest.approx(float(param.grad.norm()), rel=1e-5) for param in chain.get_parameters()]
 
 
-def test_only_the_rest_is_clipped_and_by_its_own_norm(make_chain):
+def test_only_what_is_not_exempt_is_clipped_and_by_the_norm_without_the_exempt(make_chain):
     chain = make_chain(ALL, clip_grad=1.0, mtp_clip_grad=2.0)
     updated, norm, _ = chain.step()
     assert updated and norm == pytest.approx((1e10 + 900) ** 0.5)

@@ -71,7 +71,7 @@ def stop_before_update(monkeypatch):
         ({"clip_grad": 0.0}, [MAIN, HEADS]),
     ],
 )
-def test_each_is_clipped_by_its_own_norm(make, stop_before_update, kind, config, left):
+def test_each_group_is_clipped_by_the_norm_of_that_group(make, stop_before_update, kind, config, left):
     optimizer, _, _ = make(kind, **config)
     stop_before_update(optimizer)
     _, norm, _ = optimizer.step()
@@ -306,7 +306,7 @@ def test_an_overridden_main_norm_leaves_the_heads_theirs(make, stop_before_updat
         assert norms_left(optimizer) == about([0.5, 1.0])
 
 
-def test_an_optimizer_that_knows_no_ranks_has_its_own_norm():
+def test_an_optimizer_without_process_groups_measures_this_rank():
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
