@@ -53,7 +53,7 @@ def check(optimizer, from_all_ranks, main, mtp, updated=True):
 def test_heads_on_one_rank_only_and_a_rank_without_parameters(
     make_leaf, from_all_ranks, count_collectives, rank, world_size, standing_alone
 ):
-    """As with the heads on the last pipeline stage alone. Rank 0 owns nothing if another rank can own the main model."""
+    """As with the heads on the last pipeline stage alone. Rank 0 owns nothing if another rank owns the main model."""
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
     norms = {} if rank == 0 and world_size > 2 else {None: 3.0}
