@@ -48,6 +48,7 @@ class StepRecord:
     def __init__(self) -> None:
         self.census: Census | None = None
         self.norms: GradNorms | None = None
+        self.has_measured = False
         self.decision = StepDecision()
         self.skipped_updates = SkipCounter(
             "updates skipped for grad norm",
@@ -85,11 +86,29 @@ def publish(optimizer: Any, norms: GradNorms | None = None, decision: StepDecisi
     global _stepped_last
     record = record_of(optimizer)
     _stepped_last = weakref.ref(record)
+    if norms is not None and not record.has_measured:
+        record.has_measured = True
+        _warn_of_settings_without_heads(norms, optimizer.config)
     set_norms(optimizer, norms)
     record.decision = decision or StepDecision()
     record.skipped_updates = record.skipped_updates.plus(record.decision.update)
     record.skipped_mtp_updates = record.skipped_mtp_updates.plus(record.decision.mtp)
     record.metrics = list(_metrics(record, optimizer.config))
+
+
+def _warn_of_settings_without_heads(norms: GradNorms, config: Any) -> None:
+    """At the first step: a setting for MTP heads does nothing if no rank has tagged heads."""
+    if MTP_GRAD_NORM_GROUP in norms.total:
+        return
+    for name in ("mtp_clip_grad", "mtp_grad_norm_skip_threshold"):
+        value = getattr(config, name, None)
+        if value is not None:
+            log_single_rank(
+                logger,
+                logging.WARNING,
+                f"--{name.replace('_', '-')} {value:g} has no effect: no rank has MTP heads that are clipped separately. "
+                f"They need --mtp-num-layers, and --mtp-detach-heads or --separate-mtp-grad-clip",
+            )
 
 
 def set_norms(optimizer: Any, norms: GradNorms | None) -> None:

@@ -33,7 +33,7 @@ def log_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
 
 def append_to_log_line(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps print_rank_last: the one line that training_log prints gets our metrics at its end."""
-    message, *rest = args
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
     if _is_logging.get():
-        message += "".join(metric.text for metric in training_metrics())
-    return wrapped(message, *rest, **kwargs)
+        call.arguments["message"] += "".join(metric.text for metric in training_metrics())
+    return wrapped(*call.args, **call.kwargs)

@@ -180,6 +180,35 @@ def test_copying_a_wrapped_function_gives_the_same_object(library):
     assert copy.deepcopy({"call": f})["call"] is f
 
 
+METHODS = ["method", "static", "class_method"]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda kept: pickle.loads(pickle.dumps(kept))])
+@pytest.mark.parametrize("name", METHODS)
+def test_an_object_that_keeps_its_wrapped_method_can_be_copied_and_pickled(library, copied, name):
+    """As models of verl keep the `_postprocess` that they replace."""
+    library.applied(Wrap(f"lib:C.{name}", "overrides:add_suffix"))
+    kept = library.load().C()
+    kept.backup = getattr(kept, name)
+    new = copied(kept)
+    assert new is not kept
+    assert new.backup() == kept.backup() == getattr(kept, name)()
+    assert "suffix" in new.backup()
+    if name == "method":
+        assert new.backup.__self__ is new
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_wrapped_method_looked_up_on_its_class_can_be_copied_and_pickled(library, name):
+    library.applied(Wrap(f"lib:C.{name}", "overrides:add_suffix"))
+    library_class = library.load().C
+    method = getattr(library_class, name)
+    arguments = [library_class()] if name == "method" else []
+    for new in (copy.copy(method), copy.deepcopy(method), pickle.loads(pickle.dumps(method))):
+        assert new(*arguments) == method(*arguments)
+        assert "suffix" in new(*arguments)
+
+
 def test_an_edit_that_does_not_fit_its_target_is_refused(library):
     with pytest.raises(PatchError, match="a-patch is refused"):
         library.applied(AddField("lib:f", field="x", type=int, default=1, doc=""))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib
 from argparse import ArgumentError, ArgumentParser
 from types import MethodType
 from typing import Any, get_origin
@@ -13,7 +15,10 @@ from .declare import AddFlag
 
 
 class BoundWrapped(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt 1 takes none
-    """A method that was looked up. `Class.method(something)` is a method of `something` even if that is no Class."""
+    """A method that was looked up. `Class.method(something)` is a method of `something` even if that is no Class.
+
+    It is copied and pickled as a bound method is: models of verl keep one on themselves.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         code = getattr(self.__wrapped__, "__code__", None)
@@ -21,6 +26,23 @@ class BoundWrapped(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wra
             wrapper: Any = self._self_wrapper
             return wrapper(MethodType(self.__wrapped__, args[0]), args[0], args[1:], kwargs)
         return super().__call__(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        if self._self_instance is None:
+            return _look_up, (self.__module__, self.__qualname__)
+        return getattr, (self._self_instance, self.__name__)
+
+    def __copy__(self) -> BoundWrapped:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        if self._self_instance is None:
+            return self
+        return getattr(copy.deepcopy(self._self_instance, memo), self.__name__)
+
+
+def _look_up(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
 
 class Wrapped(wrapt.FunctionWrapper):  # type: ignore[type-arg]

@@ -65,6 +65,17 @@ def test_a_step_that_measured_nothing_shows_no_norm_of_the_step_before():
     assert texts(optimizer) == counts
 
 
+@pytest.mark.parametrize("setting", ["mtp_clip_grad", "mtp_grad_norm_skip_threshold"])
+def test_a_setting_for_heads_that_no_rank_has_is_a_warning_once(setting, caplog):
+    """As with OptimizerConfig(mtp_clip_grad=1.0) in a framework that tags no heads."""
+    optimizer, with_heads = Optimizer(**{setting: 1.0}), Optimizer(**{setting: 1.0})
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            publish(optimizer, norms())
+        publish(with_heads, norms(mtp=1.0))
+    assert caplog.text.count(f"--{setting.replace('_', '-')} 1 has no effect: no rank has MTP heads") == 1
+
+
 def test_two_optimizers_do_not_mix():
     actor, critic = Optimizer(grad_norm_skip_threshold=2.0), Optimizer(grad_norm_skip_threshold=2.0)
     publish(actor, norms(), SKIPPED)

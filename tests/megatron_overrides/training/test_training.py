@@ -53,6 +53,12 @@ def test_the_log_line_ends_with_our_metrics_and_other_lines_do_not(log):
     assert lines == [" iteration 1 | heads:   3 |", "outside"]
 
 
+def test_the_line_may_be_given_by_its_name():
+    lines = []
+    ours.append_to_log_line(lambda message: lines.append(message), None, (), {"message": "hello"})
+    assert lines == ["hello"]
+
+
 def test_writers_get_them_at_their_interval(log):
     _, tensorboard, wandb = log(1)
     assert tensorboard == wandb == []
