@@ -48,7 +48,7 @@ stage "data: the Python standard library's sources, as bytes"
 
 echo "Left out of all training: TransformerEngine and Apex (not installed; Megatron's own modules do the work)."
 
-stage "MTP heads: one training with them in the trunk, two with them detached"
+stage "MTP heads: one training in which they train the main model, two with them detached"
 "$python" -m scripts.demo.experiments heads --data "$data" --output "$output"
 
 stage "bad batches: one training to a checkpoint, then on from it twice"

@@ -1,4 +1,4 @@
-"""What a step makes the host and the network do: all-reduces, waits for the device, kernel launches."""
+"""Count what a step makes the host and the network do: all-reduces, host-device syncs, kernel launches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 # Reading one number of a tensor on the host. On a GPU it ends in the first of WAITS.
 READ = "aten::_local_scalar_dense"
-# torch's own optimizers count their steps in tensors that lie on the host: reading those waits for nothing.
+# torch's optimizers count their steps in tensors on the host: reading those waits for nothing.
 OF_TORCH = "Optimizer.step#"
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel")
 
 
 class Counts(NamedTuple):
-    """Of one step. On a CPU nothing is launched, and a wait is a number that a GPU's host would have waited for."""
+    """Counts of one step. On a CPU nothing is launched, and a sync is a number that a GPU's host waits for."""
 
     all_reduces: float
     host_syncs: float
@@ -25,7 +25,7 @@ class Counts(NamedTuple):
 
 
 def count(step: Callable[[], Any], steps: int, on_gpu: bool) -> Counts:
-    """The mean of `steps` calls of `step`, which has already run."""
+    """Return the mean of `steps` calls of `step`, which has already run."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     activities += [torch.profiler.ProfilerActivity.CUDA] * on_gpu
     with (
@@ -42,7 +42,7 @@ def count(step: Callable[[], Any], steps: int, on_gpu: bool) -> Counts:
 
 
 def tally(events: Iterable[Any], on_gpu: bool) -> tuple[int, int]:
-    """(waits, launches) among the profiler's events."""
+    """Return (syncs, launches) among the profiler's events."""
     waits = launches = 0
     for event in events:
         waits += event.name in WAITS if on_gpu else event.name == READ and not _is_of_torch(event)
@@ -58,7 +58,7 @@ def _is_of_torch(event: Any) -> bool:
 
 @contextmanager
 def _calls(owner: Any, name: str) -> Iterator[list[None]]:
-    """One entry for each call of owner.name."""
+    """Collect one entry for each call of owner.name."""
     original = getattr(owner, name)
     seen: list[None] = []
 

@@ -1,4 +1,4 @@
-"""What this rank holds for a model and its optimizer, in bytes, counted tensor by tensor."""
+"""Count the bytes that this rank holds for a model and its optimizer, tensor by tensor."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     patches = options.patches or list(NEEDS)
     if unknown := set(patches) - set(NEEDS):
-        sys.exit(f"nothing is measured of {', '.join(sorted(unknown))}; choose from {', '.join(NEEDS)}")
+        options.error(f"nothing is measured of {', '.join(sorted(unknown))}; choose from {', '.join(NEEDS)}")
     needed = ["torch", "megatron", *(name for patch in patches for name in NEEDS[patch])]
     if absent := [name for name in needed if find_spec(name) is None]:
-        sys.exit(f"{sys.executable} has no {', '.join(absent)}, which this needs")
+        options.error(f"{sys.executable} has no {', '.join(absent)}, which this needs")
     import torch
     from rich.progress import track
 

@@ -39,6 +39,8 @@ def run(options: argparse.Namespace) -> None:
     from .muon_training import RATIOS, VARIANTS, measure
 
     on_gpu = options.device == "gpu" if options.device else torch.cuda.is_available()
+    if on_gpu and not torch.cuda.is_available():
+        options.error("--device gpu: torch finds no GPU here; --device cpu rehearses without one")
     losses = measure(options.steps, options.dtype, on_gpu)
     compare(losses, options.steps).show()
     if options.json:

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
 def measure(
     release: str, ranks: int, options: argparse.Namespace, logs: Path, tell: Any
 ) -> tuple[dict[str, str], list[record.Row]]:
-    """(versions, rows) of a release without and with the patches and of the native one, if --python has that.
+    """Return (versions, rows) of a release without and with the patches and of the native one, if --python has that.
 
     `tell` hears of each start. Where the release is the native one it is started twice without the patches.
     """

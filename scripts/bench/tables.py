@@ -10,7 +10,7 @@ from scripts.common.markdown import Table
 Row = dict[str, Any]
 NATIVE = f"native {REFERENCE}"
 WITHOUT_KERNELS = (
-    "Where neither TransformerEngine nor Apex is installed, Megatron's own norm reads one number for each parameter, "
+    "Where neither TransformerEngine nor Apex is installed, Megatron's norm reads one number for each parameter, "
     "patched or not."
 )
 
@@ -44,7 +44,7 @@ def _steps(rows: list[Row]) -> list[Table]:
         ),
         Table(
             f"In one optimizer.step: {NATIVE} / unpatched / patched",
-            [*place, "sets of ranks", "all-reduces", "waits of the host", "kernel launches"],
+            [*place, "sets of ranks", "all-reduces", "host-device syncs", "kernel launches"],
             calls,
             note=WITHOUT_KERNELS,
         ),

@@ -2,13 +2,13 @@
 
     python -m scripts.demo.experiments heads|skipping --data demo_output/data/stdlib --output demo_output
 
-heads: what two MTP heads, whose loss weighs three times the trunk's, do to the trunk. They train it; then they are
-detached but share one gradient norm with it, as before NVIDIA/Megatron-LM#4116; then they are detached and clipped by
-their own norm.
+heads: how two MTP heads, whose loss weighs three times the main model's, affect the main model. First they train it;
+then they are detached but share one gradient norm with it, as before NVIDIA/Megatron-LM#4116; then they are detached
+and clipped by a separate norm.
 
-skipping: one training to a checkpoint, which goes on from there without and with --grad-norm-skip-threshold. Both
-continuations meet the same accident: bursts of batches that arrive still compressed (dataset.py). Everything else is
-the same command line, seed and data order.
+skipping: one training to a checkpoint, which continues from there without and with --grad-norm-skip-threshold. Both
+continuations meet the same accident: bursts of batches that arrive still compressed (dataset.py). Command line, seed
+and order of the data are otherwise the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FLAGS = f"""
 """.split()
 # What a log line must hold to be shown; the whole log is kept in a file.
 SHOWN = re.compile(r"^\s*(\[[^]]*\] )?iteration +\d+/|validation loss at|update skipped|^rehearsal on the CPU")
-BITS = 1 / math.log(2)  # a loss in nats a byte, in bits a byte
+BITS = 1 / math.log(2)  # from nats to bits
 
 HEADS_LAST = 120  # iterations
 LATE = range(HEADS_LAST - 19, HEADS_LAST + 1)
@@ -57,7 +57,7 @@ THRESHOLD = 10.0  # gradient norms: about 1 on text (9 in the very first steps),
 
 @dataclass
 class Curves:
-    """What one run wrote for TensorBoard, by iteration. Losses are in bits a byte."""
+    """What one run wrote for TensorBoard, by iteration. Losses are in bits per byte."""
 
     loss: dict[int, float]
     mtp_loss: dict[int, float]
@@ -118,7 +118,7 @@ def show(line: str) -> None:
 def heads(data: Path, output: Path) -> Table:
     """Train, draw the plot in `output`, and compare."""
     flags = f"--train-iters {HEADS_LAST} --mtp-num-layers 2 --mtp-loss-scaling-factor 3".split()
-    print(f"--- 1 of 3: the heads train the trunk, on {where()}", flush=True)
+    print(f"--- 1 of 3: the heads train the main model, on {where()}", flush=True)
     attached = train("attached", output, data, *flags)
     print("--- 2 of 3: --mtp-detach-heads, without clip-mtp-grads-separately", flush=True)
     one_norm = train("one_norm", output, data, *flags, "--mtp-detach-heads", patches="-clip-mtp-grads-separately")
@@ -132,16 +132,16 @@ def compare_heads(*runs: Curves) -> Table:
     def late(curve: dict[int, float]) -> float:
         return mean(curve[iteration] for iteration in LATE)
 
-    columns = ["", "heads train\nthe trunk", "detached,\none norm for all", "detached,\nown norm"]
+    columns = ["", "heads train\nthe main model", "detached,\none norm for all", "detached,\nseparate norm"]
     kept = [100 * mean(min(1.0, CLIP / norm) for norm in run.grad_norm.values()) for run in runs]
     rows = [
-        ["validation loss of the trunk", *(f"{run.validation_loss:.3f}" for run in runs)],
-        ["gradient norm that clips the trunk", *(f"{late(run.grad_norm):.2f}" for run in runs)],
-        ["share of its gradient the trunk keeps, %", *(f"{share:.0f}" for share in kept)],
+        ["validation loss of the main model", *(f"{run.validation_loss:.3f}" for run in runs)],
+        ["gradient norm that clips the main model", *(f"{late(run.grad_norm):.2f}" for run in runs)],
+        ["share of its gradient the main model keeps, %", *(f"{share:.0f}" for share in kept)],
         ["gradient norm of the heads", "-", "-", f"{late(runs[-1].mtp_grad_norm):.2f}"],
         *([f"acceptance of head {head}, %", *(f"{late(run.acceptance[head]):.1f}" for run in runs)] for head in (1, 2)),
     ]
-    title = f"two MTP heads, {HEADS_LAST} iterations; losses in bits a byte"
+    title = f"two MTP heads, {HEADS_LAST} iterations; losses in bits per byte"
     return Table(title, columns, rows, right=(1, 2, 3))
 
 
@@ -174,7 +174,7 @@ def compare_skipping(*runs: Curves) -> Table:
         ["largest gradient norm on text", *(f"{norm:.1f}" for norm in calm)],
         ["updates skipped", *(str(run.updates_skipped) for run in runs)],
     ]
-    title = f"iterations {FORK + 1} to {SKIPPING_LAST}, losses in bits a byte"
+    title = f"iterations {FORK + 1} to {SKIPPING_LAST}, losses in bits per byte"
     return Table(title, ["", "before\nno threshold", f"after\nskip over {THRESHOLD:g}"], rows, right=(1, 2))
 
 

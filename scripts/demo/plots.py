@@ -79,22 +79,22 @@ def save(figure: Any, path: Path) -> None:
 
 def draw_heads(attached: Curves, one_norm: Curves, detached: Curves, clip: float, path: Path) -> None:
     titles = [
-        "loss of the trunk, mean of 5 iterations",
-        "gradient norm by which the trunk is clipped",
-        "tokens that the first head guesses right",
+        "loss of the main model, mean of 5 iterations",
+        "gradient norm by which the main model is clipped",
+        "acceptance rate of the first head",
     ]
-    figure, (loss, norm, acceptance) = start("Detached heads learn as well and leave the trunk alone", titles)
+    figure, (loss, norm, acceptance) = start("Detached heads learn as well and leave the main model alone", titles)
     runs = (
-        (attached, RED, "heads train the trunk"),
+        (attached, RED, "heads train the main model"),
         (one_norm, YELLOW, "detached, one norm for all"),
-        (detached, BLUE, "detached, own norm"),
+        (detached, BLUE, "detached, separate norm"),
     )
     for run, colour, label in runs:
         loss.plot(*smooth(without(run.loss, range(STEEP + 1))), color=colour, linewidth=1.8, label=label)
         norm.plot(*smooth(run.grad_norm), color=colour, linewidth=1.5, label=label)
         acceptance.plot(*smooth(run.acceptance[1]), color=colour, linewidth=1.8, label=label)
     dotted = {"linewidth": 1.2, "linestyle": (0, (2, 2))}
-    norm.plot(*smooth(detached.mtp_grad_norm), color=BLUE, label="its heads' own norm", **dotted)
+    norm.plot(*smooth(detached.mtp_grad_norm), color=BLUE, label="norm of its heads", **dotted)
     norm.axhline(clip, color=DARK, linewidth=1, linestyle=DASHED)
     norm.annotate(f"--clip-grad {clip:g}", (1, clip), xytext=(2, -12), textcoords="offset points", color=DARK)
     loss.set_ylabel("bits per byte")

@@ -1,4 +1,4 @@
-"""Two figures for docs/: heads that learn without labels, and heads whose loss has a scale of its own.
+"""Two figures for docs/: heads that learn without labels, and heads whose loss has a separate scale.
 
     python -m megatron_mtp_patches run --device cpu scripts/docs/figures.py DATA OUTPUT
 
@@ -120,9 +120,9 @@ def main() -> None:
     data = torch.frombuffer(bytearray(Path(f"{prefix}.bin").read_bytes()[: 1 << 22]), dtype=torch.uint8).long()
     labels = {"labels given": train(data, True), "labels=None": train(data, False)}
     title = "A head learns from the tokens what it learns from labels"
-    draw(output / "labels_from_tokens.png", title, "mtp_1_acceptance_rate", "guessed right, %", labels)
+    draw(output / "labels_from_tokens.png", title, "mtp_1_acceptance_rate", "acceptance rate, %", labels)
     scales = {f"scale {scale:g}": train(data, True, scale) for scale in (0.1, 1.0, 10.0)}
-    title = "mtp_grad_scale_func: the MTP loss has a scale of its own"
+    title = "mtp_grad_scale_func: a separate scale for the MTP loss"
     draw(output / "mtp_loss_scale.png", title, "norm", "gradient norm of the head", scales)
 
 

@@ -1,4 +1,4 @@
-"""How far records are from their reference."""
+"""Compare records with their reference, to the bit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ BITWISE = "bitwise"
 
 
 class Difference(NamedTuple):
-    """Largest absolute differences by kind of number, and the first place; {} and "": equal to the bit.
+    """The difference between two records of a case.
 
-    `cause`: why this release is meant to differ, if that is the cause of all that differs.
+    Attributes:
+        largest: {kind of number: largest absolute difference}; empty if they are equal to the bit.
+        first: the first place that differs, in words.
+        cause: why this release is meant to differ, if that is the cause of all that differs.
     """
 
     largest: dict[str, float]
@@ -28,7 +31,7 @@ class Difference(NamedTuple):
 
 
 def compare(reference: dict[str, Any], other: dict[str, Any]) -> dict[str, Difference]:
-    """For each case of `reference` how far `other` is from it."""
+    """Return how far `other` is from each case of `reference`."""
     if reference["ranks"] != other["ranks"]:
         raise SystemExit(f"one record is of {reference['ranks']} ranks, another of {other['ranks']}")
     return {name: _compare_case(case, other["cases"].get(name)) for name, case in reference["cases"].items()}
@@ -53,7 +56,7 @@ def _compare_case(reference: dict[str, Any], other: dict[str, Any] | None) -> Di
 
 
 def _flatten(value: Any, place: tuple = ()) -> Iterator[tuple[tuple, Any]]:
-    """Rank, "step", its number, kind, which ...: number."""
+    """Yield (place, number); a place is ("rank", its number, "steps", its number, kind, which ...)."""
     if isinstance(value, (dict, list)):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in parts:
@@ -67,12 +70,12 @@ def _kind(place: tuple) -> str:
 
 
 def _exactly(value: Any) -> str:
-    """Tells -0.0 from 0.0, and NaN equals NaN; a count is 3 in one release and 3.0 in another."""
+    """Return a text that differs for -0.0 and 0.0, and is the same for NaN and NaN, and for the counts 3 and 3.0."""
     return repr(float(value)) if isinstance(value, (int, float)) else str(value)
 
 
 def _size(number: Any, wanted: Any) -> float:
-    """Infinite where one alone is no number; a hash has no size."""
+    """Return the distance of two values: infinite if only one is a number, 0 of two hashes."""
     if isinstance(number, str) and isinstance(wanted, str):
         return 0.0
     if not isinstance(number, (int, float)) or not isinstance(wanted, (int, float)):

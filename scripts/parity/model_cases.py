@@ -24,7 +24,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "recompute_num_layers": 1,
     },
 }
-WEIGHS = "weighs the MTP loss differently with --calculate-per-token-loss, and keeps doing so; the trunk is bitwise"
+WEIGHS = (
+    "weighs the MTP loss differently with --calculate-per-token-loss, and keeps doing so; the main model is bitwise"
+)
 DIFFERS = {"per_token": {"0.16.1": (WEIGHS, ["mtp", "correct", "heads"])}}
 
 
@@ -62,15 +64,15 @@ def run(layout: str, bf16: bool) -> dict[str, Any]:
                 "counts": {"updated": bool(updated), **counts},
             }
         )
-    trunk = [param for name, param in gpt.named_parameters() if not name.startswith("mtp.")]
+    main_model = [param for name, param in gpt.named_parameters() if not name.startswith("mtp.")]
     return {
         "steps": steps,
-        "parameters": {"trunk": describe(trunk), "heads": describe(gpt.mtp.parameters())},
+        "parameters": {"main model": describe(main_model), "heads": describe(gpt.mtp.parameters())},
     }
 
 
 def make_training(layout: dict[str, Any], bf16: bool) -> tuple[Any, Any, Any]:
-    """A seeded GPT, the same in its DDP, and its optimizer."""
+    """Return a seeded GPT, the same GPT in Megatron's DDP, and its optimizer."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -111,7 +113,7 @@ def make_training(layout: dict[str, Any], bf16: bool) -> tuple[Any, Any, Any]:
 
 
 def fill(model: Any) -> None:
-    """The same numbers on every release, which differ in how they initialise and in one name."""
+    """Fill the model with the same numbers on every release; releases initialise it differently."""
     generator = torch.Generator().manual_seed(3)
     for name, param in model.named_parameters():
         if param.dim() > 1:
@@ -121,7 +123,7 @@ def fill(model: Any) -> None:
 
 
 def forward_backward(model: Any, generator: torch.Generator) -> list[float]:
-    """Gradients of two seeded microbatches; returns their losses."""
+    """Compute the gradients of two seeded microbatches; return their losses."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     losses = []

@@ -1,13 +1,13 @@
 """Optimizers of every kind on seeded gradients: fp32, bf16 with main parameters, distributed, layer-wise.
 
-A module of trunk and heads (tagged as --mtp-detach-heads leaves them) takes 20 steps of seeded gradients, which
+A module of a main model and heads (tagged as --mtp-detach-heads leaves them) takes 20 steps of seeded gradients, which
 Megatron's DDP averages over the data-parallel ranks. In some steps a norm is over its threshold.
 
 `upstream`: what native 0.19.2 does, too. Over the threshold the main norm skips the update, and heads are clipped;
 nothing is exempt from clipping.
 `own`: where it deliberately does otherwise, so 0.19.2 with the patches is the reference. NaN skips. So does an infinite
-norm, and the zeros are then those of the gradients (upstream first clips them all to zero). Heads have a limit and a
-threshold of their own, over which, or NaN, they alone are not updated. Muon is not clipped.
+norm, and the zeros are then those of the gradients (upstream first clips them all to zero). Heads have a separate limit
+and threshold; if their norm exceeds it or is NaN, they alone are not updated. Muon is not clipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLACEMENTS: dict[str, tuple[dict[str, int], tuple[int, ...]]] = {
     "tensor": ({"tensor_model_parallel_size": 2}, (2, 4)),
     "pipeline": ({"pipeline_model_parallel_size": 2}, (2, 4)),
 }
-# step: (factor of the trunk's gradients, of the heads', what the first element of each is on one data-parallel rank)
+# step: (factor of the main model's gradients, of the heads', first element of each on one data-parallel rank)
 EVENTS = {
     "upstream": {
         4: (LARGE, 1.0, {}),
@@ -44,10 +44,10 @@ EVENTS = {
     },
     "own": {
         4: (LARGE, 1.0, {}),
-        6: (1.0, 1.0, {"trunk": math.inf}),
+        6: (1.0, 1.0, {"main model": math.inf}),
         8: (1.0, LARGE, {}),
         11: (SMALL, SMALL, {}),
-        13: (1.0, 1.0, {"trunk": math.nan}),
+        13: (1.0, 1.0, {"main model": math.nan}),
         16: (1.0, 1.0, {"heads": math.nan}),
         18: (1.0, 1.0, {"heads": math.inf}),
     },
@@ -64,7 +64,7 @@ def cases() -> list[Case]:
 
 
 def run(kind: str, events: str) -> dict[str, Any]:
-    module = TrunkAndHeads(LAYERS[events], torch.float32 if kind == "fp32" else torch.bfloat16)
+    module = MainModelAndHeads(LAYERS[events], torch.float32 if kind == "fp32" else torch.bfloat16)
     model, optimizer = make_optimizer(kind, module, events)
     steps = []
     for step in range(STEPS):
@@ -81,13 +81,13 @@ def run(kind: str, events: str) -> dict[str, Any]:
     torch.distributed.all_gather_object(everyones, torch.cat([torch.empty(0), *main]))
     return {
         "steps": steps,
-        "parameters": {"trunk": describe(module.trunk), "heads": describe(module.heads)},
+        "parameters": {"main model": describe(module.main_model), "heads": describe(module.heads)},
         "main parameters, sorted": torch.cat(everyones).sort().values.tolist(),
     }
 
 
-class TrunkAndHeads(torch.nn.Module):
-    """The trunk's part on this rank, and on the last pipeline stage a head. Matrices are sharded over tensor ranks."""
+class MainModelAndHeads(torch.nn.Module):
+    """This rank's part of the main model, and on the last pipeline stage a head; tensor ranks share the matrices."""
 
     def __init__(self, layers: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class TrunkAndHeads(torch.nn.Module):
         self.data_rank = parallel_state.get_data_parallel_rank()
         self.tensor_rank = parallel_state.get_tensor_model_parallel_rank()
         self.stage = parallel_state.get_pipeline_model_parallel_rank()
-        self.trunk = torch.nn.ParameterList(self.make(dtype) for _ in range(layers * len(SHAPES)))
+        self.main_model = torch.nn.ParameterList(self.make(dtype) for _ in range(layers * len(SHAPES)))
         is_last = parallel_state.is_pipeline_last_stage()
         self.heads = torch.nn.ParameterList(self.make(dtype) for _ in range(len(SHAPES) * is_last))
         for index, (part, param) in enumerate(self.parts()):
@@ -110,7 +110,7 @@ class TrunkAndHeads(torch.nn.Module):
         return torch.nn.Parameter(torch.empty(0, dtype=dtype))
 
     def parts(self) -> list[tuple[str, torch.nn.Parameter]]:
-        return [("trunk", param) for param in self.trunk] + [("heads", param) for param in self.heads]
+        return [("main model", param) for param in self.main_model] + [("heads", param) for param in self.heads]
 
     def draw(self, index: int, shape: tuple[int, ...], step: int = -1, data_rank: int = 0) -> torch.Tensor:
         """The same numbers on all ranks that have this parameter or, of a gradient, this part of the batch."""
@@ -118,9 +118,9 @@ class TrunkAndHeads(torch.nn.Module):
         seed = (((step + 1) * 100 + index) * 10 + self.stage) * 10 + tensor_rank
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed * 10 + data_rank))
 
-    def give_gradients(self, step: int, of_trunk: float, of_heads: float, elements: dict[str, float]) -> None:
+    def give_gradients(self, step: int, of_main_model: float, of_heads: float, elements: dict[str, float]) -> None:
         for index, (part, param) in enumerate(self.parts()):
-            gradient = 0.1 * (of_heads if part == "heads" else of_trunk)
+            gradient = 0.1 * (of_heads if part == "heads" else of_main_model)
             gradient *= self.draw(index, param.shape, step, self.data_rank)
             gradient[self.draw(index, param.shape, step).abs() < 0.05] = 0.0
             if part in elements and self.data_rank == self.tensor_rank == 0:
@@ -128,7 +128,7 @@ class TrunkAndHeads(torch.nn.Module):
             param.main_grad.copy_(gradient)
 
 
-def make_optimizer(kind: str, module: TrunkAndHeads, events: str) -> tuple[Any, Any]:
+def make_optimizer(kind: str, module: MainModelAndHeads, events: str) -> tuple[Any, Any]:
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.transformer import TransformerConfig

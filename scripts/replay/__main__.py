@@ -3,15 +3,16 @@
     python -m scripts.replay --megatron PATH_OR_URL [--release 0.18.2] [--ranks 1,2,4] [--device cpu|gpu]
 
 Takes a Megatron-LM repository (or clones one), unpacks the tag of each release beside it, and runs the suites of
-ci/replay.toml: plain and patched side by side, in processes of their own. Each test is still passing, fixed, newly
-failing, failing either way, skipped, or not run, with the cause; a table of them is written as JSON and Markdown. What
-fails newly, hangs or crashes is run once more by itself before it counts. Ends with 1 if anything is newly failing or
-was not run, or does not pass any more that did in the tables of --expected, with 2 if the arguments cannot be used or
-no test has run. ci/replay has the tables of this repository; each names the versions of torch, emerging-optimizers and
-TransformerEngine that it was made with.
+ci/replay.toml, plain and patched side by side in separate processes. Each test is still passing, fixed, newly failing,
+failing either way, skipped, or not run, with the cause. What fails newly, hangs or crashes runs once more by itself
+before it counts. Writes a table for each release as JSON and Markdown, with the versions that it was made with; those
+of this repository are in ci/replay.
 
-Needs torch, pytest and emerging-optimizers in the Python that runs it; Megatron itself comes from the repository. On
-cpu everything runs in a rehearsal (no GPU is used); tests that need one say so. Nothing of upstream is kept but names.
+Ends with 1 if a test is newly failing or was not run, or no longer passes that did in the tables of --expected; with 2
+if the arguments cannot be used or no test has run.
+
+Needs torch, pytest and emerging-optimizers; Megatron itself comes from the repository. On cpu everything runs in a
+rehearsal (no GPU is used), and tests that need a GPU say so. Only names of upstream's tests are kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Collect test files that import at their top what is not there, where their tests may not need it.
+"""Collect test files that import something absent at their top, because their tests may not need it.
 
-That is a GPU-only package or, in a file of another release, a module or name that this Megatron lacks. A test that goes
-on to use it is skipped with its name. Megatron's own imports are left alone: to it, a package stays absent.
+Something absent is a GPU-only package or, in a file of another release, a module or name that this Megatron lacks. A
+test that uses it is skipped with its name. Imports in Megatron are left alone: to Megatron, a package stays absent.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Partial:
 
 
 def install(tests: Path) -> None:
-    """From now on, imports in files below `tests` succeed for PACKAGES and for names that a module lacks."""
+    """Let imports in files below `tests` succeed for PACKAGES and for names that a module lacks."""
     original = builtins.__import__
     unanswered = {name for name, package in VERSION_CHECKS.items() if not find_spec(package)}
 

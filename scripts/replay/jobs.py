@@ -1,4 +1,4 @@
-"""Run test files on N ranks in processes of their own, until each test has an outcome or time is up."""
+"""Run test files on N ranks in separate processes, until each test has an outcome or time is up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ WORST = ("passed", "skipped", "failed", "hung", "crashed")
 
 @dataclass
 class Job:
-    """`patches` is what MEGATRON_MTP_PATCHES says; `record` the path that the ranks write beside."""
+    """Test files of a tree on some ranks.
+
+    Attributes:
+        patches: the value of MEGATRON_MTP_PATCHES.
+        record: the path that the ranks write beside, with an ending.
+        only: a pattern of the tests that run.
+    """
 
     tree: Path
     files: list[str]
@@ -35,11 +41,14 @@ class Job:
 
 
 def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> Outcomes:
-    """{test: (outcome, cause)}. A process that dies or hangs, or whose ranks part, costs the test it was at; the others
-    run in a new one.
+    """Run the tests of `job`: {test: (outcome, cause)}.
 
-    `until` is a time.monotonic(); `resume` takes a finished job's outcomes from its record; `seen` hears how many tests
-    have ended.
+    A process that dies or hangs, or whose ranks part, costs the test it was at; the others run in a new one.
+
+    Args:
+        until: a time.monotonic().
+        resume: take the outcomes of a job that has finished from its record.
+        seen: is told how many tests have ended.
     """
     job.record.parent.mkdir(parents=True, exist_ok=True)
     kept = _beside(job, "outcomes.json")

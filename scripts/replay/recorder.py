@@ -1,11 +1,11 @@
-"""A pytest plugin: what came of each test, written line by line, so that a process that dies loses nothing.
+"""A pytest plugin that writes the outcome of each test as a line, so that a process that dies loses nothing.
 
-REPLAY_RECORD names the file (each rank adds its number), REPLAY_DONE a file of test ids to leave out, REPLAY_ONLY what
-is searched for in those that run, REPLAY_DEVICE is cpu (everything runs in a rehearsal) or gpu. MEGATRON_MTP_PATCHES
+REPLAY_RECORD names the file (each rank adds its number), REPLAY_DONE a file of test ids to leave out. REPLAY_ONLY is
+a pattern of the tests that run. REPLAY_DEVICE is cpu (everything runs in a rehearsal) or gpu. MEGATRON_MTP_PATCHES
 decides what is patched.
 
-Ranks that part in a test, one failing where another passes or waits, are out of step in every collective after it: then
-all of them end, and jobs.py goes on in new ones.
+If ranks part in a test (one fails where another passes or waits), they are out of step in every later collective. Then
+all ranks end, and jobs.py starts new ones.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ else:
     import megatron_mtp_patches  # noqa: F401
 
 absent.install(Path.cwd() / "tests")
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a process that dies says enough
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core files
 _RANK = os.environ.get("RANK", "0")
 _RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 _RECORD = Path(f"{os.environ['REPLAY_RECORD']}.{_RANK}.jsonl")
-FAILED_FOR = timedelta(seconds=15)  # what a rank that failed waits for the others: they may wait for it
-ENDED_FOR = timedelta(seconds=150)  # and one that did not
+FAILED_FOR = timedelta(seconds=15)  # for so long a rank that failed waits for the others, which may wait for it
+ENDED_FOR = timedelta(seconds=150)  # and for so long one that did not fail
 
 
 def _launcher_store() -> Any:
@@ -86,7 +86,7 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 
 def _together(test: str, said: str, failed: bool) -> bool:
-    """Does every rank say the same of the test, in time?"""
+    """Whether every rank reports the same of the test, in time."""
     keys = [f"{test} {rank}" for rank in range(_RANKS)]
     _STORE.set(f"{test} {_RANK}", said)
     try:
@@ -103,7 +103,7 @@ def pytest_sessionfinish(session: Any) -> None:
 
 
 def _cause(report: Any) -> str:
-    """One line: the exception's, or why it was skipped."""
+    """Return one line: the exception, or why the test was skipped."""
     longrepr = report.longrepr
     if isinstance(longrepr, tuple):
         return str(longrepr[2]).removeprefix("Skipped: ")[:300]

@@ -16,7 +16,7 @@ PASSING = (STILL, FIXED)
 
 
 def write(folder: Path, release: str, about: dict[str, str], verdicts: Verdicts, other: Path | None = None) -> None:
-    """RELEASE.json and RELEASE.md; `other` is the folder of the tables without TransformerEngine, to compare with."""
+    """Write RELEASE.json and RELEASE.md; `other` has the tables without TransformerEngine, to compare with."""
     folder.mkdir(parents=True, exist_ok=True)
     passing: dict[str, dict[str, list[str]]] = {}
     for test in sorted({test for found in verdicts.values() for test in found}):
@@ -41,7 +41,7 @@ def totals(verdicts: dict[str, Verdict]) -> Counter[str]:
 
 
 def make_table(release: str, verdicts: Verdicts) -> Table:
-    """For the terminal: how many tests have which verdict."""
+    """Return the table for the terminal: how many tests have which verdict."""
     counts = {ranks: totals(found) for ranks, found in verdicts.items()}
     rows = [[str(ranks), *(str(one[word]) for word in VERDICTS)] for ranks, one in counts.items()]
     bad = [number for number, one in enumerate(counts.values()) if one[NEW]]
@@ -49,7 +49,7 @@ def make_table(release: str, verdicts: Verdicts) -> Table:
 
 
 def lost(file: Path, verdicts: Verdicts) -> list[str]:
-    """What passed, patched, where `file` (RELEASE.json) was made, and does not here; a line for each."""
+    """List what passed with the patches when `file` (RELEASE.json) was written, and does not pass here."""
     files = {(ranks, _file(test)) for ranks, found in verdicts.items() for test in found}
     short = {ranks: {_short(test): verdict for test, verdict in found.items()} for ranks, found in verdicts.items()}
     lines = []
@@ -66,7 +66,7 @@ def lost(file: Path, verdicts: Verdicts) -> list[str]:
 
 
 def passing_tests(file: Path) -> dict[int, set[str]]:
-    """{ranks: tests that pass with the patches} of a RELEASE.json."""
+    """Return {ranks: tests that pass with the patches} of a RELEASE.json."""
     found: dict[int, set[str]] = {}
     for test_file, by_ranks in json.loads(file.read_text(encoding="utf-8"))["passing with the patches"].items():
         for together, names in by_ranks.items():
@@ -81,7 +81,7 @@ def _counted_causes(found: dict[str, Verdict]) -> dict[str, dict[str, int]]:
 
 
 def _compared(without: Path, file: Path) -> Iterable[str]:
-    """What TransformerEngine makes pass, and what it makes fail."""
+    """Yield the section of what passes only with TransformerEngine, or only without."""
     yield from ("", "## Beside the table without TransformerEngine", "")
     before, after = passing_tests(without), passing_tests(file)
     both = sorted(before.keys() & after.keys())

@@ -1,4 +1,4 @@
-"""Where upstream's tests come from: a checkout, a bare repository or a URL, unpacked into a plain tree a release."""
+"""Find upstream's tests in a checkout, a bare repository or a URL, and unpack each release into a plain tree."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ UNIT_TESTS = Path("tests", "unit_tests")
 
 
 class SourceError(Exception):
-    """What is wrong with the given Megatron-LM, and what would be right."""
+    """Says what is wrong with the given Megatron-LM, and what would be right."""
 
 
 @dataclass
 class Tree:
-    """One release, unpacked: `folder` holds megatron/ and tests/."""
+    """An unpacked release; `folder` holds megatron/ and tests/."""
 
     release: str
     folder: Path
@@ -26,7 +26,7 @@ class Tree:
 
 
 class Repository:
-    """Megatron-LM's history, or one tree of it that has none."""
+    """The history of Megatron-LM (`git`), or one tree without a history (`plain`)."""
 
     def __init__(self, where: str, work: Path) -> None:
         self.work = work
@@ -44,14 +44,14 @@ class Repository:
             raise SourceError(f"--megatron {where}: neither a git repository nor a folder that holds megatron/core.")
 
     def version(self) -> str:
-        """The release that a tree without history is of; main's and dev's name theirs too."""
+        """Return the release of a tree without a history; main and dev name theirs, too."""
         assert self.plain is not None
         text = (self.plain / "megatron" / "core" / "package_info.py").read_text(encoding="utf-8")
         parts = [re.search(rf"^{name} = ['\"]?(\w+)", text, re.M) for name in ("MAJOR", "MINOR", "PATCH")]
         return ".".join(part[1] for part in parts if part)
 
     def unpack(self, release: str, ref: str) -> Tree:
-        """The tree at `ref`; git objects stay where they are."""
+        """Return the tree at `ref`; git objects stay where they are."""
         if self.plain:
             return Tree(release, self.plain, "")
         commit = self.commit(ref)
@@ -61,7 +61,7 @@ class Repository:
         return Tree(release, folder, commit)
 
     def take(self, tree: Tree, ref: str, file: str) -> str:
-        """Put one test file of another commit beside the tree's own; its path below tests/unit_tests."""
+        """Write a test file of another commit beside the tree's files; return its path below tests/unit_tests."""
         target = Path(file).with_name(f"{Path(file).stem}_of_{re.sub(r'[^A-Za-z0-9]+', '_', ref)}.py")
         if self.git is None:
             raise SourceError(f"{tree.folder} has no history to take {file} of {ref} from: give a git repository.")
@@ -80,7 +80,7 @@ class Repository:
         raise SourceError(f"{self.git} has no {ref}. Fetch it: git -C {self.git} fetch origin {ref}:{ref}")
 
     def _extract(self, commit: str, folder: Path) -> None:
-        """The folders and root modules that tests import."""
+        """Extract the folders and root modules that tests import."""
         assert self.git is not None
         root = _git(self.git, "ls-tree", "--name-only", commit).decode().split()
         names = [name for name in root if name in ("megatron", "tests", "pyproject.toml") or name.endswith(".py")]

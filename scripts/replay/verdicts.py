@@ -1,4 +1,4 @@
-"""What a test's outcomes without and with the patches come to, and the cause in words."""
+"""Judge a test by its outcomes without and with the patches, and put the cause into words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STILL, FIXED, NEW, EITHER, SKIPPED, NOT_RUN = (
 VERDICTS = (STILL, FIXED, NEW, EITHER, SKIPPED, NOT_RUN)
 
 
-Outcomes = dict[str, tuple[str, str]]  # test -> what came of it, and why
+Outcomes = dict[str, tuple[str, str]]  # test -> (outcome, cause)
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Verdict:
 
 
 def judge_all(plain: Outcomes, patched: Outcomes, causes: list[dict], device: str) -> dict[str, Verdict]:
-    """{test: verdict}; a file that could not be collected stands for itself only where neither run knows its tests."""
+    """Return {test: verdict}; a file that cannot be collected has a verdict only if neither run knows its tests."""
     tests = {**plain, **patched}
     files = {test.partition("::")[0] for test in tests if "::" in test}
     return {
@@ -36,15 +36,15 @@ def judge_all(plain: Outcomes, patched: Outcomes, causes: list[dict], device: st
 
 
 def _outcome(test: str, outcomes: Outcomes) -> tuple[str, str]:
-    """Its own, or that of its file, if that could not be collected."""
+    """Return the outcome of the test, or of its file if that could not be collected."""
     missing = ("not run", "only the other run collected it")
     return outcomes.get(test) or outcomes.get(test.partition("::")[0]) or missing
 
 
 def judge(plain: tuple[str, str], patched: tuple[str, str], causes: list[dict], device: str) -> Verdict:
-    """A test that the patches make fail or skip is newly failing.
+    """Return the verdict on a test. One that the patches make fail or skip is newly failing.
 
-    The cause is what the patched run says, and what the plain one said of a test that was fixed.
+    The cause is the message of the patched run; of a test that was fixed, that of the plain run.
     """
     before, after = plain[0], patched[0]
     if "not run" in (before, after):
@@ -62,14 +62,14 @@ def judge(plain: tuple[str, str], patched: tuple[str, str], causes: list[dict], 
 
 
 def doubtful(test: str, plain: Outcomes, patched: Outcomes) -> bool:
-    """One of them alone failed, hung or crashed: under load a collective may time out."""
+    """Whether one run alone failed, hung or crashed: under load a collective may time out."""
     before, after = _outcome(test, plain)[0], _outcome(test, patched)[0]
     newly = before == "passed" and after in ("failed", "skipped")
     return newly or len({before, after} & {"hung", "crashed"}) == 1 and before != after
 
 
 def in_words(message: str, causes: list[dict], device: str) -> str:
-    """The first of ci/replay.toml's causes that fits, else the message itself without numbers that change."""
+    """Return the first cause of ci/replay.toml that matches, else the message without numbers that change."""
     for cause in causes:
         if device == cause.get("device", device) and re.search(cause["match"], message):
             return cause["text"]
