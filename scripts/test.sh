@@ -39,5 +39,5 @@ case "${1:-}" in
     "") nox -r --no-error-on-missing-interpreters --no-stop-on-first-error || status=$? ;;
     *) nox -r --no-error-on-missing-interpreters -s "tests(release='$1')" || status=$? ;;
 esac
-python scripts/test_report.py .nox/results
+python -m scripts.test_report .nox/results
 exit "$status"

@@ -1,4 +1,7 @@
-"""Print what pytest's JUnit reports in a folder say, as a table suite x environment: test_report.py FOLDER."""
+"""Print a table of pytest's JUnit reports, suite x environment.
+
+python -m scripts.test_report FOLDER
+"""
 
 from __future__ import annotations
 

@@ -39,17 +39,34 @@ def write_effective(file: str) -> None:
     """Write the names of the edits that change something in this Megatron to `file`, and end the process."""
     import megatron_mtp_patches
 
-    before = {name: _what_is_there(edit) for name, edit in declared().items()}
+    edits = declared()
+    before = {name: _find(edit) for name, edit in edits.items()}
+    had = {name: _has_field(edit) for name, edit in edits.items()}
     megatron_mtp_patches.apply()
-    after = {name: _what_is_there(edit) for name, edit in declared().items()}
-    Path(file).write_text(json.dumps([name for name in before if after[name] != before[name]]))
+    # Where one class is in two modules, each with an edit, the one of its own module is applied.
+    own = {(id(before[name]), _added(edit)) for name, edit in edits.items() if _is_own(edit, before[name])}
+    found = [
+        name
+        for name, edit in edits.items()
+        if (_find(edit) is not before[name] or _has_field(edit) != had[name])
+        and (_is_own(edit, before[name]) or (id(before[name]), _added(edit)) not in own)
+    ]
+    Path(file).write_text(json.dumps(found))
     os._exit(0)
 
 
-def _what_is_there(edit: Any) -> tuple[int, bool]:
-    """(which object is at the target, whether it has the field that the edit adds)."""
+def _find(edit: Any) -> Any:
+    """What is at the target; None if nothing is."""
     module, _, name = edit.target.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = inspect.getattr_static(found, part, None)
-    return id(found), _added(edit) in getattr(found, "__dataclass_fields__", ())
+    return found
+
+
+def _has_field(edit: Any) -> bool:
+    return _added(edit) in getattr(_find(edit), "__dataclass_fields__", ())
+
+
+def _is_own(edit: Any, found: Any) -> bool:
+    return getattr(found, "__module__", None) == edit.target.partition(":")[0]
