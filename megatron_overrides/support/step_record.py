@@ -106,8 +106,8 @@ def _warn_of_settings_without_heads(norms: GradNorms, config: Any) -> None:
             log_single_rank(
                 logger,
                 logging.WARNING,
-                f"--{name.replace('_', '-')} {value:g} has no effect: no rank has MTP heads with a separate norm, which "
-                f"take --mtp-num-layers, and --mtp-detach-heads or --separate-mtp-grad-clip",
+                f"--{name.replace('_', '-')} {value:g} has no effect: no rank has MTP heads with a separate norm. "
+                f"They need --mtp-num-layers, and --mtp-detach-heads or --separate-mtp-grad-clip",
             )
 
 
