@@ -10,9 +10,7 @@ from .run import run_script
 
 VERIFICATION = Patch(
     id="verify-mtp",
-    doc="A first step in which only the MTP loss has a gradient.",
-    upstream=(),
-    probe=None,
+    summary="Run a first step in which only the MTP loss has a gradient",
     edits=(
         Wrap(
             "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",

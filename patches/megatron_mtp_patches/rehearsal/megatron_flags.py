@@ -19,9 +19,7 @@ from . import transformer_engine, with_transformer_engine
 
 PATCH = Patch(
     id="cpu-rehearsal",
-    doc="Megatron's command line on a CPU: other defaults, and refusals by name.",
-    upstream=(),
-    probe=None,
+    summary="Megatron's command line on a CPU: other defaults, and refusals by name",
     edits=(
         Wrap(
             "megatron.training.arguments:add_megatron_arguments",
