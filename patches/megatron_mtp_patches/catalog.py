@@ -34,9 +34,7 @@ CATALOG = (
 BASE = (
     Patch(
         id="record-of-the-set",
-        doc="All ranks apply the same patches, and the run says which.",
-        upstream=(),
-        probe=None,
+        summary="All ranks apply the same patches, and the run says which",
         edits=(
             Wrap(
                 "megatron.core.parallel_state:initialize_model_parallel",

@@ -1,22 +1,4 @@
-"""Clip the gradients of the MTP heads by a norm of their own.
-
-Upstream: NVIDIA/Megatron-LM#4116, native since 0.19.0.
-Without it: one norm for all. Gradients of the heads, of another size than the trunk's, decide how far the trunk is
-    clipped, and the other way round.
-Adds: `param.grad_norm_group = "mtp"` (and `is_mtp_param`) on the heads with --mtp-detach-heads, or without detaching
-    them with `--separate-mtp-grad-clip`; `optimizer.grad_norms_by_group`, `optimizer.mtp_grad_norm`;
-    `--mtp-clip-grad X`, their own limit (default: --clip-grad);
-    `--mtp-grad-norm-skip-threshold X`: over it, or NaN, the update of the heads alone is dropped (default:
-    --grad-norm-skip-threshold; inf: never, as upstream). The norm of the heads in the log line, TensorBoard and W&B.
-Repairs, where native: a nested LayerWise optimizer reduced the norm of the heads over the wrong ranks, so that ranks
-    clipped differently;
-    a rank without parameters did not enter the reduction of clip_grad_norm, in which the others waited;
-    MimoOptimizer clipped the heads by the norm from which they are missing;
-    with Megatron-FSDP, or parameters made anew after initialisation on the meta device, no tag was left;
-    two or more reductions for each step: now one for each set of ranks that share an optimizer.
-Changes numbers: for tagged parameters, and grad norm no longer counts them. The sum of several reductions (dense and
-    expert parameters) is rounded once instead of twice.
-"""
+"""Declares clip-mtp-grads-separately."""
 
 from .engine import AddField, AddIfMissing, Patch, Probe, PullRequest, Wrap
 from .shared_edits import (
@@ -37,25 +19,50 @@ _GROUPS = "megatron_overrides.support.norm_groups"
 _NORMS = "megatron_overrides.core.optimizer.clip_grads"
 _BASE = f"{OPTIMIZER}:MegatronOptimizer"
 
-_LIMIT = "Clip the gradients of MTP heads with a norm of their own to this norm; without it, to --clip-grad."
+_LIMIT = (
+    "Clip MTP gradients to this norm, where they are clipped separately (none: to --clip-grad; 0: do not clip them)."
+)
 _THRESHOLD = (
-    "Drop the update of MTP heads with a norm of their own where it is larger than this or NaN; without it, the "
-    "threshold is --grad-norm-skip-threshold; inf: never."
+    "Skip the update of the MTP heads alone when their separate gradient norm exceeds this or is NaN "
+    "(none: as --grad-norm-skip-threshold; inf: never skip)."
 )
 
 PATCH = Patch(
     id="clip-mtp-grads-separately",
-    doc=__doc__,
+    summary="Clip MTP gradients separately from the main model's",
     upstream=(PullRequest(4116, native_since="0.19.0"),),
+    problem=(
+        "One global norm clips everything: MTP gradients of another magnitude over-clip or under-clip the main model, "
+        "and the other way round. In the demo the main model keeps 70 % of its gradient instead of 81 %."
+    ),
+    adds=(
+        '`param.grad_norm_group = "mtp"` and `param.is_mtp_param` on heads that are detached, or that '
+        "`--separate-mtp-grad-clip` names.",
+        "`optimizer.grad_norms_by_group` and `optimizer.mtp_grad_norm`; the norm of the heads in the log line, "
+        "TensorBoard and W&B.",
+    ),
+    repairs=(
+        "With a nested LayerWise optimizer the norm of the heads was reduced over the wrong ranks, which then clipped "
+        "differently.",
+        "A rank without parameters did not enter the reduction of `clip_grad_norm`, in which the others waited.",
+        "MimoOptimizer clipped the heads by the norm from which they are missing.",
+        "The tag was lost with Megatron-FSDP, and on parameters that are created again after initialisation on the "
+        "meta device.",
+        "A step took two or more reductions; now it takes one for each set of ranks that share an optimizer.",
+    ),
+    refuses=("A limit or threshold of the heads where nothing clips them separately.",),
+    numerics=(
+        "For tagged parameters, and grad norm no longer counts them. A norm that took several reductions (of dense "
+        "and expert parameters) is rounded once instead of twice."
+    ),
     probe=Probe(f"{OPTIMIZER}:copy_optimizer_param_metadata"),
-    repairs=True,
     edits=(
         AddField(
             TRANSFORMER_CONFIG,
             field="separate_mtp_grad_clip",
             type=bool,
             default=False,
-            doc="Clip the gradients of the MTP heads by their own norm, as --mtp-detach-heads does, without detaching.",
+            doc="Clip MTP gradients separately from the main model's without detaching the heads.",
         ),
         *add_optimizer_setting("mtp_clip_grad", float | None, None, _LIMIT),
         *add_optimizer_setting("mtp_grad_norm_skip_threshold", float | None, None, _THRESHOLD),

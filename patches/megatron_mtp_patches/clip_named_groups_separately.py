@@ -1,15 +1,4 @@
-"""Clip the gradients of named groups of parameters separately from all others.
-
-Upstream: none; asked for in NVIDIA/Megatron-LM#5431 and NVIDIA-NeMo/RL#3698.
-Without it: one norm decides how far every gradient is scaled down. In #5431 the gradient norm of gated delta net's
-    `in_proj` is about 5e7, and the rest of the model, clipped by it, stops learning.
-Adds: `OptimizerConfig.grad_norm_group` and `--grad-norm-group NAME=REGEX:LIMIT`, which may be repeated. Parameters
-    whose name matches REGEX leave the main norm and are clipped to LIMIT by the norm of their group (0: measured and
-    not clipped). The first match wins, and MTP heads with a separate norm come before all. A regex that matches
-    nothing on any rank is an error at the first step. `optimizer.grad_norms_by_group[NAME]`; each norm is in the
-    training log, TensorBoard and W&B. All norms come from the one reduction of a step.
-Changes numbers: with the flag, and grad norm no longer counts the named groups.
-"""
+"""Declares clip-named-groups-separately."""
 
 from .engine import Patch, Wrap
 from .shared_edits import (
@@ -21,19 +10,33 @@ from .shared_edits import (
     add_optimizer_setting,
 )
 
+_GROUP = (
+    "NAME=REGEX:LIMIT: clip the parameters whose names match REGEX to LIMIT by the norm of their group alone (0: "
+    "measure only). May be repeated; the first match wins."
+)
+
 PATCH = Patch(
     id="clip-named-groups-separately",
-    doc=__doc__,
-    upstream=(),
-    probe=None,
+    summary="Clip named groups of parameters separately from all others",
+    problem=(
+        "One norm decides how far every gradient is scaled down. In NVIDIA/Megatron-LM#5431 the gradient norm of the "
+        "`in_proj` weights of gated delta net is about 5e7: with `--clip-grad 1` all other gradients are multiplied by "
+        "2e-8, and the rest of the model stops learning."
+    ),
+    adds=(
+        "`OptimizerConfig.grad_norm_group`: the named parameters leave the main norm, and each group is clipped by its "
+        "norm. MTP heads with a separate norm come before all groups.",
+        "`optimizer.grad_norms_by_group[NAME]`; each norm in the log line, TensorBoard and W&B. All norms of a step "
+        "come from one reduction.",
+    ),
+    refuses=(
+        "A group that cannot be read, and a name that is given to two groups; at the first step, on every rank, a "
+        "REGEX that matches nothing on any rank.",
+    ),
+    numerics="With the flag; and grad norm no longer counts the named groups.",
+    notes=("Asked for in NVIDIA/Megatron-LM#5431 and NVIDIA-NeMo/RL#3698.",),
     edits=(
-        *add_optimizer_setting(
-            "grad_norm_group",
-            list[str] | None,
-            None,
-            "NAME=REGEX:LIMIT: clip the gradients of the parameters whose names match REGEX to LIMIT by their separate "
-            "norm (0: measure only); may be repeated, the first match wins.",
-        ),
+        *add_optimizer_setting("grad_norm_group", list[str] | None, None, _GROUP),
         *CHECK_SETTINGS,
         Wrap(
             "megatron.core.optimizer:_get_param_groups",

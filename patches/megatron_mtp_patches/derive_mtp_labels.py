@@ -1,17 +1,4 @@
-"""Train MTP heads without labels: take them from the tokens.
-
-Upstream: NVIDIA/Megatron-LM#3457, native since 0.19.0.
-Without it: an RL trainer, which calls the model without labels, cannot train MTP heads (0.17, 0.18) or crashes (0.16).
-Adds: with `labels=None`, the target of head k at position i is token i + k + 1 of `input_ids`, within its own sequence
-    where sequences are packed and across context-parallel ranks; `loss_mask` then belongs to the tokens and moves with
-    them. `roll_tensor(None)` is (None, None).
-Repairs: full activation recomputation of an MTP model raised TypeError (0.18);
-    under --overlap-moe-expert-parallel-comm the labels were one token too far (0.19, main);
-    every forward pass without gradients (evaluation, log probabilities) ran the heads and their logits for nothing
-    (all releases). Now they run under torch.no_grad() only where another pipeline stage waits for them, or
-    nvidia-modelopt looks at them.
-Changes numbers: MTP heads get a gradient where labels are None; nothing else.
-"""
+"""Declares derive-mtp-labels."""
 
 from .engine import Patch, Probe, PullRequest, Wrap
 from .shared_edits import MTP, MTP_LOSS, MTP_OVERRIDES, SCHEDULED_MTP_LAYER
@@ -21,10 +8,24 @@ _RESTORE_TOKENS = "megatron_overrides.core.models.common.fine_grained_callables:
 
 PATCH = Patch(
     id="derive-mtp-labels",
-    doc=__doc__,
+    summary="Train MTP heads without labels: derive them from the tokens",
     upstream=(PullRequest(3457, native_since="0.19.0"),),
+    problem="An RL trainer calls the model without labels. Then 0.17 and 0.18 train no MTP head, and 0.16 crashes.",
+    adds=(
+        "With `labels=None` the target of head k at position i is token i + k + 1 of `input_ids`, within its own "
+        "sequence where sequences are packed, and across context-parallel ranks.",
+        "A `loss_mask` that is given without labels belongs to the tokens and moves with them.",
+        "`roll_tensor(None)` is `(None, None)`.",
+    ),
+    repairs=(
+        "Full activation recomputation of an MTP model raised a TypeError (0.18).",
+        "Under `--overlap-moe-expert-parallel-comm` the derived labels were one token too far (0.19, main).",
+        "Every forward pass without gradients (evaluation, log probabilities) computed the heads and their logits for "
+        "nothing (all releases). Under `torch.no_grad()` they are computed only where another pipeline stage waits "
+        "for them, or where nvidia-modelopt looks at them.",
+    ),
+    numerics="MTP heads get a gradient where labels are None. Nothing else changes.",
     probe=Probe(f"{MTP}:process_mtp_loss", contains="input_ids is None"),
-    repairs=True,
     edits=(
         *MTP_LOSS,
         Wrap("megatron.core.models.gpt.gpt_model:GPTModel._postprocess", _RECORD_INPUTS),

@@ -1,18 +1,4 @@
-"""Log how many tokens the MTP heads guess right.
-
-Upstream: NVIDIA/Megatron-LM#3458, native since 0.19.0.
-Without it: the MTP loss is all there is to see; whether the heads would speed up speculative decoding, nobody knows.
-Adds: per depth, in percent, the acceptance rate of the last step and of all steps of this process, in the log line,
-    TensorBoard and W&B (`mtp_1_acceptance_rate`, `mtp_1_cumulative_acceptance_rate`).
-    `--mtp-acceptance-interval N` counts in every N-th step only (default 1); 0 never counts and costs nothing.
-Repairs, where native: counted after the loss, when TransformerEngine's fused cross entropy has put the gradient in the
-    place of the logits, so that right guesses counted as wrong;
-    counted in float32, which cannot count beyond 2**24;
-    two collectives for each head and microbatch under tensor parallelism, two more for each step: now one and one;
-    without `tp_group` an error, where the group of the output layer is at hand;
-    not reduced over the ranks when a CUDA graph replays the whole iteration.
-Changes numbers: of training, none.
-"""
+"""Declares mtp-acceptance-rate."""
 
 from .engine import AddField, Patch, Probe, Provide, PullRequest, Replace
 from .shared_edits import (
@@ -33,17 +19,35 @@ _COUNTING = ("_mtp_logits_are_vocab_sharded", "_vocab_parallel_argmax", "_comput
 
 PATCH = Patch(
     id="mtp-acceptance-rate",
-    doc=__doc__,
+    summary="Log the acceptance rate of the MTP heads",
     upstream=(PullRequest(3458, native_since="0.19.0"),),
+    problem=(
+        "The MTP loss does not say whether the heads would speed up speculative decoding, and there is nothing else "
+        "to see."
+    ),
+    adds=(
+        "For each depth, the acceptance rate of the last step and of all steps of this process, in percent: in the "
+        "log line, TensorBoard and W&B (`mtp_1_acceptance_rate`, `mtp_1_cumulative_acceptance_rate`).",
+    ),
+    repairs=(
+        "Acceptance was counted after the loss, when TransformerEngine's fused cross entropy has put the gradient in "
+        "the place of the logits: accepted tokens counted as rejected.",
+        "float32 counters do not count beyond 2**24, which is 16.8 million tokens.",
+        "Tensor parallelism took two collectives for each head and microbatch, and two more for each step; now one "
+        "and one.",
+        "Without `tp_group` it raised an error, although the output layer has the group.",
+        "Rates were not reduced over the ranks when a CUDA graph replays the whole iteration.",
+    ),
+    refuses=("An interval over 1 with a CUDA graph of the whole iteration.",),
+    numerics="None of training.",
     probe=Probe(f"{_HELPER}.save_metrics_to_tracker"),
-    repairs=True,
     edits=(
         AddField(
             TRANSFORMER_CONFIG,
             field="mtp_acceptance_interval",
             type=int,
             default=1,
-            doc="Count the acceptance of the MTP heads in every N-th step; 0: never.",
+            doc="Measure the acceptance rate of the MTP heads in every N-th step (0: never).",
         ),
         DEFAULT_IN_YAML,
         CHECK_TRANSFORMER_CONFIG,

@@ -1,14 +1,4 @@
-"""Scale the MTP loss with a function of its own.
-
-Upstream: NVIDIA/Megatron-LM#3459, native since 0.19.0.
-Without it: the MTP loss takes `grad_scale_func`, so a trainer that scales its main loss (RL frameworks fold advantages
-    or token counts into it) scales the MTP loss with it, or has to patch the schedule.
-Adds: `config.mtp_grad_scale_func`, called without arguments in every microbatch; it returns the scale, a number or a
-    tensor of one element. None (the default) keeps `grad_scale_func`.
-Changes numbers: only with `mtp_grad_scale_func` set. It replaces `grad_scale_func` for the MTP loss: under fp16 it must
-    return the loss scale of the optimizer as well. The scale is read at backward time from one place for the whole
-    process, so with pipeline parallelism it must not differ between microbatches.
-"""
+"""Declares scale-mtp-loss-separately."""
 
 from collections.abc import Callable
 
@@ -20,8 +10,24 @@ _OVERRIDES = "megatron_overrides.core.pipeline_parallel.schedules"
 
 PATCH = Patch(
     id="scale-mtp-loss-separately",
-    doc=__doc__,
+    summary="Scale the MTP loss separately from the main loss",
     upstream=(PullRequest(3459, native_since="0.19.0"),),
+    problem=(
+        "The MTP loss takes `grad_scale_func`. A trainer that scales its main loss (RL frameworks fold advantages or "
+        "token counts into it) scales the MTP loss as well, or has to patch the schedule."
+    ),
+    adds=(
+        "`config.mtp_grad_scale_func`, called without arguments in every microbatch. It returns the scale of the MTP "
+        "loss: a number or a tensor of one element. None (the default) keeps `grad_scale_func`.",
+    ),
+    numerics=(
+        "Only with `mtp_grad_scale_func` set. It replaces `grad_scale_func` for the MTP loss: under fp16 it must "
+        "return the loss scale of the optimizer as well."
+    ),
+    notes=(
+        "The scale is read in the backward pass, from one place for the whole process. With pipeline parallelism it "
+        "must not differ between microbatches.",
+    ),
     probe=Probe(f"{_SCHEDULES}:_get_mtp_loss_scale"),
     edits=(
         AddField(
@@ -29,7 +35,8 @@ PATCH = Patch(
             field="mtp_grad_scale_func",
             type=Callable | None,
             default=None,
-            doc="Returns the scale of the MTP loss, a number or a tensor of one element; None: as the main loss.",
+            doc="Returns the scale of the MTP loss, a number or a tensor of one element (None: that of the main loss).",
+            is_upstream=True,
         ),
         AddIfMissing(f"{_SCHEDULES}:_get_mtp_loss_scale", f"{_OVERRIDES}:_get_mtp_loss_scale"),
         Wrap(f"{_SCHEDULES}:forward_step_calc_loss", f"{_OVERRIDES}:scale_mtp_loss"),

@@ -114,11 +114,16 @@ SHOW_METRICS = (
 )
 
 
-def add_optimizer_setting(name: str, type: object, default: object, text: str) -> tuple[AddField, AddFlag]:
-    """A field of OptimizerConfig and its flag; Megatron carries the one over to the other."""
+def add_optimizer_setting(
+    name: str, type: object, default: object, text: str, is_upstream: bool = False
+) -> tuple[AddField, AddFlag]:
+    """A field of OptimizerConfig, which newer releases may have, and its flag, which none has.
+
+    Megatron carries the one over to the other.
+    """
     flag = f"--{name.replace('_', '-')}"
     return (
-        AddField(OPTIMIZER_CONFIG, field=name, type=type, default=default, doc=text),
+        AddField(OPTIMIZER_CONFIG, field=name, type=type, default=default, doc=text, is_upstream=is_upstream),
         AddFlag(ADD_ARGUMENTS, flag=flag, type=_plain(type), default=default, help=text),
     )
 

@@ -1,24 +1,4 @@
-"""Skip the update of a step whose gradient norm is too large.
-
-Upstream: NVIDIA/Megatron-LM#3460, native since 0.18.0 (as a configuration field; upstream has no flag for it).
-Without it: one bad batch or one flipped bit takes a full, clipped step in a wrong direction and stays in Adam's
-    moments for a hundred steps.
-Adds: `OptimizerConfig.grad_norm_skip_threshold` and `--grad-norm-skip-threshold X` (default inf: never skip). A
-    skipped step leaves parameters, optimizer state and learning rate schedule as they were; it is counted, logged as
-    a warning on rank 0, and shown in the training log, TensorBoard and W&B.
-Repairs, where native:
-    a rank that owns no main parameters did not skip while the others did (hang or diverged weights);
-    a NaN norm was applied (0.18.2, 0.19.2, main);
-    an infinite threshold read the norm on the host each step (0.18.2);
-    Megatron-FSDP, a bare DistributedOptimizer, Float16 or FP32 optimizer and MimoOptimizer ignored the threshold;
-    MimoOptimizer lost the NaN of a module, and before 0.19 its ranks could disagree on whether the update was done;
-    gradients were clipped in the attribute that the configuration names, not the one that holds them: precision-aware
-    with fp8 other than delayed scaling was never clipped in MimoOptimizer, nor in Megatron-FSDP before 0.18;
-    QK clipping rescaled weights after a skipped step;
-    the log line's mean of the MTP losses counted skipped steps in its sum but not in its number.
-Refused at start: a finite threshold together with --optimizer-cuda-graph.
-Changes numbers: with a finite threshold; and in the two precision-aware cases above, which are clipped now.
-"""
+"""Declares skip-update-on-large-grad-norm."""
 
 from math import inf
 
@@ -33,16 +13,40 @@ from .shared_edits import (
     add_optimizer_setting,
 )
 
-_HELP = "Skip the update of a step whose gradient norm, before clipping, is larger than this or NaN."
+_HELP = "Skip the whole update when the gradient norm, before clipping, exceeds this or is NaN (inf: never skip)."
 
 PATCH = Patch(
     id="skip-update-on-large-grad-norm",
-    doc=__doc__,
+    summary="Skip the update when the gradient norm is too large",
     upstream=(PullRequest(3460, native_since="0.18.0"),),
+    problem=(
+        "One bad batch or one flipped bit takes a full, clipped step in a wrong direction, and stays in Adam's "
+        "moments for a hundred steps. In the demo 24 batches of compressed bytes raise the mean training loss on text "
+        "from 2.58 to 2.63 bits per byte."
+    ),
+    adds=(
+        "`OptimizerConfig.grad_norm_skip_threshold`.",
+        "A skipped step leaves parameters, optimizer state and learning rate schedule unchanged. It is counted, "
+        "logged as a warning on rank 0, and shown in the training log, TensorBoard and W&B.",
+    ),
+    repairs=(
+        "A rank that owns no main parameters did not skip while the others did: they hung or diverged.",
+        "A step with a NaN norm was applied (0.18.2, 0.19.2, main).",
+        "An infinite threshold cost a host-device sync in each step (0.18.2).",
+        "Megatron-FSDP, a bare DistributedOptimizer, Float16 or FP32 optimizer and MimoOptimizer ignored the "
+        "threshold.",
+        "MimoOptimizer lost the NaN of a module; before 0.19 its ranks could disagree on whether the update was done.",
+        "Gradients were clipped in the attribute that the configuration names, not in the one that holds them. A "
+        "precision-aware optimizer with fp8 other than delayed scaling was never clipped: in MimoOptimizer, and in "
+        "Megatron-FSDP before 0.18.",
+        "QK clipping rescaled weights after a skipped step.",
+        "The mean of the MTP losses in the log line counted skipped steps in its sum but not in its number.",
+    ),
+    refuses=("A finite threshold together with `--optimizer-cuda-graph`.",),
+    numerics="With a finite threshold; and in the two precision-aware cases above, which are clipped now.",
     probe=Probe(f"{OPTIMIZER_CONFIG}.grad_norm_skip_threshold"),
-    repairs=True,
     edits=(
-        *add_optimizer_setting("grad_norm_skip_threshold", float, inf, _HELP),
+        *add_optimizer_setting("grad_norm_skip_threshold", float, inf, _HELP, is_upstream=True),
         *CHECK_SETTINGS,
         *OPTIMIZER_STEP,
         Wrap(

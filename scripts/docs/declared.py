@@ -1,12 +1,14 @@
-"""What the declarations say, as Markdown."""
+"""What the declarations say, as Markdown: tables of README, the flag reference, the head of each patch's page."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import megatron_mtp_patches
 from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.description import Setting, sections, settings
 from megatron_mtp_patches.engine import Patch, PullRequest
 from megatron_mtp_patches.engine.state import State
 from packaging.version import Version
@@ -14,24 +16,55 @@ from packaging.version import Version
 from scripts.common.markdown import table
 
 FINGERPRINTS = Path(megatron_mtp_patches.__file__).with_name("fingerprints.json")
+RELEASES = json.loads(FINGERPRINTS.read_text(encoding="utf-8"))["releases"]
 
 
 def blocks() -> dict[str, str]:
-    return {"releases": releases_table()}
+    """The block `releases` and `flags` of README, `flag-reference`, and one for each patch, under its id."""
+    heads = {patch.id: head(patch) for patch in CATALOG}
+    return {"releases": releases_table(), "flags": flags_table(), "flag-reference": flag_reference(), **heads}
 
 
 def releases_table() -> str:
     """Patch x release: its state there."""
-    releases = json.loads(FINGERPRINTS.read_text(encoding="utf-8"))["releases"]
     rows = (
         [
             f"[`{patch.id}`](docs/{patch.id}.md)",
             ", ".join(map(_link, patch.upstream)) or "none",
-            *(state(patch, release) for release in releases),
+            *(state(patch, release) for release in RELEASES),
         ]
         for patch in CATALOG
     )
-    return "\n".join(table(["patch", "upstream", *releases], rows))
+    return "\n".join(table(["patch", "upstream", *RELEASES], rows))
+
+
+def flags_table() -> str:
+    """Each flag, with a star if it is ours."""
+    found = (setting for patch in CATALOG for setting in settings(patch) if setting.name.startswith("--"))
+    rows = ([f"`{one.name}`" + (" *" if not one.is_upstream else ""), one.default, one.effect] for one in found)
+    return "\n".join(table(["flag (* ours)", "default", "effect"], rows))
+
+
+def flag_reference() -> str:
+    """Each flag and each field without one, with its patch."""
+    rows = (
+        [*_cells(one), f"[{patch.id}]({patch.id}.md)", "upstream's" if one.is_upstream else "ours"]
+        for patch in CATALOG
+        for one in settings(patch)
+    )
+    return "\n".join(table(["flag or config field", "default", "effect", "patch", "whose"], rows))
+
+
+def head(patch: Patch) -> str:
+    """What stands under the title of the patch's page."""
+    upstream = ", ".join(f"[{change}]({change.url}) ({change.fate})" for change in patch.upstream) or "none"
+    states = table(["upstream", *RELEASES], [[upstream, *(state(patch, release) for release in RELEASES)]])
+    parts = [f"{patch.summary}.", "\n".join(states)]
+    if found := settings(patch):
+        parts.append("\n".join(table(["flag or config field", "default", "effect"], map(_cells, found))))
+    for heading, paragraphs in sections(patch):
+        parts.append(_section(heading, paragraphs))
+    return "\n\n".join(parts)
 
 
 def state(patch: Patch, release: str) -> State:
@@ -41,6 +74,17 @@ def state(patch: Patch, release: str) -> State:
     if ours or (release != "main" and Version(release) < Version(first.native_since)):
         return State.APPLIED
     return State.REPAIRED if patch.repairs else State.NATIVE
+
+
+def _section(heading: str, paragraphs: Iterable[str]) -> str:
+    lines = list(paragraphs)
+    if len(lines) == 1:
+        return f"**{heading}:** {lines[0]}"
+    return "\n".join([f"**{heading}:**", "", *(f"* {line}" for line in lines)])
+
+
+def _cells(setting: Setting) -> list[str]:
+    return [f"`{setting.name}`", setting.default, setting.effect]
 
 
 def _link(change: PullRequest) -> str:

@@ -7,6 +7,7 @@ import json
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.description import settings
 from megatron_mtp_patches.engine.source import find_file
 
 pytestmark = pytest.mark.forked("megatron")
@@ -31,7 +32,7 @@ def test_status_as_json_has_every_patch_with_its_state_and_targets(report, relea
         assert told["state"] in (["pending"] if optional else ["applied", "repaired", "native"])
         assert list(told["targets"]) == list(dict.fromkeys(edit.target for edit in patch.edits))
         assert told["upstream"] == [str(change) for change in patch.upstream]
-        assert told["summary"] in patch.doc and told["reason"]
+        assert told["summary"] == patch.summary and told["reason"]
 
 
 def test_the_table_of_status_says_the_same_as_json(command, report):
@@ -54,11 +55,16 @@ def test_the_table_of_status_says_the_same_as_json(command, report):
 
 
 @pytest.mark.parametrize("patch", CATALOG, ids=IDS)
-def test_explain_shows_header_links_state_and_edits(command, release, patch):
+def test_explain_shows_what_the_declaration_says_links_state_and_edits(command, release, patch):
     done = command("explain", patch.id)
     assert done.code == 0
     (told,) = [report for report in megatron_mtp_patches.status() if report.id == patch.id]
-    assert patch.doc.strip() in done.out
+    words = " ".join(done.out.split())
+    assert patch.summary in words
+    for text in (patch.problem, *patch.adds, *patch.repairs, *patch.refuses, patch.numerics, *patch.notes):
+        assert text and text in words
+    for setting in settings(patch):
+        assert f"{setting.name} │ {setting.default} │ {setting.effect}" in words
     assert f"{told.state}: {told.reason}" in done.out
     for change in patch.upstream:
         assert f"{change.url}  {change.fate}\n" in done.out

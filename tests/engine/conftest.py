@@ -113,8 +113,8 @@ class Library:
         return engine
 
     @staticmethod
-    def patch(*edits: Edit, id: str = "a-patch", probe: Probe | None = None, repairs: bool = False) -> Patch:
-        return Patch(id=id, doc="Do something.\n\nAnd more.", upstream=(), probe=probe, edits=edits, repairs=repairs)
+    def patch(*edits: Edit, id: str = "a-patch", probe: Probe | None = None, repairs: tuple[str, ...] = ()) -> Patch:
+        return Patch(id=id, summary="Do something", probe=probe, edits=edits, repairs=repairs)
 
 
 @pytest.fixture

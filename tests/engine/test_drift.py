@@ -228,7 +228,8 @@ def test_a_disabled_patch_is_not_checked(library):
     ],
 )
 def test_a_probe_sees_in_the_source_whether_the_change_is_there(library, probe, native):
-    bare, repairing = library.patch(REPLACE_F, probe=probe), library.patch(REPLACE_F, probe=probe, repairs=True)
+    bare = library.patch(REPLACE_F, probe=probe)
+    repairing = library.patch(REPLACE_F, probe=probe, repairs=("A defect.",))
     sources = known(library.engine(bare))
     assert decide(bare, sources).state is (State.NATIVE if native else State.APPLIED)
     assert decide(repairing, sources).state is (State.REPAIRED if native else State.APPLIED)
@@ -244,7 +245,7 @@ def test_a_native_change_is_left_alone_even_if_its_source_is_unknown(library):
 
 
 def test_a_repair_needs_a_known_source(library):
-    patch = library.patch(REPLACE_F, probe=Probe("lib:C"), repairs=True)
+    patch = library.patch(REPLACE_F, probe=Probe("lib:C"), repairs=("A defect.",))
     engine = library.engine(patch)
     assert state(engine, patch) is State.REPAIRED
     engine.apply("all", "raise")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from rich.padding import Padding
 from rich.table import Column, Table
+from rich.text import Text
 
 from .. import _engine, apply
 from ..catalog import CATALOG
-from ..engine import AddField, AddFlag
+from ..description import sections, settings
+from ..engine import AddField, AddFlag, Patch
 from ..engine.declare import Edit
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
 from ..engine.state import State
@@ -15,16 +18,22 @@ from .megatron import describe_megatron, import_targets, known_sources
 
 
 def explain(patch_id: str) -> int:
-    """Print the patch's header, its state and its edits; 1 if it is refused."""
+    """Print what there is to say of the patch, its state and its edits; 1 if it is refused."""
     patch = next(patch for patch in CATALOG if patch.id == patch_id)
     apply(on_drift="skip")
     import_targets()
     report = _engine.report(patch)
     console = make_console()
-    header = (patch.doc or "(python -OO leaves out what is said here)").strip()
-    console.print(f"[bold]{patch.id}[/]\n\n{header}\n", soft_wrap=True)
+    console.print(f"[bold]{patch.id}[/]: {patch.summary}.", soft_wrap=True)
+    for heading, paragraphs in sections(patch):
+        console.print(f"\n[bold]{heading}[/]", soft_wrap=True)
+        for paragraph in paragraphs:
+            console.print(Padding(Text(paragraph), (0, 0, 0, 2)))
     for change in patch.upstream:
-        console.print(f"{change.url}  {change.fate}")
+        console.print(f"\n{change.url}  {change.fate}", end="")
+    console.print()
+    if settings(patch):
+        console.print(_table_of_settings(patch))
     console.print(f"\n{describe_megatron()}\n[bold]{report.state}[/]: {report.reason}\n", soft_wrap=True)
     known = known_sources()
     table = Table("edit", Column("target", overflow="fold"), "state", "source as in")
@@ -32,6 +41,13 @@ def explain(patch_id: str) -> int:
         table.add_row(_describe(edit), edit.target, report.targets[edit.target], _known_as(edit, known))
     console.print(table)
     return int(report.state is State.REFUSED)
+
+
+def _table_of_settings(patch: Patch) -> Table:
+    table = Table("flag or config field", "default", "effect")
+    for setting in settings(patch):
+        table.add_row(setting.name, setting.default, setting.effect)
+    return table
 
 
 def _describe(edit: Edit) -> str:

@@ -12,9 +12,7 @@ _WRAPPERS = "megatron_mtp_patches.cli.verify_wrappers"
 
 VERIFICATION = Patch(
     id="verify-mtp",
-    doc="A first step in which only the MTP loss has a gradient.",
-    upstream=(),
-    probe=None,
+    summary="Run a first step in which only the MTP loss has a gradient",
     edits=(
         Wrap(
             "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",

@@ -158,13 +158,15 @@ class AddField(Edit):
         field: its name.
         type: its annotation.
         default: its value where none is given.
-        doc: what it is for, in a line; Megatron makes a flag's help of it.
+        doc: what it does, in a line; Megatron makes a flag's help of it.
+        is_upstream: newer releases have the field.
     """
 
     field: str
     type: object
     default: object
     doc: str
+    is_upstream: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,30 +202,38 @@ class Probe:
 
 @dataclass(frozen=True)
 class Patch:
-    """One upstream change for every release.
+    """One upstream change for every release, and all that is said of it.
+
+    `explain`, README and the pages are made of the texts: sentences in Markdown, a tuple for a list.
 
     Attributes:
         id: what the user calls it.
-        doc: the header of the module that declares it; its first line is the summary. None under python -OO.
-        upstream: the pull requests that it stands for.
-        probe: how to see that a Megatron has it; None where no release does.
+        summary: what it does, in a line without a full stop.
         edits: what it changes; all of them or none.
-        repairs: where the change is native, it removes the defects that the header names. Any other leaves it alone.
+        upstream: the pull requests that it brings; the first decides since when the change is native.
+        probe: how to see that a Megatron has the change; None where no release has it.
+        problem: what goes wrong without it.
+        adds: what a user, or other code, can see of it.
+        repairs: the defects of upstream's own version, which it removes where the change is native. Without any, the
+            patch leaves such a release alone.
+        refuses: the settings with which training does not start.
+        numerics: which numbers change, and when.
+        notes: what else to know, on memory or checkpoints.
         optional: it patches a package that need not be installed; until that is imported, the patch is pending.
     """
 
     id: str
-    doc: str | None
-    upstream: tuple[PullRequest, ...]
-    probe: Probe | None
+    summary: str
     edits: tuple[Edit, ...]
-    repairs: bool = False
+    upstream: tuple[PullRequest, ...] = ()
+    probe: Probe | None = None
+    problem: str = ""
+    adds: tuple[str, ...] = ()
+    repairs: tuple[str, ...] = ()
+    refuses: tuple[str, ...] = ()
+    numerics: str = ""
+    notes: tuple[str, ...] = ()
     optional: bool = False
-
-    @property
-    def summary(self) -> str:
-        """What it does, in a line."""
-        return (self.doc or self.id).strip().partition("\n")[0].rstrip(".")
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -19,9 +19,7 @@ from . import transformer_engine, with_transformer_engine
 
 PATCH = Patch(
     id="cpu-rehearsal",
-    doc="Megatron's command line on a CPU: other defaults, and errors that name the flags that need a GPU.",
-    upstream=(),
-    probe=None,
+    summary="Megatron's command line on a CPU: other defaults, and errors that name the flags that need a GPU",
     edits=(
         Wrap(
             "megatron.training.arguments:add_megatron_arguments",

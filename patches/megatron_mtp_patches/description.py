@@ -1,0 +1,61 @@
+"""What is said of a patch, in an order and under headings: `explain` and the pages are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .engine import AddField, AddFlag, Patch
+from .shared_edits import TRANSFORMER_CONFIG
+
+
+def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(heading, paragraphs), for what there is to say."""
+    is_native = any(change.native_since for change in patch.upstream)
+    for heading, paragraphs in (
+        ("Without it", (patch.problem,)),
+        ("Adds", patch.adds),
+        ("Repairs, where native" if is_native else "Better than the pull request", patch.repairs),
+        ("Refused at start", patch.refuses),
+        ("Changes numbers", (patch.numerics,)),
+        ("Note", patch.notes),
+    ):
+        if any(paragraphs):
+            yield heading, paragraphs
+
+
+class Setting(NamedTuple):
+    """A flag, or a config field that has none.
+
+    Attributes:
+        name: `--flag X`, or the field.
+        default: as a user would write it.
+        effect: in a sentence.
+        is_upstream: newer releases have it.
+    """
+
+    name: str
+    default: str
+    effect: str
+    is_upstream: bool
+
+
+def settings(patch: Patch) -> list[Setting]:
+    """What the patch lets a user set. Megatron makes flags of the fields of its TransformerConfig itself."""
+    flags = [edit for edit in patch.edits if isinstance(edit, AddFlag)]
+    found = [Setting(_flag(edit.flag, edit.type), _default(edit), edit.help, False) for edit in flags]
+    for edit in (edit for edit in patch.edits if isinstance(edit, AddField)):
+        flag = f"--{edit.field.replace('_', '-')}"
+        if flag not in {edit.flag for edit in flags}:
+            has_flag = edit.target == TRANSFORMER_CONFIG
+            name = _flag(flag, edit.type) if has_flag else f"{edit.name}.{edit.field}"
+            found.append(Setting(name, _default(edit), edit.doc, edit.is_upstream))
+    return found
+
+
+def _flag(flag: str, type: object) -> str:
+    return flag if type is bool else f"{flag} {'N' if type is int else 'X'}"
+
+
+def _default(edit: AddFlag | AddField) -> str:
+    return "off" if edit.default is False else "none" if edit.default is None else str(edit.default)
