@@ -17,14 +17,18 @@ class Excess(NamedTuple):
 
 
 class StepDecision(NamedTuple):
-    """`update`: why the whole update is skipped; `mtp`: why that of the MTP heads is. None: it is taken."""
+    """`update`: why the whole update is skipped; `mtp`: why that of the MTP heads is. None: it is taken.
+
+    `overflowed`: the loss scaler found inf or NaN, which skips the update before anything is measured.
+    """
 
     update: Excess | None = None
     mtp: Excess | None = None
+    overflowed: bool = False
 
     @property
     def skips_update(self) -> bool:
-        return self.update is not None
+        return self.overflowed or self.update is not None
 
     @property
     def skips_mtp(self) -> bool:

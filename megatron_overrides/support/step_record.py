@@ -43,13 +43,21 @@ class SkipCounter(NamedTuple):
 
 
 class StepRecord:
-    """Of one optimizer tree, kept by its root. `norms` is None after a step that measured none."""
+    """Of one optimizer tree, kept by its root.
+
+    Attributes:
+        census: what there is on any rank; None before anything was measured.
+        norms: None after a step that measured none.
+        steps, skips: steps since Megatron logged the MTP losses, and how many of them were skipped for any reason.
+        skipped_updates, skipped_mtp_updates: for their norm, since the optimizer was created.
+    """
 
     def __init__(self) -> None:
         self.census: Census | None = None
         self.norms: GradNorms | None = None
         self.has_measured = False
         self.decision = StepDecision()
+        self.steps = self.skips = 0
         self.skipped_updates = SkipCounter(
             "updates skipped for grad norm",
             "update skipped: grad norm {norm} is over --grad-norm-skip-threshold {threshold} ({total} skipped so far)",
@@ -91,6 +99,8 @@ def publish(optimizer: Any, norms: GradNorms | None = None, decision: StepDecisi
         _warn_of_settings_without_heads(norms, optimizer.config)
     set_norms(optimizer, norms)
     record.decision = decision or StepDecision()
+    record.steps += 1
+    record.skips += record.decision.skips_update
     record.skipped_updates = record.skipped_updates.plus(record.decision.update)
     record.skipped_mtp_updates = record.skipped_mtp_updates.plus(record.decision.mtp)
     record.metrics = list(_metrics(record, optimizer.config))

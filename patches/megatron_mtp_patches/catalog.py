@@ -33,7 +33,7 @@ CATALOG = (
 # Always applied, not selectable: the check that all ranks have the same patches, and the record of them in each run.
 BASE = (
     Patch(
-        id="record-of-the-set",
+        id="record-of-the-patches",
         summary="All ranks apply the same patches, and the run says which",
         edits=(
             Wrap(

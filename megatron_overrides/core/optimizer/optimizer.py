@@ -33,7 +33,7 @@ def step_chained(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | 
         None unless `config.log_num_zeros_in_grad`.
     """
     if self.prepare_grads():
-        publish(self)
+        publish(self, decision=StepDecision(overflowed=True))
         return False, None, None
     norms = norms_of(self, needs_norms(self.config))
     decision = decide(norms, self.config)
@@ -51,7 +51,7 @@ def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | No
     needs them: clipping or, here, a finite threshold.
     """
     if self.prepare_grads():
-        publish(self)
+        publish(self, decision=StepDecision(overflowed=True))
         return False, None, None
     norms, decision = None, StepDecision()
     # What the two classes report for a number that nothing asked for.

@@ -59,9 +59,9 @@ def test_a_step_that_measured_nothing_shows_no_norm_of_the_step_before():
     assert optimizer.grad_norms_by_group == {"mtp": 2.0} and optimizer.clippable_grad_norms == {None: 1.0, "mtp": 2.0}
     counts = [" updates skipped for grad norm:   1 |", " mtp updates skipped for grad norm:   0 |"]
     assert texts(optimizer) == [" mtp grad norm: 2.000 |", " clippable grad norm: 1.000 |", *counts]
-    publish(optimizer)
+    publish(optimizer, decision=StepDecision(overflowed=True))
     assert optimizer.grad_norms_by_group == optimizer.clippable_grad_norms == {}
-    assert not record_of(optimizer).decision.skips_update
+    assert record_of(optimizer).decision.skips_update and record_of(optimizer).skips == 2
     assert texts(optimizer) == counts
 
 

@@ -12,7 +12,7 @@ from megatron_overrides.core.optimizer.clip_grads import norms_of
 from megatron_overrides.core.optimizer.optimizer import limit_gradients, update
 from megatron_overrides.support.grad_norms import GradNorms
 from megatron_overrides.support.norm_groups import separate_groups
-from megatron_overrides.support.step_decision import decide, needs_norms
+from megatron_overrides.support.step_decision import StepDecision, decide, needs_norms
 from megatron_overrides.support.step_record import publish, record_of, set_norms
 
 
@@ -24,7 +24,7 @@ def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
     every module was updated, because the ranks of one module know nothing about the other modules.
     """
     if _reduce_flag(self.prepare_grads(), torch.distributed.ReduceOp.MAX):
-        publish(self)
+        publish(self, decision=StepDecision(overflowed=True))
         return False, None, None
     set_norms(self, None)
     grad_norm = self.get_grad_norm()

@@ -105,7 +105,8 @@ def test_overflow_found_by_the_loss_scaler_comes_first(make_optimizer, give_grad
     assert optimizer.step()[0] is False and last_record().decision.skips_update
     monkeypatch.setattr(optimizer, "prepare_grads", lambda: True)
     assert optimizer.step() == (False, None, None)
-    assert not last_record().decision.skips_update
+    assert last_record().decision == (None, None, True)  # no norm was over the threshold in this step
+    assert last_record().skipped_updates.total == 1 and last_record().skips == 2
 
 
 def test_decoupled_gradients_are_clipped_where_a_precision_aware_optimizer_has_them(make_optimizer):

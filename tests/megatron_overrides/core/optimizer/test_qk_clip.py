@@ -23,10 +23,12 @@ def model():
     return [SimpleNamespace(module=SimpleNamespace(module=module))]
 
 
-@pytest.mark.parametrize("skipped, clipped", [(False, 1), (True, 0)])
-def test_weights_are_rescaled_only_if_the_step_was_taken(model, monkeypatch, skipped, clipped):
+@pytest.mark.parametrize(
+    "decision, clipped", [(StepDecision(), 1), (StepDecision(Excess(2.0, 1.0)), 0), (StepDecision(overflowed=True), 0)]
+)
+def test_weights_are_rescaled_only_if_the_step_was_taken(model, monkeypatch, decision, clipped):
     record = StepRecord()
-    record.decision = StepDecision(Excess(2.0, 1.0) if skipped else None)
+    record.decision = decision
     monkeypatch.setattr(qk_clip, "last_record", lambda: record)
     assert clip_qk(model, log_max_only=False) == 7.0
     attention = model[0].module.module.decoder.layers[0].self_attention

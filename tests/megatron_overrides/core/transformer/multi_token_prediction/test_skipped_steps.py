@@ -5,7 +5,6 @@ import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from megatron_overrides.core.transformer.multi_token_prediction import skipped_steps
-from megatron_overrides.support.step_decision import Excess, StepDecision
 from megatron_overrides.support.step_record import StepRecord
 
 pytestmark = pytest.mark.forked("patched")
@@ -30,11 +29,25 @@ def track():
     MTPLossLoggingHelper.tracker.clear()
 
 
-def test_a_skipped_step_adds_nothing(track, monkeypatch):
-    record = StepRecord()
-    monkeypatch.setattr(skipped_steps, "last_record", lambda: record)
+@pytest.fixture
+def record(monkeypatch):
+    made = StepRecord()
+    monkeypatch.setattr(skipped_steps, "last_record", lambda: made)
+    return made
+
+
+def test_a_skipped_step_adds_nothing(track, record):
+    for loss, skips, expected in ((2.0, 0, 2.0), (5.0, 1, 2.0), (3.0, 0, 5.0)):
+        record.steps, record.skips = 1, skips
+        assert track(loss)["mtp_1 loss"] == expected
+
+
+def test_a_call_for_several_steps_adds_their_losses_unless_all_were_skipped(track, record):
+    for loss, skips, expected in ((2.0, 1, 2.0), (5.0, 3, 2.0), (3.0, 2, 5.0)):
+        record.steps, record.skips = 3, skips
+        assert track(loss)["mtp_1 loss"] == expected
+        assert (record.steps, record.skips) == (0, 0)
+
+
+def test_without_a_step_of_the_optimizer_losses_are_added(track, record):
     assert track(2.0)["mtp_1 loss"] == 2.0
-    record.decision = StepDecision(Excess(2.0, 1.0))
-    assert track(5.0)["mtp_1 loss"] == 2.0
-    record.decision = StepDecision()
-    assert track(3.0)["mtp_1 loss"] == 5.0
