@@ -17,8 +17,9 @@ import sys
 
 from .catalog import BASE, CATALOG
 from .engine import Patch, PatchError
-from .engine.engine import TYPE_CHECKING, Engine
+from .engine.engine import Engine
 
+TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
     from .engine.report import Report
 

@@ -1,4 +1,4 @@
-"""What is said of a patch, in an order and under headings: `explain` and the pages are made of it."""
+"""Describes a patch: the texts under their headings, and its flags. `explain` and the pages are made of these."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .shared_edits import TRANSFORMER_CONFIG
 
 
 def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(heading, paragraphs), for what there is to say."""
+    """(heading, paragraphs), for each text that the patch has."""
     is_native = any(change.native_since for change in patch.upstream)
     for heading, paragraphs in (
         ("Without it", (patch.problem,)),

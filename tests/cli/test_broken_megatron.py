@@ -21,7 +21,7 @@ def broken_megatron(tmp_path):
     return tmp_path
 
 
-def test_status_as_json_has_every_patch_refused_and_is_1(forked_command, broken_megatron):
+def test_status_json_reports_every_patch_as_refused_and_exits_with_1(forked_command, broken_megatron):
     done = forked_command("status", "--json", first=[broken_megatron])
     assert done.code == 1
     report = json.loads(done.output)
@@ -29,13 +29,13 @@ def test_status_as_json_has_every_patch_refused_and_is_1(forked_command, broken_
     assert set(report["not_imported"].values()) == {"ModuleNotFoundError: No module named 'no_such_part'"}
 
 
-def test_the_table_of_status_has_a_line_for_each_and_is_1(forked_command, broken_megatron):
+def test_the_table_of_status_has_a_line_for_each_and_exits_with_1(forked_command, broken_megatron):
     done = forked_command("status", first=[broken_megatron])
     assert done.code == 1
     assert done.output.count("refused") >= len(CATALOG)
     assert "could not import megatron.core" in done.output
 
 
-def test_explain_says_what_is_missing_and_is_1(forked_command, broken_megatron):
+def test_explain_says_what_is_missing_and_exits_with_1(forked_command, broken_megatron):
     done = forked_command("explain", CATALOG[0].id, first=[broken_megatron])
     assert done.code == 1 and "missing" in done.output

@@ -14,7 +14,7 @@ from .interpreters import ROOT
 pytestmark = pytest.mark.forked("torch")
 
 
-def test_it_is_0_where_everything_is_that_training_needs(command, rows, release):
+def test_it_exits_with_0_where_everything_is_that_training_needs(command, rows, release):
     done = command("doctor")
     assert (done.code, done.err) == (0, "")
     assert platform.python_version() in done.out
@@ -31,7 +31,7 @@ def test_each_missing_part_has_its_cost_beside_it(command, rows):
             assert found != "missing" or cost[0], name
 
 
-def test_the_oldest_wrapt_that_fits_is_the_oldest_that_an_install_takes():
+def test_the_oldest_wrapt_that_fits_is_the_oldest_that_the_package_requires():
     """Two figures, one of them in setup.cfg."""
     needed = configparser.ConfigParser()
     needed.read(ROOT / "setup.cfg")

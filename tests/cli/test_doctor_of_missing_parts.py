@@ -45,7 +45,7 @@ def furnish(tmp_path):
     return make
 
 
-def test_without_megatron_and_torch_it_is_1(doctor, rows):
+def test_without_megatron_and_torch_it_exits_with_1(doctor, rows):
     done = doctor()
     assert done.code == 1
     table = rows(done.output)
@@ -55,14 +55,14 @@ def test_without_megatron_and_torch_it_is_1(doctor, rows):
     assert "pip install megatron-core" in done.output
 
 
-def test_without_wrapt_it_is_1_and_says_the_same_of_the_rest(doctor, furnish, rows, release):
+def test_without_wrapt_it_exits_with_1_and_says_the_same_of_the_rest(doctor, furnish, rows, release):
     furnish("triton")
     done = doctor()
     assert done.code == 1 and done.output.startswith("Python ")
     assert f"like {release}" in done.output and rows(done.output)["wrapt"][0] == "missing"
 
 
-def test_a_megatron_that_needs_triton_and_has_none_is_1(doctor, furnish, rows, tmp_path, release):
+def test_a_megatron_that_lacks_the_triton_that_it_needs_exits_with_1(doctor, furnish, rows, tmp_path, release):
     furnish("wrapt")
     assert doctor().code == (1 if release in ("0.18.2", "0.19.2") else 0)
     (tmp_path / "triton").mkdir()

@@ -82,7 +82,7 @@ def test_against_a_release_shows_what_has_changed_since_or_before(command, sourc
 
 
 @pytest.mark.parametrize("since", RELEASES)
-def test_a_folder_is_compared_with_a_release_as_the_installed_megatron_is(command, site, since):
+def test_since_compares_a_folder_as_it_does_the_installed_megatron(command, site, since):
     installed = command("drift", "--against", since)
     folder = command("drift", "--against", str(site), "--since", since)
     assert folder.code == installed.code

@@ -49,7 +49,7 @@ def test_without_a_device_torch_is_left_alone(script):
     assert (done.code, done.output) == (0, "False\n")
 
 
-def test_the_exit_code_of_the_script_stands(script):
+def test_the_exit_code_is_that_of_the_script(script):
     script.write_text("import sys; sys.exit(7)")
     (done,) = run_ranks(1, lambda: run_script(str(script), [], None))
     assert (done.code, done.output) == (7, "")

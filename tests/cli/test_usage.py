@@ -1,4 +1,4 @@
-"""Wrong usage is 2 and says what is right."""
+"""Wrong usage exits with 2 and says what is right."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_help_names_every_command(capsys):
 
 
 @pytest.mark.parametrize(("text", "code"), [("pass", 0), ("import sys; sys.exit()", 0), ("import sys; sys.exit(2)", 2)])
-def test_verify_mtp_is_1_if_the_script_ends_before_a_training_step(forked_command, tmp_path, text, code):
+def test_verify_mtp_exits_with_1_if_the_script_ends_before_a_training_step(forked_command, tmp_path, text, code):
     script = tmp_path / "job.py"
     script.write_text(text)
     done = forked_command("verify-mtp", str(script))

@@ -34,7 +34,7 @@ def script(tmp_path):
 
 @pytest.mark.parametrize("variables", [CHOICE, ON_DRIFT], ids=["choice", "on drift"])
 @pytest.mark.parametrize("name", ["status", "doctor", "drift", "run"])
-def test_commands_that_apply_patches_say_so_in_one_line(forked_command, script, name, variables):
+def test_commands_that_apply_patches_report_it_in_one_line(forked_command, script, name, variables):
     arguments = [script("job.py", "print('trains')")] if name == "run" else []
     done = forked_command(name, *arguments, **variables)
     assert (done.code, done.output.count("\n")) == (2, 1), done.output
@@ -45,7 +45,7 @@ def test_commands_that_apply_patches_say_so_in_one_line(forked_command, script, 
 @pytest.mark.parametrize(
     "words", [["-m", "megatron_mtp_patches"], ["-mmegatron_mtp_patches"], ["installed"]], ids=" ".join
 )
-def test_the_command_says_so_in_one_line_however_it_was_started(script, words):
+def test_the_command_reports_it_in_one_line_however_it_was_started(script, words):
     if words == ["installed"]:  # the script that pip makes of an entry point
         words = [
             script("megatron-mtp-patches", "import sys\nfrom megatron_mtp_patches.cli import main\nsys.exit(main())")
@@ -91,8 +91,8 @@ def test_any_other_process_fails_at_the_import_with_a_wrong_policy_on_drift_too(
 
 
 @pytest.mark.parametrize("name", ["enable", "disable"])
-def test_zero_touch_does_not_ask_for_them(name):
-    """It is off with a wrong one, too; tests/packaging runs both."""
+def test_enable_and_disable_do_not_read_the_variables(name):
+    """So zero-touch can be disabled with a wrong one, too; tests/packaging runs both."""
     assert make_parser().parse_args([name]).needs_patches is False
 
 
@@ -107,6 +107,6 @@ def test_disable_works_with_a_wrong_choice(command, monkeypatch, tmp_path):
     assert not file.exists()
 
 
-def test_version_is_told_with_a_wrong_choice(forked_command):
+def test_version_works_with_a_wrong_choice(forked_command):
     done = forked_command("--version", **CHOICE)
     assert (done.code, done.output.strip()) == (0, megatron_mtp_patches.__version__)

@@ -1,4 +1,4 @@
-"""Ranks that differ in their patches are told so, on every rank, instead of hanging."""
+"""Ranks that differ in their patches raise an error that names them, on every rank, instead of hanging."""
 
 from __future__ import annotations
 

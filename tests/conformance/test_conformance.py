@@ -122,7 +122,7 @@ def test_revert_puts_every_original_back(apply):
         assert {report.state for report in reports().values()} == {"disabled"}
 
 
-def test_names_that_were_imported_by_value_follow(apply, user):
+def test_names_that_were_imported_by_value_are_rebound(apply, user):
     """A function that another library imported, replaced or wrapped, is the new one to it; it keeps its classes."""
     taken = dict(vars(user))
     apply()
@@ -135,7 +135,7 @@ def test_names_that_were_imported_by_value_follow(apply, user):
     assert vars(user) == taken
 
 
-def test_none_leaves_megatron_untouched_except_for_what_makes_the_ranks_agree(apply, monkeypatch):
+def test_none_leaves_megatron_untouched_except_for_the_check_of_the_ranks(apply, monkeypatch):
     modules = import_targets()
     contents = hold(modules)
     monkeypatch.setenv("MEGATRON_MTP_PATCHES", "none")

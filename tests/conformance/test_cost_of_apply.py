@@ -48,7 +48,7 @@ def events():
     return counts
 
 
-def test_nothing_is_read_where_every_patch_is_left_out(modules, events):
+def test_nothing_is_read_where_every_patch_is_disabled(modules, events):
     """First in this file: afterwards the sources are known."""
     megatron_mtp_patches.apply("none")
     megatron_mtp_patches.record()

@@ -56,14 +56,14 @@ def test_its_import_is_refused_each_time(checkout):
     assert MODULE not in sys.modules
 
 
-def test_with_a_warning_for_each_refused_patch_it_can_be_imported(warned):
+def test_it_can_be_imported_with_a_warning_for_each_refused_patch(warned):
     assert REFUSED
     assert [sum(f"{name} is refused" in warning for warning in warned) for name in REFUSED] == [1] * len(REFUSED)
     assert len(warned) == len(REFUSED)
 
 
 @pytest.mark.parametrize("patch", [patch for patch in IDS if patch in REFUSED], indirect=True)
-def test_a_patch_that_needs_the_unknown_function_is_left_out(patch, warned):
+def test_a_patch_that_needs_the_unknown_function_is_refused(patch, warned):
     assert reports()[patch.id].state == "refused"
     counts = {edit: count(edit) for edit in patch.edits}
     assert set(counts.values()) <= {0, 1, None, "native"}  # 1: for the sake of another patch

@@ -1,4 +1,4 @@
-"""A source that nobody has looked at is refused; one that differs in comments and layout only is not."""
+"""An unknown source is refused; one that differs from a known one only in comments and layout is not."""
 
 from __future__ import annotations
 

@@ -253,28 +253,6 @@ def test_functions_are_found_wherever_statements_are():
     assert (sorted(found["lines f"]), found["lines g"]) == (sorted(firsts), [])
 
 
-# -- the table ---------------------------------------------------------------------------------------------------
-
-
-def test_a_release_may_be_in_several_folders(library, tmp_path):
-    """The first says what the release has; another may lack modules, and may differ."""
-    wheel = tmp_path / "wheel"
-    wheel.mkdir()
-    source = (library.folder / "lib.py").read_text()
-    (wheel / "lib.py").write_text(source.replace("original", "older"))
-    library.write("lib2.py", "def g():\n    return 'g'\n")
-    folders = [str(library.folder), str(wheel)]
-    known = make_known_sources(
-        [library.patch(REPLACE_F, METHOD, G, Replace("absent:f", "overrides:new_method"))],
-        {"1.0": folders, "2.0": folders[:1]},
-    )
-    assert list(known.targets["lib:f"].values()) == [["1.0", "2.0"], ["1.0"]]
-    assert list(known.targets["lib:C.method"].values()) == [["1.0", "2.0"]]
-    assert list(known.targets["lib2:g"].values()) == [["1.0", "2.0"]]
-    assert known.targets["absent:f"] == {"absent": ["1.0", "2.0"]}
-    assert {module: len(by_hash) for module, by_hash in known.files.items()} == {"lib": 2, "lib2": 1}
-
-
 def test_a_file_of_each_folder_is_known(library, record, tmp_path):
     engine = library.engine(library.patch(REPLACE_F))
     other = tmp_path / "other"

@@ -1,4 +1,4 @@
-"""A patch of which an edit fails: Megatron is left as it was, and the other patches apply."""
+"""Where an edit of a patch fails, Megatron is left as it was, and the other patches apply."""
 
 from __future__ import annotations
 

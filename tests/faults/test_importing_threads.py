@@ -1,4 +1,4 @@
-"""Threads that import Megatron at once get it patched once, and do not wait for each other for ever."""
+"""Threads that import Megatron at the same time get it patched once, and do not deadlock."""
 
 from __future__ import annotations
 

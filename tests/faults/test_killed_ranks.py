@@ -82,7 +82,7 @@ def test_a_step_whose_norms_were_not_reduced_has_updated_nothing(ending, tmp_pat
     assert survivor.code == 0, survivor.output
 
 
-def test_a_run_from_the_checkpoint_is_the_run_that_was_never_broken(tmp_path):
+def test_a_run_resumed_from_the_checkpoint_equals_the_uninterrupted_run(tmp_path):
     straight_folder, broken_folder = tmp_path / "straight", tmp_path / "broken"
     straight_folder.mkdir()
     broken_folder.mkdir()

@@ -109,7 +109,7 @@ def test_neither_revert_nor_apply_changes_anything_when_another_library_patched_
 
 
 @IN_EACH_WAY
-def test_revert_is_whole_once_the_other_library_is_undone(patch_like_them):
+def test_revert_restores_everything_once_the_other_library_is_undone(patch_like_them):
     before = snapshot()
     megatron_mtp_patches.apply()
     ours = vars(ChainedOptimizer)["step"]

@@ -1,4 +1,4 @@
-"""The wheel where there is neither torch nor Megatron: the command says what is missing, and traces nothing back."""
+"""The wheel where there is neither torch nor Megatron: the command says what is missing, without a traceback."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ HINT = "pip install megatron-core"
 
 
 @pytest.mark.parametrize("flags", [[], ["-O"], ["-OO"], ["-I"]], ids=str)
-def test_it_tells_its_version(environment, flags):
+def test_it_prints_its_version(environment, flags):
     done = environment.run(*flags, "-m", "megatron_mtp_patches", "--version")
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, megatron_mtp_patches.__version__, "")
 
 
-def test_status_names_what_each_patch_waits_for(environment):
+def test_status_names_what_each_patch_lacks(environment):
     done = environment.command("status", "--json")
     assert (done.returncode, done.stderr) == (1, "")
     told = json.loads(done.stdout)
@@ -35,7 +35,7 @@ def test_it_names_what_is_missing(environment, words):
 
 
 @pytest.mark.parametrize("words", [["run"], ["run", "--device", "cpu"], ["verify-mtp"]], ids=" ".join)
-def test_a_script_runs_as_far_as_it_can(environment, tmp_path, words):
+def test_a_script_runs_up_to_the_first_missing_import(environment, tmp_path, words):
     job = tmp_path / "job.py"
     job.write_text("import megatron.core\n")
     done = environment.command(*words, str(job))

@@ -31,7 +31,7 @@ def enabled(environment):
 
 @pytest.fixture
 def megatron(tmp_path) -> Path:
-    """A folder with a Megatron whose source nobody has looked at."""
+    """A folder with a Megatron whose source is unknown."""
     optimizer = tmp_path / "megatron" / "core" / "optimizer"
     optimizer.mkdir(parents=True)
     for folder in (optimizer.parent, optimizer):
@@ -55,13 +55,13 @@ def test_enabled_and_asked_for_every_python_applies_the_patches(enabled, words):
 
 
 @pytest.mark.parametrize("words", [["-S"], ["-S", "-I"]], ids=str)
-def test_a_python_that_reads_no_site_packages_starts_as_ever(enabled, words):
+def test_a_python_that_reads_no_site_packages_starts_as_before(enabled, words):
     done = enabled.run(*words, "-c", LOADED, MEGATRON_MTP_PATCHES="all")
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 
 
 @pytest.mark.parametrize("variables", [{}, {"MEGATRON_MTP_PATCHES": ""}], ids=["unset", "empty"])
-def test_not_asked_for_it_loads_no_module(environment, enabled, variables):
+def test_where_it_is_not_asked_for_it_loads_no_module(environment, enabled, variables):
     with_file = enabled.run("-c", MODULES, **variables)
     environment.command("disable")
     without = environment.run("-c", MODULES, **variables)
@@ -69,7 +69,7 @@ def test_not_asked_for_it_loads_no_module(environment, enabled, variables):
     assert with_file.stdout == without.stdout
 
 
-def test_twice_is_once(environment):
+def test_enabling_twice_changes_nothing(environment):
     first, second = environment.command("enable"), environment.command("enable")
     assert (first.returncode, second.returncode) == (0, 0)
     assert str(environment.site) in first.stdout and "already" not in first.stdout
@@ -84,7 +84,7 @@ def test_a_file_of_another_version_is_replaced(enabled):
     assert (enabled.site / FILE).read_text() == TEXT
 
 
-def test_disable_removes_it_and_has_nothing_to_do_a_second_time(environment, enabled):
+def test_disable_removes_the_file_and_does_nothing_a_second_time(environment, enabled):
     first, second = environment.command("disable"), environment.command("disable")
     assert (first.returncode, second.returncode) == (0, 0)
     assert str(environment.site / FILE) in first.stdout and "Not enabled" in second.stdout
@@ -133,14 +133,14 @@ def test_a_wrong_variable_that_the_script_corrects_is_forgotten(enabled, megatro
 
 
 @pytest.mark.parametrize("variable", ["MEGATRON_MTP_PATCHES", "MEGATRON_MTP_PATCHES_ON_DRIFT"])
-def test_the_command_says_it_in_a_line_and_ends_with_2(enabled, variable):
+def test_the_command_reports_it_in_one_line_and_exits_with_2(enabled, variable):
     variables = {"MEGATRON_MTP_PATCHES": "all", variable: "typo"}
     done = enabled.command("status", **variables)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("megatron-mtp-patches: ") and "'typo'" in done.stderr
 
 
-def test_without_the_package_python_starts_in_silence_and_the_job_fails(make_environment, megatron):
+def test_without_the_package_python_starts_silently_and_the_job_fails(make_environment, megatron):
     gone = make_environment()
     gone.command("enable")
     shutil.rmtree(gone.site / "megatron_mtp_patches")

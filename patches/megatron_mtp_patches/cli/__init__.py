@@ -22,14 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.needs_patches and not _engine.is_active:  # the import may have left it to us to say why
             apply()
     except PatchError as error:  # nothing of Megatron is imported yet: the environment asks for what there is not
-        return _tell(error, UsageError.exit_code)
+        return _print_error(error, UsageError.exit_code)
     try:
         return arguments.carry_out(arguments)
     except PatchError as error:
-        return _tell(error, error.exit_code)
+        return _print_error(error, error.exit_code)
 
 
-def _tell(error: PatchError, exit_code: int) -> int:
+def _print_error(error: PatchError, exit_code: int) -> int:
     print(f"megatron-mtp-patches: {error}", file=sys.stderr)
     return exit_code
 

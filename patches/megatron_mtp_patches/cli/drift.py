@@ -61,8 +61,10 @@ def _find_folders(against: str | None, known: KnownSources) -> list[str]:
 
 
 def _compare(known: KnownSources, path: list[str] | None, release: str | None) -> tuple[Table, int]:
-    """A row for each target that is not as in `release`, and how many those are; without a release, for every target,
-    and how many are unknown."""
+    """A table of the targets that differ from `release`, and how many those are.
+
+    Without a release the table has every target, and those that no known release has are counted.
+    """
     differing = set()
     table = Table(Column("target", overflow="fold"), "source as in")
     for patch in CATALOG:

@@ -28,7 +28,8 @@ def explain(patch_id: str) -> int:
     for heading, paragraphs in sections(patch):
         console.print(f"\n[bold]{heading}[/]", soft_wrap=True)
         for paragraph in paragraphs:
-            console.print(Padding(Text(paragraph), (0, 0, 0, 2)))
+            bullet = "* " if len(paragraphs) > 1 else ""
+            console.print(Padding(Text(f"{bullet}{paragraph}"), (0, 0, 0, 2), expand=False))
     for change in patch.upstream:
         console.print(f"\n{change.url}  {change.fate}", end="")
     console.print()

@@ -1,4 +1,4 @@
-"""What is told of the patches: a report on each, and one line that identifies all of them."""
+"""Reports on the patches: one for each, and one line that identifies all of them."""
 
 from __future__ import annotations
 

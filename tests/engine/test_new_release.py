@@ -1,0 +1,91 @@
+"""Accepting a release: what is known of its sources afterwards, and of the other releases."""
+
+from __future__ import annotations
+
+import pytest
+from megatron_mtp_patches.engine import Replace, Wrap
+from megatron_mtp_patches.engine.fingerprints import KnownSources
+from megatron_mtp_patches.engine.new_release import add_release, make_known_sources, write_known_sources
+
+REPLACE_F = Replace("lib:f", "overrides:f")
+METHOD = Wrap("lib:C.method", "overrides:add_mark")
+G = Replace("lib2:g", "overrides:new_method")
+
+
+@pytest.fixture
+def folder_with(library, tmp_path):
+    """folder_with(word): a folder with the library, in which f returns this word."""
+
+    def make(word):
+        folder = tmp_path / word
+        folder.mkdir(exist_ok=True)
+        source = (library.folder / "lib.py").read_text(encoding="utf-8")
+        (folder / "lib.py").write_text(source.replace("original", word), encoding="utf-8")
+        return [str(folder)]
+
+    return make
+
+
+def test_a_release_may_be_in_several_folders(library, tmp_path):
+    """The first says what the release has; another may lack modules, and may differ."""
+    wheel = tmp_path / "wheel"
+    wheel.mkdir()
+    source = (library.folder / "lib.py").read_text()
+    (wheel / "lib.py").write_text(source.replace("original", "older"))
+    library.write("lib2.py", "def g():\n    return 'g'\n")
+    folders = [str(library.folder), str(wheel)]
+    known = make_known_sources(
+        [library.patch(REPLACE_F, METHOD, G, Replace("absent:f", "overrides:new_method"))],
+        {"1.0": folders, "2.0": folders[:1]},
+    )
+    assert list(known.targets["lib:f"].values()) == [["1.0", "2.0"], ["1.0"]]
+    assert list(known.targets["lib:C.method"].values()) == [["1.0", "2.0"]]
+    assert list(known.targets["lib2:g"].values()) == [["1.0", "2.0"]]
+    assert known.targets["absent:f"] == {"absent": ["1.0", "2.0"]}
+    assert {module: len(by_hash) for module, by_hash in known.files.items()} == {"lib": 2, "lib2": 1}
+
+
+def test_releases_are_in_order_of_age_however_they_are_added(library, folder_with, tmp_path):
+    patches = [library.patch(REPLACE_F, METHOD)]
+    sources = {"0.9": folder_with("old"), "0.10": folder_with("new"), "main": folder_with("new")}
+    added = KnownSources((), {})
+    for release in ("main", "0.10", "0.9"):
+        added = add_release(added, patches, release, sources[release])
+    assert added.releases == ("0.9", "0.10", "main")
+    assert [list(row.values()) for row in added.targets.values()] == [
+        [["0.9", "0.10", "main"]],
+        [["0.9"], ["0.10", "main"]],
+    ]
+    assert added == make_known_sources(patches, sources)
+
+
+def test_what_was_known_of_a_release_is_replaced(library, folder_with, tmp_path):
+    patches = [library.patch(REPLACE_F)]
+    before = make_known_sources(patches, {"1.0": folder_with("old"), "2.0": folder_with("wrong")})
+    after = add_release(before, patches, "2.0", folder_with("new"))
+    assert after == make_known_sources(patches, {"1.0": folder_with("old"), "2.0": folder_with("new")})
+    assert len(after.files["lib"]) == 2, "the file that is no release's any longer is not known"
+    assert add_release(after, patches, "1.0", folder_with("old")) == after
+
+
+def test_targets_and_files_that_no_patch_checks_are_left_out(library, folder_with):
+    library.write("lib2.py", "def g():\n    return 'g'\n")
+    folder = [str(library.folder)]
+    before = make_known_sources([library.patch(REPLACE_F, G)], {"1.0": folder})
+    after = add_release(before, [library.patch(REPLACE_F)], "1.0", folder)
+    assert (set(before.targets), set(before.files)) == ({"lib:f", "lib2:g"}, {"lib", "lib2"})
+    assert (set(after.targets), set(after.files)) == ({"lib:f"}, {"lib"})
+
+
+def test_a_new_target_is_asked_of_files_that_are_known_already(library, folder_with):
+    folder = folder_with("old")
+    before = make_known_sources([library.patch(REPLACE_F)], {"1.0": folder})
+    both = [library.patch(REPLACE_F, METHOD)]
+    assert add_release(before, both, "1.0", folder) == make_known_sources(both, {"1.0": folder})
+
+
+def test_what_is_written_is_what_is_read(library, folder_with, tmp_path):
+    known = make_known_sources([library.patch(REPLACE_F, G)], {"1.0": folder_with("old"), "2.0": folder_with("new")})
+    file = tmp_path / "known.json"
+    write_known_sources(known, file)
+    assert KnownSources.read(file) == known
