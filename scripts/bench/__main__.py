@@ -1,7 +1,4 @@
-"""Measure what the patches cost, or what they save. Needs torch and megatron-core in each Python that is measured.
-
-Times are medians of ratios, measured side by side on an otherwise idle machine.
-"""
+"""Measure what the patches cost and what they save. Needs torch and megatron-core in each Python that is measured."""
 
 from __future__ import annotations
 

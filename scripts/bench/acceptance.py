@@ -3,7 +3,7 @@
     python -m scripts.bench acceptance --python 0.19.2=PYTHON [--tokens 8192] [--device gpu] [--out ci/bench]
 
 The newest of the given releases is measured. The time of one read is half that of a copy. The target is a GPU's: a CPU
-computes for longer than it reads.
+computes for longer than it reads. Needs torch and megatron-core in that Python.
 """
 
 from __future__ import annotations

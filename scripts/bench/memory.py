@@ -2,8 +2,9 @@
 
     python -m scripts.bench memory [PATCH ...] [--ranks 2] [--layers 4] [--hidden 256] [--json FILE]
 
-Where there is a GPU, also what its allocator has given out in the end, and at most. Megatron-FSDP's FusedAdam is
-TransformerEngine's; without a GPU a rehearsal stands in for its kernels.
+Where there is a GPU, also what its allocator has given out in the end, and at most. Needs einops and
+TransformerEngine, whose FusedAdam Megatron-FSDP takes (without a GPU a rehearsal stands in for its kernels), or for
+tag-mtp-stage-embedding emerging-optimizers.
 """
 
 from __future__ import annotations

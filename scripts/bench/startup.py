@@ -2,7 +2,8 @@
 
     python -m scripts.bench import --python 0.18.2=PYTHON --python 0.19.2=PYTHON [--out ci/bench]
 
-The medians are of CPU time. A row that misses its target says so.
+The medians are of CPU time. A row that misses its target says so. Needs torch and megatron-core in each Python, but no
+TransformerEngine: beside its Python Megatron cannot be imported outside a rehearsal.
 """
 
 from __future__ import annotations

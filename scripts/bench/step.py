@@ -4,7 +4,8 @@
 
 The Megatrons take turns of one step each, and their processes are started several times. On 0.19.2 unpatched and native
 are the same Megatron, started twice: what they differ by is noise. Counts the all-reduces, host-device syncs and, on a
-GPU, kernel launches of a step, too. A row that misses its target says so.
+GPU, kernel launches of a step, too. A row that misses its target says so. Needs torch and megatron-core in each Python,
+and an otherwise idle machine.
 """
 
 from __future__ import annotations

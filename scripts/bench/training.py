@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import re
-import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 from scripts.common.markdown import Table
 from scripts.common.megatron_flags import PLAIN_MODULES
-from scripts.common.process import environment, run_or_exit
+from scripts.common.process import environment, free_port, rank_variables, run_or_exit
 
 # 0.8 B parameters on a GPU. Attention that is not fused holds its matrices, hence one sequence at a time without it.
 SIZES = {
@@ -89,10 +88,7 @@ def train(variant: Variant, device: str, log: Path) -> dict[str, Any]:
     batch = FUSED if device == "gpu" and find_spec("transformer_engine") else UNFUSED
     flags = f"{SIZES[device]} {batch} {COMMON} {variant.flags}".split()
     launcher = [sys.executable, "-m", "megatron_mtp_patches", "run", "--device", "cuda" if device == "gpu" else "cpu"]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    alone = rank_variables(0, 1, free_port())
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # Megatron's Makefile asks for its python3
     surroundings = environment(variant.patches, **alone, PATH=path, CUDA_DEVICE_MAX_CONNECTIONS="1")
     log.unlink(missing_ok=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from scripts.common.process import environment
+from scripts.common.process import environment, free_port, rank_variables
 
 ANSWER = "bench: "  # begins each line that a worker answers with
 CASES = {  # the type of the parameters, and whether some are in a norm group
@@ -36,19 +35,15 @@ class Worker:
         self.release = release
         self.name = f"{release} with patches {patches}"
         self.about: dict[str, str] = {}
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = str(free.getsockname()[1])
+        port = free_port()
         words = command(python, options.device, "step_worker.py", options.device, options.parameters)
         self.logs = [logs / f"{id(self)}-{rank}.log" for rank in range(ranks)]
         self.ranks = []
         for rank, log in enumerate(self.logs):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-            place |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
             with log.open("w") as errors:
                 process = subprocess.Popen(
                     words,
-                    env=environment(patches, **place),
+                    env=environment(patches, **rank_variables(rank, ranks, port)),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,

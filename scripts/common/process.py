@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,19 @@ def environment(patches: str = "all", one_thread: bool = True, **more: str) -> d
     paths = [str(ROOT / "patches"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     here = {"PYTHONPATH": os.pathsep.join(paths), "MEGATRON_MTP_PATCHES": patches}
     return {**os.environ, **here, **({"OMP_NUM_THREADS": "1"} if one_thread else {}), **more}
+
+
+def free_port() -> str:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return str(free.getsockname()[1])
+
+
+def rank_variables(rank: int, ranks: int, port: str) -> dict[str, str]:
+    """The variables that torchrun sets for a rank, all on this machine; rank 0 listens on `port`."""
+    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    return {**{name: str(value) for name, value in here.items()}, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
 
 
 def run(

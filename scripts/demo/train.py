@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
-import socket
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
+from scripts.common.process import free_port, rank_variables
 from scripts.demo import dataset
 
 
@@ -68,12 +68,8 @@ def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[Tensor, An
 
 def be_one_process() -> None:
     """Set the variables that torchrun would set for a single process, unless it has set them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    one = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in one.items():
-        os.environ.setdefault(name, str(value))
+    for name, value in rank_variables(0, 1, free_port()).items():
+        os.environ.setdefault(name, value)
 
 
 def spare_helper_build() -> None:

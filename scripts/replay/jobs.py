@@ -17,6 +17,7 @@ from scripts.common import process
 from .verdicts import Outcomes
 
 PATIENCE = 200.0  # seconds without a word from any rank: gloo gives up a collective after 60 of them
+LATE = ("not run", "time was up")
 WORST = ("passed", "skipped", "failed", "hung", "crashed")
 
 
@@ -47,13 +48,18 @@ def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> Ou
 
     Args:
         until: a time.monotonic().
-        resume: take the outcomes of a job that has finished from its record.
+        resume: take the outcomes in the job's record, and run only the tests for which there was no time.
         seen: is told how many tests have ended.
     """
     job.record.parent.mkdir(parents=True, exist_ok=True)
     kept = _beside(job, "outcomes.json")
+    late: set[str] = set()
     if resume and kept.is_file():
-        return json.loads(kept.read_text(encoding="utf-8"))
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        late = {test for test, outcome in found.items() if tuple(outcome) == LATE}
+        if found and not late:
+            return found
+        job.outcomes = {test: outcome for test, outcome in found.items() if test not in late}
     kept.unlink(missing_ok=True)
     _beside(job, "log").unlink(missing_ok=True)
     while True:
@@ -66,9 +72,8 @@ def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> Ou
         if finished or end == "late" or len(job.outcomes) == before:
             break
         job = replace(job, files=_files_of(job, collected))
-    why = "time was up" if end == "late" else "the process died before it"
-    for test in collected - set(job.outcomes):
-        job.outcomes[test] = ("not run", why)
+    for test in (collected | late) - set(job.outcomes):
+        job.outcomes[test] = LATE if end == "late" else ("not run", "the process died before it")
     kept.write_text(json.dumps(job.outcomes), encoding="utf-8")
     return job.outcomes
 

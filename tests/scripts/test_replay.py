@@ -110,11 +110,11 @@ def replayed(tmp_path_factory):
 def run_job(tree, tmp_path):
     """run_job(source, ranks, until=...): {test: (outcome, cause)} of this file, unpatched, until that time."""
 
-    def run_one(source, ranks, until=math.inf, seen=lambda ended: None):
+    def run_one(source, ranks, until=math.inf, seen=lambda ended: None, resume=False):
         write(tree, **{"optimizer/test_all": source})
         # a rehearsal would import torch first
         job = jobs.Job(tree, ["optimizer/test_all.py"], ranks, "gpu", "none", tmp_path / "record")
-        return {test.partition("::")[2]: outcome for test, outcome in jobs.run(job, until, False, seen).items()}
+        return {test.partition("::")[2]: outcome for test, outcome in jobs.run(job, until, resume, seen).items()}
 
     return run_one
 
@@ -196,6 +196,15 @@ def test_a_test_that_time_left_out_has_not_run(run_job, monkeypatch):
     source = "import time\ndef test_a(): ...\ndef test_b(): time.sleep(1000)"
     found = run_job(source, 1, until=1.0, seen=lambda ended: clock.__setitem__(0, 2.0 * ended))
     assert found == {"test_a": ("passed", ""), "test_b": ("not run", "time was up")}
+
+
+def test_a_resumed_job_runs_what_time_left_out_and_nothing_else(run_job, tmp_path):
+    kept = {f"tests/unit_tests/optimizer/test_all.py::{name}": outcome for name, outcome in {
+        "test_a": ("failed", "before"), "test_b": jobs.LATE}.items()}  # fmt: skip
+    (tmp_path / "record.outcomes.json").write_text(json.dumps(kept))
+    source = "def test_a(): ...\ndef test_b(): ..."
+    found = {test: tuple(outcome) for test, outcome in run_job(source, 1, resume=True).items()}
+    assert found == {"test_a": ("failed", "before"), "test_b": ("passed", "")}
 
 
 def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
