@@ -61,7 +61,8 @@ def stages_of_release(options: Namespace) -> Iterator[Stage]:
         if version.split(".")[:2] != release.split(".")[:2]:
             continue
         history = ["--release", version] if (folder / ".git").exists() else []
-        limits = ["--minutes", str(max(1, options.minutes - 1)), "--resume", "--work", str(ROOT / ".gpu" / "replay")]
+        work = ROOT / ".gpu" / f"replay-{options.device}"
+        limits = ["--minutes", str(max(1, options.minutes - 1)), "--resume", "--work", str(work)]
         where = ["--device", options.device, "--out", str(options.out / "replay")]
         words = ["scripts.replay", "--megatron", str(folder), *history, "--ranks", "1", *limits, *where]
         yield Stage(f"replay {version}", _python(*words))
