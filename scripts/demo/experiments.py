@@ -13,17 +13,14 @@ and order of the data are otherwise the same.
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts.common.arguments import make_parser
 from scripts.common.markdown import Table
@@ -31,6 +28,7 @@ from scripts.common.megatron_flags import PLAIN_MODULES
 from scripts.common.process import environment, run
 
 from . import plots
+from .curves import Curves, read_curves
 
 CLIP = 1.0
 FLAGS = f"""
@@ -45,7 +43,6 @@ FLAGS = f"""
 """.split()
 # What a log line must hold to be shown; the whole log is kept in a file.
 SHOWN = re.compile(r"^\s*(\[[^]]*\] )?iteration +\d+/|validation loss at|update skipped|^rehearsal on the CPU")
-BITS = 1 / math.log(2)  # from nats to bits
 
 HEADS_LAST = 120  # iterations
 LATE = range(HEADS_LAST - 19, HEADS_LAST + 1)
@@ -53,39 +50,6 @@ FORK, SKIPPING_LAST = 280, 460  # iterations: the checkpoint, and the end of bot
 BURSTS = (range(300, 308), range(360, 368), range(420, 428))
 CORRUPT = frozenset(iteration for burst in BURSTS for iteration in burst)
 THRESHOLD = 10.0  # gradient norms: about 1 on text (9 in the very first steps), above 20 on compressed bytes
-
-
-@dataclass
-class Curves:
-    """What one run wrote for TensorBoard, by iteration. Losses are in bits per byte."""
-
-    loss: dict[int, float]
-    mtp_loss: dict[int, float]
-    grad_norm: dict[int, float]
-    mtp_grad_norm: dict[int, float]
-    acceptance: dict[int, dict[int, float]]  # of each head, in percent
-    validation_loss: float | None
-    updates_skipped: int
-
-
-def read_curves(folder: Path) -> Curves:
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-
-    def scalar(tag: str, unit: float = 1.0) -> dict[int, float]:
-        if tag not in events.Tags()["scalars"]:
-            return {}
-        return {event.step: event.value * unit for event in events.Scalars(tag)}
-
-    return Curves(
-        loss=scalar("lm loss", BITS),
-        mtp_loss=scalar("mtp_1 loss", BITS),
-        grad_norm=scalar("grad-norm"),
-        mtp_grad_norm=scalar("mtp-grad-norm"),
-        acceptance={head: scalar(f"mtp_{head}_acceptance_rate") for head in (1, 2)},
-        validation_loss=next(iter(scalar("lm loss validation", BITS).values()), None),
-        updates_skipped=int(max(scalar("updates-skipped-for-grad-norm").values(), default=0)),
-    )
 
 
 def train(name: str, output: Path, data: Path, *flags: object, patches: str = "all") -> Curves:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 
@@ -13,8 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-if TYPE_CHECKING:
-    from .experiments import Curves
+from .curves import Curves
 
 HEADS, SKIPPING = "detached_mtp_heads.png", "skip_large_grad_norm.png"
 RED, YELLOW, BLUE, GREY, DARK = "#c8452f", "#c99700", "#1f6fb2", "#8a8a8a", "#444444"
