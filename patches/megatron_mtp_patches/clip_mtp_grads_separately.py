@@ -32,28 +32,35 @@ PATCH = Patch(
     summary="Clip MTP gradients separately from the main model's",
     upstream=(PullRequest(4116, native_since="0.19.0"),),
     problem=(
-        "One global norm clips everything: MTP gradients of another magnitude over-clip or under-clip the main model, "
-        "and the other way round. In the demo the main model keeps 70 % of its gradient instead of 81 %."
+        "One gradient norm for all parameters decides how far each gradient is clipped. Gradients of the MTP heads "
+        "(Megatron's MTP layers) that have another magnitude over-clip or under-clip the main model, and the other "
+        "way round. In the demo the main model keeps 70 % of its gradient where detached heads share its norm, and "
+        "81 % where they have a separate norm."
     ),
     adds=(
-        '`param.grad_norm_group = "mtp"` and `param.is_mtp_param` on heads that are detached, or that '
-        "`--separate-mtp-grad-clip` names.",
-        "`optimizer.grad_norms_by_group` and `optimizer.mtp_grad_norm`; the norm of the heads in the log line, "
-        "TensorBoard and W&B.",
+        '`param.grad_norm_group == "mtp"` and `param.is_mtp_param` on the parameters of MTP heads, if these are '
+        "detached (`--mtp-detach-heads`) or `--separate-mtp-grad-clip` is given.",
+        'The separate norm of the heads: `optimizer.grad_norms_by_group["mtp"]` and `optimizer.mtp_grad_norm`; `mtp '
+        "grad norm` in the log line, `mtp-grad-norm` in TensorBoard and W&B.",
     ),
     repairs=(
-        "With a nested LayerWise optimizer the norm of the heads was reduced over the wrong ranks, which then clipped "
-        "differently.",
-        "A rank without parameters did not enter the reduction of `clip_grad_norm`, in which the others waited.",
-        "MimoOptimizer clipped the heads by the norm from which they are missing.",
+        "In a chain of [LayerWise, DistributedOptimizer] the norm of the heads was reduced over the wrong ranks, "
+        "which then clipped differently.",
+        "`clip_grad_norm` entered a collective only on ranks that own parameters; these ranks then waited for the "
+        "others.",
+        "MimoOptimizer clipped the heads by a norm that does not include them.",
         "The tag was lost with Megatron-FSDP, and on parameters that are created again after initialisation on the "
         "meta device.",
-        "A step took two or more reductions; now it takes one for each set of ranks that share an optimizer.",
+        "A step took two or more all-reduces (0.19). Now it takes one for each group of ranks that share an "
+        "optimizer, whatever the number of norms.",
     ),
-    refuses=("A limit or threshold of the heads where nothing clips them separately.",),
+    refuses=(
+        "`--mtp-clip-grad` or `--mtp-grad-norm-skip-threshold` where nothing clips the heads separately: neither "
+        "`--mtp-detach-heads` nor `--separate-mtp-grad-clip` is given.",
+    ),
     numerics=(
-        "For tagged parameters, and grad norm no longer counts them. A norm that took several reductions (of dense "
-        "and expert parameters) is rounded once instead of twice."
+        "Tagged parameters are clipped by a separate norm, and the reported grad norm no longer includes them. If "
+        "dense and expert parameters are reduced over different ranks, the main norm is rounded once instead of twice."
     ),
     probe=Probe(f"{OPTIMIZER}:copy_optimizer_param_metadata"),
     edits=(

@@ -11,8 +11,8 @@ from .shared_edits import (
 )
 
 _GROUP = (
-    "NAME=REGEX:LIMIT: clip the parameters whose names match REGEX to LIMIT by the norm of their group alone (0: "
-    "measure only). May be repeated; the first match wins."
+    "Clip the parameters whose names match REGEX to LIMIT by the norm of their group alone (0: measure only). May be "
+    "repeated; the first match wins."
 )
 
 PATCH = Patch(
@@ -24,19 +24,22 @@ PATCH = Patch(
         "2e-8, and the rest of the model stops learning."
     ),
     adds=(
-        "`OptimizerConfig.grad_norm_group`: the named parameters leave the main norm, and each group is clipped by its "
-        "norm. MTP heads with a separate norm come before all groups.",
-        "`optimizer.grad_norms_by_group[NAME]`; each norm in the log line, TensorBoard and W&B. All norms of a step "
-        "come from one reduction.",
+        "`OptimizerConfig.grad_norm_group`: the named parameters leave the main norm, and each group is clipped by "
+        "its separate norm. MTP heads (Megatron's MTP layers) with a separate norm stay in their group, `mtp`.",
+        "`optimizer.grad_norms_by_group[NAME]`, the norm of the last step; `NAME grad norm` in the log line, "
+        "`NAME-grad-norm` in TensorBoard and W&B. All norms of a step come from one reduction.",
     ),
     refuses=(
-        "A group that cannot be read, and a name that is given to two groups; at the first step, on every rank, a "
-        "REGEX that matches nothing on any rank.",
+        "A flag that cannot be read, and a name that is given to two groups. A REGEX that matches nothing on any rank "
+        "is an error at the first step, on every rank.",
     ),
-    numerics="With the flag; and grad norm no longer counts the named groups.",
+    numerics=(
+        "With the flag, the named groups are clipped by their separate norms, and the reported grad norm no longer "
+        "includes them."
+    ),
     notes=("Asked for in NVIDIA/Megatron-LM#5431 and NVIDIA-NeMo/RL#3698.",),
     edits=(
-        *add_optimizer_setting("grad_norm_group", list[str] | None, None, _GROUP),
+        *add_optimizer_setting("grad_norm_group", list[str] | None, None, _GROUP, metavar="NAME=REGEX:LIMIT"),
         *CHECK_SETTINGS,
         Wrap(
             "megatron.core.optimizer:_get_param_groups",

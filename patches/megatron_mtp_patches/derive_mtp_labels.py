@@ -10,21 +10,33 @@ PATCH = Patch(
     id="derive-mtp-labels",
     summary="Train MTP heads without labels: derive them from the tokens",
     upstream=(PullRequest(3457, native_since="0.19.0"),),
-    problem="An RL trainer calls the model without labels. Then 0.17 and 0.18 train no MTP head, and 0.16 crashes.",
+    problem=(
+        "RL trainers call the model without labels and compute their own loss from the logits. Then 0.17 and 0.18 do "
+        "not train the MTP heads (Megatron's MTP layers), and 0.16 crashes."
+    ),
     adds=(
-        "With `labels=None` the target of head k at position i is token i + k + 1 of `input_ids`, within its own "
-        "sequence where sequences are packed, and across context-parallel ranks.",
-        "A `loss_mask` that is given without labels belongs to the tokens and moves with them.",
-        "`roll_tensor(None)` is `(None, None)`.",
+        "With `labels=None` the heads derive their labels from the tokens: the target of head k at position i is "
+        "token i + k + 1 of `input_ids`. This holds within each packed sequence, and across context-parallel ranks.",
+        "A `loss_mask` without labels is aligned with the tokens (1 if a token is part of the response) and moves "
+        "with them. A `loss_mask` with labels is aligned with the labels, as before.",
+        "`roll_tensor(None)` returns `(None, None)`.",
     ),
     repairs=(
-        "Full activation recomputation of an MTP model raised a TypeError (0.18).",
-        "Under `--overlap-moe-expert-parallel-comm` the derived labels were one token too far (0.19, main).",
-        "Every forward pass without gradients (evaluation, log probabilities) computed the heads and their logits for "
-        "nothing (all releases). Under `torch.no_grad()` they are computed only where another pipeline stage waits "
-        "for them, or where nvidia-modelopt looks at them.",
+        "Full activation recomputation with MTP heads raised a TypeError about `padding_mask` (0.18).",
+        "With `--overlap-moe-expert-parallel-comm` the derived labels were one token too far (0.19.2, main).",
+        "Under `torch.no_grad()` (evaluation, log probabilities of a policy or a reference) the MTP block, its logits "
+        "and its loss were computed and not used (all releases): with D heads, D transformer layers and D passes "
+        "through the output layer. They are skipped now, with two exceptions: a pipeline stage that sends the hidden "
+        "states of the heads to another stage, and a model that nvidia-modelopt has quantized or whose heads it "
+        "distils, because modelopt calibrates without gradients and observes what the heads compute.",
     ),
-    numerics="MTP heads get a gradient where labels are None. Nothing else changes.",
+    numerics=(
+        "If labels are None, the heads get a gradient: the same as with the labels that a data set makes from these "
+        "tokens (tested to the bit). Passes without gradients no longer log an MTP loss. Nothing else changes."
+    ),
+    notes=(
+        "The arguments of `process_mtp_loss` after `config` are keyword-only, because releases differ in their order.",
+    ),
     probe=Probe(f"{MTP}:process_mtp_loss", contains="input_ids is None"),
     edits=(
         *MTP_LOSS,

@@ -43,7 +43,7 @@ class Setting(NamedTuple):
 def settings(patch: Patch) -> list[Setting]:
     """What the patch lets a user set. Megatron makes flags of the fields of its TransformerConfig itself."""
     flags = [edit for edit in patch.edits if isinstance(edit, AddFlag)]
-    found = [Setting(_flag(edit.flag, edit.type), _default(edit), edit.help, False) for edit in flags]
+    found = [Setting(_flag(edit.flag, edit.type, edit.metavar), _default(edit), edit.help, False) for edit in flags]
     for edit in (edit for edit in patch.edits if isinstance(edit, AddField)):
         flag = f"--{edit.field.replace('_', '-')}"
         if flag not in {edit.flag for edit in flags}:
@@ -53,8 +53,8 @@ def settings(patch: Patch) -> list[Setting]:
     return found
 
 
-def _flag(flag: str, type: object) -> str:
-    return flag if type is bool else f"{flag} {'N' if type is int else 'X'}"
+def _flag(flag: str, type: object, metavar: str | None = None) -> str:
+    return flag if type is bool else f"{flag} {metavar or ('N' if type is int else 'X')}"
 
 
 def _default(edit: AddFlag | AddField) -> str:

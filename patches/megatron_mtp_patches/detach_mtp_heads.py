@@ -20,26 +20,30 @@ PATCH = Patch(
     summary="Train the MTP heads without training the main model by their loss",
     upstream=(PullRequest(3456, native_since="0.19.0"),),
     problem=(
-        "The MTP loss also trains the main model, the embedding and the output layer. In RL that is a second, "
-        "unwanted objective of the policy; and heads cannot be added to a trained model without changing it. In the "
-        "demo, where the MTP loss weighs three times the main loss, the main model's validation loss is 3.72 bits per "
-        "byte instead of 3.42."
+        "The loss of the MTP heads (Megatron's MTP layers) also trains the main model, the embedding and the output "
+        "layer. In RL that is a second, unwanted objective of the policy; and heads cannot be added to a trained "
+        "model without changing it. In the demo, where the MTP loss weighs three times the main loss, the main "
+        "model's validation loss is 3.72 bits per byte instead of 3.42."
     ),
     adds=(
-        "`config.mtp_detach_heads`: no gradient of the MTP loss leaves the heads. A deeper head still trains those "
-        "before it.",
+        "`config.mtp_detach_heads`: no gradient of the MTP loss leaves the heads. The main model, the shared "
+        "embedding and the output layer train as if there were no heads. A deeper head still trains the heads before "
+        "it.",
     ),
     repairs=(
-        "With `--overlap-moe-expert-parallel-comm` the main model was trained all the same (0.19, main).",
-        "A bias or an adapter of the output layer was trained; a wrapper without `weight` failed; FSDP2 and "
-        "Megatron-FSDP were asked for the weight before it was gathered.",
+        "With `--overlap-moe-expert-parallel-comm` the main model was trained by the MTP loss all the same (0.19, "
+        "main).",
+        "A bias of the output layer, or a LoRA adapter in it, was trained. A wrapper without `.weight` raised an "
+        "AttributeError. With FSDP2 and Megatron-FSDP the weight was taken before it was gathered.",
         "With pipeline parallelism, `--overlap-grad-reduce` and no distributed optimizer, an assertion of DDP failed "
-        "in the second step.",
+        "in the second step, because the MTP stage's copy of the embedding got no gradient. Now it gets a gradient of "
+        "zero.",
     ),
     refuses=("`--mtp-detach-heads` together with `--defer-embedding-wgrad-compute`.",),
     numerics=(
-        "With the flag. Detached heads are clipped separately, too, and the reported grad norm leaves them out: see "
-        "`clip-mtp-grads-separately`."
+        "Only with the flag. The gradients of the main model then equal, to the bit, those of a model without heads, "
+        "and the gradients of the heads equal those of heads that are not detached. Detached heads are also clipped "
+        "separately, and the reported grad norm leaves them out: see `clip-mtp-grads-separately`."
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_detach_heads"),
     edits=(

@@ -17,32 +17,42 @@ PATCH = Patch(
     summary="Do not clip the gradients of Muon, nor clip or skip anything by their norm",
     upstream=(PullRequest(5395),),
     problem=(
-        "One norm over all parameters decides how far each gradient is scaled down. Newton-Schulz discards the size "
-        "of a gradient, so clipping cannot help Muon; but where one module's gradients explode, it pushes those of "
-        "all others below the floor of the iteration. They stop learning, the norm grows, and nothing says so. Where "
-        "one gradient is 1e12 times the others, the loss of a test stays at 96 % of its first value; with the patch "
-        "it falls to 0.02 %."
+        "Megatron scales all gradients by `clip_grad / norm`, with one norm over all parameters. Muon does not use "
+        "the size of a gradient, so clipping cannot help it. But where the gradients of one module explode, the "
+        "factor pushes those of all other modules below the floor (1e-7) under which Newton-Schulz no longer brings "
+        "them to the same size. These modules stop learning, the norm grows, the factor shrinks further, and no "
+        "number in the log shows it. Where one gradient is 1e12 times the others, the loss of a test stays at 96 % of "
+        "its first value; with the patch it falls to 0.02 %."
     ),
     adds=(
-        "`optimizer.skip_grad_norm_clip`: true for the Muon family (OrthogonalizedOptimizer of emerging_optimizers), "
-        "false for Adam, SGD, SOAP and Lion. It can be set.",
+        "`optimizer.skip_grad_norm_clip`: true for the Muon family (`OrthogonalizedOptimizer` of "
+        "emerging_optimizers), false for Adam, SGD, SOAP and Lion. It can be set.",
         "The norms that clip, and that are compared with `--grad-norm-skip-threshold`, leave exempt parameters out, "
-        "those of MTP heads too. A NaN or inf among them still skips the update.",
-        "The reported grad norm is that of all parameters, as before. The log shows the norm that clips beside it.",
+        "those of MTP heads (Megatron's MTP layers) too. If a threshold is set, a NaN or inf among them still skips "
+        "the update, and so does a norm that overflows float32 (over 1.8e19).",
+        "`grad norm` in the log is that of all parameters, as before; `clippable grad norm` beside it is the norm "
+        "that clips.",
     ),
     repairs=(
-        "LayerWise children on different ranks get one norm, not each its own.",
-        "MTP heads under Muon do not clip those under Adam.",
-        "There is no second reduction.",
-        "An optimizer of another library needs no attribute.",
-        "PolarGrad and MOP, which scale their update by the nuclear norm of the gradient, are still clipped.",
-        "A threshold still catches NaN.",
+        "LayerWise gives each rank the parameters of another optimizer. The pull request narrows the norm on the "
+        "ranks of one model replica, so these ranks clip and skip by different norms: with Adam gradients of 30 on "
+        "one rank and 0.4 on the other, by 30 and by 0.4. With this patch both get 30.0027.",
+        "In the pull request MTP heads under Muon affect how the heads under Adam are clipped. With this patch their "
+        "norm is narrowed as well.",
+        "In the pull request a mixed chain pays for a second reduction. With this patch all norms come from the "
+        "existing reduction; a chain that has only Muon measures the norms that it reports and nothing else.",
+        "PolarGrad and MOP belong to the family, but scale their update by the nuclear norm of the gradient. With "
+        "this patch they are clipped.",
+        "In the pull request a threshold does not see NaN in exempt gradients. With this patch it does.",
+        "In the pull request an optimizer of another library that lacks the attribute raises an error. With this "
+        "patch it needs none.",
     ),
     numerics=(
-        "With Muon and `--clip-grad` > 0, as soon as the norm exceeds it. Momentum and Nesterov mix gradients of "
-        "several steps, so unclipped steps weigh differently in that mixture. L2 (not decoupled) weight decay is "
-        "added to the gradient before it is orthogonalized. The last digits of the reported norm change, which is "
-        "then made of two sums."
+        "With Muon and `--clip-grad` > 0, everything changes as soon as the norm exceeds it. A single step of Muon "
+        "does not depend on the size of the gradient. But its momentum and Nesterov mix gradients of several steps, "
+        "and without clipping a large gradient has more weight in that mixture. L2 (not decoupled) weight decay is "
+        "added to the gradient before it is orthogonalized, so there the size matters, too. In a chain of exempt and "
+        "other optimizers the last digits of the reported `grad norm` change, because it is now made of two sums."
     ),
     notes=("The report is NVIDIA/Megatron-LM#5394.",),
     probe=Probe(f"{OPTIMIZER}:MegatronOptimizer.skip_grad_norm_clip"),

@@ -17,25 +17,36 @@ PATCH = Patch(
         PullRequest(4802, native_since="0.19.0"),
     ),
     problem=(
-        "`--use-megatron-fsdp` with `--use-precision-aware-optimizer` trains nothing and reports nothing: FusedAdam "
-        "reads `decoupled_grad`, Megatron-FSDP fills `grad`. And FusedAdam copies the fp32 main weights that "
-        "Megatron-FSDP has anyway, 4 bytes for each element of a rank's shard."
+        "On 0.16.1 and 0.17.1 `--use-megatron-fsdp` with `--use-precision-aware-optimizer` trains nothing and prints "
+        "no error: FusedAdam reads `param.decoupled_grad`, but Megatron-FSDP sets `param.grad`. The loss in the log "
+        "is that of the initial weights, and the norm looks healthy. In addition FusedAdam copies the fp32 main "
+        "weights, which Megatron-FSDP already has: 4 bytes for each element of a rank's shard."
     ),
     adds=(
-        "Gradients have the name that FusedAdam reads, also for their norm, for clipping and for "
-        "`--log-num-zeros-in-grad`.",
-        "FusedAdam has no master weights.",
-        "With Megatron-FSDP `--use-distributed-optimizer` is set, and the MXFP8 gradient buffer is not reused.",
+        "Megatron-FSDP provides its gradients under the name that FusedAdam reads. The norm, clipping, the threshold "
+        "of `--grad-norm-skip-threshold`, the separate norm of MTP heads (Megatron's MTP layers) and "
+        "`--log-num-zeros-in-grad` use the same gradients.",
+        "FusedAdam updates the main weights of Megatron-FSDP and has no copy of them (no master weights).",
+        "With Megatron-FSDP `--use-distributed-optimizer` is set, with a warning. "
+        "`--reuse-grad-buf-for-mxfp8-param-ag` is unset, because Megatron-FSDP has no such buffer.",
     ),
     repairs=(
-        "`--finetune` and `--no-load-optim` with fp16 or bf16 ended in a NotImplementedError.",
-        "A model that a script built without `megatron_fsdp_use_decoupled_grad` trained nothing, silently.",
-        "`--log-num-zeros-in-grad` counted none (0.18.2), and raised an IndexError on a rank without parameters.",
-        "Main weights stayed as they were where model weights were changed before `optimizer.reload_model_params()`.",
+        "From 0.18 on, `--finetune` and `--no-load-optim` with fp16 or bf16 ended in a NotImplementedError of "
+        "`optimizer.reload_model_params()`.",
+        "A model that a script built without `megatron_fsdp_use_decoupled_grad` trained nothing, and its gradient "
+        "norm was 0.",
+        "`--log-num-zeros-in-grad` counted no zeros (0.18.2), and raised an IndexError on a rank without parameters, "
+        "with fp8 other than delayed scaling (0.19.2, main).",
+        "Where model weights were changed before `optimizer.reload_model_params()`, the main weights stayed as they "
+        "were, and the next update wrote the old ones back (0.16.1, 0.17.1).",
+        "FusedAdam kept `store_param_remainders` for master weights that it no longer has (0.19.2, main).",
     ),
     refuses=("Megatron-FSDP with an `--optimizer` other than adam and sgd.",),
-    numerics="With both flags, where nothing was trained before.",
-    notes=("Checkpoints: FusedAdam's state has no `master_param` with Megatron-FSDP, as in newer releases.",),
+    numerics="Only with both flags, where nothing was trained before.",
+    notes=(
+        "Checkpoints: with Megatron-FSDP FusedAdam's state has no `master_param`, as in newer releases. An old "
+        "`fsdp_dtensor` checkpoint has one, which is not read.",
+    ),
     probe=Probe(
         f"{_OPTIMIZER}:get_megatron_optimizer", contains="setattr(optimizer_part.optimizer, 'master_weights', False)"
     ),

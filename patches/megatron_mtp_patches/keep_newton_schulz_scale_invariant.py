@@ -11,17 +11,21 @@ PATCH = Patch(
     upstream=(PullRequest(238, native_since="0.4.0", repository="NVIDIA-NeMo/Emerging-Optimizers"),),
     optional=True,
     problem=(
-        "`newton_schulz` of emerging_optimizers divides a matrix by its norm, but by no less than 1e-7. A gradient "
-        "below that floor, clipped or just small, is not brought to unit size; from about 1e-9 on its update shrinks "
-        "with it."
+        "`newton_schulz` of emerging_optimizers (up to 0.3.1) divides a matrix by its norm, but by no less than 1e-7. "
+        "A gradient below that floor, because it was clipped or is just small, is not brought to unit size. Five "
+        "steps of the iteration make up for a factor of about 490; below that, from about 1e-9 on, the update shrinks "
+        "with the gradient."
     ),
     adds=(
-        "A matrix whose norm is below the floor is first multiplied by 2^60, on one rank and under tensor parallelism "
-        "(in the one reduction that is there). So the floor is at 1e-25.",
+        "A matrix whose norm is below the floor is first multiplied by 2^60, which changes no digit of it. So its "
+        "update is the same, to the bit, as that of the larger matrix, and the floor is at 1e-25. This works on one "
+        "rank, in batches, and in `distributed` tensor parallelism, where the existing reduction carries both norms, "
+        "without a host-device sync.",
     ),
-    numerics="Of updates from gradients whose norm is under 1e-7. All others are the same to the bit.",
+    numerics="Updates from gradients whose norm is below 1e-7 change. All others are the same to the bit.",
     notes=(
-        "It patches emerging_optimizers, whose 0.4.0 lowers the floor to 1e-15. Where that package is not installed, "
+        "It patches emerging_optimizers, the package from which Megatron takes Muon. Its 0.4.0 lowers the floor to "
+        "1e-15 and can compute the norm in float64, so the patch does nothing there. If the package is not installed, "
         "the patch is pending.",
         "The report is NVIDIA/Megatron-LM#5394.",
     ),

@@ -22,24 +22,32 @@ PATCH = Patch(
     summary="Log the acceptance rate of the MTP heads",
     upstream=(PullRequest(3458, native_since="0.19.0"),),
     problem=(
-        "The MTP loss does not say whether the heads would speed up speculative decoding, and there is nothing else "
-        "to see."
+        "The MTP loss does not say whether the MTP heads (Megatron's MTP layers) would speed up speculative decoding, "
+        "and there is nothing else to see."
     ),
     adds=(
-        "For each depth, the acceptance rate of the last step and of all steps of this process, in percent: in the "
-        "log line, TensorBoard and W&B (`mtp_1_acceptance_rate`, `mtp_1_cumulative_acceptance_rate`).",
+        "The acceptance rate of each head: the share of its predictions that greedy speculative decoding with that "
+        "head would accept, in percent of the positions that its loss counts.",
+        "It is in the log line, and under upstream's names in TensorBoard and W&B: `mtp_1_acceptance_rate` (this "
+        "step) and `mtp_1_cumulative_acceptance_rate` (since this process started).",
+        "`save_loss_to_tracker`, `clean_loss_in_tracker`, `reduce_loss_in_tracker` and the key `values` of older "
+        "releases still work.",
     ),
     repairs=(
-        "Acceptance was counted after the loss, when TransformerEngine's fused cross entropy has put the gradient in "
-        "the place of the logits: accepted tokens counted as rejected.",
-        "float32 counters do not count beyond 2**24, which is 16.8 million tokens.",
-        "Tensor parallelism took two collectives for each head and microbatch, and two more for each step; now one "
-        "and one.",
-        "Without `tp_group` it raised an error, although the output layer has the group.",
-        "Rates were not reduced over the ranks when a CUDA graph replays the whole iteration.",
+        "Acceptance was counted after the loss. TransformerEngine's fused cross entropy (up to 2.17) overwrites the "
+        "logits with their gradient, in which the label is the least likely token, so correct predictions counted as "
+        "wrong.",
+        "float32 counters stopped at 2^24 = 16.8 million tokens.",
+        "Tensor parallelism took two collectives for each head and microbatch, and two more for each step. Now it "
+        "takes one and one.",
+        "Counting without `tp_group` raised an error, although the output layer has the group.",
+        "When a CUDA graph replayed the whole iteration, rates were no longer reduced over the ranks.",
     ),
-    refuses=("An interval over 1 with a CUDA graph of the whole iteration.",),
-    numerics="None of training.",
+    refuses=("`--mtp-acceptance-interval` N > 1 with a CUDA graph of the whole iteration.",),
+    numerics=(
+        "Training does not change. Counts are exact integers, the same on every tensor-parallel rank and added over "
+        "data- and context-parallel ranks."
+    ),
     probe=Probe(f"{_HELPER}.save_metrics_to_tracker"),
     edits=(
         AddField(

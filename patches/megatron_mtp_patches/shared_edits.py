@@ -115,7 +115,7 @@ SHOW_METRICS = (
 
 
 def add_optimizer_setting(
-    name: str, type: object, default: object, text: str, is_upstream: bool = False
+    name: str, type: object, default: object, text: str, is_upstream: bool = False, metavar: str | None = None
 ) -> tuple[AddField, AddFlag]:
     """A field of OptimizerConfig, which newer releases may have, and its flag, which none has.
 
@@ -124,7 +124,7 @@ def add_optimizer_setting(
     flag = f"--{name.replace('_', '-')}"
     return (
         AddField(OPTIMIZER_CONFIG, field=name, type=type, default=default, doc=text, is_upstream=is_upstream),
-        AddFlag(ADD_ARGUMENTS, flag=flag, type=_plain(type), default=default, help=text),
+        AddFlag(ADD_ARGUMENTS, flag=flag, type=_plain(type), default=default, help=text, metavar=metavar),
     )
 
 

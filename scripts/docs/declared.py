@@ -39,10 +39,11 @@ def releases_table() -> str:
 
 
 def flags_table() -> str:
-    """Each flag, with a star if it is ours."""
+    """Each flag, with a star if no release has it."""
     found = (setting for patch in CATALOG for setting in settings(patch) if setting.name.startswith("--"))
     rows = ([f"`{one.name}`" + (" *" if not one.is_upstream else ""), one.default, one.effect] for one in found)
-    return "\n".join(table(["flag (* ours)", "default", "effect"], rows))
+    header = ["flag (* added by us: upstream has only a config field, or nothing)", "default", "effect"]
+    return "\n".join(table(header, rows))
 
 
 def flag_reference() -> str:

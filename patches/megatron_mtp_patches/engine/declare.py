@@ -178,12 +178,14 @@ class AddFlag(Edit):
         type: what makes a value of the word; bool makes the flag a switch, list[str] one that may be repeated.
         default: the value without the flag.
         help: what `--help` says of it.
+        metavar: what stands for the word in `--help`; None for argparse's choice.
     """
 
     flag: str
     type: object
     default: object
     help: str
+    metavar: str | None = None
     check_source = False
 
 

@@ -70,13 +70,14 @@ def with_flag(function: Any, edit: AddFlag) -> Wrapped:
 
 def _add_flag(edit: AddFlag, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> ArgumentParser:
     parser = wrapped(*args, **kwargs)
+    value: dict[str, Any] = {"default": edit.default, "metavar": edit.metavar, "help": edit.help}
     try:
         if edit.type is bool:
             parser.add_argument(edit.flag, action="store_true", help=edit.help)
         elif get_origin(edit.type) is list:
-            parser.add_argument(edit.flag, action="append", default=edit.default, help=edit.help)
+            parser.add_argument(edit.flag, action="append", **value)
         else:
-            parser.add_argument(edit.flag, type=edit.type, default=edit.default, help=edit.help)
+            parser.add_argument(edit.flag, type=edit.type, **value)
     except ArgumentError:
         pass  # this Megatron, or the user's own script, has the flag
     return parser
