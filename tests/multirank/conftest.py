@@ -5,6 +5,7 @@ A collective that not all ranks enter fails the test after a minute instead of h
 
 import contextlib
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,5 +128,55 @@ def make_ddp_model():
             DistributedDataParallelConfig(**{"use_distributed_optimizer": True, **ddp}),
             torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).bfloat16(),
         )
+
+    return make
+
+
+@pytest.fixture
+def make_fsdp(parallel):
+    """make_fsdp(strategy, dtype, **config): a model (or `net`) in Megatron-FSDP, and its optimizer."""
+    import torch
+    from fsdp_training import CLIP, LR, WEIGHT_DECAY, Block, make_net
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer import TransformerConfig
+
+    parallel()
+    model_parallel_cuda_manual_seed(1)
+    fp32_gradients = {"grad_reduce_in_fp32": True}
+    if hasattr(DistributedDataParallelConfig, "megatron_fsdp_main_grads_dtype"):
+        fp32_gradients = {"megatron_fsdp_main_grads_dtype": torch.float32}
+
+    def make(
+        strategy="optim_grads_params", dtype=torch.bfloat16, mark=lambda net: None, overlap=True, net=None, **settings
+    ):
+        if strategy == "optim" and hasattr(DistributedDataParallelConfig, "preserve_fp32_weights"):
+            pytest.skip("0.16.1 adds each rank's own gradient to the reduced one under this strategy")
+        bf16 = dtype == torch.bfloat16
+        model = FullyShardedDataParallel(
+            net.config if net else TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, bf16=bf16),
+            DistributedDataParallelConfig(
+                use_distributed_optimizer=True,
+                use_megatron_fsdp=True,
+                data_parallel_sharding_strategy=strategy,
+                overlap_grad_reduce=overlap,
+                overlap_param_gather=overlap,
+                **fp32_gradients,
+            ),
+            net or make_net(dtype),
+            fsdp_unit_modules=None if net else [Block],
+        )
+        mark(model.module.module)
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=LR,
+            weight_decay=WEIGHT_DECAY,
+            bf16=bf16,
+            use_distributed_optimizer=True,
+            **{"use_precision_aware_optimizer": True, "clip_grad": CLIP, "log_num_zeros_in_grad": True, **settings},
+        )
+        return SimpleNamespace(model=model, optimizer=get_megatron_optimizer(config, [model]), dtype=dtype)
 
     return make

@@ -1,10 +1,23 @@
 """Megatron-FSDP under a precision-aware optimizer trains as plain PyTorch does, from one copy of the main weights."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.distributed as dist
+from fsdp_training import (
+    CLIP,
+    CLOSE,
+    LR,
+    Reference,
+    about,
+    assert_same,
+    backward,
+    both_overlaps,
+    every_strategy,
+    gradient,
+    make_net,
+    train,
+    whole,
+)
 
 from megatron_overrides.support.norm_groups import tag_of
 
@@ -12,189 +25,12 @@ pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
 pytest.importorskip("transformer_engine", reason="a precision-aware optimizer is TransformerEngine's FusedAdam")
-
-STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
-LR, WEIGHT_DECAY, CLIP = 0.05, 0.1, 1.0
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
-both_overlaps = pytest.mark.parametrize("overlap", [True, False])
 both_dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 
 
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(5, 9)
-        self.down = torch.nn.Linear(9, 5)
-
-    def forward(self, x):
-        return x + self.down(torch.tanh(self.up(x)))
-
-
-def make_net(dtype):
-    torch.manual_seed(0)
-    return torch.nn.Sequential(Block(), Block(), torch.nn.Linear(5, 1)).to(dtype)
-
-
-def batch_of(step, rank, dtype):
-    """The first column is zero: so are its gradients in the first layer."""
-    torch.manual_seed(100 * step + rank)
-    x = torch.randn(6, 5)
-    x[:, 0] = 0.0
-    return x.to(dtype)
-
-
-def loss_of(net, x):
-    return (net(x) - x.sum(dim=-1, keepdim=True)).float().square().mean()
-
-
 @pytest.fixture
-def make(parallel):
-    """make(strategy, dtype, **config): a model (or `net`) in Megatron-FSDP, and its optimizer."""
-    from megatron.core.distributed import DistributedDataParallelConfig
-    from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer import TransformerConfig
-
-    parallel()
-    model_parallel_cuda_manual_seed(1)
-    fp32_gradients = {"grad_reduce_in_fp32": True}
-    if hasattr(DistributedDataParallelConfig, "megatron_fsdp_main_grads_dtype"):
-        fp32_gradients = {"megatron_fsdp_main_grads_dtype": torch.float32}
-
-    def make(
-        strategy="optim_grads_params", dtype=torch.bfloat16, mark=lambda net: None, overlap=True, net=None, **settings
-    ):
-        if strategy == "optim" and hasattr(DistributedDataParallelConfig, "preserve_fp32_weights"):
-            pytest.skip("0.16.1 adds each rank's own gradient to the reduced one under this strategy")
-        bf16 = dtype == torch.bfloat16
-        model = FullyShardedDataParallel(
-            net.config if net else TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, bf16=bf16),
-            DistributedDataParallelConfig(
-                use_distributed_optimizer=True,
-                use_megatron_fsdp=True,
-                data_parallel_sharding_strategy=strategy,
-                overlap_grad_reduce=overlap,
-                overlap_param_gather=overlap,
-                **fp32_gradients,
-            ),
-            net or make_net(dtype),
-            fsdp_unit_modules=None if net else [Block],
-        )
-        mark(model.module.module)
-        config = OptimizerConfig(
-            optimizer="adam",
-            lr=LR,
-            weight_decay=WEIGHT_DECAY,
-            bf16=bf16,
-            use_distributed_optimizer=True,
-            **{"use_precision_aware_optimizer": True, "clip_grad": CLIP, "log_num_zeros_in_grad": True, **settings},
-        )
-        return SimpleNamespace(model=model, optimizer=get_megatron_optimizer(config, [model]), dtype=dtype)
-
-    return make
-
-
-def backward(made, step):
-    """The loss of this rank, with gradients where the optimizer finds them."""
-    made.optimizer.zero_grad()
-    if made.model.ddp_config.overlap_grad_reduce:
-        with made.model.no_sync():
-            pass  # as Megatron's schedules leave it before the last microbatch
-    loss = loss_of(made.model, batch_of(step, dist.get_rank(), made.dtype))
-    loss.backward()
-    made.model.finish_grad_sync()
-    return float(loss)
-
-
-def train(made, steps):
-    """[(loss of this rank, norm, zeros)] of each step."""
-    seen = []
-    for step in steps:
-        loss = backward(made, step)
-        updated, norm, zeros = made.optimizer.step()
-        seen.append((loss, float(norm), int(zeros)) if updated else None)
-    return seen
-
-
-def whole(made, what=lambda param: param._local_tensor):
-    """{name: every rank's elements in a row} of the main weights, or of what `what` takes from each."""
-    parts = {}
-    for name, param in made.model.module.param_and_grad_buffer.optimizer_named_parameters:
-        ranks = [None] * dist.get_world_size()
-        part = what(param)
-        dist.all_gather_object(ranks, None if part is None else part.detach().float().flatten())
-        parts[name] = torch.cat([torch.empty(0), *(part for part in ranks if part is not None)])
-    return parts
-
-
-def gradient(param):
-    grad = getattr(param, "decoupled_grad", None)
-    return grad if grad is None else grad._local_tensor
-
-
-class Reference:
-    """The same training in plain PyTorch: fp32 weights, gradients in the model's dtype, torch's AdamW."""
-
-    def __init__(self, dtype):
-        self.net = make_net(dtype)
-        self.dtype = dtype
-        self.weights = {name: param.detach().float().clone() for name, param in self.net.named_parameters()}
-        self.adam = torch.optim.AdamW(self.weights.values(), lr=LR, weight_decay=WEIGHT_DECAY)
-
-    def start_from(self, weights):
-        with torch.no_grad():
-            for name, param in self.net.named_parameters():
-                self.weights[name].copy_(weights[name])
-                param.copy_(weights[name])
-
-    def gradients(self, step):
-        """The loss of this rank; the mean of all ranks' gradients is left in the weights."""
-        ranks = dist.get_world_size()
-        losses = []
-        for rank in range(ranks):
-            self.net.zero_grad()
-            loss = loss_of(self.net, batch_of(step, rank, self.dtype))
-            loss.backward()
-            losses.append(float(loss))
-            for name, param in self.net.named_parameters():
-                before = self.weights[name].grad if rank else 0.0
-                self.weights[name].grad = before + param.grad.float() / ranks
-        return losses[dist.get_rank()]
-
-    def clip(self):
-        grads = torch.cat([weight.grad.flatten() for weight in self.weights.values()])
-        norm = float(grads.norm())
-        for weight in self.weights.values():
-            weight.grad *= min(1.0, CLIP / (norm + 1e-6))
-        return norm, int((grads == 0).sum())
-
-    def train(self, steps):
-        seen = []
-        for step in steps:
-            loss = self.gradients(step)
-            norm, zeros = self.clip()
-            self.adam.step()
-            for name, param in self.net.named_parameters():
-                param.data.copy_(self.weights[name])
-            seen.append((loss, norm, zeros))
-        return seen
-
-
-def about(steps):
-    """The tolerance is CLOSE's, and for its reason."""
-    return [(pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-5), zeros) for loss, norm, zeros in steps]
-
-
-def assert_same(found, right, **tolerance):
-    found, right = ({name.removeprefix("module."): v for name, v in which.items()} for which in (found, right))
-    assert found.keys() == right.keys()
-    for name, value in right.items():
-        torch.testing.assert_close(found[name], value.float().flatten(), **tolerance)
-
-
-# The order in which gradients are summed and norms are taken differs: the last bits of fp32.
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+def make(make_fsdp):
+    return make_fsdp
 
 
 @every_strategy
@@ -369,86 +205,3 @@ def test_an_optimizer_that_reads_grad_still_gets_it(make):
 
 
 # -- loading without the optimizer ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def load():
-    """load(made): weights that are no bf16 numbers, loaded as Megatron loads a checkpoint; returns them."""
-
-    def load(made):
-        state = made.model.state_dict_for_save_checkpoint()
-        for value in state.values():  # what torch.distributed.checkpoint does
-            value._local_tensor.mul_(-1.0).add_(1e-3)
-        made.model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
-        return {name: -weight + 1e-3 for name, weight in Reference(made.dtype).weights.items()}
-
-    return load
-
-
-@every_strategy
-def test_training_goes_on_from_loaded_weights_without_the_optimizer_s(make, load, strategy):
-    """As with --finetune and --no-load-optim."""
-    made, reference = make(strategy), Reference(torch.bfloat16)
-    loaded = load(made)
-    made.optimizer.reload_model_params()
-    assert_same(whole(made), loaded, rtol=0, atol=0)
-    assert any(not torch.equal(weight, weight.bfloat16().float()) for weight in loaded.values())
-    reference.start_from(loaded)
-    right = reference.train(range(4))
-    assert train(made, range(4)) == about(right)
-
-
-@every_strategy
-@both_overlaps
-def test_weights_loaded_in_place_reach_the_model(make, strategy, overlap):
-    """0.19 leaves load_state_dict out where it has loaded a GPT checkpoint into a hybrid model's buffers."""
-    made, reference = make(strategy, overlap=overlap), Reference(torch.bfloat16)
-    change_model_weights(made, 1.0)  # also after a forward pass, which gathers weights
-    made.model.state_dict_for_save_checkpoint()
-    for _, param in made.model.module.param_and_grad_buffer.optimizer_named_parameters:
-        param._local_tensor.mul_(-1.0)
-    made.optimizer.reload_model_params()
-    reference.start_from({name: -weight for name, weight in reference.weights.items()})
-    ((right, _, _),) = reference.train([0])
-    assert backward(made, 0) == pytest.approx(right, rel=1e-5)
-
-
-def test_without_the_patch_a_load_without_the_optimizer_fails_where_newer(make, load, unpatched):
-    with unpatched():
-        made = make()
-        load(made)
-        if hasattr(made.model.ddp_config, "megatron_fsdp_use_decoupled_grad"):
-            with pytest.raises(NotImplementedError):
-                made.optimizer.reload_model_params()
-
-
-def change_model_weights(made, factor):
-    """After a forward pass the model shows the weights that it computes with; change those."""
-    with torch.no_grad():
-        made.model(batch_of(0, 0, made.dtype))
-    for group in made.model.module.param_and_grad_buffer.parameter_groups:
-        group.model_weight_buffer.data.mul_(factor)
-
-
-@every_strategy
-@both_overlaps
-def test_changed_model_weights_are_taken_over(make, strategy, overlap):
-    made, reference = make(strategy, overlap=overlap), Reference(torch.bfloat16)
-    change_model_weights(made, -2.0)
-    made.optimizer.reload_model_params()
-    changed = {name: -2.0 * weight for name, weight in reference.weights.items()}
-    assert_same(whole(made), changed, rtol=0, atol=0)
-    reference.start_from(changed)
-    right = reference.train(range(3))
-    assert train(made, range(3)) == about(right)
-
-
-@every_strategy
-def test_main_weights_keep_the_bits_that_the_model_s_have_not(make, strategy):
-    made = make(strategy)
-    train(made, range(2))
-    before = whole(made)
-    change_model_weights(made, 1.0)
-    made.optimizer.reload_model_params()
-    assert_same(whole(made), before, rtol=0, atol=0)
-    assert any(not torch.equal(value, value.bfloat16().float()) for value in before.values())
