@@ -1,1 +1,1 @@
-"""What the overrides share. Megatron has no counterpart of these modules; all others stand at a path of its own."""
+"""What the overrides share. All other modules stand at the path of the Megatron module that they change."""

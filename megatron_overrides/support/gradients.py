@@ -60,5 +60,5 @@ def get_grads_for_grad_norm(self: Any, grad_norm_group: Group = None) -> list[to
 
 
 def get_main_grads_for_grad_norm(self: Any) -> list[torch.Tensor]:
-    """As up to 0.18: what the main norm is made of."""
+    """The name that 0.18 and earlier call; the same gradients."""
     return self.get_grads_for_grad_norm()

@@ -14,7 +14,7 @@ _SCALED_BY_NORM = ("PolarGrad", "MOP")
 
 
 def is_exempt(leaf: Any) -> bool:
-    """Whether the gradients of `leaf` are neither clipped nor counted in the norms that clip and skip."""
+    """Whether the gradients of `leaf` are not clipped, and count in the norms that clip and skip only if NaN or inf."""
     return getattr(leaf, "skip_grad_norm_clip", False) is True  # a mock has every attribute, but not this value
 
 
@@ -56,7 +56,7 @@ def _orthogonalizes(optimizer: Any) -> bool:
     """Whether the torch optimizer, however wrapped, is one of the Muon family.
 
     Megatron's own name for the base class is `object` where emerging_optimizers is missing, so the package is asked;
-    an optimizer of its is there only if it has been imported.
+    one of its optimizers can exist only if the package was imported.
     """
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer

@@ -123,7 +123,7 @@ def check_group(group: str, known: tuple[str, ...]) -> None:
 
 
 def tag(param: Any, group: str) -> None:
-    """Put `param` into `group`; `is_mtp_param` says "mtp" in the words of the first pull request."""
+    """Put `param` into `group`; `is_mtp_param` is the name in the original pull request of #4116."""
     setattr(param, GRAD_NORM_GROUP_ATTR, group)
     if group == MTP_GRAD_NORM_GROUP:
         param.is_mtp_param = True

@@ -1,4 +1,8 @@
-"""The one walk over a tree of optimizers: chains, LayerWiseDistributedOptimizer and MimoOptimizer nest them."""
+"""The one walk over a tree of optimizers: chains, LayerWiseDistributedOptimizer and MimoOptimizer nest them.
+
+Measuring, clipping, skipping and counting zeros use it: for the leaves, the process groups over which their norms are
+summed, and the parameters of a leaf by norm group.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ class ReduceOver(Enum):
     """Process groups that are not named by a handle."""
 
     ALL_RANKS = "all ranks"
-    THIS_RANK = "this rank"  # an optimizer of another library may know a norm, but no ranks
+    THIS_RANK = "this rank"  # an optimizer of another library may have get_grad_norm, but no process group
 
 
 class Reduction(NamedTuple):
@@ -51,7 +55,7 @@ def reductions(optimizer: Any) -> list[Reduction]:
     """The leaves of `optimizer` by the process group that shares them, in an order that is the same on its ranks."""
     found: dict[Any, Reduction] = {}
     for leaf in _walk(optimizer, over_all_ranks=False):
-        group = _group_of(leaf)
+        group = _process_group_of(leaf)
         reduction = found.setdefault(group, Reduction(group, []))
         if leaf.owns_parameters:
             reduction.optimizers.append(leaf.optimizer)
@@ -85,7 +89,7 @@ def _walk(optimizer: Any, over_all_ranks: bool) -> Iterator[Leaf]:
     yield Leaf(optimizer, owns_parameters=True, over_all_ranks=over_all_ranks)
 
 
-def _group_of(leaf: Leaf) -> Any:
+def _process_group_of(leaf: Leaf) -> Any:
     if leaf.over_all_ranks:
         return ReduceOver.ALL_RANKS
     if not hasattr(leaf.optimizer, "get_grad_stats_parallel_group"):

@@ -17,22 +17,22 @@ class Excess(NamedTuple):
 
 
 class StepDecision(NamedTuple):
-    """`update`: why the whole update is skipped; `mtp`: why that of the MTP heads is. None: it is taken.
+    """Why the whole update is skipped, or that of the MTP heads; None for an update that is taken.
 
     `overflowed`: the loss scaler found inf or NaN, which skips the update before anything is measured.
     """
 
-    update: Excess | None = None
-    mtp: Excess | None = None
+    update_excess: Excess | None = None
+    mtp_excess: Excess | None = None
     overflowed: bool = False
 
     @property
     def skips_update(self) -> bool:
-        return self.overflowed or self.update is not None
+        return self.overflowed or self.update_excess is not None
 
     @property
     def skips_mtp(self) -> bool:
-        return self.mtp is not None
+        return self.mtp_excess is not None
 
 
 def skip_threshold(config: Any) -> float:
@@ -55,8 +55,8 @@ def needs_norms(config: Any) -> bool:
 def decide(norms: GradNorms, config: Any) -> StepDecision:
     """Compare the norms with the thresholds of `config`.
 
-    Optimizers that are exempt from clipping count in neither comparison, but a gradient of theirs that is NaN or inf
-    skips the update all the same.
+    Optimizers that are exempt from clipping count in neither comparison. But with a finite threshold, a gradient of
+    theirs that is NaN or inf skips the update all the same.
 
     Raises:
         ValueError: no rank has a parameter of a group that --grad-norm-group names.
@@ -71,7 +71,7 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
     update = _excess(norms, None, skip_threshold(config))
     if update is not None or MTP_GRAD_NORM_GROUP not in norms.total:
         return StepDecision(update)
-    return StepDecision(mtp=_excess(norms, MTP_GRAD_NORM_GROUP, mtp_skip_threshold(config)))
+    return StepDecision(mtp_excess=_excess(norms, MTP_GRAD_NORM_GROUP, mtp_skip_threshold(config)))
 
 
 def _excess(norms: GradNorms, group: Group, threshold: float) -> Excess | None:

@@ -33,7 +33,10 @@ class SkipCounter(NamedTuple):
         if excess is None:
             return self
         total = self.total + 1
-        text = self.warning.format(norm=f"{excess.norm:.6g}", threshold=f"{excess.threshold:g}", total=total)
+        is_over = "is no number, which fails" if math.isnan(excess.norm) else "is over"
+        text = self.warning.format(
+            norm=f"{excess.norm:.6g}", is_over=is_over, threshold=f"{excess.threshold:g}", total=total
+        )
         log_single_rank(logger, logging.WARNING, text)
         return self._replace(total=total)
 
@@ -60,11 +63,12 @@ class StepRecord:
         self.steps = self.skips = 0
         self.skipped_updates = SkipCounter(
             "updates skipped for grad norm",
-            "update skipped: grad norm {norm} is over --grad-norm-skip-threshold {threshold} ({total} skipped so far)",
+            "update skipped: grad norm {norm} {is_over} --grad-norm-skip-threshold {threshold} "
+            "({total} skipped so far)",
         )
         self.skipped_mtp_updates = SkipCounter(
             "mtp updates skipped for grad norm",
-            "MTP heads not updated: their grad norm {norm} is over --mtp-grad-norm-skip-threshold {threshold} "
+            "MTP heads not updated: their grad norm {norm} {is_over} their skip threshold {threshold} "
             "({total} times so far)",
         )
         self.metrics: list[Metric] = []
@@ -101,8 +105,8 @@ def publish(optimizer: Any, norms: GradNorms | None = None, decision: StepDecisi
     record.decision = decision or StepDecision()
     record.steps += 1
     record.skips += record.decision.skips_update
-    record.skipped_updates = record.skipped_updates.plus(record.decision.update)
-    record.skipped_mtp_updates = record.skipped_mtp_updates.plus(record.decision.mtp)
+    record.skipped_updates = record.skipped_updates.plus(record.decision.update_excess)
+    record.skipped_mtp_updates = record.skipped_mtp_updates.plus(record.decision.mtp_excess)
     record.metrics = list(_metrics(record, optimizer.config))
 
 

@@ -1,4 +1,7 @@
-"""Put our metrics where Megatron's own are: its training log line, TensorBoard and W&B."""
+"""Put our metrics where Megatron's own are: its training log line, TensorBoard and W&B.
+
+Which numbers: support/step_record.py (of a step) and multi_token_prediction/tracker.py (acceptance rates).
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from .engine import Patch, Probe, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
 _OVERRIDES = "megatron_overrides.core.optimizer"
+_COUNT_ZEROS = f"{_OVERRIDES}.optimizer:count_zeros_without_params"
 
 PATCH = Patch(
     id="fsdp-without-master-weights",
@@ -60,8 +61,8 @@ PATCH = Patch(
             f"{_OVERRIDES}.distrib_optimizer:reload_main_weights",
         ),
         Wrap(f"{_OPTIMIZER}.clip_grads:count_zeros_fp32", f"{_OVERRIDES}.clip_grads:count_zeros_of_fsdp"),
-        Wrap(f"{_OPTIMIZER}.optimizer:MegatronOptimizer.count_zeros", f"{_OVERRIDES}.optimizer:count_zeros_of_none"),
-        Wrap(f"{_OPTIMIZER}.optimizer:ChainedOptimizer.count_zeros", f"{_OVERRIDES}.optimizer:count_zeros_of_none"),
+        Wrap(f"{_OPTIMIZER}.optimizer:MegatronOptimizer.count_zeros", _COUNT_ZEROS),
+        Wrap(f"{_OPTIMIZER}.optimizer:ChainedOptimizer.count_zeros", _COUNT_ZEROS),
         Wrap(
             "megatron.training.arguments:validate_args",
             "megatron_overrides.training.arguments:enforce_megatron_fsdp_args",

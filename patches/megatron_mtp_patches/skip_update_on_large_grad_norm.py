@@ -43,7 +43,11 @@ PATCH = Patch(
         "The mean of the MTP losses in the log line counted skipped steps in its sum but not in its number.",
     ),
     refuses=("A finite threshold together with `--optimizer-cuda-graph`.",),
-    numerics="Only with a finite threshold, and in the two precision-aware cases above, which are clipped now.",
+    numerics=(
+        "With a finite threshold, and in the two precision-aware cases above, which are clipped now. Without a "
+        "threshold: after a step that the loss scaler skipped, QK clipping no longer rescales weights, and the logged "
+        "MTP loss leaves the step out."
+    ),
     probe=Probe(f"{OPTIMIZER_CONFIG}.grad_norm_skip_threshold"),
     edits=(
         *add_optimizer_setting("grad_norm_skip_threshold", float, inf, _HELP, is_upstream=True),

@@ -33,8 +33,8 @@ def _chunks(chunks: Any) -> Any:
 def build_without_master_weights(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps _get_megatron_optimizer_based_on_param_groups: what it builds over Megatron-FSDP reads `decoupled_grad`.
 
-    Newer releases do half of it, in get_megatron_optimizer: they leave `store_param_remainders` as it came out of
-    master weights that are gone, and rely on the caller to have set megatron_fsdp_use_decoupled_grad. The optimizer
+    Newer releases do half of it, in get_megatron_optimizer: they leave `store_param_remainders` set, although there
+    are no master weights any more, and rely on the caller to have set megatron_fsdp_use_decoupled_grad. The optimizer
     makes its state in the first step, so all of this comes in time.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs).arguments

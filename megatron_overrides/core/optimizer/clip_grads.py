@@ -66,7 +66,7 @@ def _sum_over_ranks(found: list[Reduction], root: Any, separate: tuple[str, ...]
     """The rows of `Row`, a column for each group (main one first), summed over `found`, which are leaves of `root`."""
     reduced = torch.stack([_reduce(reduction, root, separate) for reduction in found])
     sums: list[list[GradNorm]]
-    if getattr(upstream, "multi_tensor_scale_tensor_impl", None) is not None:
+    if getattr(upstream, "multi_tensor_scale_tensor_impl", None) is not None:  # norms stay on the device
         sums = [list(row.split(1)) for row in reduced.sum(dim=0)]
     else:
         # tolist is the one host-device sync
@@ -88,7 +88,7 @@ def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...]) -> torch
         squares, owners = (Row.EXEMPT_SQUARES, Row.EXEMPT_OWNERS) if is_exempt(leaf) else (Row.SQUARES, Row.OWNERS)
         sums[owners, 0] += 1
         if leaf is root or not measures_itself(leaf):
-            grads.setdefault((squares, 0), []).extend(_main_grads(leaf))
+            grads.setdefault((squares, 0), []).extend(_grads_of_main_group(leaf))
         for column, group in enumerate(separate, start=1):
             if (census is None or group in census.groups) and _owns(leaf, group, separate):
                 sums[owners, column] += 1
@@ -117,8 +117,8 @@ def _is_overridden(owner: Any, name: str, ours: Any) -> bool:
     return inspect.getattr_static(owner, name, ours) is not ours
 
 
-def _main_grads(leaf: Any) -> list[torch.Tensor]:
-    """The gradients of the main norm; another library's class may choose them, under the name of up to 0.18."""
+def _grads_of_main_group(leaf: Any) -> list[torch.Tensor]:
+    """The gradients of the main group; another library's class may choose them, under the name of up to 0.18."""
     if _is_overridden(type(leaf), "get_main_grads_for_grad_norm", get_main_grads_for_grad_norm):
         return leaf.get_main_grads_for_grad_norm()
     return leaf.get_grads_for_grad_norm()

@@ -1,7 +1,9 @@
 """One optimizer step for chained, bare and nested optimizers of every release: all of an update or nothing of it.
 
 Upstream decides skipping once per child from the parameters that this rank owns, so ranks can disagree and hang in
-the parameter all-gather (NVIDIA/Megatron-LM#3460). Here a step hands its results on: norms, decision, clipping, update.
+the parameter all-gather (NVIDIA/Megatron-LM#3460). Here a step hands its results on: norms_of (clip_grads.py), decide
+(support/step_decision.py), publish (support/step_record.py), limit_gradients (support/clipping.py), update. The step of
+MimoOptimizer, at core/models/mimo/optimizer.py, has the same parts.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from megatron_overrides.core.optimizer.clip_grads import norms_of
 from megatron_overrides.support.clipping import clip
 from megatron_overrides.support.grad_norms import GradNorm, GradNorms
 from megatron_overrides.support.optimizer_tree import leaves
+from megatron_overrides.support.skipping import count_dropped_step, drop_mtp_gradients, skip_update
 from megatron_overrides.support.step_decision import StepDecision, decide, needs_norms
 from megatron_overrides.support.step_record import publish, set_norms
-from megatron_overrides.support.updating import count_dropped_step, drop_mtp_gradients, skip_update
 
 
 @torch.no_grad()
@@ -27,7 +29,7 @@ def step_chained(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | 
     """Update everything chained in this optimizer, or skip the update. Replaces ChainedOptimizer.step.
 
     Returns:
-        (updated, norm of the main gradients before clipping, number of zero gradients). `updated` is False, on
+        (updated, norm of the main group before clipping, number of zero gradients). `updated` is False, on
         every rank alike, if the loss scaler found inf or NaN or the norm is over `config.grad_norm_skip_threshold`.
         The norm is a float or, from 0.17 on with TransformerEngine >= 2.14, a one-element CUDA tensor; the number is
         None unless `config.log_num_zeros_in_grad`.
@@ -92,7 +94,7 @@ def update(optimizer: MegatronOptimizer, norms: GradNorms | None, decision: Step
 
 
 def clip_grad_norm(self: MegatronOptimizer, clip_grad: float) -> GradNorm:
-    """Clip the main gradients to `clip_grad` and those of separate groups by their norms; returns the main norm.
+    """Clip the main group to `clip_grad` and separate groups by their norms; returns the norm of the main group.
 
     Replaces MegatronOptimizer.clip_grad_norm. With `clip_grad` 0 it only measures. Optimizers that are exempt from
     clipping are left alone.
@@ -108,10 +110,10 @@ def get_parameters_of_chain(self: MegatronOptimizer) -> list[torch.nn.Parameter]
     return [param for child in self.chained_optimizers for param in child.get_parameters()]
 
 
-def count_zeros_of_none(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """Wraps count_zeros of MegatronOptimizer and ChainedOptimizer: from 0.18 on both look at their first parameter.
+def count_zeros_without_params(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """Wraps count_zeros of MegatronOptimizer and ChainedOptimizer: from 0.18 on both read params[0].
 
-    A rank that owns no parameter has no first one, and the others wait for its zeros.
+    A rank without parameters fails there, and the others hang in its all-reduce.
     """
     from megatron.core.optimizer.clip_grads import count_zeros_fp32
 

@@ -1,4 +1,4 @@
-"""Settings of the optimizer that cannot work together."""
+"""Check the settings of the optimizer: each by itself, and those that cannot work together."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check_settings(settings: Any) -> None:
             f"--mtp-clip-grad {limit!r} is no norm to clip to: give a positive number, 0 to clip no MTP gradient, or "
             f"leave the flag out to use --clip-grad"
         )
-    _check_coefficient(settings)
     named_groups(settings)
+    _check_coefficient(settings)
 
 
 def _check_coefficient(settings: Any) -> None:
@@ -33,10 +33,11 @@ def _check_coefficient(settings: Any) -> None:
             f"--min-clip-coefficient {least!r} is no factor to scale gradients down by: give a number between 0 and 1, "
             f"or leave the flag out to clip by any factor"
         )
-    if not max(getattr(settings, "clip_grad", 0.0) or 0.0, getattr(settings, "mtp_clip_grad", None) or 0.0) > 0.0:
+    limits = [getattr(settings, name, None) or 0.0 for name in ("clip_grad", "mtp_clip_grad")]
+    if not max(*limits, *(group.limit for group in named_groups(settings))) > 0.0:
         raise ValueError(
             f"--min-clip-coefficient {least!r} has nothing to hold back, because no gradient is clipped: set "
-            f"--clip-grad, or leave the flag out"
+            f"--clip-grad, --mtp-clip-grad or a limit of --grad-norm-group, or leave the flag out"
         )
 
 

@@ -1,4 +1,4 @@
-"""QK clipping after a skipped update: it only measures."""
+"""After a skipped update QK clipping only measures."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def expect_questions(patches: Iterable[Patch]) -> None:
 
 
 def learn_known_files(files: Mapping[str, Mapping[str, Mapping[str, Answer]]]) -> None:
-    """`files`: {module: {hash of the file's bytes: {question: answer}}}, as `make_table` writes it."""
+    """`files`: {module: {hash of the file's bytes: {question: answer}}}, of fingerprints.json."""
     for by_hash in files.values():
         for digest, answers in by_hash.items():
             _answers_of_known_files.setdefault(digest, {}).update(answers)

@@ -57,8 +57,8 @@ def test_each_norm_has_its_threshold(main, mtp, threshold, mtp_threshold, expect
 
 
 def test_the_decision_says_which_norm_was_over_which_threshold():
-    assert decide(norms(3.0), config(2.0)).update == (3.0, 2.0)
-    assert decide(norms(1.0, 5.0), config(4.0, None)).mtp == (5.0, 4.0)
+    assert decide(norms(3.0), config(2.0)).update_excess == (3.0, 2.0)
+    assert decide(norms(1.0, 5.0), config(4.0, None)).mtp_excess == (5.0, 4.0)
 
 
 @pytest.mark.parametrize("total, skipped", [(1e6, False), (math.nan, True), (math.inf, True)])

@@ -2,7 +2,8 @@
 
 NVIDIA/Megatron-LM#3456. The gradient can leave the heads in three ways: through the hidden states of the main model,
 through the shared embedding (this file blocks both), and through the output layer (detached_output.py blocks it).
-Deeper heads still train the heads before them.
+Deeper heads still train the heads before them. Under the 1F1B overlap of experts no block runs;
+core/models/common/fine_grained_callables.py marks the layers there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Update the parameters, or leave out what the step's decision skips, with the optimizer state as if nothing came."""
+"""Leave parameters out of an update: all of them, or the MTP heads, whose optimizer state keeps in step."""
 
 from __future__ import annotations
 
