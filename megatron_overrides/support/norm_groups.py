@@ -81,7 +81,7 @@ def separate_groups(config: Any) -> tuple[str, ...]:
     groups = tuple(getattr(upstream, "SEPARATE_GRAD_NORM_GROUPS", SEPARATE_GRAD_NORM_GROUPS))
     if not getattr(config, "grad_norm_group", None):
         return groups
-    return (*groups, *(group.name for group in named_groups(config)))
+    return (*groups, *(group.name for group in named_groups(config) if group.name not in groups))
 
 
 def clip_limit(config: Any, group: Group) -> float:

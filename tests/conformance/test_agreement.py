@@ -34,24 +34,24 @@ def compare_all(records: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_same_patches_everywhere_pass(size):
-    assert compare_all(["a=add b=native"] * size) == [""] * size
+    assert compare_all(["a=applied b=native"] * size) == [""] * size
 
 
 def test_a_rank_that_differs_is_named_on_every_rank():
-    errors = compare_all(["a=add", "a=add", "a=disabled", "a=add"])
+    errors = compare_all(["a=applied", "a=applied", "a=disabled", "a=applied"])
     assert len(set(errors)) == 1
-    assert "rank 0, 1, 3: a=add" in errors[0] and "rank 2: a=disabled" in errors[0]
+    assert "rank 0, 1, 3: a=applied" in errors[0] and "rank 2: a=disabled" in errors[0]
     assert "MEGATRON_MTP_PATCHES" in errors[0]
 
 
 def test_many_ranks_are_abbreviated():
-    errors = compare_all(["a=add"] * 20 + ["a=native"])
-    assert "15 and 4 more: a=add" in errors[7] and "rank 20: a=native" in errors[7]
+    errors = compare_all(["a=applied"] * 20 + ["a=native"])
+    assert "15 and 4 more: a=applied" in errors[7] and "rank 20: a=native" in errors[7]
 
 
 def test_a_rank_that_never_reports_is_named():
     store = dist.HashStore()
-    records = ["a=add", None, "a=add"]
+    records = ["a=applied", None, "a=applied"]
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(compare_as_rank, store, 2, records)
         store.wait(["check/rank2"], timedelta(seconds=LIMIT))
@@ -62,7 +62,7 @@ def test_a_rank_that_never_reports_is_named():
 
 
 def test_rank_0_that_never_reports_is_named():
-    error = compare_as_rank(dist.HashStore(), 1, [None, "a=add"], patience=0.25)
+    error = compare_as_rank(dist.HashStore(), 1, [None, "a=applied"], patience=0.25)
     assert "rank 0 did not report its patches within 0:00:00.5" in error  # twice, as rank 0 may wait for a third
     assert "import megatron_mtp_patches on every rank" in error
 
@@ -92,5 +92,5 @@ def test_nothing_is_left_in_the_store():
     store = dist.HashStore()
     before = store.num_keys()
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda rank: compare(store, rank, 3, "a=add", "check", timedelta(seconds=LIMIT)), range(3)))
+        list(pool.map(lambda rank: compare(store, rank, 3, "a=applied", "check", timedelta(seconds=LIMIT)), range(3)))
     assert store.num_keys() == before
