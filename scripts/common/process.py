@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -18,6 +19,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 GRACE = 10.0  # seconds that a process has to end after SIGTERM
 TAIL = 40  # lines
+FIRST_PORT, PORTS = 15000, 17000
+_ports_asked_for = itertools.count()
 
 
 class Result(NamedTuple):
@@ -47,10 +50,16 @@ def environment(patches: str = "all", one_thread: bool = True, **more: str) -> d
 
 
 def free_port() -> str:
-    """A port of this machine that nothing listens on."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return str(free.getsockname()[1])
+    """A port of this machine that nothing listens on.
+
+    It is below those that the kernel gives to outgoing connections, one of which could take it before it is used.
+    Processes begin at different ports, and no port is given twice in a row.
+    """
+    while True:
+        port = FIRST_PORT + (16 * os.getpid() + next(_ports_asked_for)) % PORTS
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("localhost", port))
+            return str(port)
 
 
 def rank_variables(rank: int, ranks: int, port: str) -> dict[str, str]:

@@ -17,7 +17,8 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer import TransformerConfig
 
-from tests.warm.processes import LIMIT, Ended, be_rank, fork, free_port, kill
+from scripts.common.process import free_port
+from tests.warm.processes import LIMIT, Ended, be_rank, fork, kill
 
 SAVED_AFTER, LAST = 2, 4
 

@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
+from scripts.common.process import free_port
+
 from . import edits
 from .jobs import Job, Jobs, Location, Need
 from .plugin import Controller, needs_of
-from .processes import free_port
 
 try:
     import tomllib

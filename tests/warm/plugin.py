@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from scripts.common.process import free_port
+
 from . import levels
 from .connection import Forks, LevelFailed, WarmProcesses
 from .jobs import Job, Jobs, Location, Need
-from .processes import free_port
 
 COLLECTED_AT_ONCE = 3  # files
 # What a fork is told of the command line. It is given its tests, and what comes of them is told elsewhere.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -16,6 +15,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from scripts.common.process import free_port, rank_variables
 
 LIMIT = 600.0  # seconds; only for what hangs: a busy machine may be slow
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -34,17 +35,9 @@ class Ended:
     output: str
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return str(probe.getsockname()[1])
-
-
 def be_rank(rank: int, ranks: int, port: str) -> None:
     """Set the variables that torchrun would set."""
-    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    os.environ.update({name: str(value) for name, value in here.items()})
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=port)
+    os.environ.update(rank_variables(rank, ranks, port))
 
 
 def write_to(log: Path) -> None:
