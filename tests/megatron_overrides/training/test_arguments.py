@@ -76,6 +76,14 @@ def test_the_flags_of_the_heads_are_there():
     assert parse("--separate-mtp-grad-clip").separate_mtp_grad_clip
 
 
+def test_norm_groups_are_given_one_by_one_and_checked_at_once():
+    given = parse("--grad-norm-group", "router=mlp.router:1.0", "--grad-norm-group", "gdn=in_proj:0.5")
+    assert given.grad_norm_group == ["router=mlp.router:1.0", "gdn=in_proj:0.5"]
+    assert parse().grad_norm_group is None
+    with pytest.raises(ValueError, match="--grad-norm-group 'router': write NAME=REGEX:LIMIT"):
+        arguments.validate_args(parse("--grad-norm-group", "router"), {})
+
+
 def test_detached_heads_with_a_deferred_embedding_gradient_are_refused_at_once():
     both = Namespace(mtp_detach_heads=True, defer_embedding_wgrad_compute=True)
     with pytest.raises(ValueError, match="--defer-embedding-wgrad-compute .* leave one of the two flags out"):
