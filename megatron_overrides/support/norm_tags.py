@@ -41,7 +41,6 @@ def tag_named_groups(chunks: Iterable[torch.nn.Module], config: Any) -> None:
     groups = named_groups(config)
     if not groups:
         return
-    _register([group.name for group in groups])
     for chunk in chunks:
         for name, param in chunk.named_parameters():
             names = [re.sub(r"^(module\.)+", "", name)]
@@ -51,12 +50,3 @@ def tag_named_groups(chunks: Iterable[torch.nn.Module], config: Any) -> None:
                 match = next((group for group in groups if any(map(group.pattern.search, names))), None)
                 if match is not None:
                     tag(param, match.name)
-
-
-def _register(names: list[str]) -> None:
-    """Add `names` to upstream's tuple of groups, against which 0.19 and later check each tag."""
-    from megatron.core.optimizer import optimizer as upstream
-
-    if hasattr(upstream, "_validate_grad_norm_group"):
-        known = tuple(upstream.SEPARATE_GRAD_NORM_GROUPS)
-        upstream.SEPARATE_GRAD_NORM_GROUPS = (*known, *(name for name in names if name not in known))

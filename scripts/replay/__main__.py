@@ -85,7 +85,7 @@ def check(options: argparse.Namespace, releases: list[str], repository: Reposito
                 f"--release out, or give a git repository."
             )
         if repository.git and release not in SETTINGS["refs"]:
-            repository.commit(release)  # a tag, branch or commit of its own
+            repository.commit(release)  # raises if it names no tag, branch or commit
 
 
 def replay_release(release: str, repository: Repository, options: argparse.Namespace) -> int:

@@ -83,3 +83,16 @@ def test_main_copies_and_shards_keep_their_group(make):
     optimizer, _ = make("router=router:2.0", bf16=True, params_dtype=torch.bfloat16)
     assert optimizer.step()[0] is True
     assert float(optimizer.grad_norms_by_group["router"]) == pytest.approx(40.0)
+
+
+def test_groups_that_one_rank_has_tagged_do_not_widen_the_reduction_of_another_optimizer(make, rank, from_all_ranks):
+    """As with an actor on some ranks and a critic on all: ranks that reduce tensors of different sizes hang."""
+    from types import SimpleNamespace
+
+    from megatron_overrides.support.norm_tags import tag_named_groups
+
+    if rank == 1:
+        tag_named_groups([torch.nn.Linear(2, 2)], SimpleNamespace(grad_norm_group=["actor=weight:1.0"]))
+    optimizer, _ = make()
+    updated, norm, _ = optimizer.step()
+    assert from_all_ranks((updated, norm)) == [(True, norm)] * 2

@@ -43,7 +43,7 @@ def write_effective(file: str) -> None:
     before = {name: _find(edit) for name, edit in edits.items()}
     had = {name: _has_field(edit) for name, edit in edits.items()}
     megatron_mtp_patches.apply()
-    # Where one class is in two modules, each with an edit, the one of its own module is applied.
+    # If two modules have one class and each has an edit, the edit of the module that defines the class is applied.
     own = {(id(before[name]), _added(edit)) for name, edit in edits.items() if _is_own(edit, before[name])}
     found = [
         name

@@ -74,10 +74,7 @@ def test_a_tag_that_no_norm_knows_is_an_error():
 
 
 @pytest.fixture
-def model(monkeypatch):
-    from megatron.core.optimizer import optimizer
-
-    monkeypatch.setattr(optimizer, "SEPARATE_GRAD_NORM_GROUPS", optimizer.SEPARATE_GRAD_NORM_GROUPS)
+def model():
     names = ("router", "in_proj", "out_proj", "head")
     modules = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in names})
     tag(modules["head"].weight, "mtp")
