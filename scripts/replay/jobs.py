@@ -62,6 +62,7 @@ def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> Ou
         job.outcomes = {test: outcome for test, outcome in found.items() if test not in late}
     kept.unlink(missing_ok=True)
     _beside(job, "log").unlink(missing_ok=True)
+    known: set[str] = set()  # a process that ends before it has collected anything does not say what it leaves out
     while True:
         before = len(job.outcomes)
         for old in _records(job):
@@ -69,10 +70,11 @@ def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> Ou
         _beside(job, "done").write_text("\n".join(job.outcomes), encoding="utf-8")
         end = _run_once(job, until, seen)
         collected, finished = _read(job, end)
+        known |= collected
         if finished or end == "late" or len(job.outcomes) == before:
             break
         job = replace(job, files=_files_of(job, collected))
-    for test in (collected | late) - set(job.outcomes):
+    for test in (known | late) - set(job.outcomes):
         job.outcomes[test] = LATE if end == "late" else ("not run", "the process died before it")
     kept.write_text(json.dumps(job.outcomes), encoding="utf-8")
     return job.outcomes

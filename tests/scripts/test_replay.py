@@ -44,6 +44,15 @@ import os
 def test_dies(): os.abort()
 def test_after_that(): ...
 """
+DIES_BEFORE_IT_COLLECTS = """
+import os
+from pathlib import Path
+again = Path("again")
+if again.exists(): os.abort()
+again.touch()
+def test_dies(): os.abort()
+def test_after_that(): ...
+"""
 PARTS = """
 import os
 import time
@@ -171,6 +180,11 @@ def test_what_passed_in_an_earlier_table_has_to_pass(replayed, tree, tmp_path):
 def test_a_crash_costs_one_test(run_job):
     found = run_job(DIES, ranks=1)
     assert found == {"test_dies": ("crashed", "the process crashed"), "test_after_that": ("passed", "")}
+
+
+def test_what_a_process_leaves_out_that_died_before_it_collected_has_not_run(run_job):
+    found = run_job(DIES_BEFORE_IT_COLLECTS, ranks=1)
+    assert found["test_after_that"] == ("not run", "the process died before it")
 
 
 def test_ranks_that_part_cost_one_test(run_job):
