@@ -3,6 +3,7 @@
 from . import (
     clip_mtp_grads_separately,
     clip_named_groups_separately,
+    count_experts_in_grad_norm,
     derive_mtp_labels,
     detach_mtp_heads,
     exempt_muon_from_clipping,
@@ -29,6 +30,7 @@ CATALOG = (
     floor_clip_coefficient.PATCH,
     keep_newton_schulz_scale_invariant.PATCH,
     fsdp_without_master_weights.PATCH,
+    count_experts_in_grad_norm.PATCH,
 )
 # Always applied, not selectable: the check that all ranks have the same patches, and the record of them in each run.
 BASE = (

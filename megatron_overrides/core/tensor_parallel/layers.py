@@ -1,4 +1,4 @@
-"""The shards and main copies of a parameter keep its norm group."""
+"""Which parameters are replicas, and what their shards and main copies inherit from them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,27 @@ from typing import Any
 from megatron_overrides.support.norm_groups import tag, tag_of
 
 
+def param_is_not_tensor_parallel_duplicate(param: Any, tp_group: Any = None, expert_tp_group: Any = None) -> bool:
+    """Whether this rank counts `param`, a shard or the first of its replicas, in a norm.
+
+    Args:
+        param: a parameter, or its shard or main copy.
+        tp_group: the tensor-parallel group of dense layers; None for the one of parallel_state.
+        expert_tp_group: that of experts, over which their row biases are replicated (NVIDIA/Megatron-LM#5916). None
+            for the one of parallel_state, so that a caller that knows only `tp_group` counts them once, too
+            (NVIDIA/Megatron-LM#6099).
+    """
+    from megatron.core import parallel_state
+
+    if getattr(param, "tensor_model_parallel", False):
+        return True
+    if not getattr(param, "allreduce", True):
+        expert_tp_group = expert_tp_group or parallel_state.get_expert_tensor_parallel_group(check_initialized=False)
+        tp_group = expert_tp_group or tp_group
+    rank = parallel_state.get_tensor_model_parallel_rank() if tp_group is None else tp_group.rank()
+    return bool(rank == 0)
+
+
 def copy_grad_norm_tags(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Wraps copy_tensor_model_parallel_attributes(destination, source), called for every shard and main copy."""
     wrapped(*args, **kwargs)
@@ -15,3 +36,11 @@ def copy_grad_norm_tags(wrapped: Any, instance: Any, args: tuple[Any, ...], kwar
     group = tag_of(source)
     if group is not None:
         tag(destination, group)
+
+
+def copy_expert_mark(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Wraps copy_tensor_model_parallel_attributes(destination, source): a shard of an expert's parameter stays one."""
+    wrapped(*args, **kwargs)
+    destination, source = inspect.signature(wrapped).bind(*args, **kwargs).args
+    if hasattr(source, "allreduce"):
+        destination.allreduce = source.allreduce

@@ -9,11 +9,18 @@ whole declaration, and runs it. The kinds of edit:
     Wrap            calls of the target go through a wrapper
     AddField        a dataclass has one more keyword field
     AddFlag         a command line has one more flag
+
+A Defect says what goes wrong without a patch, and which runs meet it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+TYPE_CHECKING = False  # typing and collections.abc are not imported for annotations
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 class PatchError(RuntimeError):
@@ -203,6 +210,28 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Defect:
+    """What goes wrong in runs of some releases without a patch.
+
+    Attributes:
+        text: what it does to the numbers, or to the run, in a sentence without a full stop.
+        releases: the known releases that have it.
+        meets: called with the settings of a run on such a release; whether they meet the defect.
+        avoid: what to set instead, where no patch removes it.
+    """
+
+    text: str
+    releases: tuple[str, ...]
+    meets: Callable[[Any], object]
+    avoid: str = ""
+
+    @property
+    def span(self) -> str:
+        """The first and the last of the releases."""
+        return " to ".join(dict.fromkeys((self.releases[0], self.releases[-1])))
+
+
+@dataclass(frozen=True)
 class Patch:
     """One upstream change for every release, and all that is said of it.
 
@@ -218,6 +247,8 @@ class Patch:
         adds: what a user, or other code, can see of it.
         repairs: the defects of upstream's own version, which it removes where the change is native. Without any, the
             patch leaves such a release alone.
+        defects: those that the settings of a run tell; `doctor` looks for them.
+        undetected: why there are none, where there are none.
         refuses: the settings with which training does not start.
         numerics: which numbers change, and when.
         notes: what else to know, on memory or checkpoints.
@@ -232,6 +263,8 @@ class Patch:
     problem: str = ""
     adds: tuple[str, ...] = ()
     repairs: tuple[str, ...] = ()
+    defects: tuple[Defect, ...] = ()
+    undetected: str = ""
     refuses: tuple[str, ...] = ()
     numerics: str = ""
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The acceptance rate of an MTP head: the share of its predictions that greedy speculative decoding would accept.
+"""The acceptance rate of an MTP head, as upstream measures it: how often its most likely token is the label.
 
 NVIDIA/Megatron-LM#3458, with exact counts and one tensor-parallel collective instead of two.
 """

@@ -1,0 +1,89 @@
+"""Declares count-experts-in-grad-norm."""
+
+from __future__ import annotations
+
+from .engine import Defect, Patch, Probe, Provide, PullRequest, Wrap
+
+TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
+if TYPE_CHECKING:
+    from typing import Any
+
+_LAYERS = "megatron.core.tensor_parallel.layers"
+_OVERRIDES = "megatron_overrides.core.tensor_parallel.layers"
+
+
+def _splits(run: Any) -> bool:
+    """Whether the run has experts and dense layers that are split over ranks."""
+    return bool(run.num_experts and (run.tensor_model_parallel_size or 1) > 1)
+
+
+PATCH = Patch(
+    id="count-experts-in-grad-norm",
+    summary="Count all gradients of experts in the gradient norm, and train replicas of an expert alike",
+    upstream=(PullRequest(6099), PullRequest(5916, native_since="0.19.0")),
+    problem=(
+        "With tensor parallelism, grouped experts and TransformerEngine 2.13 or newer, the gradient norm leaves out "
+        "the experts of all tensor-parallel ranks but the first (0.16 to 0.18). Gradients are then clipped less than "
+        "asked for, and nothing in the log shows it. The number of zeros and the norm of the parameters leave them out "
+        "as well. Biases of experts are left out with any TransformerEngine and, in dist_muon, in 0.19.2, too. If "
+        "experts are split over fewer ranks than dense layers and EP is 1 (TP 2, EP 1, ETP 1), each tensor-parallel "
+        "rank trains a different copy of the same expert (0.16 to 0.18)."
+    ),
+    adds=(
+        "The parameters of experts are marked as 0.19 marks them: `tensor_model_parallel`, `partition_dim` and "
+        "`partition_stride` on shards; `allreduce` is false if the gradients of experts are reduced over other ranks "
+        "than those of dense layers.",
+        "`param_is_not_tensor_parallel_duplicate` takes `expert_tp_group`.",
+    ),
+    defects=(
+        Defect(
+            "The gradient norm leaves out the experts of all tensor-parallel ranks but the first, so gradients are "
+            "clipped too little",
+            releases=("0.16.1", "0.17.1", "0.18.2"),
+            meets=lambda run: _splits(run) and run.moe_grouped_gemm and run.transformer_engine >= (2, 13),
+        ),
+        Defect(
+            "The gradient norm leaves out the biases of experts",
+            releases=("0.16.1", "0.17.1", "0.18.2"),
+            meets=lambda run: _splits(run) and run.add_bias_linear and run.transformer_impl != "local",
+        ),
+        Defect(
+            "The gradient norm leaves out the biases of experts",
+            releases=("0.19.2",),
+            meets=lambda run: _splits(run) and run.add_bias_linear and str(run.optimizer).startswith("dist_"),
+        ),
+        Defect(
+            "Tensor-parallel ranks train different copies of the same expert",
+            releases=("0.16.1", "0.17.1", "0.18.2"),
+            meets=lambda run: (
+                _splits(run)
+                and (run.expert_model_parallel_size or 1) == 1
+                and run.expert_tensor_parallel_size not in (None, run.tensor_model_parallel_size)
+            ),
+        ),
+    ),
+    numerics=(
+        "With TP > 1 and experts: the gradient norm, the MTP norm, the number of zeros and the norm of the parameters "
+        "grow to those of all experts, and gradients above `--clip-grad` are clipped more. With EP 1 and an expert "
+        "tensor parallelism other than TP, gradients of experts are averaged over all replicas. Muon with "
+        "`--muon-tp-mode` other than blockwise puts the shards of an expert together along the right dimension."
+    ),
+    notes=(
+        "Checkpoints: with EP 1 and an expert tensor parallelism other than TP, a checkpoint that was written without "
+        "the patch holds one of the different copies of each expert. Resuming its optimizer state was not tried.",
+    ),
+    probe=Probe(
+        "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__",
+        contains="self.expert_tp_group",
+    ),
+    edits=(
+        Wrap(
+            "megatron.core.transformer.moe.moe_layer:MoELayer.__init__",
+            "megatron_overrides.core.transformer.moe.moe_layer:mark_expert_parameters",
+        ),
+        Provide(
+            f"{_LAYERS}:param_is_not_tensor_parallel_duplicate", f"{_OVERRIDES}:param_is_not_tensor_parallel_duplicate"
+        ),
+        Wrap(f"{_LAYERS}:copy_tensor_model_parallel_attributes", f"{_OVERRIDES}:copy_expert_mark", check_source=False),
+    ),
+)

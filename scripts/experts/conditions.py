@@ -1,0 +1,53 @@
+"""Under which conditions the norms of experts are measured."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+RANKS = 4
+
+
+class Layout(NamedTuple):
+    """How a model is distributed over the ranks: sizes of its tensor, expert and expert-tensor parallel groups."""
+
+    tensor: int
+    expert: int
+    expert_tensor: int
+
+    def __str__(self) -> str:
+        return f"TP{self.tensor} EP{self.expert} ETP{self.expert_tensor}"
+
+
+LAYOUTS = (Layout(2, 2, 1), Layout(2, 2, 2), Layout(2, 1, 2), Layout(2, 4, 1))
+WITH_REPLICAS = Layout(2, 1, 1)  # all ranks hold all experts
+OPTIMIZERS = ("adam", "distributed optimizer", "muon", "dist_muon")
+
+
+class Condition(NamedTuple):
+    """Which optimizer trains a model of a layout.
+
+    Attributes:
+        has_bias: its linear layers have biases.
+        optimizer: one of OPTIMIZERS.
+        clips_mtp: the gradients of its MTP head have a separate norm.
+    """
+
+    layout: Layout
+    has_bias: bool
+    optimizer: str
+    clips_mtp: bool
+
+    def __str__(self) -> str:
+        return ", ".join(
+            (str(self.layout), *["bias"] * self.has_bias, self.optimizer, *["separate MTP norm"] * self.clips_mtp)
+        )
+
+
+def conditions(layout: Layout) -> list[Condition]:
+    """All conditions of a layout. Megatron refuses biases of experts that are split (ETP2)."""
+    return [
+        Condition(layout, has_bias, optimizer, clips_mtp)
+        for has_bias in (False, True)[: 2 if layout.expert_tensor == 1 else 1]
+        for optimizer in OPTIMIZERS
+        for clips_mtp in (False, True)
+    ]
