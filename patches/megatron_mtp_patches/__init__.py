@@ -21,10 +21,11 @@ from .engine.engine import Engine
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
+    from .diagnosis import Finding
     from .engine.report import Report
 
 __version__ = "0.1.0"
-__all__ = ["Patch", "PatchError", "Report", "apply", "record", "revert", "status"]
+__all__ = ["Patch", "PatchError", "Report", "apply", "diagnose", "record", "revert", "status"]
 
 _engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
 
@@ -68,6 +69,20 @@ def record() -> str:
     """
     _engine.install_missed_modules()
     return f"{__version__} {_engine.record()}"
+
+
+def diagnose(*settings: object, transformer_engine: str | None = None) -> list[Finding]:
+    """The known defects of this Megatron that a run meets, as `megatron-mtp-patches doctor -- FLAGS` finds them.
+
+    Args:
+        settings: Megatron's arguments after validate_args, or the configurations of a trainer: TransformerConfig (or
+            the provider of a model), OptimizerConfig, DistributedDataParallelConfig, and so on. A setting is that of
+            the first one that has it.
+        transformer_engine: its version; None for the one that is installed.
+    """
+    from .diagnosis import diagnose as find
+
+    return find(settings, transformer_engine)
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,6 @@
 """Declares clip-mtp-grads-separately."""
 
-from .engine import AddField, AddIfMissing, Patch, Probe, PullRequest, Wrap
+from .engine import AddField, AddIfMissing, Defect, Patch, Probe, PullRequest, Wrap
 from .shared_edits import (
     CHECK_SETTINGS,
     COPY_GRAD_NORM_TAGS,
@@ -53,6 +53,18 @@ PATCH = Patch(
         "meta device.",
         "A step took two or more all-reduces (0.19). Now it takes one for each group of ranks that share an "
         "optimizer, whatever the number of norms.",
+    ),
+    defects=(
+        Defect(
+            "Ranks clip the MTP heads by different norms, because that norm is reduced over the wrong ranks",
+            releases=("0.19.2", "main"),
+            meets=lambda run: run.mtp_detach_heads and str(run.optimizer).startswith("dist_"),
+        ),
+        Defect(
+            "The MTP heads are clipped by the norm of the main model, because Megatron-FSDP loses their tag",
+            releases=("0.19.2", "main"),
+            meets=lambda run: run.mtp_detach_heads and run.use_megatron_fsdp,
+        ),
     ),
     refuses=(
         "`--mtp-clip-grad` or `--mtp-grad-norm-skip-threshold` where nothing clips the heads separately: neither "

@@ -29,6 +29,7 @@ PATCH = Patch(
         "`optimizer.grad_norms_by_group[NAME]`, the norm of the last step; `NAME grad norm` in the log line, "
         "`NAME-grad-norm` in TensorBoard and W&B. All norms of a step come from one reduction.",
     ),
+    undetected="No flag tells which module has gradients of another size.",
     refuses=(
         "A flag that cannot be read, and a name that is given to two groups. A REGEX that matches nothing on any rank "
         "is an error at the first step, on every rank.",

@@ -1,6 +1,6 @@
 """Declares derive-mtp-labels."""
 
-from .engine import Patch, Probe, PullRequest, Wrap
+from .engine import Defect, Patch, Probe, PullRequest, Wrap
 from .shared_edits import MTP, MTP_LOSS, MTP_OVERRIDES, SCHEDULED_MTP_LAYER
 
 _RECORD_INPUTS = f"{MTP_OVERRIDES}.forward_pass:record_forward_inputs"
@@ -29,6 +29,13 @@ PATCH = Patch(
         "through the output layer. They are skipped now, with two exceptions: a pipeline stage that sends the hidden "
         "states of the heads to another stage, and a model that nvidia-modelopt has quantized or whose heads it "
         "distils, because modelopt calibrates without gradients and observes what the heads compute.",
+    ),
+    defects=(
+        Defect(
+            "Full activation recomputation ends in a TypeError about padding_mask in the first MTP head",
+            releases=("0.18.2",),
+            meets=lambda run: run.mtp_num_layers and run.recompute_granularity == "full",
+        ),
     ),
     numerics=(
         "If labels are None, the heads get a gradient: the same as with the labels that a data set makes from these "

@@ -14,6 +14,8 @@ def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:
     is_native = any(change.native_since for change in patch.upstream)
     for heading, paragraphs in (
         ("Without it", (patch.problem,)),
+        ("Found by `doctor -- FLAGS`", tuple(f"{defect.text} ({defect.span})." for defect in patch.defects)),
+        ("Not found by `doctor -- FLAGS`", (patch.undetected,)),
         ("Adds", patch.adds),
         ("Repairs, where native" if is_native else "Better than the pull request", patch.repairs),
         ("Refused at start", patch.refuses),

@@ -16,6 +16,7 @@ PATCH = Patch(
         "`OptimizerConfig.min_clip_coefficient`: gradients are scaled by max(clip_grad / norm, X), those of MTP heads "
         "(Megatron's MTP layers) too.",
     ),
+    undetected="No flag tells how large a gradient norm becomes.",
     refuses=("An X that is not between 0 and 1, and the flag where nothing is clipped.",),
     numerics="Only with the flag, in steps whose norm exceeds `clip_grad` / X.",
     notes=("The report is NVIDIA/Megatron-LM#5394.",),

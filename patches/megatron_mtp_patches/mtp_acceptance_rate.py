@@ -1,6 +1,6 @@
 """Declares mtp-acceptance-rate."""
 
-from .engine import AddField, Patch, Probe, Provide, PullRequest, Replace
+from .engine import AddField, Defect, Patch, Probe, Provide, PullRequest, Replace
 from .shared_edits import (
     CHECK_TRANSFORMER_CONFIG,
     DEFAULT_IN_YAML,
@@ -26,8 +26,8 @@ PATCH = Patch(
         "and there is nothing else to see."
     ),
     adds=(
-        "The acceptance rate of each head: the share of its predictions that greedy speculative decoding with that "
-        "head would accept, in percent of the positions that its loss counts.",
+        "The acceptance rate of each head: how often its most likely token is the label, in percent of the positions "
+        "that its loss counts.",
         "It is in the log line, and under upstream's names in TensorBoard and W&B: `mtp_1_acceptance_rate` (this "
         "step) and `mtp_1_cumulative_acceptance_rate` (since this process started).",
         "`save_loss_to_tracker`, `clean_loss_in_tracker`, `reduce_loss_in_tracker` and the key `values` of older "
@@ -42,6 +42,21 @@ PATCH = Patch(
         "takes one and one.",
         "Counting without `tp_group` raised an error, although the output layer has the group.",
         "When a CUDA graph replayed the whole iteration, rates were no longer reduced over the ranks.",
+    ),
+    defects=(
+        Defect(
+            "The acceptance rate of the MTP heads is 0, because the fused cross entropy overwrites the logits before "
+            "they are compared with the labels",
+            releases=("0.19.2", "main"),
+            meets=lambda run: (
+                run.mtp_num_layers and run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te"
+            ),
+        ),
+        Defect(
+            "The cumulative acceptance rate stops at 16.8 million tokens, where its float32 counters do",
+            releases=("0.19.2", "main"),
+            meets=lambda run: run.mtp_num_layers,
+        ),
     ),
     refuses=("`--mtp-acceptance-interval` N > 1 with a CUDA graph of the whole iteration.",),
     numerics=(

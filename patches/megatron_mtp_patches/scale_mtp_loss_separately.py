@@ -21,6 +21,7 @@ PATCH = Patch(
         "`config.mtp_grad_scale_func`, a function without arguments that is called in every microbatch. It returns "
         "the scale of the MTP loss: a number or a tensor of one element. None (the default) keeps `grad_scale_func`.",
     ),
+    undetected="It needs a function in the configuration, and no flag sets one.",
     numerics=(
         "Only with `mtp_grad_scale_func` set. It replaces `grad_scale_func` for the MTP loss; the weight "
         "`--mtp-loss-scaling-factor` still applies. With fp16 it must return the loss scale of the optimizer as well; "

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from .engine import Patch, Probe, PullRequest, Wrap
+from .engine import Defect, Patch, Probe, PullRequest, Wrap
 from .shared_edits import (
     CHECK_SETTINGS,
     MTP,
@@ -14,6 +14,11 @@ from .shared_edits import (
 )
 
 _HELP = "Skip the whole update when the gradient norm, before clipping, exceeds this or is NaN (inf: never skip)."
+
+
+def _is_finite(threshold: float | None) -> bool:
+    return threshold is not None and threshold < float("inf")
+
 
 PATCH = Patch(
     id="skip-update-on-large-grad-norm",
@@ -41,6 +46,25 @@ PATCH = Patch(
         "Megatron-FSDP before 0.18.",
         "QK clipping rescaled weights after a skipped step.",
         "The mean of the MTP losses in the log line counted skipped steps in its sum but not in its number.",
+    ),
+    defects=(
+        Defect(
+            "Ranks that own no main parameters take the update that the others skip, and hang or diverge; a NaN norm "
+            "skips nothing",
+            releases=("0.18.2", "0.19.2", "main"),
+            meets=lambda run: _is_finite(run.grad_norm_skip_threshold),
+        ),
+        Defect(
+            "Megatron-FSDP ignores --grad-norm-skip-threshold",
+            releases=("0.18.2", "0.19.2", "main"),
+            meets=lambda run: _is_finite(run.grad_norm_skip_threshold) and run.use_megatron_fsdp,
+        ),
+        Defect(
+            "The mean of the MTP losses in the log counts steps that the loss scaler skipped in its sum, but not in "
+            "its number",
+            releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
+            meets=lambda run: run.mtp_num_layers and run.fp16,
+        ),
     ),
     refuses=("A finite threshold together with `--optimizer-cuda-graph`.",),
     numerics=(

@@ -15,13 +15,16 @@ RELEASE = version("megatron-core")
 IDS = [patch.id for patch in CATALOG]
 
 
-def read_table(release: str) -> dict[str, State]:
-    """{patch: its state} in this release, once Megatron is imported."""
+def read_table() -> dict[str, dict[str, State]]:
+    """{release: {patch: its state there, once Megatron is imported}}."""
     lines = README.read_text(encoding="utf-8").splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
-    header = next(row for row in rows if row[0] == "patch")
-    patches = {row[0].strip("[").partition("]")[0].strip("`"): row for row in rows if row[0].startswith("[`")}
-    return {name: State(row[header.index(release)]) for name, row in patches.items()}
+    _, _, *releases = next(row for row in rows if row[0] == "patch")
+    patches = {row[0].strip("[").partition("]")[0].strip("`"): row[2:] for row in rows if row[0].startswith("[`")}
+    return {
+        release: {name: State(states[number]) for name, states in patches.items()}
+        for number, release in enumerate(releases)
+    }
 
 
 def is_here(patch: Patch) -> bool:
@@ -29,6 +32,7 @@ def is_here(patch: Patch) -> bool:
     return any(find_file(module) for module in patch.modules)
 
 
-EXPECTED = read_table(RELEASE)
+STATE_BY_RELEASE = read_table()
+EXPECTED = STATE_BY_RELEASE[RELEASE]
 # The state of each patch in this environment.
 STATE = {patch.id: EXPECTED[patch.id] if is_here(patch) else State.PENDING for patch in CATALOG}

@@ -65,8 +65,14 @@ def make_parser() -> argparse.ArgumentParser:
         run.set_defaults(carry_out=carry_out)
 
     doctor = commands.add_parser(
-        "doctor", help="check the environment: versions, and which features missing packages disable"
+        "doctor",
+        help="check the environment: versions, and which features missing packages disable; "
+        "or, with `-- FLAGS` of Megatron's trainer, which known defects these flags meet",
     )
+    doctor.add_argument("--world-size", type=int, metavar="N", help="of the run (default: the smallest that fits)")
+    doctor.add_argument("--te", metavar="VERSION", help="TransformerEngine's (default: the installed one)")
+    doctor.add_argument("--json", action="store_true", help="for programs; only with FLAGS")
+    doctor.add_argument("flags", nargs="*", metavar="FLAGS", help="after --, as the training script gets them")
     doctor.set_defaults(carry_out=_doctor)
 
     enable = commands.add_parser(
@@ -125,9 +131,14 @@ def _of_the_script(arguments: argparse.Namespace) -> list[str]:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from .doctor import examine
+    if "--" not in arguments.words:
+        from .doctor import examine
 
-    return examine()
+        return examine()
+    from .diagnose import diagnose
+
+    flags = arguments.words[arguments.words.index("--") + 1 :]
+    return diagnose(flags, arguments.world_size, arguments.te, as_json=arguments.json)
 
 
 def _enable(arguments: argparse.Namespace) -> int:

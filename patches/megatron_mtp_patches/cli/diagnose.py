@@ -1,0 +1,182 @@
+"""`doctor -- ARGS`: which known defects a command line of Megatron's trainer meets on the installed release."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import math
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib import metadata
+from typing import NamedTuple
+
+from .. import apply, rehearsal
+from ..diagnosis import Finding, Settings, find_defects
+from ..engine import UsageError
+from ..engine.source import find_file
+from .console import make_console
+from .doctor import TRANSFORMER_ENGINE
+from .megatron import describe_megatron, find_releases, import_targets
+
+# What --use-checkpoint-args reads from the checkpoint and some defect depends on.
+FROM_CHECKPOINT = ("num_experts", "moe_grouped_gemm", "add_bias_linear", "mtp_num_layers")
+
+
+class CommandLine(NamedTuple):
+    """A command line as Megatron reads it.
+
+    Attributes:
+        arguments: what validate_args makes of it.
+        unknown: the flags that Megatron does not know; a script may.
+        world_size: the number of ranks.
+    """
+
+    arguments: argparse.Namespace
+    unknown: list[str]
+    world_size: int
+
+
+def diagnose(words: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
+    """Print the defects that the command line meets; 1 if the patches do not remove all of them.
+
+    Args:
+        words: the flags, as after the name of the script.
+        world_size: the number of ranks; None for the smallest that fits.
+        transformer_engine: its version; None for the one that is installed.
+    """
+    if find_file("megatron.training.arguments") is None:
+        raise UsageError(
+            "reading flags needs megatron.training; put a Megatron-LM checkout of this release on PYTHONPATH"
+        )
+    apply(on_drift="skip")
+    with _silence():
+        rehearsal.install(megatron_flags=False)
+        import_targets()
+        line = read(words, world_size)
+    releases = find_releases()
+    version, origin = _transformer_engine(transformer_engine, releases)
+    findings = list(find_defects(Settings([line.arguments], version), releases))
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "megatron": describe_megatron(),
+                    "transformer_engine": version,
+                    "world_size": line.world_size,
+                    "unknown": line.unknown,
+                    "defects": [finding._asdict() for finding in findings],
+                },
+                indent=1,
+            )
+        )
+    else:
+        _show(line, findings, f"TransformerEngine {version or 'absent'}{origin}")
+    return int(not all(finding.is_removed for finding in findings))
+
+
+def read(words: list[str], world_size: int | None) -> CommandLine:
+    """Read the flags with Megatron's parser and let it set the defaults, as at the start of a training.
+
+    Raises:
+        UsageError: the parser or validate_args refuses the flags.
+    """
+    from megatron.training import arguments as megatron
+
+    parser = megatron.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    with _refusals():
+        given, rest = parser.parse_known_args(words)
+        ranks = world_size or smallest_world_size(given)
+        with _as_first_rank(words, ranks):
+            parsed = megatron.parse_args(ignore_unknown_args=True)
+            if parsed.yaml_cfg is None:
+                arguments = megatron.validate_args(parsed, {})
+            else:
+                from megatron.training.yaml_arguments import validate_yaml
+
+                arguments = validate_yaml(parsed, {})
+    return CommandLine(arguments or parsed, [word for word in rest if word.startswith("-")], ranks)
+
+
+def smallest_world_size(given: argparse.Namespace) -> int:
+    """The smallest number of ranks that dense layers and experts both divide."""
+    sizes = {name: getattr(given, f"{name}_parallel_size", None) or 1 for name in ("expert_model", "context")}
+    tensor, pipeline = given.tensor_model_parallel_size or 1, given.pipeline_model_parallel_size or 1
+    expert_tensor = given.expert_tensor_parallel_size or tensor
+    return math.lcm(tensor * pipeline * sizes["context"], expert_tensor * pipeline * sizes["expert_model"])
+
+
+@contextlib.contextmanager
+def _as_first_rank(words: list[str], ranks: int) -> Iterator[None]:
+    """What Megatron asks the process for: its flags, the number of ranks, and a variable that training needs."""
+    environment, argv = dict(os.environ), sys.argv
+    os.environ |= {"RANK": "0", "WORLD_SIZE": str(ranks), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    sys.argv = ["doctor", *words]
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= environment
+        sys.argv = argv
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn whatever Megatron raises on flags into a UsageError that says it."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            yield
+    except SystemExit as error:
+        raise UsageError(f"Megatron's parser: {printed.getvalue().strip().rpartition('error: ')[2]}") from error
+    except Exception as error:  # assertions, and whatever else a wrong value leads to
+        raise UsageError(f"Megatron refuses these flags: {error or type(error).__name__}") from error
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Megatron prints what it sets."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+def _transformer_engine(asked: str | None, releases: frozenset[str]) -> tuple[str | None, str]:
+    """The version, and where it is from if that is not plain."""
+    if asked is not None:
+        return asked, ""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("transformer-engine"), ""
+    fits = next((TRANSFORMER_ENGINE[name] for name in sorted(releases & TRANSFORMER_ENGINE.keys())), None)
+    return fits, " (not installed; this release was made for it)" if fits else ""
+
+
+def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -> None:
+    console = make_console()
+
+    def say(text: str, style: str | None = None) -> None:
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"{describe_megatron()}\n{transformer_engine}; {line.world_size} rank{'s' * (line.world_size > 1)}")
+    if line.unknown:
+        say(f"unknown to Megatron, ignored: {' '.join(line.unknown)}", "yellow")
+    if getattr(line.arguments, "use_checkpoint_args", False):
+        say(f"the checkpoint decides {', '.join(FROM_CHECKPOINT)} and more; give them as flags, too", "yellow")
+    for finding in findings:
+        answer = f"removed by {finding.patch}" if finding.is_removed else f"NOT REMOVED: {finding.remedy}"
+        say(f"* {finding.text} ({finding.releases}): {answer}", None if finding.is_removed else "red")
+    left = sum(not finding.is_removed for finding in findings)
+    if not findings:
+        say("These flags meet no known defect of this release.")
+    elif left:
+        say(f"{left} of {len(findings)} defects that these flags meet are not removed.")
+    else:
+        say(f"These flags meet {len(findings)} known defect{'s' * (len(findings) > 1)}; the patches remove all.")

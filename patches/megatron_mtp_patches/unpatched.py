@@ -1,0 +1,26 @@
+"""Known defects that no patch removes; `doctor` says how to avoid them."""
+
+from .engine import Defect
+
+UNPATCHED = (
+    Defect(
+        "With context parallelism each rank takes its part of the whole sequence, but attention takes the documents "
+        "for sequences, so tokens attend to the wrong ones",
+        releases=("0.19.2", "main"),
+        meets=lambda run: run.dataloader_inter_document_masking and (run.context_parallel_size or 1) > 1,
+        avoid="leave out --dataloader-inter-document-masking, or train without --context-parallel-size",
+    ),
+    Defect(
+        "A context-parallel rank without a token that counts adds a loss of zero to the mean, so gradients and MTP "
+        "losses are too small",
+        releases=("0.19.2", "main"),
+        meets=lambda run: run.sft and (run.context_parallel_size or 1) > 1 and not run.calculate_per_token_loss,
+        avoid="add --calculate-per-token-loss",
+    ),
+    Defect(
+        "A checkpoint of the precision-aware optimizer cannot be resumed",
+        releases=("0.16.1",),
+        meets=lambda run: run.use_precision_aware_optimizer and (run.save or run.load),
+        avoid="leave out --use-precision-aware-optimizer, or resume with --no-load-optim",
+    ),
+)

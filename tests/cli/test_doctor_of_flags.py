@@ -1,0 +1,124 @@
+"""`doctor -- FLAGS` names the defects that a command line meets on the installed release, and what removes them."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.forked("patched")
+
+SMALL = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
+    "--micro-batch-size 1 --position-embedding-type rope --bf16"
+)
+EXPERTS = (
+    f"{SMALL} --num-experts 8 --moe-grouped-gemm --tensor-model-parallel-size 2 --sequence-parallel "
+    "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1 --disable-bias-linear"
+)
+UP_TO_0_18 = ("0.16.1", "0.17.1", "0.18.2")
+
+
+@pytest.fixture
+def trainer():
+    return pytest.importorskip("megatron.training.arguments", reason="the wheel of 0.16.1 has no trainer")
+
+
+@pytest.fixture
+def doctor(command, trainer):
+    """doctor(flags, *words): what `doctor *words -- flags` returns and prints."""
+    return lambda flags, *words: command("doctor", *words, "--", *flags.split())
+
+
+@pytest.fixture
+def defects(doctor):
+    """defects(flags, *words): {patch: [the findings that it removes]}, from the JSON."""
+
+    def find(flags, *words):
+        found = {}
+        for finding in json.loads(doctor(flags, "--json", *words).out)["defects"]:
+            found.setdefault(finding["patch"], []).append(finding)
+        return found
+
+    return find
+
+
+def test_a_command_line_that_meets_nothing(doctor):
+    done = doctor(SMALL)
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == "These flags meet no known defect of this release."
+
+
+@pytest.mark.parametrize("version, is_met", [("2.12.0", False), ("2.13", True), ("2.17.1", True)])
+def test_experts_are_missing_from_the_norm_with_some_versions_of_transformer_engine(defects, release, version, is_met):
+    found = defects(EXPERTS, "--te", version)
+    assert ("count-experts-in-grad-norm" in found) is (is_met and release in UP_TO_0_18)
+
+
+def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release):
+    done = doctor(f"{EXPERTS} --optimizer muon", "--te", "2.16.1")
+    lines = [line for line in done.out.splitlines() if line.startswith("* ")]
+    ids = ["exempt-muon-from-clipping", "keep-newton-schulz-scale-invariant"]
+    ids += ["count-experts-in-grad-norm"] * (release in UP_TO_0_18)
+    assert [line.rpartition(": removed by ")[2] for line in lines] == ids
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == f"These flags meet {len(ids)} known defects; the patches remove all."
+
+
+def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):
+    import megatron_mtp_patches
+
+    monkeypatch.setenv("MEGATRON_MTP_PATCHES", "-exempt-muon-from-clipping")
+    megatron_mtp_patches.revert()
+    done = doctor(f"{SMALL} --optimizer muon")
+    assert done.code == 1
+    assert "NOT REMOVED: exempt-muon-from-clipping is left out; MEGATRON_MTP_PATCHES decides" in done.out
+    assert done.out.splitlines()[-1] == "1 of 2 defects that these flags meet are not removed."
+
+
+@pytest.mark.parametrize("words, ranks", [((), 8), (("--world-size", "16"), 16)])
+def test_the_smallest_world_size_that_fits_or_the_one_that_is_given(doctor, words, ranks):
+    done = doctor(f"{EXPERTS} --pipeline-model-parallel-size 2", "--json", *words)
+    assert json.loads(done.out)["world_size"] == ranks
+
+
+def test_flags_of_the_script_are_listed_and_ignored(doctor):
+    assert "unknown to Megatron, ignored: --reward-model" in doctor(f"{SMALL} --reward-model here").out
+
+
+def test_what_only_the_checkpoint_knows_is_said(doctor):
+    assert "the checkpoint decides num_experts" in doctor(f"{SMALL} --use-checkpoint-args --load nowhere").out
+
+
+@pytest.mark.parametrize(
+    "flags, part",
+    [
+        ("--num-layers four", "Megatron's parser: argument --num-layers: invalid int value: 'four'"),
+        (f"{SMALL} --tensor-model-parallel-size 2", "Megatron refuses these flags: "),
+    ],
+)
+def test_flags_that_megatron_refuses_are_wrong_usage(doctor, flags, part):
+    done = doctor(flags, "--world-size", "3")
+    assert done.code == 2 and part in done.err
+
+
+def test_without_the_trainer_flags_cannot_be_read(command, monkeypatch):
+    from megatron_mtp_patches.cli import diagnose
+
+    monkeypatch.setattr(diagnose, "find_file", lambda module: None)
+    done = command("doctor", "--", "--num-layers", "4")
+    assert done.code == 2 and "put a Megatron-LM checkout of this release on PYTHONPATH" in done.err
+
+
+def test_configurations_are_diagnosed_as_flags_are():
+    """TransformerConfig calls the number of experts otherwise than the command line."""
+    import megatron_mtp_patches
+    from megatron.core.optimizer import OptimizerConfig
+
+    model = SimpleNamespace(num_moe_experts=8, tensor_model_parallel_size=2, optimizer=None)
+    model.moe_grouped_gemm = True
+    found = megatron_mtp_patches.diagnose(model, OptimizerConfig(optimizer="muon"), transformer_engine="2.16.1")
+    patches = {finding.patch for finding in found}
+    assert {"exempt-muon-from-clipping", "keep-newton-schulz-scale-invariant"} <= patches
+    assert all(finding.is_removed for finding in found)

@@ -1,0 +1,34 @@
+"""What `doctor -- FLAGS` looks for agrees with what the table of README says of the releases."""
+
+import pytest
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.unpatched import UNPATCHED
+
+from .expected import STATE_BY_RELEASE
+
+ALL = tuple(STATE_BY_RELEASE)
+DEFECTS = [(patch.id, defect) for patch in CATALOG for defect in patch.defects] + [(None, one) for one in UNPATCHED]
+
+
+@pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
+def test_each_patch_has_defects_or_a_reason_why_no_flag_tells(patch):
+    assert bool(patch.defects) is not bool(patch.undetected)
+
+
+@pytest.mark.parametrize("patch, defect", DEFECTS, ids=lambda value: getattr(value, "text", value))
+def test_a_defect_is_in_known_releases_where_its_patch_does_something(patch, defect):
+    assert defect.releases and [release for release in ALL if release in defect.releases] == list(defect.releases)
+    if patch is not None:
+        assert not {release for release in defect.releases if STATE_BY_RELEASE[release][patch] == "native"}
+
+
+@pytest.mark.parametrize("defect", [defect for _, defect in DEFECTS], ids=lambda defect: defect.text)
+def test_a_run_without_settings_meets_nothing(defect):
+    from megatron_mtp_patches.diagnosis import Settings
+
+    assert not defect.meets(Settings([], None))
+
+
+@pytest.mark.parametrize("defect", UNPATCHED, ids=lambda defect: defect.text)
+def test_what_no_patch_removes_can_be_avoided(defect):
+    assert defect.avoid
