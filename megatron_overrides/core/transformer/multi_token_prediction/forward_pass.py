@@ -38,13 +38,14 @@ def record_forward_inputs(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
 
     Without gradients (evaluation, log probabilities of an RL policy) the heads are of no use, unless modelopt observes
     them. The block can be skipped if it runs in the same call as the loss; otherwise the next pipeline stage expects
-    its output.
+    its output. It runs, without its loss, where Megatron-FSDP releases its weights.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     call.apply_defaults()
     runs_block = getattr(instance, "mtp_process", False) and call.arguments.get("mtp_in_postprocess", True)
     trains = torch.is_grad_enabled() or bool(runs_block and _modelopt_observes(instance.mtp))
-    is_idle = bool(instance.post_process and runs_block and not trains)
+    can_skip = instance.post_process and runs_block and not trains
+    is_idle = bool(can_skip and not _megatron_fsdp_releases(instance.mtp))
     with _running(ForwardPass(call.arguments.get("input_ids"), trains, is_idle)):
         return wrapped(*args, **kwargs)
 
@@ -62,11 +63,24 @@ def _modelopt_observes(block: torch.nn.Module) -> bool:
     modelopt calibrates quantizers, ranks channels and runs a teacher without gradients. If the heads did not run, they
     would get no ranges, no ranks and no outputs.
     """
-    return any(
-        getattr(part, "__module__", "").startswith("modelopt.")
-        for module in block.modules()
-        for part in (type(module), *module._forward_hooks.values())
-    )
+    return any(module.startswith("modelopt.") for module in _python_modules(block))
+
+
+def _megatron_fsdp_releases(block: torch.nn.Module) -> bool:
+    """Whether Megatron-FSDP releases weights of the block after each forward of the layer that has them (ZeRO-3).
+
+    It gathers them beforehand, while earlier layers run. If the heads did not run, the weights would stay allocated,
+    and the heads would later run with them although the optimizer has stepped in between. The hooks of Megatron-FSDP
+    tell; after 0.19 it has some under each sharding strategy, also where the block could be skipped.
+    """
+    return any("megatron_fsdp" in module.split(".") for module in _python_modules(block))
+
+
+def _python_modules(block: torch.nn.Module) -> Iterator[str]:
+    """The names of the Python modules that define the classes and the forward hooks of the block."""
+    for module in block.modules():
+        for part in (type(module), *module._forward_hooks.values()):
+            yield getattr(part, "__module__", "")
 
 
 @contextmanager

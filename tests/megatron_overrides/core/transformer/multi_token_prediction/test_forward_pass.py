@@ -97,6 +97,26 @@ def test_without_gradients_the_heads_run_where_modelopt_observes_them(make_model
     assert calls == {"heads": 1, "output": 3}
 
 
+def release(*_):
+    """Stands for the hook with which Megatron-FSDP (here version 2, after 0.19) releases the weights it gathered."""
+
+
+release.__module__ = "megatron.core.distributed.fsdp.src.megatron_fsdp.experimental.module"
+
+
+def test_without_gradients_the_heads_run_without_their_logits_where_weights_are_released_after_them(
+    make_model, batch, count_calls
+):
+    """tests/multirank uses the real Megatron-FSDP."""
+    model = make_model().eval()
+    with torch.no_grad():
+        expected = model(**batch)
+        model.mtp.layers[1].register_forward_hook(release)  # the model is wrapped after its first forward
+        calls = count_calls(model)
+        assert torch.equal(model(**batch), expected)
+    assert calls == {"heads": 1, "output": 1}
+
+
 def test_a_model_in_eval_mode_still_trains_its_heads_if_there_are_gradients(make_model, batch, gradients):
     model = make_model()
     expected = gradients(model, model(**batch))

@@ -1,0 +1,160 @@
+"""A GPT with detached MTP heads trains under Megatron-FSDP as under DDP, also with passes without gradients between."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from fsdp_training import CLIP, LR, STRATEGIES, WEIGHT_DECAY, both_overlaps, every_strategy
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
+pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
+
+VOCABULARY, LENGTH, STEPS = 32, 12, 4
+SHARDS_WEIGHTS = STRATEGIES[-1]  # ZeRO-3: weights are gathered before a layer runs and released after it
+
+
+@pytest.fixture
+def make_net(make_gpt):
+    return lambda: make_gpt(VOCABULARY, LENGTH, mtp_detach_heads=True)
+
+
+@pytest.fixture
+def make(make_fsdp, make_net):
+    """make(strategy, overlap, net): the GPT (or `net`) in Megatron-FSDP, and its optimizer."""
+
+    def make(strategy=SHARDS_WEIGHTS, overlap=True, net=None):
+        return make_fsdp(
+            strategy, torch.float32, overlap=overlap, net=net or make_net(), use_precision_aware_optimizer=False
+        )
+
+    return make
+
+
+@pytest.fixture
+def ddp(parallel, make_net):
+    """The GPT in DDP with a distributed optimizer."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    parallel()
+    net = make_net()
+    model = DistributedDataParallel(net.config, DistributedDataParallelConfig(use_distributed_optimizer=True), net)
+    config = OptimizerConfig(
+        optimizer="adam", lr=LR, weight_decay=WEIGHT_DECAY, use_distributed_optimizer=True, clip_grad=CLIP
+    )
+    return SimpleNamespace(model=model, optimizer=get_megatron_optimizer(config, [model]))
+
+
+@pytest.fixture
+def without_the_patch():
+    """with without_the_patch(): all patches but derive-mtp-labels are applied."""
+    import megatron_mtp_patches
+
+    @contextmanager
+    def others():
+        megatron_mtp_patches.apply("-derive-mtp-labels")
+        try:
+            yield
+        finally:
+            megatron_mtp_patches.apply()
+
+    return others
+
+
+def batch_of(step):
+    """Different tokens in each step and on each rank."""
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    tokens = torch.randint(1, VOCABULARY, (2, LENGTH + 1), generator=generator)
+    return {
+        "input_ids": tokens[:, :-1].contiguous(),
+        "position_ids": torch.arange(LENGTH).expand(2, -1).contiguous(),
+        "attention_mask": torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not(),
+        "labels": tokens[:, 1:].contiguous(),
+    }
+
+
+def evaluate(model, step):
+    with torch.no_grad():
+        model(**batch_of(1000 + step))
+
+
+def nothing(model, step):
+    pass
+
+
+def train(made, before_step=nothing, after_step=nothing):
+    """For each step: the losses of the main model and of each head, the norms of the main model and of the heads."""
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    seen = []
+    for step in range(STEPS):
+        made.model.zero_grad_buffer()
+        made.optimizer.zero_grad()
+        if made.model.ddp_config.overlap_grad_reduce:
+            with made.model.no_sync():
+                pass  # as Megatron's schedules leave it before the last microbatch
+        MTPLossLoggingHelper.tracker = {}
+        loss = made.model(**batch_of(step)).mean()
+        losses = [float(loss), *MTPLossLoggingHelper.tracker["values"].tolist()]
+        loss.backward()
+        made.model.finish_grad_sync()
+        before_step(made.model, step)
+        _, norm, _ = made.optimizer.step()
+        after_step(made.model, step)
+        seen += [*losses, float(norm), float(made.optimizer.mtp_grad_norm)]
+    MTPLossLoggingHelper.tracker = {}
+    return seen
+
+
+@every_strategy
+@both_overlaps
+def test_heads_train_as_under_ddp(make, ddp, strategy, overlap):
+    assert train(make(strategy, overlap), after_step=evaluate) == pytest.approx(train(ddp), rel=1e-5)
+
+
+@pytest.mark.ranks(4)
+def test_heads_train_on_four_ranks_as_under_ddp(make, ddp):
+    """More ranks shard further, in the same way under each strategy."""
+    assert train(make(), after_step=evaluate) == pytest.approx(train(ddp), rel=1e-5)
+
+
+@every_strategy
+@both_overlaps
+def test_a_pass_before_the_step_leaves_the_heads_no_old_weights(make, without_the_patch, strategy, overlap):
+    """Upstream keeps the root's weights of before the step in this order, so its own run is what is right."""
+    with without_the_patch():
+        right = train(make(strategy, overlap), before_step=evaluate)
+    assert train(make(strategy, overlap), before_step=evaluate) == right
+
+
+@pytest.mark.parametrize("evaluates_before_it_is_wrapped", [False, True])
+def test_a_pass_without_gradients_leaves_as_many_weights_gathered_as_upstream(
+    make, make_net, without_the_patch, evaluates_before_it_is_wrapped
+):
+    """From 0.18 on upstream leaves no layer gathered; up to 0.17 the output layer makes it gather all of them again."""
+    with without_the_patch():
+        right = after_a_pass_without_gradients(make())
+    net = make_net()
+    if evaluates_before_it_is_wrapped:
+        evaluate(net, 0)
+    assert after_a_pass_without_gradients(make(net=net)) == right
+
+
+def after_a_pass_without_gradients(made):
+    """({number of a bucket of weights: whether it is gathered}, which of them nothing has waited for)."""
+    train(made)
+    evaluate(made.model, STEPS)
+    pipeline = made.model.module.all_gather_pipeline
+    return {key: status.name for key, status in pipeline.bucket_status.items()}, set(pipeline.param_gather_event_map)
+
+
+def test_the_layers_of_the_heads_run_without_their_logits(make):
+    made, ran = make(), []
+    net = made.model.module.module
+    net.mtp.layers[0].register_forward_hook(lambda *_: ran.append("head"))
+    net.output_layer.register_forward_hook(lambda *_: ran.append("output layer"))
+    evaluate(made.model, 0)
+    assert ran == ["head", "output layer"]
