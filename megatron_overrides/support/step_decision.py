@@ -46,10 +46,15 @@ def mtp_skip_threshold(config: Any) -> float:
     return skip_threshold(config) if threshold is None else threshold
 
 
+def reads_norms(config: Any) -> bool:
+    """Whether a finite threshold has the norms read on the host in each step."""
+    return math.isfinite(skip_threshold(config)) or math.isfinite(mtp_skip_threshold(config))
+
+
 def needs_norms(config: Any) -> bool:
     """Whether anything in a step depends on the norms: clipping, or a finite threshold."""
     limits = (clip_limit(config, group) for group in (None, *separate_groups(config)))
-    return max(limits) > 0.0 or math.isfinite(skip_threshold(config)) or math.isfinite(mtp_skip_threshold(config))
+    return max(limits) > 0.0 or reads_norms(config)
 
 
 def decide(norms: GradNorms, config: Any) -> StepDecision:

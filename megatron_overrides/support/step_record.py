@@ -49,7 +49,7 @@ class StepRecord:
     """Of one optimizer tree, kept by its root.
 
     Attributes:
-        census: what there is on any rank; None before anything was measured.
+        census: what there was on any rank in the last step that measured; None before anything was measured.
         norms: None after a step that measured none.
         steps, skips: steps since Megatron logged the MTP losses, and how many of them were skipped for any reason.
         skipped_updates, skipped_mtp_updates: for their norm, since the optimizer was created.

@@ -9,37 +9,6 @@ import torch.distributed as dist
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
 
-@pytest.fixture
-def make_leaf(world_norm):
-    """make_leaf({tag: gradient norm}): an FP32 optimizer with a parameter for each tag."""
-    from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.optimizer.optimizer import FP32Optimizer
-
-    def make(norms, group=world_norm, **settings):
-        params = []
-        for tag, norm in norms.items():
-            param = torch.nn.Parameter(torch.ones(4))
-            param.main_grad = torch.full((4,), norm / 2)
-            param.tensor_model_parallel = True
-            if tag:
-                param.grad_norm_group = tag
-            params.append(param)
-        config = OptimizerConfig(optimizer="adam", lr=0.1, **settings)
-        optimizer = FP32Optimizer(torch.optim.AdamW([{"params": params}], lr=0.1), config, lambda *args: None)
-        optimizer.grad_stats_parallel_group = group
-        return optimizer
-
-    return make
-
-
-@pytest.fixture
-def world_norm(parallel, world_size):
-    from megatron.core import parallel_state
-
-    parallel(tensor_model_parallel_size=world_size)
-    return parallel_state.get_model_parallel_group()
-
-
 def check(optimizer, from_all_ranks, main, mtp, updated=True):
     results = from_all_ranks(
         (*(optimizer.step()[:2]), {group: float(norm) for group, norm in optimizer.grad_norms_by_group.items()})

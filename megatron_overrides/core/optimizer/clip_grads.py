@@ -19,8 +19,9 @@ from megatron.core.utils import get_data_parallel_group_if_dtensor, to_local_if_
 from megatron_overrides.support.grad_norms import Census, GradNorm, GradNorms
 from megatron_overrides.support.gradients import get_main_grads_for_grad_norm
 from megatron_overrides.support.muon import is_exempt
-from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP, Group, check_group, group_of, separate_groups
+from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups, tag_of
 from megatron_overrides.support.optimizer_tree import Reduction, leaves, reductions
+from megatron_overrides.support.step_decision import reads_norms
 from megatron_overrides.support.step_record import record_of, set_norms
 
 
@@ -39,27 +40,33 @@ def measure(optimizer: Any) -> GradNorms:
     record = record_of(optimizer)
     separate = separate_groups(getattr(optimizer, "config", None))
     sums = _sum_over_ranks(reductions(optimizer), optimizer, separate)
-    if record.census is None:
-        # Once: who owns what does not change, and the numbers may be on the device.
-        record.census = _take_census(sums, separate)
+    record.census = census = _take_census(sums, separate, optimizer, record.census)
     squares = {
         group: (sums[Row.SQUARES][column], sums[Row.EXEMPT_SQUARES][column])
         for column, group in enumerate((None, *separate))
-        if group in record.census.groups
+        if group in census.groups
     }
     return GradNorms(
         total={group: (clipped + exempt) ** 0.5 for group, (clipped, exempt) in squares.items()},
         clipping={group: clipped**0.5 for group, (clipped, _) in squares.items()},
-        census=record.census,
+        census=census,
     )
 
 
-def _take_census(sums: list[list[GradNorm]], separate: tuple[str, ...]) -> Census:
-    (has_clipped, *owners), (has_exempt, *exempt_owners) = (
-        [bool(count > 0) for count in sums[row]] for row in (Row.OWNERS, Row.EXEMPT_OWNERS)
-    )
-    owned = (group for group, *counts in zip(separate, owners, exempt_owners, strict=True) if any(counts))
-    return Census(frozenset((None, *owned)), has_clipped, has_exempt)
+def _take_census(sums: list[list[GradNorm]], separate: tuple[str, ...], root: Any, last: Census | None) -> Census:
+    """What there is on any rank in this step, from the owners that were summed along with the squares.
+
+    Owners on the device are read once, and again only in steps that compare norms with a threshold, which reads those
+    anyway. In other steps a rank adds to the `last` census what it owns: a group that joins later is measured and
+    clipped like any other, but ranks that own none of it do not report its norm.
+    """
+    rows = sums[Row.OWNERS], sums[Row.EXEMPT_OWNERS]
+    are_on_device = isinstance(rows[0][0], torch.Tensor)
+    if are_on_device and last is not None and not reads_norms(getattr(root, "config", None)):
+        return last._replace(groups=last.groups.union(*(_separate_groups_of(leaf, separate) for leaf in leaves(root))))
+    (clipped, *owners), (exempt, *exempt_owners) = (torch.cat(row).tolist() if are_on_device else row for row in rows)
+    present = (group for group, *counts in zip(separate, owners, exempt_owners, strict=True) if any(counts))
+    return Census(frozenset((None, *present)), has_clipped=clipped > 0, has_exempt=exempt > 0)
 
 
 def _sum_over_ranks(found: list[Reduction], root: Any, separate: tuple[str, ...]) -> list[list[GradNorm]]:
@@ -80,17 +87,20 @@ def _sum_over_ranks(found: list[Reduction], root: Any, separate: tuple[str, ...]
 
 
 def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...]) -> torch.Tensor:
-    """Float32 tensor [rows of `Row`, 1 + groups] of the leaves of `reduction`, below `root`, summed over its ranks."""
+    """Float32 tensor [rows of `Row`, 1 + groups] of the leaves of `reduction`, below `root`, summed over its ranks.
+
+    It has a column for each group that the configuration allows: a rank may own one of which the others know nothing.
+    """
     sums = torch.zeros(len(Row), 1 + len(separate), dtype=torch.float32, device="cuda")
     grads: dict[tuple[Row, int], list[torch.Tensor]] = {}
-    census = record_of(root).census  # None the first time
     for leaf in reduction.optimizers:
         squares, owners = (Row.EXEMPT_SQUARES, Row.EXEMPT_OWNERS) if is_exempt(leaf) else (Row.SQUARES, Row.OWNERS)
         sums[owners, 0] += 1
         if leaf is root or not measures_itself(leaf):
             grads.setdefault((squares, 0), []).extend(_grads_of_main_group(leaf))
+        owned = _separate_groups_of(leaf, separate)
         for column, group in enumerate(separate, start=1):
-            if (census is None or group in census.groups) and _owns(leaf, group, separate):
+            if group in owned:
                 sums[owners, column] += 1
                 grads.setdefault((squares, column), []).extend(leaf.get_grads_for_grad_norm(group))
     shards = None
@@ -124,8 +134,12 @@ def _grads_of_main_group(leaf: Any) -> list[torch.Tensor]:
     return leaf.get_grads_for_grad_norm()
 
 
-def _owns(leaf: Any, group: str, known: tuple[str, ...]) -> bool:
-    return any(group_of(param, known) == group for param in leaf.get_parameters())
+def _separate_groups_of(leaf: Any, known: tuple[str, ...]) -> set[str]:
+    """The separate groups of which `leaf` owns parameters on this rank; asked in each step, as some may join late."""
+    groups = {group for group in map(tag_of, leaf.get_parameters()) if group is not None}
+    for group in groups:
+        check_group(group, known)
+    return groups
 
 
 def norms_of(optimizer: Any, needs_groups: bool = True) -> GradNorms:
@@ -197,7 +211,7 @@ def has_grad_norm_group(self: Any, grad_norm_group: str) -> bool:
     if grad_norm_group not in cache:
         flag = torch.zeros(1, dtype=torch.int, device="cuda")
         for reduction in reductions(self):
-            flag += any(_owns(leaf, grad_norm_group, known) for leaf in reduction.optimizers)
+            flag += any(grad_norm_group in _separate_groups_of(leaf, known) for leaf in reduction.optimizers)
             reduction.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
         cache[grad_norm_group] = bool(flag.item())
     return cache[grad_norm_group]
