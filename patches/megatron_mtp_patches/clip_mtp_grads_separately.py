@@ -51,6 +51,8 @@ PATCH = Patch(
         "MimoOptimizer clipped the heads by a norm that does not include them.",
         "The tag was lost with Megatron-FSDP, and on parameters that are created again after initialisation on the "
         "meta device.",
+        "Heads that joined the optimizer after its first step (`add_param_group`) were in no norm and not clipped "
+        "(0.19.2, main). Each step measures what the optimizer owns then.",
         "A step took two or more all-reduces (0.19). Now it takes one for each group of ranks that share an "
         "optimizer, whatever the number of norms.",
     ),
