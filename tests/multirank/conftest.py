@@ -158,6 +158,7 @@ def make_leaf(world_norm):
 
 @pytest.fixture
 def world_norm(parallel, world_size):
+    """A Megatron whose model-parallel group is the world: norms are reduced over all ranks."""
     from megatron.core import parallel_state
 
     parallel(tensor_model_parallel_size=world_size)

@@ -6,16 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from megatron_overrides.support.step_record import record_of
+
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
-
-
-@pytest.fixture
-def world_norm(parallel):
-    """A Megatron with model-parallel group = the world: norms are reduced over all ranks."""
-    from megatron.core import parallel_state
-
-    parallel(tensor_model_parallel_size=dist.get_world_size())
-    return parallel_state.get_model_parallel_group()
 
 
 @pytest.fixture
@@ -240,6 +233,11 @@ def test_what_one_module_of_a_mimo_model_reports_all_ranks_know(
     """An overflow, or a failed update, on one rank alone."""
     optimizer, mine, param = make_mimo()
     param.main_grad = torch.full_like(param, 0.1)
+    optimizer.step()
     if rank == 1:
         monkeypatch.setattr(mine, method, lambda: result)
     assert not any(from_all_ranks(optimizer.step()[0]))
+    # The training log leaves a step out that overflowed, and shows no norm of the step before.
+    overflowed = method == "prepare_grads"
+    found = from_all_ranks((record_of(optimizer).skips, record_of(optimizer).norms is None))
+    assert found == [(int(overflowed), overflowed)] * dist.get_world_size()
