@@ -28,9 +28,9 @@ PATCH = Patch(
         "and its loss were computed and not used (all releases): with D heads, D transformer layers and D passes "
         "through the output layer. They are skipped now, with two exceptions: a pipeline stage that sends the hidden "
         "states of the heads to another stage, and a model that nvidia-modelopt has quantized or whose heads it "
-        "distils, because modelopt calibrates without gradients and observes what the heads compute. Where "
-        "Megatron-FSDP shards the weights (`optim_grads_params`), the block runs, and only its logits and its loss are "
-        "skipped: Megatron-FSDP gathers the weights of the heads before they run and releases them afterwards.",
+        "distils, because modelopt calibrates without gradients and observes what the heads compute. Under "
+        "Megatron-FSDP with `optim_grads_params` (main: with any strategy) the block runs, and only its logits and its "
+        "loss are skipped: Megatron-FSDP gathers the weights of the heads before they run and releases them after.",
     ),
     defects=(
         Defect(
