@@ -42,7 +42,8 @@ def process_mtp_loss(
             heads.
         labels: [b, s] int64; None (RL) derives them from `input_ids`.
         loss_mask: [b, s], 1 where a position counts; aligned with `labels`, or with `input_ids` if the labels are
-            derived from them. None counts every position.
+            derived from them. None counts every position, or every token where roll-padded-packed-sequences is
+            applied.
         output_layer: called (hidden [s, b, h], weight=, runtime_gather_output=), returns (logits [s, b, v], bias).
         output_weight: the tied embedding, or None if the output layer has its own weight.
         is_training: whether to log the losses and the acceptance rates.
@@ -67,7 +68,7 @@ def process_mtp_loss(
 
     targets, mask = (input_ids if labels is None else labels), loss_mask
     if mask is None:
-        mask = torch.ones_like(targets)
+        mask = _count_everything(targets, packed_seq_params, cp_group)
     if labels is None:
         # Label i is token i + 1. The last position of a sequence has no label; the mask leaves it out.
         (targets, _), (mask, _) = roll(targets), roll(mask)
@@ -95,6 +96,13 @@ def process_mtp_loss(
             loss = loss * (main_tokens / safe_tokens)
         main = mtp.MTPLossAutoScaler.apply(main, loss)
     return main
+
+
+def _count_everything(targets: torch.Tensor, packed_seq_params: Any, cp_group: Any) -> torch.Tensor:
+    """Return a loss mask of ones; padding counts too unless roll-padded-packed-sequences is applied."""
+    if hasattr(mtp, "ones_without_padding"):
+        return mtp.ones_without_padding(targets, packed_seq_params, cp_group)
+    return torch.ones_like(targets)
 
 
 def _call_attached(output_layer: Callable[..., Any], hidden: torch.Tensor, **arguments: Any) -> Any:
