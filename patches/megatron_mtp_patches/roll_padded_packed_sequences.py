@@ -1,6 +1,6 @@
 """Declares roll-padded-packed-sequences."""
 
-from .engine import AddIfMissing, Patch, PullRequest, Wrap
+from .engine import AddIfMissing, Defect, Patch, PullRequest, Wrap
 from .shared_edits import MTP, MTP_LOSS, MTP_OVERRIDES
 
 _ROLL = f"{MTP_OVERRIDES}.padded_roll"
@@ -24,8 +24,8 @@ PATCH = Patch(
         "context-parallel ranks, for empty sequences and those shorter than a chunk.",
         "If there is no loss mask, padding does not count as a token of the main model either (for "
         "`--calculate-per-token-loss`).",
-        "A `padding_mask` (0.18 and later) says padding where there is no next token. Before, the MoE router of a "
-        "head took such positions for tokens.",
+        "A `padding_mask` (0.18 and later) says padding where there is no next token, packed or not. Before, the MoE "
+        "router of a head took such positions for tokens.",
         "An empty packed sequence without `cu_seqlens_q_padded` raises no error under context parallelism (0.16).",
     ),
     repairs=(
@@ -37,10 +37,19 @@ PATCH = Patch(
     ),
     numerics=(
         "Only for packed sequences with a `cu_seqlens_q_padded` that is not the same tensor as `cu_seqlens_q`: there "
-        "the loss of the heads, their acceptance rate and their gradient change (the page has figures). All else "
-        "rolls as before, to the bit."
+        "the loss of the heads, their acceptance rate and their gradient change (the page has figures). With a "
+        "`padding_mask`, the router of a head no longer sees the last slot of a sequence as a token. All else rolls "
+        "as before, to the bit."
     ),
     notes=("The reports are NVIDIA/Megatron-LM#4495, #6205, #6912 and #7278.",),
+    defects=(
+        Defect(
+            "MTP heads train on tokens of other sequences and on padding, because packed sequences are rolled as if "
+            "they had no padding",
+            releases=("0.16.1", "0.17.1"),
+            meets=lambda run: run.mtp_num_layers and run.sft,
+        ),
+    ),
     edits=(
         Wrap(f"{MTP}:_roll_tensor_packed_seq", f"{_ROLL}:roll_packed_sequences"),
         AddIfMissing(f"{MTP}:ones_without_padding", f"{_ROLL}:ones_without_padding"),

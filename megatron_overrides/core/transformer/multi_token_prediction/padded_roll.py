@@ -51,7 +51,7 @@ def roll_padding_mask(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     given = call.arguments
     mask = given.get("padding_mask")
-    if mask is None or not has_padding(given.get("packed_seq_params")):
+    if mask is None:
         return wrapped(*args, **kwargs)
     given["padding_mask"] = mask.logical_not()
     input_ids, position_ids, is_token, *rest = wrapped(*call.args, **call.kwargs)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer import multi_token_prediction as mtp
 from megatron.core.transformer.multi_token_prediction import process_mtp_loss, roll_tensor
@@ -51,6 +52,28 @@ def test_heads_see_the_targets_and_weights_of_each_sequence(pack, with_labels, w
 def test_an_mtp_layer_gets_the_tokens_positions_and_padding_of_each_sequence(pack):
     found = layer_inputs(pack)
     assert found == expected_layer_inputs(found, pack)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_slot_after_the_last_token_is_padding_without_padded_bounds_too(is_packed):
+    """Of one sequence, or of two that lie side by side in the pack."""
+    mask = [False, True, False, False, False, True, False, False]
+    expected = [True, False, False, is_packed, True, False, False, True]
+    packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=torch.tensor([0, 4, 8])) if is_packed else None
+    embed = mtp.MultiTokenPredictionLayer._get_embeddings
+    if "padding_mask" not in inspect.signature(embed).parameters:
+        pytest.skip("layers roll a padding mask from 0.18 on")
+    tokens = torch.arange(8).view(1, 8)
+    _, _, rolled, *_ = embed(
+        SimpleNamespace(config=TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1), cp_group=None),
+        tokens,
+        tokens,
+        embedding=lambda input_ids, position_ids: input_ids,
+        hidden_states=torch.zeros(8, 1, 4),
+        packed_seq_params=packed,
+        padding_mask=torch.tensor([mask]),
+    )
+    assert rolled.tolist() == [expected]
 
 
 def test_where_the_patch_is_left_out_padding_counts_as_before():
