@@ -20,7 +20,7 @@ def _splits(run: Any) -> bool:
 PATCH = Patch(
     id="count-experts-in-grad-norm",
     summary="Count all gradients of experts in the gradient norm, and train replicas of an expert alike",
-    upstream=(PullRequest(6099), PullRequest(5916, native_since="0.19.0")),
+    upstream=(PullRequest(6099, native_since="main"), PullRequest(5916, native_since="0.19.0")),
     problem=(
         "With tensor parallelism, grouped experts and TransformerEngine 2.13 or newer, the gradient norm leaves out "
         "the experts of all tensor-parallel ranks but the first (0.16 to 0.18). Gradients are then clipped less than "
@@ -48,7 +48,7 @@ PATCH = Patch(
             meets=lambda run: _splits(run) and run.add_bias_linear and run.transformer_impl != "local",
         ),
         Defect(
-            "The gradient norm leaves out the biases of experts",
+            "The gradient norm of dist_muon leaves out the biases of experts",
             releases=("0.19.2",),
             meets=lambda run: _splits(run) and run.add_bias_linear and str(run.optimizer).startswith("dist_"),
         ),
@@ -74,7 +74,7 @@ PATCH = Patch(
     ),
     probe=Probe(
         "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__",
-        contains="self.expert_tp_group",
+        contains="getattr(self.pg_collection, 'expt_tp', self.tp_group)",
     ),
     edits=(
         Wrap(

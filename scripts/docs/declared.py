@@ -71,10 +71,15 @@ def head(patch: Patch) -> str:
 def state(patch: Patch, release: str) -> State:
     """Applied, repaired or native. What upstream listed first decides; later changes to it are defects until then."""
     first = patch.upstream[0] if patch.upstream else None
-    ours = first is None or first.native_since is None or _elsewhere(first)
-    if ours or (release != "main" and Version(release) < Version(first.native_since)):
+    if first is None or first.native_since is None or _elsewhere(first) or _is_before(release, first.native_since):
         return State.APPLIED
     return State.REPAIRED if patch.repairs else State.NATIVE
+
+
+def _is_before(release: str, other: str) -> bool:
+    if "main" in (release, other):
+        return release != "main"
+    return Version(release) < Version(other)
 
 
 def _section(heading: str, paragraphs: Iterable[str]) -> str:
@@ -92,7 +97,7 @@ def _link(change: PullRequest) -> str:
     link = f"[{change}]({change.url})"
     if _elsewhere(change):
         return f"{link} (its {change.native_since})"
-    return link if change.native_since else f"{link} ({change.fate})"
+    return link if change.native_since not in (None, "main") else f"{link} ({change.fate})"
 
 
 def _elsewhere(change: PullRequest) -> bool:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from scripts.common.arguments import REFERENCE
+from scripts.common.markdown import table
 from scripts.common.process import ROOT
+from scripts.experts.table import make_table
 
-BENCH = ROOT / "ci" / "bench" / "cpu.json"
+CI = ROOT / "ci"
+SHOWN = re.compile(
+    r"(, bias)?, (adam|dist_muon)(: copies of an expert, apart)?"
+)  # of the conditions of scripts.experts
 
 
 def blocks() -> dict[str, str]:
-    return {"cost": cost(json.loads(BENCH.read_text(encoding="utf-8")))}
+    return {"cost": cost(_read("bench")), "experts": experts(_read("experts"))}
+
+
+def experts(found: list[dict[str, Any]]) -> str:
+    """Of what `python -m scripts.experts` found: two of the optimizers, without a separate MTP norm; replicas."""
+    whole = make_table(found)
+    columns = [number for number, name in enumerate(whole.columns) if name != "patched"]
+    rows = [[row[number] for number in columns] for row in whole.rows if SHOWN.fullmatch(row[0], row[0].index(","))]
+    return "\n".join(table([whole.columns[number] for number in columns], rows))
 
 
 def cost(found: dict[str, Any]) -> str:
@@ -38,6 +52,10 @@ def cost(found: dict[str, Any]) -> str:
             f"imported.",
         ]
     )
+
+
+def _read(folder: str) -> Any:
+    return json.loads((CI / folder / "cpu.json").read_text(encoding="utf-8"))
 
 
 def _range(ratios: Iterable[dict[str, float]]) -> str:

@@ -41,7 +41,7 @@ class PullRequest:
 
     Attributes:
         number: of the pull request.
-        native_since: the first release that has it; None where no release has.
+        native_since: the first release that has it; "main" where only upstream's main has; None where nothing has.
         repository: its owner and name on GitHub.
         twin_of: the number of another one that brings the same change, for another branch.
     """
@@ -60,6 +60,8 @@ class PullRequest:
         """What became of it."""
         if self.twin_of:
             return f"the same as #{self.twin_of}"
+        if self.native_since == "main":
+            return "on main"
         return f"since {self.native_since}" if self.native_since else "in no release"
 
     @property
