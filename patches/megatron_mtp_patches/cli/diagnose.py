@@ -91,7 +91,7 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
     with _refusals():
         given, rest = parser.parse_known_args(words)
         ranks = world_size or smallest_world_size(given)
-        with _as_first_rank(words, ranks):
+        with _as_first_rank(words, ranks, uses_fsdp=given.use_megatron_fsdp or given.use_torch_fsdp2):
             parsed = megatron.parse_args(ignore_unknown_args=True)
             if parsed.yaml_cfg is None:
                 arguments = megatron.validate_args(parsed, {})
@@ -111,10 +111,11 @@ def smallest_world_size(given: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _as_first_rank(words: list[str], ranks: int) -> Iterator[None]:
-    """What Megatron asks the process for: its flags, the number of ranks, and a variable that training needs."""
+def _as_first_rank(words: list[str], ranks: int, uses_fsdp: bool) -> Iterator[None]:
+    """What Megatron asks the process for: its flags, the number of ranks, and a variable that is 1 or larger."""
     environment, argv = dict(os.environ), sys.argv
-    os.environ |= {"RANK": "0", "WORLD_SIZE": str(ranks), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    connections = "8" if uses_fsdp else "1"
+    os.environ |= {"RANK": "0", "WORLD_SIZE": str(ranks), "CUDA_DEVICE_MAX_CONNECTIONS": connections}
     sys.argv = ["doctor", *words]
     try:
         yield
