@@ -91,6 +91,33 @@ def test_what_only_the_checkpoint_knows_is_said(doctor):
     assert "the checkpoint decides num_experts" in doctor(f"{SMALL} --use-checkpoint-args --load nowhere").out
 
 
+def test_the_sections_of_a_yaml_file_are_settings(doctor, release, tmp_path, monkeypatch):
+    """Megatron's own check of the file wants a hundred more keys."""
+    from megatron.training import yaml_arguments
+
+    monkeypatch.setattr(yaml_arguments, "validate_yaml", lambda arguments, defaults: arguments)
+    file = tmp_path / "run.yaml"
+    sections = {
+        "language_model": {"num_moe_experts": 8, "moe_grouped_gemm": True},
+        "model_parallel": {
+            "tensor_model_parallel_size": 2,
+            "expert_model_parallel_size": 4,
+            "expert_tensor_parallel_size": 1,
+        },
+        "enable_msc": False,
+        "disable_msc_deprecated": False,
+    }
+    file.write_text(json.dumps(sections))  # JSON is YAML
+    found = json.loads(doctor(f"--yaml-cfg {file}", "--json", "--te", "2.16.1").out)
+    assert found["world_size"] == 4
+    assert bool(found["defects"]) is (release in UP_TO_0_18)
+
+
+def test_an_assertion_without_a_message_is_quoted(doctor):
+    done = doctor("--num-layers 2")
+    assert done.code == 2 and "Megatron refuses these flags: assert args.micro_batch_size is not None" in done.err
+
+
 @pytest.mark.parametrize(
     "flags, part",
     [

@@ -10,10 +10,12 @@ import logging
 import math
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from .. import apply, rehearsal
 from ..diagnosis import Finding, Settings, find_defects
@@ -31,12 +33,12 @@ class CommandLine(NamedTuple):
     """A command line as Megatron reads it.
 
     Attributes:
-        arguments: what validate_args makes of it.
+        sources: the namespaces that have its settings: what validate_args returns and, from --yaml-cfg, its sections.
         unknown: the flags that Megatron does not know; a script may.
         world_size: the number of ranks.
     """
 
-    arguments: argparse.Namespace
+    sources: list[object]
     unknown: list[str]
     world_size: int
 
@@ -60,7 +62,7 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
         line = read(words, world_size)
     releases = find_releases()
     version, origin = _transformer_engine(transformer_engine, releases)
-    findings = list(find_defects(Settings([line.arguments], version), releases))
+    findings = list(find_defects(Settings(line.sources, version), releases))
     if as_json:
         print(
             json.dumps(
@@ -87,35 +89,42 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
     """
     from megatron.training import arguments as megatron
 
-    parser = megatron.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-    with _refusals():
-        given, rest = parser.parse_known_args(words)
-        ranks = world_size or smallest_world_size(given)
-        with _as_first_rank(words, ranks, uses_fsdp=given.use_megatron_fsdp or given.use_torch_fsdp2):
-            parsed = megatron.parse_args(ignore_unknown_args=True)
-            if parsed.yaml_cfg is None:
-                arguments = megatron.validate_args(parsed, {})
-            else:
-                from megatron.training.yaml_arguments import validate_yaml
+    with _refusals(), _as_first_rank(words):
+        parser = megatron.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+        unknown = [word for word in parser.parse_known_args(words)[1] if word.startswith("-")]
+        parsed = megatron.parse_args(ignore_unknown_args=True)
+        given = Settings(_sections(parsed), None)
+        parsed.world_size = ranks = world_size or smallest_world_size(given)
+        uses_fsdp = given.use_megatron_fsdp or given.use_torch_fsdp2
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if uses_fsdp else "1"  # what validate_args asks for
+        if parsed.yaml_cfg is None:
+            arguments = megatron.validate_args(parsed, {})
+        else:
+            from megatron.training.yaml_arguments import validate_yaml
 
-                arguments = validate_yaml(parsed, {})
-    return CommandLine(arguments or parsed, [word for word in rest if word.startswith("-")], ranks)
+            arguments = validate_yaml(parsed, {})
+    return CommandLine(_sections(arguments or parsed), unknown, ranks)
 
 
-def smallest_world_size(given: argparse.Namespace) -> int:
+def smallest_world_size(settings: Settings) -> int:
     """The smallest number of ranks that dense layers and experts both divide."""
-    sizes = {name: getattr(given, f"{name}_parallel_size", None) or 1 for name in ("expert_model", "context")}
-    tensor, pipeline = given.tensor_model_parallel_size or 1, given.pipeline_model_parallel_size or 1
-    expert_tensor = given.expert_tensor_parallel_size or tensor
-    return math.lcm(tensor * pipeline * sizes["context"], expert_tensor * pipeline * sizes["expert_model"])
+    tensor, pipeline = settings.tensor_model_parallel_size or 1, settings.pipeline_model_parallel_size or 1
+    dense = tensor * pipeline * (settings.context_parallel_size or 1)
+    experts = (settings.expert_tensor_parallel_size or tensor) * (settings.expert_model_parallel_size or 1)
+    return math.lcm(dense, experts * pipeline)
+
+
+def _sections(arguments: Any) -> list[object]:
+    """The arguments, and the sections that a YAML file groups them in."""
+    sections = (value for value in vars(arguments).values() if isinstance(value, SimpleNamespace))
+    return [arguments, *sections]
 
 
 @contextlib.contextmanager
-def _as_first_rank(words: list[str], ranks: int, uses_fsdp: bool) -> Iterator[None]:
-    """What Megatron asks the process for: its flags, the number of ranks, and a variable that is 1 or larger."""
+def _as_first_rank(words: list[str]) -> Iterator[None]:
+    """What Megatron asks the process for: the flags, and its rank."""
     environment, argv = dict(os.environ), sys.argv
-    connections = "8" if uses_fsdp else "1"
-    os.environ |= {"RANK": "0", "WORLD_SIZE": str(ranks), "CUDA_DEVICE_MAX_CONNECTIONS": connections}
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
     sys.argv = ["doctor", *words]
     try:
         yield
@@ -135,7 +144,8 @@ def _refusals() -> Iterator[None]:
     except SystemExit as error:
         raise UsageError(f"Megatron's parser: {printed.getvalue().strip().rpartition('error: ')[2]}") from error
     except Exception as error:  # assertions, and whatever else a wrong value leads to
-        raise UsageError(f"Megatron refuses these flags: {error or type(error).__name__}") from error
+        where = traceback.extract_tb(error.__traceback__)[-1].line  # an assertion without a message says nothing else
+        raise UsageError(f"Megatron refuses these flags: {str(error) or where}") from error
 
 
 @contextlib.contextmanager
@@ -169,7 +179,7 @@ def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -
     say(f"{describe_megatron()}\n{transformer_engine}; {line.world_size} rank{'s' * (line.world_size > 1)}")
     if line.unknown:
         say(f"unknown to Megatron, ignored: {' '.join(line.unknown)}", "yellow")
-    if getattr(line.arguments, "use_checkpoint_args", False):
+    if Settings(line.sources, None).use_checkpoint_args:
         say(f"the checkpoint decides {', '.join(FROM_CHECKPOINT)} and more; give them as flags, too", "yellow")
     for finding in findings:
         answer = f"removed by {finding.patch}" if finding.is_removed else f"NOT REMOVED: {finding.remedy}"
