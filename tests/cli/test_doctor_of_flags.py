@@ -130,6 +130,12 @@ def test_flags_that_megatron_refuses_are_wrong_usage(doctor, flags, part):
     assert done.code == 2 and part in done.err
 
 
+@pytest.mark.parametrize("words", [("--json",), ("--te", "2.16.1"), ("--world-size", "2")])
+def test_options_without_flags_are_wrong_usage(command, words):
+    done = command("doctor", *words)
+    assert done.code == 2 and "need the flags of a training: doctor ... -- FLAGS" in done.err
+
+
 def test_without_the_trainer_flags_cannot_be_read(command, monkeypatch):
     from megatron_mtp_patches.cli import diagnose
 

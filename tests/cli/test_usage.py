@@ -20,6 +20,8 @@ pytestmark = pytest.mark.forked("python")
         (["explain", "no-such-patch"], "invalid choice: 'no-such-patch'"),
         (["drift", "--against"], "expected one argument"),
         (["doctor", "now"], "unrecognized arguments: now"),
+        (["doctor", "--num-layers", "4"], "the flags of a training go after `--`"),
+        (["doctor", "--world-size", "two", "--", "--num-layers"], "invalid int value: 'two'"),
         (["run"], "required: SCRIPT"),
         (["run", "--device", "tpu", "x.py"], "invalid choice: 'tpu'"),
     ],

@@ -17,7 +17,12 @@ from ..engine import PatchError, UsageError
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
-    arguments = make_parser().parse_args(words, argparse.Namespace(words=words))
+    parser = make_parser()
+    flags = words.index("--") if words[:1] == ["doctor"] and "--" in words else len(words)
+    arguments, unknown = parser.parse_known_args(words[:flags], argparse.Namespace(words=words))
+    if unknown:
+        hint = "; the flags of a training go after `--`" if arguments.command == "doctor" else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         if arguments.needs_patches and not _engine.is_active:  # the import may have left it to us to say why
             apply()
@@ -66,13 +71,13 @@ def make_parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser(
         "doctor",
+        usage="%(prog)s [-h] [[--world-size N] [--te VERSION] [--json] -- FLAGS]",
         help="check the environment: versions, and which features missing packages disable; "
         "or, with `-- FLAGS` of Megatron's trainer, which known defects these flags meet",
     )
     doctor.add_argument("--world-size", type=int, metavar="N", help="of the run (default: the smallest that fits)")
     doctor.add_argument("--te", metavar="VERSION", help="TransformerEngine's (default: the installed one)")
     doctor.add_argument("--json", action="store_true", help="for programs; only with FLAGS")
-    doctor.add_argument("flags", nargs="*", metavar="FLAGS", help="after --, as the training script gets them")
     doctor.set_defaults(carry_out=_doctor)
 
     enable = commands.add_parser(
@@ -132,6 +137,8 @@ def _of_the_script(arguments: argparse.Namespace) -> list[str]:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     if "--" not in arguments.words:
+        if arguments.world_size or arguments.te or arguments.json:
+            raise UsageError("--world-size, --te and --json need the flags of a training: doctor ... -- FLAGS")
         from .doctor import examine
 
         return examine()
