@@ -24,8 +24,8 @@ PATCH = Patch(
         "context-parallel ranks, for empty sequences and those shorter than a chunk.",
         "If there is no loss mask, padding does not count as a token of the main model either (for "
         "`--calculate-per-token-loss`).",
-        "A `padding_mask` (0.18 and later) says padding where there is no next token, packed or not. Before, the MoE "
-        "router of a head took such positions for tokens.",
+        "A `padding_mask` of packed sequences (0.18 and later) says padding where there is no next token. Before, the "
+        "MoE router of a head took such positions for tokens.",
         "An empty packed sequence without `cu_seqlens_q_padded` raises no error under context parallelism (0.16).",
     ),
     repairs=(
@@ -38,8 +38,8 @@ PATCH = Patch(
     numerics=(
         "Only for packed sequences with a `cu_seqlens_q_padded` that is not the same tensor as `cu_seqlens_q`: there "
         "the loss of the heads, their acceptance rate and their gradient change (the page has figures). With a "
-        "`padding_mask`, the router of a head no longer sees the last slot of a sequence as a token. All else rolls "
-        "as before, to the bit."
+        "`padding_mask`, the router of a head no longer sees the last slot of a packed sequence as a token. All else "
+        "rolls as before, to the bit."
     ),
     notes=("The reports are NVIDIA/Megatron-LM#4495, #6205, #6912 and #7278.",),
     defects=(

@@ -46,12 +46,13 @@ def ones_without_padding(targets: torch.Tensor, packed_seq_params: Any, cp_group
 def roll_padding_mask(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps MultiTokenPredictionLayer._get_embeddings, which from 0.18 on rolls a padding mask (True: padding).
 
-    A roll puts False where there is no next token, which would make a token of it. So the opposite is rolled.
+    A roll puts False where there is no next token, which would make a token of it. So the opposite is rolled. Without
+    packing upstream's tests want the False, and the mask stays as it is.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     given = call.arguments
     mask = given.get("padding_mask")
-    if mask is None:
+    if mask is None or given.get("packed_seq_params") is None:
         return wrapped(*args, **kwargs)
     given["padding_mask"] = mask.logical_not()
     input_ids, position_ids, is_token, *rest = wrapped(*call.args, **call.kwargs)

@@ -55,10 +55,10 @@ def test_an_mtp_layer_gets_the_tokens_positions_and_padding_of_each_sequence(pac
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_the_slot_after_the_last_token_is_padding_without_padded_bounds_too(is_packed):
-    """Of one sequence, or of two that lie side by side in the pack."""
+def test_the_slot_after_the_last_token_is_padding_in_a_pack_without_padded_bounds_too(is_packed):
+    """Of two sequences that lie side by side. Without packing upstream's own tests want the opposite."""
     mask = [False, True, False, False, False, True, False, False]
-    expected = [True, False, False, is_packed, True, False, False, True]
+    expected = [True, False, False, is_packed, True, False, False, is_packed]
     packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=torch.tensor([0, 4, 8])) if is_packed else None
     embed = mtp.MultiTokenPredictionLayer._get_embeddings
     if "padding_mask" not in inspect.signature(embed).parameters:
