@@ -1,6 +1,7 @@
 """The patches, in the order in which they apply: the table of contents."""
 
 from . import (
+    average_aux_loss_over_moe_layers,
     clip_mtp_grads_separately,
     clip_named_groups_separately,
     count_experts_in_grad_norm,
@@ -33,6 +34,7 @@ CATALOG = (
     keep_newton_schulz_scale_invariant.PATCH,
     fsdp_without_master_weights.PATCH,
     count_experts_in_grad_norm.PATCH,
+    average_aux_loss_over_moe_layers.PATCH,
 )
 # Always applied, not selectable: the check that all ranks have the same patches, and the record of them in each run.
 BASE = (

@@ -35,7 +35,8 @@ def build_model(
 
     `placement`: what the release passes of pre_process, post_process, vp_stage etc.
     """
-    layer_spec = get_gpt_layer_with_transformer_engine_spec() if transformer_engine else get_gpt_layer_local_spec()
+    get_layer_spec = get_gpt_layer_with_transformer_engine_spec if transformer_engine else get_gpt_layer_local_spec
+    layer_spec = get_layer_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False)
     mtp_spec = get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=transformer_engine)
     return GPTModel(
         config,

@@ -18,6 +18,7 @@ LAYOUTS = [
     pytest.param((2, ["--pipeline-model-parallel-size", "2"]), id="PP2", marks=needs_trainer),
 ]
 SAVED_AT = 6
+AUXILIARY = re.compile(r"load_balancing_loss: (\S+) \|")
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +95,17 @@ def test_a_run_resumes_where_it_was(straight, train):
     # shows the mean losses of two iterations
     same = [i for i in resumed if i != SAVED_AT + 2]
     assert {i: resumed[i][:2] for i in same} == {i: lines[i][:2] for i in same}
+
+
+@needs_trainer
+def test_the_logged_auxiliary_loss_of_a_repeated_head_is_a_mean(train):
+    """Without the patch, two layers and one head with an auxiliary loss of 1 each are divided by 2 + 3."""
+    flags = ["--num-experts", "4", "--moe-router-load-balancing-type", "aux_loss", "--moe-aux-loss-coeff", "0.01"]
+    flags += ["--mtp-num-layers", "3", "--mtp-use-repeated-layer", "--disable-bias-linear"]
+    means = {}
+    for patches in ("all", "-average-aux-loss-over-moe-layers"):
+        _, output = train(*flags, patches=patches)
+        means[patches] = [float(mean) for mean in AUXILIARY.findall(output)]
+    right, plain = means.values()
+    assert len(right) == 12 and min(right) > 0.95
+    assert plain == pytest.approx([mean * 3 / 5 for mean in right], rel=1e-5)

@@ -1,0 +1,61 @@
+"""Log the MoE auxiliary losses as their mean over the MoE layers that have one.
+
+NVIDIA/Megatron-LM#6748. A layer of the main model and a head add one loss each; a repeated head adds the mean of its
+passes, one loss as well. The trainer's own count takes every head for an MoE layer and every pass for a head, and
+counts the heads of a hybrid model twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextvars import ContextVar
+from typing import Any
+
+_is_training_log: ContextVar[bool] = ContextVar("the trainer asks for the log line", default=False)
+
+
+def count_in_training_log(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps training_log: what it asks to be logged is the mean over the MoE layers of the run."""
+    token = _is_training_log.set(True)
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        _is_training_log.reset(token)
+
+
+def average_over_moe_layers(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps track_moe_metrics and MoEMetricsTracker.report: they divide by `num_moe_layers`.
+
+    Where Megatron has no such parameter, it divides by the sum of `moe_layer_freq` where that is a list.
+    """
+    if "num_moe_layers" in inspect.signature(wrapped).parameters:
+        return wrapped(*args, **kwargs)
+    kwargs = dict(kwargs)
+    moe_layers = kwargs.pop("num_moe_layers", None)
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    heads = call.arguments.pop("mtp_num_layers", None) or 0
+    if _is_training_log.get():
+        from megatron.training.global_vars import get_args
+
+        run = get_args()
+        moe_layers = count_moe_layers(run)
+        call.arguments["num_layers"] = run.num_layers
+    if moe_layers is None:
+        return wrapped(*args, **kwargs)
+    if call.arguments.get("num_layers") is not None:
+        call.arguments["num_layers"] += heads  # a slot for each layer, in which routers put their losses
+    call.arguments["moe_layer_freq"] = [1] * moe_layers
+    return wrapped(*call.args, **call.kwargs)
+
+
+def count_moe_layers(run: Any) -> int:
+    """How many layers and heads of a run with Megatron's arguments have an auxiliary loss."""
+    heads = run.mtp_num_layers or 0
+    if getattr(run, "mtp_use_repeated_layer", False):
+        heads = min(heads, 1)
+    if pattern := getattr(run, "hybrid_layer_pattern", None) or getattr(run, "hybrid_override_pattern", None):
+        main, *patterns_of_heads = pattern.split("/")
+        return main.count("E") + heads * "".join(patterns_of_heads[:1]).count("E")
+    frequency = run.moe_layer_freq
+    layers = frequency if isinstance(frequency, list) else [i % (frequency or 1) == 0 for i in range(run.num_layers)]
+    return sum(layers) + heads * layers[-1]  # a head is like the last layer of the main model

@@ -1,0 +1,26 @@
+"""Tell the routers of a hybrid model's heads that they belong to a head.
+
+NVIDIA/Megatron-LM#6748. A router of a head puts its auxiliary loss into the slot of its head, and a repeated head
+divides it by the number of its passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def mark_routers_of_head(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Wraps MultiTokenPredictionLayer.__init__.
+
+    The number of a router is its layer's in the pattern of the head, where that of any other head is the depth. There
+    are no more slots than depths.
+    """
+    wrapped(*args, **kwargs)
+    if getattr(instance, "mtp_layer_pattern", None) is None:
+        return
+    from megatron.core.transformer.moe.router import Router
+
+    for module in instance.modules():
+        if isinstance(module, Router):
+            module.is_mtp_layer = True
+            module.layer_number = instance.layer_number
