@@ -15,6 +15,7 @@ from . import (
     roll_padded_packed_sequences,
     scale_mtp_loss_separately,
     skip_update_on_large_grad_norm,
+    split_gated_qkv_for_muon,
     tag_mtp_stage_embedding,
 )
 from .engine import Patch, Wrap
@@ -35,6 +36,7 @@ CATALOG = (
     fsdp_without_master_weights.PATCH,
     count_experts_in_grad_norm.PATCH,
     average_aux_loss_over_moe_layers.PATCH,
+    split_gated_qkv_for_muon.PATCH,
 )
 # Always applied, not selectable: the check that all ranks have the same patches, and the record of them in each run.
 BASE = (
