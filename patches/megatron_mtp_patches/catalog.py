@@ -5,6 +5,7 @@ from . import (
     clip_mtp_grads_separately,
     clip_named_groups_separately,
     count_experts_in_grad_norm,
+    count_no_step_in_fully_shard_optimizer,
     derive_mtp_labels,
     detach_mtp_heads,
     exempt_muon_from_clipping,
@@ -37,6 +38,7 @@ CATALOG = (
     count_experts_in_grad_norm.PATCH,
     average_aux_loss_over_moe_layers.PATCH,
     split_gated_qkv_for_muon.PATCH,
+    count_no_step_in_fully_shard_optimizer.PATCH,
 )
 # Always applied, not selectable: the check that all ranks have the same patches, and the record of them in each run.
 BASE = (

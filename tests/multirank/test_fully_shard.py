@@ -1,0 +1,74 @@
+"""An optimizer that `fully_shard_optimizer` gets trains as the same optimizer does in plain PyTorch."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from fsdp_training import Block, batch_of, loss_of, make_net
+from megatron.core.distributed.fsdp.src import megatron_fsdp
+from torch.distributed.device_mesh import init_device_mesh
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
+pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
+
+STEPS = 4
+SETTINGS = {"lr": 0.01, "weight_decay": 0.1}
+OPTIMIZERS = {
+    "Adam": torch.optim.Adam,
+    "AdamW": torch.optim.AdamW,
+    "a learning rate in a tensor": lambda params, lr, **rest: torch.optim.AdamW(
+        params, torch.tensor(lr), foreach=False, **rest
+    ),
+}
+
+
+def make(name, **settings):
+    mesh = init_device_mesh("cuda", (dist.get_world_size(), 1), mesh_dim_names=("shard", "tp"))
+    model = megatron_fsdp.fully_shard_model(
+        make_net(torch.float32), mesh, dp_shard_dim="shard", tp_dim="tp", fsdp_unit_modules=[Block, torch.nn.Linear]
+    )
+    optimizer = OPTIMIZERS[name](model.parameters(), **(SETTINGS | settings))
+    return model, megatron_fsdp.fully_shard_optimizer(optimizer)
+
+
+def losses(model, optimizer):
+    found = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch_of(step, 0, torch.float32))
+        loss.backward()
+        optimizer.step()
+        found.append(float(loss))
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_is_that_of_plain_pytorch(parallel, name):
+    parallel()
+    plain = make_net(torch.float32)
+    expected = losses(plain, OPTIMIZERS[name](plain.parameters(), **SETTINGS))
+    assert losses(*make(name)) == pytest.approx(expected, rel=1e-5)
+
+
+def first_update():
+    """The largest change of a parameter of this rank in the first step, divided by the learning rate."""
+    model, optimizer = make("Adam", lr=0.01, weight_decay=0.0)
+    if not optimizer.state:
+        pytest.skip("0.16 creates the state in the first step")
+    params = [param.to_local() for param in model.parameters()]
+    before = [param.clone() for param in params]
+    loss_of(model, batch_of(0, 0, torch.float32)).backward()
+    optimizer.step()
+    return max(float((b - a).abs().max()) for a, b in zip(before, params, strict=True) if a.numel()) / 0.01
+
+
+def test_the_first_update_of_adam_is_the_learning_rate(parallel):
+    parallel()
+    assert first_update() == pytest.approx(1.0, rel=1e-3)
+
+
+def test_without_the_patch_the_first_update_is_too_small(parallel, unpatched):
+    """Corrected as in the second step: (1 - 0.9) / (1 - 0.9^2) over the root of (1 - 0.999) / (1 - 0.999^2)."""
+    parallel()
+    with unpatched():
+        assert first_update() == pytest.approx(0.744, rel=1e-3)
