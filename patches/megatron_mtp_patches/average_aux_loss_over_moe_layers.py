@@ -40,7 +40,7 @@ def _is_divided_wrongly(run: Any) -> bool:
 PATCH = Patch(
     id="average-aux-loss-over-moe-layers",
     summary="Log MoE auxiliary losses as their mean over MoE layers, and count that of a repeated hybrid head once",
-    upstream=(PullRequest(6748, native_since="0.20.0"),),
+    upstream=(PullRequest(6748, native_since="main"),),
     problem=(
         "The trainer logs the sum of the auxiliary losses of all routers, divided by the number of MoE layers. It "
         "takes each MTP head for one, even if heads have no experts, and each pass of a repeated head, whose losses "

@@ -7,7 +7,7 @@ _MODULE = "megatron.core.distributed.fsdp.src.megatron_fsdp.fully_shard"
 PATCH = Patch(
     id="count-no-step-in-fully-shard-optimizer",
     summary="Create the state of an optimizer under Megatron-FSDP without counting a step",
-    upstream=(PullRequest(5976, native_since="0.20.0"),),
+    upstream=(PullRequest(5976, native_since="main"),),
     problem=(
         "`fully_shard_optimizer` of Megatron-FSDP (0.17 and later) creates the state of the optimizer by a step with "
         "gradients of zero. That step counts: Adam corrects the bias of its first real step as if it were the second, "

@@ -8,7 +8,7 @@ _SHAPES = f"{_OPTIMIZER}.emerging_optimizers:_get_qkv_split_shapes"
 
 PATCH = Patch(
     id="split-gated-qkv-for-muon",
-    summary="Orthogonalize query, gate, key and value of gated attention each for itself",
+    summary="Orthogonalize query, gate, key and value of gated attention separately",
     upstream=(PullRequest(4728, native_since="0.19.0"),),
     problem=(
         "Muon splits the fused QKV weight into query, key and value, and orthogonalizes each. With "

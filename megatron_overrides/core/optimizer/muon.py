@@ -1,4 +1,4 @@
-"""Muon orthogonalizes query, gate, key and value of gated attention each for itself.
+"""Muon orthogonalizes query, gate, key and value of gated attention separately.
 
 NVIDIA/Megatron-LM#4728. With `attention_output_gate`, the rows of the fused weight of a query group are those of the
 queries, as many of the gate, then key and value. Megatron leaves the gate out when it says how to split them.
