@@ -27,7 +27,8 @@ def unpatched():
 def make_gpt():
     """make_gpt(vocabulary, length, **config): this rank's stage of a seeded fp32 GPT with two MTP heads, no dropout.
 
-    `tied` ties the embeddings; mtp_num_layers=None makes a model without heads.
+    `tied` ties the embeddings; mtp_num_layers=None makes a model without heads. `scatters` is False for the language
+    model of a multimodal one, whose embedding leaves the scatter for sequence parallelism to its caller.
     """
     import torch
     from megatron.core import parallel_state
@@ -36,7 +37,7 @@ def make_gpt():
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
 
-    def make(vocabulary, length, tied=False, **settings):
+    def make(vocabulary, length, tied=False, scatters=True, **settings):
         torch.manual_seed(11)
         model_parallel_cuda_manual_seed(11)
         settings = {
@@ -64,6 +65,7 @@ def make_gpt():
             pre_process=parallel_state.is_pipeline_first_stage(),
             post_process=last,
             position_embedding_type="rope",
+            scatter_embedding_sequence_parallel=scatters,
             share_embeddings_and_output_weights=tied,
             mtp_block_spec=heads,
         )

@@ -213,3 +213,20 @@ def make_fsdp(parallel):
         return SimpleNamespace(model=model, optimizer=get_megatron_optimizer(config, [model]), dtype=dtype)
 
     return make
+
+
+@pytest.fixture
+def norms_for_sequence_parallel(monkeypatch):
+    """torch's norms refuse sequence parallelism: nobody reduces their gradient over the ranks. Not needed here."""
+    import copy
+
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    original = WrappedTorchNorm.__new__
+
+    def make(cls, config, *args, **kwargs):
+        config = copy.copy(config)
+        config.sequence_parallel = False
+        return original(cls, config, *args, **kwargs)
+
+    monkeypatch.setattr(WrappedTorchNorm, "__new__", make)

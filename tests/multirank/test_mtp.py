@@ -1,6 +1,5 @@
 """MTP heads over several ranks: labels, acceptance and detached gradients are those of one rank."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -20,21 +19,6 @@ def tokens():
 @pytest.fixture
 def make_model(make_gpt):
     return partial(make_gpt, VOCABULARY, LENGTH, normalization="RMSNorm")
-
-
-@pytest.fixture
-def norms_for_sequence_parallel(monkeypatch):
-    """torch's norms refuse sequence parallelism: nobody reduces their gradient over the ranks. Not needed here."""
-    from megatron.core.transformer.torch_norm import WrappedTorchNorm
-
-    original = WrappedTorchNorm.__new__
-
-    def make(cls, config, *args, **kwargs):
-        config = copy.copy(config)
-        config.sequence_parallel = False
-        return original(cls, config, *args, **kwargs)
-
-    monkeypatch.setattr(WrappedTorchNorm, "__new__", make)
 
 
 @pytest.fixture(autouse=True)

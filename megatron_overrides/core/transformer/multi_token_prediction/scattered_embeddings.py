@@ -1,0 +1,22 @@
+"""Give each sequence-parallel rank its part of the tokens that an MTP layer embeds.
+
+NVIDIA/Megatron-LM#6256. Multimodal models turn the scatter of their embedding off, because they put images and audio
+into the whole sequence before they scatter it. An MTP layer calls that embedding itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from megatron.core.transformer import multi_token_prediction as mtp
+
+
+def scatter_embeddings(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Wraps MultiTokenPredictionLayer._get_embeddings, which returns (..., embedded tokens, hidden states)."""
+    *rest, embedded, hidden_states = wrapped(*args, **kwargs)
+    embedding = inspect.signature(wrapped).bind(*args, **kwargs).arguments["embedding"]
+    if instance.config.sequence_parallel and not getattr(embedding, "scatter_to_sequence_parallel", True):
+        # A layer of 0.16 knows no group, and None means Megatron's own.
+        embedded = mtp.scatter_to_sequence_parallel_region(embedded, group=getattr(instance, "tp_group", None))
+    return (*rest, embedded, hidden_states)
