@@ -8,7 +8,7 @@ _GET_EMBEDDINGS = f"{MTP}:MultiTokenPredictionLayer._get_embeddings"
 PATCH = Patch(
     id="scatter-mtp-embeddings",
     summary="Train MTP heads of multimodal models under sequence parallelism",
-    upstream=(PullRequest(6256, native_since="0.20.0"),),
+    upstream=(PullRequest(6256, native_since="main"),),
     probe=Probe(_GET_EMBEDDINGS, contains="scatter_to_sequence_parallel_region"),
     problem=(
         "Multimodal models build their language model with `scatter_embedding_sequence_parallel=False`, put images "
