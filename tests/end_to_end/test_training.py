@@ -75,6 +75,10 @@ def test_verification_finds_detached_heads_alone(train, layout):
     ranks, flags = layout
     _, output = train(*flags, "--mtp-detach-heads", ranks=ranks, command="verify-mtp")
     assert re.search(r"verify-mtp: the MTP loss has reached \d+ parameters of the heads and nothing else", output)
+    counted, total = re.search(
+        r"verify-mtp: the loss mask counts ([\d,]+) of ([\d,]+) positions \(100.0 %\)", output
+    ).groups()
+    assert counted == total != "0"
 
 
 def test_verification_names_what_else_the_mtp_loss_reaches(train):

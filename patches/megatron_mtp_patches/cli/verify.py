@@ -24,6 +24,11 @@ VERIFICATION = Patch(
             f"{_WRAPPERS}:report_after_schedule",
             check_source=False,
         ),
+        Wrap(
+            "megatron.core.transformer.multi_token_prediction:process_mtp_loss",
+            f"{_WRAPPERS}:count_positions",
+            check_source=False,
+        ),
     ),
 )
 

@@ -10,9 +10,21 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterator
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
+
+
+class Positions(NamedTuple):
+    """How many positions of the MTP losses count, and how many there are; `masked`: there was a loss mask."""
+
+    counted: int
+    total: int
+    masked: bool
+
+
+_seen: ContextVar[list[Positions]] = ContextVar("what the MTP losses of the step have counted")
 
 
 class VerificationExit(SystemExit):
@@ -45,17 +57,31 @@ def report_after_schedule(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
 
     @functools.wraps(run)
     def run_and_report(*schedule_args: Any, **schedule_kwargs: Any) -> Any:
-        result = run(*schedule_args, **schedule_kwargs)
+        seen: list[Positions] = []
+        token = _seen.set(seen)
+        try:
+            result = run(*schedule_args, **schedule_kwargs)
+        finally:
+            _seen.reset(token)
         given = inspect.signature(run).bind(*schedule_args, **schedule_kwargs).arguments
         if not given.get("forward_only", False):
             model = given["model"]
-            _report(model if isinstance(model, list) else [model])
+            _report(model if isinstance(model, list) else [model], seen)
         return result
 
     return run_and_report
 
 
-def _report(chunks: list[torch.nn.Module]) -> None:
+def count_positions(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps process_mtp_loss: notes how many positions its loss mask counts."""
+    mask = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("loss_mask")
+    seen = _seen.get(None)
+    if seen is not None:
+        seen.append(Positions(0, 0, False) if mask is None else Positions(int(mask.sum()), mask.numel(), True))
+    return wrapped(*args, **kwargs)
+
+
+def _report(chunks: list[torch.nn.Module], seen: list[Positions]) -> None:
     """Print which parameters have a gradient; exit with 0 on every rank if all of them belong to MTP heads."""
     reached: dict[bool, set[str]] = {True: set(), False: set()}
     for chunk in chunks:
@@ -65,10 +91,12 @@ def _report(chunks: list[torch.nn.Module]) -> None:
             if gradient is not None and getattr(gradient, "_local_tensor", gradient).any():
                 reached[is_head].add(name)
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, reached)
-    heads, others = (sorted(set().union(*(one[is_head] for one in everyone))) for is_head in (True, False))
+    torch.distributed.all_gather_object(everyone, (reached, seen))
+    heads, others = (sorted(set().union(*(one[is_head] for one, _ in everyone))) for is_head in (True, False))
     if torch.distributed.get_rank() == 0:
         print(f"verify-mtp: {_in_words(heads, others)}", file=sys.stderr, flush=True)
+        if positions := [one for _, of_rank in everyone for one in of_rank]:
+            print(f"verify-mtp: {_share(positions)}", file=sys.stderr, flush=True)
     torch.distributed.barrier()
     raise VerificationExit(1 if others or not heads else 0)
 
@@ -80,6 +108,13 @@ def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramete
     heads = {id(param) for block in blocks for param in block.parameters()}
     for name, param in chunk.named_parameters():
         yield name.replace("module.", ""), param, id(param) in heads
+
+
+def _share(positions: list[Positions]) -> str:
+    if not all(one.masked for one in positions):
+        return "the model gets no loss_mask, so the MTP loss counts every position, padding included"
+    counted, total = (sum(one[number] for one in positions) for number in (0, 1))
+    return f"the loss mask counts {counted:,} of {total:,} positions ({100.0 * counted / max(total, 1):.1f} %)"
 
 
 def _in_words(heads: list[str], others: list[str]) -> str:

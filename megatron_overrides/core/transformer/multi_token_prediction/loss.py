@@ -6,15 +6,20 @@ computes this loss inside GPTModel in 0.16.1 and in `process_mtp_loss` from 0.17
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.transformer import multi_token_prediction as mtp
+from megatron.core.utils import log_single_rank
 
 from megatron_overrides.core.transformer.multi_token_prediction import forward_pass
 from megatron_overrides.core.transformer.multi_token_prediction.detached_output import call_detached
+
+logger = logging.getLogger(__name__)
 
 
 def process_mtp_loss(
@@ -68,6 +73,8 @@ def process_mtp_loss(
 
     targets, mask = (input_ids if labels is None else labels), loss_mask
     if mask is None:
+        if labels is not None and is_training:
+            _warn_of_missing_mask()
         mask = _count_everything(targets, packed_seq_params, cp_group)
     if labels is None:
         # Label i is token i + 1. The last position of a sequence has no label; the mask leaves it out.
@@ -96,6 +103,13 @@ def process_mtp_loss(
             loss = loss * (main_tokens / safe_tokens)
         main = mtp.MTPLossAutoScaler.apply(main, loss)
     return main
+
+
+@functools.cache
+def _warn_of_missing_mask() -> None:
+    """Say once that heads train on padding; a data set masks it, and so does an RL trainer that gives no labels."""
+    text = "The model gets labels and no loss_mask, so the MTP heads train on every position, padding included"
+    log_single_rank(logger, logging.WARNING, text)
 
 
 def _count_everything(targets: torch.Tensor, packed_seq_params: Any, cp_group: Any) -> torch.Tensor:

@@ -103,6 +103,20 @@ def test_a_loss_per_token_is_weighed_as_the_main_models(run):
     assert all(weight.max().item() == 2.0 * 0.5 / 2 for weight in unscaled)
 
 
+def test_labels_without_a_mask_are_warned_about_once(run, caplog):
+    from megatron_overrides.core.transformer.multi_token_prediction import loss
+
+    loss._warn_of_missing_mask.cache_clear()
+    run(labels=TOKENS, loss_mask=torch.ones_like(TOKENS), is_training=True)
+    run(input_ids=TOKENS, is_training=True)
+    run(labels=TOKENS, is_training=False)
+    assert not caplog.records
+    for _ in range(2):
+        run(labels=TOKENS, is_training=True)
+    (record,) = caplog.records
+    assert "labels and no loss_mask, so the MTP heads train on every position" in record.getMessage()
+
+
 def test_a_mask_without_any_token_gives_no_nan(run):
     _, weights = run(labels=TOKENS, loss_mask=torch.zeros(1, LENGTH))
     assert all(torch.equal(weight, torch.zeros(1, LENGTH)) for weight in weights)
