@@ -2,9 +2,9 @@
 
 from .engine import Defect
 
-# Left out, with the reason: NVIDIA/Megatron-LM#6010 (up to 0.19.2 multimodal models give their language model no tokens,
-# so its MTP heads cannot run at all) and #3965 (0.17.1 builds one layer where it was given several specs, and says
-# so; no wrong number was found).
+# Left out, with the reason: NVIDIA/Megatron-LM#6010 (up to 0.19.2 multimodal models give their language model no
+# tokens, so its MTP heads cannot run at all) and #3965 (0.17.1 builds one layer where it was given several specs, and
+# says so; no wrong number was found).
 UNPATCHED = (
     Defect(
         "With context parallelism each rank takes its part of the whole sequence, but attention takes the documents "
