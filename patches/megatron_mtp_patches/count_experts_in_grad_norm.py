@@ -26,8 +26,9 @@ PATCH = Patch(
         "the experts of all tensor-parallel ranks but the first (0.16 to 0.18). Gradients are then clipped less than "
         "asked for, and nothing in the log shows it. The number of zeros and the norm of the parameters leave them out "
         "as well. Biases of experts are left out with any TransformerEngine and, in dist_muon, in 0.19.2, too. If "
-        "experts are split over fewer ranks than dense layers and EP is 1 (TP 2, EP 1, ETP 1), each tensor-parallel "
-        "rank trains a different copy of the same expert (0.16 to 0.18)."
+        "EP is 1 and experts are split over another number of ranks than dense layers, their gradients are averaged "
+        "over the wrong ranks (0.16 to 0.18): with TP 2 and ETP 1 each tensor-parallel rank trains a different copy of "
+        "the same expert, with TP 1 and ETP 2 the gradients of different shards are mixed."
     ),
     adds=(
         "The parameters of experts are marked as 0.19 marks them: `tensor_model_parallel`, `partition_dim` and "
@@ -53,12 +54,13 @@ PATCH = Patch(
             meets=lambda run: _splits(run) and run.add_bias_linear and str(run.optimizer).startswith("dist_"),
         ),
         Defect(
-            "Tensor-parallel ranks train different copies of the same expert",
+            "Gradients of experts are averaged over the wrong ranks, so copies of an expert drift apart, or shards of "
+            "one are mixed",
             releases=("0.16.1", "0.17.1", "0.18.2"),
             meets=lambda run: (
-                _splits(run)
+                run.num_experts
                 and (run.expert_model_parallel_size or 1) == 1
-                and run.expert_tensor_parallel_size not in (None, run.tensor_model_parallel_size)
+                and run.expert_tensor_parallel_size not in (None, run.tensor_model_parallel_size or 1)
             ),
         ),
     ),
@@ -69,8 +71,11 @@ PATCH = Patch(
         "`--muon-tp-mode` other than blockwise puts the shards of an expert together along the right dimension."
     ),
     notes=(
-        "Checkpoints: with EP 1 and an expert tensor parallelism other than TP, a checkpoint that was written without "
-        "the patch holds one of the different copies of each expert. Resuming its optimizer state was not tried.",
+        "Checkpoints: with EP 1 and an expert tensor parallelism other than TP, the optimizer state of experts is in "
+        "other buffers with the patch than without it (as in 0.19). A checkpoint of the distributed optimizer from the "
+        "one side cannot be resumed on the other: loading ends in a KeyError, or with "
+        "`--dist-ckpt-optim-fully-reshardable` in a RuntimeError. `--no-load-optim` loads it, or leave the patch out "
+        "until the run ends.",
     ),
     probe=Probe(
         "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__",

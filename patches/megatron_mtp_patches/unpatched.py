@@ -7,6 +7,19 @@ from .engine import Defect
 # says so; no wrong number was found).
 UNPATCHED = (
     Defect(
+        "The gradient norm counts experts twice, so gradients are clipped too much; on 0.18 this comes with "
+        "count-experts-in-grad-norm",
+        releases=("0.18.2", "0.19.2"),
+        meets=lambda run: (
+            run.use_megatron_fsdp
+            and run.data_parallel_sharding_strategy == "no_shard"
+            and run.num_experts
+            and (run.expert_model_parallel_size or 1) == 1
+            and (run.expert_tensor_parallel_size or 1) < (run.tensor_model_parallel_size or 1)
+        ),
+        avoid="another --data-parallel-sharding-strategy",
+    ),
+    Defect(
         "With context parallelism each rank takes its part of the whole sequence, but attention takes the documents "
         "for sequences, so tokens attend to the wrong ones",
         releases=("0.19.2", "main"),

@@ -56,6 +56,19 @@ def test_experts_are_missing_from_the_norm_with_some_versions_of_transformer_eng
     assert ("count-experts-in-grad-norm" in found) is (is_met and release in UP_TO_0_18)
 
 
+@pytest.mark.parametrize("tensor, expert_tensor, is_met", [(2, 1, True), (1, 2, True), (2, 2, False)])
+def test_experts_that_are_split_over_other_ranks_than_dense_layers(defects, release, tensor, expert_tensor, is_met):
+    flags = f"{SMALL} --num-experts 8 --disable-bias-linear --expert-tensor-parallel-size {expert_tensor}"
+    found = defects(f"{flags} --tensor-model-parallel-size {tensor}" + " --sequence-parallel" * (tensor > 1))
+    texts = [finding["text"] for finding in found.get("count-experts-in-grad-norm", ())]
+    assert any("averaged over the wrong ranks" in text for text in texts) is (is_met and release in UP_TO_0_18)
+
+
+def test_a_version_that_is_none_is_wrong_usage(doctor):
+    done = doctor(SMALL, "--te", "newest")
+    assert done.code == 2 and "--te newest: write a version, as 2.16.1" in done.err
+
+
 def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release):
     done = doctor(f"{EXPERTS} --optimizer muon", "--te", "2.16.1")
     lines = [line for line in done.out.splitlines() if line.startswith("* ")]

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -163,6 +164,8 @@ def _silence() -> Iterator[None]:
 def _transformer_engine(asked: str | None, releases: frozenset[str]) -> tuple[str | None, str]:
     """The version, and where it is from if that is not plain."""
     if asked is not None:
+        if not re.match(r"\d+\.\d+", asked):
+            raise UsageError(f"--te {asked}: write a version, as 2.16.1")
         return asked, ""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version("transformer-engine"), ""

@@ -20,8 +20,8 @@ def mark_expert_parameters(wrapped: Any, instance: Any, args: tuple[Any, ...], k
 
     TransformerEngine from 2.13 on marks no weight of grouped experts as a shard, and none of its versions marks their
     biases. Megatron reduces the gradients of experts over the data-parallel ranks of the dense layers unless
-    `expert_model_parallel_size` is larger than 1; that is wrong as well if experts are split over fewer
-    tensor-parallel ranks than dense layers, because then several of those ranks hold the same expert.
+    `expert_model_parallel_size` is larger than 1; that is wrong as well if experts are split over another
+    number of tensor-parallel ranks than dense layers: several of these ranks hold the same expert, or none does.
     """
     wrapped(*args, **kwargs)
     config = instance.config

@@ -44,7 +44,11 @@ def has_padding(packed_seq_params: Any) -> bool:
 
     Hybrid context parallelism gives each sample ranks of its own and both bounds, which are equal.
     """
-    if packed_seq_params is None or packed_seq_params.local_cp_size is not None:
+    if (
+        packed_seq_params is None
+        or packed_seq_params.cu_seqlens_q is None
+        or packed_seq_params.local_cp_size is not None
+    ):
         return False
     padded = packed_seq_params.cu_seqlens_q_padded
     return padded is not None and padded is not packed_seq_params.cu_seqlens_q

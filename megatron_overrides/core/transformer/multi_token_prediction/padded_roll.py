@@ -30,7 +30,7 @@ def roll_packed_sequences(
     if has_padding(packed) and given["shifts"] == -1 and given["dims"] in (-1, tensor.dim() - 1):
         rolled = _roll_left(tensor, packed, cp_group)
         return rolled, rolled.sum() if given.get("return_sum", True) else None
-    if cp_group is not None and cp_group.size() > 1:
+    if cp_group is not None and cp_group.size() > 1 and packed.cu_seqlens_q is not None:
         given["packed_seq_params"] = _without_empty_sequences(packed, cp_group.size())
     return wrapped(*call.args, **call.kwargs)
 

@@ -156,6 +156,12 @@ def test_another_shift_or_dimension_is_refused_as_upstream_does(how):
         roll_tensor(torch.tensor([TOKENS]), packed_seq_params=PACK.params(), **how)
 
 
+def test_bounds_that_are_missing_are_refused_as_upstream_does():
+    packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q_padded=torch.tensor([0, 8]))
+    with pytest.raises(AssertionError, match="must provide cu_seqlens_q"):
+        roll_tensor(torch.arange(8).view(1, 8), packed_seq_params=packed)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_there_is_no_host_device_sync(rank, monkeypatch):
     """Tensors on the meta device hold no numbers, so reading one on the host raises an error."""
