@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .engine.report import Report
 
 __version__ = "0.1.0"
-__all__ = ["Patch", "PatchError", "Report", "apply", "diagnose", "record", "revert", "status"]
+__all__ = ["Finding", "Patch", "PatchError", "Report", "apply", "diagnose", "record", "revert", "status"]
 
 _engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
 
@@ -86,7 +86,11 @@ def diagnose(*settings: object, transformer_engine: str | None = None) -> list[F
 
 
 def __getattr__(name: str) -> object:
-    """`Report`, once it is asked for: making a dataclass of it would add to every import of this package."""
+    """`Report` and `Finding`, once asked for: making dataclasses of them would add to every import of this package."""
+    if name == "Finding":
+        from .diagnosis import Finding
+
+        return Finding
     if name == "Report":
         from .engine.report import Report
 

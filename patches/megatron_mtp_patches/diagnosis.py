@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import _engine
 from .catalog import CATALOG
@@ -37,7 +38,8 @@ class Settings:
         return next((value for value in values if value is not None), None)
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """A defect that a run meets.
 
     Attributes:

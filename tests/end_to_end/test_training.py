@@ -1,6 +1,7 @@
 """Megatron's own trainer from the wheel (on 0.16.1 a small loop of this repository) with the patches, on CPU ranks."""
 
 import re
+from importlib.metadata import version
 
 import pytest
 
@@ -75,10 +76,9 @@ def test_verification_finds_detached_heads_alone(train, layout):
     ranks, flags = layout
     _, output = train(*flags, "--mtp-detach-heads", ranks=ranks, command="verify-mtp")
     assert re.search(r"verify-mtp: the MTP loss has reached \d+ parameters of the heads and nothing else", output)
-    counted, total = re.search(
-        r"verify-mtp: the loss mask counts ([\d,]+) of ([\d,]+) positions \(100.0 %\)", output
-    ).groups()
-    assert counted == total != "0"
+    shares = re.findall(r"verify-mtp: the loss mask counts ([\d,]+) of ([\d,]+) positions \(100.0 %\)", output)
+    has_loss_of_its_own = not version("megatron-core").startswith("0.16.")  # where verify-mtp finds the mask
+    assert [counted == total != "0" for counted, total in shares] == [True] * has_loss_of_its_own
 
 
 def test_verification_names_what_else_the_mtp_loss_reaches(train):

@@ -25,7 +25,11 @@ def described(documented: object, heading: str) -> dict[str, str]:
 
 def test_the_public_names_are_these():
     """What is added here is kept: see docs/versioning.md."""
-    assert megatron_mtp_patches.__all__ == ["Patch", "PatchError", "Report", "apply", "record", "revert", "status"]
+    classes, functions = (
+        ["Finding", "Patch", "PatchError", "Report"],
+        ["apply", "diagnose", "record", "revert", "status"],
+    )
+    assert megatron_mtp_patches.__all__ == classes + functions
     assert all(hasattr(module, name) for module, name in NAMES)
     assert set(FUNCTIONS) | set(CLASSES) == PUBLIC
     with pytest.raises(ImportError, match="no_such_name"):

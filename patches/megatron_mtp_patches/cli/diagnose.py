@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import json
 import logging
@@ -72,7 +73,7 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
                     "transformer_engine": version,
                     "world_size": line.world_size,
                     "unknown": line.unknown,
-                    "defects": [finding._asdict() for finding in findings],
+                    "defects": [dataclasses.asdict(finding) for finding in findings],
                 },
                 indent=1,
             )
