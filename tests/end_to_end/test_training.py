@@ -77,8 +77,8 @@ def test_verification_finds_detached_heads_alone(train, layout):
     _, output = train(*flags, "--mtp-detach-heads", ranks=ranks, command="verify-mtp")
     assert re.search(r"verify-mtp: the MTP loss has reached \d+ parameters of the heads and nothing else", output)
     shares = re.findall(r"verify-mtp: the loss mask counts ([\d,]+) of ([\d,]+) positions \(100.0 %\)", output)
-    has_loss_of_its_own = not version("megatron-core").startswith("0.16.")  # where verify-mtp finds the mask
-    assert [counted == total != "0" for counted, total in shares] == [True] * has_loss_of_its_own
+    finds_mask = not version("megatron-core").startswith("0.16.")  # its loss is inside GPTModel
+    assert [counted == total != "0" for counted, total in shares] == [True] * finds_mask
 
 
 def test_verification_names_what_else_the_mtp_loss_reaches(train):
