@@ -78,7 +78,7 @@ def diagnose(*settings: object, transformer_engine: str | None = None) -> list[F
         settings: Megatron's arguments after validate_args, or the configurations of a trainer: TransformerConfig (or
             the provider of a model), OptimizerConfig, DistributedDataParallelConfig, and so on. A setting is that of
             the first one that has it.
-        transformer_engine: its version; None for the one that is installed.
+        transformer_engine: its version; None for the one that is installed, or else that this release was made for.
     """
     from .diagnosis import diagnose as find
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from . import _engine
@@ -59,12 +57,12 @@ class Finding:
 
 def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[Finding]:
     """What `find_defects` finds on the installed Megatron and, if no version is given, TransformerEngine."""
-    from .cli.megatron import find_releases
+    from .cli.megatron import find_releases, find_transformer_engine
 
+    releases = find_releases()
     if transformer_engine is None:
-        with suppress(metadata.PackageNotFoundError):
-            transformer_engine = metadata.version("transformer-engine")
-    return list(find_defects(Settings(sources, transformer_engine), find_releases()))
+        transformer_engine, _ = find_transformer_engine(releases)
+    return list(find_defects(Settings(sources, transformer_engine), releases))
 
 
 def find_defects(settings: Settings, releases: frozenset[str]) -> Iterator[Finding]:

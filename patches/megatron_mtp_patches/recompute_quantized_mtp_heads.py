@@ -12,7 +12,7 @@ PATCH = Patch(
         "they pass their tensors to TransformerEngine's checkpoint by keyword, which gets no gradient that way. The "
         "loss of the heads is logged all the same. With packed sequences they raise a TypeError. In every release the "
         "checkpoint of a head in fp8 or fp4 gets Megatron's global tensor-parallel group, also if the model was built "
-        "with groups of its own: it fails if there is no global group, and with `distribute_saved_activations` it puts "
+        "with other groups: it fails if there is no global group, and with `distribute_saved_activations` it puts "
         "the saved hidden states together from the wrong ranks."
     ),
     adds=(
@@ -33,9 +33,9 @@ PATCH = Patch(
         ),
     ),
     numerics=(
-        "With fp8 and full recomputation on 0.16 and 0.17: the heads get a gradient, and the main model gets theirs. "
-        "With groups of its own and `distribute_saved_activations`, the gradients of the heads and of what is before "
-        "them. Nothing else changes."
+        "With fp8 and full recomputation on 0.16 and 0.17, the heads get a gradient, and the main model gets one "
+        "through them. With other groups than Megatron's global ones and `distribute_saved_activations`, the "
+        "gradients of the heads and of what is before them change. Nothing else changes."
     ),
     edits=(
         Wrap(

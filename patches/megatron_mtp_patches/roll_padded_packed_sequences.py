@@ -18,7 +18,7 @@ PATCH = Patch(
         "train on a wrong one; with the patch none."
     ),
     adds=(
-        "If `packed_seq_params` has a `cu_seqlens_q_padded` of its own, tokens lie where that says, and each sequence "
+        "If `packed_seq_params` has a separate `cu_seqlens_q_padded`, tokens lie where that says, and each sequence "
         "ends where `cu_seqlens_q` says: padding is neither a target nor an input, and the loss and the acceptance "
         "rate do not count it, whatever the mask says. This holds with labels and without, on one rank and on "
         "context-parallel ranks, for empty sequences and those shorter than a chunk.",

@@ -45,9 +45,10 @@ class Condition(NamedTuple):
 
 def conditions(layout: Layout) -> list[Condition]:
     """All conditions of a layout. Megatron refuses biases of experts that are split (ETP2)."""
+    biases = (False, True) if layout.expert_tensor == 1 else (False,)
     return [
         Condition(layout, has_bias, optimizer, clips_mtp)
-        for has_bias in (False, True)[: 2 if layout.expert_tensor == 1 else 1]
+        for has_bias in biases
         for optimizer in OPTIMIZERS
         for clips_mtp in (False, True)
     ]

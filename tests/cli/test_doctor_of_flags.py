@@ -64,6 +64,22 @@ def test_experts_that_are_split_over_other_ranks_than_dense_layers(defects, rele
     assert any("averaged over the wrong ranks" in text for text in texts) is (is_met and release in UP_TO_0_18)
 
 
+def test_without_transformer_engine_it_is_the_one_that_the_release_was_made_for(doctor, release, monkeypatch):
+    """Also for configurations: what depends on the version is found in both ways."""
+    import megatron_mtp_patches
+    from megatron_mtp_patches.cli import megatron
+
+    def absent(name):
+        raise megatron.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(megatron.metadata, "version", absent)
+    made_for = megatron.TRANSFORMER_ENGINE[release]
+    assert f"TransformerEngine {made_for} (not installed; this release was made for it)" in doctor(EXPERTS).out
+    run = SimpleNamespace(num_moe_experts=8, tensor_model_parallel_size=2, moe_grouped_gemm=True)
+    found = [finding.patch for finding in megatron_mtp_patches.diagnose(run)]
+    assert ("count-experts-in-grad-norm" in found) is (release in ("0.17.1", "0.18.2"))
+
+
 def test_a_version_that_is_none_is_wrong_usage(doctor):
     done = doctor(SMALL, "--te", "newest")
     assert done.code == 2 and "--te newest: write a version, as 2.16.1" in done.err

@@ -1,4 +1,4 @@
-"""`doctor -- ARGS`: which known defects a command line of Megatron's trainer meets on the installed release."""
+"""`doctor -- FLAGS`: which known defects a command line of Megatron's trainer meets on the installed release."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -24,8 +23,7 @@ from ..diagnosis import Finding, Settings, find_defects
 from ..engine import UsageError
 from ..engine.source import find_file
 from .console import make_console
-from .doctor import TRANSFORMER_ENGINE
-from .megatron import describe_megatron, find_releases, import_targets
+from .megatron import describe_megatron, find_releases, find_transformer_engine, import_targets
 
 # What --use-checkpoint-args reads from the checkpoint and some defect depends on.
 FROM_CHECKPOINT = ("num_experts", "moe_grouped_gemm", "add_bias_linear", "mtp_num_layers")
@@ -51,8 +49,13 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
     Args:
         words: the flags, as after the name of the script.
         world_size: the number of ranks; None for the smallest that fits.
-        transformer_engine: its version; None for the one that is installed.
+        transformer_engine: its version; None for the one that is installed, or else that the release was made for.
+
+    Raises:
+        UsageError: `transformer_engine` is no version, Megatron's trainer is missing, or Megatron refuses the flags.
     """
+    if transformer_engine is not None and not re.match(r"\d+\.\d+", transformer_engine):
+        raise UsageError(f"--te {transformer_engine}: write a version, as 2.16.1")
     if find_file("megatron.training.arguments") is None:
         raise UsageError(
             "reading flags needs megatron.training; put a Megatron-LM checkout of this release on PYTHONPATH"
@@ -63,7 +66,7 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
         import_targets()
         line = read(words, world_size)
     releases = find_releases()
-    version, origin = _transformer_engine(transformer_engine, releases)
+    version, is_known = (transformer_engine, True) if transformer_engine else find_transformer_engine(releases)
     findings = list(find_defects(Settings(line.sources, version), releases))
     if as_json:
         print(
@@ -79,7 +82,8 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
             )
         )
     else:
-        _show(line, findings, f"TransformerEngine {version or 'absent'}{origin}")
+        origin = "" if is_known else " (not installed; this release was made for it)"
+        _show(line, findings, f"TransformerEngine {version}{origin}" if version else "no TransformerEngine")
     return int(not all(finding.is_removed for finding in findings))
 
 
@@ -160,18 +164,6 @@ def _silence() -> Iterator[None]:
             yield
         finally:
             logging.disable(logging.NOTSET)
-
-
-def _transformer_engine(asked: str | None, releases: frozenset[str]) -> tuple[str | None, str]:
-    """The version, and where it is from if that is not plain."""
-    if asked is not None:
-        if not re.match(r"\d+\.\d+", asked):
-            raise UsageError(f"--te {asked}: write a version, as 2.16.1")
-        return asked, ""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version("transformer-engine"), ""
-    fits = next((TRANSFORMER_ENGINE[name] for name in sorted(releases & TRANSFORMER_ENGINE.keys())), None)
-    return fits, " (not installed; this release was made for it)" if fits else ""
 
 
 def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -> None:

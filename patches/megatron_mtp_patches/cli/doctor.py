@@ -16,7 +16,7 @@ from ..engine.source import find_file
 from ..rehearsal import LOWEST_TORCH
 from ..rehearsal.transformer_engine import NEEDED
 from .console import make_console
-from .megatron import describe_megatron, find_releases
+from .megatron import TRANSFORMER_ENGINE, describe_megatron, find_releases
 from .zero_touch import describe_zero_touch
 
 
@@ -54,8 +54,6 @@ class Part:
 
 
 SINCE_0_18 = ("0.18.2", "0.19.2", "main")
-# The commits that Megatron's pyproject.toml pins, by release.
-TRANSFORMER_ENGINE = {"0.16.1": "2.12.0", "0.17.1": "2.14.1", "0.18.2": "2.16.1", "0.19.2": "2.17.1"}
 PARTS = (
     Part(
         "torch",

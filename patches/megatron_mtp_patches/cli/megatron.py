@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import warnings
+from importlib import metadata
 from pathlib import Path
 
 from .. import _engine
 from ..engine.fingerprints import KnownSources, open_known_sources
 from ..engine.source import find_file
+
+# The TransformerEngine that each release was made for: the commits that Megatron's pyproject.toml pins.
+TRANSFORMER_ENGINE = {"0.16.1": "2.12.0", "0.17.1": "2.14.1", "0.18.2": "2.16.1", "0.19.2": "2.17.1"}
 
 
 def import_targets() -> dict[str, str]:
@@ -40,6 +45,13 @@ def describe_megatron() -> str:
 def find_releases() -> frozenset[str]:
     """The known releases that it is like; none where there is no Megatron."""
     return frozenset(_nearest_release().split(" or ")) if find_file("megatron.core") else frozenset()
+
+
+def find_transformer_engine(releases: frozenset[str]) -> tuple[str | None, bool]:
+    """TransformerEngine's version, and whether it is installed; if it is not, the one that the release was made for."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("transformer-engine"), True
+    return next((TRANSFORMER_ENGINE[name] for name in sorted(releases & TRANSFORMER_ENGINE.keys())), None), False
 
 
 def known_sources() -> KnownSources:

@@ -42,7 +42,7 @@ class PackedLayout(NamedTuple):
 def has_padding(packed_seq_params: Any) -> bool:
     """Whether the tokens of the sequences may end before their slots.
 
-    Hybrid context parallelism gives each sample ranks of its own and both bounds, which are equal.
+    Hybrid context parallelism gives each sample separate ranks and both bounds, which are equal.
     """
     if (
         packed_seq_params is None
