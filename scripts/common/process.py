@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ GRACE = 10.0  # seconds that a process has to end after SIGTERM
 TAIL = 40  # lines
 FIRST_PORT, PORTS = 15000, 17000
 _ports_asked_for = itertools.count()
+_reservations: deque[socket.socket] = deque(maxlen=32)  # by then rank 0 listens on the oldest port
 
 
 class Result(NamedTuple):
@@ -50,16 +52,20 @@ def environment(patches: str = "all", one_thread: bool = True, **more: str) -> d
 
 
 def free_port() -> str:
-    """A port of this machine that nothing listens on.
+    """A port of this machine that nothing listens on and that no other process has got from this function.
 
     It is below those that the kernel gives to outgoing connections, one of which could take it before it is used.
-    Processes begin at different ports, and no port is given twice in a row.
+    Until rank 0 listens, a UDP socket of the same number keeps it for this process.
     """
     while True:
         port = FIRST_PORT + (16 * os.getpid() + next(_ports_asked_for)) % PORTS
+        reservation = socket.socket(type=socket.SOCK_DGRAM)
         with socket.socket() as probe, suppress(OSError):
+            reservation.bind(("localhost", port))
             probe.bind(("localhost", port))
+            _reservations.append(reservation)
             return str(port)
+        reservation.close()
 
 
 def rank_variables(rank: int, ranks: int, port: str) -> dict[str, str]:

@@ -23,3 +23,12 @@ def test_a_port_on_which_something_listens_is_left_out():
         taken.bind(("localhost", next_port))
         taken.listen()
         assert int(process.free_port()) != next_port
+
+
+def test_a_port_that_another_process_has_got_is_left_out():
+    port = int(process.free_port())
+    with socket.socket(type=socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
+        other.bind(("localhost", port))
+    with socket.socket(type=socket.SOCK_DGRAM) as reservation:
+        reservation.bind(("localhost", port + 1))
+        assert int(process.free_port()) != port + 1
