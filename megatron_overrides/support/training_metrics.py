@@ -9,5 +9,7 @@ from megatron_overrides.support.step_record import last_record
 
 
 def training_metrics() -> list[Metric]:
-    """Those of the last step of the optimizer that stepped last, then the acceptance rates that were counted last."""
-    return [*last_record().metrics, *MTPLossLoggingHelper.tracker.get("acceptance_metrics", ())]
+    """Those of the last step of the optimizer that stepped last, then those of the heads that were measured last."""
+    tracker = MTPLossLoggingHelper.tracker
+    of_heads = (tracker.get(key, ()) for key in ("acceptance_metrics", "length_metrics"))
+    return [*last_record().metrics, *(metric for metrics in of_heads for metric in metrics)]

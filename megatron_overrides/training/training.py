@@ -1,6 +1,6 @@
-"""Put our metrics where Megatron's own are: its training log line, TensorBoard and W&B.
+"""Put our metrics where Megatron's own are: its training log line, TensorBoard and W&B; and count our FLOPs.
 
-Which numbers: support/step_record.py (of a step) and multi_token_prediction/tracker.py (acceptance rates).
+Which numbers: support/step_record.py (of a step) and multi_token_prediction/tracker.py (acceptance rates and lengths).
 """
 
 from __future__ import annotations
@@ -40,3 +40,17 @@ def append_to_log_line(wrapped: Any, instance: Any, args: tuple[Any, ...], kwarg
     if _is_logging.get():
         call.arguments["message"] += "".join(metric.text for metric in training_metrics())
     return wrapped(*call.args, **call.kwargs)
+
+
+def count_main_model_logits(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps num_floating_point_operations(args, batch_size): the heads are compared with logits that take one matmul.
+
+    It is a forward pass without a backward pass (NVIDIA/Megatron-LM#6473).
+    """
+    flops = wrapped(*args, **kwargs)
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    settings = given["args"]
+    if not settings.mtp_num_layers or settings.mtp_loss_type == "cross_entropy":
+        return flops
+    tokens = given["batch_size"] * settings.seq_length
+    return flops + 2 * tokens * settings.hidden_size * settings.padded_vocab_size

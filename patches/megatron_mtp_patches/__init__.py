@@ -15,17 +15,22 @@ from __future__ import annotations
 import os
 import sys
 
+from . import mtp_acceptance_length
 from .catalog import BASE, CATALOG
 from .engine import Patch, PatchError
 from .engine.engine import Engine
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import PassMetrics
+
     from .diagnosis import Finding
     from .engine.report import Report
 
 __version__ = "0.1.0"
-__all__ = ["Finding", "Patch", "PatchError", "Report", "apply", "diagnose", "record", "revert", "status"]
+__all__ = ["Finding", "Patch", "PatchError", "Report", "apply", "diagnose", "mtp_pass", "record", "revert", "status"]
 
 _engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
 
@@ -83,6 +88,33 @@ def diagnose(*settings: object, transformer_engine: str | None = None) -> list[F
     from .diagnosis import diagnose as find
 
     return find(settings, transformer_engine)
+
+
+def mtp_pass(compute: bool) -> AbstractContextManager[PassMetrics]:
+    """Run the MTP heads and their losses in the forward passes of the `with` block, or do not.
+
+        with megatron_mtp_patches.mtp_pass(compute=True) as metrics, torch.no_grad():
+            model(...)                # or the forward passes of a whole validation set
+        print(metrics.reduce())       # {"mtp_1 loss": 2.31, ..., "mtp acceptance length": 1.87, ...}
+
+    Args:
+        compute: True runs them where there are no gradients, too, and measures them. False skips them where there are
+            gradients, too; then the heads get none, so do it in every microbatch of a step or in none.
+
+    Returns:
+        A context manager; its value has `reduce()`, a collective that returns means over all passes inside and over all
+        data- and context-parallel ranks. It is empty where no losses of heads were computed without gradients.
+
+    Raises:
+        PatchError: mtp-acceptance-length is not applied.
+    """
+    from importlib import import_module
+
+    state = next(report.state for report in status() if report.id == mtp_acceptance_length.PATCH.id)
+    if state in ("disabled", "refused"):
+        raise PatchError(f"mtp_pass needs the patch {mtp_acceptance_length.PATCH.id}, which is {state}")
+    overrides = import_module("megatron_overrides.core.transformer.multi_token_prediction.mtp_pass")
+    return overrides.mtp_pass(compute)
 
 
 def __getattr__(name: str) -> object:

@@ -2,6 +2,7 @@
 
 from . import (
     average_aux_loss_over_moe_layers,
+    chunk_mtp_logits,
     clip_mtp_grads_separately,
     clip_named_groups_separately,
     count_experts_in_grad_norm,
@@ -12,6 +13,7 @@ from . import (
     floor_clip_coefficient,
     fsdp_without_master_weights,
     keep_newton_schulz_scale_invariant,
+    mtp_acceptance_length,
     mtp_acceptance_rate,
     recompute_quantized_mtp_heads,
     roll_padded_packed_sequences,
@@ -20,6 +22,7 @@ from . import (
     skip_update_on_large_grad_norm,
     split_gated_qkv_for_muon,
     tag_mtp_stage_embedding,
+    train_mtp_heads_for_acceptance,
 )
 from .engine import Patch, Wrap
 
@@ -31,6 +34,9 @@ CATALOG = (
     scatter_mtp_embeddings.PATCH,
     recompute_quantized_mtp_heads.PATCH,
     mtp_acceptance_rate.PATCH,
+    mtp_acceptance_length.PATCH,
+    train_mtp_heads_for_acceptance.PATCH,
+    chunk_mtp_logits.PATCH,
     detach_mtp_heads.PATCH,
     clip_mtp_grads_separately.PATCH,
     tag_mtp_stage_embedding.PATCH,

@@ -1,9 +1,8 @@
 """Declares derive-mtp-labels."""
 
 from .engine import Defect, Patch, Probe, PullRequest, Wrap
-from .shared_edits import MTP, MTP_LOSS, MTP_OVERRIDES, SCHEDULED_MTP_LAYER
+from .shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS, MTP_OVERRIDES, SCHEDULED_MTP_LAYER
 
-_RECORD_INPUTS = f"{MTP_OVERRIDES}.forward_pass:record_forward_inputs"
 _RESTORE_TOKENS = "megatron_overrides.core.models.common.fine_grained_callables:restore_main_model_tokens"
 
 PATCH = Patch(
@@ -49,10 +48,7 @@ PATCH = Patch(
     probe=Probe(f"{MTP}:process_mtp_loss", contains="input_ids is None"),
     edits=(
         *MTP_LOSS,
-        Wrap("megatron.core.models.gpt.gpt_model:GPTModel._postprocess", _RECORD_INPUTS),
-        Wrap("megatron.core.models.hybrid.hybrid_model:HybridModel.forward", _RECORD_INPUTS),
-        Wrap("megatron.core.models.mamba.mamba_model:MambaModel.forward", _RECORD_INPUTS),
-        Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{MTP_OVERRIDES}.forward_pass:skip_idle_block"),
+        *MTP_FORWARD_PASS,
         Wrap(f"{MTP}:roll_tensor", f"{MTP_OVERRIDES}.roll:roll_nothing", check_source=False),
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward", f"{MTP_OVERRIDES}.recompute:accept_padding_mask"

@@ -1,20 +1,18 @@
 """Declares mtp-acceptance-rate."""
 
-from .engine import AddField, Defect, Patch, Probe, Provide, PullRequest, Replace
+from .engine import AddField, Defect, Patch, Probe, Provide, PullRequest
 from .shared_edits import (
     CHECK_TRANSFORMER_CONFIG,
     DEFAULT_IN_YAML,
     MTP,
     MTP_LOSS,
     MTP_OVERRIDES,
+    MTP_TRACKER,
     SHOW_METRICS,
     TRANSFORMER_CONFIG,
 )
 
 _HELPER = f"{MTP}:MTPLossLoggingHelper"
-_OURS = f"{MTP_OVERRIDES}.tracker:MTPLossLoggingHelper"
-_NEW = ("save_metrics_to_tracker", "clean_metrics_in_tracker", "reduce_metrics_in_tracker")
-_OLD = ("save_loss_to_tracker", "clean_loss_in_tracker", "reduce_loss_in_tracker")
 _COUNTING = ("_mtp_logits_are_vocab_sharded", "_vocab_parallel_argmax", "_compute_mtp_acceptance_counts")
 
 PATCH = Patch(
@@ -75,8 +73,7 @@ PATCH = Patch(
         DEFAULT_IN_YAML,
         CHECK_TRANSFORMER_CONFIG,
         *(Provide(f"{MTP}:{name}", f"{MTP_OVERRIDES}.acceptance:{name}") for name in _COUNTING),
-        *(Provide(f"{_HELPER}.{name}", f"{_OURS}.{name}") for name in (*_NEW, *_OLD)),
-        Replace(f"{_HELPER}.track_mtp_metrics", f"{_OURS}.track_mtp_metrics"),
+        *MTP_TRACKER,
         *MTP_LOSS,
         *SHOW_METRICS,
     ),

@@ -19,6 +19,24 @@ MTP_LOSS = (
     ),
 )
 
+_HELPER = f"{MTP}:MTPLossLoggingHelper"
+_OUR_HELPER = f"{MTP_OVERRIDES}.tracker:MTPLossLoggingHelper"
+_METRICS = ("save_metrics_to_tracker", "clean_metrics_in_tracker", "reduce_metrics_in_tracker")
+_LOSSES = ("save_loss_to_tracker", "clean_loss_in_tracker", "reduce_loss_in_tracker")
+MTP_TRACKER = (
+    *(Provide(f"{_HELPER}.{name}", f"{_OUR_HELPER}.{name}") for name in (*_METRICS, *_LOSSES)),
+    Replace(f"{_HELPER}.track_mtp_metrics", f"{_OUR_HELPER}.track_mtp_metrics"),
+)
+
+# The loss learns which tokens the model sees and whether it is needed; the heads run only if it is.
+_RECORD_INPUTS = f"{MTP_OVERRIDES}.forward_pass:record_forward_inputs"
+MTP_FORWARD_PASS = (
+    Wrap("megatron.core.models.gpt.gpt_model:GPTModel._postprocess", _RECORD_INPUTS),
+    Wrap("megatron.core.models.hybrid.hybrid_model:HybridModel.forward", _RECORD_INPUTS),
+    Wrap("megatron.core.models.mamba.mamba_model:MambaModel.forward", _RECORD_INPUTS),
+    Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{MTP_OVERRIDES}.forward_pass:skip_idle_block"),
+)
+
 # The layer under the 1F1B overlap of experts: up to 0.18, and from 0.19 on.
 SCHEDULED_MTP_LAYER = (
     "megatron.core.models.gpt.fine_grained_callables:build_mtp_layer_callables",

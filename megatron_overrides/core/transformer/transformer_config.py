@@ -4,22 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_overrides.core.transformer.multi_token_prediction.head_settings import LOSS_TYPES, depth_weights
+
 
 def check_heads(settings: Any) -> None:
     """Raise ValueError if `settings` (a TransformerConfig or Megatron's args) ask of MTP heads what cannot work."""
-    interval = getattr(settings, "mtp_acceptance_interval", 1)
-    if interval < 0:
-        raise ValueError(f"--mtp-acceptance-interval {interval}: give a number of steps, or 0 to count in none")
     graphs = [str(getattr(settings, f"cuda_graph_{kind}", "")) for kind in ("impl", "scope", "modules")]
-    if interval > 1 and any("full_iteration" in graph for graph in graphs):
-        raise ValueError(
-            "--mtp-acceptance-interval decides in each step whether to count, but a CUDA graph of the whole iteration "
-            "repeats the step that it was captured in: set the interval to 1 or 0"
-        )
+    # Every step can be captured where it measures the same; label agreement does with interval 1.
+    for name, first in (("acceptance-interval", 2), ("acceptance-length-interval", 1)):
+        interval = getattr(settings, f"mtp_{name.replace('-', '_')}", 0)
+        if interval < 0:
+            raise ValueError(f"--mtp-{name} {interval}: give a number of steps, or 0 for none")
+        if interval >= first and any("full_iteration" in graph for graph in graphs):
+            raise ValueError(
+                f"--mtp-{name} decides in each step whether to measure, but a CUDA graph of the whole iteration "
+                f"repeats the step that it was captured in: set the interval to {' or '.join(map(str, reversed(range(first))))}"
+            )
+    check_losses(settings)
     if getattr(settings, "mtp_detach_heads", False) and getattr(settings, "defer_embedding_wgrad_compute", False):
         raise ValueError(
             "--mtp-detach-heads uses the output layer without training it, but --defer-embedding-wgrad-compute "
             "computes a weight gradient for each of its uses later: leave one of the two flags out"
+        )
+
+
+def check_losses(settings: Any) -> None:
+    """Raise ValueError if the losses of the heads cannot be computed as `settings` say."""
+    loss_type = getattr(settings, "mtp_loss_type", "cross_entropy")
+    chunk_size = getattr(settings, "mtp_logits_chunk_size", 0)
+    weights = getattr(settings, "mtp_depth_weights", None)
+    depths = getattr(settings, "mtp_num_layers", None)
+    if loss_type not in LOSS_TYPES:
+        raise ValueError(f"mtp_loss_type must be one of {', '.join(LOSS_TYPES)}, not {loss_type!r}")
+    if loss_type != "cross_entropy" and not depths:
+        raise ValueError(f"mtp_loss_type={loss_type!r} requires mtp_num_layers: add --mtp-num-layers")
+    if chunk_size < 0:
+        raise ValueError(f"--mtp-logits-chunk-size {chunk_size}: give a number of rows, or 0 for all at once")
+    if weights is not None and depths:
+        depth_weights(weights, depths)
+    if (loss_type != "cross_entropy" or chunk_size) and getattr(settings, "defer_embedding_wgrad_compute", False):
+        raise ValueError(
+            "--mtp-loss-type and --mtp-logits-chunk-size call the output layer chunk by chunk, but "
+            "--defer-embedding-wgrad-compute keeps the input of each of its calls for later: leave it out"
         )
 
 

@@ -1,6 +1,7 @@
 """Our metrics appear in Megatron's log line, TensorBoard and W&B. Needs megatron.training: not in the 0.16.1 wheel."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +27,6 @@ class Writer:
 @pytest.fixture
 def log(monkeypatch):
     """log(iteration): (lines printed, TensorBoard, W&B) of a training_log with upstream's signature."""
-    from types import SimpleNamespace
 
     tensorboard, wandb, lines = Writer(), Writer(), []
     monkeypatch.setattr(ours, "get_args", lambda: SimpleNamespace(tensorboard_log_interval=2))
@@ -81,3 +81,13 @@ def test_megatron_s_own_training_log_prints_that_line(monkeypatch, capsys):
     with pytest.raises(Reached):
         training.training_log(*[None for _ in inspect.signature(training.training_log).parameters])
     assert capsys.readouterr().out == " iteration 1 | heads:   3 |\n"
+
+
+def test_the_main_model_s_logits_are_in_the_flops_of_losses_that_need_them():
+    def without(args, batch_size):
+        return 1000
+
+    args = SimpleNamespace(mtp_num_layers=2, mtp_loss_type="tv", seq_length=8, hidden_size=4, padded_vocab_size=16)
+    assert ours.count_main_model_logits(without, None, (args, 3), {}) == 1000 + 2 * 3 * 8 * 4 * 16
+    args.mtp_loss_type = "cross_entropy"
+    assert ours.count_main_model_logits(without, None, (), {"args": args, "batch_size": 3}) == 1000

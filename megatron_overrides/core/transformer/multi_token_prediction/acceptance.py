@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
+
+from megatron_overrides.core.transformer.multi_token_prediction.vocabulary import tensor_parallel_group
 
 
 def _mtp_logits_are_vocab_sharded(output_layer: Callable[..., Any], runtime_gather_output: bool | None) -> bool:
@@ -38,6 +39,13 @@ def _vocab_parallel_argmax(vocab_parallel_logits: torch.Tensor, tp_group: Any, t
     return (winner * vocab_parallel_logits.size(-1) + index.long()).squeeze(0)
 
 
+def most_likely_token(logits: torch.Tensor, tp_group: Any) -> torch.Tensor:
+    """The vocabulary index of the largest logit of [..., v]; `tp_group` is None if each rank has all of them."""
+    if tp_group is None or tp_group.size() == 1:
+        return logits.argmax(dim=-1)
+    return _vocab_parallel_argmax(logits, tp_group, tp_group.size())
+
+
 @torch.no_grad()
 def _compute_mtp_acceptance_counts(
     mtp_logits: torch.Tensor,
@@ -58,14 +66,7 @@ def _compute_mtp_acceptance_counts(
     Returns:
         (correct, total), int64 scalars for this rank's tokens, the same on all ranks of `tp_group`.
     """
-    if _mtp_logits_are_vocab_sharded(output_layer, runtime_gather_output):
-        if tp_group is None:
-            tp_group = getattr(output_layer, "tp_group", None)
-        if tp_group is None and parallel_state.is_initialized():
-            tp_group = parallel_state.get_tensor_model_parallel_group()
-    else:
-        tp_group = None
-    tp_size = 1 if tp_group is None else tp_group.size()
-    predicted = mtp_logits.argmax(dim=-1) if tp_size == 1 else _vocab_parallel_argmax(mtp_logits, tp_group, tp_size)
+    is_sharded = _mtp_logits_are_vocab_sharded(output_layer, runtime_gather_output)
+    predicted = most_likely_token(mtp_logits, tensor_parallel_group(output_layer, tp_group) if is_sharded else None)
     counts = loss_mask.transpose(0, 1).bool()
     return ((predicted == mtp_labels.transpose(0, 1)) & counts).sum(), counts.sum()

@@ -10,18 +10,24 @@ from typing import Any, NamedTuple
 
 import torch
 
+from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import PassMetrics
+from megatron_overrides.core.transformer.multi_token_prediction.mtp_pass import requested
+
 
 class ForwardPass(NamedTuple):
     """The forward pass of a model that is running.
 
     input_ids: the tokens that the main model sees.
-    trains: the losses of the heads are computed, because there are gradients or because modelopt observes the heads.
+    computes_loss: the losses of the heads are computed: there are gradients, modelopt observes the heads, or an
+        `mtp_pass` says so.
     is_idle: the MTP block is skipped, so there are no hidden states of heads.
+    metrics: what an `mtp_pass` measures without gradients; None leaves the metrics to Megatron's tracker.
     """
 
     input_ids: torch.Tensor | None = None
-    trains: bool = True
+    computes_loss: bool = True
     is_idle: bool = False
+    metrics: PassMetrics | None = None
 
 
 _NOT_RECORDED = ForwardPass()
@@ -37,16 +43,22 @@ def record_forward_inputs(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
     """Wraps GPTModel._postprocess, HybridModel.forward and MambaModel.forward: records the pass as current().
 
     Without gradients (evaluation, log probabilities of an RL policy) the heads are of no use, unless modelopt observes
-    them. The block can be skipped if it runs in the same call as the loss; otherwise the next pipeline stage expects
-    its output. It runs, without its loss, where Megatron-FSDP releases its weights.
+    them or an `mtp_pass` asks for them. The block can be skipped if it runs in the same call as the loss; otherwise the
+    next pipeline stage expects its output. It runs, without its loss, where Megatron-FSDP releases its weights.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     call.apply_defaults()
     runs_block = getattr(instance, "mtp_process", False) and call.arguments.get("mtp_in_postprocess", True)
-    trains = torch.is_grad_enabled() or bool(runs_block and _modelopt_observes(instance.mtp))
-    can_skip = instance.post_process and runs_block and not trains
+    request = requested()
+    if request is None:
+        computes_loss = torch.is_grad_enabled() or bool(runs_block and _modelopt_observes(instance.mtp))
+        metrics = None
+    else:
+        computes_loss = request.compute
+        metrics = request.metrics if computes_loss and not torch.is_grad_enabled() else None
+    can_skip = instance.post_process and runs_block and not computes_loss
     is_idle = bool(can_skip and not _megatron_fsdp_releases(instance.mtp))
-    with _running(ForwardPass(call.arguments.get("input_ids"), trains, is_idle)):
+    with _running(ForwardPass(call.arguments.get("input_ids"), computes_loss, is_idle, metrics)):
         return wrapped(*args, **kwargs)
 
 

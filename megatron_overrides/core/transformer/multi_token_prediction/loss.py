@@ -1,25 +1,45 @@
 """The loss of the MTP heads: one function for all releases.
 
-NVIDIA/Megatron-LM#3457 (labels from the tokens), #3458 (acceptance counts), #3456 (detached output weight). Upstream
-computes this loss inside GPTModel in 0.16.1 and in `process_mtp_loss` from 0.17 on.
+NVIDIA/Megatron-LM#3457 (labels from the tokens), #3458 (acceptance counts), #3456 (detached output weight), #6473
+(total variation). Upstream computes this loss inside GPTModel in 0.16.1 and in `process_mtp_loss` from 0.17 on.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.transformer import multi_token_prediction as mtp
 from megatron.core.utils import log_single_rank
 
-from megatron_overrides.core.transformer.multi_token_prediction import forward_pass
-from megatron_overrides.core.transformer.multi_token_prediction.detached_output import call_detached
+from megatron_overrides.core.transformer.multi_token_prediction import forward_pass, head_metrics
+from megatron_overrides.core.transformer.multi_token_prediction.acceptance import most_likely_token
+from megatron_overrides.core.transformer.multi_token_prediction.chunked_heads import ChunkedHeads, HeadRows
+from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import HeadMetrics
+from megatron_overrides.core.transformer.multi_token_prediction.head_settings import HeadSettings
+from megatron_overrides.core.transformer.multi_token_prediction.main_model_rows import Roll, line_up
+from megatron_overrides.core.transformer.multi_token_prediction.projection import Projection
 
 logger = logging.getLogger(__name__)
+
+
+class Aligned(NamedTuple):
+    """The positions of one head: labels [b, s] int64, mask [b, s] (1 where a position counts), and the mask's sum."""
+
+    labels: torch.Tensor
+    mask: torch.Tensor
+    tokens: torch.Tensor
+
+
+class TrainedLoss(NamedTuple):
+    """A loss [b, s] with the mask applied, the number of positions that count, and the factor before their mean."""
+
+    loss: torch.Tensor
+    tokens: torch.Tensor
+    factor: float
 
 
 def process_mtp_loss(
@@ -51,7 +71,7 @@ def process_mtp_loss(
             applied.
         output_layer: called (hidden [s, b, h], weight=, runtime_gather_output=), returns (logits [s, b, v], bias).
         output_weight: the tied embedding, or None if the output layer has its own weight.
-        is_training: whether to log the losses and the acceptance rates.
+        is_training: whether to log the losses and the acceptance of a pass with gradients.
         compute_language_model_loss: (labels [b, s], logits [s, b, v]) -> loss [b, s]. It may overwrite the logits.
         input_ids: [b, s] int64, the tokens that the main model has seen.
         rescale_per_token: with `config.calculate_per_token_loss`, weigh a head's tokens as the main model's are weighed
@@ -65,7 +85,7 @@ def process_mtp_loss(
         return hidden_states
     main, *heads = torch.chunk(hidden_states, 1 + config.mtp_num_layers, dim=0)
     input_ids = model_pass.input_ids if input_ids is None else input_ids
-    if not model_pass.trains or (labels is None and input_ids is None):
+    if not model_pass.computes_loss or (labels is None and input_ids is None):
         return main
 
     def roll(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,23 +99,33 @@ def process_mtp_loss(
     if labels is None:
         # Label i is token i + 1. The last position of a sequence has no label; the mask leaves it out.
         (targets, _), (mask, _) = roll(targets), roll(mask)
-    main_tokens = mask.sum()
+    aligned = list(_align(targets, mask, len(heads), roll))
 
-    call_output_layer = call_detached if getattr(config, "mtp_detach_heads", False) else _call_attached
-    for depth, head in enumerate(heads):
-        (targets, _), (mask, tokens) = roll(targets), roll(mask)
+    projection = Projection.of(output_layer, output_weight, runtime_gather_output, scale_logits_fn, tp_group, config)
+    settings = HeadSettings.of(config, is_training, model_pass)
+    chunks = ChunkedHeads(projection, compute_language_model_loss, settings)
+    main_model = None
+    if settings.compares:
+        with torch.no_grad():
+            main_model = line_up(projection.whole(main.detach()), len(heads), roll, packed_seq_params, cp_group)
+    labels_of_heads = [positions.labels for positions in aligned]
+    if settings.is_chunked:
+        rows = chunks.run([projection.whole(head) for head in heads], labels_of_heads, main_model)
+    else:
+        rows = _all_at_once(heads, labels_of_heads, projection, compute_language_model_loss, settings)
+        if main_model is not None:
+            with torch.no_grad():
+                compared = chunks.compare([projection.whole(head) for head in heads], labels_of_heads, main_model)
+            rows = compared._replace(loss=rows.loss, token=rows.token)
+
+    trained, logged = _combine(rows.loss, aligned, settings, config.mtp_loss_scaling_factor)
+    if model_pass.metrics is not None or is_training:
+        save = head_metrics.save_to_tracker if model_pass.metrics is None else model_pass.metrics.add
+        save(_metrics(rows, logged, aligned, settings))
+    main_tokens = mask.sum()
+    for loss, tokens, factor in trained:
         safe_tokens = tokens.clamp(min=1)
-        logits, _ = call_output_layer(
-            output_layer, head, weight=output_weight, runtime_gather_output=runtime_gather_output
-        )
-        if scale_logits_fn is not None:
-            logits = scale_logits_fn(logits)
-        # Count before the loss: TransformerEngine's fused cross entropy overwrites the logits with their gradient.
-        counts = _count(logits, targets, mask, output_layer, runtime_gather_output, tp_group, config, is_training)
-        loss = mask * compute_language_model_loss(targets, logits)
-        if is_training:
-            _record(torch.sum(loss) * (tokens > 0).to(loss.dtype) / safe_tokens, counts, depth, config.mtp_num_layers)
-        loss = config.mtp_loss_scaling_factor / config.mtp_num_layers * loss
+        loss = factor * loss
         if not config.calculate_per_token_loss:
             loss = loss / safe_tokens
         elif rescale_per_token:
@@ -103,6 +133,71 @@ def process_mtp_loss(
             loss = loss * (main_tokens / safe_tokens)
         main = mtp.MTPLossAutoScaler.apply(main, loss)
     return main
+
+
+def _align(targets: torch.Tensor, mask: torch.Tensor, depths: int, roll: Roll) -> Iterator[Aligned]:
+    """Shift labels and mask by one position for each depth."""
+    for _ in range(depths):
+        (targets, _), (mask, tokens) = roll(targets), roll(mask)
+        yield Aligned(targets, mask, tokens)
+
+
+def _all_at_once(
+    heads: Sequence[torch.Tensor],
+    labels: Sequence[torch.Tensor],
+    projection: Projection,
+    cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    settings: HeadSettings,
+) -> HeadRows:
+    """Compute the cross entropy of heads from the logits of all their positions, as Megatron does."""
+    losses, tokens = [], []
+    for head, of_head in zip(heads, labels, strict=True):
+        logits = projection(head)
+        if settings.counts_labels:
+            # Before the loss: TransformerEngine's fused cross entropy overwrites the logits with their gradient.
+            tokens.append(most_likely_token(logits.detach(), projection.vocabulary.group).transpose(0, 1))
+        losses.append(cross_entropy(of_head, logits))
+    return HeadRows(loss=losses, token=tokens)
+
+
+def _combine(
+    losses: Sequence[torch.Tensor], aligned: Sequence[Aligned], settings: HeadSettings, factor: float
+) -> tuple[list[TrainedLoss], list[TrainedLoss]]:
+    """Return what is trained and what is logged, which has one entry for each depth."""
+    weights = settings.depth_weights
+    if not settings.is_end_to_end:
+        trained = [
+            TrainedLoss(positions.mask * loss, positions.tokens, factor * weight / len(weights))
+            for loss, positions, weight in zip(losses, aligned, weights, strict=True)
+        ]
+        return trained, trained
+    # Bebop (arXiv 2606.12370), equation 13: the mean length of the accepted prefix, of which each head is a factor.
+    chains = _chains(aligned)
+    prefixes = (1 - torch.stack(list(losses))).cumprod(dim=0)
+    weighed = prefixes * prefixes.new_tensor(weights).view(-1, 1, 1)
+    trained = [TrainedLoss(chains * (1 - weighed.mean(dim=0)), chains.sum(), factor)]
+    return trained, [TrainedLoss(chains * (1 - prefix), chains.sum(), factor) for prefix in prefixes]
+
+
+def _chains(aligned: Sequence[Aligned]) -> torch.Tensor:
+    """Return [b, s] bool, the positions that count for all heads."""
+    return torch.stack([positions.mask != 0 for positions in aligned]).all(dim=0)
+
+
+def _metrics(
+    rows: HeadRows, logged: Sequence[TrainedLoss], aligned: Sequence[Aligned], settings: HeadSettings
+) -> HeadMetrics:
+    counts = lengths = None
+    if settings.counts_labels:
+        correct = [
+            ((token == positions.labels) & (positions.mask != 0)).sum()
+            for token, positions in zip(rows.token, aligned, strict=True)
+        ]
+        counts = torch.stack([torch.stack(correct), torch.stack([(each.mask != 0).sum() for each in aligned])])
+    if settings.measures_lengths:
+        lengths = head_metrics.accepted_lengths(rows.acceptance, rows.agrees, _chains(aligned))
+    sums = torch.stack([each.loss.detach().sum() for each in logged])
+    return HeadMetrics(sums, torch.stack([each.tokens for each in logged]), counts, lengths)
 
 
 @functools.cache
@@ -117,36 +212,3 @@ def _count_everything(targets: torch.Tensor, packed_seq_params: Any, cp_group: A
     if hasattr(mtp, "ones_without_padding"):
         return mtp.ones_without_padding(targets, packed_seq_params, cp_group)
     return torch.ones_like(targets)
-
-
-def _call_attached(output_layer: Callable[..., Any], hidden: torch.Tensor, **arguments: Any) -> Any:
-    return output_layer(hidden, **arguments)
-
-
-def _count(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    mask: torch.Tensor,
-    output_layer: Callable[..., Any],
-    runtime_gather_output: bool | None,
-    tp_group: Any,
-    config: Any,
-    is_training: bool,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the (correct, total) predictions of one head, or None if this step does not count them."""
-    if not is_training or not hasattr(mtp, "_compute_mtp_acceptance_counts"):
-        return None
-    interval = getattr(config, "mtp_acceptance_interval", 1)
-    if not interval or mtp.MTPLossLoggingHelper.tracker.get("steps", 0) % interval:
-        return None
-    return mtp._compute_mtp_acceptance_counts(logits, targets, mask, output_layer, runtime_gather_output, tp_group)
-
-
-def _record(loss: torch.Tensor, counts: tuple[torch.Tensor, torch.Tensor] | None, depth: int, num_depths: int) -> None:
-    """Add one head's loss and counts to Megatron's tracker, which logs them once per step."""
-    helper = mtp.MTPLossLoggingHelper
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    if hasattr(helper, "save_metrics_to_tracker"):
-        helper.save_metrics_to_tracker(loss, *(counts or (None, None)), depth, num_depths, avg_group=group)
-    else:
-        helper.save_loss_to_tracker(loss, depth, num_depths, avg_group=group)

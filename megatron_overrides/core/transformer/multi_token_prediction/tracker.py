@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 
+from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import named_lengths
 from megatron_overrides.support.metric import Metric
 
 _COUNTS = ("correct_values", "total_values")
@@ -61,15 +62,16 @@ class MTPLossLoggingHelper:
     def clean_metrics_in_tracker() -> None:
         """Reset the losses and the counts of this step; the cumulative counts stay."""
         tracker = mtp.MTPLossLoggingHelper.tracker
-        for key in ("loss_values", *_COUNTS):
+        for key in ("loss_values", "length_values", *_COUNTS):
             if key in tracker:
                 tracker[key].zero_()
+        tracker["measured_lengths"] = False
         for key in _GROUPS:
             tracker[key] = None
 
     @staticmethod
     def reduce_metrics_in_tracker() -> None:
-        """Reduce over the ranks, with at most two collectives per group: one for the losses, one for the counts."""
+        """Reduce over the ranks, with one collective per group for each of losses, counts and lengths."""
         tracker = mtp.MTPLossLoggingHelper.tracker
         if "loss_values" not in tracker:
             return
@@ -82,6 +84,8 @@ class MTPLossLoggingHelper:
                 torch.distributed.all_reduce(tracker["loss_values"], group=group, op=op)
                 if tracker.get("counted"):
                     torch.distributed.all_reduce(counts, group=group)
+                if tracker.get("measured_lengths"):
+                    torch.distributed.all_reduce(tracker["length_values"], group=group)
         for key, values in zip(_COUNTS, counts, strict=True):
             tracker[key].copy_(values)
 
@@ -98,7 +102,8 @@ class MTPLossLoggingHelper:
         Args:
             loss_scale: one over the number of microbatches.
             writer, wandb_writer: they get `mtp_N loss` and, in percent, `mtp_N_acceptance_rate` (of this step) and
-                `mtp_N_cumulative_acceptance_rate` (since this process started).
+                `mtp_N_cumulative_acceptance_rate` (since this process started); `mtp_acceptance_length` and
+                `mtp_greedy_acceptance_length` if this step has measured them.
             total_loss_dict: `mtp_N loss` is added to it; Megatron prints its means.
         """
         helper = mtp.MTPLossLoggingHelper
@@ -113,6 +118,10 @@ class MTPLossLoggingHelper:
                 total_loss_dict[name] = total_loss_dict.get(name, torch.zeros_like(loss)) + loss
         if tracker.get("counted"):
             scalars.update(_acceptance_rates(tracker))
+        if tracker.get("measured_lengths"):
+            lengths = named_lengths(tracker["length_values"])
+            tracker["length_metrics"] = [Metric(name, value) for name, value in lengths.items()]
+            scalars.update((name.replace(" ", "_"), value) for name, value in lengths.items())
         for name, value in scalars.items():
             if writer is not None:
                 writer.add_scalar(name, value, iteration)

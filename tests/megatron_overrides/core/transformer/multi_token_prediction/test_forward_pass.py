@@ -168,7 +168,7 @@ def test_models_with_mamba_layers_record_their_tokens_too(model, trains):
         forward(StandIn(), tokens, None, None)
     (found,) = entered.value.args
     assert found.input_ids is tokens
-    assert (found.trains, found.is_idle) == (trains, not trains)
+    assert (found.computes_loss, found.is_idle) == (trains, not trains)
 
 
 def test_under_the_overlap_of_experts_the_labels_come_from_the_tokens_of_the_main_model(

@@ -1,0 +1,94 @@
+"""What the configuration and the forward pass ask of the heads' losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from megatron.core.transformer import multi_token_prediction as mtp
+
+from megatron_overrides.core.transformer.multi_token_prediction.forward_pass import ForwardPass
+
+LOSS_TYPES = ("cross_entropy", "kl", "tv", "e2e_tv")
+# Rows of logits at a time where no --mtp-logits-chunk-size says it.
+DEFAULT_CHUNK_SIZE = 1024
+
+
+class HeadSettings(NamedTuple):
+    """How to compute the losses of this forward pass.
+
+    Attributes:
+        objective: "cross_entropy", "kl" or "tv"; None to compare the heads with the main model and no more.
+        is_end_to_end: the loss is of the accepted prefixes, not of each head.
+        depth_weights: [D], their mean is 1.
+        chunk_size: rows of logits at a time, those of the main model and of the heads together.
+        is_chunked: the loss is computed chunk by chunk; otherwise from the logits of all positions at once.
+        counts_labels: count how often each head predicts the label.
+        measures_lengths: measure the accepted lengths, for which the main model's logits are needed.
+    """
+
+    objective: str | None
+    is_end_to_end: bool
+    depth_weights: tuple[float, ...]
+    chunk_size: int
+    is_chunked: bool
+    counts_labels: bool
+    measures_lengths: bool
+
+    @property
+    def compares(self) -> bool:
+        """Whether the main model's logits are needed."""
+        return self.objective != "cross_entropy" or self.measures_lengths
+
+    @classmethod
+    def of(cls, config: Any, is_training: bool, forward_pass: ForwardPass) -> HeadSettings:
+        """Read a TransformerConfig; settings of a patch that is not applied have their defaults."""
+        loss_type = getattr(config, "mtp_loss_type", "cross_entropy")
+        compares = loss_type != "cross_entropy"
+        length_interval = getattr(config, "mtp_acceptance_length_interval", None)
+        if forward_pass.metrics is not None:
+            counts_labels, measures_lengths = True, length_interval is not None
+        else:
+            counts_labels = is_training and _falls_due(getattr(config, "mtp_acceptance_interval", 1))
+            measures_lengths = is_training and length_interval is not None and (compares or _falls_due(length_interval))
+        chunk_size = getattr(config, "mtp_logits_chunk_size", 0)
+        return cls(
+            objective="tv" if loss_type == "e2e_tv" else loss_type,
+            is_end_to_end=loss_type == "e2e_tv",
+            depth_weights=depth_weights(getattr(config, "mtp_depth_weights", None), config.mtp_num_layers),
+            chunk_size=chunk_size or DEFAULT_CHUNK_SIZE,
+            is_chunked=bool(chunk_size) or compares or (measures_lengths and not torch.is_grad_enabled()),
+            counts_labels=counts_labels and hasattr(mtp, "_compute_mtp_acceptance_counts"),
+            measures_lengths=measures_lengths,
+        )
+
+
+def _falls_due(interval: int) -> bool:
+    """Whether this step is one of those that are `interval` steps apart; 0 stands for no step."""
+    return bool(interval) and mtp.MTPLossLoggingHelper.tracker.get("steps", 0) % interval == 0
+
+
+def depth_weights(weights: str | Sequence[float] | None, depths: int) -> tuple[float, ...]:
+    """Return the weight of each depth, divided by the mean of all.
+
+    Args:
+        weights: numbers, or a string of them with commas; None for equal weights.
+
+    Raises:
+        ValueError: it is not one finite number for each depth, or one is negative, or all are 0.
+    """
+    if weights is None:
+        return (1.0,) * depths
+    words = weights.split(",") if isinstance(weights, str) else list(weights)
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        numbers = []
+    if len(numbers) != depths or not all(0 <= number < float("inf") for number in numbers) or not sum(numbers):
+        raise ValueError(
+            f"--mtp-depth-weights {weights}: give one weight for each of the {depths} MTP layers, not negative and not "
+            f"all 0, with commas between them (config.mtp_depth_weights)"
+        )
+    mean = sum(numbers) / depths
+    return tuple(number / mean for number in numbers)

@@ -1,0 +1,45 @@
+"""The objectives of an MTP head that compare it with the main model: total variation and Kullback-Leibler divergence.
+
+A draft token is accepted with the probability sum over v of min(p, q), where p is the distribution of the main model
+and q that of the head (speculative sampling, arXiv 2211.17192). Total variation is one minus that (arXiv 2606.12370,
+equation 10; NVIDIA/Megatron-LM#6473).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from megatron_overrides.core.transformer.multi_token_prediction.vocabulary import Vocabulary
+
+
+class Divergence(torch.autograd.Function):
+    """How far a head is from the main model, row by row: Divergence.apply(logits, teacher, vocabulary, is_kl).
+
+    Takes the head's logits [..., v] and the main model's log probabilities [..., v'] (`Vocabulary.log_softmax`), which
+    get no gradient. Returns (divergence [...], acceptance [...] without a gradient, the head's most likely token [...]
+    int64). The divergence is KL(p || q) or the total variation; the subgradient of the latter is 0 where p = q.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, teacher: torch.Tensor, vocabulary: Vocabulary, is_kl: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        log_q, token = vocabulary.log_softmax(logits)
+        p, q = teacher.exp(), log_q.exp()
+        is_short = q < p
+        term = p * (teacher - log_q) if is_kl else torch.where(is_short, q, 0)
+        acceptance, total = vocabulary.sum(torch.minimum(p, q), term)
+        if ctx.needs_input_grad[0]:
+            slope = q - p if is_kl else q * (total.unsqueeze(-1) - is_short.float())
+            ctx.save_for_backward(slope)
+        ctx.columns, ctx.dtype = logits.size(-1), logits.dtype
+        ctx.mark_non_differentiable(acceptance, token)
+        return total if is_kl else 1 - acceptance, acceptance, token
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        of_tokens = (slope * gradient.unsqueeze(-1)).to(ctx.dtype)
+        return torch.nn.functional.pad(of_tokens, (0, ctx.columns - of_tokens.size(-1))), None, None, None

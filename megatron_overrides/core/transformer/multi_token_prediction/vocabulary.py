@@ -1,0 +1,90 @@
+"""Distributions over a vocabulary whose logits are whole or cut into the shards of tensor parallelism."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from megatron.core import parallel_state
+
+# Where a shard has nothing but padding: the exponential is zero, and products with it are no NaN.
+_IMPOSSIBLE = -1e30
+
+
+class Vocabulary(NamedTuple):
+    """The vocabulary as one rank sees it.
+
+    Attributes:
+        size: the number of tokens; columns after them pad the output layer. None if no column is padding.
+        group: the process group over which the columns are cut, None if this rank has all of them.
+    """
+
+    size: int | None
+    group: Any
+
+    def without_padding(self, logits: torch.Tensor) -> torch.Tensor:
+        """The columns of [..., v] that stand for tokens; one impossible column if there is none."""
+        if self.size is None:
+            return logits
+        columns = self.size - self._first_token(logits)
+        if columns <= 0:
+            return torch.full_like(logits[..., :1], _IMPOSSIBLE)
+        return logits[..., :columns]
+
+    def log_softmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalise logits over all tokens, with one collective if they are sharded.
+
+        Args:
+            logits: [..., v], the columns of this rank.
+
+        Returns:
+            ([..., v'] float32, the log probabilities of the columns of this rank that are tokens;
+            [...] int64, the most likely token, the same on every rank of the group).
+        """
+        shard = self.without_padding(logits).float()
+        if self.group is None:
+            return torch.log_softmax(shard, dim=-1), shard.argmax(dim=-1)
+        largest, token = shard.max(dim=-1)
+        token = token + self._first_token(logits)
+        mass = (shard - largest.unsqueeze(-1)).exp().sum(dim=-1)
+        # One message carries all three. float64 represents every logit and every token exactly.
+        local = torch.stack([largest.double(), token.double(), mass.double()])
+        gathered = local.new_empty(self.group.size(), *local.shape)
+        torch.distributed.all_gather_into_tensor(gathered.view(-1), local.view(-1), group=self.group)
+        maxima, tokens, masses = gathered.unbind(dim=1)
+        maximum, winner = maxima.max(dim=0)
+        normaliser = maximum + (masses * (maxima - maximum).exp()).sum(dim=0).log()
+        return shard - normaliser.float().unsqueeze(-1), tokens.gather(0, winner.unsqueeze(0)).squeeze(0).long()
+
+    def sum(self, *terms: torch.Tensor) -> list[torch.Tensor]:
+        """Sum each [..., v'] over all tokens, with one collective if they are sharded."""
+        sums = torch.stack([term.sum(dim=-1) for term in terms])
+        if self.group is not None:
+            torch.distributed.all_reduce(sums, group=self.group)
+        return list(sums)
+
+    def _first_token(self, logits: torch.Tensor) -> int:
+        return 0 if self.group is None else self.group.rank() * logits.size(-1)
+
+
+def tensor_parallel_group(output_layer: Callable[..., Any], tp_group: Any = None) -> Any:
+    """Return `tp_group`, or else the group of the output layer, or else Megatron's own; None if it is one rank."""
+    if tp_group is None:
+        tp_group = getattr(output_layer, "tp_group", None)
+    if tp_group is None and parallel_state.is_initialized():
+        tp_group = parallel_state.get_tensor_model_parallel_group()
+    return None if tp_group is None or tp_group.size() == 1 else tp_group
+
+
+def number_of_tokens(config: Any) -> int | None:
+    """Return the number of tokens, without padding; None if it is not known, and then all columns count.
+
+    Megatron-Bridge's configuration has it, and the tokenizer of megatron.training. A core TransformerConfig has not.
+    """
+    size = getattr(config, "vocab_size", None)
+    variables = sys.modules.get("megatron.training.global_vars")
+    if size is None and variables is not None:
+        size = getattr(getattr(variables, "_GLOBAL_TOKENIZER", None), "vocab_size", None)
+    return size

@@ -1,0 +1,69 @@
+"""Under which conditions the losses of the heads are compared with the reference."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import NamedTuple
+
+from scripts.losses.packs import Pack
+
+RANKS = 2
+DEPTHS = 3
+LOSSES = ("cross_entropy", "kl", "tv", "e2e_tv")
+
+
+class Layout(NamedTuple):
+    """How the positions lie on the ranks.
+
+    Attributes:
+        batch: how many packs or sequences there are side by side.
+        is_packed: the sequences of `pack` are packed; otherwise it has one sequence without padding.
+    """
+
+    name: str
+    pack: Pack
+    batch: int = 2
+    tensor: int = 1
+    context: int = 1
+    sequence_parallel: bool = False
+    is_packed: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_WHOLE = Pack(((24, 24),))
+# Short sequences, one without tokens, and one that is shorter than the heads reach.
+_PADDED = Pack(((9, 12), (2, 4), (0, 4), (12, 12), (5, 8)), tail=4)
+LAYOUTS = (
+    Layout("1 rank", _WHOLE),
+    Layout("TP2", _WHOLE, tensor=2),
+    Layout("TP2 + SP", _WHOLE, tensor=2, sequence_parallel=True),
+    Layout("CP2", _WHOLE, context=2),
+    Layout("packed, padded", _PADDED, batch=1, is_packed=True),
+    Layout("packed + CP2", _PADDED, batch=1, context=2, is_packed=True),
+)
+
+
+class Condition(NamedTuple):
+    """What is trained by which loss.
+
+    Attributes:
+        is_tied: the output weight is the embedding, given with each call.
+        dtype: of hidden states and weights, as torch names it.
+    """
+
+    layout: Layout
+    loss_type: str
+    is_tied: bool
+    is_detached: bool
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        words = ("tied" if self.is_tied else "untied", "detached" if self.is_detached else "attached", self.dtype)
+        return f"{self.layout}, {self.loss_type}, {', '.join(words)}"
+
+
+def conditions(layout: Layout, dtype: str = "float32") -> list[Condition]:
+    """Return all conditions of a layout."""
+    return [Condition(layout, *rest, dtype) for rest in product(LOSSES, (True, False), (True, False))]

@@ -1,0 +1,216 @@
+"""Losses that compare the heads with the main model: identities, chunks, settings.
+
+tests/multirank/test_losses.py has their numbers.
+"""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from random_optimizers import examples
+
+from megatron_overrides.core.transformer.multi_token_prediction.objectives import Divergence
+from megatron_overrides.core.transformer.multi_token_prediction.vocabulary import Vocabulary
+from scripts.losses.conditions import LAYOUTS, LOSSES, Condition, Layout
+from scripts.losses.packs import Pack
+from scripts.losses.reference import make_problem
+
+pytestmark = pytest.mark.forked("patched")
+
+ONE_RANK = LAYOUTS[0]
+
+
+def compute(condition, chunk_size=1024, depth_weights=None):
+    """The loss and the gradients of heads and output weight."""
+    from scripts.losses.measured import compute
+
+    problem = make_problem(condition)._replace(depth_weights=depth_weights)
+    return compute(condition, problem, list(range(condition.layout.pack.size)), chunk_size)
+
+
+def assert_close(found, expected, tolerance):
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() <= tolerance * other.norm()
+
+
+@examples(60)
+@given(
+    loss_type=st.sampled_from(LOSSES),
+    sequences=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=4),
+    chunk_size=st.integers(1, 40),
+    is_detached=st.booleans(),
+)
+def test_the_result_does_not_depend_on_the_chunk_size_but_for_rounding(loss_type, sequences, chunk_size, is_detached):
+    pack = Pack(tuple((tokens, tokens + padding) for tokens, padding in sequences), tail=1)
+    layout = Layout("random", pack, batch=1, is_packed=True)
+    condition = Condition(layout, loss_type, is_tied=True, is_detached=is_detached)
+    whole = compute(condition, chunk_size=10**6)
+    assert_close(compute(condition, chunk_size), whole, 3e-6)
+
+
+@pytest.mark.parametrize("is_detached", [True, False])
+def test_chunked_cross_entropy_is_that_of_whole_logits(is_detached):
+    condition = Condition(ONE_RANK, "cross_entropy", is_tied=False, is_detached=is_detached)
+    assert_close(compute(condition, 10), compute(condition, 0), 1e-6)
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_equal_depth_weights_are_none(loss_type):
+    condition = Condition(ONE_RANK, loss_type, is_tied=True, is_detached=True)
+    for weighed, plain in zip(compute(condition, depth_weights="2,2,2"), compute(condition), strict=True):
+        assert torch.equal(weighed, plain)
+    assert not torch.equal(compute(condition, depth_weights="2,2,1")[1], compute(condition)[1])
+
+
+def test_bfloat16_is_as_near_as_its_logits():
+    """Logits of bfloat16 have eight bits; probabilities and sums are float32."""
+    from scripts.losses.measured import difference
+
+    for loss_type in LOSSES:
+        found = difference(Condition(ONE_RANK, loss_type, is_tied=True, is_detached=False, dtype="bfloat16"))
+        assert found.loss < 5e-3 and found.gradient < 3e-2
+
+
+def divergence(logits, teacher_logits, is_kl, size=None):
+    vocabulary = Vocabulary(size, None)
+    logits = logits.clone().requires_grad_()
+    value, acceptance, token = Divergence.apply(logits, vocabulary.log_softmax(teacher_logits)[0], vocabulary, is_kl)
+    value.sum().backward()
+    return value.detach(), acceptance, token, logits.grad
+
+
+@pytest.mark.parametrize("is_kl", [True, False])
+def test_a_head_that_is_the_main_model_gets_no_gradient(is_kl):
+    logits = torch.randn(4, 3, 50)
+    value, acceptance, token, gradient = divergence(logits, logits, is_kl)
+    torch.testing.assert_close(value, torch.zeros(4, 3), rtol=0, atol=2e-6)
+    torch.testing.assert_close(acceptance, torch.ones(4, 3), rtol=0, atol=2e-6)
+    assert torch.equal(token, logits.argmax(-1))
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("is_kl", [True, False])
+def test_columns_of_padding_are_outside_both_distributions(is_kl):
+    logits, teacher = torch.randn(4, 3, 50), torch.randn(4, 3, 50)
+    expected = divergence(logits[..., :45], teacher[..., :45], is_kl)
+    logits[..., 45:], teacher[..., 45:] = 30.0, 40.0
+    *found, gradient = divergence(logits, teacher, is_kl, size=45)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected[:3], strict=True))
+    assert torch.equal(gradient[..., :45], expected[3]) and not gradient[..., 45:].any()
+
+
+def test_a_shard_of_padding_alone_adds_nothing():
+    class LastRank:
+        def rank(self):
+            return 1
+
+    shard = Vocabulary(8, LastRank()).without_padding(torch.full((2, 8), 50.0))
+    assert shard.shape == (2, 1) and not shard.exp().any()
+
+
+def with_loss(make_model, loss_type, **more):
+    return make_model(mtp_loss_type=loss_type, mtp_loss_scaling_factor=1.0, **more)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"mtp_detach_heads": True}])
+def test_end_to_end_with_one_head_is_total_variation(make_model, batch, gradients, overrides):
+    found = []
+    for loss_type in ("tv", "e2e_tv"):
+        model = with_loss(make_model, loss_type, mtp_num_layers=1, **overrides)
+        found.append(gradients(model, model(**batch), weight=0.0))
+    assert found[0]["mtp.layers.0.eh_proj.weight"].any()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("loss_type", ["kl", "tv", "e2e_tv"])
+def test_a_detached_head_trains_nothing_but_itself(make_model, batch, gradients, loss_type):
+    model = with_loss(make_model, loss_type, mtp_detach_heads=True)
+    for name, gradient in gradients(model, model(**batch), weight=0.0).items():
+        assert bool(gradient.any()) == name.startswith("mtp."), name
+
+
+@pytest.mark.parametrize("loss_type", ["kl", "tv", "e2e_tv"])
+def test_an_attached_head_trains_the_output_layer_too(make_model, batch, gradients, loss_type):
+    model = with_loss(make_model, loss_type)
+    found = gradients(model, model(**batch), weight=0.0)
+    assert found["output_layer.weight"].any() and found["decoder.layers.0.mlp.linear_fc1.weight"].any()
+
+
+@pytest.mark.parametrize("loss_type", ["kl", "tv", "e2e_tv"])
+def test_without_labels_the_loss_is_that_of_derived_labels(make_model, batch, gradients, loss_type):
+    model = with_loss(make_model, loss_type, mtp_detach_heads=True)
+    from_tokens = gradients(model, model(**{**batch, "labels": None, "loss_mask": None}), weight=0.0)
+    known = torch.ones(2, 12)
+    known[:, -1] = 0
+    from_labels = gradients(model, model(**{**batch, "loss_mask": known}), weight=0.0)
+    assert all(torch.equal(gradient, from_labels[name]) for name, gradient in from_tokens.items())
+
+
+@pytest.mark.parametrize("is_detached", [True, False])
+def test_each_row_is_projected_once_for_the_main_model_and_once_for_each_head(
+    make_model, batch, gradients, is_detached
+):
+    """Attached heads are projected once more in backward, with the main model's rows."""
+    model = with_loss(make_model, "e2e_tv", mtp_detach_heads=is_detached, mtp_logits_chunk_size=1024)
+    rows = []
+    model.output_layer.register_forward_hook(lambda _, given, __: rows.append(given[0].size(0)))
+    output = model(**batch)
+    length, depths = 12, 2
+    # The rows after the last position stand for those of the next context-parallel rank.
+    assert sum(rows) == length + (length + depths) + depths * length
+    rows.clear()
+    output.mean().backward()
+    assert sum(rows) == (0 if is_detached else (length + depths) + depths * length)
+
+
+def test_no_more_rows_of_logits_than_the_chunk_size_exist_at_a_time(make_model, batch):
+    sizes = {}
+    for is_detached in (True, False):
+        model = with_loss(make_model, "tv", mtp_detach_heads=is_detached, mtp_logits_chunk_size=12)
+        rows = sizes[is_detached] = []
+        model.output_layer.register_forward_hook(lambda _, given, __, rows=rows: rows.append(given[0].size(0)))
+        model(**batch)
+    assert set(sizes[True][:-1]) == {3, 5}  # 12 rows / (2 samples x (main model + 1 head)), and 2 rows ahead
+    assert set(sizes[False][:-1]) == {2, 4}  # with 2 heads
+
+
+def test_with_cross_entropy_nothing_is_projected_for_a_length_that_is_not_due(make_model, batch):
+    model = make_model(mtp_acceptance_length_interval=2)
+    calls = []
+    model.output_layer.register_forward_hook(lambda *_: calls.append(1))
+    counts = []
+    for iteration in range(4):
+        calls.clear()
+        model(**batch)
+        counts.append(len(calls))
+        MTPLossLoggingHelper.track_mtp_metrics(1.0, iteration, None)
+    assert counts == [6, 3, 6, 3]  # the main model and two heads; then a chunk of the main model and of each head
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"mtp_loss_type": "unknown"}, "mtp_loss_type must be one of cross_entropy, kl, tv, e2e_tv, not 'unknown'"),
+        ({"mtp_loss_type": "tv", "mtp_num_layers": None}, "mtp_loss_type='tv' requires mtp_num_layers"),
+        ({"mtp_depth_weights": "1,2,3"}, "--mtp-depth-weights 1,2,3: give one weight for each of the 2 MTP layers"),
+        ({"mtp_depth_weights": "1,x"}, "give one weight for each of the 2"),
+        ({"mtp_depth_weights": (0, 0)}, "not all 0"),
+        ({"mtp_depth_weights": "1,-1"}, "not negative"),
+        ({"mtp_depth_weights": "1,nan"}, "give one weight for each of the 2"),
+        ({"mtp_logits_chunk_size": -1}, "--mtp-logits-chunk-size -1: give a number of rows"),
+        ({"mtp_acceptance_length_interval": -1}, "--mtp-acceptance-length-interval -1: give a number of steps"),
+        (
+            {"mtp_loss_type": "tv", "defer_embedding_wgrad_compute": True, "pipeline_model_parallel_size": 2,
+             "gradient_accumulation_fusion": True, "pipeline_dtype": torch.float32},
+            "--defer-embedding-wgrad-compute keeps the input of each of its calls",
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused(settings, message):
+    from megatron.core.transformer import TransformerConfig
+
+    given = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 1, "mtp_num_layers": 2, **settings}
+    with pytest.raises(ValueError, match=message):
+        TransformerConfig(**given)

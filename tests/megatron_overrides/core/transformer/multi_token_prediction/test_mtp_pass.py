@@ -1,0 +1,127 @@
+"""The heads in passes without gradients where the caller asks for them, and not at all where he says so."""
+
+import megatron_mtp_patches
+import pytest
+import torch
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from megatron_mtp_patches import mtp_pass
+
+pytestmark = pytest.mark.forked("patched")
+
+
+@pytest.fixture
+def expected_lengths():
+    """expected_lengths(model, batch): both accepted lengths, from the logits of whole sequences, in float64."""
+
+    def expected(model, batch):
+        seen = []
+        handle = model.output_layer.register_forward_hook(lambda _, given, __: seen.append(given[0]))
+        model(**batch)  # cross entropy: each head, then the main model
+        handle.remove()
+        MTPLossLoggingHelper.tracker = {}
+        *heads, main = (torch.nn.functional.linear(hidden, model.output_layer.weight).double() for hidden in seen)
+        accepted = agreed = torch.ones(batch["labels"].t().shape, dtype=torch.float64)
+        lengths, mask = torch.ones(2, *accepted.shape, dtype=torch.float64), batch["loss_mask"].t().double()
+        counts = torch.ones_like(mask)
+        for logits in heads:
+            main, mask = (torch.cat([each[1:], torch.zeros_like(each[:1])]) for each in (main, mask))
+            counts = counts * mask
+            accepted = accepted * torch.minimum(main.softmax(-1), logits.softmax(-1)).sum(-1)
+            agreed = agreed * (main.argmax(-1) == logits.argmax(-1))
+            lengths = lengths + torch.stack([accepted, agreed])
+        return [(length * counts).sum().item() / counts.sum().item() for length in lengths]
+
+    return expected
+
+
+@pytest.mark.parametrize("loss_type", ["cross_entropy", "tv", "e2e_tv"])
+def test_lengths_are_means_of_the_products_over_complete_chains(make_model, batch, expected_lengths, loss_type):
+    expected = expected_lengths(make_model(), batch)
+    model = make_model(mtp_loss_type=loss_type).eval()
+    with torch.no_grad(), mtp_pass(compute=True) as metrics:
+        model(**batch)
+    found = metrics.reduce()
+    lengths = [found["mtp acceptance length"], found["mtp greedy acceptance length"]]
+    assert lengths == pytest.approx(expected, rel=1e-6)
+    assert MTPLossLoggingHelper.tracker == {}
+
+
+def test_the_log_has_the_lengths_of_the_steps_that_are_due(make_model, batch, expected_lengths):
+    expected = expected_lengths(make_model(), batch)
+    model = make_model(mtp_acceptance_length_interval=2)
+    seen = []
+
+    class Writer:
+        def add_scalar(self, name, value, iteration):
+            seen.append((iteration, name, float(value)))
+
+    for iteration in range(3):
+        for _ in range(2):
+            model(**batch)
+        MTPLossLoggingHelper.track_mtp_metrics(0.5, iteration, Writer())
+    for name, value in zip(("mtp_acceptance_length", "mtp_greedy_acceptance_length"), expected, strict=True):
+        found = [(iteration, length) for iteration, tag, length in seen if tag == name]
+        assert found == [(0, pytest.approx(value)), (2, pytest.approx(value))]
+    from megatron_overrides.support.training_metrics import training_metrics
+
+    texts = "".join(metric.text for metric in training_metrics())
+    assert f" mtp acceptance length: {expected[0]:.3f} | mtp greedy acceptance length: {expected[1]:.3f} |" in texts
+
+
+def test_losses_are_those_of_training_and_means_over_microbatches(make_model, batch):
+    model = make_model()
+    with torch.no_grad(), mtp_pass(compute=True) as metrics:
+        for _ in range(3):
+            model(**batch)
+    found = metrics.reduce()
+    model(**batch)
+    losses = MTPLossLoggingHelper.tracker["loss_values"]
+    assert [found["mtp_1 loss"], found["mtp_2 loss"]] == pytest.approx(losses.tolist(), rel=1e-6)
+    counts = [MTPLossLoggingHelper.tracker[key] for key in ("correct_values", "total_values")]
+    assert found["mtp_1 acceptance %"] == pytest.approx(100 * (counts[0] / counts[1])[0].item(), rel=1e-6)
+
+
+def test_the_output_of_the_main_model_is_the_same(make_model, batch):
+    model = make_model(mtp_loss_type="kl").eval()
+    with torch.no_grad():
+        expected = model(**batch)
+        with mtp_pass(compute=True):
+            assert torch.equal(model(**batch), expected)
+
+
+def test_heads_that_are_not_wanted_do_not_run_where_there_are_gradients(make_model, batch, gradients):
+    model = make_model()
+    with mtp_pass(compute=False) as metrics:
+        found = gradients(model, model(**batch))
+    assert metrics.reduce() == {} and MTPLossLoggingHelper.tracker == {}
+    assert found and not any(name.startswith("mtp.") for name in found)
+
+
+def test_passes_with_gradients_stay_in_the_log_of_training(make_model, batch, gradients):
+    model = make_model()
+    expected = gradients(model, model(**batch))
+    with mtp_pass(compute=True) as metrics:
+        found = gradients(model, model(**batch))
+    assert metrics.reduce() == {}
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in found.items())
+
+
+def test_an_inner_pass_ends_where_it_ends(make_model, batch):
+    model = make_model().eval()
+    with torch.no_grad(), mtp_pass(compute=True) as outer:
+        with mtp_pass(compute=False) as inner:
+            model(**batch)
+        assert inner.reduce() == {} and outer.reduce() == {}
+        model(**batch)
+    assert outer.reduce()
+
+
+def test_without_its_patch_it_says_what_it_needs():
+    try:
+        megatron_mtp_patches.revert()
+        megatron_mtp_patches.apply("-mtp-acceptance-length")
+        with pytest.raises(megatron_mtp_patches.PatchError, match="needs the patch mtp-acceptance-length, .* disabled"):
+            mtp_pass(compute=True)
+    finally:
+        megatron_mtp_patches.revert()
+        megatron_mtp_patches.apply()
