@@ -19,7 +19,8 @@ PATCH = Patch(
     refuses=("`--mtp-logits-chunk-size` with `--defer-embedding-wgrad-compute`, or below 0.",),
     numerics=(
         "Only with the flag. Losses and gradients differ by rounding: a matmul of fewer rows may round otherwise, and "
-        "the chunks are added one after the other. Attached heads project each chunk again in the backward pass; detached heads do not."
+        "the chunks are added one after the other. Attached heads project each chunk again in the backward pass; "
+        "detached heads do not."
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_logits_chunk_size"),
     edits=(

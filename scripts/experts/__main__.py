@@ -13,20 +13,17 @@ release. One release may be given twice, as 0.16.1 and 0.16.1-newer, with anothe
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
 from scripts.common.arguments import add_pythons, make_parser
-from scripts.common.process import ROOT, environment, run_or_exit
+from scripts.common.process import ROOT
+from scripts.common.recording import keep, record_on_ranks
 from scripts.experts.conditions import RANKS
-from scripts.experts.record import MEASURED
-from scripts.experts.table import PATCH, TITLE, TOLERANCE, largest_deviation, make_table
+from scripts.experts.table import PATCH, TOLERANCE, largest_deviation, make_table
 
 
 def main() -> int:
@@ -34,20 +31,17 @@ def main() -> int:
     add_pythons(parser)
     parser.add_argument("--out", type=Path, default=ROOT / "ci" / "experts", help="folder of the table")
     options = parser.parse_args()
-    with Progress() as progress, tempfile.TemporaryDirectory() as folder:
+    with Progress() as progress:
         bar = progress.add_task("", total=2 * len(options.python))
         found = {}
         for label, python in options.python.items():
             for patched in (False, True):
                 progress.update(bar, description=f"{label}, {'patched' if patched else 'plain'}")
-                found[label, patched] = record(python, patched, Path(folder, "found.json"), progress)
+                patches = "all" if patched else f"-{PATCH}"
+                found[label, patched] = record_on_ranks(python, "scripts.experts.record", RANKS, patches, progress)
                 progress.advance(bar)
     kept = [{"label": label, "patched": patched, **result} for (label, patched), result in found.items()]
-    table = make_table(kept)
-    table.show()
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "cpu.md").write_text("\n".join(["# " + TITLE, "", *table.section()[2:]]), encoding="utf-8")
-    (options.out / "cpu.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    keep(options.out, make_table(kept), kept)
     wrong = [
         f"{label}, {row['condition']}: {deviation:.1e} from the norms by hand"
         for (label, patched), result in found.items()
@@ -63,19 +57,6 @@ def main() -> int:
     for line in wrong:
         Console().print(line, style="red", markup=False, soft_wrap=True)
     return int(bool(wrong))
-
-
-def record(python: str, patched: bool, file: Path, progress: Progress) -> Any:
-    """What record.py writes."""
-    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-
-    def on_line(line: str) -> None:
-        if line.startswith(MEASURED):
-            progress.console.print(line.removeprefix(MEASURED), highlight=False)
-
-    command = [*launcher, "-m", "scripts.experts.record", str(file)]
-    run_or_exit(command, environment("all" if patched else f"-{PATCH}", TORCHDYNAMO_DISABLE="1"), on_line=on_line)
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

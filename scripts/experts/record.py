@@ -14,9 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from scripts.common.recording import report_measured
 from scripts.experts.conditions import LAYOUTS, WITH_REPLICAS, conditions
-
-MEASURED = "measured "  # begins the line that says which condition is done
 
 
 def main() -> None:
@@ -55,7 +54,7 @@ def measure() -> Iterator[dict[str, Any]]:
             found = {"not run": reason} if reason else {"reported": reported(condition)}
             yield {"condition": str(condition), "by hand": by_hand(condition), **found}
             if dist.get_rank() == 0:
-                print(f"{MEASURED}{condition}", flush=True)
+                report_measured(condition)
         parallel_state.destroy_model_parallel()
 
 

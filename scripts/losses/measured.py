@@ -87,10 +87,6 @@ def compute(
         losses.append(loss.detach().double().sum())
         return attach(main, loss)
 
-    def cross_entropy(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        target = labels.transpose(0, 1).contiguous()
-        return tensor_parallel.vocab_parallel_cross_entropy(logits.float(), target).transpose(0, 1)
-
     mtp.MTPLossAutoScaler.set_loss_scale(torch.tensor(1.0))
     with patch.object(mtp.MTPLossAutoScaler, "apply", note):
         main = mtp.process_mtp_loss(
@@ -112,3 +108,9 @@ def compute(
     assert not of_main.any(), "the losses of the heads train the main model's hidden states"
     of_weight = torch.zeros_like(weight) if weight.grad is None else weight.grad
     return sum(losses), torch.stack(of_heads), of_weight.double()
+
+
+def cross_entropy(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return the loss [b, s] of labels [b, s] and logits [s, b, v], as LanguageModule does."""
+    target = labels.transpose(0, 1).contiguous()
+    return tensor_parallel.vocab_parallel_cross_entropy(logits.float(), target).transpose(0, 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from megatron_overrides.core.transformer.multi_token_prediction.head_settings import LOSS_TYPES, depth_weights
+LOSS_TYPES = ("cross_entropy", "kl", "tv", "e2e_tv")
 
 
 def check_heads(settings: Any) -> None:
@@ -16,9 +17,10 @@ def check_heads(settings: Any) -> None:
         if interval < 0:
             raise ValueError(f"--mtp-{name} {interval}: give a number of steps, or 0 for none")
         if interval >= first and any("full_iteration" in graph for graph in graphs):
+            possible = "0" if first == 1 else "1 or 0"
             raise ValueError(
                 f"--mtp-{name} decides in each step whether to measure, but a CUDA graph of the whole iteration "
-                f"repeats the step that it was captured in: set the interval to {' or '.join(map(str, reversed(range(first))))}"
+                f"repeats the step that it was captured in: set the interval to {possible}"
             )
     check_losses(settings)
     if getattr(settings, "mtp_detach_heads", False) and getattr(settings, "defer_embedding_wgrad_compute", False):
@@ -47,6 +49,31 @@ def check_losses(settings: Any) -> None:
             "--mtp-loss-type and --mtp-logits-chunk-size call the output layer chunk by chunk, but "
             "--defer-embedding-wgrad-compute keeps the input of each of its calls for later: leave it out"
         )
+
+
+def depth_weights(weights: str | Sequence[float] | None, depths: int) -> tuple[float, ...]:
+    """Return the weight of each depth, divided by the mean of all.
+
+    Args:
+        weights: numbers, or a string of them with commas; None for equal weights.
+
+    Raises:
+        ValueError: it is not one finite number for each depth, or one is negative, or all are 0.
+    """
+    if weights is None:
+        return (1.0,) * depths
+    words = weights.split(",") if isinstance(weights, str) else list(weights)
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        numbers = []
+    if len(numbers) != depths or not all(0 <= number < float("inf") for number in numbers) or not sum(numbers):
+        raise ValueError(
+            f"--mtp-depth-weights {weights}: give one weight for each of the {depths} MTP layers, not negative and not "
+            f"all 0, with commas between them (config.mtp_depth_weights)"
+        )
+    mean = sum(numbers) / depths
+    return tuple(number / mean for number in numbers)
 
 
 def check_after_init(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ class PassMetrics:
             for depth, rate in enumerate(100 * correct / total.clamp(min=1), start=1):
                 named[f"mtp_{depth} acceptance %"] = rate.item()
         if "lengths" in sums:
-            named.update(named_lengths(sums["lengths"]))
+            named.update((name, length.item()) for name, length in named_lengths(sums["lengths"]).items())
         return named
 
 

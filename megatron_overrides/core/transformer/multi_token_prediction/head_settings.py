@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 
 from megatron_overrides.core.transformer.multi_token_prediction.forward_pass import ForwardPass
+from megatron_overrides.core.transformer.transformer_config import depth_weights
 
-LOSS_TYPES = ("cross_entropy", "kl", "tv", "e2e_tv")
 # Rows of logits at a time where no --mtp-logits-chunk-size says it.
 DEFAULT_CHUNK_SIZE = 1024
 
@@ -67,28 +66,3 @@ class HeadSettings(NamedTuple):
 def _falls_due(interval: int) -> bool:
     """Whether this step is one of those that are `interval` steps apart; 0 stands for no step."""
     return bool(interval) and mtp.MTPLossLoggingHelper.tracker.get("steps", 0) % interval == 0
-
-
-def depth_weights(weights: str | Sequence[float] | None, depths: int) -> tuple[float, ...]:
-    """Return the weight of each depth, divided by the mean of all.
-
-    Args:
-        weights: numbers, or a string of them with commas; None for equal weights.
-
-    Raises:
-        ValueError: it is not one finite number for each depth, or one is negative, or all are 0.
-    """
-    if weights is None:
-        return (1.0,) * depths
-    words = weights.split(",") if isinstance(weights, str) else list(weights)
-    try:
-        numbers = [float(word) for word in words]
-    except ValueError:
-        numbers = []
-    if len(numbers) != depths or not all(0 <= number < float("inf") for number in numbers) or not sum(numbers):
-        raise ValueError(
-            f"--mtp-depth-weights {weights}: give one weight for each of the {depths} MTP layers, not negative and not "
-            f"all 0, with commas between them (config.mtp_depth_weights)"
-        )
-    mean = sum(numbers) / depths
-    return tuple(number / mean for number in numbers)

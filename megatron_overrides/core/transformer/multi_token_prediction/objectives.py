@@ -27,16 +27,25 @@ class Divergence(torch.autograd.Function):
         ctx: Any, logits: torch.Tensor, teacher: torch.Tensor, vocabulary: Vocabulary, is_kl: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         log_q, token = vocabulary.log_softmax(logits)
-        p, q = teacher.exp(), log_q.exp()
-        is_short = q < p
-        term = p * (teacher - log_q) if is_kl else torch.where(is_short, q, 0)
-        acceptance, total = vocabulary.sum(torch.minimum(p, q), term)
+        p = teacher.exp()
+        # Few copies as large as the logits: what is not needed any more is overwritten.
+        if is_kl:
+            q = log_q.exp()
+            parts = torch.minimum(p, q).sum(dim=-1), log_q.neg_().add_(teacher).mul_(p).sum(dim=-1)
+            acceptance, divergence = vocabulary.sum_over_shards(*parts)
+            slope = q.sub_(p)
+        else:
+            q = log_q.exp_()
+            is_short = q < p
+            parts = torch.minimum(p, q, out=p).sum(dim=-1), torch.where(is_short, q, 0).sum(dim=-1)
+            acceptance, short = vocabulary.sum_over_shards(*parts)
+            divergence = 1 - acceptance
+            slope = q.mul_(short.unsqueeze(-1) - is_short.float())
         if ctx.needs_input_grad[0]:
-            slope = q - p if is_kl else q * (total.unsqueeze(-1) - is_short.float())
             ctx.save_for_backward(slope)
         ctx.columns, ctx.dtype = logits.size(-1), logits.dtype
         ctx.mark_non_differentiable(acceptance, token)
-        return total if is_kl else 1 - acceptance, acceptance, token
+        return divergence, acceptance, token
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor, None, None, None]:

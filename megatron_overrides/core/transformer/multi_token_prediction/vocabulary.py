@@ -58,12 +58,12 @@ class Vocabulary(NamedTuple):
         normaliser = maximum + (masses * (maxima - maximum).exp()).sum(dim=0).log()
         return shard - normaliser.float().unsqueeze(-1), tokens.gather(0, winner.unsqueeze(0)).squeeze(0).long()
 
-    def sum(self, *terms: torch.Tensor) -> list[torch.Tensor]:
-        """Sum each [..., v'] over all tokens, with one collective if they are sharded."""
-        sums = torch.stack([term.sum(dim=-1) for term in terms])
+    def sum_over_shards(self, *sums: torch.Tensor) -> torch.Tensor:
+        """Add up what each rank has summed over its columns, [...] each, with one collective."""
+        stacked = torch.stack(sums)
         if self.group is not None:
-            torch.distributed.all_reduce(sums, group=self.group)
-        return list(sums)
+            torch.distributed.all_reduce(stacked, group=self.group)
+        return stacked
 
     def _first_token(self, logits: torch.Tensor) -> int:
         return 0 if self.group is None else self.group.rank() * logits.size(-1)

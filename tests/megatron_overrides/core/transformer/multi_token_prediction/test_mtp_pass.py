@@ -41,6 +41,7 @@ def test_lengths_are_means_of_the_products_over_complete_chains(make_model, batc
     with torch.no_grad(), mtp_pass(compute=True) as metrics:
         model(**batch)
     found = metrics.reduce()
+    assert all(type(value) is float for value in found.values())
     lengths = [found["mtp acceptance length"], found["mtp greedy acceptance length"]]
     assert lengths == pytest.approx(expected, rel=1e-6)
     assert MTPLossLoggingHelper.tracker == {}

@@ -1,0 +1,140 @@
+"""A small GPT with MTP heads on the bytes of the standard library; its heads trained from one frozen main model."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY, LENGTH, BATCH, DEPTHS = 256, 96, 16, 3
+MAIN_STEPS, HEAD_STEPS, MEASURE_EVERY = 700, 400, 50
+LEARNING_RATE = 2e-3
+
+
+def texts() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the bytes to train on and the bytes held out, as int64."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    content = b"\n".join(file.read_bytes() for file in files)
+    everything = torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
+    cut = len(everything) * 9 // 10
+    return everything[:cut], everything[cut:]
+
+
+def batches(text: torch.Tensor, count: int, seed: int) -> Iterator[torch.Tensor]:
+    """Yield `count` batches [b, n + 1] from random places."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        begins = torch.randint(0, len(text) - LENGTH - 1, (BATCH,), generator=generator)
+        yield torch.stack([text[begin : begin + LENGTH + 1] for begin in begins.tolist()])
+
+
+def make_model(loss_type: str) -> Any:
+    """Return a seeded GPTModel with detached heads."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer import TransformerConfig
+
+    torch.manual_seed(1)
+    model_parallel_cuda_manual_seed(1)
+    config = TransformerConfig(
+        num_layers=3,
+        hidden_size=128,
+        num_attention_heads=4,
+        mtp_num_layers=DEPTHS,
+        mtp_loss_scaling_factor=float(DEPTHS),
+        mtp_loss_type=loss_type,
+        mtp_detach_heads=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+    )
+    spec = get_gpt_layer_local_spec()
+    return GPTModel(
+        config,
+        spec,
+        vocab_size=VOCABULARY,
+        max_sequence_length=LENGTH,
+        position_embedding_type="rope",
+        mtp_block_spec=get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False),
+    )
+
+
+def run(model: Any, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the main model's loss [b, n] on batches of `batches`; the heads' losses are attached to it."""
+    inputs = tokens[:, :-1].contiguous()
+    length = inputs.size(1)
+    return model(
+        inputs,
+        torch.arange(length).expand_as(inputs),
+        torch.ones(1, 1, length, length).tril().logical_not(),
+        labels=tokens[:, 1:].contiguous(),
+        loss_mask=torch.ones(inputs.shape) if mask is None else mask,
+    )
+
+
+def train_main_model(text: torch.Tensor) -> Any:
+    """Return a model whose heads have learned nothing."""
+    from megatron_mtp_patches import mtp_pass
+
+    model = make_model("cross_entropy")
+    trained = [parameter for name, parameter in model.named_parameters() if not name.startswith("mtp.")]
+    optimizer = torch.optim.AdamW(trained, LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, MAIN_STEPS, LEARNING_RATE / 10)
+    for tokens in batches(text, MAIN_STEPS, seed=2):
+        optimizer.zero_grad()
+        with mtp_pass(compute=False):
+            run(model, tokens).mean().backward()
+        optimizer.step()
+        schedule.step()
+    return model
+
+
+def train_heads(main_model: Any, loss_type: str, text: torch.Tensor, held_out: torch.Tensor) -> tuple[Any, list[Any]]:
+    """Train the heads of a copy, the rest frozen.
+
+    Returns:
+        (model, [(step, metrics of `mtp_pass` on held-out text)]).
+    """
+    model = make_model(loss_type)
+    model.load_state_dict(main_model.state_dict())
+    heads = []
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("mtp."))
+        heads += [parameter] if parameter.requires_grad else []
+    optimizer = torch.optim.AdamW(heads, LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, HEAD_STEPS, LEARNING_RATE / 10)
+    curve = [(0, measure(model, held_out))]
+    for number, tokens in enumerate(batches(text, HEAD_STEPS, seed=3), start=1):
+        optimizer.zero_grad()
+        (0 * run(model, tokens).mean()).backward()
+        optimizer.step()
+        schedule.step()
+        if number % MEASURE_EVERY == 0:
+            curve.append((number, measure(model, held_out)))
+    return model, curve
+
+
+def measure(model: Any, text: torch.Tensor) -> dict[str, float]:
+    """Return the losses and the accepted lengths of the heads on 8 batches of `text`."""
+    from megatron_mtp_patches import mtp_pass
+
+    with torch.no_grad(), mtp_pass(compute=True) as metrics:
+        for tokens in batches(text, 8, seed=4):
+            run(model, tokens)
+    return metrics.reduce()
+
+
+def measure_text(model: Any, text: torch.Tensor, first: int) -> dict[str, float]:
+    """Return what the log says of `text`, [b, n] int64, for drafts that begin after each token from `first` on."""
+    from megatron_mtp_patches import mtp_pass
+
+    # A draft after `first` known tokens starts from the position two before; its first label is one further.
+    mask = torch.ones(text.size(0), text.size(1) - 1)
+    mask[:, : first - 1] = 0
+    with torch.no_grad(), mtp_pass(compute=True) as metrics:
+        run(model, text, mask)
+    return metrics.reduce()
