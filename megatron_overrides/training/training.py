@@ -1,6 +1,7 @@
-"""Put our metrics where Megatron's own are: its training log line, TensorBoard and W&B; and count our FLOPs.
+"""Put our metrics where Megatron's own are: its lines for training and validation, TensorBoard, W&B and its FLOPs.
 
-Which numbers: support/step_record.py (of a step) and multi_token_prediction/tracker.py (acceptance rates and lengths).
+Which numbers: support/step_record.py (of a step), multi_token_prediction/tracker.py (acceptance rates and lengths) and
+multi_token_prediction/head_metrics.py (validation).
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import inspect
 from contextvars import ContextVar
 from typing import Any
 
+from megatron.core.utils import get_model_config
 from megatron.training.global_vars import get_args, get_tensorboard_writer, get_wandb_writer
+from megatron.training.utils import print_rank_last
 
+from megatron_overrides.core.transformer.multi_token_prediction.mtp_pass import mtp_pass
 from megatron_overrides.support.training_metrics import training_metrics
 
 _is_logging: ContextVar[bool] = ContextVar("training_log is at work", default=False)
+_evaluated: ContextVar[list[dict[str, float]] | None] = ContextVar("what each evaluation has measured", default=None)
 
 
 def log_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,3 +59,54 @@ def count_main_model_logits(wrapped: Any, instance: Any, args: tuple[Any, ...], 
         return flops
     tokens = given["batch_size"] * settings.seq_length
     return flops + 2 * tokens * settings.hidden_size * settings.padded_vocab_size
+
+
+def measure_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps evaluate(..., model, ...), which evaluates one validation set: its forward passes run the heads."""
+    model = inspect.signature(wrapped).bind(*args, **kwargs).arguments["model"]
+    chunks = model if isinstance(model, list) else [model]
+    config = get_model_config(chunks[0])
+    if not getattr(config, "mtp_num_layers", None) or not config.mtp_eval:
+        return wrapped(*args, **kwargs)
+    with mtp_pass(compute=True) as metrics:
+        result = wrapped(*args, **kwargs)
+    measured = metrics.reduce()
+    sets = _evaluated.get()
+    if sets is not None:
+        sets.append(measured)
+    return result
+
+
+def report_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps evaluate_and_print_results(prefix, ..., iteration, ..., write_to_tensorboard): adds a line for each set."""
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    call.apply_defaults()
+    sets: list[dict[str, float]] = []
+    token = _evaluated.set(sets)
+    try:
+        result = wrapped(*args, **kwargs)
+    finally:
+        _evaluated.reset(token)
+    given = call.arguments
+    for number, measured in enumerate(sets):
+        suffix = _suffix(number)
+        values = "".join(f" {name}: {value:.4f} |" for name, value in measured.items())
+        print_rank_last(f" validation{suffix} of the MTP heads at {given['prefix']} |{values}")
+        writer, wandb = get_tensorboard_writer(), get_wandb_writer()
+        if not writer or not given["write_to_tensorboard"]:
+            continue
+        for name, value in measured.items():
+            tag = f"{name} validation{suffix}"
+            writer.add_scalar(tag, value, given["iteration"])
+            if wandb:
+                wandb.log({tag: value}, given["iteration"])
+    return result
+
+
+def _suffix(number: int) -> str:
+    """What Megatron writes after "validation" for one of several validation sets."""
+    settings = get_args()
+    if not getattr(settings, "multiple_validation_sets", False):
+        return ""
+    names = getattr(settings, "validation_set_names", None)
+    return f"-{names[number] if names else number}"

@@ -64,12 +64,12 @@ PATCH = Patch(
         *SHOW_METRICS,
         Wrap(
             "megatron.training.training:evaluate",
-            "megatron_overrides.training.evaluation:measure_heads",
+            "megatron_overrides.training.training:measure_heads",
             check_source=False,
         ),
         Wrap(
             "megatron.training.training:evaluate_and_print_results",
-            "megatron_overrides.training.evaluation:report_heads",
+            "megatron_overrides.training.training:report_heads",
             check_source=False,
         ),
     ),

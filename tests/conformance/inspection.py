@@ -26,6 +26,8 @@ from megatron_mtp_patches.engine.state import State, TargetState
 PATCHES = (*BASE, *CATALOG)
 MODULES = list(dict.fromkeys(module for patch in PATCHES for module in patch.modules))
 MISSING = "missing"
+# Values of fields that are checked; the others take any.
+VALUES = {"grad_norm_group": ["name=regex:1"], "mtp_loss_type": "cross_entropy"}
 # What a configuration cannot be made without.
 NEEDED = {"num_layers", "hidden_size", "num_attention_heads"}
 
@@ -103,7 +105,7 @@ def count(edit: Edit) -> int | str | None:
         fields = [field for field in dataclasses.fields(value) if field.name == edit.field]
         if fields:
             needed = dict.fromkeys(NEEDED.intersection(inspect.signature(value).parameters), 1)
-            given = ["name=regex:1"] if edit.field == "grad_norm_group" else 0.5
+            given = VALUES.get(edit.field, 0.5)
             assert getattr(value(**needed, **{edit.field: given}), edit.field) == given
             assert getattr(value(**needed), edit.field) == edit.default
             assert inspect.signature(value).parameters[edit.field].default == edit.default

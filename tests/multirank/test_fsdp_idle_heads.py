@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fsdp_training import CLIP, LR, STRATEGIES, WEIGHT_DECAY, both_overlaps, every_strategy
+from megatron_mtp_patches import mtp_pass
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
@@ -17,8 +18,10 @@ SHARDS_WEIGHTS = STRATEGIES[-1]  # ZeRO-3: weights are gathered before a layer r
 
 
 @pytest.fixture
-def make_net(make_gpt):
-    return lambda: make_gpt(VOCABULARY, LENGTH, mtp_detach_heads=True)
+def make_net(make_gpt, request):
+    """make_net(): a GPT with detached heads, or with the settings that the test gives."""
+    settings = getattr(request, "param", {"mtp_detach_heads": True})
+    return lambda: make_gpt(VOCABULARY, LENGTH, **settings)
 
 
 @pytest.fixture
@@ -81,6 +84,12 @@ def evaluate(model, step):
         model(**batch_of(1000 + step))
 
 
+def measure(model, step):
+    with torch.no_grad(), mtp_pass(compute=True) as metrics:
+        model(**batch_of(1000 + step))
+    assert len(metrics.reduce()) == 6  # two losses, two acceptance rates, two lengths
+
+
 def nothing(model, step):
     pass
 
@@ -104,7 +113,7 @@ def train(made, before_step=nothing, after_step=nothing):
         before_step(made.model, step)
         _, norm, _ = made.optimizer.step()
         after_step(made.model, step)
-        seen += [*losses, float(norm), float(made.optimizer.mtp_grad_norm)]
+        seen += [*losses, float(norm), float(made.optimizer.mtp_grad_norm or 0)]
     MTPLossLoggingHelper.tracker = {}
     return seen
 
@@ -119,6 +128,19 @@ def test_heads_train_as_under_ddp(make, ddp, strategy, overlap):
 def test_heads_train_on_four_ranks_as_under_ddp(make, ddp):
     """More ranks shard further, in the same way under each strategy."""
     assert train(make(), after_step=evaluate) == pytest.approx(train(ddp), rel=1e-5)
+
+
+FOR_ACCEPTANCE = [
+    {"mtp_loss_type": "e2e_tv", "mtp_detach_heads": True, "mtp_logits_chunk_size": 8},
+    {"mtp_loss_type": "kl", "mtp_logits_chunk_size": 8},
+]
+
+
+@pytest.mark.parametrize("make_net", FOR_ACCEPTANCE, indirect=True, ids=["e2e_tv, detached", "kl, attached"])
+@every_strategy
+def test_heads_train_for_acceptance_as_under_ddp(make, ddp, strategy):
+    """The output layer runs for each chunk, that of attached heads in backward again."""
+    assert train(make(strategy), after_step=measure) == pytest.approx(train(ddp), rel=1e-5)
 
 
 @every_strategy

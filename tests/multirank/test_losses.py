@@ -17,3 +17,32 @@ def test_loss_and_gradient_are_those_of_full_logits(parallel, condition):
     found = difference(condition)
     assert found.loss < LOSS
     assert found.gradient < GRADIENT
+
+
+@pytest.mark.parametrize("is_kl", [False, True])
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_sharded_and_gathered_logits_give_the_divergence_of_the_full_vocabulary(parallel, rank, is_sharded, is_kl):
+    """A case of NVIDIA/Megatron-LM#6473, with its vocabulary."""
+    import torch
+
+    from megatron_overrides.core.transformer.multi_token_prediction.objectives import Divergence
+    from megatron_overrides.core.transformer.multi_token_prediction.vocabulary import Vocabulary
+
+    group = parallel(tensor_model_parallel_size=RANKS).get_tensor_model_parallel_group()
+    draft, teacher = torch.randn(2, 2, 1, 128256, generator=torch.Generator().manual_seed(2026)).unbind()
+    whole = draft.clone().requires_grad_()
+    p, q = teacher.softmax(-1), whole.softmax(-1)
+    expected = (p * (p.log() - q.log())).sum(-1) if is_kl else 1 - torch.minimum(p, q).sum(-1)
+    expected.sum().backward()
+
+    def mine(logits):
+        return logits.chunk(RANKS, dim=-1)[rank] if is_sharded else logits
+
+    vocabulary = Vocabulary(None, group if is_sharded else None)
+    given = mine(draft).clone().requires_grad_()
+    found, acceptance, token = Divergence.apply(given, vocabulary.log_softmax(mine(teacher))[0], vocabulary, is_kl)
+    found.sum().backward()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(given.grad, mine(whole.grad), rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(acceptance, torch.minimum(p, q).sum(-1).detach(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(token, draft.argmax(-1))

@@ -109,6 +109,13 @@ def test_a_shard_of_padding_alone_adds_nothing():
     assert shard.shape == (2, 1) and not shard.exp().any()
 
 
+def distance(found, expected):
+    """Norm of the difference over norm, of all gradients together."""
+    assert found.keys() == expected.keys()
+    wanted = torch.cat([gradient.flatten() for gradient in expected.values()])
+    return ((torch.cat([found[name].flatten() for name in expected]) - wanted).norm() / wanted.norm()).item()
+
+
 def with_loss(make_model, loss_type, **more):
     return make_model(mtp_loss_type=loss_type, mtp_loss_scaling_factor=1.0, **more)
 
@@ -146,6 +153,48 @@ def test_without_labels_the_loss_is_that_of_derived_labels(make_model, batch, gr
     known[:, -1] = 0
     from_labels = gradients(model, model(**{**batch, "loss_mask": known}), weight=0.0)
     assert all(torch.equal(gradient, from_labels[name]) for name, gradient in from_tokens.items())
+
+
+@pytest.mark.parametrize("loss_type", ["kl", "e2e_tv"])
+@pytest.mark.parametrize("is_detached", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        {"mtp_logits_chunk_size": 7, "calculate_per_token_loss": True},
+    ],
+    ids=["full recompute", "per token"],
+)
+def test_settings_of_training_change_no_gradient(make_model, batch, gradients, loss_type, is_detached, settings):
+    given = {"mtp_detach_heads": is_detached}
+    plain, other = (with_loss(make_model, loss_type, **given, **more) for more in ({}, settings))
+    expected, found = (gradients(model, model(**batch), weight=0.0) for model in (plain, other))
+    # A loss per token is a sum over the tokens of the main model, by which finalize_model_grads divides.
+    tokens = batch["loss_mask"].sum() if settings.get("calculate_per_token_loss") else 1
+    assert distance({name: gradient / tokens for name, gradient in found.items()}, expected) < 1e-5
+
+
+@pytest.mark.parametrize("is_detached", [True, False])
+def test_fused_cross_entropy_in_chunks_is_that_of_whole_logits(make_model, batch, gradients, is_detached):
+    given = {"cross_entropy_loss_fusion": True, "mtp_detach_heads": is_detached}
+    plain, chunked = (make_model(**given, mtp_logits_chunk_size=size) for size in (0, 7))
+    expected, found = (gradients(model, model(**batch), weight=0.0) for model in (plain, chunked))
+    assert 0 < distance(found, expected) < 5e-3  # Megatron's fused cross entropy rounds the gradient to bfloat16
+
+
+@pytest.mark.parametrize("loss_type", ["kl", "e2e_tv"])
+@pytest.mark.parametrize("is_detached", [True, False])
+def test_under_the_overlap_of_experts_the_losses_are_the_same(
+    make_model, batch, gradients, run_overlapped, experts, loss_type, is_detached
+):
+    model = with_loss(make_model, loss_type, mtp_detach_heads=is_detached, **experts).bfloat16()
+    expected = gradients(model, model(**batch), weight=0.0)
+    model.zero_grad()
+    loss, backward = run_overlapped(model, batch)
+    backward(torch.zeros_like(loss))
+    assert expected["mtp.layers.0.eh_proj.weight"].any()
+    got = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+    assert all(torch.equal(got[name], gradient) for name, gradient in expected.items() if gradient.any())
 
 
 @pytest.mark.parametrize("is_detached", [True, False])
