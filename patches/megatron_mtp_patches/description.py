@@ -47,7 +47,8 @@ def settings(patch: Patch) -> list[Setting]:
     flags = [edit for edit in patch.edits if isinstance(edit, AddFlag)]
     found = [Setting(_flag(edit.flag, edit.type, edit.metavar), _default(edit), edit.help, False) for edit in flags]
     for edit in (edit for edit in patch.edits if isinstance(edit, AddField)):
-        flag = f"--{edit.field.replace('_', '-')}"
+        # Megatron's flag of a field that is True turns it off.
+        flag = f"--{'no-' * (edit.default is True)}{edit.field.replace('_', '-')}"
         if flag not in {edit.flag for edit in flags}:
             has_flag = edit.target == TRANSFORMER_CONFIG
             name = _flag(flag, edit.type) if has_flag else f"{edit.name}.{edit.field}"
@@ -60,4 +61,4 @@ def _flag(flag: str, type: object, metavar: str | None = None) -> str:
 
 
 def _default(edit: AddFlag | AddField) -> str:
-    return "off" if edit.default is False else "none" if edit.default is None else str(edit.default)
+    return "off" if isinstance(edit.default, bool) else "none" if edit.default is None else str(edit.default)

@@ -43,3 +43,12 @@ def test_training_is_the_same_with_and_without_validation_of_the_heads(train):
     assert with_heads == without
     found, expected = (re.findall(r"validation loss at .*?lm loss value: (\S+)", each) for each in (output, silent))
     assert found == expected and len(found) >= 2
+
+
+def test_attached_heads_train_alike_with_gradients_reduced_early(train):
+    """The output layer gets gradients from the main model and from each chunk; DDP must wait for all of them."""
+    flags = ["--mtp-num-layers", "2", "--mtp-loss-type", "kl", "--mtp-logits-chunk-size", "16"]
+    flags += ["--use-distributed-optimizer", "--untie-embeddings-and-output-weights"]
+    late, _ = train(*flags, ranks=2)
+    early, _ = train(*flags, "--overlap-grad-reduce", ranks=2)
+    assert len(late) == 12 and early == late

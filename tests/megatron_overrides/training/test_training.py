@@ -1,5 +1,7 @@
 """Our metrics appear in Megatron's log line, TensorBoard and W&B. Needs megatron.training: not in the 0.16.1 wheel."""
 
+import argparse
+import importlib
 import inspect
 from types import SimpleNamespace
 
@@ -83,11 +85,14 @@ def test_megatron_s_own_training_log_prints_that_line(monkeypatch, capsys):
     assert capsys.readouterr().out == " iteration 1 | heads:   3 |\n"
 
 
-def test_the_main_model_s_logits_are_in_the_flops_of_losses_that_need_them():
-    def without(args, batch_size):
-        return 1000
-
-    args = SimpleNamespace(mtp_num_layers=2, mtp_loss_type="tv", seq_length=8, hidden_size=4, padded_vocab_size=16)
-    assert ours.count_main_model_logits(without, None, (args, 3), {}) == 1000 + 2 * 3 * 8 * 4 * 16
-    args.mtp_loss_type = "cross_entropy"
-    assert ours.count_main_model_logits(without, None, (), {"args": args, "batch_size": 3}) == 1000
+@pytest.mark.parametrize("loss_type", ["cross_entropy", "kl", "tv", "e2e_tv"])
+def test_flops_count_the_main_model_s_logits_where_a_loss_needs_them(loss_type):
+    arguments = importlib.import_module("megatron.training.arguments")
+    flags = "--num-layers 2 --hidden-size 8 --num-attention-heads 2 --seq-length 16 --mtp-num-layers 2".split()
+    args = arguments.add_megatron_arguments(argparse.ArgumentParser()).parse_args(flags)
+    args.padded_vocab_size, args.group_query_attention, args.swiglu = 64, False, False
+    args.kv_channels, args.ffn_hidden_size = 4, 32
+    expected = training.num_floating_point_operations(args, 3)
+    args.mtp_loss_type = loss_type
+    more = training.num_floating_point_operations(args, 3) - expected
+    assert more == (0 if loss_type == "cross_entropy" else 2 * 3 * 16 * 8 * 64)
