@@ -52,3 +52,19 @@ def test_attached_heads_train_alike_with_gradients_reduced_early(train):
     late, _ = train(*flags, ranks=2)
     early, _ = train(*flags, "--overlap-grad-reduce", ranks=2)
     assert len(late) == 12 and early == late
+
+
+def test_verification_finds_that_detached_heads_alone_are_trained_for_acceptance(train):
+    flags = ["--mtp-num-layers", "2", "--mtp-loss-type", "e2e_tv"]
+    _, output = train(*flags, "--mtp-detach-heads", command="verify-mtp")
+    assert re.search(r"verify-mtp: the MTP loss has reached \d+ parameters of the heads and nothing else", output)
+    _, output = train(*flags, command="verify-mtp", code=1)
+    assert re.search(r"parameters of the heads and \d+ others:", output)
+
+
+def test_heads_are_trained_for_acceptance_by_muon(train):
+    pytest.importorskip("emerging_optimizers")
+    flags = ["--optimizer", "muon", "--mtp-num-layers", "2", "--mtp-detach-heads", "--disable-bias-linear"]
+    lines, _ = train(*flags, "--mtp-loss-type", "tv", "--normalization", "RMSNorm")
+    lengths = [float(found[0]) for found in LENGTH.findall("".join(rest for *_, rest in lines.values()))]
+    assert len(lengths) == 12 and lengths[-1] > lengths[0]

@@ -90,6 +90,16 @@ def test_a_head_that_is_the_main_model_gets_no_gradient(is_kl):
     assert not gradient.any()
 
 
+def test_a_token_that_both_find_equally_likely_pulls_neither_way():
+    """The subgradient of total variation is 0 there."""
+    logits, teacher = torch.tensor([0.0, 0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 2.0, 1.0])
+    p, q = teacher.softmax(-1), logits.softmax(-1)
+    assert torch.equal(p[:2], q[:2])
+    is_short = torch.tensor([0.0, 0.0, 1.0, 0.0])
+    expected = q * ((q * is_short).sum() - is_short)
+    torch.testing.assert_close(divergence(logits, teacher, is_kl=False)[3], expected)
+
+
 @pytest.mark.parametrize("is_kl", [True, False])
 def test_columns_of_padding_are_outside_both_distributions(is_kl):
     logits, teacher = torch.randn(4, 3, 50), torch.randn(4, 3, 50)
