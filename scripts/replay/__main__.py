@@ -4,9 +4,9 @@
 
 Takes a Megatron-LM repository (or clones one), unpacks the tag of each release beside it, and runs the suites of
 ci/replay.toml, plain and patched side by side in separate processes. Each test is still passing, fixed, newly failing,
-failing either way, skipped, or not run, with the cause. What fails newly, hangs or crashes runs once more by itself
-before it counts. Writes a table for each release as JSON and Markdown, with the versions that it was made with; those
-of this repository are in ci/replay.
+failing either way, skipped, or not run, with the cause. What fails newly, and what hangs or crashes in one of the two,
+runs once more by itself before it counts; with --resume, what hung in both, too. Writes a table for each release as
+JSON and Markdown, with the versions that it was made with; those of this repository are in ci/replay.
 
 Ends with 1 if a test is newly failing or was not run, or no longer passes that did in the tables of --expected; with 2
 if the arguments cannot be used or no test has run.
@@ -172,7 +172,7 @@ def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: C
 
         for pair in pairs:
             plain, patched = run_both(pair, what)
-            again = [test for test in {**plain, **patched} if doubtful(test, plain, patched)]
+            again = [test for test in {**plain, **patched} if doubtful(test, plain, patched, options.resume)]
             if again:
                 alone = tuple(by_itself(job, again) for job in pair)
                 for outcomes, new in zip((plain, patched), run_both(alone, f"{what}, once more"), strict=True):

@@ -61,11 +61,16 @@ def judge(plain: tuple[str, str], patched: tuple[str, str], causes: list[dict], 
     return Verdict(EITHER, cause)
 
 
-def doubtful(test: str, plain: Outcomes, patched: Outcomes) -> bool:
-    """Whether one run alone failed, hung or crashed: under load a collective may time out."""
+def doubtful(test: str, plain: Outcomes, patched: Outcomes, resumed: bool) -> bool:
+    """Whether one run alone failed, hung or crashed: under load a collective may time out.
+
+    If both hung, an idle machine shows whether they hang there, too: one that resumes an earlier run.
+    """
     before, after = _outcome(test, plain)[0], _outcome(test, patched)[0]
+    if before == after:
+        return resumed and after == "hung"
     newly = before == "passed" and after in ("failed", "skipped")
-    return newly or len({before, after} & {"hung", "crashed"}) == 1 and before != after
+    return newly or len({before, after} & {"hung", "crashed"}) == 1
 
 
 def in_words(message: str, causes: list[dict], device: str) -> str:

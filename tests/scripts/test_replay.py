@@ -262,3 +262,24 @@ def test_arguments_that_cannot_be_used(tree, tmp_path, arguments, said):
     )
     assert done.returncode == 2
     assert said in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "plain, patched, once, resumed",
+    [
+        ("passed", "failed", True, True),
+        ("passed", "hung", True, True),
+        ("hung", "passed", True, True),
+        ("failed", "crashed", True, True),
+        ("hung", "hung", False, True),
+        ("crashed", "crashed", False, False),
+        ("failed", "failed", False, False),
+        ("failed", "passed", False, False),
+    ],
+)
+def test_what_runs_once_more(plain, patched, once, resumed):
+    from scripts.replay.verdicts import doubtful
+
+    outcomes = {"test": (plain, "")}, {"test": (patched, "")}
+    assert doubtful("test", *outcomes, resumed=False) == once
+    assert doubtful("test", *outcomes, resumed=True) == resumed
