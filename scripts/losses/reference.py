@@ -46,7 +46,7 @@ def make_problem(condition: Condition, seed: int = 7) -> Problem:
     for depth in range(1, 1 + DEPTHS):
         hidden[depth] = (0.7 * hidden[0].roll(-depth, 0) + 0.6 * hidden[depth]).to(getattr(torch, condition.dtype))
     labels = torch.randint(0, tokens, (length, batch), generator=generator)
-    mask = (torch.rand(length, batch, generator=generator) > 0.15).double()
+    mask = (torch.rand(length, batch, generator=generator) > 0.06).double()
     mask *= torch.tensor(layout.pack.holds_token).unsqueeze(1)
     return Problem(hidden, draw(rows, hidden_size), tokens, labels, mask, 0.8, (1.0, 0.5, 2.0))
 
