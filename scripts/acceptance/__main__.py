@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from scripts.acceptance import training
+from scripts.acceptance.table import columns, numbers
 from scripts.common.arguments import make_parser
 from scripts.common.markdown import Table
 from scripts.common.process import ROOT
@@ -81,9 +82,7 @@ def decode(model: Any, held_out: Any) -> dict[str, float]:
 
 
 def make_table(found: dict[str, dict[str, Any]]) -> Table:
-    """A row for each number, a column for each loss."""
-    names = [name for name in next(iter(found.values())) if name != "curve"]
-    rows = [[name, *(f"{one[name]:.3f}" for one in found.values())] for name in names]
+    """The rows of table.py, and how they were made."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("megatron-core", "torch"))
     note = (
         f"Tokens per verification step of a speculative decoder with {training.DEPTHS} heads, after "
@@ -92,7 +91,7 @@ def make_table(found: dict[str, dict[str, Any]]) -> Table:
         f"decoded text; logged: what the log says of that text. Made by `python -m scripts.acceptance` with {versions} "
         f"on a CPU."
     )
-    return Table("Accepted lengths, logged and decoded", ["", *found], rows, note=note)
+    return Table("Accepted lengths, logged and decoded", columns(found), numbers(found), note=note)
 
 
 def draw(found: dict[str, dict[str, Any]], file: Path) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from scripts.acceptance import table as accepted
 from scripts.common.arguments import REFERENCE
 from scripts.common.markdown import table
 from scripts.common.process import ROOT
@@ -19,7 +20,16 @@ SHOWN = re.compile(
 
 
 def blocks() -> dict[str, str]:
-    return {"cost": cost(_read("bench")), "experts": experts(_read("experts"))}
+    return {
+        "cost": cost(_read("bench")),
+        "experts": experts(_read("experts")),
+        "acceptance": acceptance(_read("acceptance")),
+    }
+
+
+def acceptance(found: dict[str, Any]) -> str:
+    """What `python -m scripts.acceptance` found."""
+    return "\n".join(table(accepted.columns(found), accepted.numbers(found), right=range(1, 1 + len(found))))
 
 
 def experts(found: list[dict[str, Any]]) -> str:
