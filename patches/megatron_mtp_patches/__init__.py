@@ -84,6 +84,10 @@ def diagnose(*settings: object, transformer_engine: str | None = None) -> list[F
             the provider of a model), OptimizerConfig, DistributedDataParallelConfig, and so on. A setting is that of
             the first one that has it.
         transformer_engine: its version; None for the one that is installed, or else that this release was made for.
+
+    Raises:
+        TypeError: `settings` has something else than objects with settings as attributes, or nothing.
+        ValueError: `transformer_engine` is no version.
     """
     from .diagnosis import diagnose as find
 

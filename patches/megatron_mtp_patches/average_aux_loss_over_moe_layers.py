@@ -23,11 +23,16 @@ def _experts_of_hybrid_head(run: Any) -> str:
 def _ends_dense(run: Any) -> bool:
     """Whether the last layer of the main model, which heads are like, has no experts."""
     frequency = run.moe_layer_freq
-    return not frequency[-1] if isinstance(frequency, list) else (run.num_layers - 1) % (frequency or 1) != 0
+    if isinstance(frequency, str):  # "2" or "([0]*1+[1]*23)": a configuration that Megatron's parser has not read
+        last = frequency.rpartition("[")[2].partition("]")[0].split(",")[-1:]
+        frequency = last if "[" in frequency else int(frequency)
+    if isinstance(frequency, (list, tuple)):
+        return not int(frequency[-1])
+    return ((run.num_layers or 1) - 1) % (frequency or 1) != 0
 
 
 def _is_repeated(run: Any) -> bool:
-    return bool(run.mtp_use_repeated_layer and run.mtp_num_layers > 1)
+    return bool(run.mtp_use_repeated_layer and (run.mtp_num_layers or 0) > 1)
 
 
 def _is_divided_wrongly(run: Any) -> bool:

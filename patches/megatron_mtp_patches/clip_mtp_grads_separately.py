@@ -1,5 +1,6 @@
 """Declares clip-mtp-grads-separately."""
 
+from .conditions import is_layer_wise
 from .engine import AddField, AddIfMissing, Defect, Patch, Probe, PullRequest, Wrap
 from .shared_edits import (
     CHECK_SETTINGS,
@@ -60,7 +61,7 @@ PATCH = Patch(
         Defect(
             "Ranks clip the MTP heads by different norms, because that norm is reduced over the wrong ranks",
             releases=("0.19.2", "main"),
-            meets=lambda run: run.mtp_detach_heads and str(run.optimizer).startswith("dist_"),
+            meets=lambda run: run.mtp_detach_heads and is_layer_wise(run),
         ),
         Defect(
             "The MTP heads are clipped by the norm of the main model, because Megatron-FSDP loses their tag",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .conditions import is_layer_wise
 from .engine import Defect, Patch, Probe, Provide, PullRequest, Wrap
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
@@ -15,6 +16,17 @@ _OVERRIDES = "megatron_overrides.core.tensor_parallel.layers"
 def _splits(run: Any) -> bool:
     """Whether the run has experts and dense layers that are split over ranks."""
     return bool(run.num_experts and (run.tensor_model_parallel_size or 1) > 1)
+
+
+def _has_grouped_experts(run: Any) -> bool:
+    """Whether these experts are grouped layers of TransformerEngine."""
+    is_megatrons = run.transformer_impl == "local" or run.moe_use_legacy_grouped_gemm
+    return bool(_splits(run) and run.moe_grouped_gemm and not is_megatrons)
+
+
+def _has_biases(run: Any) -> bool:
+    """Whether these experts have biases, which Megatron refuses if it splits each expert."""
+    return bool(_splits(run) and run.add_bias_linear and run.expert_tensor_parallel_size == 1)
 
 
 PATCH = Patch(
@@ -41,17 +53,17 @@ PATCH = Patch(
             "The gradient norm leaves out the experts of all tensor-parallel ranks but the first, so gradients are "
             "clipped too little",
             releases=("0.16.1", "0.17.1", "0.18.2"),
-            meets=lambda run: _splits(run) and run.moe_grouped_gemm and run.transformer_engine >= (2, 13),
+            meets=lambda run: _has_grouped_experts(run) and run.transformer_engine >= (2, 13),
         ),
         Defect(
             "The gradient norm leaves out the biases of experts",
             releases=("0.16.1", "0.17.1", "0.18.2"),
-            meets=lambda run: _splits(run) and run.add_bias_linear and run.transformer_impl != "local",
+            meets=lambda run: _has_biases(run) and run.transformer_impl != "local",
         ),
         Defect(
             "The gradient norm of dist_muon leaves out the biases of experts",
             releases=("0.19.2",),
-            meets=lambda run: _splits(run) and run.add_bias_linear and str(run.optimizer).startswith("dist_"),
+            meets=lambda run: _has_biases(run) and is_layer_wise(run),
         ),
         Defect(
             "Gradients of experts are averaged over the wrong ranks, so copies of an expert drift apart, or shards of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,28 @@ class Finding:
     remedy: str
 
 
+def check_version(version: object) -> None:
+    """Raise ValueError if this is no version as 2.16.1 or 2.17.0.dev0+abc."""
+    if not isinstance(version, str) or not re.fullmatch(r"\d+(\.\d+)+(\.?(dev|post|rc|a|b)\d*)*(\+[\w.]+)?", version):
+        raise ValueError(f"{version!r} is no version of TransformerEngine: write it as '2.16.1'")
+
+
 def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[Finding]:
-    """What `find_defects` finds on the installed Megatron and, if no version is given, TransformerEngine."""
+    """What `find_defects` finds on the installed Megatron and, if no version is given, TransformerEngine.
+
+    Raises:
+        TypeError: a source is no object with settings as attributes, or there is none.
+        ValueError: `transformer_engine` is no version.
+    """
+    sources = tuple(sources)
+    wrong = [one for one in sources if one is None or isinstance(one, (type, Mapping, list, tuple, str))]
+    if wrong or not sources:
+        raise TypeError(
+            f"diagnose() takes Megatron's arguments or configurations, not {wrong[0] if wrong else 'nothing'!r}; make "
+            f"an object of a mapping with types.SimpleNamespace(**mapping)"
+        )
+    if transformer_engine is not None:
+        check_version(transformer_engine)
     from .cli.megatron import find_releases, find_transformer_engine
 
     releases = find_releases()
@@ -81,7 +101,7 @@ def _met(defects: Iterable[Defect], settings: Settings, releases: frozenset[str]
 def _judge(defect: Defect, patch: Patch) -> Finding:
     report = _engine.report(patch)
     if report.state is State.DISABLED:
-        remedy = f"{patch.id} is left out; MEGATRON_MTP_PATCHES decides"
+        remedy = f"MEGATRON_MTP_PATCHES leaves {patch.id} out"
     elif report.state is State.REFUSED:
         remedy = f"{patch.id} is refused: {report.reason}"
     else:

@@ -51,7 +51,9 @@ PATCH = Patch(
         Defect(
             "Loading a checkpoint without its optimizer ends in a NotImplementedError of reload_model_params",
             releases=("0.18.2", "0.19.2", "main"),
-            meets=lambda run: run.use_megatron_fsdp and (run.finetune or run.no_load_optim) and (run.bf16 or run.fp16),
+            meets=lambda run: (
+                run.use_megatron_fsdp and run.load and (run.finetune or run.no_load_optim) and (run.bf16 or run.fp16)
+            ),
         ),
         Defect(
             "--log-num-zeros-in-grad counts no zeros",

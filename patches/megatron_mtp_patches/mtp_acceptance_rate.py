@@ -61,6 +61,10 @@ PATCH = Patch(
         "Training does not change. Counts are exact integers, the same on every tensor-parallel rank and added over "
         "data- and context-parallel ranks."
     ),
+    notes=(
+        "Megatron's trainer of 0.19 and main refuses `--cross-entropy-fusion-impl te`, so `doctor` finds the first "
+        "defect in the configurations of other trainers only.",
+    ),
     probe=Probe(f"{_HELPER}.save_metrics_to_tracker"),
     edits=(
         AddField(

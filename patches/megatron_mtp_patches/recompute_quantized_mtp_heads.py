@@ -1,5 +1,6 @@
 """Declares recompute-quantized-mtp-heads."""
 
+from .conditions import recomputes_heads
 from .engine import Defect, Patch, PullRequest, Wrap
 from .shared_edits import MTP, MTP_OVERRIDES
 
@@ -24,12 +25,12 @@ PATCH = Patch(
         Defect(
             "MTP heads get no gradient, because TransformerEngine's checkpoint does not see their tensors",
             releases=("0.16.1", "0.17.1"),
-            meets=lambda run: run.mtp_num_layers and run.recompute_granularity == "full" and run.fp8,
+            meets=lambda run: recomputes_heads(run) and run.fp8,
         ),
         Defect(
             "Full activation recomputation of packed sequences ends in a TypeError in the first MTP head",
             releases=("0.16.1", "0.17.1"),
-            meets=lambda run: run.mtp_num_layers and run.recompute_granularity == "full" and run.sft and not run.fp8,
+            meets=lambda run: recomputes_heads(run) and run.sft and not run.fp8,
         ),
     ),
     numerics=(

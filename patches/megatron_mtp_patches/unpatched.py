@@ -1,5 +1,6 @@
 """Known defects that no patch removes; `doctor` says how to avoid them."""
 
+from .conditions import resumes_optimizer
 from .engine import Defect
 
 # Left out, with the reason: NVIDIA/Megatron-LM#6010 (up to 0.19.2 multimodal models give their language model no
@@ -17,7 +18,7 @@ UNPATCHED = (
             and (run.expert_model_parallel_size or 1) == 1
             and (run.expert_tensor_parallel_size or 1) < (run.tensor_model_parallel_size or 1)
         ),
-        avoid="another --data-parallel-sharding-strategy",
+        avoid="choose another --data-parallel-sharding-strategy",
     ),
     Defect(
         "With context parallelism each rank takes its part of the whole sequence, but attention takes the documents "
@@ -36,7 +37,7 @@ UNPATCHED = (
     Defect(
         "A checkpoint of the precision-aware optimizer cannot be resumed",
         releases=("0.16.1",),
-        meets=lambda run: run.use_precision_aware_optimizer and (run.save or run.load),
-        avoid="leave out --use-precision-aware-optimizer, or resume with --no-load-optim",
+        meets=lambda run: run.use_precision_aware_optimizer and resumes_optimizer(run),
+        avoid="leave out --use-precision-aware-optimizer, or save with --no-save-optim and load with --no-load-optim",
     ),
 )

@@ -81,8 +81,10 @@ def test_without_transformer_engine_it_is_the_one_that_the_release_was_made_for(
 
 
 def test_a_version_that_is_none_is_wrong_usage(doctor):
+    assert doctor(SMALL, "--te", "2.13junk").code == 2
+    assert doctor(SMALL, "--te", "2.17.0.dev0+abc").code == 0
     done = doctor(SMALL, "--te", "newest")
-    assert done.code == 2 and "--te newest: write a version, as 2.16.1" in done.err
+    assert done.code == 2 and "--te: 'newest' is no version of TransformerEngine: write it as '2.16.1'" in done.err
 
 
 def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release):
@@ -102,7 +104,7 @@ def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):
     megatron_mtp_patches.revert()
     done = doctor(f"{SMALL} --optimizer muon")
     assert done.code == 1
-    assert "NOT REMOVED: exempt-muon-from-clipping is left out; MEGATRON_MTP_PATCHES decides" in done.out
+    assert "NOT REMOVED: MEGATRON_MTP_PATCHES leaves exempt-muon-from-clipping out" in done.out
     assert done.out.splitlines()[-1] == "1 of 2 defects that these flags meet are not removed."
 
 
@@ -117,7 +119,10 @@ def test_flags_of_the_script_are_listed_and_ignored(doctor):
 
 
 def test_what_only_the_checkpoint_knows_is_said(doctor):
-    assert "the checkpoint decides num_experts" in doctor(f"{SMALL} --use-checkpoint-args --load nowhere").out
+    flags = f"{SMALL} --use-checkpoint-args --load nowhere"
+    assert "the checkpoint decides --num-experts" in doctor(flags).out
+    assert "--num-experts" in json.loads(doctor(flags, "--json").out)["decided_by_checkpoint"]
+    assert json.loads(doctor(SMALL, "--json").out)["decided_by_checkpoint"] == []
 
 
 def test_the_sections_of_a_yaml_file_are_settings(doctor, release, tmp_path, monkeypatch):
@@ -142,9 +147,49 @@ def test_the_sections_of_a_yaml_file_are_settings(doctor, release, tmp_path, mon
     assert bool(found["defects"]) is (release in UP_TO_0_18)
 
 
-def test_an_assertion_without_a_message_is_quoted(doctor):
+def test_a_flag_that_an_assertion_asks_for_is_named(doctor):
     done = doctor("--num-layers 2")
-    assert done.code == 2 and "Megatron refuses these flags: assert args.micro_batch_size is not None" in done.err
+    assert done.code == 2 and "Megatron refuses these flags: add --micro-batch-size" in done.err
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [
+        (("--world-size", "0"), "--world-size 0: give a number of ranks"),
+        (("--world-size", "-4"), "--world-size -4: give a number of ranks"),
+        (("--world-size", "6"), "--world-size 6: the layers of these flags are split over 4 ranks"),
+    ],
+)
+def test_a_number_of_ranks_that_cannot_be_is_wrong_usage(doctor, words, part):
+    done = doctor(EXPERTS, *words)
+    assert done.code == 2 and part in done.err
+
+
+def test_flags_after_a_second_separator_are_read(doctor):
+    assert "exempt-muon-from-clipping" in doctor(f"{SMALL} -- --optimizer muon").out
+
+
+@pytest.mark.parametrize(
+    "flags, hint",
+    [
+        ("--json", "--json, --te, --world-size go before --"),
+        ("--nproc-per-node 8", "the words of torchrun are not read: give --world-size N before --"),
+    ],
+)
+def test_words_of_other_commands_get_a_hint(doctor, flags, hint):
+    assert hint in doctor(f"{SMALL} {flags}").out
+
+
+def test_help_is_the_script_s(doctor):
+    done = doctor(f"{SMALL} --help")
+    assert done.code == 2 and "listed by your training script with --help" in done.err
+
+
+def test_layer_wise_muon_is_known_however_megatron_spells_it(defects, release):
+    """validate_args of 0.19 reads dist_muon as muon and a setting."""
+    flags = f"{SMALL} --optimizer dist_muon --mtp-num-layers 1 --mtp-detach-heads"
+    texts = [finding["text"] for finding in defects(flags).get("clip-mtp-grads-separately", ())]
+    assert any("by different norms" in text for text in texts) is (release in ("0.19.2", "main"))
 
 
 @pytest.mark.parametrize(
@@ -184,3 +229,21 @@ def test_configurations_are_diagnosed_as_flags_are():
     patches = {finding.patch for finding in found}
     assert {"exempt-muon-from-clipping", "keep-newton-schulz-scale-invariant"} <= patches
     assert all(finding.is_removed for finding in found)
+
+
+@pytest.mark.parametrize(
+    "settings", [(), (None,), ({"mtp_num_layers": 2},), ([SimpleNamespace()],), (SimpleNamespace,)]
+)
+def test_what_is_no_configuration_is_refused(settings):
+    import megatron_mtp_patches
+
+    with pytest.raises(TypeError, match=r"diagnose\(\) takes Megatron's arguments or configurations, not "):
+        megatron_mtp_patches.diagnose(*settings)
+
+
+@pytest.mark.parametrize("version", ["abc", 2.13, (2, 13)])
+def test_what_is_no_version_is_refused(version):
+    import megatron_mtp_patches
+
+    with pytest.raises(ValueError, match="is no version of TransformerEngine"):
+        megatron_mtp_patches.diagnose(SimpleNamespace(), transformer_engine=version)

@@ -18,7 +18,7 @@ def find():
     from megatron_mtp_patches.diagnosis import Settings, find_defects
 
     def search(patch, release, settings):
-        found = find_defects(Settings([SimpleNamespace(**settings)], None), frozenset({release}))
+        found = find_defects(Settings([SimpleNamespace(**settings)], "2.16.1"), frozenset({release}))
         return [finding.text for finding in found if finding.patch == patch]
 
     return search
@@ -32,6 +32,11 @@ def find():
         ("0.16.1", {**MOE, "moe_layer_freq": 3, "mtp_num_layers": 2}, []),
         ("0.16.1", {**MOE, "moe_layer_freq": [1, 1, 1, 0], "mtp_num_layers": 2}, [MEAN]),
         ("0.16.1", {**MOE, "moe_layer_freq": [1, 1, 1, 0]}, []),
+        ("0.16.1", {**MOE, "moe_layer_freq": "([1]*3+[0]*1)", "mtp_num_layers": 2}, [MEAN]),
+        ("0.16.1", {**MOE, "moe_layer_freq": "([0]*1+[1]*3)", "mtp_num_layers": 2}, []),
+        ("0.16.1", {**MOE, "moe_layer_freq": (1, 1, 1, 0), "mtp_num_layers": 2}, [MEAN]),
+        ("0.16.1", {**MOE, "moe_layer_freq": "2", "mtp_num_layers": 2}, [MEAN]),
+        ("0.16.1", {"num_experts": 4, "mtp_num_layers": 2, "moe_layer_freq": 2}, []),
         ("0.19.2", {**MOE, **REPEATED}, [MEAN]),
         ("0.19.2", {**MOE, **REPEATED, "mtp_num_layers": 1}, []),
         ("0.19.2", {**MOE, **REPEATED, "num_experts": None}, []),
@@ -39,6 +44,7 @@ def find():
         ("0.19.2", {**HYBRID, **REPEATED}, [MEAN, TWICE]),
         ("0.19.2", {**HYBRID, **REPEATED, "hybrid_layer_pattern": "M*ME/MM/MM"}, [MEAN]),
         ("main", {**HYBRID, **REPEATED}, []),
+        ("0.19.2", {**HYBRID, "mtp_num_layers": None, "mtp_use_repeated_layer": True}, []),
         ("main", {**HYBRID, "hybrid_layer_pattern": "M*ME/ME", "mtp_num_layers": 1}, [INDEX]),
         ("main", {**HYBRID, "hybrid_layer_pattern": "M*ME/E-/E-"}, []),
     ],
@@ -58,3 +64,57 @@ def test_auxiliary_losses(find, release, run, expected):
 def test_gated_attention(find, optimizer, is_met, settings, may_be_met):
     found = find("split-gated-qkv-for-muon", "0.18.2", {"optimizer": optimizer, **settings})
     assert len(found) == (is_met and may_be_met)
+
+
+SPLIT = {"num_experts": 8, "tensor_model_parallel_size": 2, "moe_grouped_gemm": True}
+EXPERTS, BIASES, DIST_MUON = "leaves out the experts", "leaves out the biases", "of dist_muon leaves out"
+
+
+@pytest.mark.parametrize(
+    "release, run, expected",
+    [
+        ("0.18.2", SPLIT, [EXPERTS]),
+        ("0.18.2", {**SPLIT, "transformer_impl": "local"}, []),
+        ("0.16.1", {**SPLIT, "moe_use_legacy_grouped_gemm": True}, []),
+        ("0.18.2", {**SPLIT, "moe_grouped_gemm": False, "add_bias_linear": True}, []),  # Megatron refuses it
+        (
+            "0.18.2",
+            {**SPLIT, "moe_grouped_gemm": False, "add_bias_linear": True, "expert_tensor_parallel_size": 1,
+             "expert_model_parallel_size": 2},
+            [BIASES],
+        ),
+        (
+            "0.19.2",
+            {**SPLIT, "add_bias_linear": True, "expert_tensor_parallel_size": 1, "optimizer": "muon",
+             "use_layer_wise_distributed_optimizer": True},
+            [DIST_MUON],
+        ),
+    ],
+)  # fmt: skip
+def test_experts(find, release, run, expected):
+    texts = find("count-experts-in-grad-norm", release, run)
+    assert len(texts) == len(expected)
+    assert all(part in text for part, text in zip(expected, texts, strict=True))
+
+
+@pytest.mark.parametrize("method, is_met", [("uniform", True), ("block", False), (None, True)])
+@pytest.mark.parametrize("more", [{"fp8": "hybrid"}, {"sft": True}])
+def test_heads_are_recomputed_by_one_method_only(find, method, is_met, more):
+    run = {"mtp_num_layers": 1, "recompute_granularity": "full", "recompute_method": method, **more}
+    assert bool(find("recompute-quantized-mtp-heads", "0.17.1", run)) is is_met
+
+
+@pytest.mark.parametrize(
+    "settings, is_met",
+    [
+        ({}, False),
+        ({"save": "x"}, True),
+        ({"save": "x", "no_save_optim": True}, False),
+        ({"load": "x"}, True),
+        ({"load": "x", "no_load_optim": True}, False),
+        ({"load": "x", "finetune": True}, False),
+    ],
+)
+def test_the_remedy_for_a_checkpoint_that_cannot_be_resumed_clears_it(find, settings, is_met):
+    found = find(None, "0.16.1", {"use_precision_aware_optimizer": True, **settings})
+    assert any("cannot be resumed" in text for text in found) is is_met

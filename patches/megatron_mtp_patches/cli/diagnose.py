@@ -19,14 +19,25 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from .. import apply, rehearsal
-from ..diagnosis import Finding, Settings, find_defects
+from ..diagnosis import Finding, Settings, check_version, find_defects
 from ..engine import UsageError
 from ..engine.source import find_file
 from .console import make_console
 from .megatron import describe_megatron, find_releases, find_transformer_engine, import_targets
 
 # What --use-checkpoint-args reads from the checkpoint and some defect depends on.
-FROM_CHECKPOINT = ("num_experts", "moe_grouped_gemm", "add_bias_linear", "mtp_num_layers")
+FROM_CHECKPOINT = (
+    "--num-experts",
+    "--moe-grouped-gemm",
+    "--moe-layer-freq",
+    "--disable-bias-linear",
+    "--mtp-num-layers",
+    "--mtp-use-repeated-layer",
+    "--hybrid-layer-pattern",
+)
+OPTIONS = {"--json", "--te", "--world-size"}  # of this command
+OF_TORCHRUN = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
+_MISSING_FLAG = re.compile(r"assert args\.(\w+) is not None")
 
 
 class CommandLine(NamedTuple):
@@ -54,8 +65,15 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
     Raises:
         UsageError: `transformer_engine` is no version, Megatron's trainer is missing, or Megatron refuses the flags.
     """
-    if transformer_engine is not None and not re.match(r"\d+\.\d+", transformer_engine):
-        raise UsageError(f"--te {transformer_engine}: write a version, as 2.16.1")
+    if transformer_engine is not None:
+        try:
+            check_version(transformer_engine)
+        except ValueError as error:
+            raise UsageError(f"--te: {error}") from error
+    if world_size is not None and world_size < 1:
+        raise UsageError(f"--world-size {world_size}: give a number of ranks")
+    if {"--help", "-h"}.intersection(words):
+        raise UsageError("Megatron's own flags are listed by your training script with --help")
     if find_file("megatron.training.arguments") is None:
         raise UsageError(
             "reading flags needs megatron.training; put a Megatron-LM checkout of this release on PYTHONPATH"
@@ -64,16 +82,19 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
     with _silence():
         rehearsal.install(megatron_flags=False)
         import_targets()
-        line = read(words, world_size)
+        line = read([word for word in words if word != "--"], world_size)
     releases = find_releases()
     version, is_known = (transformer_engine, True) if transformer_engine else find_transformer_engine(releases)
-    findings = list(find_defects(Settings(line.sources, version), releases))
+    with _refusals():
+        findings = list(find_defects(Settings(line.sources, version), releases))
     if as_json:
         print(
             json.dumps(
                 {
                     "megatron": describe_megatron(),
                     "transformer_engine": version,
+                    "transformer_engine_is_assumed": not is_known,
+                    "decided_by_checkpoint": decided_by_checkpoint(line),
                     "world_size": line.world_size,
                     "unknown": line.unknown,
                     "defects": [dataclasses.asdict(finding) for finding in findings],
@@ -109,7 +130,16 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
             from megatron.training.yaml_arguments import validate_yaml
 
             arguments = validate_yaml(parsed, {})
-    return CommandLine(_sections(arguments or parsed), unknown, ranks)
+        sections = _sections(arguments or parsed)
+        fitting = smallest_world_size(Settings(sections, None))
+        if world_size and ranks % fitting:
+            raise UsageError(f"--world-size {ranks}: the layers of these flags are split over {fitting} ranks")
+    return CommandLine(sections, unknown, ranks)
+
+
+def decided_by_checkpoint(line: CommandLine) -> list[str]:
+    """The flags whose values the checkpoint replaces and some defect depends on."""
+    return list(FROM_CHECKPOINT) if Settings(line.sources, None).use_checkpoint_args else []
 
 
 def smallest_world_size(settings: Settings) -> int:
@@ -149,9 +179,20 @@ def _refusals() -> Iterator[None]:
             yield
     except SystemExit as error:
         raise UsageError(f"Megatron's parser: {printed.getvalue().strip().rpartition('error: ')[2]}") from error
+    except UsageError:
+        raise
+    except AttributeError as error:
+        if isinstance(error.obj, SimpleNamespace):
+            raise UsageError(
+                f"the YAML file names no {error.name}: add it, at its top level or in its section"
+            ) from error
+        raise UsageError(f"Megatron refuses these flags: {error}; an empty YAML file does that, too") from error
     except Exception as error:  # assertions, and whatever else a wrong value leads to
-        where = traceback.extract_tb(error.__traceback__)[-1].line  # an assertion without a message says nothing else
-        raise UsageError(f"Megatron refuses these flags: {str(error) or where}") from error
+        # An assertion without a message says nothing else than its line.
+        where = traceback.extract_tb(error.__traceback__)[-1].line or ""
+        missing = _MISSING_FLAG.match(where) if not str(error) else None
+        reason = f"add --{missing[1].replace('_', '-')}" if missing else str(error) or where
+        raise UsageError(f"Megatron refuses these flags: {reason}") from error
 
 
 @contextlib.contextmanager
@@ -175,8 +216,12 @@ def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -
     say(f"{describe_megatron()}\n{transformer_engine}; {line.world_size} rank{'s' * (line.world_size > 1)}")
     if line.unknown:
         say(f"unknown to Megatron, ignored: {' '.join(line.unknown)}", "yellow")
-    if Settings(line.sources, None).use_checkpoint_args:
-        say(f"the checkpoint decides {', '.join(FROM_CHECKPOINT)} and more; give them as flags, too", "yellow")
+    if OPTIONS.intersection(line.unknown):
+        say(f"{', '.join(sorted(OPTIONS))} go before --", "yellow")
+    if OF_TORCHRUN.intersection(line.unknown):
+        say("the words of torchrun are not read: give --world-size N before --", "yellow")
+    if decided := decided_by_checkpoint(line):
+        say(f"the checkpoint decides {', '.join(decided)} and more: give them as flags, too", "yellow")
     for finding in findings:
         answer = f"removed by {finding.patch}" if finding.is_removed else f"NOT REMOVED: {finding.remedy}"
         say(f"* {finding.text} ({finding.releases}): {answer}", None if finding.is_removed else "red")
