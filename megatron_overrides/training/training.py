@@ -78,7 +78,10 @@ def measure_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: di
 
 
 def report_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps evaluate_and_print_results(prefix, ..., iteration, ..., write_to_tensorboard): adds a line for each set."""
+    """Wraps evaluate_and_print_results(prefix, ..., iteration, ..., write_to_tensorboard): adds a line for each set.
+
+    It has the form of Megatron's own, so that what reads the numbers of training from a log does not take these.
+    """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     call.apply_defaults()
     sets: list[dict[str, float]] = []
@@ -90,7 +93,7 @@ def report_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dic
     given = call.arguments
     for number, measured in enumerate(sets):
         suffix = _suffix(number)
-        values = "".join(f" {name}: {value:.4f} |" for name, value in measured.items())
+        values = "".join(f" {name} value: {value:.6E} |" for name, value in measured.items())
         print_rank_last(f" validation{suffix} of the MTP heads at {given['prefix']} |{values}")
         writer, wandb = get_tensorboard_writer(), get_wandb_writer()
         if not writer or not given["write_to_tensorboard"]:

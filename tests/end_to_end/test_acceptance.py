@@ -11,8 +11,9 @@ pytestmark = [pytest.mark.forked("megatron"), needs_trainer]
 EVALUATE = ["--eval-interval", "6", "--eval-iters", "2", "--mtp-num-layers", "2"]
 LENGTH = re.compile(r" mtp acceptance length: (\S+) \| mtp greedy acceptance length: (\S+) \|")
 VALIDATION = re.compile(
-    r" validation of the MTP heads at (.*?) \| mtp_1 loss: (\S+) \| mtp_2 loss: (\S+) \| mtp_1 acceptance %: \S+ \|"
-    r" mtp_2 acceptance %: \S+ \| mtp acceptance length: (\S+) \| mtp greedy acceptance length: (\S+) \|"
+    r" validation of the MTP heads at (.*?) \| mtp_1 loss value: (\S+) \| mtp_2 loss value: (\S+) \| mtp_1 acceptance %"
+    r" value: \S+ \| mtp_2 acceptance % value: \S+ \| mtp acceptance length value: (\S+) \|"
+    r" mtp greedy acceptance length value: (\S+) \|"
 )
 LAYOUTS = [
     pytest.param((1, []), id="1 rank"),
