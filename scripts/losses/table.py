@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scripts.common.markdown import Table
@@ -33,8 +33,8 @@ def make_table(kept: list[dict[str, Any]]) -> Table:
     return Table(TITLE, columns, rows, note=note)
 
 
-def too_far(found: dict[str, list[float]]) -> Iterator[str]:
-    """The conditions in float32 that are farther from the reference than they may be."""
+def too_far(found: Mapping[str, Sequence[float]]) -> Iterator[str]:
+    """The conditions in float32 that are farther from the reference, in loss or gradient, than they may be."""
     for condition, (loss, gradient) in found.items():
         if condition.endswith("float32") and (loss > LOSS or gradient > GRADIENT):
             yield condition

@@ -16,7 +16,6 @@ VALIDATION = re.compile(
     r" mtp greedy acceptance length value: (\S+) \|"
 )
 LAYOUTS = [
-    pytest.param((1, []), id="1 rank"),
     pytest.param((2, ["--use-distributed-optimizer", "--bf16"]), id="DP2"),
     pytest.param((2, ["--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights"]), id="PP2"),
 ]
