@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def is_layer_wise(run: Any) -> bool:
-    """Whether each rank steps whole parameters of its own: dist_muon, which 0.19 reads as muon and this setting."""
+    """Whether ranks share out whole parameters: dist_muon, which 0.19 reads as muon with this setting."""
     return bool(run.use_layer_wise_distributed_optimizer) or str(run.optimizer).startswith("dist_")
 
 

@@ -2,10 +2,10 @@
 
     python -m scripts.acceptance [--out ci/acceptance] [--figure docs/mtp_acceptance_length.png]
 
-Trains a small GPT on the bytes of the standard library (CPU, one process, some 20 minutes on two cores), then its heads
-by each --mtp-loss-type for the same steps. Draws the accepted length over the steps on held-out text; decodes with a
-small speculative decoder, greedily and by rejection sampling, and compares with what the log says. Needs torch,
-megatron-core and matplotlib.
+Trains a small GPT on the bytes of the standard library (CPU, one process, 20 minutes), then its heads by each
+--mtp-loss-type for the same steps. Draws the accepted length over the steps on held-out text; decodes with a small
+speculative decoder, greedily and by rejection sampling, and compares with what the log says. Needs torch, megatron-core
+and matplotlib.
 """
 
 from __future__ import annotations

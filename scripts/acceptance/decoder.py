@@ -2,7 +2,7 @@
 
 A verification step begins with a known token, the last one. Head d drafts the d-th token after it, from the main
 model's hidden state one position earlier and from the known and drafted tokens in between. Then the main model sees all
-drafts at once; the step yields the drafts that it accepts and one token of its own (arXiv 2211.17192).
+drafts at once. The step yields the drafts that it accepts, and one token of the main model (arXiv 2211.17192).
 """
 
 from __future__ import annotations

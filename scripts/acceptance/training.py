@@ -33,10 +33,10 @@ def batches(text: torch.Tensor, count: int, seed: int) -> Iterator[torch.Tensor]
 
 def make_model(loss_type: str) -> Any:
     """Return a seeded GPTModel with detached heads."""
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
+
+    from scripts.demo.train import build_model
 
     torch.manual_seed(1)
     model_parallel_cuda_manual_seed(1)
@@ -52,15 +52,7 @@ def make_model(loss_type: str) -> Any:
         attention_dropout=0.0,
         use_cpu_initialization=True,
     )
-    spec = get_gpt_layer_local_spec()
-    return GPTModel(
-        config,
-        spec,
-        vocab_size=VOCABULARY,
-        max_sequence_length=LENGTH,
-        position_embedding_type="rope",
-        mtp_block_spec=get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False),
-    )
+    return build_model(config, VOCABULARY, LENGTH, tied=False)
 
 
 def run(model: Any, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:

@@ -29,9 +29,14 @@ from scripts.demo import dataset
 
 
 def build_model(
-    config: TransformerConfig, vocab_size: int, seq_length: int, transformer_engine: bool = False, **placement: Any
+    config: TransformerConfig,
+    vocab_size: int,
+    seq_length: int,
+    transformer_engine: bool = False,
+    tied: bool = True,
+    **placement: Any,
 ) -> GPTModel:
-    """Of Megatron's own layers, or of TransformerEngine's.
+    """Of Megatron's own layers, or of TransformerEngine's; with one weight for embedding and output layer if `tied`.
 
     `placement`: what the release passes of pre_process, post_process, vp_stage etc.
     """
@@ -44,7 +49,7 @@ def build_model(
         vocab_size=vocab_size,
         max_sequence_length=seq_length,
         position_embedding_type="rope",
-        share_embeddings_and_output_weights=True,
+        share_embeddings_and_output_weights=tied,
         mtp_block_spec=mtp_spec,
         **placement,
     )

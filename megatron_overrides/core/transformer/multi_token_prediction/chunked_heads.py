@@ -52,6 +52,10 @@ class ChunkedHeads(NamedTuple):
     cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     settings: HeadSettings
 
+    @property
+    def _needs_gradient(self) -> bool:
+        return torch.is_grad_enabled() and self.settings.objective is not None
+
     def compare(
         self, heads: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], main_model: MainModelRows
     ) -> HeadRows:
@@ -70,8 +74,7 @@ class ChunkedHeads(NamedTuple):
             heads = [main_model.spread(head, dim=0) for head in heads]
             labels = [main_model.spread(each, dim=1) for each in labels]
         num_rows, batch = heads[0].shape[:2]
-        needs_grad = torch.is_grad_enabled() and self.settings.objective is not None
-        again = needs_grad and not self.projection.is_detached
+        again = self._needs_gradient and not self.projection.is_detached
         logits_at_a_time = (0 if main_model is None else 1) + (len(heads) if again else 1)
         step = max(1, self.settings.chunk_size // (batch * logits_at_a_time))
         chunks = []
@@ -102,7 +105,7 @@ class ChunkedHeads(NamedTuple):
             below = slice(depth, depth + head.size(0))
             distribution = None if compared is None else (teacher[below], main_token[below])
             measure = functools.partial(self._measure, of_head, distribution)
-            if torch.is_grad_enabled() and self.settings.objective is not None and self.projection.is_detached:
+            if self._needs_gradient and self.projection.is_detached:
                 results.append(_GradientInForward.apply(measure, head))
             else:
                 results.append(measure(head))

@@ -58,6 +58,7 @@ class HeadSettings(NamedTuple):
             depth_weights=depth_weights(getattr(config, "mtp_depth_weights", None), config.mtp_num_layers),
             chunk_size=chunk_size or DEFAULT_CHUNK_SIZE,
             is_chunked=bool(chunk_size) or compares or (measures_lengths and not torch.is_grad_enabled()),
+            # Where mtp-acceptance-rate is not applied and Megatron has no acceptance rate, nothing could log it.
             counts_labels=counts_labels and hasattr(mtp, "_compute_mtp_acceptance_counts"),
             measures_lengths=measures_lengths,
         )

@@ -93,3 +93,18 @@ def experts():
         "params_dtype": torch.bfloat16,
         "add_bias_linear": False,
     }
+
+
+@pytest.fixture
+def overlapped_gradients(run_overlapped):
+    """overlapped_gradients(model, batch): {name: gradient} of the heads' losses alone, by `run_overlapped`."""
+
+    def collect(model, batch):
+        import torch
+
+        model.zero_grad()
+        output, backward = run_overlapped(model, batch)
+        backward(torch.zeros_like(output))
+        return {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+
+    return collect

@@ -1,6 +1,6 @@
 """The cases that NVIDIA/Megatron-LM#6473 tests its end-to-end loss with, from full logits in plain torch.
 
-Its other cases are of two ranks (tests/multirank/test_losses.py) or of its own kernels.
+Its cases on two ranks are in tests/multirank/test_losses.py. The rest of its cases tests its kernels.
 """
 
 import pytest
