@@ -8,6 +8,7 @@ from typing import Any
 from megatron.core.utils import log_single_rank
 
 from megatron_overrides.core.optimizer.optimizer_config import check_settings
+from megatron_overrides.core.transformer.multi_token_prediction.new_heads import STARTS
 from megatron_overrides.core.transformer.transformer_config import check_heads
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ def check_arguments(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
     check_settings(settings)
     check_heads(settings)
     _check_separate_clip(settings)
+    _check_new_heads(settings)
     return wrapped(*args, **kwargs)
 
 
@@ -31,6 +33,26 @@ def _check_separate_clip(settings: Any) -> None:
                 f"--{name.replace('_', '-')} needs MTP heads that are clipped on their own: add --mtp-detach-heads, "
                 f"or --separate-mtp-grad-clip to keep training the main model with the MTP loss"
             )
+
+
+def _check_new_heads(settings: Any) -> None:
+    start = getattr(settings, "mtp_init", None)
+    if start is None:
+        return
+    if start not in STARTS:
+        raise ValueError(f"--mtp-init must be one of {', '.join(STARTS)}, not {start!r}")
+    if not (settings.load or getattr(settings, "pretrained_checkpoint", None)):
+        raise ValueError("--mtp-init starts from a trained model: add --load or --pretrained-checkpoint")
+    for name, why in (
+        ("use_megatron_fsdp", "its checkpoints have another format"),
+        ("use_torch_fsdp2", "its checkpoints have another format"),
+        ("non_persistent_ckpt_type", "such a checkpoint can be newer than the one that is looked at"),
+        ("moe_use_upcycling", "it loads a model of another kind"),
+    ):
+        if getattr(settings, name, None):
+            raise ValueError(f"--mtp-init cannot be combined with --{name.replace('_', '-')}: {why}. Leave one out")
+    if not getattr(settings, "perform_initialization", True):
+        raise ValueError("--mtp-init needs initialized parameters: leave out --no-initialization")
 
 
 def enforce_megatron_fsdp_args(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ multi_token_prediction/head_metrics.py (validation).
 
 from __future__ import annotations
 
+import copy
 import inspect
 from contextvars import ContextVar
 from typing import Any
@@ -59,6 +60,31 @@ def count_main_model_logits(wrapped: Any, instance: Any, args: tuple[Any, ...], 
         return flops
     tokens = given["batch_size"] * settings.seq_length
     return flops + 2 * tokens * settings.hidden_size * settings.padded_vocab_size
+
+
+def count_no_backward_of_main_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps num_floating_point_operations(args, batch_size, ...): a frozen main model has a forward pass only.
+
+    Megatron counts three times the forward pass for everything. A head trains through the output layer without a
+    gradient of its weight.
+    """
+    flops = wrapped(*args, **kwargs)
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    settings = call.arguments["args"]
+    if not settings.freeze_base_model_for_mtp:
+        return flops
+    call.arguments["args"] = main_model = copy.copy(settings)
+    main_model.mtp_num_layers = None
+    if pattern := getattr(settings, "hybrid_layer_pattern", None):
+        main_model.hybrid_layer_pattern = pattern.partition("/")[0]
+    if isinstance(frequency := getattr(settings, "linear_attention_freq", None), list):
+        main_model.linear_attention_freq = frequency[: settings.num_layers]
+    of_main_model = wrapped(*call.args, **call.kwargs)
+    of_heads = flops - of_main_model
+    if of_heads:  # Megatron 0.16 counts none in a hybrid model
+        tokens = call.arguments.get("total_real_tokens_in_batch") or call.arguments["batch_size"] * settings.seq_length
+        of_heads -= settings.mtp_num_layers * 2 * tokens * settings.hidden_size * settings.padded_vocab_size
+    return of_main_model / 3 + of_heads
 
 
 def measure_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from .engine import Defect, Patch, Probe, PullRequest, Wrap
-from .shared_edits import MTP, MTP_OVERRIDES
+from .shared_edits import AVERAGE_AUX_LOSSES, MTP, MTP_OVERRIDES
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
     from typing import Any
-
-_MOE = "megatron.core.transformer.moe"
-_LOGGING = "megatron_overrides.core.transformer.moe.moe_logging"
 
 
 def _experts_of_hybrid_head(run: Any) -> str:
@@ -87,11 +84,11 @@ PATCH = Patch(
             meets=lambda run: len(_experts_of_hybrid_head(run)) > (run.mtp_num_layers or 0),
         ),
     ),
-    probe=Probe(f"{_MOE}.moe_logging:MoEMetricsTracker.report", contains="num_moe_layers is None"),
+    probe=Probe(
+        "megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report", contains="num_moe_layers is None"
+    ),
     edits=(
-        Wrap("megatron.training.training:training_log", f"{_LOGGING}:count_in_training_log", check_source=False),
-        Wrap(f"{_MOE}.moe_utils:track_moe_metrics", f"{_LOGGING}:average_over_moe_layers"),
-        Wrap(f"{_MOE}.moe_logging:MoEMetricsTracker.report", f"{_LOGGING}:average_over_moe_layers"),
+        *AVERAGE_AUX_LOSSES,
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer.__init__",
             f"{MTP_OVERRIDES}.hybrid_heads:mark_routers_of_head",

@@ -5,14 +5,11 @@ from .shared_edits import (
     CHECK_SETTINGS,
     CHECK_TRANSFORMER_CONFIG,
     DEFAULT_IN_YAML,
-    MTP,
-    MTP_LOSS,
-    MTP_OVERRIDES,
+    DETACHED_HEADS,
     SCHEDULED_MTP_LAYER,
     TRANSFORMER_CONFIG,
 )
 
-_HEADS = f"{MTP_OVERRIDES}.detached_heads"
 _SCHEDULED = "megatron_overrides.core.models.common.fine_grained_callables:detach_scheduled_layer"
 
 PATCH = Patch(
@@ -76,9 +73,7 @@ PATCH = Patch(
         DEFAULT_IN_YAML,
         *CHECK_SETTINGS,
         CHECK_TRANSFORMER_CONFIG,
-        *MTP_LOSS,
-        Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_HEADS}:detach_block"),
-        Wrap(f"{MTP}:MultiTokenPredictionLayer._get_embeddings", f"{_HEADS}:detach_inputs"),
+        *DETACHED_HEADS,
         Wrap(
             "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
             "megatron_overrides.core.distributed.distributed_data_parallel:mark_layers_needing_embedding_grad",

@@ -37,10 +37,27 @@ MTP_FORWARD_PASS = (
     Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{MTP_OVERRIDES}.forward_pass:skip_idle_block"),
 )
 
+# No gradient of the MTP loss leaves the heads.
+_DETACHED_HEADS = f"{MTP_OVERRIDES}.detached_heads"
+DETACHED_HEADS = (
+    *MTP_LOSS,
+    Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_DETACHED_HEADS}:detach_block"),
+    Wrap(f"{MTP}:MultiTokenPredictionLayer._get_embeddings", f"{_DETACHED_HEADS}:detach_inputs"),
+)
+
 # The layer under the 1F1B overlap of experts: up to 0.18, and from 0.19 on.
 SCHEDULED_MTP_LAYER = (
     "megatron.core.models.gpt.fine_grained_callables:build_mtp_layer_callables",
     "megatron.core.models.common.fine_grained_callables:build_mtp_layer_callables",
+)
+
+# The trainer's log divides the sum of auxiliary losses by the number of layers that have one.
+_MOE = "megatron.core.transformer.moe"
+_MOE_LOGGING = "megatron_overrides.core.transformer.moe.moe_logging"
+AVERAGE_AUX_LOSSES = (
+    Wrap("megatron.training.training:training_log", f"{_MOE_LOGGING}:count_in_training_log", check_source=False),
+    Wrap(f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE_LOGGING}:average_over_moe_layers"),
+    Wrap(f"{_MOE}.moe_logging:MoEMetricsTracker.report", f"{_MOE_LOGGING}:average_over_moe_layers"),
 )
 
 # -- the optimizer ----------------------------------------------------------------------------------------------------

@@ -11,14 +11,13 @@ and matplotlib.
 from __future__ import annotations
 
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from scripts.acceptance import training
-from scripts.acceptance.table import columns, numbers
+from scripts.acceptance.table import columns, numbers, versions
 from scripts.common.arguments import make_parser
 from scripts.common.markdown import Table
 from scripts.common.process import ROOT
@@ -83,13 +82,12 @@ def decode(model: Any, held_out: Any) -> dict[str, float]:
 
 def make_table(found: dict[str, dict[str, Any]]) -> Table:
     """The rows of table.py, and how they were made."""
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("megatron-core", "torch"))
     note = (
         f"Tokens per verification step of a speculative decoder with {training.DEPTHS} heads, after "
         f"{training.HEAD_STEPS} steps of training the heads by each loss from one frozen main model. Decoded: "
         f"{SAMPLES} texts of {training.LENGTH} bytes. From every position: drafts begin after each token of the "
-        f"decoded text; logged: what the log says of that text. Made by `python -m scripts.acceptance` with {versions} "
-        f"on a CPU."
+        f"decoded text; logged: what the log says of that text. Made by `python -m scripts.acceptance` with "
+        f"{versions()} on a CPU."
     )
     return Table("Accepted lengths, logged and decoded", columns(found), numbers(found), note=note)
 

@@ -85,14 +85,23 @@ def train_main_model(text: torch.Tensor) -> Any:
     return model
 
 
-def train_heads(main_model: Any, loss_type: str, text: torch.Tensor, held_out: torch.Tensor) -> tuple[Any, list[Any]]:
+def train_heads(
+    main_model: Any, loss_type: str, text: torch.Tensor, held_out: torch.Tensor, start: str = "random"
+) -> tuple[Any, list[Any]]:
     """Train the heads of a copy, the rest frozen.
+
+    Args:
+        start: how the heads are initialized, as --mtp-init does it.
 
     Returns:
         (model, [(step, metrics of `mtp_pass` on held-out text)]).
     """
     model = make_model(loss_type)
     model.load_state_dict(main_model.state_dict())
+    if start == "last-layer":
+        from megatron_overrides.core.transformer.multi_token_prediction.new_heads import initialize_from_last_layer
+
+        initialize_from_last_layer([model])
     heads = []
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("mtp."))

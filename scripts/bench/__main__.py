@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from scripts.bench import acceptance, memory, muon, startup, step, training
+from scripts.bench import acceptance, frozen, memory, muon, startup, step, training
 from scripts.common.arguments import make_parser
 
 COMMANDS = {
     "step": step,
     "import": startup,
     "acceptance": acceptance,
+    "frozen": frozen,
     "memory": memory,
     "muon": muon,
     "training": training,

@@ -96,6 +96,7 @@ def main() -> None:
         config = rest.pop("config", None) or arguments.core_transformer_config_from_args(args)
         placement = {"pre_process": pre_process, "post_process": post_process, **rest}
         placement["transformer_engine"] = args.transformer_impl == "transformer_engine"
+        placement["tied"] = not args.untie_embeddings_and_output_weights
         return build_model(config, args.padded_vocab_size, args.seq_length, **placement)
 
     def provide_datasets(sizes: list[int | None], vp_stage: int | None = None) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from scripts.acceptance import table as accepted
+from scripts.bench import frozen as price
 from scripts.common.arguments import REFERENCE
 from scripts.common.markdown import table
 from scripts.common.process import ROOT
@@ -24,12 +25,25 @@ def blocks() -> dict[str, str]:
         "cost": cost(_read("bench")),
         "experts": experts(_read("experts")),
         "acceptance": acceptance(_read("acceptance")),
+        "starts": starts(_read("starts")),
+        "frozen": frozen(_read("frozen")),
     }
 
 
 def acceptance(found: dict[str, Any]) -> str:
     """What `python -m scripts.acceptance` found."""
     return "\n".join(table(accepted.columns(found), accepted.numbers(found), right=range(1, 1 + len(found))))
+
+
+def starts(curves: dict[str, Any]) -> str:
+    """What `python -m scripts.acceptance.starts` found."""
+    columns = accepted.starts_columns(curves)
+    return "\n".join(table(columns, accepted.starts_numbers(curves), right=range(1, len(columns))))
+
+
+def frozen(found: dict[str, Any]) -> str:
+    """What `python -m scripts.bench frozen` found."""
+    return "\n".join(table(price.COLUMNS, price.rows(found["found"], found["theory"]), right=range(1, 5)))
 
 
 def experts(found: list[dict[str, Any]]) -> str:

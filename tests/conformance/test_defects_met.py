@@ -89,6 +89,11 @@ EXPERTS, BIASES, DIST_MUON = "leaves out the experts", "leaves out the biases", 
              "use_layer_wise_distributed_optimizer": True},
             [DIST_MUON],
         ),
+        (
+            "0.19.2",
+            {**SPLIT, "add_bias_linear": True, "expert_tensor_parallel_size": 1, "optimizer": "dist_muon"},
+            [DIST_MUON],
+        ),
     ],
 )  # fmt: skip
 def test_experts(find, release, run, expected):

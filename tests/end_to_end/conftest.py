@@ -24,12 +24,13 @@ ARGUMENTS = f"""
     --transformer-impl local
     --num-layers 2 --hidden-size 32 --ffn-hidden-size 64 --num-attention-heads 2 --seq-length 32
     --max-position-embeddings 32 --position-embedding-type rope --hidden-dropout 0 --attention-dropout 0
-    --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3 --micro-batch-size 2 --global-batch-size 4
+    --micro-batch-size 2 --global-batch-size 4
     --train-iters {ITERATIONS} --seed 1234 --clip-grad 1.0 --lr 5e-3 --min-lr 1e-3 --lr-decay-style cosine
     --lr-warmup-iters 0 --weight-decay 0.1 --adam-beta2 0.95 --split 98,2,0 --tokenizer-type NullTokenizer
     --vocab-size 256 --make-vocab-size-divisible-by 8 --log-interval 1 --tensorboard-log-interval 1
     --eval-interval 100000 --eval-iters 1 --save-interval 6 --ckpt-format torch
 """.split()
+HEADS = ("--mtp-num-layers", "1", "--mtp-loss-scaling-factor", "0.3")
 LINE = re.compile(r"iteration +(\d+)/.*?learning rate: (\S+) \|.*?lm loss: (\S+) \|.*?grad norm: (\S+) \|(.*)")
 
 
@@ -80,12 +81,12 @@ def license_dataset(tmp_path_factory):
 def train(dataset, tmp_path_factory):
     """train(*flags, ranks=1, patches="all"): ({iteration: (learning rate, loss, norm, rest)}, all output).
 
-    `command` is "run" or "verify-mtp", `code` the exit code that it must have, `data` the prefix of another dataset.
-    With torchrun=True the ranks are interpreters that torchrun starts.
+    `command` is "run" or "verify-mtp", `code` the exit code that it must have, `data` the prefix of another dataset,
+    `heads` the flags of the MTP heads. With torchrun=True the ranks are interpreters that torchrun starts.
     """
 
-    def run(*flags, ranks=1, patches="all", command="run", code=0, data=dataset, torchrun=False):
-        words = [command, "--device", "cpu", str(TRAIN), *ARGUMENTS, *flags, "--data-path", str(data)]
+    def run(*flags, ranks=1, patches="all", command="run", code=0, data=dataset, heads=HEADS, torchrun=False):
+        words = [command, "--device", "cpu", str(TRAIN), *ARGUMENTS, *heads, *flags, "--data-path", str(data)]
         words += ["--tensorboard-dir", str(tmp_path_factory.mktemp("tensorboard"))]
         if torchrun:
             codes, output = launch(ranks, patches, *words)

@@ -81,6 +81,14 @@ def test_verification_finds_detached_heads_alone(train, layout):
     assert [counted == total != "0" for counted, total in shares] == [True] * finds_mask
 
 
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_verification_compares_the_bits_of_a_frozen_main_model(train, layout):
+    ranks, flags = layout
+    _, output = train(*flags, "--freeze-base-model-for-mtp", ranks=ranks, command="verify-mtp")
+    assert re.search(r"verify-mtp: the MTP loss has reached \d+ parameters of the heads and nothing else", output)
+    assert re.search(r"has left \d+ tensors of the main model as they were, to the bit", output)
+
+
 def test_verification_names_what_else_the_mtp_loss_reaches(train):
     _, output = train(command="verify-mtp", code=1)
     assert re.search(r"parameters of the heads and \d+ others:\n    decoder.final_layernorm.bias\n", output)

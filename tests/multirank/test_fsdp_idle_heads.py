@@ -180,3 +180,25 @@ def test_the_layers_of_the_heads_run_without_their_logits(make):
     net.output_layer.register_forward_hook(lambda *_: ran.append("output layer"))
     evaluate(made.model, 0)
     assert ran == ["head", "output layer"]
+
+
+@pytest.mark.parametrize("make_net", [{"freeze_base_model_for_mtp": True}], indirect=True, ids=["frozen"])
+@every_strategy
+@both_overlaps
+def test_heads_that_train_alone_do_so_as_under_ddp(make, ddp, strategy, overlap):
+    made = make(strategy, overlap)
+    groups = made.model.module.param_and_grad_buffer.parameter_groups
+    frozen = [group for group in groups if not group.requires_grad]
+    assert frozen and not any(group.main_grad_buffer or group.main_weight_buffer for group in frozen)
+    before = [weights_of(group) for group in frozen]
+    assert train(made, after_step=evaluate) == pytest.approx(train(ddp), rel=1e-5)
+    assert all(torch.equal(weights_of(group), old) for group, old in zip(frozen, before, strict=True))
+
+
+def weights_of(group):
+    """This rank's part of each weight in a group, without the padding between them."""
+    buffer = group.model_weight_buffer
+    if buffer is None:
+        return torch.cat([param.detach().flatten() for param in group.params])
+    parts = [buffer.get_item(place, only_shard=buffer.is_data_distributed) for place in range(len(group.params))]
+    return torch.cat(parts).clone()

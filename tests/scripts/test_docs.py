@@ -111,7 +111,8 @@ def test_the_reference_has_every_flag_and_field_once():
     assert len(named) == len(set(named))
     assert set(named) >= FLAGS
     plain = (name.rpartition(".")[2].removeprefix("--").removeprefix("no-") for name in named)
-    assert {name.replace("-", "_") for name in plain} == FIELDS
+    without_field = {"mtp_init"}  # a setting of Megatron's trainer, not of the model or the optimizer
+    assert {name.replace("-", "_") for name in plain} == FIELDS | without_field
 
 
 def test_readme_marks_the_flags_that_upstream_has_not():

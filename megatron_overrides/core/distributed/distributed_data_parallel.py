@@ -1,4 +1,4 @@
-"""DDP and the copy of the embedding that detached MTP heads never train."""
+"""DDP and what MTP heads leave untrained: a copy of the embedding, or the whole main model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from megatron_overrides.core.transformer.multi_token_prediction.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
+from megatron_overrides.core.transformer.transformer_config import check_frozen_main_model, is_main_model_frozen
 
 
 def mark_layers_needing_embedding_grad(
@@ -27,3 +28,21 @@ def mark_layers_needing_embedding_grad(
         for module in given["module"].modules():
             if isinstance(module, MultiTokenPredictionLayer):
                 setattr(module, REPORTS_ZERO_EMBEDDING_GRAD, True)
+
+
+def freeze_what_is_wrapped(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Wraps the __init__(config, ddp_config, module, ...) of DDP, Megatron-FSDP and FSDP2.
+
+    A GPTModel is frozen already; what has one as a part of it is not.
+
+    Raises:
+        ValueError: the settings of the frozen model cannot work; a trainer without argparse learns of it here.
+    """
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    if is_main_model_frozen(given["config"]):
+        # Imported here: this module is imported while the first of these classes is being imported.
+        from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import freeze
+
+        check_frozen_main_model(given["config"], is_complete=True)
+        freeze(given["module"])
+    wrapped(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Scale the MTP loss separately from the main loss."""
+"""Scale the MTP loss separately from the main loss; pass a gradient on where the main model is frozen."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import inspect
 from typing import Any
 
 import torch
+
+from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
 
 
 def _get_mtp_loss_scale(config: Any, device: torch.device) -> torch.Tensor:
@@ -44,3 +46,22 @@ def scale_mtp_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: d
             scale = scale / call["num_microbatches"]
         MTPLossAutoScaler.set_loss_scale(scale)
     return output_tensor, num_tokens
+
+
+def return_zero_gradient(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps backward_step(input_tensor, ..., config): the previous pipeline stage waits for a gradient of its output.
+
+    A frozen main model gives none, so the schedule sends a gradient of zero.
+    """
+    gradients = wrapped(*args, **kwargs)
+    call = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    if not is_main_model_frozen(call["config"]):
+        return gradients
+    inputs = call["input_tensor"]
+    if not isinstance(inputs, list):
+        return _zero_where_missing(gradients, inputs)
+    return [_zero_where_missing(gradient, tensor) for gradient, tensor in zip(gradients, inputs, strict=True)]
+
+
+def _zero_where_missing(gradient: torch.Tensor | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return torch.zeros_like(tensor) if gradient is None and tensor is not None else gradient

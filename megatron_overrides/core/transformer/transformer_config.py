@@ -23,10 +23,49 @@ def check_heads(settings: Any) -> None:
                 f"repeats the step that it was captured in: set the interval to {possible}"
             )
     check_losses(settings)
-    if getattr(settings, "mtp_detach_heads", False) and getattr(settings, "defer_embedding_wgrad_compute", False):
+    check_frozen_main_model(settings)
+    for name in ("mtp_detach_heads", "freeze_base_model_for_mtp"):
+        if getattr(settings, name, False) and getattr(settings, "defer_embedding_wgrad_compute", False):
+            raise ValueError(
+                f"--{name.replace('_', '-')} uses the output layer without training it, but "
+                f"--defer-embedding-wgrad-compute computes a weight gradient for each of its uses later: leave one of "
+                f"the two flags out"
+            )
+
+
+# What cannot work while only the MTP heads train: setting, its value when off, and why.
+_NOT_WITH_FROZEN_MAIN_MODEL = (
+    ("freeze_base_for_mtp", False, "freezes the main model in a second way, that of megatron.post_training"),
+    ("qad_train_target", None, "chooses in a second way what trains"),
+    ("overlap_moe_expert_parallel_comm", False, "schedules the backward pass of layers that have none"),
+    ("cuda_graph_impl", "none", "captures a backward pass of layers that have none"),
+    ("qk_clip", False, "scales the weights of the main model"),
+)
+
+
+def is_main_model_frozen(settings: Any) -> bool:
+    """Whether only the MTP heads train, as `settings` (a TransformerConfig or Megatron's args) say."""
+    return bool(getattr(settings, "freeze_base_model_for_mtp", False))
+
+
+def check_frozen_main_model(settings: Any, is_complete: bool = False) -> None:
+    """Raise ValueError if `freeze_base_model_for_mtp` asks for what cannot work.
+
+    Args:
+        is_complete: nothing more sets `mtp_num_layers`, which Megatron may read from the pattern of a hybrid model.
+    """
+    if not is_main_model_frozen(settings):
+        return
+    for name, off, effect in _NOT_WITH_FROZEN_MAIN_MODEL:
+        if getattr(settings, name, off) not in (off, None):
+            raise ValueError(
+                f"--freeze-base-model-for-mtp trains only the MTP heads, but --{name.replace('_', '-')} {effect}: "
+                f"leave one of the two out (config.freeze_base_model_for_mtp, config.{name})"
+            )
+    if is_complete and not getattr(settings, "mtp_num_layers", None):
         raise ValueError(
-            "--mtp-detach-heads uses the output layer without training it, but --defer-embedding-wgrad-compute "
-            "computes a weight gradient for each of its uses later: leave one of the two flags out"
+            "--freeze-base-model-for-mtp trains only the MTP heads, and the model has none: add --mtp-num-layers "
+            "(config.mtp_num_layers)"
         )
 
 

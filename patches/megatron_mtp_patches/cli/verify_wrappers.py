@@ -1,4 +1,7 @@
-"""Verify one training step: only the MTP loss has a gradient, and the parameters that got one are reported.
+"""Verify the first training step: only the MTP loss has a gradient, and the parameters that got one are reported.
+
+Where `freeze_base_model_for_mtp` trains the heads alone, the first update is made, and the bits of the main model are
+compared after the next forward pass, which gathers what the update has left to be gathered.
 
 The idea is slime's check for "only .mtp. gradients" (THUDM/slime), for any script that trains with Megatron's
 schedules.
@@ -25,6 +28,8 @@ class Positions(NamedTuple):
 
 
 _seen: ContextVar[list[Positions]] = ContextVar("what the MTP losses of the step have counted")
+# The main model of this rank before the first update, on the CPU, where only the heads train.
+_before_the_update: dict[str, torch.Tensor] = {}
 
 
 class VerificationExit(SystemExit):
@@ -57,16 +62,22 @@ def report_after_schedule(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
 
     @functools.wraps(run)
     def run_and_report(*schedule_args: Any, **schedule_kwargs: Any) -> Any:
+        given = inspect.signature(run).bind(*schedule_args, **schedule_kwargs).arguments
+        if given.get("forward_only", False):
+            return run(*schedule_args, **schedule_kwargs)
+        model = given["model"]
+        chunks = model if isinstance(model, list) else [model]
+        is_first_of_frozen = _is_frozen(chunks) and not _before_the_update
+        if is_first_of_frozen:
+            _before_the_update.update(_main_model(chunks))
         seen: list[Positions] = []
         token = _seen.set(seen)
         try:
             result = run(*schedule_args, **schedule_kwargs)
         finally:
             _seen.reset(token)
-        given = inspect.signature(run).bind(*schedule_args, **schedule_kwargs).arguments
-        if not given.get("forward_only", False):
-            model = given["model"]
-            _report(model if isinstance(model, list) else [model], seen)
+        if not is_first_of_frozen:
+            _report(chunks, seen)
         return result
 
     return run_and_report
@@ -90,15 +101,52 @@ def _report(chunks: list[torch.nn.Module], seen: list[Positions]) -> None:
             gradient = param.grad if gradient is None else gradient
             if gradient is not None and getattr(gradient, "_local_tensor", gradient).any():
                 reached[is_head].add(name)
+    after = _main_model(chunks) if _before_the_update else {}
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, _before_the_update[name])}
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, (reached, seen))
-    heads, others = (sorted(set().union(*(one[is_head] for one, _ in everyone))) for is_head in (True, False))
+    torch.distributed.all_gather_object(everyone, (reached, seen, changed, len(after)))
+    heads, others = (sorted(set().union(*(one[0][is_head] for one in everyone))) for is_head in (True, False))
+    all_changed = sorted(set().union(*(one[2] for one in everyone)))
     if torch.distributed.get_rank() == 0:
         print(f"verify-mtp: {_in_words(heads, others)}", file=sys.stderr, flush=True)
-        if positions := [one for _, of_rank in everyone for one in of_rank]:
+        if positions := [one for _, of_rank, _, _ in everyone for one in of_rank]:
             print(f"verify-mtp: {_share(positions)}", file=sys.stderr, flush=True)
+        if compared := sum(one[3] for one in everyone):
+            print(f"verify-mtp: {_bits_in_words(all_changed, compared)}", file=sys.stderr, flush=True)
     torch.distributed.barrier()
-    raise VerificationExit(1 if others or not heads else 0)
+    raise VerificationExit(1 if others or all_changed or not heads else 0)
+
+
+def _is_frozen(chunks: list[torch.nn.Module]) -> bool:
+    from megatron.core.utils import get_model_config
+
+    return bool(getattr(get_model_config(chunks[0]), "freeze_base_model_for_mtp", False))
+
+
+def _main_model(chunks: list[torch.nn.Module]) -> dict[str, torch.Tensor]:
+    """Copy this rank's parameters and persistent buffers of the main model to the CPU; of a DTensor its local part."""
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
+
+    found = {}
+    for place, chunk in enumerate(chunks):
+        blocks = (module for module in chunk.modules() if isinstance(module, MultiTokenPredictionBlock))
+        heads = {module for block in blocks for module in block.modules()}
+        for path, module in chunk.named_modules():
+            if module in heads:
+                continue
+            buffers = {name for name in module._buffers if name not in module._non_persistent_buffers_set}
+            for name, tensor in (*module._parameters.items(), *((name, module._buffers[name]) for name in buffers)):
+                if tensor is not None:
+                    local = getattr(tensor, "_local_tensor", tensor).detach()
+                    found[f"{place}.{path}.{name}"] = local.to("cpu", copy=True)
+    return found
+
+
+def _bits_in_words(changed: list[str], compared: int) -> str:
+    if not changed:
+        return f"the first update has left {compared} tensors of the main model as they were, to the bit"
+    names = "\n    ".join(changed)
+    return f"the first update has changed {len(changed)} tensors of the main model:\n    {names}"
 
 
 def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, bool]]:

@@ -85,14 +85,48 @@ def test_megatron_s_own_training_log_prints_that_line(monkeypatch, capsys):
     assert capsys.readouterr().out == " iteration 1 | heads:   3 |\n"
 
 
-@pytest.mark.parametrize("loss_type", ["cross_entropy", "kl", "tv", "e2e_tv"])
-def test_flops_count_the_main_model_s_logits_where_a_loss_needs_them(loss_type):
+@pytest.fixture
+def run_arguments():
+    """Megatron's arguments of a small GPT with two heads."""
     arguments = importlib.import_module("megatron.training.arguments")
     flags = "--num-layers 2 --hidden-size 8 --num-attention-heads 2 --seq-length 16 --mtp-num-layers 2".split()
     args = arguments.add_megatron_arguments(argparse.ArgumentParser()).parse_args(flags)
     args.padded_vocab_size, args.group_query_attention, args.swiglu = 64, False, False
     args.kv_channels, args.ffn_hidden_size = 4, 32
-    expected = training.num_floating_point_operations(args, 3)
-    args.mtp_loss_type = loss_type
-    more = training.num_floating_point_operations(args, 3) - expected
+    return args
+
+
+@pytest.mark.parametrize("loss_type", ["cross_entropy", "kl", "tv", "e2e_tv"])
+def test_flops_count_the_main_model_s_logits_where_a_loss_needs_them(run_arguments, loss_type):
+    expected = training.num_floating_point_operations(run_arguments, 3)
+    run_arguments.mtp_loss_type = loss_type
+    more = training.num_floating_point_operations(run_arguments, 3) - expected
     assert more == (0 if loss_type == "cross_entropy" else 2 * 3 * 16 * 8 * 64)
+
+
+def test_flops_count_no_backward_pass_of_a_frozen_main_model(run_arguments):
+    """The forward pass of two layers and an output layer, the heads, and no gradient of the weight for their logits."""
+    tokens, logits = 3 * 16, 2 * 3 * 16 * 8 * 64
+    whole = training.num_floating_point_operations(run_arguments, 3)
+    run_arguments.mtp_num_layers = None
+    main_model = training.num_floating_point_operations(run_arguments, 3)
+    layers = 2 * (2 * tokens * (4 * 8 * 8 + 2 * 8 * 32) + 2 * tokens * 16 * 8)  # causal attention counts half
+    assert main_model == 3 * (layers + logits)
+    run_arguments.mtp_num_layers, run_arguments.freeze_base_model_for_mtp = 2, True
+    frozen = training.num_floating_point_operations(run_arguments, 3)
+    assert frozen == layers + logits + (whole - main_model) - 2 * logits
+
+
+def test_flops_of_a_frozen_hybrid_model(run_arguments):
+    if not hasattr(run_arguments, "hybrid_layer_pattern"):
+        pytest.skip("0.16 counts no heads of hybrid models")
+    args = run_arguments
+    args.is_hybrid_model = True
+    counted = {}
+    for pattern, heads in (("*-/*-/*-", 2), ("*-", None)):
+        args.hybrid_layer_pattern, args.mtp_num_layers = pattern, heads
+        counted[heads] = training.num_floating_point_operations(args, 3)
+    args.hybrid_layer_pattern, args.mtp_num_layers, args.freeze_base_model_for_mtp = "*-/*-/*-", 2, True
+    frozen = training.num_floating_point_operations(args, 3)
+    logits = 2 * 3 * 16 * 8 * 64
+    assert frozen == counted[None] / 3 + (counted[2] - counted[None]) - 2 * logits

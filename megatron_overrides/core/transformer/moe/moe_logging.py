@@ -11,6 +11,8 @@ import inspect
 from contextvars import ContextVar
 from typing import Any
 
+from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
+
 _is_training_log: ContextVar[bool] = ContextVar("the trainer asks for the log line", default=False)
 
 
@@ -26,10 +28,16 @@ def count_in_training_log(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
 def average_over_moe_layers(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps track_moe_metrics and MoEMetricsTracker.report: they divide by `num_moe_layers`.
 
-    Where Megatron has no such parameter, it divides by the sum of `moe_layer_freq` where that is a list.
+    Where Megatron has no such parameter, it divides by the sum of `moe_layer_freq` where that is a list. Where it has
+    one, its own count is right unless the main model is frozen.
     """
     if "num_moe_layers" in inspect.signature(wrapped).parameters:
-        return wrapped(*args, **kwargs)
+        call = inspect.signature(wrapped).bind(*args, **kwargs)
+        if _is_training_log.get():
+            from megatron.training.global_vars import get_args
+
+            call.arguments["num_moe_layers"] = count_moe_layers(get_args())
+        return wrapped(*call.args, **call.kwargs)
     kwargs = dict(kwargs)
     moe_layers = kwargs.pop("num_moe_layers", None)
     call = inspect.signature(wrapped).bind(*args, **kwargs)
@@ -44,18 +52,22 @@ def average_over_moe_layers(wrapped: Any, instance: Any, args: tuple[Any, ...], 
         return wrapped(*args, **kwargs)
     if call.arguments.get("num_layers") is not None:
         call.arguments["num_layers"] += heads  # a slot for each layer, in which routers put their losses
-    call.arguments["moe_layer_freq"] = [1] * moe_layers
+    call.arguments["moe_layer_freq"] = [1] * max(1, moe_layers)  # it divides a sum of zero by 1 where there is none
     return wrapped(*call.args, **call.kwargs)
 
 
 def count_moe_layers(run: Any) -> int:
-    """How many layers and heads of a run with Megatron's arguments have an auxiliary loss."""
+    """How many layers and heads of a run with Megatron's arguments have an auxiliary loss.
+
+    A frozen main model computes none.
+    """
+    is_frozen = is_main_model_frozen(run)
     heads = run.mtp_num_layers or 0
     if getattr(run, "mtp_use_repeated_layer", False):
         heads = min(heads, 1)
     if pattern := getattr(run, "hybrid_layer_pattern", None) or getattr(run, "hybrid_override_pattern", None):
         main, *patterns_of_heads = pattern.split("/")
-        return main.count("E") + heads * "".join(patterns_of_heads[:1]).count("E")
+        return main.count("E") * (not is_frozen) + heads * "".join(patterns_of_heads[:1]).count("E")
     frequency = run.moe_layer_freq
     layers = frequency if isinstance(frequency, list) else [i % (frequency or 1) == 0 for i in range(run.num_layers)]
-    return sum(layers) + heads * layers[-1]  # a head is like the last layer of the main model
+    return sum(layers) * (not is_frozen) + heads * layers[-1]  # a head is like the last layer of the main model

@@ -14,21 +14,28 @@ from typing import Any
 
 import torch
 
+from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
+
 # Attributes of an MTP layer. The first is set for one forward, the second for good.
 TAKES_MAIN_HIDDEN_STATES = "_takes_hidden_states_of_main_model"
 REPORTS_ZERO_EMBEDDING_GRAD = "_reports_zero_gradient_of_embedding"
 
 
+def are_detached(config: Any) -> bool:
+    """Whether no gradient of the MTP loss leaves the heads of a model with this TransformerConfig."""
+    return bool(getattr(config, "mtp_detach_heads", False)) or is_main_model_frozen(config)
+
+
 def detach_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Wraps MultiTokenPredictionBlock.forward: marks the first layer, whose input comes from the main model."""
-    if instance.config.mtp_detach_heads:
+    if are_detached(instance.config):
         setattr(instance.layers[0], TAKES_MAIN_HIDDEN_STATES, True)
     return wrapped(*args, **kwargs)
 
 
 def detach_inputs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Wraps MultiTokenPredictionLayer._get_embeddings, which returns (..., embedded tokens, hidden states)."""
-    if not instance.config.mtp_detach_heads:
+    if not are_detached(instance.config):
         return wrapped(*args, **kwargs)
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     takes_main_hidden_states = vars(instance).pop(TAKES_MAIN_HIDDEN_STATES, False)

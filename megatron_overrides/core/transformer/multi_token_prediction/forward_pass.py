@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import is_training_heads
 from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import PassMetrics
 from megatron_overrides.core.transformer.multi_token_prediction.mtp_pass import requested
 
@@ -50,12 +51,13 @@ def record_forward_inputs(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
     call.apply_defaults()
     runs_block = getattr(instance, "mtp_process", False) and call.arguments.get("mtp_in_postprocess", True)
     request = requested()
+    is_training = torch.is_grad_enabled() or is_training_heads()
     if request is None:
-        computes_loss = torch.is_grad_enabled() or bool(runs_block and _modelopt_observes(instance.mtp))
+        computes_loss = is_training or bool(runs_block and _modelopt_observes(instance.mtp))
         metrics = None
     else:
         computes_loss = request.compute
-        metrics = request.metrics if computes_loss and not torch.is_grad_enabled() else None
+        metrics = request.metrics if computes_loss and not is_training else None
     can_skip = instance.post_process and runs_block and not computes_loss
     is_idle = bool(can_skip and not _megatron_fsdp_releases(instance.mtp))
     with _running(ForwardPass(call.arguments.get("input_ids"), computes_loss, is_idle, metrics)):

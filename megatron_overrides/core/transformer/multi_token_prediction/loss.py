@@ -18,6 +18,10 @@ from megatron.core.utils import log_single_rank
 from megatron_overrides.core.transformer.multi_token_prediction import forward_pass, head_metrics
 from megatron_overrides.core.transformer.multi_token_prediction.acceptance import most_likely_token
 from megatron_overrides.core.transformer.multi_token_prediction.chunked_heads import ChunkedHeads, HeadRows
+from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import (
+    attach_loss,
+    with_gradients_of_heads,
+)
 from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import HeadMetrics
 from megatron_overrides.core.transformer.multi_token_prediction.head_settings import HeadSettings
 from megatron_overrides.core.transformer.multi_token_prediction.main_model_rows import Roll, line_up
@@ -42,6 +46,7 @@ class TrainedLoss(NamedTuple):
     factor: float
 
 
+@with_gradients_of_heads
 def process_mtp_loss(
     hidden_states: torch.Tensor,
     labels: torch.Tensor | None,
@@ -131,7 +136,7 @@ def process_mtp_loss(
         elif rescale_per_token:
             # finalize_model_grads divides by the tokens of the main model; a head predicts fewer.
             loss = loss * (main_tokens / safe_tokens)
-        main = mtp.MTPLossAutoScaler.apply(main, loss)
+        main = attach_loss(main, loss)
     return main
 
 

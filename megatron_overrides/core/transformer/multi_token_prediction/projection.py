@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from megatron.core import tensor_parallel
 
 from megatron_overrides.core.transformer.multi_token_prediction.acceptance import _mtp_logits_are_vocab_sharded
+from megatron_overrides.core.transformer.multi_token_prediction.detached_heads import are_detached
 from megatron_overrides.core.transformer.multi_token_prediction.detached_output import call_detached
 from megatron_overrides.core.transformer.multi_token_prediction.vocabulary import (
     Vocabulary,
@@ -57,7 +58,7 @@ class Projection(NamedTuple):
             weight,
             runtime_gather_output,
             scale,
-            is_detached=getattr(config, "mtp_detach_heads", False),
+            is_detached=are_detached(config),
             vocabulary=Vocabulary(number_of_tokens(config), group if is_sharded else None),
             sequence_parallel_group=group if getattr(config, "sequence_parallel", False) else None,
         )

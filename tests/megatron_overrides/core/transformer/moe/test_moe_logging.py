@@ -16,6 +16,7 @@ HAS_TRACKER = bool(find_file(f"{MOE}.moe_logging"))  # since 0.18; 0.16 and 0.17
 NAME = "load_balancing_loss"
 GPT = {"num_layers": 4, "moe_layer_freq": 1, "mtp_num_layers": None}
 HYBRID = {"num_layers": 4, "moe_layer_freq": 1, "mtp_num_layers": 3, "hybrid_layer_pattern": "ME|*E/*E/*E/*E"}
+FROZEN = {"freeze_base_model_for_mtp": True}
 DENSE_LAST = {**GPT, "moe_layer_freq": 2}
 # A run, and how many MoE layers it has.
 RUNS = [
@@ -32,6 +33,8 @@ RUNS = [
     pytest.param({**HYBRID, "mtp_use_repeated_layer": True}, 3, id="hybrid with a repeated head"),
     pytest.param({**HYBRID, "hybrid_layer_pattern": "ME|*E/*M/*M/*M"}, 2, id="hybrid with dense heads"),
     pytest.param({**GPT, "hybrid_layer_pattern": "ME|*E"}, 2, id="hybrid without heads"),
+    pytest.param({**GPT, "mtp_num_layers": 3, **FROZEN}, 3, id="heads over a frozen main model"),
+    pytest.param({**HYBRID, **FROZEN}, 3, id="hybrid, heads over a frozen main model"),
     pytest.param({**GPT, "hybrid_override_pattern": "ME*E"}, 2, id="hybrid of 0.16"),
 ]
 

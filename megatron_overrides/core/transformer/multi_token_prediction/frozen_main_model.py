@@ -1,0 +1,111 @@
+"""Train the MTP heads alone: `config.freeze_base_model_for_mtp`.
+
+The flag is NVIDIA/Megatron-LM#7021's; which parameters train is as in #4785 (`--freeze-base-for-mtp` of
+megatron.post_training, 0.19). The main model runs without gradients and keeps no activations. The heads are detached as
+by `config.mtp_detach_heads`. Their loss is attached to the output of the model instead of the hidden states of the main
+model, so the backward pass does not go through the output layer and the main loss.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from megatron.core.transformer import multi_token_prediction as mtp
+from torch.nn.modules.batchnorm import _NormBase
+
+from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# The losses of the heads in the forward pass that is running, where the main model is frozen.
+_losses: ContextVar[list[torch.Tensor] | None] = ContextVar("losses to attach to the output", default=None)
+
+
+def heads_of(modules: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
+    """Yield the MTP blocks in some modules; the heads of Megatron's models are all in these blocks."""
+    for module in modules:
+        yield from (child for child in module.modules() if isinstance(child, mtp.MultiTokenPredictionBlock))
+
+
+def freeze(model: torch.nn.Module) -> None:
+    """Let only the parameters of the heads require gradients, and keep the main model's running statistics."""
+    heads = {module for block in heads_of([model]) for module in block.modules()}
+    for module in model.modules():
+        if module in heads:
+            continue
+        for param in module.parameters(recurse=False):
+            param.requires_grad_(False)
+        if isinstance(module, _NormBase):
+            module.track_running_stats = False
+
+
+def freeze_new_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Wraps the __init__ of GPTModel, HybridModel and MambaModel.
+
+    From 0.19 on, gradient buffers are laid out from the parameters that require gradients before DDP sees the model.
+    """
+    wrapped(*args, **kwargs)
+    if is_main_model_frozen(instance.config):
+        freeze(instance)
+
+
+def is_training_heads() -> bool:
+    """Whether a forward pass is running in which heads train and the main model is frozen."""
+    return _losses.get() is not None
+
+
+def run_main_model_without_gradients(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """Wraps the forward of GPTModel, HybridModel and MambaModel."""
+    if not is_main_model_frozen(instance.config) or not torch.is_grad_enabled():
+        return wrapped(*args, **kwargs)
+    losses: list[torch.Tensor] = []
+    token = _losses.set(losses)
+    try:
+        with torch.no_grad():
+            output = wrapped(*args, **kwargs)
+    finally:
+        _losses.reset(token)
+    for loss in losses:
+        output = mtp.MTPLossAutoScaler.apply(output, loss)
+    return output
+
+
+def run_heads_with_gradients(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps MultiTokenPredictionBlock.forward, which is called inside `run_main_model_without_gradients`."""
+    if not is_training_heads():
+        return wrapped(*args, **kwargs)
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    # A stage without layers of the main model passes on what it has received, which requires a gradient.
+    call.arguments["hidden_states"] = call.arguments["hidden_states"].detach()
+    return with_gradients_of_heads(wrapped)(*call.args, **call.kwargs)
+
+
+def with_gradients_of_heads(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that records gradients also inside `run_main_model_without_gradients`."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.set_grad_enabled(torch.is_grad_enabled() or is_training_heads()):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def attach_loss(main: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    """Return `main`, the hidden states [s, b, h] of the main model, whose backward pass trains the heads by `loss`.
+
+    Where the main model is frozen, the output of the model does so instead, and `main` is returned as it is.
+    """
+    losses = _losses.get()
+    if losses is None:
+        return mtp.MTPLossAutoScaler.apply(main, loss)
+    losses.append(loss)
+    return main

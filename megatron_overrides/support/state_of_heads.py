@@ -1,0 +1,56 @@
+"""Save the optimizer state of heads that train alone, also where the first pipeline stage trains nothing.
+
+In the format torch_dist each tensor is saved by a rank that has it, but plain values (learning rates, the number of
+steps) are saved by the first rank, which has those of its own stage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase
+
+_NOT_PLAIN = ...
+
+
+def share_plain_values(state: Any, has_heads: bool) -> Any:
+    """Return `state` with the plain values of the pipeline stage that has the heads. A collective over the stages.
+
+    Args:
+        state: the sharded state dict of this stage's optimizer, or None.
+    """
+    group = parallel_state.get_pipeline_model_parallel_group()
+    stages: list[Any] = [None] * group.size()
+    dist.all_gather_object(stages, _plain(state) if has_heads else None, group=group)
+    shared = next((plain for plain in stages if plain is not None), _NOT_PLAIN)
+    return state if has_heads else _put_in(shared, state)
+
+
+def _plain(state: Any) -> Any:
+    """Return the plain values in `state`, and _NOT_PLAIN for what has none."""
+    if isinstance(state, (ShardedBase, LocalNonpersistentObject)):
+        return _NOT_PLAIN
+    if isinstance(state, dict):
+        found = {name: _plain(value) for name, value in state.items()}
+        kept = {name: value for name, value in found.items() if value is not _NOT_PLAIN}
+        return kept if kept or not found else _NOT_PLAIN
+    if isinstance(state, list):
+        return [_plain(value) for value in state]
+    return state.cpu() if isinstance(state, torch.Tensor) else state
+
+
+def _put_in(shared: Any, own: Any) -> Any:
+    """Return `own` with the plain values of `shared`; lists of another length stay."""
+    if shared is _NOT_PLAIN or isinstance(own, (ShardedBase, LocalNonpersistentObject)):
+        return own
+    if isinstance(shared, dict):
+        own = own if isinstance(own, dict) else {}
+        return own | {name: _put_in(value, own.get(name)) for name, value in shared.items()}
+    if isinstance(shared, list) and isinstance(own, list):
+        if len(shared) != len(own):
+            return own
+        return [_put_in(value, mine) for value, mine in zip(shared, own, strict=True)]
+    return shared

@@ -1,0 +1,121 @@
+"""Declares freeze-base-model-for-mtp."""
+
+from .engine import AddField, Patch, Probe, PullRequest, Wrap
+from .shared_edits import (
+    AVERAGE_AUX_LOSSES,
+    CHECK_SETTINGS,
+    CHECK_TRANSFORMER_CONFIG,
+    DEFAULT_IN_YAML,
+    DETACHED_HEADS,
+    MTP,
+    MTP_FORWARD_PASS,
+    MTP_OVERRIDES,
+    TRANSFORMER_CONFIG,
+)
+
+_DISTRIBUTED = "megatron.core.distributed"
+_FROZEN = f"{MTP_OVERRIDES}.frozen_main_model"
+_MODELS = ("gpt.gpt_model:GPTModel", "hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
+_FREEZE = "megatron_overrides.core.distributed.distributed_data_parallel:freeze_what_is_wrapped"
+_WRAPPERS = (
+    "distributed_data_parallel:DistributedDataParallel",
+    "torch_fully_sharded_data_parallel:TorchFullyShardedDataParallel",
+)
+_FSDP = f"{_DISTRIBUTED}.fsdp.src.megatron_fsdp"
+_FSDP_OVERRIDES = "megatron_overrides.core.distributed.fsdp.src.megatron_fsdp"
+_NO_HOOK = "register_no_hook_on_frozen_parameters"
+# Up to 0.19, and on main.
+_MEGATRON_FSDP = ("FullyShardedDataParallel", "FullyShardedDataParallelV1", "FullyShardedDataParallelV2")
+
+PATCH = Patch(
+    id="freeze-base-model-for-mtp",
+    summary="Train the MTP heads alone, at the price of the heads",
+    upstream=(
+        PullRequest(7021),
+        PullRequest(4785, native_since="0.19.0"),
+    ),
+    problem=(
+        "To add MTP heads (Megatron's MTP layers) to a trained model, or to train them again, only the heads have to "
+        "train. With `--mtp-detach-heads` the main model trains as well, or, with a learning rate of zero, still pays "
+        "for its backward pass, its gradients and its optimizer state. `--freeze-base-for-mtp` of 0.19 belongs to "
+        "megatron.post_training, keeps the activations of the main model and computes the backward pass of its output "
+        "layer."
+    ),
+    adds=(
+        "`config.freeze_base_model_for_mtp`: only the parameters of the MTP heads train. The main model runs without "
+        "gradients and keeps no activations. Its parameters get no gradient buffer, no optimizer state and no part in "
+        "the gradient norm; embedding, output layer, biases of routers and running statistics stay as they are, to the "
+        "bit.",
+        "Pipeline stages without heads take part: they send gradients of zero, and their optimizers are empty.",
+        "TFLOP/s count one forward pass of the main model; the logged auxiliary losses are those of the heads.",
+    ),
+    undetected="It adds a way to train; no number is wrong without it.",
+    refuses=(
+        "`--freeze-base-model-for-mtp` for a model without MTP heads.",
+        "`--freeze-base-model-for-mtp` together with `--freeze-base-for-mtp` or `--qad-train-target`, "
+        "`--overlap-moe-expert-parallel-comm`, `--cuda-graph-impl`, `--qk-clip` or `--defer-embedding-wgrad-compute`.",
+    ),
+    numerics=(
+        "Only with the flag. The heads then train to the bit as `--mtp-detach-heads` trains them over a main model "
+        "that does not change. Without `--mtp-detach-heads` beside it, `grad norm` and `--clip-grad` are those of "
+        "the heads."
+    ),
+    notes=(
+        "The pull request #7021 was merged after the newest release, and its text was not at hand. The flag has its "
+        "name. Which parameters train, and that the biases of frozen routers stay, follows #4785.",
+        "Dropout of the main model is as in training: set `--hidden-dropout 0 --attention-dropout 0` for a teacher "
+        "without noise.",
+        "The scaling history of fp8 is of activations; the frozen main model goes on recording it. That was not run.",
+    ),
+    probe=Probe(f"{TRANSFORMER_CONFIG}.freeze_base_model_for_mtp"),
+    edits=(
+        AddField(
+            TRANSFORMER_CONFIG,
+            field="freeze_base_model_for_mtp",
+            type=bool,
+            default=False,
+            doc="Train only the MTP heads; the main model runs without gradients and stays as it is.",
+            is_upstream=True,
+        ),
+        DEFAULT_IN_YAML,
+        *CHECK_SETTINGS,
+        CHECK_TRANSFORMER_CONFIG,
+        *DETACHED_HEADS,
+        *MTP_FORWARD_PASS,
+        *(
+            Wrap(f"megatron.core.models.{model}.{method}", f"{_FROZEN}:{wrapper}", check_source="gpt" not in model)
+            for method, wrapper in (("__init__", "freeze_new_model"), ("forward", "run_main_model_without_gradients"))
+            for model in _MODELS
+        ),
+        Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_FROZEN}:run_heads_with_gradients"),
+        *(Wrap(f"{_DISTRIBUTED}.{wrapper}.__init__", _FREEZE, check_source=False) for wrapper in _WRAPPERS),
+        *(Wrap(f"{_DISTRIBUTED}.fsdp.mcore_fsdp_adapter:{wrapper}.__init__", _FREEZE) for wrapper in _MEGATRON_FSDP),
+        Wrap(f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks", f"{_FSDP_OVERRIDES}.megatron_fsdp:{_NO_HOOK}"),
+        Wrap(
+            f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.reduce_scatter_gradients",
+            f"{_FSDP_OVERRIDES}.param_and_grad_buffer:reduce_groups_that_train",
+        ),
+        *(
+            Wrap(
+                f"{_DISTRIBUTED}.finalize_model_grads:{update}",
+                "megatron_overrides.core.distributed.finalize_model_grads:update_routers_of_heads",
+            )
+            for update in ("_update_router_expert_bias", "_update_router_qb_beta")
+        ),
+        Wrap(
+            "megatron.core.pipeline_parallel.schedules:backward_step",
+            "megatron_overrides.core.pipeline_parallel.schedules:return_zero_gradient",
+        ),
+        Wrap(
+            "megatron.training.training:num_floating_point_operations",
+            "megatron_overrides.training.training:count_no_backward_of_main_model",
+            check_source=False,
+        ),
+        Wrap(
+            "megatron.training.checkpointing:generate_state_dict",
+            "megatron_overrides.training.checkpointing:share_state_of_heads",
+            check_source=False,
+        ),
+        *AVERAGE_AUX_LOSSES,
+    ),
+)

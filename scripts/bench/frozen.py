@@ -1,0 +1,155 @@
+"""What heads cost that train alone, beside detached heads: seconds, FLOPs and bytes of a step; no GPU needed.
+
+    python -m scripts.bench frozen [--layers 8] [--rounds 15] [--out ci/frozen]
+
+One process trains a GPT with one MTP head in both ways, in turns. FLOPs are those of the matrix products that torch
+counts. Run it alone. Needs torch and megatron-core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from scripts.common.arguments import positive
+from scripts.common.markdown import Table
+from scripts.common.process import ROOT
+from scripts.common.recording import keep
+
+HIDDEN, HEADS, LENGTH, VOCABULARY, WARM_UP = 256, 4, 256, 512, 3
+KINDS = {"detached": {"mtp_detach_heads": True}, "frozen": {"freeze_base_model_for_mtp": True}}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layers", type=positive, default=8, help="layers of the main model")
+    parser.add_argument("--rounds", type=positive, default=15, help="timed steps of each kind")
+    parser.add_argument("--out", type=Path, default=ROOT / "ci" / "frozen", help="folder of the table")
+
+
+def run(options: argparse.Namespace) -> None:
+    from megatron_mtp_patches import rehearsal
+
+    rehearsal.install()
+    import megatron_mtp_patches  # noqa: F401
+    import torch
+    from megatron.core import parallel_state
+
+    torch.distributed.init_process_group("gloo")
+    parallel_state.initialize_model_parallel()
+    torch.set_num_threads(1)
+    trainings = {kind: Training(options.layers, **settings) for kind, settings in KINDS.items()}
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for number in range(WARM_UP + options.rounds):
+        for kind, training in trainings.items():
+            start = time.perf_counter()
+            training.step()
+            if number >= WARM_UP:
+                seconds[kind].append(time.perf_counter() - start)
+    found = {kind: training.count() for kind, training in trainings.items()}
+    for kind, times in seconds.items():
+        found[kind]["milliseconds"] = 1000 * statistics.median(times)
+    theory = {
+        "bytes of gradients": 4 * trainings["frozen"].elements_of_heads,
+        "bytes of optimizer state": 8 * trainings["frozen"].elements_of_heads,
+    }
+    keep(options.out, make_table(found, theory, options.layers), {"found": found, "theory": theory})
+    torch.distributed.destroy_process_group()
+
+
+class Training:
+    """A GPT with one head, Megatron's DDP and Adam in fp32."""
+
+    def __init__(self, layers: int, **settings: Any) -> None:
+        import torch
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+        from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+        from megatron.core.transformer import TransformerConfig
+
+        from scripts.demo.train import build_model
+
+        model_parallel_cuda_manual_seed(1)
+        config = TransformerConfig(
+            num_layers=layers,
+            hidden_size=HIDDEN,
+            num_attention_heads=HEADS,
+            mtp_num_layers=1,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            **settings,
+        )
+        gpt = build_model(config, VOCABULARY, LENGTH, tied=False)
+        self.elements_of_heads = sum(param.numel() for param in gpt.mtp.parameters())
+        self.model = DistributedDataParallel(config, DistributedDataParallelConfig(), gpt)
+        self.optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), [self.model])
+        self.tokens = torch.randint(VOCABULARY, (1, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+        self.mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        self.positions = torch.arange(LENGTH).expand(1, -1)
+
+    def step(self) -> None:
+        """Train on the one batch."""
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        self._forward().backward()
+        self.model.finish_grad_sync()
+        self.optimizer.step()
+
+    def count(self) -> dict[str, float]:
+        """Return FLOPs and bytes by name."""
+        import torch
+        from torch.utils.flop_counter import FlopCounterMode
+
+        from scripts.bench.held import held
+
+        with FlopCounterMode(display=False) as counter:
+            self.step()
+        kept: dict[int, int] = {}
+        own = {param.untyped_storage().data_ptr() for param in self.model.parameters()}
+
+        def keep_tensor(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep_tensor, lambda tensor: tensor):
+            loss = self._forward()
+        holds = held([self.model], self.optimizer)
+        del loss
+        return {
+            "GFLOPs of the matrix products": counter.get_total_flops() / 1e9,
+            "bytes of gradients": holds.gradients,
+            "bytes of optimizer state": holds.optimizer_state,
+            "bytes of activations kept for backward": sum(kept.values()),
+        }
+
+    def _forward(self) -> Any:
+        return self.model(self.tokens[:, :-1], self.positions, self.mask, labels=self.tokens[:, 1:]).mean()
+
+
+COLUMNS = ["of a step", "detached", "frozen", "frozen / detached", "frozen, in theory"]
+
+
+def rows(found: dict[str, dict[str, float]], theory: dict[str, int]) -> list[list[str]]:
+    """Detached and frozen side by side."""
+    cells = []
+    for what, frozen in found["frozen"].items():
+        detached = found["detached"][what]
+        numbers = [f"{number:,.1f}" if isinstance(number, float) else f"{number:,}" for number in (detached, frozen)]
+        cells.append([what, *numbers, f"{frozen / detached:.2f}", f"{theory[what]:,}" if what in theory else ""])
+    return cells
+
+
+def make_table(found: dict[str, dict[str, float]], theory: dict[str, int], layers: int) -> Table:
+    note = (
+        f"One step of a GPT with {layers} layers and one MTP head: hidden size {HIDDEN}, {LENGTH} tokens, vocabulary "
+        f"{VOCABULARY}, fp32, one core, medians. In theory: four bytes for the gradient of each parameter of the head, "
+        f"eight for Adam's moments; torch also counts the steps of each tensor in four bytes. Made by "
+        f"`python -m scripts.bench frozen` with megatron-core {version('megatron-core')}, torch {version('torch')} on "
+        f"a CPU."
+    )
+    return Table("The price of heads that train alone", COLUMNS, rows(found, theory), range(1, 5), note=note)

@@ -1,0 +1,171 @@
+"""Only the heads train: what the main model keeps, what it costs, and what is refused."""
+
+import importlib
+from functools import partial
+
+import pytest
+import torch
+from head_training import LENGTH, VOCABULARY, HeadTraining, train_detached, train_frozen
+from megatron.core.transformer import TransformerConfig
+
+pytestmark = pytest.mark.forked("patched")
+
+STEPS, COMPARED = 10, 5
+ROUTED = {"num_moe_experts": 4, "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
+ROUTED |= {"moe_aux_loss_coeff": 0.01, "add_bias_linear": False}
+FROZEN, DETACHED = {"freeze_base_model_for_mtp": True}, {"mtp_detach_heads": True}
+
+
+@pytest.fixture
+def make(make_gpt):
+    """make(**config): a HeadTraining of one rank; `clip` limits the norm of the heads."""
+
+    def build(clip=0.0, optimizer=(), **config):
+        settings = {"clip_grad": 0.0, "mtp_clip_grad": clip} if config.get("mtp_detach_heads") else {"clip_grad": clip}
+        return HeadTraining([make_gpt(VOCABULARY, LENGTH, **config)], **dict(optimizer), **settings)
+
+    return build
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("model", [{}, ROUTED], ids=["dense", "experts"])
+def test_training_leaves_the_bits_of_the_main_model(make, model, tied):
+    train_frozen(make(tied=tied, **model, **FROZEN), STEPS)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-3], ids=["not clipped", "clipped"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"tied": True},
+        ROUTED,
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        {"mtp_loss_type": "tv"},
+        {"mtp_loss_type": "e2e_tv", "mtp_logits_chunk_size": 8},
+        {"mtp_logits_chunk_size": 8},
+    ],
+    ids=["dense", "tied", "experts", "recomputed", "tv", "e2e_tv", "chunked"],
+)
+def test_heads_train_as_detached_heads_over_a_main_model_that_is_put_back(make, model, clip):
+    frozen, detached = make(clip, **model, **FROZEN), make(clip, **model, **DETACHED)
+    found, right = train_frozen(frozen, COMPARED), train_detached(detached, COMPARED)
+    assert frozen.losses == detached.losses and len(frozen.losses) == COMPARED
+    assert not clip or min(frozen.norms) > clip
+    assert all(torch.equal(tensor, right[name]) for name, tensor in found.items())
+
+
+def test_muon_steps_the_heads_alone(make):
+    pytest.importorskip("emerging_optimizers", reason="Muon needs it")
+    if not hasattr(importlib.import_module("megatron.core.optimizer"), "_get_megatron_emerging_optimizer"):
+        pytest.skip("before 0.17 another function makes Muon")
+    train_frozen(make(optimizer={"optimizer": "muon", "lr": 1e-2, "adam_beta2": 0.95}, **FROZEN), COMPARED)
+
+
+def test_gradients_and_optimizer_state_are_those_of_the_heads(make):
+    training = make(**FROZEN)
+    training.step(0)
+    heads = sum(param.numel() for param in training.bare[0].mtp.parameters())
+    assert sum(buffer.grad_data.numel() for chunk in training.model for buffer in chunk.buffers) == heads
+    (leaf,) = training.optimizer.chained_optimizers
+    states = list(leaf.optimizer.state.values())
+    moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+    assert sum(moment.numel() for moment in moments) == 2 * heads
+
+
+def kept_bytes(training):
+    """The bytes that a forward pass keeps for the backward pass, without parameters."""
+    kept = {}
+    own = {param.untyped_storage().data_ptr() for param in training.bare[0].parameters()}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tokens = torch.ones(1, LENGTH, dtype=torch.long)
+    mask = torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = training.model[0](tokens, torch.arange(LENGTH).expand(1, -1), mask, labels=tokens)
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
+def test_no_activation_of_the_main_model_is_kept(make):
+    """Its number of layers does not matter, and its logits are not kept either."""
+    frozen = [kept_bytes(make(num_layers=layers, **FROZEN)) for layers in (1, 4)]
+    detached = [kept_bytes(make(num_layers=layers, **DETACHED)) for layers in (1, 4)]
+    assert frozen[0] == frozen[1] < detached[0] < detached[1]
+
+
+def test_running_statistics_stay(make_gpt):
+    model = make_gpt(VOCABULARY, LENGTH, **FROZEN)
+    model.statistics = torch.nn.BatchNorm1d(3)
+    training = HeadTraining([model])
+    for chunk in training.model:
+        chunk.train()
+    model.statistics(torch.randn(5, 3))
+    assert not model.statistics.running_mean.any() and model.statistics.num_batches_tracked == 0
+
+
+def test_the_biases_of_routers_in_the_main_model_stay(make, monkeypatch):
+    """The routers are given unequal loads, as if something had counted them without gradients."""
+    finalize = importlib.import_module("megatron.core.distributed.finalize_model_grads")
+    training = make(**ROUTED, **FROZEN)
+    (model,) = training.bare
+    routers = {name: module for name, module in model.named_modules() if hasattr(module, "expert_bias")}
+    for router in routers.values():
+        router.local_tokens_per_expert.copy_(torch.arange(4.0))
+    finalize._update_router_expert_bias(training.model, model.config)
+    moved = {name for name, router in routers.items() if router.expert_bias.any()}
+    assert moved == {name for name in routers if name.startswith("mtp.")} != set(routers)
+
+
+def test_the_balance_of_quantiles_in_the_main_model_stays(make):
+    finalize = importlib.import_module("megatron.core.distributed.finalize_model_grads")
+    if not hasattr(finalize, "_update_router_qb_beta"):
+        pytest.skip("routers balance by quantiles from 0.19 on")
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, mtp_num_layers=1, **FROZEN)
+    router = torch.nn.Module()
+    router.qb_beta, router.qb_beta_accum, router.qb_beta_count = torch.ones(4), torch.zeros(4), torch.zeros(1)
+    config.moe_router_quantile_balancing_ema = 0.9
+    finalize._update_router_qb_beta([torch.nn.Sequential(router)], config)
+    assert torch.equal(router.qb_beta, torch.ones(4))
+
+
+def test_evaluation_needs_no_gradient_and_gives_the_same_loss(make, batch):
+    losses = []
+    for settings in (FROZEN, {}):
+        model = make(**settings).model[0]
+        with torch.no_grad():
+            losses.append(model(**batch))
+    assert torch.equal(*losses) and not losses[0].requires_grad
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("overlap_moe_expert_parallel_comm", True),
+        ("cuda_graph_impl", "local"),
+        ("qk_clip", True),
+        ("freeze_base_for_mtp", True),
+        ("qad_train_target", "base"),
+        ("defer_embedding_wgrad_compute", True),
+    ],
+)
+def test_what_cannot_work_is_refused_by_its_flag(name, value):
+    from megatron_overrides.core.transformer.transformer_config import check_heads
+
+    settings = partial(TransformerConfig, num_layers=1, hidden_size=8, num_attention_heads=1, mtp_num_layers=1)
+    config = settings(**FROZEN)
+    setattr(config, name, value)
+    with pytest.raises(ValueError, match=f"--freeze-base-model-for-mtp .*--{name.replace('_', '-')}"):
+        check_heads(config)
+    config.freeze_base_model_for_mtp = False
+    check_heads(config)
+
+
+def test_a_model_without_heads_is_refused_when_it_is_wrapped(make_gpt):
+    with pytest.raises(ValueError, match="add --mtp-num-layers"):
+        HeadTraining([make_gpt(VOCABULARY, LENGTH, mtp_num_layers=None, **FROZEN)])

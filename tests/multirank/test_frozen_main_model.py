@@ -1,0 +1,88 @@
+"""Heads trained alone: the main model keeps its bits, and the heads train as over a main model that is put back."""
+
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
+STEPS, COMPARED = 10, 5
+BF16 = {"bf16": True, "params_dtype": torch.bfloat16}
+MOE = {"num_moe_experts": 4, "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
+MOE |= {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.01, "add_bias_linear": False}
+
+
+class Layout(NamedTuple):
+    """Sizes of Megatron's process groups, settings of the model and of the optimizer."""
+
+    sizes: dict
+    model: dict = {}
+    optimizer: dict = {}
+    clipped_to_the_bit: bool = False
+
+
+DISTRIBUTED = {"use_distributed_optimizer": True}
+LAYOUTS = {
+    "DP2": Layout({}, clipped_to_the_bit=True),
+    "DP2, distributed optimizer": Layout({}, optimizer=DISTRIBUTED),
+    "DP2, overlapped": Layout({}, optimizer={"overlap_grad_reduce": True, "overlap_param_gather": True, **DISTRIBUTED}),
+    "TP2, sequence parallel": Layout({"tensor_model_parallel_size": 2}, {"sequence_parallel": True}),
+    "PP2": Layout({"pipeline_model_parallel_size": 2}, {"pipeline_dtype": torch.float32}),
+    "PP2, tied": Layout({"pipeline_model_parallel_size": 2}, {"pipeline_dtype": torch.float32, "tied": True}),
+    "PP2, distributed optimizer": Layout(
+        {"pipeline_model_parallel_size": 2}, {"pipeline_dtype": torch.float32}, DISTRIBUTED
+    ),
+    "PP2, interleaved": Layout(
+        {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+        {"pipeline_dtype": torch.float32, "num_layers": 4},
+    ),
+    # In bf16, because TransformerEngine has no context parallelism in fp32.
+    "CP2": Layout({"context_parallel_size": 2}, {"transformer_engine": True, **BF16}, {"bf16": True}),
+    "EP2": Layout({"expert_model_parallel_size": 2}, MOE),
+}
+
+
+@pytest.fixture(params=LAYOUTS.values(), ids=LAYOUTS)
+def layout(request, parallel):
+    parallel(**request.param.sizes)
+    return request.param
+
+
+@pytest.fixture
+def make(layout, make_gpt, norms_for_sequence_parallel):
+    """make(**config): a HeadTraining of the layout; `clip` limits the norm of the heads."""
+    from head_training import LENGTH, VOCABULARY, HeadTraining
+
+    def build(clip=0.0, **config):
+        settings = dict(layout.optimizer, clip_grad=clip)
+        if config.get("mtp_detach_heads"):
+            settings |= {"clip_grad": 0.0, "mtp_clip_grad": clip}
+        make_chunk = partial(
+            make_gpt, VOCABULARY, LENGTH, normalization="RMSNorm", **layout.sizes, **layout.model, **config
+        )
+        stages = range(layout.sizes.get("virtual_pipeline_model_parallel_size", 0)) or [None]
+        return HeadTraining([make_chunk(vp_stage=stage) for stage in stages], **settings)
+
+    return build
+
+
+def test_training_leaves_the_bits_of_the_main_model(make):
+    from head_training import train_frozen
+
+    train_frozen(make(freeze_base_model_for_mtp=True), STEPS)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-3], ids=["not clipped", "clipped"])
+def test_heads_train_as_detached_heads_over_a_main_model_that_is_put_back(make, layout, clip):
+    from head_training import train_detached, train_frozen
+
+    frozen, detached = make(clip, freeze_base_model_for_mtp=True), make(clip, mtp_detach_heads=True)
+    found, right = train_frozen(frozen, COMPARED), train_detached(detached, COMPARED)
+    assert not clip or min(frozen.norms) > clip
+    if not clip or layout.clipped_to_the_bit:
+        assert frozen.losses == detached.losses
+        assert all(torch.equal(tensor, right[name]) for name, tensor in found.items())
+    else:
+        assert frozen.losses == [pytest.approx(losses, rel=1e-6) for losses in detached.losses]

@@ -1,0 +1,129 @@
+"""Train the MTP heads of a GPT in this process: frozen, or detached with the main model put back after each step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+VOCABULARY, LENGTH, BATCH, MICROBATCHES = 32, 16, 2, 2
+
+
+class HeadTraining:
+    """A model, or its chunks of a virtual pipeline, in DDP or Megatron-FSDP with an optimizer.
+
+    Attributes:
+        bare: the model chunks without their wrappers.
+        losses: the losses of the heads in each step, as they are logged; empty on stages without them.
+    """
+
+    def __init__(self, chunks: list[Any], wrapper: Any = DistributedDataParallel, **settings: Any) -> None:
+        ddp = {name: settings.pop(name) for name in list(settings) if name in vars(DistributedDataParallelConfig())}
+        settings = {"optimizer": "adam", "lr": 1e-2, "clip_grad": 0.0} | settings
+        if ddp.get("use_distributed_optimizer"):
+            settings["use_distributed_optimizer"] = True
+        self.bare = chunks
+        config = chunks[0].config
+        ddp_config = DistributedDataParallelConfig(**ddp)
+        self.model = [wrapper(config, ddp_config, chunk.to(config.params_dtype)) for chunk in chunks]
+        config.finalize_model_grads_func = finalize_model_grads
+        self.optimizer = get_megatron_optimizer(OptimizerConfig(**settings), self.model)
+        self.losses: list[list[float]] = []
+        self.norms: list[float] = []
+
+    def heads(self) -> dict[str, torch.Tensor]:
+        """The parameters of the heads by name, and the biases of their routers."""
+        heads = {name: tensor for name, tensor in self._state().items() if "mtp.layers." in name}
+        return {name: tensor for name, tensor in heads.items() if not name.endswith("local_tokens_per_expert")}
+
+    def main_model(self) -> dict[str, torch.Tensor]:
+        """The parameters and buffers of the main model by name."""
+        return {name: tensor for name, tensor in self._state().items() if "mtp.layers." not in name}
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        for chunk in self.model:
+            if chunk.ddp_config.overlap_param_gather:
+                chunk.start_param_sync(force_sync=True)
+        return {
+            f"{place}.{name}": tensor
+            for place, chunk in enumerate(self.model)
+            for named in (chunk.named_parameters, chunk.named_buffers)
+            for name, tensor in named()
+        }
+
+    def put_back(self, before: dict[str, torch.Tensor]) -> None:
+        """Give the main model, and the optimizer's fp32 copies of it, the values that `main_model` had."""
+        with torch.no_grad():
+            for name, tensor in self.main_model().items():
+                tensor.copy_(before[name])
+                if getattr(tensor, "main_param", None) is not None:
+                    tensor.main_param.copy_(before[name])
+
+    def step(self, number: int) -> None:
+        """Train on the batch of this number; data-parallel ranks have different ones."""
+        MTPLossLoggingHelper.tracker = {}
+        for chunk in self.model:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(1000 * number + parallel_state.get_data_parallel_rank())
+        shape = (MICROBATCHES, BATCH, LENGTH + 1)
+        tokens = torch.randint(1, VOCABULARY, shape, generator=generator)
+        get_forward_backward_func()(
+            forward_step_func=_forward_step,
+            data_iterator=[iter(tokens) for _ in self.model] if len(self.model) > 1 else iter(tokens),
+            model=self.model,
+            num_microbatches=MICROBATCHES,
+            seq_length=LENGTH,
+            micro_batch_size=BATCH,
+            forward_only=False,
+        )
+        updated, norm, _ = self.optimizer.step()
+        assert updated
+        self.norms.append(norm)
+        tracker = MTPLossLoggingHelper.tracker
+        if "loss_sums" in tracker or "values" in tracker:
+            self.losses.append(tracker.get("loss_sums", tracker.get("values")).tolist())
+
+
+def _forward_step(batches: Any, model: Any) -> Any:
+    tokens = next(batches)
+    size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    mine = torch.arange(LENGTH)
+    if size > 1:  # the rank-th chunk from the begin of the sequence, and the one from its end
+        chunks = mine.chunk(2 * size)
+        mine = torch.cat([chunks[rank], chunks[-1 - rank]])
+    mask = torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not()
+    loss = model(tokens[:, mine], mine.expand(BATCH, -1), mask, labels=tokens[:, mine + 1])
+    return loss, lambda loss: (loss.mean(), {})
+
+
+def train_frozen(training: HeadTraining, steps: int) -> dict[str, torch.Tensor]:
+    """Train; raise AssertionError if a bit of the main model has changed. Return the trained heads."""
+    before = copy.deepcopy(training.main_model())
+    heads = copy.deepcopy(training.heads())
+    for number in range(steps):
+        training.step(number)
+    after = training.main_model()
+    assert before.keys() == after.keys()
+    changed = [name for name, tensor in after.items() if not torch.equal(tensor, before[name])]
+    assert not changed, changed
+    trained = training.heads()
+    kept = [name for name, tensor in trained.items() if torch.equal(tensor, heads[name])]
+    assert not kept, kept
+    return trained
+
+
+def train_detached(training: HeadTraining, steps: int) -> dict[str, torch.Tensor]:
+    """Train with the main model put back after each step. Return the trained heads."""
+    before = copy.deepcopy(training.main_model())
+    for number in range(steps):
+        training.step(number)
+        training.put_back(before)
+    return training.heads()
