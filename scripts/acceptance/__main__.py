@@ -33,28 +33,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "ci" / "acceptance", help="folder of the table")
     parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "mtp_acceptance_length.png")
     options = parser.parse_args()
-    from megatron_mtp_patches import rehearsal
-
-    rehearsal.install()
-    import megatron_mtp_patches  # noqa: F401
-    import torch
-    from megatron.core import parallel_state
-
-    torch.distributed.init_process_group("gloo")
-    parallel_state.initialize_model_parallel()
-    text, held_out = training.texts()
     console = Console()
-    console.print(f"training the main model: {training.MAIN_STEPS} steps")
-    main_model = training.train_main_model(text)
     found = {}
-    for loss_type in LOSSES:
-        console.print(f"training the heads: {loss_type}")
-        model, curve = training.train_heads(main_model, loss_type, text, held_out)
-        found[loss_type] = {"curve": curve, **decode(model, held_out)}
-        console.print({name: value for name, value in found[loss_type].items() if name != "curve"})
+    with training.trained_main_model(console) as trained:
+        for loss_type in LOSSES:
+            console.print(f"training the heads: {loss_type}")
+            model, curve = training.train_heads(*trained, loss_type)
+            found[loss_type] = {"curve": curve, **decode(model, trained.held_out)}
+            console.print({name: value for name, value in found[loss_type].items() if name != "curve"})
     keep(options.out, make_table(found), found)
     draw(found, options.figure)
-    torch.distributed.destroy_process_group()
     return 0
 
 

@@ -30,27 +30,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "ci" / "starts", help="folder of the table")
     parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "mtp_starts.png")
     options = parser.parse_args()
-    from megatron_mtp_patches import rehearsal
-
-    rehearsal.install()
-    import megatron_mtp_patches  # noqa: F401
-    import torch
-    from megatron.core import parallel_state
-
-    torch.distributed.init_process_group("gloo")
-    parallel_state.initialize_model_parallel()
-    text, held_out = training.texts()
     console = Console()
-    console.print(f"training the main model: {training.MAIN_STEPS} steps")
-    main_model = training.train_main_model(text)
     curves = {}
-    for start in STARTS:
-        console.print(f"training the heads: {start}")
-        _, curve = training.train_heads(main_model, LOSS_TYPE, text, held_out, start)
-        curves[start] = [(step, metrics[LENGTH]) for step, metrics in curve]
+    with training.trained_main_model(console) as trained:
+        for start in STARTS:
+            console.print(f"training the heads: {start}")
+            _, curve = training.train_heads(*trained, LOSS_TYPE, start)
+            curves[start] = [(step, metrics[LENGTH]) for step, metrics in curve]
     keep(options.out, make_table(curves), curves)
     draw(curves, options.figure)
-    torch.distributed.destroy_process_group()
     return 0
 
 

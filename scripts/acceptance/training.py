@@ -4,14 +4,41 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
 
 VOCABULARY, LENGTH, BATCH, DEPTHS = 256, 96, 16, 3
 MAIN_STEPS, HEAD_STEPS, MEASURE_EVERY = 700, 400, 50
 LEARNING_RATE = 2e-3
+
+
+class Trained(NamedTuple):
+    """A main model whose heads have learned nothing, and the bytes to train on and held out, as int64."""
+
+    main_model: Any
+    text: torch.Tensor
+    held_out: torch.Tensor
+
+
+@contextmanager
+def trained_main_model(console: Console) -> Iterator[Trained]:
+    """Train a main model on one rehearsed rank, whose process group is there inside the context."""
+    from megatron_mtp_patches import rehearsal
+
+    rehearsal.install()
+    import megatron_mtp_patches  # noqa: F401
+    from megatron.core import parallel_state
+
+    torch.distributed.init_process_group("gloo")
+    parallel_state.initialize_model_parallel()
+    text, held_out = texts()
+    console.print(f"training the main model: {MAIN_STEPS} steps")
+    yield Trained(train_main_model(text), text, held_out)
+    torch.distributed.destroy_process_group()
 
 
 def texts() -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,7 +113,7 @@ def train_main_model(text: torch.Tensor) -> Any:
 
 
 def train_heads(
-    main_model: Any, loss_type: str, text: torch.Tensor, held_out: torch.Tensor, start: str = "random"
+    main_model: Any, text: torch.Tensor, held_out: torch.Tensor, loss_type: str, start: str = "random"
 ) -> tuple[Any, list[Any]]:
     """Train the heads of a copy, the rest frozen.
 
