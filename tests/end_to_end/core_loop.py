@@ -45,6 +45,7 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--lr-decay-style")
     parser.add_argument("--grad-norm-skip-threshold", type=float, default=inf)
     parser.add_argument("--mtp-detach-heads", action="store_true")
+    parser.add_argument("--freeze-base-model-for-mtp", action="store_true")
     parser.add_argument("--mtp-acceptance-interval", type=int, default=1)
     # The rest of the command line chooses among things that only Megatron's trainer has.
     return dataset.add_arguments(parser).parse_known_args()[0]
@@ -66,7 +67,7 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, OptimizerParamScheduler]:
         masked_softmax_fusion=False,
         attention_backend=AttnBackend.unfused,
         finalize_model_grads_func=finalize_model_grads,
-        **asked_for(args, mtp_detach_heads=False, mtp_acceptance_interval=1),
+        **asked_for(args, mtp_detach_heads=False, freeze_base_model_for_mtp=False, mtp_acceptance_interval=1),
     )
     transformer_engine = args.transformer_impl == "transformer_engine"
     gpt = build_model(config, args.vocab_size, args.seq_length, transformer_engine).cuda()

@@ -31,8 +31,10 @@ LAYOUTS = {
     "TP2, sequence parallel": Layout({"tensor_model_parallel_size": 2}, {"sequence_parallel": True}),
     "PP2": Layout({"pipeline_model_parallel_size": 2}, {"pipeline_dtype": torch.float32}),
     "PP2, tied": Layout({"pipeline_model_parallel_size": 2}, {"pipeline_dtype": torch.float32, "tied": True}),
-    "PP2, distributed optimizer": Layout(
-        {"pipeline_model_parallel_size": 2}, {"pipeline_dtype": torch.float32}, DISTRIBUTED
+    "PP2, distributed optimizer, overlapped": Layout(
+        {"pipeline_model_parallel_size": 2},
+        {"pipeline_dtype": torch.float32},
+        {"overlap_grad_reduce": True, "overlap_param_gather": True, **DISTRIBUTED},
     ),
     "PP2, interleaved": Layout(
         {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},

@@ -50,13 +50,26 @@ def _hidden(chunk: Any) -> Iterator[None]:
 
 
 def copy_embedding_to_heads(chunks: Sequence[Any]) -> None:
-    """Give the copies of the word embedding on later pipeline stages the values of the first stage."""
-    group = parallel_state.get_embedding_group(check_initialized=False)
-    if group is None or group.size() == 1 or dist.get_rank() not in dist.get_process_group_ranks(group):
-        return
-    chunk = chunks[0] if chunks[0].pre_process else chunks[-1]
-    weight = chunk.shared_embedding_or_output_weight()
-    dist.broadcast(weight.data, src=min(dist.get_process_group_ranks(group)), group=group)
+    """Give the stage of the heads, if it is not the first one, the values of the word embedding of the first stage."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    ranks = dist.get_process_group_ranks(group)
+    copies = [
+        chunk.embedding.word_embeddings.weight.data
+        for chunk in chunks
+        if getattr(chunk, "mtp_process", False) and not chunk.pre_process
+    ]
+    stages: list[int] = [0] * group.size()
+    dist.all_gather_object(stages, len(copies), group=group)
+    if group.rank() == 0:
+        weight = next(chunk.embedding.word_embeddings.weight.data for chunk in chunks if chunk.pre_process)
+        for copy in copies:
+            copy.copy_(weight)
+        for rank, count in zip(ranks[1:], stages[1:], strict=True):
+            for _ in range(count):
+                dist.send(weight, dst=rank, group=group)
+    else:
+        for copy in copies:
+            dist.recv(copy, src=ranks[0], group=group)
 
 
 class LastLayer(NamedTuple):

@@ -1,6 +1,7 @@
 """A whole model called as an RL trainer calls it: without labels, and for log probabilities without gradients."""
 
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,6 +154,7 @@ class StandIn:
 
     post_process = mtp_process = True
     mtp = torch.nn.Module()
+    config = SimpleNamespace()
 
     def __getattr__(self, name):
         raise Entered(forward_pass.current())
