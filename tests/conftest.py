@@ -65,7 +65,7 @@ def make_gpt():
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=True) and not vp_stage
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=True) and vp_stage in (None, (chunks or 1) - 1)
         heads = None
-        if last and config.mtp_num_layers:
+        if config.mtp_num_layers and (last or config.pipeline_model_parallel_layout):
             heads = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=transformer_engine, vp_stage=vp_stage)
         return GPTModel(
             config,

@@ -43,14 +43,14 @@ def _plain(state: Any) -> Any:
 
 
 def _put_in(shared: Any, own: Any) -> Any:
-    """Return `own` with the plain values of `shared`; lists of another length stay."""
+    """Return `own` with the plain values of `shared`; lists of another length stay, and are not saved."""
     if shared is _NOT_PLAIN or isinstance(own, (ShardedBase, LocalNonpersistentObject)):
         return own
     if isinstance(shared, dict):
         own = own if isinstance(own, dict) else {}
         return own | {name: _put_in(value, own.get(name)) for name, value in shared.items()}
     if isinstance(shared, list) and isinstance(own, list):
-        if len(shared) != len(own):
-            return own
+        if len(shared) != len(own):  # lists of tensors; empty ones must not be saved as plain values
+            return LocalNonpersistentObject(own)
         return [_put_in(value, mine) for value, mine in zip(shared, own, strict=True)]
     return shared

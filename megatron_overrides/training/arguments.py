@@ -48,6 +48,7 @@ def _check_new_heads(settings: Any) -> None:
         ("use_torch_fsdp2", "its checkpoints have another format"),
         ("non_persistent_ckpt_type", "such a checkpoint can be newer than the one that is looked at"),
         ("moe_use_upcycling", "it loads a model of another kind"),
+        ("load_main_params_from_ckpt", "the checkpoint has no main params of the heads"),
     ):
         if getattr(settings, name, None):
             raise ValueError(f"--mtp-init cannot be combined with --{name.replace('_', '-')}: {why}. Leave one out")

@@ -97,19 +97,24 @@ def share_state_of_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwa
 def _lacks_heads(chunks: Sequence[Any], settings: Any) -> bool:
     """Whether the checkpoint that load_checkpoint is about to load has no heads at all."""
     base, file = _find_checkpoint(settings)
+    names: Iterable[str] = ()
     missing: set[str] = set()
+    is_readable = True
     if dist_checkpointing.check_is_distributed_checkpoint(base):
         names = torch.distributed.checkpoint.FileSystemReader(base).read_metadata().state_dict_metadata
-        depths = _depths(names)
     elif Path(file).is_file():
         names, missing = _read_names(file, chunks)
-        depths = _depths(names)
     else:
-        raise ValueError(f"--mtp-init reads checkpoints of the formats torch and torch_dist, and {base} is neither")
+        is_readable = False
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (depths, missing))
-    depths = set().union(*(each for each, _ in found))
-    missing = set().union(*(each for _, each in found))
+    dist.all_gather_object(found, (_depths(names), missing, is_readable))
+    depths = set().union(*(each for each, _, _ in found))
+    missing = set().union(*(each for _, each, _ in found))
+    if not all(is_readable for _, _, is_readable in found):
+        raise ValueError(
+            f"--mtp-init reads checkpoints of the formats torch_dist and torch, and {base} has neither the first nor a "
+            f"file of the second for each rank: convert it to torch_dist, which fits any parallel layout"
+        )
     needed = _needed_depths(settings)
     if depths and not depths >= needed:
         raise ValueError(_some_heads(settings, f"only the MTP heads {sorted(depths)}", len(needed)))

@@ -51,9 +51,11 @@ PATCH = Patch(
     ),
     undetected="It adds a way to train; no number is wrong without it.",
     refuses=(
-        "`--freeze-base-model-for-mtp` for a model without MTP heads.",
+        "`--freeze-base-model-for-mtp` for a model without MTP heads, such as any MambaModel of 0.16.",
         "`--freeze-base-model-for-mtp` together with `--freeze-base-for-mtp` or `--qad-train-target`, "
-        "`--overlap-moe-expert-parallel-comm`, `--cuda-graph-impl`, `--qk-clip` or `--defer-embedding-wgrad-compute`.",
+        "`--overlap-moe-expert-parallel-comm`, `--cuda-graph-impl`, `--qk-clip`, `--cpu-offloading-num-layers`, "
+        "`--fine-grained-activation-offloading`, `--moe-paged-stash` or `--defer-embedding-wgrad-compute`.",
+        "`--freeze-base-model-for-mtp` with a layer-wise optimizer (dist_muon) over several pipeline stages.",
     ),
     numerics=(
         "Only with the flag. The heads then train to the bit as `--mtp-detach-heads` trains them over a main model "
@@ -63,6 +65,8 @@ PATCH = Patch(
     notes=(
         "The pull request #7021 was merged after the newest release, and its text was not at hand. The flag has its "
         "name. Which parameters train, and that the biases of frozen routers stay, follows #4785.",
+        "To train the heads of a checkpoint that has them again, add `--finetune`: its optimizer state is that of the "
+        "whole model.",
         "Dropout of the main model is as in training: set `--hidden-dropout 0 --attention-dropout 0` for a teacher "
         "without noise.",
         "The scaling history of fp8 is of activations; the frozen main model goes on recording it. That was not run.",

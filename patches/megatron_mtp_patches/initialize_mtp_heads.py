@@ -33,7 +33,7 @@ PATCH = Patch(
         "`--mtp-init last-layer` where a head has another kind of layer than the end of the main model, as in hybrid "
         "models.",
         "`--mtp-init` with `--use-megatron-fsdp` or `--use-torch-fsdp2`, whose checkpoints have other formats, with "
-        "`--non-persistent-ckpt-type`, `--moe-use-upcycling` or `--no-initialization`.",
+        "`--non-persistent-ckpt-type`, `--moe-use-upcycling`, `--load-main-params-from-ckpt` or `--no-initialization`.",
     ),
     numerics="Only with the flag: it decides with which values the heads start.",
     notes=(

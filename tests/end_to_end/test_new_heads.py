@@ -21,8 +21,8 @@ LAYOUTS = {
     "1 rank, torch": (1, ["--ckpt-format", "torch"]),
     "1 rank, torch_dist": (1, ["--ckpt-format", "torch_dist"]),
     "PP2, untied, torch_dist": (2, ["--ckpt-format", "torch_dist", *PP2, *UNTIED]),
+    "PP2, tied, bf16, torch_dist": (2, ["--ckpt-format", "torch_dist", "--bf16", *PP2]),
     "PP2, tied, torch": (2, ["--ckpt-format", "torch", *PP2]),
-    "PP2, tied, torch_dist": (2, ["--ckpt-format", "torch_dist", *PP2]),
 }
 ITERATIONS = ["--train-iters", "4", "--save-interval", "2"]
 NEW_HEADS = ["--freeze-base-model-for-mtp", "--mtp-init", "last-layer", *ITERATIONS]

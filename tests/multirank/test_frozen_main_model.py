@@ -46,6 +46,12 @@ LAYOUTS = {
 }
 
 
+HEADS_ON_A_STAGE = Layout(
+    {"pipeline_model_parallel_size": 4},
+    {"pipeline_dtype": torch.float32, "num_layers": 2, "pipeline_model_parallel_layout": "Et|t|mm|L"},
+)
+
+
 @pytest.fixture(params=LAYOUTS.values(), ids=LAYOUTS)
 def layout(request, parallel):
     parallel(**request.param.sizes)
@@ -88,3 +94,15 @@ def test_heads_train_as_detached_heads_over_a_main_model_that_is_put_back(make, 
         assert all(torch.equal(tensor, right[name]) for name, tensor in found.items())
     else:
         assert frozen.losses == [pytest.approx(losses, rel=1e-6) for losses in detached.losses]
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("layout", [HEADS_ON_A_STAGE], indirect=True, ids=["heads alone on a stage"])
+def test_heads_train_on_a_stage_without_the_main_model(make):
+    """The last stage has their losses and neither a layer nor a parameter to train."""
+    from head_training import train_detached, train_frozen
+
+    frozen, detached = make(freeze_base_model_for_mtp=True), make(mtp_detach_heads=True)
+    found, right = train_frozen(frozen, COMPARED), train_detached(detached, COMPARED)
+    assert frozen.losses == detached.losses
+    assert all(torch.equal(tensor, right[name]) for name, tensor in found.items())

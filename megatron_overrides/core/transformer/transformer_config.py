@@ -40,6 +40,9 @@ _NOT_WITH_FROZEN_MAIN_MODEL = (
     ("overlap_moe_expert_parallel_comm", False, "schedules the backward pass of layers that have none"),
     ("cuda_graph_impl", "none", "captures a backward pass of layers that have none"),
     ("qk_clip", False, "scales the weights of the main model"),
+    ("cpu_offloading", False, "offloads activations that the main model does not keep"),
+    ("fine_grained_activation_offloading", False, "offloads activations that the main model does not keep"),
+    ("moe_paged_stash", False, "keeps activations for a backward pass that the main model has not"),
 )
 
 
@@ -62,6 +65,13 @@ def check_frozen_main_model(settings: Any, is_complete: bool = False) -> None:
                 f"--freeze-base-model-for-mtp trains only the MTP heads, but --{name.replace('_', '-')} {effect}: "
                 f"leave one of the two out (config.freeze_base_model_for_mtp, config.{name})"
             )
+    is_layer_wise = getattr(settings, "use_layer_wise_distributed_optimizer", False)
+    is_layer_wise = is_layer_wise or str(getattr(settings, "optimizer", "")).startswith("dist_")
+    if is_layer_wise and getattr(settings, "pipeline_model_parallel_size", 1) > 1:
+        raise ValueError(
+            "--freeze-base-model-for-mtp leaves pipeline stages without a parameter to train, which the layer-wise "
+            "optimizer (dist_muon) cannot gather: use --optimizer muon or adam, or one pipeline stage"
+        )
     if is_complete and not getattr(settings, "mtp_num_layers", None):
         raise ValueError(
             "--freeze-base-model-for-mtp trains only the MTP heads, and the model has none: add --mtp-num-layers "

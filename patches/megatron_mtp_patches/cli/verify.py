@@ -51,6 +51,6 @@ def verify(script: str, arguments: list[str], device: str | None) -> None:
             raise
         code = ended.code or 0
     raise PatchError(
-        f"verify-mtp: {script} ended (exit code {code}) without a training step through Megatron's schedules: "
-        f"nothing is verified"
+        f"verify-mtp: {script} ended (exit code {code}) without a training step through Megatron's schedules, "
+        f"or, over a frozen main model, without an update of the heads and a step after it: nothing is verified"
     )

@@ -1,7 +1,7 @@
 """Verify the first training step: only the MTP loss has a gradient, and the parameters that got one are reported.
 
-Where `freeze_base_model_for_mtp` trains the heads alone, the first update is made, and the bits of the main model are
-compared after the next forward pass, which gathers what the update has left to be gathered.
+Where `freeze_base_model_for_mtp` trains the heads alone, steps are made until one has changed the heads. The bits of
+the main model are compared after the next forward pass, which gathers what the update has left to be gathered.
 
 The idea is slime's check for "only .mtp. gradients" (THUDM/slime), for any script that trains with Megatron's
 schedules.
@@ -28,8 +28,17 @@ class Positions(NamedTuple):
 
 
 _seen: ContextVar[list[Positions]] = ContextVar("what the MTP losses of the step have counted")
-# The main model of this rank before the first update, on the CPU, where only the heads train.
-_before_the_update: dict[str, torch.Tensor] = {}
+
+
+class Tensors(NamedTuple):
+    """The main model and the heads of this rank, on the CPU."""
+
+    main_model: dict[str, torch.Tensor]
+    heads: dict[str, torch.Tensor]
+
+
+# Before the first update, where only the heads train; empty elsewhere.
+_before: list[Tensors] = []
 
 
 class VerificationExit(SystemExit):
@@ -67,16 +76,16 @@ def report_after_schedule(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
             return run(*schedule_args, **schedule_kwargs)
         model = given["model"]
         chunks = model if isinstance(model, list) else [model]
-        is_first_of_frozen = _is_frozen(chunks) and not _before_the_update
-        if is_first_of_frozen:
-            _before_the_update.update(_main_model(chunks))
+        compares = bool(_before)
+        if not compares and _is_frozen(chunks):
+            _before.append(_copy(chunks))
         seen: list[Positions] = []
         token = _seen.set(seen)
         try:
             result = run(*schedule_args, **schedule_kwargs)
         finally:
             _seen.reset(token)
-        if not is_first_of_frozen:
+        if not _before or (compares and _on_any_rank(_changed(_before[0].heads, _copy(chunks).heads))):
             _report(chunks, seen)
         return result
 
@@ -101,8 +110,8 @@ def _report(chunks: list[torch.nn.Module], seen: list[Positions]) -> None:
             gradient = param.grad if gradient is None else gradient
             if gradient is not None and getattr(gradient, "_local_tensor", gradient).any():
                 reached[is_head].add(name)
-    after = _main_model(chunks) if _before_the_update else {}
-    changed = {name for name, tensor in after.items() if not torch.equal(tensor, _before_the_update[name])}
+    after = _copy(chunks).main_model if _before else {}
+    changed = _changed(_before[0].main_model, after) if _before else set()
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, (reached, seen, changed, len(after)))
     heads, others = (sorted(set().union(*(one[0][is_head] for one in everyone))) for is_head in (True, False))
@@ -123,30 +132,39 @@ def _is_frozen(chunks: list[torch.nn.Module]) -> bool:
     return bool(getattr(get_model_config(chunks[0]), "freeze_base_model_for_mtp", False))
 
 
-def _main_model(chunks: list[torch.nn.Module]) -> dict[str, torch.Tensor]:
-    """Copy this rank's parameters and persistent buffers of the main model to the CPU; of a DTensor its local part."""
+def _changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+
+
+def _on_any_rank(found: set[str]) -> bool:
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, bool(found))
+    return any(everyone)
+
+
+def _copy(chunks: list[torch.nn.Module]) -> Tensors:
+    """Copy this rank's parameters and persistent buffers to the CPU; of a DTensor its local part."""
     from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
 
-    found = {}
+    found = Tensors({}, {})
     for place, chunk in enumerate(chunks):
         blocks = (module for module in chunk.modules() if isinstance(module, MultiTokenPredictionBlock))
         heads = {module for block in blocks for module in block.modules()}
         for path, module in chunk.named_modules():
-            if module in heads:
-                continue
+            part = found.heads if module in heads else found.main_model
             buffers = {name for name in module._buffers if name not in module._non_persistent_buffers_set}
             for name, tensor in (*module._parameters.items(), *((name, module._buffers[name]) for name in buffers)):
                 if tensor is not None:
                     local = getattr(tensor, "_local_tensor", tensor).detach()
-                    found[f"{place}.{path}.{name}"] = local.to("cpu", copy=True)
+                    part[f"{place}.{path}.{name}"] = local.to("cpu", copy=True)
     return found
 
 
 def _bits_in_words(changed: list[str], compared: int) -> str:
     if not changed:
-        return f"the first update has left {compared} tensors of the main model as they were, to the bit"
+        return f"an update of the heads has left {compared} tensors of the main model as they were, to the bit"
     names = "\n    ".join(changed)
-    return f"the first update has changed {len(changed)} tensors of the main model:\n    {names}"
+    return f"an update of the heads has changed {len(changed)} tensors of the main model:\n    {names}"
 
 
 def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, bool]]:

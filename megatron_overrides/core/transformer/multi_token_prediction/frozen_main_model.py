@@ -48,10 +48,18 @@ def freeze(model: torch.nn.Module) -> None:
 def freeze_new_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Wraps the __init__ of GPTModel, HybridModel and MambaModel.
 
-    From 0.19 on, gradient buffers are laid out from the parameters that require gradients before DDP sees the model.
+    From 0.18 on, gradient buffers are laid out from the parameters that require gradients before DDP sees the model.
+
+    Raises:
+        ValueError: the class knows no MTP heads, as MambaModel of 0.16.
     """
     wrapped(*args, **kwargs)
     if is_main_model_frozen(instance.config):
+        if not hasattr(instance, "mtp_process"):
+            raise ValueError(
+                f"--freeze-base-model-for-mtp trains only the MTP heads, and {type(instance).__name__} of this "
+                f"Megatron has none: use a newer megatron-core, or leave the flag out"
+            )
         freeze(instance)
 
 
@@ -63,13 +71,17 @@ def is_training_heads() -> bool:
 def run_main_model_without_gradients(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
-    """Wraps the forward of GPTModel, HybridModel and MambaModel."""
+    """Wraps the forward of GPTModel, HybridModel and MambaModel.
+
+    A last stage without heads (`mtp_standalone`) gets their hidden states as its input. It passes them on through a
+    decoder without layers, and the loss of the heads sends a gradient back.
+    """
     if not is_main_model_frozen(instance.config) or not torch.is_grad_enabled():
         return wrapped(*args, **kwargs)
     losses: list[torch.Tensor] = []
     token = _losses.set(losses)
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(instance.post_process and not instance.mtp_process):
             output = wrapped(*args, **kwargs)
     finally:
         _losses.reset(token)
@@ -108,4 +120,4 @@ def attach_loss(main: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
     if losses is None:
         return mtp.MTPLossAutoScaler.apply(main, loss)
     losses.append(loss)
-    return main
+    return main.detach()

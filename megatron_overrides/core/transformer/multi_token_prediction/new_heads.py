@@ -118,7 +118,7 @@ def _find_last_layer(chunks: Sequence[Any]) -> LastLayer:
     owner = numbers.index(max(numbers))
     found: list[Any] = [None]
     if owner == group.rank():
-        norm = next(norm for norm in norms if norm is not None)
+        norm = next((norm for norm in norms if norm is not None), torch.nn.Identity())
         found = [LastLayer(max(numbers), _state(last), _state(norm))]
     dist.broadcast_object_list(found, src=dist.get_process_group_ranks(group)[owner], group=group)
     return found[0]

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -192,6 +193,9 @@ def test_evaluation_needs_no_gradient_and_gives_the_same_loss(make, batch):
         ("freeze_base_for_mtp", True),
         ("qad_train_target", "base"),
         ("defer_embedding_wgrad_compute", True),
+        ("cpu_offloading", True),
+        ("fine_grained_activation_offloading", True),
+        ("moe_paged_stash", True),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_flag(name, value):
@@ -204,6 +208,27 @@ def test_what_cannot_work_is_refused_by_its_flag(name, value):
         check_heads(config)
     config.freeze_base_model_for_mtp = False
     check_heads(config)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"use_layer_wise_distributed_optimizer": True}, {"optimizer": "dist_muon"}], ids=["setting", "name"]
+)
+def test_a_layer_wise_optimizer_is_refused_over_pipeline_stages(settings):
+    from megatron_overrides.core.transformer.transformer_config import check_frozen_main_model
+
+    run = SimpleNamespace(**FROZEN, **settings, pipeline_model_parallel_size=1)
+    check_frozen_main_model(run)
+    run.pipeline_model_parallel_size = 2
+    with pytest.raises(ValueError, match="dist_muon"):
+        check_frozen_main_model(run)
+
+
+def test_a_class_without_heads_is_refused():
+    from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import freeze_new_model
+
+    model = SimpleNamespace(config=SimpleNamespace(**FROZEN))
+    with pytest.raises(ValueError, match="SimpleNamespace of this Megatron has none"):
+        freeze_new_model(lambda: None, model, (), {})
 
 
 def test_a_model_without_heads_is_refused_when_it_is_wrapped(make_gpt):
