@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .engine import Defect, Patch, Probe, PullRequest, Wrap
-from .shared_edits import AVERAGE_AUX_LOSSES, MTP, MTP_OVERRIDES
+from .shared_edits import MARK_TRAINING_LOG, MOE_LOGGING, MTP, MTP_OVERRIDES, REPORTS_OF_AUX_LOSSES
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ PATCH = Patch(
         "megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report", contains="num_moe_layers is None"
     ),
     edits=(
-        *AVERAGE_AUX_LOSSES,
+        MARK_TRAINING_LOG,
+        *(Wrap(report, f"{MOE_LOGGING}:average_over_moe_layers") for report in REPORTS_OF_AUX_LOSSES),
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer.__init__",
             f"{MTP_OVERRIDES}.hybrid_heads:mark_routers_of_head",

@@ -2,14 +2,16 @@
 
 from .engine import AddField, Patch, Probe, PullRequest, Wrap
 from .shared_edits import (
-    AVERAGE_AUX_LOSSES,
     CHECK_SETTINGS,
     CHECK_TRANSFORMER_CONFIG,
     DEFAULT_IN_YAML,
     DETACHED_HEADS,
+    MARK_TRAINING_LOG,
+    MOE_LOGGING,
     MTP,
     MTP_FORWARD_PASS,
     MTP_OVERRIDES,
+    REPORTS_OF_AUX_LOSSES,
     TRANSFORMER_CONFIG,
 )
 
@@ -120,6 +122,7 @@ PATCH = Patch(
             "megatron_overrides.training.checkpointing:share_state_of_heads",
             check_source=False,
         ),
-        *AVERAGE_AUX_LOSSES,
+        MARK_TRAINING_LOG,
+        *(Wrap(report, f"{MOE_LOGGING}:average_over_heads") for report in REPORTS_OF_AUX_LOSSES),
     ),
 )

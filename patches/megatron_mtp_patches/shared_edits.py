@@ -51,13 +51,12 @@ SCHEDULED_MTP_LAYER = (
     "megatron.core.models.common.fine_grained_callables:build_mtp_layer_callables",
 )
 
-# The trainer's log divides the sum of auxiliary losses by the number of layers that have one.
+# What divides the sum of auxiliary losses for the log by a number of layers: up to 0.17, and from 0.18 on.
 _MOE = "megatron.core.transformer.moe"
-_MOE_LOGGING = "megatron_overrides.core.transformer.moe.moe_logging"
-AVERAGE_AUX_LOSSES = (
-    Wrap("megatron.training.training:training_log", f"{_MOE_LOGGING}:count_in_training_log", check_source=False),
-    Wrap(f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE_LOGGING}:average_over_moe_layers"),
-    Wrap(f"{_MOE}.moe_logging:MoEMetricsTracker.report", f"{_MOE_LOGGING}:average_over_moe_layers"),
+MOE_LOGGING = "megatron_overrides.core.transformer.moe.moe_logging"
+REPORTS_OF_AUX_LOSSES = (f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE}.moe_logging:MoEMetricsTracker.report")
+MARK_TRAINING_LOG = Wrap(
+    "megatron.training.training:training_log", f"{MOE_LOGGING}:count_in_training_log", check_source=False
 )
 
 # -- the optimizer ----------------------------------------------------------------------------------------------------

@@ -119,6 +119,9 @@ def test_the_logged_auxiliary_loss_of_a_repeated_head_is_a_mean(train):
     for patches in ("all", "-average-aux-loss-over-moe-layers"):
         _, output = train(*flags, patches=patches)
         means[patches] = [float(mean) for mean in AUXILIARY.findall(output)]
+    _, output = train(*flags, "--freeze-base-model-for-mtp")
+    frozen = [float(mean) for mean in AUXILIARY.findall(output)]
+    assert len(frozen) == 12 and min(frozen) > 0.95  # of the one head alone
     right, plain = means.values()
     assert len(right) == 12 and min(right) > 0.95
     assert plain == pytest.approx([mean * 3 / 5 for mean in right], rel=1e-5)

@@ -47,6 +47,7 @@ def average_over_moe_layers(wrapped: Any, instance: Any, args: tuple[Any, ...], 
 
         run = get_args()
         moe_layers = count_moe_layers(run)
+        heads = run.mtp_num_layers or 0  # also if the call comes from another of these wrappers
         call.arguments["num_layers"] = run.num_layers
     if moe_layers is None:
         return wrapped(*args, **kwargs)
@@ -54,6 +55,16 @@ def average_over_moe_layers(wrapped: Any, instance: Any, args: tuple[Any, ...], 
         call.arguments["num_layers"] += heads  # a slot for each layer, in which routers put their losses
     call.arguments["moe_layer_freq"] = [1] * max(1, moe_layers)  # it divides a sum of zero by 1 where there is none
     return wrapped(*call.args, **call.kwargs)
+
+
+def average_over_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps the same, for a run whose main model is frozen: only its heads have an auxiliary loss."""
+    if _is_training_log.get():
+        from megatron.training.global_vars import get_args
+
+        if is_main_model_frozen(get_args()):
+            return average_over_moe_layers(wrapped, instance, args, kwargs)
+    return wrapped(*args, **kwargs)
 
 
 def count_moe_layers(run: Any) -> int:

@@ -1,7 +1,6 @@
 """A whole model called as an RL trainer calls it: without labels, and for log probabilities without gradients."""
 
 import importlib
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,7 +153,18 @@ class StandIn:
 
     post_process = mtp_process = True
     mtp = torch.nn.Module()
-    config = SimpleNamespace()
+
+    def __init__(self):
+        self.config = NotFrozen()
+
+    def __getattr__(self, name):
+        raise Entered(forward_pass.current())
+
+
+class NotFrozen:
+    """Its configuration; the forward pass has begun when it asks for anything else than this."""
+
+    freeze_base_model_for_mtp = False
 
     def __getattr__(self, name):
         raise Entered(forward_pass.current())
