@@ -99,7 +99,7 @@ def test_heads_of_a_hybrid_model_train_alone(make_hybrid):
 def test_muon_steps_the_heads_alone(make):
     pytest.importorskip("emerging_optimizers", reason="Muon needs it")
     if not hasattr(importlib.import_module("megatron.core.optimizer"), "_get_megatron_emerging_optimizer"):
-        pytest.skip("before 0.17 another function makes Muon")
+        pytest.skip("before 0.18 another function makes Muon")
     train_frozen(make(optimizer={"optimizer": "muon", "lr": 1e-2, "adam_beta2": 0.95}, **FROZEN), COMPARED)
 
 
