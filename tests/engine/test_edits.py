@@ -209,6 +209,15 @@ def test_a_wrapped_method_looked_up_on_its_class_can_be_copied_and_pickled(libra
         assert "suffix" in new(*arguments)
 
 
+def test_a_wrapped_method_looked_up_in_a_class_is_one_object(library):
+    """nvidia-modelopt compares `Model.forward` with that of a base class to see whether it is inherited."""
+    library.applied(Wrap("lib:C.method", "overrides:add_suffix"), Wrap("lib:C.method", "overrides:add_suffix"))
+    base = library.load().C
+    inherits, overrides = type("Inherits", (base,), {}), type("Overrides", (base,), {"method": lambda self: "own"})
+    assert base.method is base.method is inherits.method is not overrides.method
+    assert inherits().method() == inherits.method(inherits()) and "suffix" in inherits().method()
+
+
 def test_an_edit_that_does_not_fit_its_target_is_refused(library):
     with pytest.raises(PatchError, match="a-patch is refused"):
         library.applied(AddField("lib:f", field="x", type=int, default=1, doc=""))

@@ -6,7 +6,7 @@ import copy
 import functools
 import importlib
 from argparse import ArgumentError, ArgumentParser
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, get_origin
 
 import wrapt
@@ -46,9 +46,21 @@ def _look_up(module: str, name: str) -> Any:
 
 
 class Wrapped(wrapt.FunctionWrapper):  # type: ignore[type-arg]
-    """A wrapt wrapper that pickles by name and is not copied, as the function it stands for."""
+    """A wrapt wrapper that pickles by name and is not copied, as the function it stands for.
+
+    A method that is looked up in its class, or in a subclass that inherits it, is always the same object: by that
+    nvidia-modelopt tells whether a subclass has its own `forward`.
+    """
 
     __bound_function_wrapper__ = BoundWrapped
+    _self_in_class: Any = None
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is not None or not isinstance(_innermost(self), FunctionType):
+            return super().__get__(instance, owner)
+        if self._self_in_class is None:
+            self._self_in_class = super().__get__(None, owner)
+        return self._self_in_class
 
     def __reduce__(self) -> str:
         return self.__qualname__
@@ -61,6 +73,12 @@ class Wrapped(wrapt.FunctionWrapper):  # type: ignore[type-arg]
 
     def __deepcopy__(self, memo: Any) -> Wrapped:
         return self
+
+
+def _innermost(function: Any) -> Any:
+    while isinstance(function, Wrapped):
+        function = function.__wrapped__
+    return function
 
 
 def with_flag(function: Any, edit: AddFlag) -> Wrapped:
