@@ -40,8 +40,8 @@ PATCH = Patch(
         "To add MTP heads (Megatron's MTP layers) to a trained model, or to train them again, only the heads have to "
         "train. With `--mtp-detach-heads` the main model trains as well, or, with a learning rate of zero, still pays "
         "for its backward pass, its gradients and its optimizer state. `--freeze-base-for-mtp` of 0.19 belongs to "
-        "megatron.post_training, keeps the activations of the main model and computes the backward pass of its output "
-        "layer."
+        "megatron.post_training; by its source, the backward pass goes through the output layer of the main model and, "
+        "on later pipeline stages, through its layers."
     ),
     adds=(
         "`config.freeze_base_model_for_mtp`: only the parameters of the MTP heads train. The main model runs without "
