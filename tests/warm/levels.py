@@ -3,7 +3,7 @@
     python    pytest and nothing of ours
     torch     torch, the layers of the rehearsal, and TransformerEngine where it is one of them; nothing of Megatron.
               Patches are not applied
-    megatron  every module that the patches touch, unpatched
+    megatron  every module of Megatron that the patches touch, unpatched; nothing of a framework that trains with it
     patched   the patches are applied
 
 With TEST_DEVICE=gpu there is no rehearsal: torch.cuda is the GPU's.
@@ -20,6 +20,7 @@ import warnings
 from importlib.metadata import entry_points
 from pathlib import Path
 
+OF_MEGATRON = ("megatron.core.", "megatron.training.", "emerging_optimizers.")
 LEVELS = ("python", "torch", "megatron", "patched")
 MOST_RANKS = 4  # of a test; a rehearsal makes as many imaginary devices
 _reached: list[str] = []  # by this process
@@ -101,7 +102,7 @@ def _megatron() -> None:
     from megatron_mtp_patches.engine.source import find_file
 
     for module in megatron_mtp_patches._engine.modules:
-        if find_file(module):
+        if module.startswith(OF_MEGATRON) and find_file(module):
             importlib.import_module(module)
     with contextlib.suppress(ImportError):
         importlib.import_module("torch.utils.tensorboard")

@@ -38,9 +38,6 @@ class WarmProcess:
 
     def serve(self) -> None:
         """Answer requests until the tests have ended."""
-        threads = len(list(Path("/proc/self/task").iterdir()))
-        if threads > 1:
-            raise RuntimeError(f"level {self.level} has {threads} threads; forks of it would lose all but one")
         gc.collect()
         gc.freeze()
         address = self.folder / self.level
@@ -106,6 +103,7 @@ class WarmProcess:
             from tests.warm import levels
 
             levels.climb(level)
+            _check_threads(level)
             send(connection, {"ready": True})
             connection.close()
             WarmProcess(self.folder, level).serve()
@@ -146,6 +144,12 @@ class WarmProcess:
             os.waitpid(pid, 0)
 
 
+def _check_threads(level: str) -> None:
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        raise RuntimeError(f"level {level} has {threads} threads; forks of it would lose all but one")
+
+
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
     try:
         connection.sendall(json.dumps(message).encode() + b"\n")
@@ -168,6 +172,7 @@ def main(folder: str, *path: str) -> None:
     from tests.warm import levels
 
     levels.climb("python")
+    _check_threads("python")
     WarmProcess(Path(folder), "python").serve()
 
 

@@ -62,9 +62,9 @@ def _install_layers() -> None:
     _prepare_torch()
     if "RANK" not in os.environ:
         _set_environment_of_one_rank()
-    from . import children, collectives, compile, cuda, dispatcher, fallbacks, rng, tensor
+    from . import bfloat16, children, collectives, compile, cuda, dispatcher, fallbacks, rng, tensor
 
-    for layer in (dispatcher, tensor, cuda, rng, collectives, compile, children, fallbacks):
+    for layer in (dispatcher, bfloat16, tensor, cuda, rng, collectives, compile, children, fallbacks):
         layer.install()
     if _with_transformer_engine:
         transformer_engine.install()
