@@ -3,10 +3,11 @@
     python -m scripts.replay --megatron PATH_OR_URL [--release 0.18.2] [--ranks 1,2,4] [--device cpu|gpu]
 
 Takes a Megatron-LM repository (or clones one), unpacks the tag of each release beside it, and runs the suites of
-ci/replay.toml, plain and patched side by side in separate processes. Each test is still passing, fixed, newly failing,
-failing either way, skipped, or not run, with the cause. What fails newly, and what hangs or crashes in one of the two,
-runs once more by itself before it counts; with --resume, what hung in both, too. Writes a table for each release as
-JSON and Markdown, with the versions that it was made with; those of this repository are in ci/replay.
+ci/replay.toml, plain and patched in separate processes, side by side where the machine has a core for each of them.
+Each test is still passing, fixed, newly failing, failing either way, skipped, or not run, with the cause. What fails
+newly, and what hangs or crashes in one of the two, runs once more by itself before it counts; with --resume, what hung
+in both, too. Writes a table for each release as JSON and Markdown, with the versions that it was made with; those of
+this repository are in ci/replay.
 
 Ends with 1 if a test is newly failing or was not run, or no longer passes that did in the tables of --expected; with 2
 if the arguments cannot be used or no test has run.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -157,10 +159,11 @@ def make_pairs(
 def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: Console) -> dict[str, Verdict]:
     """{test: verdict}"""
     until = time.monotonic() + 60 * options.minutes
+    side_by_side = (os.cpu_count() or 1) >= 2 * pairs[0][0].ranks
     found: dict[str, Verdict] = {}
     with (
         Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress,
-        ThreadPoolExecutor(2) as pool,
+        ThreadPoolExecutor(1 + side_by_side) as pool,
     ):
 
         def run_both(pair: Pair, what: str) -> list[Outcomes]:
