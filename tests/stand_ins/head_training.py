@@ -16,14 +16,15 @@ VOCABULARY, LENGTH, BATCH, MICROBATCHES = 32, 16, 2, 2
 
 
 class HeadTraining:
-    """A model, or its chunks of a virtual pipeline, in DDP or Megatron-FSDP with an optimizer.
+    """A model, or its chunks of a virtual pipeline, in DDP with an optimizer.
 
     Attributes:
         bare: the model chunks without their wrappers.
         losses: the losses of the heads in each step, as they are logged; empty on stages without them.
+        norms: the gradient norm of each step.
     """
 
-    def __init__(self, chunks: list[Any], wrapper: Any = DistributedDataParallel, **settings: Any) -> None:
+    def __init__(self, chunks: list[Any], **settings: Any) -> None:
         ddp = {name: settings.pop(name) for name in list(settings) if name in vars(DistributedDataParallelConfig())}
         settings = {"optimizer": "adam", "lr": 1e-2, "clip_grad": 0.0} | settings
         if ddp.get("use_distributed_optimizer"):
@@ -31,7 +32,7 @@ class HeadTraining:
         self.bare = chunks
         config = chunks[0].config
         ddp_config = DistributedDataParallelConfig(**ddp)
-        self.model = [wrapper(config, ddp_config, chunk.to(config.params_dtype)) for chunk in chunks]
+        self.model = [DistributedDataParallel(config, ddp_config, chunk.to(config.params_dtype)) for chunk in chunks]
         config.finalize_model_grads_func = finalize_model_grads
         self.optimizer = get_megatron_optimizer(OptimizerConfig(**settings), self.model)
         self.losses: list[list[float]] = []
