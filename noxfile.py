@@ -35,6 +35,7 @@ NOTICE_EDITS = [
     "tests/multirank",
     "tests/end_to_end",
 ]
+ENVIRONMENTS = [one for one in MATRIX["environment"] if one["release"] in RELEASES]
 TABLE_RELEASES = {"0.18.2", "0.19.2"}  # without which there is nothing to compare
 
 
@@ -67,9 +68,8 @@ def tests(session: nox.Session, release: str) -> None:
 
     Its TransformerEngine lacks the compiled extension: outside a rehearsal this Megatron cannot be imported.
     """
-    version = next(one["transformer_engine"] for one in MATRIX["release"] if one["version"] == release)
     install(session, release, extras="demo,test,te")
-    session.install("--no-deps", f"transformer-engine=={version}")
+    session.install("--no-deps", transformer_engine(release))
     if session.posargs == ["--quick"]:
         chosen = paths("python", "release", quick=True)
     else:
@@ -86,11 +86,23 @@ def without_transformer_engine(session: nox.Session) -> None:
 
 
 @nox.session
-def compatibility(session: nox.Session) -> None:
-    """Libraries that work on Megatron's models, in an environment that no other suite sees."""
-    (suite,) = (suite for suite in MATRIX["suite"] if suite["name"] == "compatibility")
-    install(session, TORCH_RELEASE, *suite["installs"])
-    run_pytest(session, f"{TORCH_RELEASE} with modelopt", session.posargs or suite["tests"])
+@nox.parametrize("library", [nox.param(one, id=one["name"]) for one in ENVIRONMENTS])
+def compatibility(session: nox.Session, library: dict) -> None:
+    """Libraries and frameworks that use Megatron, each in an environment that no other suite sees."""
+    extras = "demo,test,te" if library.get("transformer_engine") else "demo,test"
+    install(session, library["release"], *library["installs"], extras=extras)
+    alone = list(library.get("alone", ()))
+    if library.get("transformer_engine"):
+        alone.append(transformer_engine(library["release"]))
+    if alone:
+        session.install("--no-deps", *alone)
+    run_pytest(session, f"{library['release']} with {library['name']}", session.posargs or library["tests"])
+
+
+def transformer_engine(release: str) -> str:
+    """The requirement of the TransformerEngine that a release was made for."""
+    version = next(one["transformer_engine"] for one in MATRIX["release"] if one["version"] == release)
+    return f"transformer-engine=={version}"
 
 
 def install(session: nox.Session, release: str, *more: str, extras: str = "demo,test") -> None:

@@ -21,7 +21,8 @@ MATRIX = Path(__file__).resolve().parents[1] / "ci" / "matrix.toml"
 
 
 def main(folder: Path) -> None:
-    suites = tomllib.loads(MATRIX.read_text(encoding="utf-8"))["suite"]
+    matrix = tomllib.loads(MATRIX.read_text(encoding="utf-8"))
+    suites = [*matrix["suite"], {"name": "compatibility", "tests": ["tests/compatibility", "tests/frameworks"]}]
     names = {path.removesuffix(".py").replace("/", "."): suite["name"] for suite in suites for path in suite["tests"]}
     found: dict[tuple[str, str], Counter[str]] = {}
     for report in sorted(folder.glob("*.xml")):

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from megatron_overrides.support.settings import spell
+
 MTP_GRAD_NORM_GROUP = "mtp"
 GRAD_NORM_GROUP_ATTR = "grad_norm_group"
 SEPARATE_GRAD_NORM_GROUPS = (MTP_GRAD_NORM_GROUP,)
@@ -38,19 +40,25 @@ def parse_group(text: str) -> NamedGroup:
     name, is_assigned, rest = text.partition("=")
     regex, is_limited, limit = rest.rpartition(":")
     if not (name and is_assigned and regex and is_limited):
-        raise ValueError(f"--grad-norm-group {text!r}: write NAME=REGEX:LIMIT, as in router=mlp\\.router:1.0")
+        raise ValueError(f"{spell('grad_norm_group')} {text!r}: write NAME=REGEX:LIMIT, as in router=mlp\\.router:1.0")
     if name in SEPARATE_GRAD_NORM_GROUPS:
-        raise ValueError(f"--grad-norm-group {text!r}: the name {name!r} is taken by the MTP heads; choose another one")
+        raise ValueError(
+            f"{spell('grad_norm_group')} {text!r}: the name {name!r} is taken by the MTP heads; choose another one"
+        )
     try:
         pattern = re.compile(regex)
     except re.error as error:
-        raise ValueError(f"--grad-norm-group {text!r}: {regex!r} is no regular expression ({error})") from error
+        raise ValueError(
+            f"{spell('grad_norm_group')} {text!r}: {regex!r} is no regular expression ({error})"
+        ) from error
     try:
         norm = float(limit)
     except ValueError:
         norm = -1.0
     if not norm >= 0.0:
-        raise ValueError(f"--grad-norm-group {text!r}: the limit {limit!r} must be a number, 0 (no clipping) or larger")
+        raise ValueError(
+            f"{spell('grad_norm_group')} {text!r}: the limit {limit!r} must be a number, 0 (no clipping) or larger"
+        )
     return NamedGroup(name, pattern, norm)
 
 
@@ -62,12 +70,12 @@ def named_groups(config: Any) -> list[NamedGroup]:
     """
     texts = getattr(config, "grad_norm_group", None) or ()
     if not isinstance(texts, (list, tuple)):
-        raise ValueError(f"grad_norm_group {texts!r} must be a list of NAME=REGEX:LIMIT")
+        raise ValueError(f"{spell('grad_norm_group')} {texts!r} must be a list of NAME=REGEX:LIMIT")
     groups = [parse_group(text) for text in texts]
     names = [group.name for group in groups]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"--grad-norm-group: the name {name!r} is given to {names.count(name)} groups")
+            raise ValueError(f"{spell('grad_norm_group')}: the name {name!r} is given to {names.count(name)} groups")
     return groups
 
 

@@ -1,7 +1,7 @@
 """Save the optimizer state of heads that train alone, also where the first pipeline stage trains nothing.
 
 In the format torch_dist each tensor is saved by a rank that has it, but plain values (learning rates, the number of
-steps) are saved by the first rank, which has those of its own stage.
+steps) are saved by the first rank, whose pipeline stage may train nothing.
 """
 
 from __future__ import annotations

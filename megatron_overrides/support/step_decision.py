@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from megatron_overrides.support.grad_norms import GradNorms
 from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP, Group, clip_limit, named_groups, separate_groups
+from megatron_overrides.support.settings import spell
 
 
 class Excess(NamedTuple):
@@ -69,9 +70,9 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
     for group in named_groups(config):
         if group.name not in norms.total:
             raise ValueError(
-                f"--grad-norm-group {group.name}: no parameter on any rank matches {group.pattern.pattern!r}. It is "
-                f"searched in the names of model.named_parameters(), without leading `module.`; MTP heads with a "
-                f"separate norm and parameters of an earlier --grad-norm-group are taken"
+                f"{spell('grad_norm_group')} {group.name}: no parameter on any rank matches "
+                f"{group.pattern.pattern!r}. It is searched in the names of model.named_parameters(), without leading "
+                f"`module.`; MTP heads with a separate norm and parameters of an earlier group are taken"
             )
     update = _excess(norms, None, skip_threshold(config))
     if update is not None or MTP_GRAD_NORM_GROUP not in norms.total:

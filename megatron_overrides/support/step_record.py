@@ -17,6 +17,7 @@ from megatron.core.utils import log_single_rank
 from megatron_overrides.support.grad_norms import Census, GradNorms
 from megatron_overrides.support.metric import Metric
 from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP
+from megatron_overrides.support.settings import spell
 from megatron_overrides.support.step_decision import Excess, StepDecision, mtp_skip_threshold, skip_threshold
 
 logger = logging.getLogger(__name__)
@@ -120,8 +121,8 @@ def _warn_of_settings_without_heads(norms: GradNorms, config: Any) -> None:
             log_single_rank(
                 logger,
                 logging.WARNING,
-                f"--{name.replace('_', '-')} {value:g} has no effect: no rank has MTP heads with a separate norm. "
-                f"They need --mtp-num-layers, and --mtp-detach-heads or --separate-mtp-grad-clip",
+                f"{spell(name)} {value:g} has no effect: no rank has MTP heads with a separate norm. They need "
+                f"{spell('mtp_num_layers')}, and {spell('mtp_detach_heads')} or {spell('separate_mtp_grad_clip')}",
             )
 
 

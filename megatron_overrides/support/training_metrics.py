@@ -1,15 +1,56 @@
-"""The metrics that Megatron's training log, TensorBoard and W&B get from the patches."""
+"""The metrics of the patches, and how they get into the line that a training log prints.
+
+Which numbers: support/step_record.py (of a step) and multi_token_prediction/tracker.py (of the heads).
+"""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from megatron_overrides.support.metric import Metric
-from megatron_overrides.support.step_record import last_record
+from megatron_overrides.support.step_record import last_record, record_of
+
+_is_logging: ContextVar[bool] = ContextVar("a training log is at work", default=False)
 
 
-def training_metrics() -> list[Metric]:
-    """Those of the last step of the optimizer that stepped last, then those of the heads that were measured last."""
+def training_metrics(optimizer: Any = None) -> list[Metric]:
+    """Those of the last step of `optimizer`, then those of the heads that were measured last.
+
+    Args:
+        optimizer: as get_megatron_optimizer returned it; None for the one that stepped last in this process.
+
+    Raises:
+        TypeError: `optimizer` is no optimizer of Megatron.
+    """
+    if optimizer is not None and not hasattr(optimizer, "get_grad_norm"):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no optimizer of Megatron: pass what get_megatron_optimizer returned"
+        )
+    record = last_record() if optimizer is None else record_of(optimizer)
     tracker = MTPLossLoggingHelper.tracker
     of_heads = (tracker.get(key, ()) for key in ("acceptance_metrics", "length_metrics"))
-    return [*last_record().metrics, *(metric for metrics in of_heads for metric in metrics)]
+    return [*record.metrics, *(metric for metrics in of_heads for metric in metrics)]
+
+
+@contextmanager
+def in_training_log() -> Iterator[None]:
+    """While the training log of Megatron or a framework runs, `append_to_log_line` adds to what it prints."""
+    token = _is_logging.set(True)
+    try:
+        yield
+    finally:
+        _is_logging.reset(token)
+
+
+def append_to_log_line(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps print_rank_last: the one line that a training log prints gets our metrics at its end."""
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    if _is_logging.get():
+        call.arguments["message"] += "".join(metric.text for metric in training_metrics())
+    return wrapped(*call.args, **call.kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron.core.utils import log_single_rank
 
-from megatron_overrides.core.optimizer.optimizer_config import check_settings
+from megatron_overrides.core.optimizer.optimizer_config import check_separate_clip, check_settings
 from megatron_overrides.core.transformer.multi_token_prediction.new_heads import STARTS
 from megatron_overrides.core.transformer.transformer_config import check_heads
 
@@ -19,20 +19,9 @@ def check_arguments(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
     settings = args[0] if args else kwargs["args"]
     check_settings(settings)
     check_heads(settings)
-    _check_separate_clip(settings)
+    check_separate_clip(settings)
     _check_new_heads(settings)
     return wrapped(*args, **kwargs)
-
-
-def _check_separate_clip(settings: Any) -> None:
-    if getattr(settings, "mtp_detach_heads", False) or getattr(settings, "separate_mtp_grad_clip", False):
-        return
-    for name in ("mtp_clip_grad", "mtp_grad_norm_skip_threshold"):
-        if getattr(settings, name, None) is not None:
-            raise ValueError(
-                f"--{name.replace('_', '-')} needs MTP heads that are clipped on their own: add --mtp-detach-heads, "
-                f"or --separate-mtp-grad-clip to keep training the main model with the MTP loss"
-            )
 
 
 def _check_new_heads(settings: Any) -> None:

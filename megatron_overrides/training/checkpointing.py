@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.utils import log_single_rank, unwrap_model
-from megatron.training.global_vars import get_args
+from megatron.training import checkpointing
 
 from megatron_overrides.core.transformer.multi_token_prediction import new_heads
 from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import heads_of
@@ -58,7 +58,7 @@ def load_main_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     call.apply_defaults()
-    given, settings = call.arguments, get_args()
+    given, settings = call.arguments, checkpointing.get_args()  # the name that Megatron's function looks up
     if getattr(settings, "mtp_init", None) is None or given["load_arg"] != "load":
         return wrapped(*args, **kwargs)
     chunks = unwrap_model(given["ddp_model"])

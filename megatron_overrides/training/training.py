@@ -1,35 +1,26 @@
 """Put our metrics where Megatron's own are: its lines for training and validation, TensorBoard, W&B and its FLOPs.
 
-Which numbers: support/step_record.py (of a step), multi_token_prediction/tracker.py (acceptance rates and lengths) and
-multi_token_prediction/head_metrics.py (validation).
+Which numbers: support/training_metrics.py and support/validation_metrics.py.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from contextvars import ContextVar
 from typing import Any
 
-from megatron.core.utils import get_model_config
 from megatron.training.global_vars import get_args, get_tensorboard_writer, get_wandb_writer
 from megatron.training.utils import print_rank_last
 
-from megatron_overrides.core.transformer.multi_token_prediction.mtp_pass import mtp_pass
-from megatron_overrides.support.training_metrics import training_metrics
-
-_is_logging: ContextVar[bool] = ContextVar("training_log is at work", default=False)
-_evaluated: ContextVar[list[dict[str, float]] | None] = ContextVar("what each evaluation has measured", default=None)
+from megatron_overrides.support.training_metrics import in_training_log, training_metrics
+from megatron_overrides.support.validation_metrics import validate, validation_line
 
 
 def log_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps training_log, which builds its line in a local variable and prints it with print_rank_last."""
     iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("iteration")
-    token = _is_logging.set(True)
-    try:
+    with in_training_log():
         result = wrapped(*args, **kwargs)
-    finally:
-        _is_logging.reset(token)
     writer, wandb = get_tensorboard_writer(), get_wandb_writer()
     if writer and iteration is not None and iteration % get_args().tensorboard_log_interval == 0:
         for metric in training_metrics():
@@ -38,14 +29,6 @@ def log_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
                 if wandb:
                     wandb.log({metric.tag: float(metric.value)}, iteration)
     return result
-
-
-def append_to_log_line(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps print_rank_last: the one line that training_log prints gets our metrics at its end."""
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    if _is_logging.get():
-        call.arguments["message"] += "".join(metric.text for metric in training_metrics())
-    return wrapped(*call.args, **call.kwargs)
 
 
 def count_main_model_logits(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -87,40 +70,12 @@ def count_no_backward_of_main_model(wrapped: Any, instance: Any, args: tuple[Any
     return of_main_model / 3 + of_heads
 
 
-def measure_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps evaluate(..., model, ...), which evaluates one validation set: its forward passes run the heads."""
-    model = inspect.signature(wrapped).bind(*args, **kwargs).arguments["model"]
-    chunks = model if isinstance(model, list) else [model]
-    config = get_model_config(chunks[0])
-    if not getattr(config, "mtp_num_layers", None) or not config.mtp_eval:
-        return wrapped(*args, **kwargs)
-    with mtp_pass(compute=True) as metrics:
-        result = wrapped(*args, **kwargs)
-    measured = metrics.reduce()
-    sets = _evaluated.get()
-    if sets is not None:
-        sets.append(measured)
-    return result
-
-
 def report_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps evaluate_and_print_results(prefix, ..., iteration, ..., write_to_tensorboard): adds a line for each set.
-
-    It has the form of Megatron's own, so that what reads the numbers of training from a log does not take these.
-    """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    call.apply_defaults()
-    sets: list[dict[str, float]] = []
-    token = _evaluated.set(sets)
-    try:
-        result = wrapped(*args, **kwargs)
-    finally:
-        _evaluated.reset(token)
-    given = call.arguments
+    """Wraps evaluate_and_print_results(prefix, ..., iteration, ..., write_to_tensorboard): adds a line for each set."""
+    given, result, sets = validate(wrapped, args, kwargs)
     for number, measured in enumerate(sets):
         suffix = _suffix(number)
-        values = "".join(f" {name} value: {value:.6E} |" for name, value in measured.items())
-        print_rank_last(f" validation{suffix} of the MTP heads at {given['prefix']} |{values}")
+        print_rank_last(validation_line(given["prefix"], measured, suffix))
         writer, wandb = get_tensorboard_writer(), get_wandb_writer()
         if not writer or not given["write_to_tensorboard"]:
             continue

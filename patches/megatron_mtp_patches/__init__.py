@@ -24,13 +24,27 @@ TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from torch import Tensor
+
     from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import PassMetrics
 
     from .diagnosis import Finding
     from .engine.report import Report
 
 __version__ = "0.1.0"
-__all__ = ["Finding", "Patch", "PatchError", "Report", "apply", "diagnose", "mtp_pass", "record", "revert", "status"]
+__all__ = [
+    "Finding",
+    "Patch",
+    "PatchError",
+    "Report",
+    "apply",
+    "diagnose",
+    "metrics",
+    "mtp_pass",
+    "record",
+    "revert",
+    "status",
+]
 
 _engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
 
@@ -94,8 +108,37 @@ def diagnose(*settings: object, transformer_engine: str | None = None) -> list[F
     return find(settings, transformer_engine)
 
 
-def mtp_pass(compute: bool) -> AbstractContextManager[PassMetrics]:
-    """Run the MTP heads and their losses in the forward passes of the `with` block, or do not.
+def metrics(optimizer: object = None) -> dict[str, float]:
+    """The numbers that the patches add to a training log, for the log of another trainer.
+
+        {"mtp grad norm": 0.63, "updates skipped for grad norm": 2, "mtp_1 acceptance %": 1.19, ...}
+
+    Norms and counts are those after the last `optimizer.step()`; the same on all ranks that share the optimizer's
+    gradients. What is known of the MTP heads is of the last `MTPLossLoggingHelper.track_mtp_metrics`, which reduces it:
+    the trainers of Megatron-LM, Megatron-Bridge, verl and ms-swift call that. This function communicates with no rank,
+    and synchronizes with the device.
+
+    Args:
+        optimizer: as get_megatron_optimizer returned it; None for the one that stepped last in this process.
+
+    Returns:
+        The number of each metric that was measured; {} before the first step, or if no patch measures anything.
+
+    Raises:
+        TypeError: `optimizer` is no optimizer of Megatron.
+    """
+    if "megatron.core.optimizer" not in sys.modules or not _engine.is_active:
+        return {}
+    from importlib import import_module
+
+    overrides = import_module("megatron_overrides.support.training_metrics")
+    return {metric.label: float(metric.value) for metric in overrides.training_metrics(optimizer)}
+
+
+def mtp_pass(
+    compute: bool, labels: Tensor | None = None, loss_mask: Tensor | None = None
+) -> AbstractContextManager[PassMetrics]:
+    """Run the MTP heads and their losses in the forward passes of the `with` block, or do not, and on which labels.
 
         with megatron_mtp_patches.mtp_pass(compute=True) as metrics, torch.no_grad():
             model(...)                # or the forward passes of a whole validation set
@@ -104,6 +147,9 @@ def mtp_pass(compute: bool) -> AbstractContextManager[PassMetrics]:
     Args:
         compute: True runs them where there are no gradients, too, and measures them. False skips them where there are
             gradients, too; then the heads get none, so do it in every microbatch of a step or in none.
+        labels: [b, s] int64, the labels of the heads for one microbatch, where the model is given other ones or none.
+            Label i is token i + 1, on this context-parallel rank, as for the model.
+        loss_mask: [b, s], 1 where a position counts for the heads (a response, say), in place of the model's own.
 
     Returns:
         A context manager; its value has `reduce()`, a collective that returns means over all passes inside and over all
@@ -111,6 +157,8 @@ def mtp_pass(compute: bool) -> AbstractContextManager[PassMetrics]:
 
     Raises:
         PatchError: mtp-acceptance-length is not applied.
+        NotImplementedError: in a forward pass of a model whose MTP loss another library computes (verl, mcore-bridge).
+        ValueError: in a forward pass whose tokens have another shape than `labels` or `loss_mask`.
     """
     from importlib import import_module
 
@@ -118,7 +166,7 @@ def mtp_pass(compute: bool) -> AbstractContextManager[PassMetrics]:
     if state in ("disabled", "refused"):
         raise PatchError(f"mtp_pass needs the patch {mtp_acceptance_length.PATCH.id}, which is {state}")
     overrides = import_module("megatron_overrides.core.transformer.multi_token_prediction.mtp_pass")
-    return overrides.mtp_pass(compute)
+    return overrides.mtp_pass(compute, labels, loss_mask)
 
 
 def __getattr__(name: str) -> object:

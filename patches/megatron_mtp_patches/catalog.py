@@ -1,6 +1,7 @@
 """The patches, in the order in which they apply: the table of contents."""
 
 from . import (
+    add_settings_to_ms_swift,
     average_aux_loss_over_moe_layers,
     chunk_mtp_logits,
     clip_mtp_grads_separately,
@@ -8,6 +9,7 @@ from . import (
     count_experts_in_grad_norm,
     count_no_step_in_fully_shard_optimizer,
     derive_mtp_labels,
+    detach_heads_in_mcore_bridge,
     detach_mtp_heads,
     drop_unused_output_weight,
     exempt_muon_from_clipping,
@@ -16,6 +18,7 @@ from . import (
     fsdp_without_master_weights,
     initialize_mtp_heads,
     keep_newton_schulz_scale_invariant,
+    log_metrics_in_megatron_bridge,
     mtp_acceptance_length,
     mtp_acceptance_rate,
     recompute_quantized_mtp_heads,
@@ -23,11 +26,12 @@ from . import (
     scale_mtp_loss_separately,
     scatter_mtp_embeddings,
     skip_update_on_large_grad_norm,
+    skip_updates_in_verl,
     split_gated_qkv_for_muon,
     tag_mtp_stage_embedding,
     train_mtp_heads_for_acceptance,
 )
-from .engine import Patch, Wrap
+from .engine import AddField, Patch, Wrap
 
 CATALOG = (
     skip_update_on_large_grad_norm.PATCH,
@@ -55,6 +59,10 @@ CATALOG = (
     average_aux_loss_over_moe_layers.PATCH,
     split_gated_qkv_for_muon.PATCH,
     count_no_step_in_fully_shard_optimizer.PATCH,
+    log_metrics_in_megatron_bridge.PATCH,
+    skip_updates_in_verl.PATCH,
+    detach_heads_in_mcore_bridge.PATCH,
+    add_settings_to_ms_swift.PATCH,
 )
 # Always applied, not selectable: the check that all ranks have the same patches, and the record of them in each run.
 BASE = (
@@ -70,6 +78,26 @@ BASE = (
             Wrap(
                 "megatron.training.arguments:validate_args",
                 "megatron_mtp_patches.provenance:record_in_arguments",
+                check_source=False,
+            ),
+        ),
+    ),
+    Patch(
+        id="record-of-the-patches-in-megatron-bridge",
+        summary="A run of Megatron-Bridge says which patches it has, too",
+        optional=True,
+        edits=(
+            AddField(
+                "megatron.bridge.training.config:LoggerConfig",
+                field="megatron_mtp_patches",
+                type=str,
+                default="",
+                doc="The patches that this run has; set by them.",
+                check_source=False,
+            ),
+            Wrap(
+                "megatron.bridge.training.config:ConfigContainer.validate",
+                "megatron_mtp_patches.provenance:record_in_bridge_configuration",
                 check_source=False,
             ),
         ),

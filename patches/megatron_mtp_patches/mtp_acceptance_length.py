@@ -32,6 +32,8 @@ PATCH = Patch(
         "loss; `--no-mtp-eval` turns that off.",
         "`megatron_mtp_patches.mtp_pass(compute=True)` does the same around any forward passes without gradients; "
         "`compute=False` skips the heads in forward passes with gradients.",
+        "`mtp_pass(compute=True, labels=..., loss_mask=...)` gives the heads labels or a mask that the model is not "
+        "given, as RL trainers need that compute their loss from logits.",
     ),
     undetected="It adds metrics; no number is wrong without it.",
     refuses=("`--mtp-acceptance-length-interval` N > 0 with a CUDA graph of the whole iteration.",),
@@ -64,7 +66,7 @@ PATCH = Patch(
         *SHOW_METRICS,
         Wrap(
             "megatron.training.training:evaluate",
-            "megatron_overrides.training.training:measure_heads",
+            "megatron_overrides.support.validation_metrics:measure_heads",
             check_source=False,
         ),
         Wrap(

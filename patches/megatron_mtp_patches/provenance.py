@@ -12,3 +12,9 @@ def record_in_arguments(wrapped: Any, instance: Any, args: tuple[Any, ...], kwar
     arguments = args[0] if args else kwargs["args"]
     arguments.megatron_mtp_patches = record()
     return wrapped(*args, **kwargs)
+
+
+def record_in_bridge_configuration(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps ConfigContainer.validate of Megatron-Bridge: it saves its configuration with each checkpoint."""
+    instance.logger.megatron_mtp_patches = record()
+    return wrapped(*args, **kwargs)

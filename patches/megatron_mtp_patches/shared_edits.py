@@ -129,6 +129,11 @@ CHECK_SETTINGS = (
         "megatron_overrides.training.arguments:check_arguments",
         check_source=False,
     ),
+    Wrap(
+        "megatron.core.optimizer:_get_param_groups",
+        "megatron_overrides.core.optimizer:check_configs",
+        check_source=False,
+    ),
 )
 DEFAULT_IN_YAML = Wrap(
     "megatron.training.yaml_arguments:core_config_from_args",
@@ -143,7 +148,7 @@ SHOW_METRICS = (
     ),
     Wrap(
         "megatron.training.training:print_rank_last",
-        "megatron_overrides.training.training:append_to_log_line",
+        "megatron_overrides.support.training_metrics:append_to_log_line",
         check_source=False,
     ),
 )

@@ -48,6 +48,9 @@ PATCH = Patch(
         "Columns of the output layer that only pad the vocabulary are left out of both distributions. Their number is "
         "known from the tokenizer of megatron.training or from `config.vocab_size` (Megatron-Bridge); elsewhere all "
         "columns count.",
+        "A loss mask with weights weighs cross_entropy, kl and tv. In e2e_tv and in the accepted lengths a position "
+        "counts or does not. Where none counts (in e2e_tv: sequences no longer than the number of heads), nothing is "
+        "trained, the loss is logged as 0 and the accepted length as 1.",
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_loss_type"),
     edits=(

@@ -16,7 +16,7 @@ def broken_megatron(tmp_path):
         file = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("import no_such_part\n")
-    for folder in [path for path in tmp_path.rglob("*") if path.is_dir() and path.name != "megatron"]:
+    for folder in [path for path in tmp_path.rglob("*") if path.is_dir() and path != tmp_path / "megatron"]:
         (folder / "__init__.py").write_text("")
     return tmp_path
 

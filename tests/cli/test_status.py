@@ -35,6 +35,31 @@ def test_status_as_json_has_every_patch_with_its_state_and_targets(report, relea
         assert told["summary"] == patch.summary and told["reason"]
 
 
+@pytest.mark.parametrize("words", [["status"], ["status", "--json"]], ids=" ".join)
+def test_a_target_that_another_library_has_overwritten_is_named_and_ends_with_1(command, monkeypatch, words):
+    """As mcore-bridge does when it is imported."""
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
+    from megatron_mtp_patches.cli import status
+
+    import_targets = status.import_targets
+
+    def import_another_library():
+        monkeypatch.setattr(MultiTokenPredictionBlock, "forward", lambda self, hidden_states: hidden_states)
+        return import_targets()
+
+    monkeypatch.setattr(status, "import_targets", import_another_library)
+    done = command(*words)
+    target = f"{MultiTokenPredictionBlock.__module__}:MultiTokenPredictionBlock.forward"
+    assert done.code == 1
+    if "--json" in words:
+        states = {patch["targets"].get(target) for patch in json.loads(done.out)["patches"]}
+        assert states == {None, "applied, then changed by another library"}
+    else:
+        assert f"{target} was changed by another library after the patches" in done.out
+    monkeypatch.undo()
+    assert command("status").code == 0
+
+
 def test_the_table_of_status_says_the_same_as_json(command, report):
     done = command("status")
     assert done.code == 0

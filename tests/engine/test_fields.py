@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pickle
+import typing
 
 import pytest
 from megatron_mtp_patches.engine import AddField
@@ -49,6 +50,15 @@ def test_the_constructor_takes_the_field_as_a_keyword(config):
         config(1, 2)
     with pytest.raises(TypeError):
         config(dept=2)
+
+
+def test_type_hints_include_the_field_until_it_is_removed(library):
+    """transformers makes a parser of them."""
+    made = library.applied(DEPTH)
+    config = library.load().Config
+    assert typing.get_type_hints(config) == {"width": int, "depth": int}
+    made.revert()
+    assert typing.get_type_hints(config) == {"width": int}
 
 
 def test_fields_replace_asdict_and_signature_include_the_field(config):

@@ -46,11 +46,12 @@ def reverted(original):
 
 
 def edits_in_force():
-    """By patch, how often each edit is in force; of a field, whether the class has it (`count` makes objects)."""
-    return {patch.id: [is_in_force(edit) for edit in patch.edits] for patch in CATALOG}
+    """By patch, how often each edit whose target is installed is in force."""
+    return {patch.id: [is_in_force(edit) for edit in patch.edits if target_exists(edit)] for patch in CATALOG}
 
 
 def is_in_force(edit):
+    """Of a field, whether the class has it: `count` would make objects."""
     if isinstance(edit, AddField):
         return edit.field in getattr(find_owner(edit)[0], edit.name).__dataclass_fields__
     return "flag" if isinstance(edit, AddFlag) else count(edit)

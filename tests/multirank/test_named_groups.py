@@ -75,7 +75,7 @@ def test_the_norm_of_a_group_is_in_the_training_log(make):
 
 def test_a_group_that_matches_on_no_rank_is_an_error_on_every_rank(make):
     optimizer, _ = make("router=router:2.0", "experts=experts:1.0")
-    with pytest.raises(ValueError, match="--grad-norm-group experts: no parameter on any rank matches 'experts'"):
+    with pytest.raises(ValueError, match="--grad-norm-group .* experts: no parameter on any rank matches 'experts'"):
         optimizer.step()
 
 

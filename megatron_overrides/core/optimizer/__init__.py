@@ -1,4 +1,4 @@
-"""What Megatron's optimizer package builds: optimizers whose parameters are tagged, and FusedAdam for Megatron-FSDP.
+"""What Megatron's optimizer package builds: checks, tags of the parameters, and FusedAdam for Megatron-FSDP.
 
 Megatron-FSDP keeps fp32 main weights, sharded as DTensors, and gives those to the optimizer. With
 --use-precision-aware-optimizer FusedAdam copied them once more, 4 bytes for each element, and waited for gradients
@@ -8,9 +8,28 @@ under a name (`decoupled_grad`) that Megatron-FSDP never used: NVIDIA/Megatron-L
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
+from megatron_overrides.core.optimizer.optimizer_config import check_separate_clip, check_settings
+from megatron_overrides.core.transformer.transformer_config import check_heads
 from megatron_overrides.support.norm_tags import tag_mtp_blocks, tag_named_groups
+
+
+def check_configs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps _get_param_groups(model_chunks, config, ...): the first place where both configurations are known.
+
+    A trainer without Megatron's command line may also have changed them since they were created.
+    """
+    call = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    settings = call["config"]
+    check_settings(settings)
+    of_model = next((chunk.config for chunk in _chunks(call["model_chunks"]) if hasattr(chunk, "config")), None)
+    if getattr(of_model, "mtp_num_layers", None):
+        both = SimpleNamespace(**{**vars(settings), **vars(of_model)})
+        check_heads(both)
+        check_separate_clip(both)
+    return wrapped(*args, **kwargs)
 
 
 def retag_mtp_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Scale the MTP loss separately from the main loss; pass a gradient on where the main model is frozen."""
+"""Scale the MTP loss separately from the main loss; send gradients of zero back where the main model is frozen."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from megatron_overrides.support.settings import spell
+
 LOSS_TYPES = ("cross_entropy", "kl", "tv", "e2e_tv")
 
 
@@ -12,14 +14,14 @@ def check_heads(settings: Any) -> None:
     """Raise ValueError if `settings` (a TransformerConfig or Megatron's args) ask of MTP heads what cannot work."""
     graphs = [str(getattr(settings, f"cuda_graph_{kind}", "")) for kind in ("impl", "scope", "modules")]
     # Every step can be captured where it measures the same; label agreement does with interval 1.
-    for name, first in (("acceptance-interval", 2), ("acceptance-length-interval", 1)):
-        interval = getattr(settings, f"mtp_{name.replace('-', '_')}", 0)
+    for name, first in (("mtp_acceptance_interval", 2), ("mtp_acceptance_length_interval", 1)):
+        interval = getattr(settings, name, 0)
         if interval < 0:
-            raise ValueError(f"--mtp-{name} {interval}: give a number of steps, or 0 for none")
+            raise ValueError(f"{spell(name)} {interval}: give a number of steps, or 0 for none")
         if interval >= first and any("full_iteration" in graph for graph in graphs):
             possible = "0" if first == 1 else "1 or 0"
             raise ValueError(
-                f"--mtp-{name} decides in each step whether to measure, but a CUDA graph of the whole iteration "
+                f"{spell(name)} decides in each step whether to measure, but a CUDA graph of the whole iteration "
                 f"repeats the step that it was captured in: set the interval to {possible}"
             )
     check_losses(settings)
@@ -27,9 +29,9 @@ def check_heads(settings: Any) -> None:
     for name in ("mtp_detach_heads", "freeze_base_model_for_mtp"):
         if getattr(settings, name, False) and getattr(settings, "defer_embedding_wgrad_compute", False):
             raise ValueError(
-                f"--{name.replace('_', '-')} uses the output layer without training it, but "
-                f"--defer-embedding-wgrad-compute computes a weight gradient for each of its uses later: leave one of "
-                f"the two flags out"
+                f"{spell(name)} uses the output layer without training it, but "
+                f"{spell('defer_embedding_wgrad_compute')} computes a weight gradient for each of its uses later: "
+                f"leave one of the two out"
             )
 
 
@@ -62,20 +64,20 @@ def check_frozen_main_model(settings: Any, is_complete: bool = False) -> None:
     for name, off, effect in _NOT_WITH_FROZEN_MAIN_MODEL:
         if getattr(settings, name, off) not in (off, None):
             raise ValueError(
-                f"--freeze-base-model-for-mtp trains only the MTP heads, but --{name.replace('_', '-')} {effect}: "
-                f"leave one of the two out (config.freeze_base_model_for_mtp, config.{name})"
+                f"{spell('freeze_base_model_for_mtp')} trains only the MTP heads, but {spell(name)} {effect}: leave "
+                f"one of the two out"
             )
     is_layer_wise = getattr(settings, "use_layer_wise_distributed_optimizer", False)
     is_layer_wise = is_layer_wise or str(getattr(settings, "optimizer", "")).startswith("dist_")
     if is_layer_wise and getattr(settings, "pipeline_model_parallel_size", 1) > 1:
         raise ValueError(
-            "--freeze-base-model-for-mtp leaves pipeline stages without a parameter to train, which the layer-wise "
-            "optimizer (dist_muon) cannot gather: use --optimizer muon or adam, or one pipeline stage"
+            f"{spell('freeze_base_model_for_mtp')} leaves pipeline stages without a parameter to train, which the "
+            f"layer-wise optimizer (dist_muon) cannot gather: use the optimizer muon or adam, or one pipeline stage"
         )
     if is_complete and not getattr(settings, "mtp_num_layers", None):
         raise ValueError(
-            "--freeze-base-model-for-mtp trains only the MTP heads, and the model has none: add --mtp-num-layers "
-            "(config.mtp_num_layers)"
+            f"{spell('freeze_base_model_for_mtp')} trains only the MTP heads, and the model has none: add "
+            f"{spell('mtp_num_layers')}"
         )
 
 
@@ -86,17 +88,17 @@ def check_losses(settings: Any) -> None:
     weights = getattr(settings, "mtp_depth_weights", None)
     depths = getattr(settings, "mtp_num_layers", None)
     if loss_type not in LOSS_TYPES:
-        raise ValueError(f"mtp_loss_type must be one of {', '.join(LOSS_TYPES)}, not {loss_type!r}")
+        raise ValueError(f"{spell('mtp_loss_type')} must be one of {', '.join(LOSS_TYPES)}, not {loss_type!r}")
     if loss_type != "cross_entropy" and not depths:
-        raise ValueError(f"mtp_loss_type={loss_type!r} requires mtp_num_layers: add --mtp-num-layers")
+        raise ValueError(f"{spell('mtp_loss_type')} {loss_type} requires MTP heads: add {spell('mtp_num_layers')}")
     if chunk_size < 0:
-        raise ValueError(f"--mtp-logits-chunk-size {chunk_size}: give a number of rows, or 0 for all at once")
+        raise ValueError(f"{spell('mtp_logits_chunk_size')} {chunk_size}: give a number of rows, or 0 for all at once")
     if weights is not None and depths:
         depth_weights(weights, depths)
     if (loss_type != "cross_entropy" or chunk_size) and getattr(settings, "defer_embedding_wgrad_compute", False):
         raise ValueError(
-            "--mtp-loss-type and --mtp-logits-chunk-size call the output layer chunk by chunk, but "
-            "--defer-embedding-wgrad-compute keeps the input of each of its calls for later: leave it out"
+            f"{spell('mtp_loss_type')} and {spell('mtp_logits_chunk_size')} call the output layer chunk by chunk, but "
+            f"{spell('defer_embedding_wgrad_compute')} keeps the input of each of its calls for later: leave it out"
         )
 
 
@@ -118,8 +120,8 @@ def depth_weights(weights: str | Sequence[float] | None, depths: int) -> tuple[f
         numbers = []
     if len(numbers) != depths or not all(0 <= number < float("inf") for number in numbers) or not sum(numbers):
         raise ValueError(
-            f"--mtp-depth-weights {weights}: give one weight for each of the {depths} MTP layers, not negative and not "
-            f"all 0, with commas between them (config.mtp_depth_weights)"
+            f"{spell('mtp_depth_weights')} {weights}: give one weight for each of the {depths} MTP layers, not "
+            f"negative and not all 0, with commas between them"
         )
     mean = sum(numbers) / depths
     return tuple(number / mean for number in numbers)

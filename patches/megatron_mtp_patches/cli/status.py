@@ -23,10 +23,12 @@ STYLES = {
 
 
 def show_status(as_json: bool) -> int:
-    """Print the table, or JSON; 1 if a patch is refused or could not be applied."""
+    """Print the table, or JSON; 1 if a patch is refused, could not be applied, or was changed by another library."""
     apply(on_drift="skip")  # a refused patch is a line of the table here, not an error
     failures = import_targets()
     reports = status()
+    targets = [target for report in reports for target in report.targets.items()]
+    overwritten = dict.fromkeys(target for target, state in targets if state is TargetState.CHANGED)
     if as_json:
         print(
             json.dumps(
@@ -55,8 +57,9 @@ def show_status(as_json: bool) -> int:
         console.print(table)
         for report in reports:
             console.print(f"{report.id}: {report.reason}", soft_wrap=True)
+        for target in overwritten:
+            console.print(f"{target} was changed by another library after the patches", style="red", soft_wrap=True)
         for module, reason in failures.items():
             console.print(f"could not import {module}: {reason}", style="yellow", soft_wrap=True)
-    return int(
-        any(report.state is State.REFUSED or TargetState.PENDING in report.targets.values() for report in reports)
-    )
+    is_pending = any(state is TargetState.PENDING for _, state in targets)
+    return int(bool(overwritten) or is_pending or any(report.state is State.REFUSED for report in reports))

@@ -4,6 +4,7 @@ What a declaration needs is imported here; the rest only once there is something
 """
 
 from .declare import (
+    AddArgument,
     AddField,
     AddFlag,
     AddIfMissing,
@@ -20,6 +21,7 @@ from .declare import (
 )
 
 __all__ = [
+    "AddArgument",
     "AddField",
     "AddFlag",
     "AddIfMissing",

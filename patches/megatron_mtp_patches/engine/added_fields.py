@@ -35,6 +35,7 @@ class AddedFields:
         field = self._fields[cls, edit.field] = _make_field(edit)
         added[edit.field] = edit
         setattr(cls, edit.field, edit.default)
+        cls.__annotations__[edit.field] = edit.type  # parsers made of a dataclass ask typing.get_type_hints
         for member in _dataclasses_from(cls):
             member.__dataclass_fields__.setdefault(edit.field, field)
         try:
@@ -64,6 +65,9 @@ class AddedFields:
             if member.__dataclass_fields__.get(edit.field) is field:  # not a subclass's own field of that name
                 del member.__dataclass_fields__[edit.field]
         delattr(cls, edit.field)
+        del cls.__annotations__[edit.field]
+        if not cls.__annotations__:  # Python made it when it was asked for
+            del cls.__annotations__
 
     def _changed(self) -> list[Any]:
         return [cls for cls, (_, ours) in self._inits.items() if vars(cls).get("__init__") is not ours]
@@ -122,8 +126,7 @@ def _dataclasses_from(cls: Any) -> Iterator[Any]:
 
 def _make_field(edit: AddField) -> dataclasses.Field[Any]:
     # A field is complete only once a dataclass has been made of it.
-    metadata = {"argparse_meta": {"help": edit.doc}, "added_in_place": True}
-    field = dataclasses.field(default=edit.default, metadata=metadata, kw_only=True)
+    field = dataclasses.field(default=edit.default, metadata=edit.metadata, kw_only=True)
     made = dataclasses.make_dataclass("_", [(edit.field, edit.type, field)])
     return dataclasses.fields(made)[0]
 

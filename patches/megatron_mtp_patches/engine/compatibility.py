@@ -29,7 +29,7 @@ def decide(patch: Patch, sources: KnownSources) -> Decision:
     package = patch.modules[0].partition(".")[0]
     if not any(find_file(module) for module in patch.modules):
         if patch.optional:
-            return Decision(State.APPLIED, f"{package} is not installed")
+            return Decision(State.APPLIED, f"{patch.modules[0]} is not installed")
         return Decision(State.REFUSED, f"{patch.modules[0]} is not installed, nor is anything else that it patches")
     native = patch.probe is not None and is_present(patch.probe)
     here = "this Megatron" if package == "megatron" else f"this {package}"

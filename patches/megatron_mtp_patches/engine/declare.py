@@ -8,6 +8,7 @@ whole declaration, and runs it. The kinds of edit:
     AddIfMissing    the target, where there is none, is the override
     Wrap            calls of the target go through a wrapper
     AddField        a dataclass has one more keyword field
+    AddArgument     the same, where transformers makes a command line of it
     AddFlag         a command line has one more flag
 
 A Defect says what goes wrong without a patch, and which runs meet it.
@@ -169,6 +170,7 @@ class AddField(Edit):
         default: its value where none is given.
         doc: what it does, in a line; Megatron makes a flag's help of it.
         is_upstream: newer releases have the field.
+        check_source: as in Wrap.
     """
 
     field: str
@@ -176,6 +178,22 @@ class AddField(Edit):
     default: object
     doc: str
     is_upstream: bool = False
+    check_source: bool = True
+
+    @property
+    def metadata(self) -> dict[str, object]:
+        """The field's own: where Megatron looks for a help text, and the mark of a field that is added."""
+        return {"argparse_meta": {"help": self.doc}, "added_in_place": True}
+
+
+@dataclass(frozen=True)
+class AddArgument(AddField):
+    """The same for a dataclass of which transformers makes a command line."""
+
+    @property
+    def metadata(self) -> dict[str, object]:
+        """What argparse is given."""
+        return {"help": self.doc}
 
 
 @dataclass(frozen=True)

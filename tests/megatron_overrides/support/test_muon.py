@@ -270,7 +270,7 @@ def test_a_floor_that_is_no_factor_is_refused(bad):
 
 
 def test_a_floor_without_clipping_is_refused():
-    with pytest.raises(ValueError, match="--min-clip-coefficient .* set --clip-grad"):
+    with pytest.raises(ValueError, match="--min-clip-coefficient .* set clip_grad"):
         OptimizerConfig(min_clip_coefficient=0.1, clip_grad=0.0)
     OptimizerConfig(min_clip_coefficient=0.1, clip_grad=0.0, mtp_clip_grad=1.0)
     OptimizerConfig(min_clip_coefficient=0.1, clip_grad=0.0, grad_norm_group=["router=router:1.0"])

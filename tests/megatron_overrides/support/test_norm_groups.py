@@ -41,7 +41,7 @@ def test_a_group_that_cannot_be_read_is_an_error(text, problem):
 
 
 def test_a_group_that_is_not_in_a_list_is_an_error():
-    with pytest.raises(ValueError, match="grad_norm_group 'router=mlp:1' must be a list of NAME=REGEX:LIMIT"):
+    with pytest.raises(ValueError, match="grad_norm_group. 'router=mlp:1' must be a list of NAME=REGEX:LIMIT"):
         named_groups(SimpleNamespace(grad_norm_group="router=mlp:1"))
 
 

@@ -93,5 +93,5 @@ def test_norms_are_needed_for_clipping_and_for_thresholds(settings, needed):
 def test_a_named_group_without_parameters_is_an_error():
     settings = config(grad_norm_group=["router=mlp.router:1.0", "gdn=in_proj:1.0"])
     measured = GradNorms({None: 1.0, "router": 2.0}, {None: 1.0, "router": 2.0})
-    with pytest.raises(ValueError, match=r"--grad-norm-group gdn: no parameter on any rank matches 'in_proj'"):
+    with pytest.raises(ValueError, match=r"--grad-norm-group .* gdn: no parameter on any rank matches 'in_proj'"):
         decide(measured, settings)

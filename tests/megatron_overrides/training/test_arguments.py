@@ -21,7 +21,7 @@ def test_the_flag_is_there_and_defaults_to_skipping_nothing():
 
 def test_a_threshold_with_an_optimizer_cuda_graph_is_refused_at_once():
     both = Namespace(grad_norm_skip_threshold=5.0, optimizer_cuda_graph=True)
-    with pytest.raises(ValueError, match="--optimizer-cuda-graph cannot give: leave one of the two flags out"):
+    with pytest.raises(ValueError, match="optimizer_cuda_graph. cannot give: leave one of the two out"):
         arguments.validate_args(both)
     with pytest.raises(ValueError, match="would skip every update"):
         arguments.validate_args(args=Namespace(grad_norm_skip_threshold=-1.0), defaults={})
@@ -57,9 +57,7 @@ def test_a_yaml_configuration_need_not_name_the_fields_that_we_add():
 
 @pytest.mark.parametrize("flag", ["--mtp-clip-grad", "--mtp-grad-norm-skip-threshold"])
 def test_a_limit_for_heads_that_are_not_clipped_on_their_own_is_refused(flag):
-    with pytest.raises(
-        ValueError, match=f"{flag} needs MTP heads .* add --mtp-detach-heads, or --separate-mtp-grad-clip"
-    ):
+    with pytest.raises(ValueError, match=f"{flag} .* needs MTP heads .* add --mtp-detach-heads .*, or --separate-mtp-"):
         arguments.validate_args(parse(flag, "0.5"), {})
 
 
@@ -89,7 +87,7 @@ def test_the_flags_of_losses_for_acceptance_are_there():
 
 
 def test_an_unknown_loss_is_refused_at_once():
-    with pytest.raises(ValueError, match="mtp_loss_type must be one of cross_entropy, kl, tv, e2e_tv, not 'ce'"):
+    with pytest.raises(ValueError, match="mtp_loss_type. must be one of cross_entropy, kl, tv, e2e_tv, not 'ce'"):
         arguments.validate_args(parse("--mtp-loss-type", "ce"))
 
 
@@ -97,13 +95,13 @@ def test_norm_groups_are_given_one_by_one_and_checked_at_once():
     given = parse("--grad-norm-group", "router=mlp.router:1.0", "--grad-norm-group", "gdn=in_proj:0.5")
     assert given.grad_norm_group == ["router=mlp.router:1.0", "gdn=in_proj:0.5"]
     assert parse().grad_norm_group is None
-    with pytest.raises(ValueError, match="--grad-norm-group 'router': write NAME=REGEX:LIMIT"):
+    with pytest.raises(ValueError, match="--grad-norm-group .* 'router': write NAME=REGEX:LIMIT"):
         arguments.validate_args(parse("--grad-norm-group", "router"), {})
 
 
 def test_detached_heads_with_a_deferred_embedding_gradient_are_refused_at_once():
     both = Namespace(mtp_detach_heads=True, defer_embedding_wgrad_compute=True)
-    with pytest.raises(ValueError, match="--defer-embedding-wgrad-compute .* leave one of the two flags out"):
+    with pytest.raises(ValueError, match="--defer-embedding-wgrad-compute .* leave one of the two out"):
         arguments.validate_args(both)
 
 

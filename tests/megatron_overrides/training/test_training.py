@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from megatron_overrides.support import training_metrics as log_line
 from megatron_overrides.support.metric import Metric
 
 pytestmark = pytest.mark.forked("patched")
@@ -34,10 +35,11 @@ def log(monkeypatch):
     monkeypatch.setattr(ours, "get_args", lambda: SimpleNamespace(tensorboard_log_interval=2))
     monkeypatch.setattr(ours, "get_tensorboard_writer", lambda: tensorboard)
     monkeypatch.setattr(ours, "get_wandb_writer", lambda: wandb)
-    monkeypatch.setattr(ours, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
+    for module in (ours, log_line):
+        monkeypatch.setattr(module, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
 
     def print_line(message):
-        ours.append_to_log_line(lambda message: lines.append(message), None, (message,), {})
+        log_line.append_to_log_line(lambda message: lines.append(message), None, (message,), {})
 
     def training_log(loss_dict, iteration):
         print_line(f" iteration {iteration} |")
@@ -57,7 +59,7 @@ def test_the_log_line_ends_with_our_metrics_and_other_lines_do_not(log):
 
 def test_the_line_may_be_given_by_its_name():
     lines = []
-    ours.append_to_log_line(lambda message: lines.append(message), None, (), {"message": "hello"})
+    log_line.append_to_log_line(lambda message: lines.append(message), None, (), {"message": "hello"})
     assert lines == ["hello"]
 
 
@@ -73,7 +75,7 @@ class Reached(Exception):
 
 
 def test_megatron_s_own_training_log_prints_that_line(monkeypatch, capsys):
-    monkeypatch.setattr(ours, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
+    monkeypatch.setattr(log_line, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
 
     def print_at_once():
         training.print_rank_last(" iteration 1 |")

@@ -36,7 +36,9 @@ def average_over_moe_layers(wrapped: Any, instance: Any, args: tuple[Any, ...], 
         if _is_training_log.get():
             from megatron.training.global_vars import get_args
 
-            call.arguments["num_moe_layers"] = count_moe_layers(get_args())
+            run = get_args()
+            if is_main_model_frozen(run):
+                call.arguments["num_moe_layers"] = count_moe_layers(run)
         return wrapped(*call.args, **call.kwargs)
     kwargs = dict(kwargs)
     moe_layers = kwargs.pop("num_moe_layers", None)

@@ -5,15 +5,19 @@ NVIDIA/Megatron-LM#3458, with exact counts and one tensor-parallel collective in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from megatron_overrides.core.transformer.multi_token_prediction.vocabulary import tensor_parallel_group
 
+_output_layer: ContextVar[tuple[Any, bool | None] | None] = ContextVar("where logits come from", default=None)
 
-def _mtp_logits_are_vocab_sharded(output_layer: Callable[..., Any], runtime_gather_output: bool | None) -> bool:
+
+def _mtp_logits_are_vocab_sharded(output_layer: Callable[..., Any] | None, runtime_gather_output: bool | None) -> bool:
     """Whether each tensor-parallel rank holds only the logits of its part of the vocabulary."""
     if runtime_gather_output is not None:
         return not runtime_gather_output
@@ -46,12 +50,22 @@ def most_likely_token(logits: torch.Tensor, tp_group: Any) -> torch.Tensor:
     return _vocab_parallel_argmax(logits, tp_group, tp_group.size())
 
 
+@contextmanager
+def logits_of(output_layer: Callable[..., Any], runtime_gather_output: bool | None) -> Iterator[None]:
+    """Inside, counts of logits whose output layer is not given are of this one: mcore-bridge gives None."""
+    token = _output_layer.set((output_layer, runtime_gather_output))
+    try:
+        yield
+    finally:
+        _output_layer.reset(token)
+
+
 @torch.no_grad()
 def _compute_mtp_acceptance_counts(
     mtp_logits: torch.Tensor,
     mtp_labels: torch.Tensor,
     loss_mask: torch.Tensor,
-    output_layer: Callable[..., Any],
+    output_layer: Callable[..., Any] | None,
     runtime_gather_output: bool | None,
     tp_group: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,6 +80,8 @@ def _compute_mtp_acceptance_counts(
     Returns:
         (correct, total), int64 scalars for this rank's tokens, the same on all ranks of `tp_group`.
     """
+    if output_layer is None:
+        output_layer, runtime_gather_output = _output_layer.get() or (None, runtime_gather_output)
     is_sharded = _mtp_logits_are_vocab_sharded(output_layer, runtime_gather_output)
     predicted = most_likely_token(mtp_logits, tensor_parallel_group(output_layer, tp_group) if is_sharded else None)
     counts = loss_mask.transpose(0, 1).bool()

@@ -5,8 +5,8 @@ a few numbers and, for the backward pass, no more than a hidden state:
 
 * Detached heads need the gradient of the hidden states alone. It is formed while the logits are there, one head after
   the other, and backward only scales it row by row.
-* Attached heads train the output layer too, so backward computes the chunk again (torch.utils.checkpoint), all heads
-  together, because the main model's logits are computed once for all of them.
+* Attached heads train the output layer too, so backward computes the chunk again (torch.utils.checkpoint): one head
+  after the other or, compared with the main model, all together, because its logits are computed once for all of them.
 """
 
 from __future__ import annotations
@@ -75,6 +75,9 @@ class ChunkedHeads(NamedTuple):
             labels = [main_model.spread(each, dim=1) for each in labels]
         num_rows, batch = heads[0].shape[:2]
         again = self._needs_gradient and not self.projection.is_detached
+        if again and main_model is None and len(heads) > 1:  # one after the other, so that chunks have more rows
+            apart = [self.run([head], [of_head], None) for head, of_head in zip(heads, labels, strict=True)]
+            return HeadRows(*(torch.cat(column) for column in zip(*apart, strict=True)))
         logits_at_a_time = (0 if main_model is None else 1) + (len(heads) if again else 1)
         step = max(1, self.settings.chunk_size // (batch * logits_at_a_time))
         chunks = []

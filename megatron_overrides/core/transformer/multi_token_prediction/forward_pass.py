@@ -23,12 +23,34 @@ class ForwardPass(NamedTuple):
         `mtp_pass` says so.
     is_idle: the MTP block is skipped, so there are no hidden states of heads.
     metrics: what an `mtp_pass` measures without gradients; None leaves the metrics to Megatron's tracker.
+    labels, loss_mask: what an `mtp_pass` gives to the heads, in place of what the model is given.
     """
 
     input_ids: torch.Tensor | None = None
     computes_loss: bool = True
     is_idle: bool = False
     metrics: PassMetrics | None = None
+    labels: torch.Tensor | None = None
+    loss_mask: torch.Tensor | None = None
+
+    def targets(
+        self, labels: torch.Tensor | None, loss_mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return labels and mask of the heads, of which the model is given these.
+
+        Raises:
+            ValueError: what an `mtp_pass` gives has another shape than the tokens of this pass.
+        """
+        for name, given in (("labels", self.labels), ("loss_mask", self.loss_mask)):
+            if given is not None and self.input_ids is not None and given.shape != self.input_ids.shape:
+                raise ValueError(
+                    f"mtp_pass({name}=...) has the shape {list(given.shape)}, the tokens of this forward pass have "
+                    f"{list(self.input_ids.shape)}: open an mtp_pass for each microbatch"
+                )
+        return (
+            labels if self.labels is None else self.labels,
+            loss_mask if self.loss_mask is None else self.loss_mask,
+        )
 
 
 _NOT_RECORDED = ForwardPass()
@@ -36,8 +58,19 @@ _current: ContextVar[ForwardPass] = ContextVar("the forward pass of the model", 
 
 
 def current() -> ForwardPass:
-    """Return the forward pass that is running; a default ForwardPass if no model has recorded one."""
-    return _current.get()
+    """Return the forward pass that is running; a default ForwardPass if no model has recorded one.
+
+    Raises:
+        NotImplementedError: none has, and an `mtp_pass` asks for something: another library has replaced the model's
+            method that records it, as verl and mcore-bridge do.
+    """
+    running = _current.get()
+    if running is _NOT_RECORDED and requested() is not None:
+        raise NotImplementedError(
+            "mtp_pass has no effect on this model: another library has replaced the method of its class that records "
+            "the forward pass (GPTModel._postprocess; verl and mcore-bridge do). Run the model without mtp_pass"
+        )
+    return running
 
 
 def record_forward_inputs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -58,9 +91,10 @@ def record_forward_inputs(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
     else:
         computes_loss = request.compute
         metrics = request.metrics if computes_loss and not is_training else None
+    given = (None, None) if request is None else (request.labels, request.loss_mask)
     can_skip = instance.post_process and runs_block and not computes_loss
     is_idle = bool(can_skip and not _megatron_fsdp_releases(instance.mtp))
-    with _running(ForwardPass(call.arguments.get("input_ids"), computes_loss, is_idle, metrics)):
+    with _running(ForwardPass(call.arguments.get("input_ids"), computes_loss, is_idle, metrics, *given)):
         return wrapped(*args, **kwargs)
 
 

@@ -114,7 +114,7 @@ def with_gradients_of_heads(function: Callable[P, R]) -> Callable[P, R]:
 def attach_loss(main: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
     """Return `main`, the hidden states [s, b, h] of the main model, whose backward pass trains the heads by `loss`.
 
-    Where the main model is frozen, the output of the model does so instead, and `main` is returned as it is.
+    Where the main model is frozen, the output of the model does so instead, and `main` is returned detached.
     """
     losses = _losses.get()
     if losses is None:

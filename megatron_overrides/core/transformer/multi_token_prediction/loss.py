@@ -88,6 +88,7 @@ def process_mtp_loss(
     model_pass = forward_pass.current()
     if model_pass.is_idle:
         return hidden_states
+    labels, loss_mask = model_pass.targets(labels, loss_mask)
     main, *heads = torch.chunk(hidden_states, 1 + config.mtp_num_layers, dim=0)
     input_ids = model_pass.input_ids if input_ids is None else input_ids
     if not model_pass.computes_loss or (labels is None and input_ids is None):

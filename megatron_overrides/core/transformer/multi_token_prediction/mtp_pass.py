@@ -7,14 +7,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
+import torch
+
 from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import PassMetrics
 
 
 class Request(NamedTuple):
-    """What the caller of some forward passes wants of the heads."""
+    """What the caller of some forward passes wants of the heads; see `megatron_mtp_patches.mtp_pass`."""
 
     compute: bool
     metrics: PassMetrics
+    labels: torch.Tensor | None = None
+    loss_mask: torch.Tensor | None = None
 
 
 _requested: ContextVar[Request | None] = ContextVar("what is wanted of the MTP heads", default=None)
@@ -26,13 +30,15 @@ def requested() -> Request | None:
 
 
 @contextmanager
-def mtp_pass(compute: bool) -> Iterator[PassMetrics]:
+def mtp_pass(
+    compute: bool, labels: torch.Tensor | None = None, loss_mask: torch.Tensor | None = None
+) -> Iterator[PassMetrics]:
     """Run the heads and their losses in the forward passes inside, or do not.
 
     See `megatron_mtp_patches.mtp_pass`.
     """
     metrics = PassMetrics()
-    token = _requested.set(Request(compute, metrics))
+    token = _requested.set(Request(compute, metrics, labels, loss_mask))
     try:
         yield metrics
     finally:

@@ -12,12 +12,12 @@ def leave_out_skipped_step(wrapped: Any, instance: Any, args: tuple[Any, ...], k
     """Wraps MTPLossLoggingHelper.track_mtp_metrics.
 
     training_log divides by the number of steps taken, but upstream also adds the MTP losses of skipped steps: if one
-    step of ten was taken in an interval, the printed `mtp_1 loss` would be ten times too large. A framework that calls
-    this once for several steps (ms-swift) gets what upstream gives it, unless all of them were skipped.
+    step of ten was taken in an interval, the printed `mtp_1 loss` would be ten times too large. A framework that
+    reports its dictionary as it is (verl, ms-swift) gives an empty one, and gets what upstream gives it.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     record = last_record()
-    if 0 < record.steps == record.skips and "total_loss_dict" in call.signature.parameters:
+    if 0 < record.steps == record.skips and call.arguments.get("total_loss_dict"):
         call.arguments["total_loss_dict"] = None
     record.steps = record.skips = 0
     return wrapped(*call.args, **call.kwargs)

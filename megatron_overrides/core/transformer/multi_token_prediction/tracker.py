@@ -104,7 +104,8 @@ class MTPLossLoggingHelper:
             writer, wandb_writer: they get `mtp_N loss` and, in percent, `mtp_N_acceptance_rate` (of this step) and
                 `mtp_N_cumulative_acceptance_rate` (since this process started); `mtp_acceptance_length` and
                 `mtp_greedy_acceptance_length` if this step has measured them.
-            total_loss_dict: `mtp_N loss` is added to it; Megatron prints its means.
+            total_loss_dict: `mtp_N loss` is added to it; Megatron, which counts steps in it, prints the means. An empty
+                one, which verl and ms-swift report as it is, gets the rates and lengths as well.
         """
         helper = mtp.MTPLossLoggingHelper
         helper.reduce_metrics_in_tracker()
@@ -112,16 +113,17 @@ class MTPLossLoggingHelper:
         if "loss_values" not in tracker:
             return
         losses = tracker["loss_values"] * loss_scale
-        scalars = {f"mtp_{depth} loss": loss for depth, loss in enumerate(losses, start=1)}
-        if total_loss_dict is not None:
-            for name, loss in scalars.items():
-                total_loss_dict[name] = total_loss_dict.get(name, torch.zeros_like(loss)) + loss
+        sums = {f"mtp_{depth} loss": loss for depth, loss in enumerate(losses, start=1)}
+        scalars = dict(sums)
         if tracker.get("counted"):
             scalars.update(_acceptance_rates(tracker))
         if tracker.get("measured_lengths"):
             lengths = named_lengths(tracker["length_values"])
             tracker["length_metrics"] = [Metric(name, value) for name, value in lengths.items()]
             scalars.update((name.replace(" ", "_"), value) for name, value in lengths.items())
+        if total_loss_dict is not None:
+            for name, value in (sums if total_loss_dict else scalars).items():
+                total_loss_dict[name] = total_loss_dict.get(name, torch.zeros_like(value)) + value
         for name, value in scalars.items():
             if writer is not None:
                 writer.add_scalar(name, value, iteration)

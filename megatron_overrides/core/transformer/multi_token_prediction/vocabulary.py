@@ -69,7 +69,7 @@ class Vocabulary(NamedTuple):
         return 0 if self.group is None else self.group.rank() * logits.size(-1)
 
 
-def tensor_parallel_group(output_layer: Callable[..., Any], tp_group: Any = None) -> Any:
+def tensor_parallel_group(output_layer: Callable[..., Any] | None, tp_group: Any = None) -> Any:
     """Return `tp_group`, or else the group of the output layer, or else Megatron's own; None if it is one rank."""
     if tp_group is None:
         tp_group = getattr(output_layer, "tp_group", None)

@@ -1,6 +1,7 @@
 """Small seeded GPT models with MTP heads on one CPU rank."""
 
 import importlib
+import inspect
 from functools import partial
 
 import pytest
@@ -108,3 +109,38 @@ def overlapped_gradients(run_overlapped):
         return {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
 
     return collect
+
+
+@pytest.fixture
+def train_hybrid():
+    """train_hybrid(**config): a HeadTraining of a hybrid model of attention and MLP layers with two heads."""
+    import torch
+    from head_training import LENGTH, VOCABULARY, HeadTraining
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer import TransformerConfig
+
+    pytest.importorskip("transformer_engine", reason="layers of hybrid models are TransformerEngine's")
+    try:
+        model = importlib.import_module("megatron.core.models.hybrid.hybrid_model").HybridModel
+        spec = importlib.import_module("megatron.core.models.hybrid.hybrid_layer_specs").hybrid_stack_spec
+    except ModuleNotFoundError:
+        model = importlib.import_module("megatron.core.models.mamba.mamba_model").MambaModel
+        spec = importlib.import_module("megatron.core.models.mamba.mamba_layer_specs").mamba_stack_spec
+    if "hybrid_layer_pattern" not in inspect.signature(model.__init__).parameters:
+        pytest.skip("0.16 has no heads of hybrid models")
+
+    def build(**settings):
+        torch.manual_seed(11)
+        model_parallel_cuda_manual_seed(11)
+        sizes = {"num_layers": 4, "hidden_size": 16, "num_attention_heads": 2, "mtp_num_layers": 2}
+        config = TransformerConfig(
+            **sizes,
+            **settings,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            use_cpu_initialization=True,
+            normalization="RMSNorm",
+        )
+        return HeadTraining([model(config, spec, VOCABULARY, LENGTH, hybrid_layer_pattern="*-*-/*-/*-")])
+
+    return build

@@ -148,7 +148,7 @@ def test_the_mtp_stage_copy_of_the_embedding_reports_a_gradient_of_zero(make_mod
 
 
 def test_a_deferred_embedding_gradient_is_refused():
-    with pytest.raises(ValueError, match="--mtp-detach-heads .* leave one of the two flags out"):
+    with pytest.raises(ValueError, match="--mtp-detach-heads .* leave one of the two out"):
         TransformerConfig(
             num_layers=1,
             hidden_size=8,

@@ -1,7 +1,6 @@
 """Only the heads train: what the main model keeps, what it costs, and what is refused."""
 
 import importlib
-import inspect
 from functools import partial
 from types import SimpleNamespace
 
@@ -57,40 +56,8 @@ def test_heads_train_as_detached_heads_over_a_main_model_that_is_put_back(make, 
     assert all(torch.equal(tensor, right[name]) for name, tensor in found.items())
 
 
-@pytest.fixture
-def make_hybrid():
-    """make_hybrid(**config): a hybrid model of attention and MLP layers with two heads."""
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-
-    try:
-        model = importlib.import_module("megatron.core.models.hybrid.hybrid_model").HybridModel
-        spec = importlib.import_module("megatron.core.models.hybrid.hybrid_layer_specs").hybrid_stack_spec
-    except ModuleNotFoundError:
-        model = importlib.import_module("megatron.core.models.mamba.mamba_model").MambaModel
-        spec = importlib.import_module("megatron.core.models.mamba.mamba_layer_specs").mamba_stack_spec
-    if "hybrid_layer_pattern" not in inspect.signature(model.__init__).parameters:
-        pytest.skip("0.16 has no heads of hybrid models")
-
-    def build(**settings):
-        torch.manual_seed(11)
-        model_parallel_cuda_manual_seed(11)
-        sizes = {"num_layers": 4, "hidden_size": 16, "num_attention_heads": 2, "mtp_num_layers": 2}
-        config = TransformerConfig(
-            **sizes,
-            **settings,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            use_cpu_initialization=True,
-            normalization="RMSNorm",
-        )
-        return HeadTraining([model(config, spec, VOCABULARY, LENGTH, hybrid_layer_pattern="*-*-/*-/*-")])
-
-    return build
-
-
-def test_heads_of_a_hybrid_model_train_alone(make_hybrid):
-    pytest.importorskip("transformer_engine", reason="layers of hybrid models are TransformerEngine's")
-    frozen, detached = make_hybrid(**FROZEN), make_hybrid(**DETACHED)
+def test_heads_of_a_hybrid_model_train_alone(train_hybrid):
+    frozen, detached = train_hybrid(**FROZEN), train_hybrid(**DETACHED)
     found, right = train_frozen(frozen, COMPARED), train_detached(detached, COMPARED)
     assert frozen.losses == detached.losses and len(frozen.losses) == COMPARED
     assert all(torch.equal(tensor, right[name]) for name, tensor in found.items())

@@ -249,19 +249,19 @@ def test_with_cross_entropy_nothing_is_projected_for_a_length_that_is_not_due(ma
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"mtp_loss_type": "unknown"}, "mtp_loss_type must be one of cross_entropy, kl, tv, e2e_tv, not 'unknown'"),
-        ({"mtp_loss_type": "tv", "mtp_num_layers": None}, "mtp_loss_type='tv' requires mtp_num_layers"),
-        ({"mtp_depth_weights": "1,2,3"}, "--mtp-depth-weights 1,2,3: give one weight for each of the 2 MTP layers"),
+        ({"mtp_loss_type": "unknown"}, "mtp_loss_type. must be one of cross_entropy, kl, tv, e2e_tv, not 'unknown'"),
+        ({"mtp_loss_type": "tv", "mtp_num_layers": None}, "mtp_loss_type. tv requires MTP heads: add --mtp-num-layers"),
+        ({"mtp_depth_weights": "1,2,3"}, "--mtp-depth-weights .* 1,2,3: give one weight for each of the 2 MTP layers"),
         ({"mtp_depth_weights": "1,x"}, "give one weight for each of the 2"),
         ({"mtp_depth_weights": (0, 0)}, "not all 0"),
         ({"mtp_depth_weights": "1,-1"}, "not negative"),
         ({"mtp_depth_weights": "1,nan"}, "give one weight for each of the 2"),
-        ({"mtp_logits_chunk_size": -1}, "--mtp-logits-chunk-size -1: give a number of rows"),
-        ({"mtp_acceptance_length_interval": -1}, "--mtp-acceptance-length-interval -1: give a number of steps"),
+        ({"mtp_logits_chunk_size": -1}, "--mtp-logits-chunk-size .* -1: give a number of rows"),
+        ({"mtp_acceptance_length_interval": -1}, "--mtp-acceptance-length-interval .* -1: give a number of steps"),
         (
             {"mtp_loss_type": "tv", "defer_embedding_wgrad_compute": True, "pipeline_model_parallel_size": 2,
              "gradient_accumulation_fusion": True, "pipeline_dtype": torch.float32},
-            "--defer-embedding-wgrad-compute keeps the input of each of its calls",
+            "--defer-embedding-wgrad-compute .* keeps the input of each of its calls",
         ),
     ],
 )  # fmt: skip

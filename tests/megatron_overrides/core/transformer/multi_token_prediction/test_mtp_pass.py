@@ -107,6 +107,43 @@ def test_passes_with_gradients_stay_in_the_log_of_training(make_model, batch, gr
     assert all(torch.equal(gradient, expected[name]) for name, gradient in found.items())
 
 
+@pytest.fixture
+def other_targets(batch):
+    """Labels and a mask that the model is not given."""
+    generator = torch.Generator().manual_seed(7)
+    labels = torch.randint_like(batch["labels"], 1, 30, generator=generator)
+    return {"labels": labels, "loss_mask": (torch.rand(labels.shape, generator=generator) > 0.5).float()}
+
+
+@pytest.mark.parametrize(
+    "in_model", [{"labels": None, "loss_mask": None}, {}], ids=["the model has none", "it has others"]
+)
+def test_labels_and_mask_are_those_of_the_heads_alone(make_model, batch, gradients, other_targets, in_model):
+    """An RL trainer computes its own loss from logits, and trains the heads on responses."""
+    model = make_model(mtp_detach_heads=True)
+    expected = gradients(model, model(**batch | other_targets))
+    losses = MTPLossLoggingHelper.tracker["loss_values"].clone()
+    MTPLossLoggingHelper.tracker = {}
+    output = model(**batch | in_model)
+    MTPLossLoggingHelper.tracker = {}
+    with mtp_pass(compute=True, **other_targets):
+        again = model(**batch | in_model)
+    assert torch.equal(again, output)
+    found = gradients(model, again)
+    heads = [name for name in expected if name.startswith("mtp.")]
+    assert heads and all(torch.equal(found[name], expected[name]) for name in heads)
+    assert torch.equal(MTPLossLoggingHelper.tracker["loss_values"], losses)
+
+
+def test_labels_of_another_shape_are_refused(make_model, batch, other_targets):
+    short = {name: value[:, :-1] for name, value in other_targets.items()}
+    with (
+        mtp_pass(compute=True, **short),
+        pytest.raises(ValueError, match=r"mtp_pass\(labels=...\) has the shape \[2, 11\]"),
+    ):
+        make_model()(**batch)
+
+
 def test_an_inner_pass_ends_where_it_ends(make_model, batch):
     model = make_model().eval()
     with torch.no_grad(), mtp_pass(compute=True) as outer:

@@ -49,5 +49,11 @@ def test_a_call_for_several_steps_adds_their_losses_unless_all_were_skipped(trac
         assert (record.steps, record.skips) == (0, 0)
 
 
+def test_a_framework_with_an_empty_dictionary_gets_the_losses_of_a_skipped_step(track, record):
+    """It reports them as they are; verl's are of the step that follows the skipped one."""
+    record.steps = record.skips = 1
+    assert track(2.0)["mtp_1 loss"] == 2.0
+
+
 def test_without_a_step_of_the_optimizer_losses_are_added(track, record):
     assert track(2.0)["mtp_1 loss"] == 2.0

@@ -23,7 +23,7 @@ class Writer:
 @pytest.fixture
 def step():
     """step((loss, correct, total) of each head): the scalars of the writers, and the sums for the log line."""
-    sums = {}
+    sums = {"advanced iterations": 0}  # a training log counts its steps beside them
 
     def run(*heads):
         for depth, (loss, *counts) in enumerate(heads):
@@ -32,7 +32,7 @@ def step():
         tensorboard, wandb = Writer(), Writer()
         Helper.track_mtp_metrics(0.5, 1, tensorboard, wandb, sums)
         assert tensorboard.scalars == wandb.scalars
-        return tensorboard.scalars, {name: float(value) for name, value in sums.items()}
+        return tensorboard.scalars, {name: float(value) for name, value in sums.items() if name.startswith("mtp")}
 
     return run
 
@@ -50,6 +50,19 @@ def test_rates_of_the_step_and_so_far(step):
     assert scalars["mtp_1_acceptance_rate"] == 0.0 and scalars["mtp_1_cumulative_acceptance_rate"] == 37.5
     assert scalars["mtp_2_acceptance_rate"] == scalars["mtp_2_cumulative_acceptance_rate"] == 50.0
     assert sums == {"mtp_1 loss": 3.0, "mtp_2 loss": 4.0}
+
+
+def test_a_framework_with_an_empty_dictionary_gets_the_rates_too():
+    """verl and ms-swift pass no writer, and report what is in the dictionary."""
+    for correct, rate in ((3, 75.0), (1, 25.0)):
+        Helper.save_metrics_to_tracker(torch.tensor(4.0), torch.tensor(correct), torch.tensor(4), 0, 1)
+        reported = {}
+        Helper.track_mtp_metrics(0.5, 1, None, None, reported)
+        assert float(reported.pop("mtp_1_cumulative_acceptance_rate")) == (75.0 if correct == 3 else 50.0)
+        assert {name: value.item() for name, value in reported.items()} == {
+            "mtp_1 loss": 2.0,
+            "mtp_1_acceptance_rate": rate,
+        }
 
 
 def test_rates_are_in_the_log_line(step):

@@ -1,0 +1,148 @@
+"""verl's Megatron engine trains MTP heads through a skipped update and reports the metrics of the patches.
+
+The engine's own methods run (train_batch, optimizer_step), and verl's optimizer, MTP patch and MTP metrics. Its
+workers, which want Ray and a model from Hugging Face, do not: an object stands for the engine that they would build.
+"""
+
+from types import SimpleNamespace
+
+import megatron_mtp_patches
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed")
+
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from omegaconf import OmegaConf
+from verl.utils.megatron.optimizer import get_megatron_optimizer, init_megatron_optim_config
+from verl.utils.megatron_utils import get_megatron_mtp_loss, patch_engine_mtp
+from verl.workers.engine.base import BaseEngine
+from verl.workers.engine.megatron.transformer_impl import MegatronEngine
+
+pytestmark = pytest.mark.forked("patched")
+
+
+class Engine:
+    """What MegatronEngine is while it trains, around a model of this test.
+
+    Attributes:
+        settings: verl's `override_optimizer_config`.
+    """
+
+    def __init__(self, model, detach_encoder=False, **settings):
+        self.model = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
+        patch_engine_mtp([self.model], SimpleNamespace(mtp=SimpleNamespace(detach_encoder=detach_encoder)))
+        config = {"optimizer": "adam", "lr": 1e-2, "min_lr": 0.0, "clip_grad": 1.0, "weight_decay": 0.0}
+        config = OmegaConf.create({**config, "override_optimizer_config": settings})
+        config = init_megatron_optim_config(config, use_distributed_optimizer=False, bf16=False)
+        self.optimizer = get_megatron_optimizer([self.model], config)
+
+    def train_batch(self, data, loss_function):
+        return BaseEngine.train_batch(self, data, loss_function)
+
+    def optimizer_step(self):
+        return MegatronEngine.optimizer_step(self)
+
+    def is_mp_src_rank_with_outputs(self):
+        return True
+
+    def optimizer_zero_grad(self):
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def forward_backward_batch(self, data, loss_function, forward_only):
+        output = self.model(**data)
+        loss_function(output, data["labels"]).backward()
+        self.model.finish_grad_sync()
+        return {"metrics": get_megatron_mtp_loss(1)}
+
+    def step(self, batch):
+        """Return verl's metrics of a batch, and the parameters after it by name."""
+        metrics = self.train_batch(batch, loss_of)["metrics"]
+        return metrics, {name: parameter.detach().clone() for name, parameter in self.model.module.named_parameters()}
+
+
+def loss_of(output, labels):
+    """verl's model returns logits, [b, s, v], and verl computes its loss from them."""
+    return torch.nn.functional.cross_entropy(output.float().flatten(0, 1), labels.flatten())
+
+
+@pytest.fixture
+def make_engine(make_model):
+    """make_engine(detach_encoder=False, model={}, **optimizer): an engine with one MTP head."""
+
+    def make(detach_encoder=False, model=(), **optimizer):
+        return Engine(make_model(mtp_num_layers=1, **dict(model)), detach_encoder, **optimizer)
+
+    return make
+
+
+def test_training_goes_on_after_a_skipped_update(make_engine, batch):
+    engine = make_engine(grad_norm_skip_threshold=1e-3)
+    before = {name: parameter.clone() for name, parameter in engine.model.module.named_parameters()}
+    metrics, after = engine.step(batch)
+    assert metrics["grad_norm"] > 0.1 and metrics["megatron/updates_skipped_for_grad_norm"] == 1
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    engine.optimizer.config.grad_norm_skip_threshold = 1e3
+    metrics, after = engine.step(batch)
+    assert metrics["megatron/updates_skipped_for_grad_norm"] == 1
+    assert not any(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.fixture
+def without_the_patch():
+    megatron_mtp_patches.apply("-skip-updates-in-verl")
+    yield
+    megatron_mtp_patches.apply()
+
+
+@pytest.mark.usefixtures("without_the_patch")
+def test_without_the_patch_a_skipped_update_ends_verl(make_engine, batch):
+    engine = make_engine(grad_norm_skip_threshold=1e-3)
+    with pytest.raises(NotImplementedError, match="optimizer step failed"):
+        engine.step(batch)
+
+
+def test_another_failure_still_ends_verl(make_engine, batch, monkeypatch):
+    engine = make_engine()
+    monkeypatch.setattr(engine.optimizer, "step", lambda: (False, None, None))
+    with pytest.raises(NotImplementedError, match="optimizer step failed"):
+        engine.step(batch)
+
+
+def test_verl_reports_the_metrics_of_heads_and_optimizer(make_engine, batch):
+    engine = make_engine(model={"mtp_detach_heads": True}, mtp_clip_grad=0.1)
+    metrics, _ = engine.step(batch)
+    assert metrics["megatron/mtp_grad_norm"] > 0.1
+    assert metrics["mtp_losses/mtp_1_loss"] > 3.0
+    assert 0.0 <= metrics["mtp_losses/mtp_1_acceptance_rate"] <= 100.0
+    assert megatron_mtp_patches.metrics(engine.optimizer)["mtp grad norm"] == metrics["megatron/mtp_grad_norm"]
+
+
+def test_heads_train_for_acceptance(make_engine, batch):
+    engine = make_engine(model={"mtp_detach_heads": True, "mtp_loss_type": "tv"})
+    for _ in range(2):
+        metrics, _ = engine.step(batch)
+        # one head: its total variation is what the accepted length lacks to two
+        loss = metrics["mtp_losses/mtp_1_loss"]
+        assert 0.0 < loss < 1.0 and metrics["megatron/mtp_grad_norm"] > 0.0
+        assert metrics["mtp_losses/mtp_acceptance_length"] == pytest.approx(2.0 - loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("detach_encoder", [False, True])
+def test_detached_heads_stay_detached_under_verl_s_own_patch(make_engine, batch, detach_encoder):
+    engine = make_engine(detach_encoder, model={"mtp_detach_heads": True})
+    engine.optimizer_zero_grad()
+    (0.0 * engine.model(**batch).float().sum()).backward()
+    reached = {name for name, parameter in engine.model.module.named_parameters() if parameter.main_grad.any()}
+    assert reached and all(name.startswith("mtp.") for name in reached)
+
+
+def test_an_mtp_pass_is_refused(make_engine, batch):
+    """verl's own method computes the loss, and knows nothing of it."""
+    engine = make_engine()
+    with (
+        megatron_mtp_patches.mtp_pass(compute=True),
+        pytest.raises(NotImplementedError, match="mtp_pass has no effect"),
+    ):
+        engine.model(**batch)

@@ -1,0 +1,54 @@
+"""ms-swift takes the settings of the patches and reports their metrics. `megatron sft` itself does not run."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("swift.megatron", reason="ms-swift is not installed")
+
+from megatron.core.optimizer import OptimizerConfig
+from swift.megatron.arguments import MegatronSftArguments
+from swift.megatron.trainers.base import BaseMegatronTrainer
+from transformers import HfArgumentParser
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(1)]
+
+WORDS = """--mtp_detach_heads true --mtp_clip_grad 0.05 --grad_norm_skip_threshold 100 --min_clip_coefficient 0.01
+    --mtp_grad_norm_skip_threshold 5 --clip_orthogonalizing_optimizers true
+    --grad_norm_group router=router:1.0""".split()
+
+
+def test_its_command_line_has_the_settings():
+    given, unknown = HfArgumentParser([MegatronSftArguments]).parse_known_args(WORDS)
+    assert not unknown
+    assert (given.mtp_detach_heads, given.mtp_clip_grad, given.grad_norm_skip_threshold) == (True, 0.05, 100.0)
+    assert (given.mtp_grad_norm_skip_threshold, given.min_clip_coefficient) == (5.0, 0.01)
+    assert given.clip_orthogonalizing_optimizers is True and given.grad_norm_group == ["router=router:1.0"]
+
+
+def test_they_reach_the_configuration_of_the_optimizer_and_default_to_its_defaults():
+    """ms-swift hands on what is an attribute of its arguments and a field of the configuration."""
+    given, _ = HfArgumentParser([MegatronSftArguments]).parse_known_args([])
+    shared = {field.name for field in dataclasses.fields(OptimizerConfig)} & set(vars(given))
+    ours = {name for name in shared if name.startswith(("mtp_", "grad_norm", "min_clip", "clip_orth"))}
+    assert len(ours) == 6
+    default = OptimizerConfig()
+    assert {name: getattr(given, name) for name in ours} == {name: getattr(default, name) for name in ours}
+
+
+@pytest.mark.parametrize("prefix", ["", "eval_"])
+def test_its_log_of_training_has_the_metrics_of_the_step(prefix, monkeypatch):
+    from megatron_overrides.support.metric import Metric
+    from megatron_overrides.swift.megatron.trainers import base
+
+    metrics = [Metric("mtp grad norm", 0.5, "mtp-grad-norm"), Metric("mtp_1 acceptance %", 2.0)]
+    monkeypatch.setattr(base, "training_metrics", lambda optimizer: metrics if optimizer == "optimizer" else [])
+    logged = {}
+    trainer = SimpleNamespace(
+        optimizer="optimizer",
+        _log_callback=lambda logs, steps: None,
+        call_event=lambda event, logs: logged.update(logs),
+    )
+    BaseMegatronTrainer.on_log(trainer, {"n_steps": 1, "grad_norm": 1.0}, prefix)
+    assert logged == ({"eval_grad_norm": 1.0} if prefix else {"grad_norm": 1.0, "mtp_grad_norm": 0.5})

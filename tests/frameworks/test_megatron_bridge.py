@@ -1,0 +1,143 @@
+"""Megatron-Bridge's own `pretrain` trains MTP heads with the patches, and shows what Megatron-LM's trainer shows."""
+
+import re
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import run_command
+from tests.warm.processes import run_ranks
+
+if find_spec("megatron.bridge") is None:  # importing it here would import Megatron without a rehearsal
+    pytest.skip("Megatron-Bridge is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.forked("torch")
+
+HERE = Path(__file__).parent
+SETTINGS = (
+    "model.mtp_detach_heads=True",
+    "optimizer.mtp_clip_grad=0.05",
+    "optimizer.grad_norm_skip_threshold=1.7",
+    "optimizer.min_clip_coefficient=0.01",
+)
+# What Megatron-LM's own training log ends with, with the same settings.
+METRICS = [
+    "mtp grad norm",
+    "updates skipped for grad norm",
+    "mtp updates skipped for grad norm",
+    "mtp_1 acceptance %",
+    "mtp_1 acceptance % so far",
+]
+TAGS = {"mtp-grad-norm", "updates-skipped-for-grad-norm", "mtp-updates-skipped-for-grad-norm"}
+LINE = re.compile(r" iteration +(\d+)/.* number of skipped iterations: +(\d) \|.* number of nan iterations: +0 \|(.*)")
+
+
+def pretrain(folder, iterations, *settings, ranks=1, patches="all"):
+    """Run bridge_pretrain.py. Return {iteration: (was its update skipped, {metric: text})} and all output."""
+    words = ["run", "--device", "cpu", str(HERE / "bridge_pretrain.py"), str(folder), str(iterations), *settings]
+    ended = run_ranks(ranks, partial(run_command, patches, *words))
+    output = "".join(rank.output for rank in ended)
+    assert {rank.code for rank in ended} == {0}, output[-6000:]
+    found = {}
+    for iteration, skipped, rest in LINE.findall(output):
+        metrics = dict(part.strip().rsplit(": ", 1) for part in rest.split("|") if part.strip())
+        found[int(iteration)] = (bool(int(skipped)), metrics)
+    return found, output
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("bridge")
+
+
+@pytest.fixture(scope="session")
+def trained(folder):
+    """Four steps on two ranks, of which the threshold skips some."""
+    return pretrain(folder, 4, *SETTINGS, ranks=2)
+
+
+@pytest.fixture(scope="session")
+def resumed(folder, trained):
+    """Two more on one rank, from the checkpoint; the heads now train for acceptance."""
+    return pretrain(folder, 6, *SETTINGS, "model.mtp_loss_type='tv'")
+
+
+def test_the_log_line_shows_what_megatron_lm_s_shows(trained):
+    lines, _ = trained
+    assert list(lines) == [1, 2, 3, 4]
+    assert all(list(metrics) == METRICS for _, metrics in lines.values())
+    skips = [skipped for skipped, _ in lines.values()]
+    assert True in skips and not skips[0]
+    for iteration, (_, metrics) in lines.items():
+        assert int(metrics["updates skipped for grad norm"]) == sum(skips[:iteration])
+        assert float(metrics["mtp grad norm"]) > 0.0
+
+
+def test_validation_measures_the_heads(trained):
+    _, output = trained
+    lines = re.findall(r"validation of the MTP heads at iteration 4 on (\w+) set \|(.*)", output)
+    assert [place for place, _ in lines] == ["validation", "test"]
+    assert all("mtp_1 loss value: " in line and "mtp acceptance length value: 1." in line for _, line in lines)
+
+
+def test_tensorboard_has_each_number_once(folder, trained, resumed):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    found = events.Tags()["scalars"]
+    assert {*TAGS, "mtp_1 loss", "mtp_1_acceptance_rate", "mtp_1 loss validation"} <= set(found)
+    lines = trained[0] | resumed[0]
+    for tag, metric in (("mtp-grad-norm", "mtp grad norm"), ("mtp_1_acceptance_rate", "mtp_1 acceptance %")):
+        scalars = events.Scalars(tag)
+        assert [scalar.step for scalar in scalars] == list(lines)
+        assert [f"{scalar.value:.3f}" for scalar in scalars] == [metrics[metric] for _, metrics in lines.values()]
+
+
+def test_training_goes_on_from_the_checkpoint(trained, resumed):
+    assert list(resumed[0]) == [5, 6]
+    assert "loaded checkpoint" in resumed[1]
+
+
+def test_heads_train_for_acceptance(resumed):
+    lengths = ["mtp acceptance length", "mtp greedy acceptance length"]
+    assert all(list(metrics) == METRICS + lengths for _, metrics in resumed[0].values())
+    assert all(1.0 < float(metrics[lengths[0]]) < 2.0 for _, metrics in resumed[0].values())
+
+
+def test_the_saved_configuration_says_what_was_patched(folder, trained):
+    import megatron_mtp_patches
+    import yaml
+
+    (file,) = folder.glob("checkpoints/iter_0000004/run_config.yaml")
+    saved = yaml.safe_load(file.read_text())
+    assert saved["model"]["mtp_detach_heads"] is True and saved["optimizer"]["mtp_clip_grad"] == 0.05
+    assert saved["logger"]["megatron_mtp_patches"].startswith(f"{megatron_mtp_patches.__version__} skip-update-on-")
+
+
+READ = """
+import sys
+sys.path.insert(0, {stand_in!r})
+from megatron.bridge.training.utils.checkpoint_utils import read_run_config
+from megatron.bridge.utils.instantiate_utils import instantiate
+saved = read_run_config({file!r})
+print("read", *(type(instantiate(saved[name])).__name__ for name in ("model", "optimizer", "logger")))
+"""
+
+
+def test_a_bridge_without_the_patches_reads_it(folder, trained, tmp_path):
+    (file,) = folder.glob("checkpoints/iter_0000004/run_config.yaml")
+    script = tmp_path / "read.py"
+    script.write_text(READ.format(stand_in=str(HERE.parent / "stand_ins" / "nvrx"), file=str(file)))
+    (ended,) = run_ranks(1, partial(run_command, "none", "run", "--device", "cpu", str(script)))
+    assert "read GPTModelProvider OptimizerConfig LoggerConfig" in ended.output, ended.output[-3000:]
+    assert re.search("Dropping unexpected config keys.*'clip_orthogonalizing_optimizers'", ended.output)
+
+
+def test_a_setting_that_needs_another_one_is_refused_by_its_field(tmp_path):
+    words = [str(HERE / "bridge_pretrain.py"), str(tmp_path), "2", "optimizer.mtp_clip_grad=0.05"]
+    (ended,) = run_ranks(1, partial(run_command, "all", "run", "--device", "cpu", *words))
+    assert ended.code == 1
+    assert "(config.mtp_clip_grad) needs MTP heads with a separate norm" in ended.output

@@ -1,0 +1,52 @@
+"""Where the configurations of model and optimizer meet, what cannot work together is refused."""
+
+import pytest
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+pytestmark = pytest.mark.forked("patched")
+
+
+@pytest.fixture
+def make_optimizer(make_model):
+    """make_optimizer(model={}, changes={}, **settings): `changes` are made to a configuration that was checked."""
+
+    def make(model=(), changes=(), **settings):
+        chunk = make_model(**dict(model))
+        config = OptimizerConfig(optimizer="adam", lr=0.1, **settings)
+        for name, value in dict(changes).items():
+            setattr(chunk.config if hasattr(chunk.config, name) else config, name, value)
+        return get_megatron_optimizer(
+            config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)]
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["mtp_clip_grad", "mtp_grad_norm_skip_threshold"])
+def test_a_limit_for_heads_without_a_separate_norm_is_refused(make_optimizer, name):
+    with pytest.raises(ValueError, match=rf"\(config.{name}\) needs MTP heads .*\(config.mtp_detach_heads\)"):
+        make_optimizer(**{name: 0.5})
+    assert make_optimizer({"mtp_detach_heads": True}, **{name: 0.5}).config
+    assert make_optimizer({"separate_mtp_grad_clip": True}, **{name: 0.5}).config
+
+
+def test_a_model_without_heads_may_share_the_configuration(make_optimizer):
+    """An actor with heads and a critic without."""
+    assert make_optimizer({"mtp_num_layers": None}, mtp_clip_grad=0.5).config
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mtp_clip_grad": -1.0},
+        {"grad_norm_skip_threshold": 0.0},
+        {"mtp_acceptance_interval": -1},
+        {"mtp_depth_weights": "1,2,3,4,5"},
+    ],
+    ids=str,
+)
+def test_what_was_changed_after_its_check_is_checked_again(make_optimizer, changes):
+    (name,) = changes
+    with pytest.raises(ValueError, match=rf"\(config.{name}\)"):
+        make_optimizer({"mtp_detach_heads": True}, changes)
