@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,9 @@ def get_grads_for_grad_norm(self: Any, grad_norm_group: Group = None) -> list[to
     known = separate_groups(self.config)
     if grad_norm_group is not None:
         check_group(grad_norm_group, known)
-    return self._filter_grads_for_norm(self.get_parameters(), lambda param: group_of(param, known) == grad_norm_group)
+    # Megatron has the method from 0.19 on, or with the patches.
+    keep = getattr(self, "_filter_grads_for_norm", None) or functools.partial(_filter_grads_for_norm, self)
+    return keep(self.get_parameters(), lambda param: group_of(param, known) == grad_norm_group)
 
 
 def get_main_grads_for_grad_norm(self: Any) -> list[torch.Tensor]:

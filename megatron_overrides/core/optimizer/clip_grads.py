@@ -17,7 +17,7 @@ from megatron.core.optimizer import clip_grads as upstream
 from megatron.core.utils import get_data_parallel_group_if_dtensor, to_local_if_dtensor
 
 from megatron_overrides.support.grad_norms import Census, GradNorm, GradNorms
-from megatron_overrides.support.gradients import get_main_grads_for_grad_norm
+from megatron_overrides.support.gradients import get_grads_for_grad_norm, get_main_grads_for_grad_norm
 from megatron_overrides.support.muon import is_exempt
 from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups, tag_of
 from megatron_overrides.support.optimizer_tree import Reduction, leaves, reductions
@@ -97,12 +97,12 @@ def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...]) -> torch
         squares, owners = (Row.EXEMPT_SQUARES, Row.EXEMPT_OWNERS) if is_exempt(leaf) else (Row.SQUARES, Row.OWNERS)
         sums[owners, 0] += 1
         if leaf is root or not measures_itself(leaf):
-            grads.setdefault((squares, 0), []).extend(_grads_of_main_group(leaf))
+            grads.setdefault((squares, 0), []).extend(_grads_of(leaf, None))
         owned = _separate_groups_of(leaf, separate)
         for column, group in enumerate(separate, start=1):
             if group in owned:
                 sums[owners, column] += 1
-                grads.setdefault((squares, column), []).extend(leaf.get_grads_for_grad_norm(group))
+                grads.setdefault((squares, column), []).extend(_grads_of(leaf, group))
     shards = None
     for (row, column), of_group in grads.items():
         for grad in of_group:
@@ -120,18 +120,28 @@ def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...]) -> torch
 
 def measures_itself(leaf: Any) -> bool:
     """Whether the class of `leaf` overrides get_grad_norm, as optimizers of other libraries may."""
-    return _is_overridden(type(leaf), "get_grad_norm", get_grad_norm)
+    return _is_of_another_library(type(leaf), "get_grad_norm", get_grad_norm)
 
 
 def _is_overridden(owner: Any, name: str, ours: Any) -> bool:
     return inspect.getattr_static(owner, name, ours) is not ours
 
 
-def _grads_of_main_group(leaf: Any) -> list[torch.Tensor]:
-    """The gradients of the main group; another library's class may choose them, under the name of up to 0.18."""
-    if _is_overridden(type(leaf), "get_main_grads_for_grad_norm", get_main_grads_for_grad_norm):
+def _is_of_another_library(owner: Any, name: str, ours: Any) -> bool:
+    """Whether a method is neither ours nor Megatron's own, which is there if the patch with ours is not applied."""
+    method = inspect.getattr_static(owner, name, ours)
+    return method is not ours and not getattr(method, "__module__", "").startswith("megatron.core.")
+
+
+def _grads_of(leaf: Any, group: Group) -> list[torch.Tensor]:
+    """The gradients of a group; another library's class may choose those of the main one by the name of up to 0.18."""
+    if group is None and _is_of_another_library(
+        type(leaf), "get_main_grads_for_grad_norm", get_main_grads_for_grad_norm
+    ):
         return leaf.get_main_grads_for_grad_norm()
-    return leaf.get_grads_for_grad_norm()
+    if _is_of_another_library(type(leaf), "get_grads_for_grad_norm", get_grads_for_grad_norm):
+        return leaf.get_grads_for_grad_norm(group)
+    return get_grads_for_grad_norm(leaf, group)
 
 
 def _separate_groups_of(leaf: Any, known: tuple[str, ...]) -> set[str]:

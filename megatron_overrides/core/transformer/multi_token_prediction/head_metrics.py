@@ -26,6 +26,10 @@ class HeadMetrics(NamedTuple):
     counts: torch.Tensor | None
     lengths: torch.Tensor | None
 
+    def sums(self) -> dict[str, torch.Tensor]:
+        """Return what was measured by field."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
 
 def accepted_lengths(acceptance: torch.Tensor, agrees: torch.Tensor, chains: torch.Tensor) -> torch.Tensor:
     """Return the `lengths` of HeadMetrics.
@@ -72,9 +76,8 @@ class PassMetrics:
 
     def add(self, metrics: HeadMetrics) -> None:
         """Add one microbatch."""
-        for name, value in metrics._asdict().items():
-            if value is not None:
-                self._sums[name] = self._sums.get(name, 0) + value.double()
+        for name, value in metrics.sums().items():
+            self._sums[name] = self._sums.get(name, 0) + value.double()
 
     def reduce(self) -> dict[str, float]:
         """Return the means by name; a collective of the data- and context-parallel ranks of the last pipeline stage.
@@ -84,20 +87,25 @@ class PassMetrics:
         """
         if not self._sums:
             return {}
-        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        flat = torch.cat([value.flatten() for value in self._sums.values()])
+        return named_means(self._sums, parallel_state.get_data_parallel_group(with_context_parallel=True))
+
+
+def named_means(sums: dict[str, torch.Tensor], group: Any) -> dict[str, float]:
+    """Add the fields of HeadMetrics up over `group` (None: this rank alone) and return the means by name."""
+    flat = torch.cat([value.double().flatten() for value in sums.values()])
+    if group is not None:
         torch.distributed.all_reduce(flat, group=group)
-        pieces = flat.cpu().split([value.numel() for value in self._sums.values()])
-        sums = dict(zip(self._sums, pieces, strict=True))
-        means = sums["losses"] / sums["tokens"].clamp(min=1)
-        named = {f"mtp_{depth} loss": mean.item() for depth, mean in enumerate(means, start=1)}
-        if "counts" in sums:
-            correct, total = sums["counts"].chunk(2)
-            for depth, rate in enumerate(100 * correct / total.clamp(min=1), start=1):
-                named[f"mtp_{depth} acceptance %"] = rate.item()
-        if "lengths" in sums:
-            named.update((name, length.item()) for name, length in named_lengths(sums["lengths"]).items())
-        return named
+    pieces = flat.cpu().split([value.numel() for value in sums.values()])
+    total = dict(zip(sums, pieces, strict=True))
+    means = total["losses"] / total["tokens"].clamp(min=1)
+    named = {f"mtp_{depth} loss": mean.item() for depth, mean in enumerate(means, start=1)}
+    if "counts" in total:
+        correct, predictions = total["counts"].chunk(2)
+        for depth, rate in enumerate(100 * correct / predictions.clamp(min=1), start=1):
+            named[f"mtp_{depth} acceptance %"] = rate.item()
+    if "lengths" in total:
+        named.update((name, length.item()) for name, length in named_lengths(total["lengths"]).items())
+    return named
 
 
 def named_lengths(lengths: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -51,15 +51,33 @@ class HeadSettings(NamedTuple):
         else:
             counts_labels = is_training and _falls_due(getattr(config, "mtp_acceptance_interval", 1))
             measures_lengths = is_training and length_interval is not None and (compares or _falls_due(length_interval))
-        chunk_size = getattr(config, "mtp_logits_chunk_size", 0)
+        return cls.create(
+            loss_type,
+            depth_weights(getattr(config, "mtp_depth_weights", None), config.mtp_num_layers),
+            getattr(config, "mtp_logits_chunk_size", 0),
+            # Where mtp-acceptance-rate is not applied and Megatron has no acceptance rate, nothing could log it.
+            counts_labels=counts_labels and hasattr(mtp, "_compute_mtp_acceptance_counts"),
+            measures_lengths=measures_lengths,
+        )
+
+    @classmethod
+    def create(
+        cls,
+        loss_type: str,
+        weights: tuple[float, ...],
+        chunk_size: int,
+        counts_labels: bool,
+        measures_lengths: bool,
+    ) -> HeadSettings:
+        """Take what --mtp-loss-type and the others say; a `chunk_size` of 0 leaves it to the loss type."""
+        compares = loss_type != "cross_entropy"
         return cls(
             objective="tv" if loss_type == "e2e_tv" else loss_type,
             is_end_to_end=loss_type == "e2e_tv",
-            depth_weights=depth_weights(getattr(config, "mtp_depth_weights", None), config.mtp_num_layers),
+            depth_weights=weights,
             chunk_size=chunk_size or DEFAULT_CHUNK_SIZE,
             is_chunked=bool(chunk_size) or compares or (measures_lengths and not torch.is_grad_enabled()),
-            # Where mtp-acceptance-rate is not applied and Megatron has no acceptance rate, nothing could log it.
-            counts_labels=counts_labels and hasattr(mtp, "_compute_mtp_acceptance_counts"),
+            counts_labels=counts_labels,
             measures_lengths=measures_lengths,
         )
 

@@ -1,49 +1,30 @@
-"""The loss of the MTP heads: one function for all releases.
+"""The loss of the MTP heads in Megatron's models: one function for all releases.
 
-NVIDIA/Megatron-LM#3457 (labels from the tokens), #3458 (acceptance counts), #3456 (detached output weight), #6473
-(total variation). Upstream computes this loss inside GPTModel in 0.16.1 and in `process_mtp_loss` from 0.17 on.
+NVIDIA/Megatron-LM#3457 (labels from the tokens); head_losses.py computes the losses. Upstream computes them inside
+GPTModel in 0.16.1 and in `process_mtp_loss` from 0.17 on.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 from megatron.core.utils import log_single_rank
 
 from megatron_overrides.core.transformer.multi_token_prediction import forward_pass, head_metrics
-from megatron_overrides.core.transformer.multi_token_prediction.acceptance import most_likely_token
-from megatron_overrides.core.transformer.multi_token_prediction.chunked_heads import ChunkedHeads, HeadRows
 from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import (
     attach_loss,
     with_gradients_of_heads,
 )
-from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import HeadMetrics
+from megatron_overrides.core.transformer.multi_token_prediction.head_losses import head_losses
 from megatron_overrides.core.transformer.multi_token_prediction.head_settings import HeadSettings
-from megatron_overrides.core.transformer.multi_token_prediction.main_model_rows import Roll, line_up
 from megatron_overrides.core.transformer.multi_token_prediction.projection import Projection
 
 logger = logging.getLogger(__name__)
-
-
-class Aligned(NamedTuple):
-    """The positions of one head: labels [b, s] int64, mask [b, s] (1 where a position counts), and the mask's sum."""
-
-    labels: torch.Tensor
-    mask: torch.Tensor
-    tokens: torch.Tensor
-
-
-class TrainedLoss(NamedTuple):
-    """A loss [b, s] with the mask applied, the number of positions that count, and the factor before their mean."""
-
-    loss: torch.Tensor
-    tokens: torch.Tensor
-    factor: float
 
 
 @with_gradients_of_heads
@@ -105,105 +86,33 @@ def process_mtp_loss(
     if labels is None:
         # Label i is token i + 1. The last position of a sequence has no label; the mask leaves it out.
         (targets, _), (mask, _) = roll(targets), roll(mask)
-    aligned = list(_align(targets, mask, len(heads), roll))
-
-    projection = Projection.of(output_layer, output_weight, runtime_gather_output, scale_logits_fn, tp_group, config)
-    settings = HeadSettings.of(config, is_training, model_pass)
-    chunks = ChunkedHeads(projection, compute_language_model_loss, settings)
-    main_model = None
-    if settings.compares:
-        with torch.no_grad():
-            main_model = line_up(projection.whole(main.detach()), len(heads), roll, packed_seq_params, cp_group)
-    labels_of_heads = [positions.labels for positions in aligned]
-    if settings.is_chunked:
-        rows = chunks.run([projection.whole(head) for head in heads], labels_of_heads, main_model)
-    else:
-        rows = _all_at_once(heads, labels_of_heads, projection, compute_language_model_loss, settings)
-        if main_model is not None:
-            with torch.no_grad():
-                compared = chunks.compare([projection.whole(head) for head in heads], labels_of_heads, main_model)
-            rows = compared._replace(loss=rows.loss, token=rows.token)
-
-    trained, logged = _combine(rows.loss, aligned, settings, config.mtp_loss_scaling_factor)
+    losses = head_losses(
+        main,
+        heads,
+        targets,
+        mask,
+        roll,
+        Projection.of(output_layer, output_weight, runtime_gather_output, scale_logits_fn, tp_group, config),
+        compute_language_model_loss,
+        HeadSettings.of(config, is_training, model_pass),
+        config.mtp_loss_scaling_factor,
+        cp_group,
+        packed_seq_params,
+    )
     if model_pass.metrics is not None or is_training:
         save = head_metrics.save_to_tracker if model_pass.metrics is None else model_pass.metrics.add
-        save(_metrics(rows, logged, aligned, settings))
+        save(losses.metrics)
     main_tokens = mask.sum()
-    for loss, tokens, factor in trained:
-        safe_tokens = tokens.clamp(min=1)
-        loss = factor * loss
+    for trained in losses.trained:
         if not config.calculate_per_token_loss:
-            loss = loss / safe_tokens
+            loss = trained.mean()
         elif rescale_per_token:
             # finalize_model_grads divides by the tokens of the main model; a head predicts fewer.
-            loss = loss * (main_tokens / safe_tokens)
+            loss = trained.scaled() * (main_tokens / trained.tokens.clamp(min=1))
+        else:
+            loss = trained.scaled()
         main = attach_loss(main, loss)
     return main
-
-
-def _align(targets: torch.Tensor, mask: torch.Tensor, depths: int, roll: Roll) -> Iterator[Aligned]:
-    """Shift labels and mask by one position for each depth."""
-    for _ in range(depths):
-        (targets, _), (mask, tokens) = roll(targets), roll(mask)
-        yield Aligned(targets, mask, tokens)
-
-
-def _all_at_once(
-    heads: Sequence[torch.Tensor],
-    labels: Sequence[torch.Tensor],
-    projection: Projection,
-    cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    settings: HeadSettings,
-) -> HeadRows:
-    """Compute the cross entropy of heads from the logits of all their positions, as Megatron does."""
-    losses, tokens = [], []
-    for head, of_head in zip(heads, labels, strict=True):
-        logits = projection(head)
-        if settings.counts_labels:
-            # Before the loss: TransformerEngine's fused cross entropy overwrites the logits with their gradient.
-            tokens.append(most_likely_token(logits.detach(), projection.vocabulary.group).transpose(0, 1))
-        losses.append(cross_entropy(of_head, logits))
-    return HeadRows(loss=losses, token=tokens)
-
-
-def _combine(
-    losses: Sequence[torch.Tensor], aligned: Sequence[Aligned], settings: HeadSettings, factor: float
-) -> tuple[list[TrainedLoss], list[TrainedLoss]]:
-    """Return what is trained and what is logged, which has one entry for each depth."""
-    weights = settings.depth_weights
-    if not settings.is_end_to_end:
-        trained = [
-            TrainedLoss(positions.mask * loss, positions.tokens, factor * weight / len(weights))
-            for loss, positions, weight in zip(losses, aligned, weights, strict=True)
-        ]
-        return trained, trained
-    # Bebop (arXiv 2606.12370), equation 13: the mean length of the accepted prefix, of which each head is a factor.
-    chains = _chains(aligned)
-    prefixes = (1 - torch.stack(list(losses))).cumprod(dim=0)
-    weighed = prefixes * prefixes.new_tensor(weights).view(-1, 1, 1)
-    trained = [TrainedLoss(chains * (1 - weighed.mean(dim=0)), chains.sum(), factor)]
-    return trained, [TrainedLoss(chains * (1 - prefix), chains.sum(), factor) for prefix in prefixes]
-
-
-def _chains(aligned: Sequence[Aligned]) -> torch.Tensor:
-    """Return [b, s] bool, the positions that count for all heads."""
-    return torch.stack([positions.mask != 0 for positions in aligned]).all(dim=0)
-
-
-def _metrics(
-    rows: HeadRows, logged: Sequence[TrainedLoss], aligned: Sequence[Aligned], settings: HeadSettings
-) -> HeadMetrics:
-    counts = lengths = None
-    if settings.counts_labels:
-        correct = [
-            ((token == positions.labels) & (positions.mask != 0)).sum()
-            for token, positions in zip(rows.token, aligned, strict=True)
-        ]
-        counts = torch.stack([torch.stack(correct), torch.stack([(each.mask != 0).sum() for each in aligned])])
-    if settings.measures_lengths:
-        lengths = head_metrics.accepted_lengths(rows.acceptance, rows.agrees, _chains(aligned))
-    sums = torch.stack([each.loss.detach().sum() for each in logged])
-    return HeadMetrics(sums, torch.stack([each.tokens for each in logged]), counts, lengths)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.transformer import multi_token_prediction as mtp
 
 from megatron_overrides.core.transformer.multi_token_prediction.packed_layout import PackedLayout, has_padding, locate
 
@@ -30,9 +31,23 @@ def roll_packed_sequences(
     if has_padding(packed) and given["shifts"] == -1 and given["dims"] in (-1, tensor.dim() - 1):
         rolled = _roll_left(tensor, packed, cp_group)
         return rolled, rolled.sum() if given.get("return_sum", True) else None
-    if cp_group is not None and cp_group.size() > 1 and packed.cu_seqlens_q is not None:
-        given["packed_seq_params"] = _without_empty_sequences(packed, cp_group.size())
+    given["packed_seq_params"] = _without_empty_sequences(packed, cp_group)
     return wrapped(*call.args, **call.kwargs)
+
+
+def roll_to_next(
+    tensor: torch.Tensor, packed_seq_params: Any = None, cp_group: Any = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put the next token of its sequence into each slot of [..., n], and 0 where there is none; return it and its sum.
+
+    As Megatron's roll_tensor with roll-padded-packed-sequences, whether that patch is applied or not.
+    """
+    if has_padding(packed_seq_params):
+        rolled = _roll_left(tensor, packed_seq_params, cp_group)
+        return rolled, rolled.sum()
+    if packed_seq_params is not None:
+        packed_seq_params = _without_empty_sequences(packed_seq_params, cp_group)
+    return mtp.roll_tensor(tensor, shifts=-1, dims=-1, cp_group=cp_group, packed_seq_params=packed_seq_params)
 
 
 def ones_without_padding(targets: torch.Tensor, packed_seq_params: Any, cp_group: Any) -> torch.Tensor:
@@ -95,10 +110,12 @@ def _join_chunks(rolled: torch.Tensor, tensor: torch.Tensor, layout: PackedLayou
     return rolled
 
 
-def _without_empty_sequences(packed_seq_params: Any, ranks: int) -> Any:
+def _without_empty_sequences(packed_seq_params: Any, cp_group: Any) -> Any:
     """Leave out the sequences that have no token on a rank: 0.16 fails there, newer releases skip them."""
     bounds = packed_seq_params.cu_seqlens_q
-    keeps = (bounds // ranks).diff() > 0
+    if bounds is None or cp_group is None or cp_group.size() == 1:
+        return packed_seq_params
+    keeps = (bounds // cp_group.size()).diff() > 0
     without = copy.copy(packed_seq_params)
     without.cu_seqlens_q = torch.cat([bounds[:1], bounds[1:][keeps]])
     return without

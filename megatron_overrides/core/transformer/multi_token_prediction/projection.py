@@ -51,6 +51,30 @@ class Projection(NamedTuple):
         config: Any,
     ) -> Projection:
         """Take the groups from the output layer if `tp_group` is None, and the rest from a TransformerConfig."""
+        return cls.create(
+            output_layer,
+            weight,
+            runtime_gather_output,
+            scale,
+            tp_group,
+            are_detached(config),
+            number_of_tokens(config),
+            getattr(config, "sequence_parallel", False),
+        )
+
+    @classmethod
+    def create(
+        cls,
+        output_layer: Callable[..., Any],
+        weight: torch.Tensor | None,
+        runtime_gather_output: bool | None,
+        scale: Callable[[torch.Tensor], torch.Tensor] | None,
+        tp_group: Any,
+        is_detached: bool,
+        vocab_size: int | None,
+        is_sequence_parallel: bool,
+    ) -> Projection:
+        """Take the groups from the output layer if `tp_group` is None; `vocab_size` leaves out what pads the logits."""
         group = tensor_parallel_group(output_layer, tp_group)
         is_sharded = _mtp_logits_are_vocab_sharded(output_layer, runtime_gather_output)
         return cls(
@@ -58,9 +82,9 @@ class Projection(NamedTuple):
             weight,
             runtime_gather_output,
             scale,
-            is_detached=are_detached(config),
-            vocabulary=Vocabulary(number_of_tokens(config), group if is_sharded else None),
-            sequence_parallel_group=group if getattr(config, "sequence_parallel", False) else None,
+            is_detached,
+            vocabulary=Vocabulary(vocab_size, group if is_sharded else None),
+            sequence_parallel_group=group if is_sequence_parallel else None,
         )
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -80,12 +80,12 @@ def test_an_impossible_interval_is_refused(make_model):
 
 
 def test_interval_0_does_not_read_the_logits(make_model, batch, monkeypatch):
-    from megatron_overrides.core.transformer.multi_token_prediction import loss
+    from megatron_overrides.core.transformer.multi_token_prediction import head_losses
 
     def fail(*args):
         raise AssertionError("counted")
 
-    monkeypatch.setattr(loss, "most_likely_token", fail)
+    monkeypatch.setattr(head_losses, "most_likely_token", fail)
     make_model(mtp_acceptance_interval=0)(**batch)
     with pytest.raises(AssertionError, match="counted"):
         make_model()(**batch)

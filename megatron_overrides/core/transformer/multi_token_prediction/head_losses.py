@@ -1,0 +1,186 @@
+"""The losses of the MTP heads and what is measured of them, from hidden states and settings alone.
+
+NVIDIA/Megatron-LM#3456, #3458, #6473. No configuration, tracker or forward pass of Megatron is read here: loss.py does
+that for Megatron's models, and `megatron_mtp_patches.functional.mtp_loss` for other trainers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from megatron_overrides.core.transformer.multi_token_prediction.acceptance import most_likely_token
+from megatron_overrides.core.transformer.multi_token_prediction.chunked_heads import ChunkedHeads, HeadRows
+from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import (
+    HeadMetrics,
+    accepted_lengths,
+    named_means,
+)
+from megatron_overrides.core.transformer.multi_token_prediction.head_settings import HeadSettings
+from megatron_overrides.core.transformer.multi_token_prediction.main_model_rows import Roll, line_up
+from megatron_overrides.core.transformer.multi_token_prediction.projection import Projection
+
+
+class Aligned(NamedTuple):
+    """The positions of one head: labels [b, s] int64, mask [b, s] (1 where a position counts), and the mask's sum."""
+
+    labels: torch.Tensor
+    mask: torch.Tensor
+    tokens: torch.Tensor
+
+
+class TrainedLoss(NamedTuple):
+    """A loss [b, s] with the mask applied, the number of positions that count, and the factor before their mean."""
+
+    loss: torch.Tensor
+    tokens: torch.Tensor
+    factor: float
+
+    def scaled(self) -> torch.Tensor:
+        """Return [b, s], the loss times the factor."""
+        return self.factor * self.loss
+
+    def mean(self) -> torch.Tensor:
+        """Return [b, s], whose sum is the mean over the positions of this rank that count, times the factor."""
+        return self.scaled() / self.tokens.clamp(min=1)
+
+
+class HeadLosses(NamedTuple):
+    """Those of one microbatch on this rank: what is trained (a single loss for e2e_tv), and what is measured."""
+
+    trained: list[TrainedLoss]
+    metrics: HeadMetrics
+
+
+class MTPLoss(NamedTuple):
+    """What `megatron_mtp_patches.functional.mtp_loss` returns.
+
+    Attributes:
+        loss: scalar, the mean over the heads of their means over the positions of this rank, times the scaling factor.
+        metrics: sums over the positions of this rank.
+    """
+
+    loss: torch.Tensor
+    metrics: HeadMetrics
+
+    @classmethod
+    def of(cls, losses: HeadLosses) -> MTPLoss:
+        return cls(torch.stack([trained.mean().sum() for trained in losses.trained]).sum(), losses.metrics)
+
+    def means(self, group: Any = None) -> dict[str, float]:
+        """Return the means by name: `mtp_1 loss` and, if measured, `mtp_1 acceptance %`, `mtp acceptance length`, ...
+
+        Args:
+            group: a collective over its ranks, of all their positions; None is this rank alone.
+        """
+        return named_means(self.metrics.sums(), group)
+
+
+def head_losses(
+    main: torch.Tensor,
+    heads: Sequence[torch.Tensor],
+    targets: torch.Tensor,
+    mask: torch.Tensor,
+    roll: Roll,
+    projection: Projection,
+    cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    settings: HeadSettings,
+    scaling_factor: float,
+    cp_group: Any = None,
+    packed_seq_params: Any = None,
+) -> HeadLosses:
+    """Compute the losses of D heads.
+
+    Args:
+        main: [s, b, h], the hidden states of the main model, with which the heads are compared; no gradient goes there.
+        heads: D times [s, b, h], the hidden states of each head.
+        targets: [b, s] int64, the labels of the main model: label i is token i + 1.
+        mask: [b, s], 1 where a position of the main model counts.
+        roll: [..., s] to the next position of each sequence, and the sum.
+        cross_entropy: (labels [b, s], logits [s, b, v]) -> loss [b, s]. It may overwrite the logits.
+        scaling_factor: what the mean over the heads is multiplied by.
+    """
+    aligned = list(_align(targets, mask, len(heads), roll))
+    chunks = ChunkedHeads(projection, cross_entropy, settings)
+    main_model = None
+    if settings.compares:
+        with torch.no_grad():
+            main_model = line_up(projection.whole(main.detach()), len(heads), roll, packed_seq_params, cp_group)
+    labels = [positions.labels for positions in aligned]
+    if settings.is_chunked:
+        rows = chunks.run([projection.whole(head) for head in heads], labels, main_model)
+    else:
+        rows = _all_at_once(heads, labels, projection, cross_entropy, settings)
+        if main_model is not None:
+            with torch.no_grad():
+                compared = chunks.compare([projection.whole(head) for head in heads], labels, main_model)
+            rows = compared._replace(loss=rows.loss, token=rows.token)
+    trained, logged = _combine(rows.loss, aligned, settings, scaling_factor)
+    return HeadLosses(trained, _metrics(rows, logged, aligned, settings))
+
+
+def _align(targets: torch.Tensor, mask: torch.Tensor, depths: int, roll: Roll) -> Iterator[Aligned]:
+    """Shift labels and mask by one position for each depth."""
+    for _ in range(depths):
+        (targets, _), (mask, tokens) = roll(targets), roll(mask)
+        yield Aligned(targets, mask, tokens)
+
+
+def _all_at_once(
+    heads: Sequence[torch.Tensor],
+    labels: Sequence[torch.Tensor],
+    projection: Projection,
+    cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    settings: HeadSettings,
+) -> HeadRows:
+    """Compute the cross entropy of heads from the logits of all their positions, as Megatron does."""
+    losses, tokens = [], []
+    for head, of_head in zip(heads, labels, strict=True):
+        logits = projection(head)
+        if settings.counts_labels:
+            # Before the loss: TransformerEngine's fused cross entropy overwrites the logits with their gradient.
+            tokens.append(most_likely_token(logits.detach(), projection.vocabulary.group).transpose(0, 1))
+        losses.append(cross_entropy(of_head, logits))
+    return HeadRows(loss=losses, token=tokens)
+
+
+def _combine(
+    losses: Sequence[torch.Tensor], aligned: Sequence[Aligned], settings: HeadSettings, factor: float
+) -> tuple[list[TrainedLoss], list[TrainedLoss]]:
+    """Return what is trained and what is logged, which has one entry for each depth."""
+    weights = settings.depth_weights
+    if not settings.is_end_to_end:
+        trained = [
+            TrainedLoss(positions.mask * loss, positions.tokens, factor * weight / len(weights))
+            for loss, positions, weight in zip(losses, aligned, weights, strict=True)
+        ]
+        return trained, trained
+    # Bebop (arXiv 2606.12370), equation 13: the mean length of the accepted prefix, of which each head is a factor.
+    chains = _chains(aligned)
+    prefixes = (1 - torch.stack(list(losses))).cumprod(dim=0)
+    weighed = prefixes * prefixes.new_tensor(weights).view(-1, 1, 1)
+    trained = [TrainedLoss(chains * (1 - weighed.mean(dim=0)), chains.sum(), factor)]
+    return trained, [TrainedLoss(chains * (1 - prefix), chains.sum(), factor) for prefix in prefixes]
+
+
+def _chains(aligned: Sequence[Aligned]) -> torch.Tensor:
+    """Return [b, s] bool, the positions that count for all heads."""
+    return torch.stack([positions.mask != 0 for positions in aligned]).all(dim=0)
+
+
+def _metrics(
+    rows: HeadRows, logged: Sequence[TrainedLoss], aligned: Sequence[Aligned], settings: HeadSettings
+) -> HeadMetrics:
+    counts = lengths = None
+    if settings.counts_labels:
+        correct = [
+            ((token == positions.labels) & (positions.mask != 0)).sum()
+            for token, positions in zip(rows.token, aligned, strict=True)
+        ]
+        counts = torch.stack([torch.stack(correct), torch.stack([(each.mask != 0).sum() for each in aligned])])
+    if settings.measures_lengths:
+        lengths = accepted_lengths(rows.acceptance, rows.agrees, _chains(aligned))
+    sums = torch.stack([each.loss.detach().sum() for each in logged])
+    return HeadMetrics(sums, torch.stack([each.tokens for each in logged]), counts, lengths)

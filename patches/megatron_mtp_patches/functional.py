@@ -1,0 +1,291 @@
+"""The computations of the patches as functions, for trainers that neither use Megatron's loop nor want it patched.
+
+Each function does what the patched Megatron does, with the same code and the same bits, and needs no patch: with
+`MEGATRON_MTP_PATCHES=none` in the environment before it, `import megatron_mtp_patches` leaves Megatron as it is. This
+module imports torch and Megatron when a function is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+TYPE_CHECKING = False  # as in __init__.py
+if TYPE_CHECKING:
+    from typing import Any
+
+    import torch
+    from torch import Tensor
+
+    from megatron_overrides.core.transformer.multi_token_prediction.head_losses import MTPLoss
+    from megatron_overrides.support.grad_norms import GradNorms
+    from megatron_overrides.support.step_decision import StepDecision
+
+__all__ = [
+    "acceptance",
+    "clip",
+    "decide",
+    "grad_norms",
+    "is_mtp_parameter",
+    "mtp_loss",
+    "roll",
+    "tag",
+    "update",
+]
+
+
+def mtp_loss(
+    main_hidden: Tensor,
+    head_hiddens: Sequence[Tensor],
+    labels: Tensor,
+    loss_mask: Tensor,
+    output_layer: Callable[..., Any],
+    *,
+    loss_type: str = "cross_entropy",
+    depth_weights: Sequence[float] | None = None,
+    scaling_factor: float = 1.0,
+    chunk_size: int = 0,
+    measure: bool = False,
+    detach_output_layer: bool = False,
+    output_weight: Tensor | None = None,
+    gather_output: bool | None = None,
+    scale_logits: Callable[[Tensor], Tensor] | None = None,
+    cross_entropy: Callable[[Tensor, Tensor], Tensor] | None = None,
+    vocab_size: int | None = None,
+    tp_group: Any = None,
+    sequence_parallel: bool = False,
+    cp_group: Any = None,
+    packed_seq_params: Any = None,
+) -> MTPLoss:
+    """Compute the loss of D MTP heads, and on request their acceptance rates and accepted lengths.
+
+    No gradient reaches `main_hidden`. To keep the loss out of the main model, give heads that were computed from its
+    detached hidden states, and set `detach_output_layer`.
+
+    Args:
+        main_hidden: [s, b, h], the hidden states of the main model, with which tv, kl and e2e_tv compare the heads.
+        head_hiddens: D times [s, b, h], those of each head. Head d (from 1) at position t predicts token t + d + 1.
+        labels: [b, s] int64, the labels of the main model: label t is token t + 1. `roll(tokens)` makes them of tokens.
+        loss_mask: [b, s], 1 where a label of the main model counts.
+        output_layer: called (hidden [s, b, h], weight=, runtime_gather_output=), returns (logits [s, b, v], bias), as
+            Megatron's.
+        loss_type: cross_entropy, kl, tv or e2e_tv (NVIDIA/Megatron-LM#6473, arXiv 2606.12370).
+        depth_weights: D weights, divided by their mean.
+        scaling_factor: what the mean over the heads is multiplied by, as by `mtp_loss_scaling_factor`.
+        chunk_size: rows of logits at a time; 0 makes those of all positions for the cross entropy, and 1024 otherwise.
+        measure: measure the acceptance rates and accepted lengths, too.
+        detach_output_layer: the loss trains neither `output_layer`, which must be a torch.nn.Module then, nor
+            `output_weight`.
+        output_weight: the tied embedding; None if the output layer has a weight.
+        gather_output: given to the output layer as `runtime_gather_output`; None is its own choice.
+        scale_logits: what scales the logits (MuP).
+        cross_entropy: (labels [b, s], logits [s, b, v]) -> loss [b, s]; None: Megatron's vocab_parallel_cross_entropy.
+        vocab_size: the number of tokens; logits beyond pad the vocabulary. None: no logits do.
+        tp_group: over which the logits are cut; None asks the output layer, then Megatron.
+        sequence_parallel: hidden states are [s / tp, b, h].
+        cp_group: over which the sequences are cut, as Megatron cuts them; None is one rank.
+        packed_seq_params: Megatron's PackedSeqParams, with or without padding.
+
+    Returns:
+        An MTPLoss: `loss`, a scalar to add to the loss of the main model, a mean over the positions of this rank;
+        `metrics`, sums over these positions; `means(group)`, their means by name over the ranks of a group.
+
+    Raises:
+        ValueError: shapes that do not belong together, an unknown loss type, or weights that are not D positive ones.
+    """
+    from functools import partial
+    from types import SimpleNamespace
+
+    from megatron_overrides.core.transformer import transformer_config
+    from megatron_overrides.core.transformer.multi_token_prediction import head_losses
+    from megatron_overrides.core.transformer.multi_token_prediction.head_settings import HeadSettings
+    from megatron_overrides.core.transformer.multi_token_prediction.padded_roll import roll_to_next
+    from megatron_overrides.core.transformer.multi_token_prediction.projection import Projection
+
+    heads = list(head_hiddens)
+    _check_shapes(main_hidden, heads, labels, loss_mask)
+    transformer_config.check_losses(
+        SimpleNamespace(mtp_loss_type=loss_type, mtp_logits_chunk_size=chunk_size, mtp_num_layers=len(heads))
+    )
+    weights = transformer_config.depth_weights(depth_weights, len(heads))
+    losses = head_losses.head_losses(
+        main_hidden,
+        heads,
+        labels,
+        loss_mask,
+        partial(roll_to_next, packed_seq_params=packed_seq_params, cp_group=cp_group),
+        Projection.create(
+            output_layer,
+            output_weight,
+            gather_output,
+            scale_logits,
+            tp_group,
+            detach_output_layer,
+            vocab_size,
+            sequence_parallel,
+        ),
+        cross_entropy or _vocab_parallel_cross_entropy,
+        HeadSettings.create(loss_type, weights, chunk_size, counts_labels=measure, measures_lengths=measure),
+        scaling_factor,
+        cp_group,
+        packed_seq_params,
+    )
+    return head_losses.MTPLoss.of(losses)
+
+
+def roll(tensor: Tensor, packed_seq_params: Any = None, cp_group: Any = None) -> Tensor:
+    """Put what belongs to the next token of its sequence into each slot, and 0 where there is none.
+
+    Args:
+        tensor: [..., s], tokens, labels or a mask, on this rank of `cp_group`.
+        packed_seq_params: Megatron's PackedSeqParams, with or without padding; None for one sequence in a row.
+        cp_group: over which the sequences are cut, as Megatron cuts them; None is one rank. Then it is a collective.
+
+    Returns:
+        A new tensor of the same shape and dtype.
+    """
+    from megatron_overrides.core.transformer.multi_token_prediction.padded_roll import roll_to_next
+
+    return roll_to_next(tensor, packed_seq_params, cp_group)[0]
+
+
+def acceptance(logits: Tensor, labels: Tensor, loss_mask: Tensor, tp_group: Any = None) -> tuple[Tensor, Tensor]:
+    """Count how often the most likely token of an MTP head is the label (NVIDIA/Megatron-LM#3458).
+
+    Args:
+        logits: [s, b, v]; with `tp_group`, [s, b, v / tp], the part of this rank.
+        labels: [b, s] int64, those of the head: for head d, the labels of the main model rolled d times.
+        loss_mask: [b, s], 1 where a position counts.
+        tp_group: over which the logits are cut. Then it is a collective.
+
+    Returns:
+        (correct, total), int64 scalars, of this rank's positions; the same on all ranks of `tp_group`.
+    """
+    from megatron_overrides.core.transformer.multi_token_prediction.acceptance import _compute_mtp_acceptance_counts
+
+    return _compute_mtp_acceptance_counts(logits, labels, loss_mask, None, tp_group is None, tp_group)
+
+
+def is_mtp_parameter(name: str) -> bool:
+    """Whether a name of `model.named_parameters()`, of any wrapper of the model, is that of a parameter of MTP heads.
+
+    Megatron's models keep their heads in a module `mtp`.
+    """
+    return "mtp" in name.split(".")[:-1]
+
+
+def tag(
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: Any = None,
+    group: str = "mtp",
+    match: Callable[[str], bool] = is_mtp_parameter,
+) -> list[str]:
+    """Put parameters into a norm group: `grad_norms` and `clip` then leave them out of the main norm.
+
+    Args:
+        model: the model, or its chunks.
+        optimizer: what get_megatron_optimizer returned, if it was built before: without the patches, the main copies
+            and shards that it has made of the parameters lack the tag. None before it is built: a Megatron before
+            0.19 without the patches copies no tag, so then call this again, or only, with the optimizer.
+        group: "mtp", whose settings are `mtp_clip_grad` and `mtp_grad_norm_skip_threshold`, or the name of a group in
+            `optimizer.config.grad_norm_group`.
+        match: takes the name of a parameter, without leading `module.`.
+
+    Returns:
+        The names of the parameters of this rank that match.
+    """
+    from megatron_overrides.support.norm_tags import tag_matching
+
+    return tag_matching(model if isinstance(model, (list, tuple)) else [model], optimizer, group, match)
+
+
+def grad_norms(optimizer: Any) -> GradNorms:
+    """Measure the norm of each group of gradients, with one all-reduce for each set of ranks that shares an optimizer.
+
+    It is a collective of all ranks of the optimizer, between `optimizer.prepare_grads()` and `clip`.
+
+    Args:
+        optimizer: what get_megatron_optimizer returned, however nested.
+
+    Returns:
+        GradNorms, the same on every rank. `total`: {None: norm of the untagged gradients, "mtp": ..., ...};
+        `clipping`: the same without the gradients that are exempt from clipping (Muon's). Each norm is a float or, with
+        TransformerEngine >= 2.14 from Megatron 0.17 on, a one-element CUDA tensor.
+
+    Raises:
+        ValueError: a parameter is tagged with a group that `optimizer.config` does not know.
+    """
+    from megatron_overrides.core.optimizer.clip_grads import measure
+
+    return measure(optimizer)
+
+
+def decide(norms: GradNorms, config: Any) -> StepDecision:
+    """Compare norms with thresholds. It communicates with no rank: norms that are the same make it the same.
+
+    Args:
+        norms: of `grad_norms`.
+        config: `optimizer.config`, or any object with `grad_norm_skip_threshold` (missing or inf: never skip) and
+            `mtp_grad_norm_skip_threshold` (missing or None: as the other). An OptimizerConfig of a Megatron without
+            these fields can be given them as attributes.
+
+    Returns:
+        StepDecision: `skips_update`, and `skips_mtp` if only the update of the MTP heads is skipped.
+
+    Raises:
+        ValueError: no rank has a parameter of a group in `config.grad_norm_group`.
+    """
+    from megatron_overrides.support.step_decision import decide
+
+    return decide(norms, config)
+
+
+def clip(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None) -> None:
+    """Scale the gradients of each group down to its limit, and drop those that the coming update leaves out.
+
+    The limits are `optimizer.config.clip_grad` and, if it is set, `mtp_clip_grad`. Chained optimizers whose attribute
+    `skip_grad_norm_clip` is True are exempt. The patches set it for Muon; without them it has to be set.
+
+    Args:
+        optimizer: what get_megatron_optimizer returned.
+        norms: of `grad_norms`.
+        decision: of `decide`; None for an update of everything. With `skips_update` nothing is clipped.
+    """
+    from megatron_overrides.core.optimizer.optimizer import limit_gradients
+    from megatron_overrides.support.step_decision import StepDecision
+
+    limit_gradients(optimizer, norms, decision or StepDecision())
+
+
+def update(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None) -> bool:
+    """Update the parameters after `clip`, or skip the update; returns whether they were updated.
+
+    Args:
+        optimizer, norms, decision: as for `clip`.
+    """
+    from megatron_overrides.core.optimizer.optimizer import update
+    from megatron_overrides.support.step_decision import StepDecision
+
+    return update(optimizer, norms, decision or StepDecision())
+
+
+def _check_shapes(main_hidden: Tensor, heads: list[Tensor], labels: Tensor, loss_mask: Tensor) -> None:
+    if not heads:
+        raise ValueError("mtp_loss: head_hiddens is empty; give the hidden states [s, b, h] of each MTP head")
+    for depth, head in enumerate(heads, start=1):
+        if head.shape != main_hidden.shape:
+            raise ValueError(
+                f"mtp_loss: the hidden states of head {depth} have the shape {list(head.shape)}, those of the main "
+                f"model have {list(main_hidden.shape)}"
+            )
+    for name, given in (("labels", labels), ("loss_mask", loss_mask)):
+        if given.shape != labels.shape or given.dim() != 2 or given.size(0) != main_hidden.size(1):
+            raise ValueError(
+                f"mtp_loss: {name} has the shape {list(given.shape)}; for hidden states {list(main_hidden.shape)} "
+                f"give labels and loss_mask [b, s], b = {main_hidden.size(1)}"
+            )
+
+
+def _vocab_parallel_cross_entropy(labels: Tensor, logits: Tensor) -> Tensor:
+    from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+    return vocab_parallel_cross_entropy(logits, labels.transpose(0, 1).contiguous()).transpose(0, 1).contiguous()

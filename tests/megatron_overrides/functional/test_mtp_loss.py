@@ -1,0 +1,163 @@
+"""mtp_loss, roll and acceptance without the patches give the bits of the patched Megatron."""
+
+import pytest
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import multi_token_prediction as mtp
+from megatron_mtp_patches import functional
+
+from .conftest import BATCH, LENGTH, VOCABULARY
+
+pytestmark = pytest.mark.forked("patched")
+DEPTHS = 2
+
+
+@pytest.fixture
+def rows(batch):
+    """Hidden states of the main model and of the heads, labels and loss mask."""
+    generator = torch.Generator(torch.get_default_device()).manual_seed(9)
+    hidden = torch.randn((1 + DEPTHS) * LENGTH, BATCH, 16, generator=generator)
+    tokens, _, _, mask = batch
+    return hidden, tokens, mask
+
+
+def leaf(tensor):
+    return tensor.detach().clone().requires_grad_()
+
+
+def by_patches(model, weight, hidden, labels, mask):
+    """Run the loss of the patched Megatron; returns (gradient of the hidden states, of the weight, the tracker)."""
+    mtp.MTPLossLoggingHelper.tracker = {}
+    mtp.MTPLossAutoScaler.set_loss_scale(torch.tensor(1.0))
+    given = leaf(hidden)
+    model.zero_grad()
+    output = (model.output_layer, weight if model.share_embeddings_and_output_weights else None, None)
+    main = mtp.process_mtp_loss(given, labels, mask, *output, True, model.compute_language_model_loss, model.config)
+    (0.0 * main).sum().backward()
+    return given.grad, weight.grad, mtp.MTPLossLoggingHelper.tracker
+
+
+@pytest.mark.parametrize("chunk_size", [0, 5])
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("loss_type", ["cross_entropy", "kl", "tv", "e2e_tv"])
+def test_the_loss_has_the_bits_of_the_patches(make_gpt, unpatched, rows, loss_type, tied, detach, chunk_size):
+    settings = {"mtp_loss_type": loss_type, "mtp_detach_heads": detach, "mtp_logits_chunk_size": chunk_size}
+    model = make_gpt(VOCABULARY, LENGTH, tied, mtp_depth_weights="1,3", mtp_acceptance_length_interval=1, **settings)
+    weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+    hidden, labels, mask = rows
+    of_hidden, of_weight, tracker = by_patches(model, weight, hidden, labels, mask)
+    weight.grad = None
+    with unpatched():
+        given = leaf(hidden)
+        main, *heads = given.chunk(1 + DEPTHS)
+        found = functional.mtp_loss(
+            main,
+            heads,
+            labels,
+            mask,
+            model.output_layer,
+            loss_type=loss_type,
+            depth_weights=[1, 3],
+            scaling_factor=model.config.mtp_loss_scaling_factor,
+            chunk_size=chunk_size,
+            measure=True,
+            detach_output_layer=detach,
+            output_weight=weight if tied else None,
+        )
+        found.loss.backward()
+    assert torch.equal(given.grad, of_hidden) and given.grad[LENGTH:].any() and not given.grad[:LENGTH].any()
+    if detach:
+        assert weight.grad is None
+    else:
+        assert torch.equal(weight.grad, of_weight)
+    sums = found.metrics.sums()
+    assert torch.equal(sums["losses"] / sums["tokens"], tracker["loss_values"])
+    assert torch.equal(sums["counts"], torch.stack([tracker["correct_values"], tracker["total_values"]]))
+    assert torch.equal(sums["lengths"], tracker["length_values"])
+    means = found.means()
+    assert set(means) == {
+        *(f"mtp_{depth} {kind}" for depth in (1, 2) for kind in ("loss", "acceptance %")),
+        "mtp acceptance length",
+        "mtp greedy acceptance length",
+    }
+    assert means["mtp_1 loss"] == pytest.approx(tracker["loss_values"][0].item())
+
+
+def test_nothing_is_measured_unless_it_is_asked_for(make_gpt, rows):
+    model = make_gpt(VOCABULARY, LENGTH)
+    hidden, labels, mask = rows
+    main, *heads = hidden.chunk(1 + DEPTHS)
+    found = functional.mtp_loss(main, heads, labels, mask, model.output_layer)
+    assert list(found.means()) == ["mtp_1 loss", "mtp_2 loss"]
+
+
+def test_labels_from_tokens_are_those_of_the_patches(rows, unpatched):
+    _, tokens, mask = rows
+    rolled = [mtp.roll_tensor(each, shifts=-1, dims=-1)[0] for each in (tokens, mask)]
+    with unpatched():
+        assert all(map(torch.equal, map(functional.roll, (tokens, mask)), rolled))
+        assert not torch.equal(rolled[0], tokens)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_packed_sequences_roll_as_with_the_patches(unpatched, padded):
+    tokens = torch.arange(1, 17).view(1, -1)
+    bounds = torch.tensor([0, 5, 9, 16] if not padded else [0, 4, 7, 12], dtype=torch.int32)
+    slots = torch.tensor([0, 5, 9, 16], dtype=torch.int32)
+    packed = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, cu_seqlens_q_padded=slots if padded else None
+    )
+    expected = mtp.roll_tensor(tokens, shifts=-1, dims=-1, packed_seq_params=packed)[0]
+    with unpatched():
+        found = functional.roll(tokens, packed)
+    assert torch.equal(found, expected)
+    last = [4, 8, 15] if not padded else [3, 7, 13]
+    assert not found[0, last].any() and found[0, 0] == 2
+
+
+def test_acceptance_counts_as_the_patches_do(rows, unpatched):
+    _, labels, mask = rows
+    logits = torch.randn(LENGTH, BATCH, VOCABULARY)
+    logits.scatter_(2, labels.t().unsqueeze(-1)[: LENGTH // 2], 100.0)
+    expected = mtp._compute_mtp_acceptance_counts(logits, labels, mask, None, True)
+    with unpatched():
+        correct, total = functional.acceptance(logits, labels, mask)
+    assert (correct, total) == expected and 0 < correct < total == mask.sum()
+
+
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        ({"head_hiddens": []}, "head_hiddens is empty"),
+        ({"head_hiddens": [torch.zeros(3, BATCH, 16)]}, "hidden states of head 1 have the shape"),
+        ({"labels": torch.zeros(BATCH + 1, LENGTH, dtype=torch.long)}, "labels has the shape"),
+        ({"loss_mask": torch.ones(BATCH, LENGTH - 1)}, "loss_mask has the shape"),
+        ({"loss_type": "rkl"}, "must be one of cross_entropy, kl, tv, e2e_tv, not 'rkl'"),
+        ({"depth_weights": [1.0]}, "one weight for each of the 2 MTP layers"),
+        ({"chunk_size": -1}, "give a number of rows"),
+    ],
+)
+def test_what_cannot_be_computed_is_an_error(rows, change, problem):
+    hidden, labels, mask = rows
+    main, *heads = hidden.chunk(1 + DEPTHS)
+    given = {"main_hidden": main, "head_hiddens": heads, "labels": labels, "loss_mask": mask, "output_layer": None}
+    with pytest.raises(ValueError, match=problem):
+        functional.mtp_loss(**{**given, **change})
+
+
+def test_names_of_heads_are_told_from_others():
+    heads = ("mtp.layers.0.eh_proj.weight", "module.module.mtp.layers.1.enorm.weight", "mtp.final_layernorm.bias")
+    others = ("decoder.layers.0.mlp.linear_fc1.weight", "embedding.word_embeddings.weight", "decoder.mtp")
+    assert all(map(functional.is_mtp_parameter, heads)) and not any(map(functional.is_mtp_parameter, others))
+
+
+def test_nothing_of_torch_or_megatron_is_imported_with_the_module():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from megatron_mtp_patches import functional;"
+        "print([name for name in ('torch', 'megatron.core', 'megatron_overrides') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,0 +1,96 @@
+"""tag, grad_norms, decide, clip and update without the patches give the bits of a step of the patched Megatron."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from megatron_mtp_patches import functional
+
+pytestmark = pytest.mark.forked("patched")
+
+# Adam's moments are compared through the parameters of the later steps.
+STEPS = 3
+KINDS = {
+    "fp32": {},
+    "fp32, distributed": {"distributed": True},
+    "bf16": {"dtype": torch.bfloat16},
+    "bf16, distributed": {"dtype": torch.bfloat16, "distributed": True},
+}
+SETTINGS = {
+    "clipped": {"mtp_clip_grad": 0.05},
+    "measured": {"clip_grad": 0.0},
+    "skipped": {"grad_norm_skip_threshold": 1e-3},
+    "heads left out": {"mtp_grad_norm_skip_threshold": 1e-3},
+    "named group": {"grad_norm_group": [r"output=output_layer:0.01"]},
+}
+
+
+def give_gradients(model, step):
+    model.zero_grad_buffer()
+    generator = torch.Generator(torch.get_default_device()).manual_seed(step)
+    for param in model.parameters():
+        param.main_grad.copy_(torch.randn(param.shape, generator=generator))
+
+
+def train(model, optimizer, settings, step_optimizer):
+    """Return what each step returns, and the parameters after it."""
+    for name, value in settings.items():
+        setattr(optimizer.config, name, value)
+    results = []
+    for step in range(STEPS):
+        give_gradients(model, step)
+        results.append((step_optimizer(optimizer), [param.detach().clone() for param in model.parameters()]))
+    return results
+
+
+def by_patches(optimizer):
+    updated, norm, _ = optimizer.step()
+    return updated, norm, optimizer.mtp_grad_norm
+
+
+def by_functions(optimizer):
+    optimizer.prepare_grads()
+    norms = functional.grad_norms(optimizer)
+    decision = functional.decide(norms, optimizer.config)
+    functional.clip(optimizer, norms, decision)
+    return functional.update(optimizer, norms, decision), norms.total[None], norms.total["mtp"]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_has_the_bits_of_the_patches(make_training, unpatched, kind, settings):
+    groups = SETTINGS[settings].get("grad_norm_group")
+    model, optimizer = make_training(**KINDS[kind], groups=groups, separate_mtp_grad_clip=True)
+    expected = train(model, optimizer, SETTINGS[settings], by_patches)
+    with unpatched():
+        model, optimizer = make_training(**KINDS[kind])
+        functional.tag(model, optimizer)
+        if groups:
+            functional.tag(model, optimizer, group="output", match=lambda name: name.startswith("output_layer"))
+        found = train(model, optimizer, SETTINGS[settings], by_functions)
+    for (results, params), (of_patches, params_of_patches) in zip(found, expected, strict=True):
+        assert results == of_patches and results[2] > 0
+        assert all(map(torch.equal, params, params_of_patches))
+
+
+def test_an_unknown_group_is_an_error(make_training):
+    model, optimizer = make_training()
+    functional.tag(model, optimizer, group="router")
+    give_gradients(model, 0)
+    optimizer.prepare_grads()
+    with pytest.raises(ValueError, match="Unknown grad_norm_group 'router'; known: mtp"):
+        functional.grad_norms(optimizer)
+
+
+def test_a_name_that_matches_nothing_tags_nothing(make_training):
+    model, _ = make_training(mtp_num_layers=None)
+    assert functional.tag([model]) == []
+
+
+def test_a_decision_needs_no_megatron_configuration():
+    from megatron_overrides.support.grad_norms import GradNorms
+
+    norms = GradNorms({None: 2.0, "mtp": 0.5}, {None: 2.0, "mtp": 0.5})
+    assert functional.decide(norms, SimpleNamespace(grad_norm_skip_threshold=1.0)).skips_update
+    decision = functional.decide(norms, SimpleNamespace(mtp_grad_norm_skip_threshold=0.1))
+    assert (decision.skips_update, decision.skips_mtp) == (False, True)
