@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megatron_mtp_patches import functional
+from optimizer_steps import by_functions, by_patches
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -41,19 +42,6 @@ def train(model, optimizer, settings, step_optimizer):
         give_gradients(model, step)
         results.append((step_optimizer(optimizer), [param.detach().clone() for param in model.parameters()]))
     return results
-
-
-def by_patches(optimizer):
-    updated, norm, _ = optimizer.step()
-    return updated, norm, optimizer.mtp_grad_norm
-
-
-def by_functions(optimizer):
-    optimizer.prepare_grads()
-    norms = functional.grad_norms(optimizer)
-    decision = functional.decide(norms, optimizer.config)
-    functional.clip(optimizer, norms, decision)
-    return functional.update(optimizer, norms, decision), norms.total[None], norms.total["mtp"]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -1,0 +1,117 @@
+"""The functions for custom trainers, without the patches, have the bits of the patched Megatron over ranks, too."""
+
+import pytest
+import torch
+from megatron.core.transformer import multi_token_prediction as mtp
+from megatron_mtp_patches import functional
+from optimizer_steps import by_functions, by_patches
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
+VOCABULARY, LENGTH, BATCH, DEPTHS = 32, 16, 2, 2
+LAYOUTS = {
+    "TP2": {"tensor_model_parallel_size": 2},
+    "TP2, sequence parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "CP2": {"context_parallel_size": 2},
+}
+
+
+def on_this_rank(rank, layout, tensor, dim):
+    """The part of [..., s, ...] that this rank has."""
+    if "context_parallel_size" in layout:
+        chunks = tensor.chunk(4, dim)
+        return torch.cat([chunks[rank], chunks[3 - rank]], dim)
+    return tensor
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("loss_type", ["cross_entropy", "e2e_tv"])
+def test_the_loss_has_the_bits_of_the_patches(rank, parallel, make_gpt, unpatched, layout, loss_type):
+    layout = LAYOUTS[layout]
+    sizes = {name: size for name, size in layout.items() if name.endswith("_size")}
+    state = parallel(**sizes)
+    settings = {"mtp_loss_type": loss_type, "mtp_acceptance_length_interval": 1, **layout}
+    model = make_gpt(VOCABULARY, LENGTH, transformer_engine=True, **settings)
+    generator = torch.Generator().manual_seed(3)
+    hidden = [
+        on_this_rank(rank, layout, torch.randn(LENGTH, BATCH, 16, generator=generator), 0) for _ in range(1 + DEPTHS)
+    ]
+    if "sequence_parallel" in layout:
+        hidden = [each.chunk(2)[rank] for each in hidden]
+    labels = on_this_rank(rank, layout, torch.randint(VOCABULARY, (BATCH, LENGTH), generator=generator), 1)
+    mask = on_this_rank(rank, layout, (torch.rand(BATCH, LENGTH, generator=generator) > 0.2).float(), 1)
+    groups = {
+        "tp_group": state.get_tensor_model_parallel_group(),
+        "cp_group": state.get_context_parallel_group(),
+    }
+
+    mtp.MTPLossLoggingHelper.tracker = {}
+    rows = torch.cat(hidden).requires_grad_()
+    arguments = (model.output_layer, None, None, True, model.compute_language_model_loss, model.config)
+    main = mtp.process_mtp_loss(rows, labels, mask, *arguments, **groups)
+    (0.0 * main).sum().backward()
+    expected = rows.grad, model.output_layer.weight.grad.clone(), mtp.MTPLossLoggingHelper.tracker
+    model.zero_grad()
+    with unpatched():
+        given = torch.cat(hidden).requires_grad_()
+        first, *heads = given.chunk(1 + DEPTHS)
+        found = functional.mtp_loss(
+            first,
+            heads,
+            labels,
+            mask,
+            model.output_layer,
+            loss_type=loss_type,
+            scaling_factor=model.config.mtp_loss_scaling_factor,
+            measure=True,
+            sequence_parallel=model.config.sequence_parallel,
+            **groups,
+        )
+        found.loss.backward()
+    assert torch.equal(given.grad, expected[0]) and given.grad.any()
+    assert torch.equal(model.output_layer.weight.grad, expected[1])
+    sums = found.metrics.sums()
+    assert torch.equal(sums["losses"] / sums["tokens"], expected[2]["loss_values"])
+    assert torch.equal(sums["lengths"], expected[2]["length_values"])
+
+
+@pytest.mark.parametrize("threshold", [float("inf"), 1e-3])
+@pytest.mark.parametrize("is_distributed", [False, True], ids=["replicated", "distributed"])
+def test_a_step_has_the_bits_of_the_patches(rank, parallel, unpatched, is_distributed, threshold):
+    parallel()
+    expected = train(rank, is_distributed, threshold, by_patches)
+    with unpatched():
+        found = train(rank, is_distributed, threshold, by_functions)
+    assert found[0] == expected[0] and found[0][0] is (threshold > 1)
+    assert all(map(torch.equal, found[1], expected[1]))
+
+
+def train(rank, is_distributed, threshold, step):
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    torch.manual_seed(4)
+    parts = torch.nn.ModuleDict({"main": torch.nn.Linear(5, 3), "mtp": torch.nn.Linear(3, 7)}).bfloat16()
+    model = DistributedDataParallel(
+        TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1),
+        DistributedDataParallelConfig(use_distributed_optimizer=is_distributed),
+        parts,
+    )
+    config = OptimizerConfig(
+        optimizer="adam", lr=0.1, bf16=True, clip_grad=1.0, use_distributed_optimizer=is_distributed
+    )
+    config.mtp_clip_grad, config.grad_norm_skip_threshold = 0.05, threshold
+    if step is by_patches:
+        functional.tag(model)
+    optimizer = get_megatron_optimizer(config, [model])
+    if step is by_functions:
+        functional.tag(model, optimizer)
+    for number in range(2):
+        generator = torch.Generator().manual_seed(2 * number + rank)
+        for param in model.parameters():
+            param.main_grad.copy_(torch.randn(param.shape, generator=generator))
+        model.finish_grad_sync()
+        result = step(optimizer)
+        model.zero_grad_buffer()
+    return result, [param.detach().clone() for param in model.parameters()]
