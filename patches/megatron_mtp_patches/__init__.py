@@ -22,14 +22,17 @@ from .engine.engine import Engine
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
+    from torch.nn import Module
 
     from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import PassMetrics
 
     from .diagnosis import Finding
     from .engine.report import Report
+    from .verification.mtp_step import Verification
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,6 +47,7 @@ __all__ = [
     "record",
     "revert",
     "status",
+    "verify",
 ]
 
 _engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
@@ -167,6 +171,38 @@ def mtp_pass(
         raise PatchError(f"mtp_pass needs the patch {mtp_acceptance_length.PATCH.id}, which is {state}")
     overrides = import_module("megatron_overrides.core.transformer.multi_token_prediction.mtp_pass")
     return overrides.mtp_pass(compute, labels, loss_mask)
+
+
+def verify(model: Module | Sequence[Module], optimizer: object, forward_backward: Callable[[], object]) -> Verification:
+    """Find out in a running process which parameters the MTP loss trains, as `verify-mtp` does for a script.
+
+        found = megatron_mtp_patches.verify(model, optimizer, lambda: run_schedule(data_iterator, model))
+        assert found.ok, found        # the MTP loss trains heads and nothing else
+
+    It is a collective of all ranks. Gradients are zero after it, the parameters, the optimizer and the logged MTP
+    losses are as they were, and `forward_backward` has used up its batch.
+
+    Args:
+        model: the model in its wrappers (DDP, Megatron-FSDP), or its chunks.
+        optimizer: what get_megatron_optimizer returned.
+        forward_backward: runs one step without an update. In Megatron's schedules the main loss and the auxiliary
+            losses of routers get no gradient then. Another loop must leave the main loss out.
+
+    Returns:
+        A Verification: `ok`, the names `heads` and `others` that got a gradient, `norms` by group; its text says it.
+
+    Raises:
+        PatchError: the patches have been taken out by `revert()`.
+    """
+    from importlib import import_module
+
+    from .verification import LISTENING
+
+    if not _engine.is_active:
+        raise PatchError("verify needs the patches in place: call megatron_mtp_patches.apply() before it")
+    _engine.add_base(LISTENING)
+    step = import_module("megatron_mtp_patches.verification.mtp_step")
+    return step.run(list(model) if isinstance(model, (list, tuple)) else [model], optimizer, forward_backward)
 
 
 def __getattr__(name: str) -> object:

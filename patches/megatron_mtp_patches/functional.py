@@ -166,9 +166,10 @@ def acceptance(logits: Tensor, labels: Tensor, loss_mask: Tensor, tp_group: Any 
 
 
 def is_mtp_parameter(name: str) -> bool:
-    """Whether a name of `model.named_parameters()`, of any wrapper of the model, is that of a parameter of MTP heads.
+    """Whether a parameter belongs to the MTP heads, which Megatron's models keep in a module `mtp`.
 
-    Megatron's models keep their heads in a module `mtp`.
+    Args:
+        name: of `model.named_parameters()`, of any wrapper of the model, or of its state dict.
     """
     return "mtp" in name.split(".")[:-1]
 
@@ -260,7 +261,9 @@ def update(optimizer: Any, norms: GradNorms, decision: StepDecision | None = Non
     """Update the parameters after `clip`, or skip the update; returns whether they were updated.
 
     Args:
-        optimizer, norms, decision: as for `clip`.
+        optimizer: as for `clip`.
+        norms: of `grad_norms`.
+        decision: as for `clip`.
     """
     from megatron_overrides.core.optimizer.optimizer import update
     from megatron_overrides.support.step_decision import StepDecision

@@ -6,13 +6,15 @@ import dataclasses
 import inspect
 import re
 import typing
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches import engine
+from megatron_mtp_patches import engine, functional
 
-NAMES = [(module, name) for module in (megatron_mtp_patches, engine) for name in module.__all__]
+NAMES = [(module, name) for module in (megatron_mtp_patches, engine, functional) for name in module.__all__]
 PUBLIC = {getattr(module, name) for module, name in NAMES}
 FUNCTIONS = sorted(filter(inspect.isfunction, PUBLIC), key=lambda function: function.__name__)
 CLASSES = sorted(filter(inspect.isclass, PUBLIC), key=lambda cls: cls.__name__)
@@ -28,7 +30,7 @@ def test_the_public_names_are_these():
     """What is added here is kept: see docs/versioning.md."""
     classes, functions = (
         ["Finding", "Patch", "PatchError", "Report"],
-        ["apply", "diagnose", "metrics", "mtp_pass", "record", "revert", "status"],
+        ["apply", "diagnose", "metrics", "mtp_pass", "record", "revert", "status", "verify"],
     )
     assert megatron_mtp_patches.__all__ == classes + functions
     assert all(hasattr(module, name) for module, name in NAMES)
@@ -44,7 +46,9 @@ def test_a_function_is_documented_and_typed(function):
     assert list(described(function, "Args")) == names
     types = {name: getattr(megatron_mtp_patches, name) for name in megatron_mtp_patches.__all__}
     # Type checkers import these; the package itself does not.
-    types |= {"AbstractContextManager": AbstractContextManager, "PassMetrics": dict, "Tensor": object}
+    later = ("Any", "Callable", "GradNorms", "MTPLoss", "Module", "PassMetrics", "StepDecision", "Tensor", "torch")
+    types |= dict.fromkeys(later, typing.Any) | {"AbstractContextManager": AbstractContextManager, "Callable": Callable}
+    types |= {"Sequence": Sequence, "Verification": tuple, "torch": SimpleNamespace(nn=SimpleNamespace(Module=object))}
     assert set(typing.get_type_hints(function, localns=types)) == {*names, "return"}
 
 

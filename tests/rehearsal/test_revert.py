@@ -9,9 +9,9 @@ from types import FunctionType, SimpleNamespace
 import megatron_mtp_patches
 import pytest
 from megatron.core.pipeline_parallel import schedules
-from megatron_mtp_patches.cli.verify import VERIFICATION
 from megatron_mtp_patches.rehearsal import megatron_flags
 from megatron_mtp_patches.rehearsal.megatron_flags import RehearsalRefusal
+from megatron_mtp_patches.verification import LISTENING
 
 pytestmark = pytest.mark.forked("megatron")
 arguments = pytest.importorskip("megatron.training.arguments")
@@ -21,7 +21,7 @@ arguments = pytest.importorskip("megatron.training.arguments")
 def record_of_the_patches_alone():
     megatron_mtp_patches.apply()
     record = megatron_mtp_patches.record()
-    megatron_mtp_patches._engine.add_base(VERIFICATION)
+    megatron_mtp_patches._engine.add_base(LISTENING)
     megatron_flags.install()
     return record
 

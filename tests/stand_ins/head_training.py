@@ -73,6 +73,16 @@ class HeadTraining:
             chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+        self.run_schedule(number)
+        updated, norm, _ = self.optimizer.step()
+        assert updated
+        self.norms.append(norm)
+        tracker = MTPLossLoggingHelper.tracker
+        if "loss_sums" in tracker or "values" in tracker:
+            self.losses.append(tracker.get("loss_sums", tracker.get("values")).tolist())
+
+    def run_schedule(self, number: int) -> None:
+        """Compute the gradients of the batch of this number."""
         generator = torch.Generator().manual_seed(1000 * number + parallel_state.get_data_parallel_rank())
         shape = (MICROBATCHES, BATCH, LENGTH + 1)
         tokens = torch.randint(1, VOCABULARY, shape, generator=generator)
@@ -85,12 +95,6 @@ class HeadTraining:
             micro_batch_size=BATCH,
             forward_only=False,
         )
-        updated, norm, _ = self.optimizer.step()
-        assert updated
-        self.norms.append(norm)
-        tracker = MTPLossLoggingHelper.tracker
-        if "loss_sums" in tracker or "values" in tracker:
-            self.losses.append(tracker.get("loss_sums", tracker.get("values")).tolist())
 
 
 def _forward_step(batches: Any, model: Any) -> Any:

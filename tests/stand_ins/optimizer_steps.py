@@ -1,4 +1,4 @@
-"""A step of an optimizer with heads that have a separate norm: (whether it was updated, main norm, norm of the heads)."""
+"""A step of an optimizer whose heads have a separate norm: whether it updated, the main norm, and that of the heads."""
 
 from megatron_mtp_patches import functional
 

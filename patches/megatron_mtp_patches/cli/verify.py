@@ -5,32 +5,9 @@ from __future__ import annotations
 import sys
 
 from .. import _engine
-from ..engine import Patch, PatchError, Wrap
+from ..engine import PatchError
+from ..verification import FIRST_STEP, LISTENING
 from .run import run_script
-
-_WRAPPERS = "megatron_mtp_patches.cli.verify_wrappers"
-
-VERIFICATION = Patch(
-    id="verify-mtp",
-    summary="Run a first step in which only the MTP loss has a gradient",
-    edits=(
-        Wrap(
-            "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
-            f"{_WRAPPERS}:silence_main_loss",
-            check_source=False,
-        ),
-        Wrap(
-            "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
-            f"{_WRAPPERS}:report_after_schedule",
-            check_source=False,
-        ),
-        Wrap(
-            "megatron.core.transformer.multi_token_prediction:process_mtp_loss",
-            f"{_WRAPPERS}:count_positions",
-            check_source=False,
-        ),
-    ),
-)
 
 
 def verify(script: str, arguments: list[str], device: str | None) -> None:
@@ -41,12 +18,13 @@ def verify(script: str, arguments: list[str], device: str | None) -> None:
     Raises:
         PatchError: the script ended before it, whatever its exit code.
     """
-    _engine.add_base(VERIFICATION)
+    _engine.add_base(LISTENING)
+    _engine.add_base(FIRST_STEP)
     code: object = 0
     try:
         run_script(script, arguments, device)
     except SystemExit as ended:
-        loaded = sys.modules.get(_WRAPPERS)  # by Megatron's schedules
+        loaded = sys.modules.get("megatron_mtp_patches.verification.first_step")  # by Megatron's schedules
         if loaded and isinstance(ended, loaded.VerificationExit):
             raise
         code = ended.code or 0

@@ -1,0 +1,190 @@
+"""A step in which only the MTP loss has a gradient, and what that gradient has reached."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+
+from megatron_overrides.support.grad_norms import GradNorms
+
+
+class Positions(NamedTuple):
+    """How many positions of the MTP losses count, and how many there are; `masked`: there was a loss mask."""
+
+    counted: int
+    total: int
+    masked: bool
+
+
+class Seen:
+    """What this rank has seen of a step: the positions of each MTP loss, and whether a main loss was silenced."""
+
+    def __init__(self) -> None:
+        self.positions: list[Positions] = []
+        self.has_silenced = False
+
+
+class Verification(NamedTuple):
+    """What the MTP loss has reached, the same on every rank. Its text says it in words.
+
+    Attributes:
+        heads: the names of the parameters of MTP heads that got a gradient, on any rank.
+        others: those of other parameters that did.
+        norms: the gradient norms of that step by group, the main one under None: of detached heads, 0 for the main
+            group and not 0 for "mtp". Empty with a loss scaler (fp16), which counts the steps that it sees.
+    """
+
+    heads: tuple[str, ...]
+    others: tuple[str, ...]
+    positions: tuple[Positions, ...]
+    has_silenced: bool
+    norms: dict[str | None, float]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the MTP loss has trained heads and nothing else."""
+        return bool(self.heads) and not self.others
+
+    @property
+    def sentences(self) -> list[str]:
+        """On the parameters and, if there were MTP losses, on their positions."""
+        return [_reached_in_words(self), *([_share(self.positions)] if self.positions else [])]
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+
+_seen: ContextVar[Seen] = ContextVar("what is seen of a step in which only the MTP loss has a gradient")
+
+
+@contextmanager
+def only_mtp_loss() -> Iterator[Seen]:
+    """Within, the main loss has no gradient in Megatron's schedules, and the positions of the MTP losses are noted."""
+    seen = Seen()
+    token = _seen.set(seen)
+    try:
+        yield seen
+    finally:
+        _seen.reset(token)
+
+
+def silence_main_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps forward_step_calc_loss: the main loss and the auxiliary losses of routers get a weight of zero."""
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+    seen = _seen.get(None)
+    if seen is None:
+        return wrapped(*args, **kwargs)
+    seen.has_silenced = True
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    loss_func = call.arguments["loss_func"]
+
+    def silent(*loss_args: Any, **loss_kwargs: Any) -> Any:
+        loss, *rest = loss_func(*loss_args, **loss_kwargs)
+        return (0.0 * loss, *rest)
+
+    call.arguments["loss_func"] = silent
+    result = wrapped(*call.args, **call.kwargs)
+    MoEAuxLossAutoScaler.set_loss_scale(torch.zeros(1, device="cuda"))
+    return result
+
+
+def count_positions(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps process_mtp_loss: notes how many positions its loss mask counts."""
+    mask = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("loss_mask")
+    seen = _seen.get(None)
+    if seen is not None:
+        counted = Positions(0, 0, False) if mask is None else Positions(int(mask.sum()), mask.numel(), True)
+        seen.positions.append(counted)
+    return wrapped(*args, **kwargs)
+
+
+def run(chunks: Sequence[torch.nn.Module], optimizer: Any, forward_backward: Callable[[], Any]) -> Verification:
+    """Run a step without an update; see `megatron_mtp_patches.verify`. Gradients are zero after it."""
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    tracker = MTPLossLoggingHelper.tracker
+    before = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in tracker.items()}
+    _zero(chunks, optimizer)
+    try:
+        with only_mtp_loss() as seen:
+            forward_backward()
+        return gather(chunks, seen)._replace(norms=_norms(optimizer))
+    finally:
+        _zero(chunks, optimizer)
+        tracker.clear()
+        tracker.update(before)
+
+
+def gather(chunks: Sequence[torch.nn.Module], seen: Seen) -> Verification:
+    """Look for gradients in the parameters. A collective of all ranks."""
+    reached: dict[bool, set[str]] = {True: set(), False: set()}
+    for chunk in chunks:
+        for name, param, is_head in _parameters(chunk):
+            gradient = getattr(param, "main_grad", None)
+            gradient = param.grad if gradient is None else gradient
+            if gradient is not None and getattr(gradient, "_local_tensor", gradient).any():
+                reached[is_head].add(name)
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, (reached, seen.positions, seen.has_silenced))
+    heads, others = (tuple(sorted(set().union(*(one[0][is_head] for one in everyone)))) for is_head in (True, False))
+    positions = tuple(one for _, of_rank, _ in everyone for one in of_rank)
+    return Verification(heads, others, positions, any(one[2] for one in everyone), {})
+
+
+def _norms(optimizer: Any) -> dict[str | None, float]:
+    from megatron_overrides.core.optimizer.clip_grads import measure
+    from megatron_overrides.support.optimizer_tree import leaves
+
+    if any(getattr(leaf, "grad_scaler", None) is not None for leaf in leaves(optimizer)):
+        return {}
+    optimizer.prepare_grads()
+    norms: GradNorms = measure(optimizer)
+    return {group: float(norm) for group, norm in norms.total.items()}
+
+
+def _zero(chunks: Sequence[torch.nn.Module], optimizer: Any) -> None:
+    for chunk in chunks:
+        if hasattr(chunk, "zero_grad_buffer"):
+            chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+
+
+def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, bool]]:
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
+
+    blocks = (module for module in chunk.modules() if isinstance(module, MultiTokenPredictionBlock))
+    heads = {id(param) for block in blocks for param in block.parameters()}
+    for name, param in chunk.named_parameters():
+        yield name.replace("module.", ""), param, id(param) in heads
+
+
+def _share(positions: Sequence[Positions]) -> str:
+    if not all(one.masked for one in positions):
+        return "the model gets no loss_mask, so the MTP loss counts every position, padding included"
+    counted, total = (sum(one[number] for one in positions) for number in (0, 1))
+    return f"the loss mask counts {counted:,} of {total:,} positions ({100.0 * counted / max(total, 1):.1f} %)"
+
+
+def _reached_in_words(found: Verification) -> str:
+    if not found.heads and not found.others:
+        return (
+            "the MTP loss has reached no parameter at all. Has the model MTP heads (--mtp-num-layers), and a loss mask?"
+        )
+    if not found.others:
+        return f"the MTP loss has reached {len(found.heads)} parameters of the heads and nothing else"
+    names = "\n    ".join(found.others)
+    way_out = (
+        "--mtp-detach-heads keeps it out of them."
+        if found.has_silenced
+        else "No step of Megatron's schedules was seen, so the main loss could have a gradient, too."
+    )
+    return (
+        f"the MTP loss has reached {len(found.heads)} parameters of the heads and {len(found.others)} others:\n"
+        f"    {names}\n{way_out}"
+    )

@@ -1,0 +1,82 @@
+"""verify() says in a running process what the MTP loss trains, and leaves no trace."""
+
+import copy
+
+import megatron_mtp_patches
+import pytest
+import torch
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
+
+@pytest.fixture(params=[{}, {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}], ids=str)
+def make(request, parallel, make_gpt):
+    """make(**settings): a HeadTraining on these ranks."""
+    from head_training import LENGTH, VOCABULARY, HeadTraining
+
+    parallel(**request.param)
+    layout = {**request.param, **({"pipeline_dtype": torch.float32} if "pipeline" in str(request.param) else {})}
+    return lambda **settings: HeadTraining([make_gpt(VOCABULARY, LENGTH, **layout, **settings)])
+
+
+def drop_groups(tracker):
+    return {key: value for key, value in tracker.items() if isinstance(value, torch.Tensor)}
+
+
+def verify(training):
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    tracker = copy.deepcopy(drop_groups(MTPLossLoggingHelper.tracker))
+    before = [param.detach().clone() for chunk in training.model for param in chunk.parameters()]
+    found = megatron_mtp_patches.verify(training.model, training.optimizer, lambda: training.run_schedule(0))
+    params = [param for chunk in training.model for param in chunk.parameters()]
+    assert all(map(torch.equal, params, before)) and not any(param.main_grad.any() for param in params)
+    after = drop_groups(MTPLossLoggingHelper.tracker)
+    assert after.keys() == tracker.keys() and all(map(torch.equal, after.values(), tracker.values()))
+    return found
+
+
+def test_detached_heads_train_alone(make):
+    found = verify(make(mtp_detach_heads=True))
+    assert found.ok and len(found.heads) > 10 and not found.others
+    assert all("mtp.layers." in name for name in found.heads)
+    assert found.norms[None] == 0.0 < found.norms["mtp"]
+    assert "parameters of the heads and nothing else" in str(found)
+
+
+def test_attached_heads_also_train_the_main_model(make):
+    found = verify(make())
+    assert not found.ok and "output_layer.weight" in found.others
+    assert found.norms[None] > 0 and "mtp" not in found.norms
+    assert "--mtp-detach-heads keeps it out of them" in str(found)
+
+
+def test_a_model_without_heads_has_nothing_to_verify(make):
+    found = verify(make(mtp_num_layers=None))
+    assert not found.ok and not found.heads and not found.others
+    assert "has reached no parameter at all" in str(found)
+
+
+def test_a_gradient_of_another_loop_is_not_silenced(make):
+    training = make(mtp_detach_heads=True)
+
+    def another_loop():
+        for chunk in training.model:
+            for param in chunk.parameters():
+                param.main_grad.fill_(1.0)
+
+    found = megatron_mtp_patches.verify(training.model, training.optimizer, another_loop)
+    assert not found.ok and "No step of Megatron's schedules was seen" in str(found)
+
+
+def test_training_goes_on_with_the_main_loss(make):
+    training = make(mtp_detach_heads=True)
+    verify(training)
+    training.step(1)
+    assert training.norms[-1] > 0
+
+
+def test_reverted_patches_verify_nothing(make, unpatched):
+    training = make(mtp_num_layers=None)
+    with unpatched(), pytest.raises(megatron_mtp_patches.PatchError, match="apply"):
+        megatron_mtp_patches.verify(training.model, training.optimizer, lambda: None)
