@@ -24,7 +24,7 @@ _SETTINGS = tuple(edit for module in _DECLARED_BY for edit in module.PATCH.edits
 PATCH = Patch(
     id="add-settings-to-ms-swift",
     summary="Settings of the patches as arguments of `megatron sft`, and their metrics in its log",
-    optional=True,
+    package="ms-swift",
     problem=(
         "ms-swift fills Megatron's configurations from the arguments that it declares. It has none for the settings of "
         "the patches, so those of the optimizer cannot be set at all, and its log has no metrics of the optimizer step."
@@ -37,14 +37,10 @@ PATCH = Patch(
     numerics="Nothing changes.",
     notes=("It patches ms-swift. If the package is not installed, the patch is pending.",),
     edits=(
-        *(
-            AddArgument(_ARGUMENTS, edit.field, edit.type, edit.default, edit.doc, check_source=False)
-            for edit in _SETTINGS
-        ),
+        *(AddArgument(_ARGUMENTS, edit.field, edit.type, edit.default, edit.doc) for edit in _SETTINGS),
         Wrap(
             "swift.megatron.trainers.base:BaseMegatronTrainer.on_log",
             "megatron_overrides.swift.megatron.trainers.base:report_metrics",
-            check_source=False,
         ),
     ),
 )

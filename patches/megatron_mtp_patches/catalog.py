@@ -31,7 +31,7 @@ from . import (
     tag_mtp_stage_embedding,
     train_mtp_heads_for_acceptance,
 )
-from .engine import AddField, Patch, Wrap
+from .engine import Patch, Wrap
 
 CATALOG = (
     skip_update_on_large_grad_norm.PATCH,
@@ -78,26 +78,6 @@ BASE = (
             Wrap(
                 "megatron.training.arguments:validate_args",
                 "megatron_mtp_patches.provenance:record_in_arguments",
-                check_source=False,
-            ),
-        ),
-    ),
-    Patch(
-        id="record-of-the-patches-in-megatron-bridge",
-        summary="A run of Megatron-Bridge says which patches it has, too",
-        optional=True,
-        edits=(
-            AddField(
-                "megatron.bridge.training.config:LoggerConfig",
-                field="megatron_mtp_patches",
-                type=str,
-                default="",
-                doc="The patches that this run has; set by them.",
-                check_source=False,
-            ),
-            Wrap(
-                "megatron.bridge.training.config:ConfigContainer.validate",
-                "megatron_mtp_patches.provenance:record_in_bridge_configuration",
                 check_source=False,
             ),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .engine import AddArgument, AddField, AddFlag, Patch
+from .engine import AddField, AddFlag, Patch
 from .shared_edits import TRANSFORMER_CONFIG
 
 
@@ -44,10 +44,11 @@ class Setting(NamedTuple):
 
 def settings(patch: Patch) -> list[Setting]:
     """What the patch lets a user of Megatron set, which makes flags of the fields of its TransformerConfig itself."""
+    if patch.package:
+        return []
     flags = [edit for edit in patch.edits if isinstance(edit, AddFlag)]
     found = [Setting(_flag(edit.flag, edit.type, edit.metavar), _default(edit), edit.help, False) for edit in flags]
-    fields = (edit for edit in patch.edits if isinstance(edit, AddField) and not isinstance(edit, AddArgument))
-    for edit in fields:
+    for edit in (edit for edit in patch.edits if isinstance(edit, AddField)):
         # Megatron's flag of a field that is True turns it off.
         flag = f"--{'no-' * (edit.default is True)}{edit.field.replace('_', '-')}"
         if flag not in {edit.flag for edit in flags}:

@@ -10,7 +10,7 @@ _LAYER = "mcore_bridge.model.modules.mtp_layer:MultiTokenPredictionLayer"
 PATCH = Patch(
     id="detach-heads-in-mcore-bridge",
     summary="Let --mtp-detach-heads act in the models of mcore-bridge (ms-swift)",
-    optional=True,
+    package="mcore-bridge",
     problem=(
         "mcore-bridge, with which ms-swift trains Megatron models, has its own MTP layer and its own MTP loss. "
         "`mtp_detach_heads` is accepted there and detaches nothing, on native 0.19 too, while the heads are clipped "
@@ -31,13 +31,12 @@ PATCH = Patch(
     numerics="Only with `mtp_detach_heads`, as on the page of `detach-mtp-heads`; and the acceptance rate, as above.",
     notes=("It patches mcore-bridge. If the package is not installed, the patch is pending.",),
     edits=(
-        Wrap(f"{_MODEL}.__init__", f"{_MODEL_OVERRIDES}:refuse_settings", check_source=False),
-        Wrap(f"{_MODEL}._postprocess", f"{_MODEL_OVERRIDES}:project_heads", check_source=False),
+        Wrap(f"{_MODEL}.__init__", f"{_MODEL_OVERRIDES}:refuse_settings"),
+        Wrap(f"{_MODEL}._postprocess", f"{_MODEL_OVERRIDES}:project_heads"),
         Wrap(
             f"{_LAYER}.forward",
             "megatron_overrides.mcore_bridge.model.modules.mtp_layer:mark_first_head",
-            check_source=False,
         ),
-        Wrap(f"{_LAYER}._get_embeddings", f"{MTP_OVERRIDES}.detached_heads:detach_inputs", check_source=False),
+        Wrap(f"{_LAYER}._get_embeddings", f"{MTP_OVERRIDES}.detached_heads:detach_inputs"),
     ),
 )

@@ -9,7 +9,7 @@ PATCH = Patch(
     id="keep-newton-schulz-scale-invariant",
     summary="Orthogonalize gradients of any size alike",
     upstream=(PullRequest(238, native_since="0.4.0", repository="NVIDIA-NeMo/Emerging-Optimizers"),),
-    optional=True,
+    package="emerging-optimizers",
     problem=(
         "`newton_schulz` of emerging_optimizers (up to 0.3.1) divides a matrix by its norm, but by no less than 1e-7. "
         "A gradient below that floor, because it was clipped or is just small, is not brought to unit size. Five "

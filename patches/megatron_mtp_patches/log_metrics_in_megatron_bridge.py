@@ -1,14 +1,15 @@
 """Declares log-metrics-in-megatron-bridge."""
 
-from .engine import Patch, Wrap
+from .engine import AddField, Patch, Wrap
 
 _TRAIN_UTILS = "megatron.bridge.training.utils.train_utils"
+_CONFIG = "megatron.bridge.training.config"
 _EVAL = "megatron.bridge.training.eval"
 
 PATCH = Patch(
     id="log-metrics-in-megatron-bridge",
     summary="Log the metrics of the patches in Megatron-Bridge",
-    optional=True,
+    package="Megatron-Bridge",
     problem=(
         "Megatron-Bridge has its own training log, so the metrics of the patches are missing there: the gradient "
         "norm of the MTP heads, skipped updates, the norm by which Muon's gradients are clipped, and in the log line "
@@ -31,9 +32,8 @@ PATCH = Patch(
         Wrap(
             f"{_TRAIN_UTILS}:training_log",
             "megatron_overrides.bridge.training.utils.train_utils:log_metrics",
-            check_source=False,
         ),
-        Wrap(
+        Wrap(  # an imported name; training_log, which prints by it, is checked
             f"{_TRAIN_UTILS}:print_rank_last",
             "megatron_overrides.support.training_metrics:append_to_log_line",
             check_source=False,
@@ -41,12 +41,21 @@ PATCH = Patch(
         Wrap(
             f"{_EVAL}:evaluate",
             "megatron_overrides.support.validation_metrics:measure_heads",
-            check_source=False,
         ),
         Wrap(
             f"{_EVAL}:evaluate_and_print_results",
             "megatron_overrides.bridge.training.eval:report_heads",
-            check_source=False,
+        ),
+        AddField(
+            f"{_CONFIG}:LoggerConfig",
+            field="megatron_mtp_patches",
+            type=str,
+            default="",
+            doc="The patches that this run has; set by them.",
+        ),
+        Wrap(
+            f"{_CONFIG}:ConfigContainer.validate",
+            "megatron_mtp_patches.provenance:record_in_bridge_configuration",
         ),
     ),
 )

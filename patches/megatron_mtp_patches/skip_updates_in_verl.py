@@ -7,7 +7,7 @@ _ENGINE = "verl.workers.engine"
 PATCH = Patch(
     id="skip-updates-in-verl",
     summary="Let verl go on after a skipped update, and report the metrics of the patches",
-    optional=True,
+    package="verl",
     problem=(
         "verl's Megatron engine ends the run with `NotImplementedError: Megatron optimizer step failed. This should "
         "not happen` as soon as an update is skipped: by `grad_norm_skip_threshold`, which Megatron has since 0.18, or "
@@ -28,12 +28,10 @@ PATCH = Patch(
         Wrap(
             f"{_ENGINE}.megatron.transformer_impl:MegatronEngine.optimizer_step",
             "megatron_overrides.verl.workers.engine.megatron.transformer_impl:return_from_skipped_update",
-            check_source=False,
         ),
         Wrap(
             f"{_ENGINE}.base:BaseEngine.train_batch",
             "megatron_overrides.verl.workers.engine.base:report_metrics",
-            check_source=False,
         ),
     ),
 )

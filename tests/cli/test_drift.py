@@ -9,12 +9,16 @@ import pytest
 from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import drift, megatron
+from megatron_mtp_patches.engine.fingerprints import KnownSources
 from megatron_mtp_patches.engine.source import find_file
+
+from tests.conformance.expected import EXPECTED
 
 pytestmark = pytest.mark.forked("python")
 
-TARGETS = [edit.target for patch in CATALOG for edit in patch.edits if edit.check_source]
+TARGETS = [edit.target for patch in CATALOG if not patch.package for edit in patch.edits if edit.check_source]
 RELEASES = ["0.16.1", "0.17.1", "0.18.2", "0.19.2"]
+TRAIN_BATCH = "verl.workers.engine.base:BaseEngine.train_batch"
 STEP = "megatron.core.optimizer.optimizer:ChainedOptimizer.step"
 
 
@@ -46,6 +50,17 @@ def fork(site, tmp_path):
 
 
 @pytest.fixture
+def verl(tmp_path):
+    """A folder with a verl that is its base class alone."""
+    file = tmp_path / "verl" / "workers" / "engine" / "base.py"
+    file.parent.mkdir(parents=True)
+    for package in list(file.parents)[:3]:
+        (package / "__init__.py").touch()
+    file.write_text("class BaseEngine:\n    def train_batch(self):\n        pass\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
 def sources(rows):
     """sources(output): {target: what stands beside it}"""
     return lambda output: {target: cells[0] for target, cells in rows(output).items() if target in TARGETS}
@@ -58,6 +73,15 @@ def test_the_installed_release_has_no_drift(command, sources, release, site):
     assert "0 targets are not known" in done.out
     assert list(sources(done.out)) == list(dict.fromkeys(TARGETS))
     assert all(release in text for text in sources(done.out).values())
+
+
+def test_each_patch_is_shown_with_its_state_there(command, rows, site, fork):
+    installed = rows(command("drift").out)
+    assert [installed[patch.id] for patch in CATALOG if not patch.package] == [
+        [EXPECTED[patch.id]] for patch in CATALOG if not patch.package
+    ]
+    assert rows(command("drift", "--against", str(site)).out) == installed
+    assert rows(command("drift", "--against", str(fork)).out)["exempt-muon-from-clipping"] == ["refused"]
 
 
 def test_a_folder_is_read_instead_of_the_installed_megatron(command, sources, site, fork):
@@ -164,6 +188,29 @@ def test_accept_without_a_folder_is_wrong_usage(command, table, words):
     before = table.read_bytes()
     done = command("drift", *words)
     assert (done.code, done.out) == (2, "") and "--against FOLDER --accept RELEASE" in done.err
+    assert table.read_bytes() == before
+
+
+def test_a_release_of_another_package_is_about_its_targets_alone(command, rows, verl, table):
+    before = KnownSources.read(table)
+    unknown = command("drift", "--against", str(verl))
+    accepted = command("drift", "--against", str(verl), "--accept", "verl 0.9.2")
+    assert (unknown.code, accepted.code, accepted.err) == (1, 0, "")
+    assert rows(unknown.out)["skip-updates-in-verl"] == ["refused"] and "detach-mtp-heads" not in rows(unknown.out)
+    known = command("drift", "--against", str(verl))
+    assert known.code == 0
+    assert rows(known.out)[TRAIN_BATCH] == ["verl 0.9.2"] and rows(known.out)["skip-updates-in-verl"] == ["applied"]
+    after = KnownSources.read(table)
+    assert (after.releases, after.releases_of("verl")) == (before.releases, ("verl 0.9.1", "verl 0.9.2"))
+    changed = {target for target, row in after.targets.items() if row != before.targets[target]}
+    assert changed == {edit.target for patch in CATALOG if patch.package == "verl" for edit in patch.edits}
+
+
+@pytest.mark.parametrize("name", ["0.9.2", "Verl 0.9.2", "ms-swift 4.7.0"])
+def test_a_name_that_does_not_fit_what_is_in_the_folder_is_wrong_usage(command, verl, table, name):
+    before = table.read_bytes()
+    done = command("drift", "--against", str(verl), "--accept", name)
+    assert (done.code, done.out) == (2, "") and f"--accept {name!r}" in done.err and "ms-swift, verl" in done.err
     assert table.read_bytes() == before
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,39 @@ def test_a_module_that_is_not_installed_is_named_in_the_refusal(library):
     patch = library.patch(Replace("not_installed:f", "overrides:f"))
     decision = decide(patch, KnownSources(("1.0",), {}))
     assert decision.state is State.REFUSED and "not_installed is not installed" in decision.reason
+
+
+def test_of_another_package_its_own_releases_are_named(library):
+    """It need not be installed; where it is, its source is checked as the library's is."""
+    library.write("lib2.py", "def g():\n    return 'g'\n")
+    patch = replace(library.patch(Wrap("lib2:g", "overrides:add_mark")), package="a-package")
+    patches = (library.patch(REPLACE_F), patch)
+    sources = make_known_sources(patches, {"1.0": [str(library.folder)], "a-package 2.0": [str(library.folder)]})
+    decision = decide(patch, sources)
+    assert (decision.state, decision.reason) == (State.APPLIED, "this a-package lacks it")
+    library.write("lib2.py", "def g():\n    return 'h'\n")
+    decision = decide(patch, sources)
+    assert decision.state is State.REFUSED
+    assert "Known: a-package 2.0; nearest: " in decision.reason and "1.0;" not in decision.reason
+    (library.folder / "lib2.py").unlink()
+    importlib.invalidate_caches()
+    decision = decide(patch, sources)
+    assert (decision.state, decision.reason) == (State.APPLIED, "lib2 is not installed")
+
+
+def test_another_folder_can_be_asked(library, tmp_path):
+    patch = library.patch(REPLACE_F, probe=Probe("lib:g"), repairs=("A defect.",))
+    sources = known(library.engine(patch))
+    states = {}
+    for line in ("def f", "def g(): pass\ndef f", "def f1"):
+        folder = tmp_path / str(len(states))
+        folder.mkdir()
+        text = (library.folder / "lib.py").read_text(encoding="utf-8").replace("def f", line)
+        (folder / "lib.py").write_text(text, encoding="utf-8")
+        decision = decide(patch, sources, [str(folder)])
+        states[decision.state] = decision.reason
+    assert list(states) == [State.APPLIED, State.REPAIRED, State.REFUSED]
+    assert str(folder / "lib.py") in states[State.REFUSED]
 
 
 def test_the_nearest_release_is_the_one_that_agrees_on_most_targets(library):

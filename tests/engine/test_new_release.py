@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from megatron_mtp_patches.engine import Replace, Wrap
 from megatron_mtp_patches.engine.fingerprints import KnownSources
@@ -66,6 +68,20 @@ def test_what_was_known_of_a_release_is_replaced(library, folder_with, tmp_path)
     assert after == make_known_sources(patches, {"1.0": folder_with("old"), "2.0": folder_with("new")})
     assert len(after.files["lib"]) == 2, "the file that is no release's any longer is not known"
     assert add_release(after, patches, "1.0", folder_with("old")) == after
+
+
+def test_a_release_of_another_package_is_about_the_targets_of_its_patches(library, folder_with):
+    library.write("lib2.py", "def g():\n    return 'g'\n")
+    patches = [library.patch(REPLACE_F), replace(library.patch(G), package="a-package")]
+    before = make_known_sources(patches, {"1.0": folder_with("old")})
+    assert before.targets["lib2:g"] == {}, "that a release of the library has none says nothing of the package"
+    after = add_release(before, patches, "a-package 2.0", [str(library.folder)])
+    assert after.releases == ("1.0",)
+    assert (after.releases_of(""), after.releases_of("a-package")) == (("1.0",), ("a-package 2.0",))
+    assert after.targets["lib:f"] == before.targets["lib:f"]
+    assert list(after.targets["lib2:g"].values()) == [["a-package 2.0"]]
+    assert set(after.files) == {"lib", "lib2"}
+    assert add_release(after, patches, "1.0", folder_with("new")).targets["lib2:g"] == after.targets["lib2:g"]
 
 
 def test_targets_and_files_that_no_patch_checks_are_left_out(library, folder_with):

@@ -9,8 +9,9 @@ from rich.table import Column, Table
 
 from .. import _engine
 from ..catalog import BASE, CATALOG
-from ..engine import PatchError, UsageError
-from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
+from ..engine import Patch, PatchError, UsageError
+from ..engine.compatibility import decide
+from ..engine.fingerprints import ABSENT, KnownSources, fingerprint, package_of
 from ..engine.new_release import add_release, write_known_sources
 from ..engine.source import find_file
 from .console import make_console
@@ -18,11 +19,12 @@ from .megatron import describe_megatron, known_sources
 
 
 def show_drift(against: str | None, since: str | None = None, accept: str | None = None) -> int:
-    """Print each checked target and the releases that share its source; 1 if one is unknown.
+    """Print each patch with its state, each checked target and the releases that share its source; 1 if one is unknown.
 
-    `against`: None reads the installed Megatron; a directory, the checkout or site-packages there; a known release
-    asks which targets of the installed Megatron differ from that release. `since` asks it of a directory. `accept`
-    adds the sources of a directory to the known ones, as those of a release of this name; then the answer is 0.
+    `against`: None reads what is installed; a directory, the checkout or site-packages there; a known release asks
+    which targets of the installed Megatron differ from that release. `since` asks it of a directory. `accept` adds the
+    sources of a directory to the known ones, as those of a release of this name: of Megatron ("0.20.0") or of another
+    package that is patched ("verl 0.9.2"); then the answer is 0.
     """
     known = known_sources()
     folders = _find_folders(against, known)
@@ -35,7 +37,16 @@ def show_drift(against: str | None, since: str | None = None, accept: str | None
         raise UsageError("--accept goes with a folder: --against FOLDER --accept RELEASE")
     if not folders and find_file("megatron.core") is None:
         raise PatchError(describe_megatron())
-    rows, differing = _compare(known, folders or None, release)
+    patches = find_patches(folders or None)
+    if release or accept:
+        patches = [patch for patch in patches if patch.package == package_of(release or accept or "")]
+    if accept and not patches:
+        names = sorted({patch.package for patch in CATALOG} - {""})
+        raise UsageError(
+            f"--accept {accept!r}: {against} has nothing of it that the patches change. A release is called as in "
+            f"0.20.0 if it is Megatron's, otherwise by one of the packages {', '.join(names)} and its version"
+        )
+    rows, differing = _compare(known, patches, folders or None, release)
     console = make_console()
     what = f"differ from {release}" if release else "are not known"
     console.print(f"{against if folders else describe_megatron()}: {differing} targets {what}", soft_wrap=True)
@@ -46,6 +57,13 @@ def show_drift(against: str | None, since: str | None = None, accept: str | None
     return int(differing > 0 and not accept)
 
 
+def find_patches(path: list[str] | None) -> list[Patch]:
+    """The patches of what is there: of Megatron, and of the other packages that they change."""
+    megatron = find_file("megatron.core", path) is not None
+    there = {patch.package for patch in CATALOG if any(find_file(module, path) for module in patch.modules)}
+    return [patch for patch in CATALOG if (patch.package in there if patch.package else megatron)]
+
+
 def _find_folders(against: str | None, known: KnownSources) -> list[str]:
     """The folders that `against` names; none where it is None or a release."""
     if against in (None, *known.releases):
@@ -53,21 +71,24 @@ def _find_folders(against: str | None, known: KnownSources) -> list[str]:
     assert against
     folders = against.split(os.pathsep)
     for folder in folders:
-        if not Path(folder, "megatron", "core").is_dir():
+        if not find_patches([folder]):
             raise UsageError(
-                f"{folder!r} is neither a folder with megatron/core in it nor one of {', '.join(known.releases)}"
+                f"{folder!r} is neither a folder with megatron/core or another package in it that is patched, nor one "
+                f"of {', '.join(known.releases)}"
             )
     return folders
 
 
-def _compare(known: KnownSources, path: list[str] | None, release: str | None) -> tuple[Table, int]:
+def _compare(
+    known: KnownSources, patches: list[Patch], path: list[str] | None, release: str | None
+) -> tuple[Table, int]:
     """A table of the targets that differ from `release`, and how many those are.
 
-    Without a release the table has every target, and those that no known release has are counted.
+    Without a release the table has every patch with its state and every target, and unknown sources are counted.
     """
     differing = set()
     table = Table(Column("target", overflow="fold"), "source as in")
-    for patch in CATALOG:
+    for patch in patches:
         shown = []
         for edit in {edit.target: edit for edit in patch.edits if edit.check_source}.values():
             digest = fingerprint(edit, path)
@@ -79,9 +100,9 @@ def _compare(known: KnownSources, path: list[str] | None, release: str | None) -
             text = f"absent; so in {names}" if digest == ABSENT else names
             if not (same and release):  # what is as in that release was not asked for
                 shown.append((edit.target, text if same else f"[red]{text}[/]"))
-        if shown:
+        if shown or not release:
             table.add_section()
-            table.add_row(f"[bold]{patch.id}[/]")
+            table.add_row(f"[bold]{patch.id}[/]", "" if release else f"[bold]{decide(patch, known, path).state}[/]")
             for cells in shown:
                 table.add_row(*cells)
     return table, len(differing)

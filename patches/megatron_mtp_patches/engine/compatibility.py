@@ -24,18 +24,21 @@ class Decision:
         return self.state in (State.APPLIED, State.REPAIRED)
 
 
-def decide(patch: Patch, sources: KnownSources) -> Decision:
-    """Whether to apply, leave alone or refuse `patch` in the Megatron that an import would find."""
-    package = patch.modules[0].partition(".")[0]
-    if not any(find_file(module) for module in patch.modules):
-        if patch.optional:
+def decide(patch: Patch, sources: KnownSources, path: list[str] | None = None) -> Decision:
+    """Whether to apply, leave alone or refuse `patch` in the Megatron that an import would find.
+
+    `path` reads these directories instead of the running interpreter's.
+    """
+    package = patch.package or patch.modules[0].partition(".")[0]
+    if not any(find_file(module, path) for module in patch.modules):
+        if patch.package:
             return Decision(State.APPLIED, f"{patch.modules[0]} is not installed")
         return Decision(State.REFUSED, f"{patch.modules[0]} is not installed, nor is anything else that it patches")
-    native = patch.probe is not None and is_present(patch.probe)
+    native = patch.probe is not None and is_present(patch.probe, path)
     here = "this Megatron" if package == "megatron" else f"this {package}"
     if native and not patch.repairs:
         return Decision(State.NATIVE, f"{here} has it")
-    problem = find_drift(patch, sources)
+    problem = find_drift(patch, sources, path)
     if problem:
         return Decision(State.REFUSED, problem)
     if native:
@@ -43,31 +46,31 @@ def decide(patch: Patch, sources: KnownSources) -> Decision:
     return Decision(State.APPLIED, f"{here} lacks it")
 
 
-def is_present(probe: Probe) -> bool:
-    return bool(ask(probe.target.partition(":")[0], ask_probe(probe)))
+def is_present(probe: Probe, path: list[str] | None = None) -> bool:
+    return bool(ask(probe.target.partition(":")[0], ask_probe(probe), path))
 
 
-def find_drift(patch: Patch, sources: KnownSources) -> str | None:
+def find_drift(patch: Patch, sources: KnownSources, path: list[str] | None = None) -> str | None:
     """Why the patch may not be applied to this source, or None. The sentence says what to do."""
     for edit in patch.edits:
         if edit.check_source:
-            digest = fingerprint(edit)
+            digest = fingerprint(edit, path)
             known = bool(sources.releases_with(edit.target, digest))
         else:
             digest = ABSENT
-            known = edit.adds_name or target_exists(edit) or find_file(edit.module) is None
+            known = edit.adds_name or target_exists(edit, path) or find_file(edit.module, path) is None
         if not known:
-            return _explain_drift(patch, edit, digest, sources)
+            return _explain_drift(patch, edit, digest, sources, path)
     return None
 
 
-def _explain_drift(patch: Patch, edit: Edit, digest: str, sources: KnownSources) -> str:
-    file = find_file(edit.module)
+def _explain_drift(patch: Patch, edit: Edit, digest: str, sources: KnownSources, path: list[str] | None) -> str:
+    file = find_file(edit.module, path)
     where = f"in {file}" if file else "(its module is not installed)"
     what = "is missing" if digest == ABSENT else "is not the source of any release that these patches know"
     return (
-        f"{edit.target} {what} {where}. Known: {', '.join(sources.releases)}; nearest: "
-        f"{sources.nearest_release((patch,))}. Compare that function with the nearest release. Then either install a "
-        f"known release, or leave the patch out with MEGATRON_MTP_PATCHES=-{patch.id}, or set "
+        f"{edit.target} {what} {where}. Known: {', '.join(sources.releases_of(patch.package))}; nearest: "
+        f"{sources.nearest_release((patch,), path)}. Compare that function with the nearest release. Then either "
+        f"install a known release, or leave the patch out with MEGATRON_MTP_PATCHES=-{patch.id}, or set "
         f"MEGATRON_MTP_PATCHES_ON_DRIFT=warn to train without every patch that is refused."
     )

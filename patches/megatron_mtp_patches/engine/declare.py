@@ -272,7 +272,8 @@ class Patch:
         refuses: the settings with which training does not start.
         numerics: which numbers change, and when.
         notes: what else to know, on memory or checkpoints.
-        optional: it patches a package that need not be installed; until that is imported, the patch is pending.
+        package: the distribution that it patches, where that is not Megatron; its known releases are called
+            "PACKAGE VERSION". It need not be installed: until it is imported, the patch is pending.
     """
 
     id: str
@@ -288,7 +289,7 @@ class Patch:
     refuses: tuple[str, ...] = ()
     numerics: str = ""
     notes: tuple[str, ...] = ()
-    optional: bool = False
+    package: str = ""
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -27,11 +27,11 @@ def fingerprint(edit: Edit, path: list[str] | None = None) -> str:
     return ABSENT if found is None else str(found)
 
 
-def target_exists(edit: Edit) -> bool:
+def target_exists(edit: Edit, path: list[str] | None = None) -> bool:
     """Whether this Megatron has what `edit` changes or, where it may add the name, the class or module for it."""
     if edit.check_source and not edit.adds_name:
-        return fingerprint(edit) != ABSENT
-    return bool(ask(edit.module, ask_existence(edit)))
+        return fingerprint(edit, path) != ABSENT
+    return bool(ask(edit.module, ask_existence(edit), path))
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class KnownSources:
     """The sources that the patches were written against.
 
     Attributes:
-        releases: in order of age.
-        targets: {target: {fingerprint: [release, ...]}}
+        releases: of Megatron, in order of age.
+        targets: {target: {fingerprint: [release, ...]}}; those of another package are called "PACKAGE VERSION".
         files: {module: {hash of a known file's bytes: {question: answer}}}; such a file need not be parsed.
     """
 
@@ -57,13 +57,28 @@ class KnownSources:
         """The releases in which `target` has this fingerprint; empty where its source was never reviewed."""
         return self.targets.get(target, {}).get(digest, [])
 
+    def releases_of(self, package: str) -> tuple[str, ...]:
+        """The known releases of a package; '' stands for Megatron."""
+        if not package:
+            return self.releases
+        names = (name for row in self.targets.values() for releases in row.values() for name in releases)
+        return tuple(dict.fromkeys(name for name in names if package_of(name) == package))
+
     def nearest_release(self, patches: tuple[Patch, ...], path: list[str] | None = None) -> str:
-        """The release that agrees with this Megatron on the most targets ("0.19.2 or main" where two do)."""
+        """The release that agrees on the most targets ("0.19.2 or main" where two do): of Megatron or, if all patches
+        are of one other package, of that."""
+        packages = {patch.package for patch in patches}
+        candidates = self.releases_of(packages.pop() if len(packages) == 1 else "")
         votes: Counter[str] = Counter()
         for edit in {edit for patch in patches for edit in patch.edits if edit.check_source}:
             votes.update(self.releases_with(edit.target, fingerprint(edit, path)))
         most = max(votes.values(), default=0)
-        return " or ".join(release for release in self.releases if votes[release] == most)
+        return " or ".join(release for release in candidates if votes[release] == most)
+
+
+def package_of(release: str) -> str:
+    """ "verl" of "verl 0.9.1", '' of Megatron's "0.19.2"."""
+    return release.rpartition(" ")[0]
 
 
 def open_known_sources(file: Path, patches: Iterable[Patch]) -> KnownSources:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .declare import Edit, Patch
-from .fingerprints import KnownSources
+from .fingerprints import KnownSources, package_of
 from .source import find_file, parse_bytes
 from .source_cache import hash_bytes
 from .source_questions import ABSENT, Answer, Question, answer, ask_fingerprint, questions_about
@@ -28,24 +28,28 @@ def make_known_sources(patches: Iterable[Patch], sources: Mapping[str, list[str]
 def add_release(known: KnownSources, patches: Iterable[Patch], release: str, folders: list[str]) -> KnownSources:
     """`known` with `release` as it is in `folders`, whatever was known of a release of this name before.
 
+    A release of another package than Megatron, "PACKAGE VERSION", is about the targets of the patches of that package.
     Each folder holds the release; the first says what it lacks, as a wheel may have fewer modules than the checkout.
     Targets that `patches` do not check, and files that are no release's any longer, are left out.
     """
     patches = tuple(patches)
     checked = {edit.target: edit for patch in patches for edit in patch.edits if edit.check_source}
+    of_release = [patch for patch in patches if patch.package == package_of(release)]
+    targets = {edit.target for patch in of_release for edit in patch.edits} & checked.keys()
     questions = questions_about(patches)
     files = {module: dict(known.files.get(module, {})) for module in sorted(questions)}
     rows = {target: _without(release, known.targets.get(target, {})) for target in sorted(checked)}
     for folder in folders:
-        found = {module: _read(module, folder, questions[module], files[module]) for module in files}
-        for target, row in rows.items():
-            answers = found[checked[target].module]
+        modules = questions_about(of_release)
+        found = {module: _read(module, folder, questions[module], files[module]) for module in modules}
+        for target in sorted(targets):
+            row, answers = rows[target], found[checked[target].module]
             if answers is not None or folder == folders[0]:
                 digest = ABSENT if answers is None else str(answers[str(ask_fingerprint(checked[target]))])
                 if release not in row.setdefault(digest, []):
                     row[digest].append(release)
-    releases = sorted({*known.releases, release}, key=_age)
-    return KnownSources(tuple(releases), _in_order(rows), _drop_unknown(files, checked, rows))
+    releases = {*known.releases} if package_of(release) else {*known.releases, release}
+    return KnownSources(tuple(sorted(releases, key=_age)), _in_order(rows), _drop_unknown(files, checked, rows))
 
 
 def write_known_sources(known: KnownSources, file: Path) -> None:

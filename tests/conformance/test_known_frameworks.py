@@ -1,0 +1,42 @@
+"""The frameworks whose source is known are those that ci/matrix.toml tests, and each of their targets is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.engine.fingerprints import KnownSources
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = KnownSources.read(Path(megatron_mtp_patches.__file__).with_name("fingerprints.json"))
+# emerging-optimizers is none: its patch depends on nothing but names.
+FRAMEWORKS = [patch for patch in CATALOG if patch.package and any(edit.check_source for edit in patch.edits)]
+
+
+@pytest.fixture(scope="module")
+def tested():
+    """The requirements that the matrix pins, in lower case."""
+    matrix = tomllib.loads((ROOT / "ci" / "matrix.toml").read_text(encoding="utf-8"))
+    return {word.lower() for one in matrix["environment"] for word in (*one["installs"], *one.get("alone", ()))}
+
+
+@pytest.mark.parametrize("patch", FRAMEWORKS, ids=lambda patch: patch.package)
+def test_known_is_what_is_tested(patch, tested):
+    name = patch.package.lower()
+    known = {release.lower().replace(" ", "==") for release in SOURCES.releases_of(patch.package)}
+    assert known and known == {word for word in tested if word.startswith(f"{name}==")}
+
+
+@pytest.mark.parametrize("patch", FRAMEWORKS, ids=lambda patch: patch.package)
+def test_each_target_is_known_of_each_release(patch):
+    for target in {edit.target for edit in patch.edits if edit.check_source}:
+        row = SOURCES.targets[target]
+        assert {name for names in row.values() for name in names} == set(SOURCES.releases_of(patch.package))
+        assert "absent" not in row
