@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
+
+from megatron_mtp_patches.catalog import CATALOG
 
 from scripts.acceptance import table as accepted
 from scripts.bench import frozen as price
@@ -13,6 +16,12 @@ from scripts.common.arguments import REFERENCE
 from scripts.common.markdown import table
 from scripts.common.process import ROOT
 from scripts.experts.table import make_table
+from scripts.pins.table import make_page
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CI = ROOT / "ci"
 SHOWN = re.compile(
@@ -27,7 +36,15 @@ def blocks() -> dict[str, str]:
         "acceptance": acceptance(_read("acceptance")),
         "starts": starts(_read("starts")),
         "frozen": frozen(_read("frozen")),
+        "pins": pins(),
     }
+
+
+def pins() -> str:
+    """What `python -m scripts.pins` found."""
+    data = tomllib.loads((CI / "pins.toml").read_text(encoding="utf-8"))["pin"]
+    found = json.loads((CI / "pins.json").read_text(encoding="utf-8"))
+    return make_page(data, found, [patch.id for patch in CATALOG if not patch.package])
 
 
 def acceptance(found: dict[str, Any]) -> str:

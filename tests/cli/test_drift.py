@@ -150,7 +150,7 @@ def test_accept_makes_the_sources_of_a_folder_known_as_a_release(command, source
     unknown = command("drift", "--against", str(fork))
     accepted = command("drift", "--against", str(fork), "--accept", "0.20.0")
     assert (unknown.code, accepted.code, accepted.err) == (1, 0, "")
-    assert f"These sources are known as those of 0.20.0 now, in {table}" in accepted.out
+    assert f"These sources: known as of 0.20.0 now, in {table}" in accepted.out
     assert sources(accepted.out) == sources(unknown.out), "what was new is shown"
     known = command("drift", "--against", str(fork))
     assert known.code == 0
@@ -204,6 +204,27 @@ def test_a_release_of_another_package_is_about_its_targets_alone(command, rows, 
     assert (after.releases, after.releases_of("verl")) == (before.releases, ("verl 0.9.1", "verl 0.9.2"))
     changed = {target for target, row in after.targets.items() if row != before.targets[target]}
     assert changed == {edit.target for patch in CATALOG if patch.package == "verl" for edit in patch.edits}
+
+
+def test_of_a_folder_that_is_no_release_a_target_can_become_known(command, sources, fork, table):
+    before = KnownSources.read(table)
+    target = STEP.replace("ChainedOptimizer", "FP32Optimizer")
+    accepted = command("drift", "--against", str(fork), "--accept", "verl's 71e418e", "--only", target)
+    assert (accepted.code, accepted.err) == (0, "")
+    assert f"{target}: known as of verl's 71e418e now, in {table}" in accepted.out
+    known = command("drift", "--against", str(fork))
+    assert known.code == 1 and "verl's 71e418e" in sources(known.out)[target]
+    after = KnownSources.read(table)
+    assert after.releases == before.releases
+    assert [name for name, row in after.targets.items() if row != before.targets[name]] == [target]
+
+
+@pytest.mark.parametrize("words", [["--only", STEP], ["--accept", "a's b", "--only", f"{STEP}s"]], ids=" ".join)
+def test_only_goes_with_accept_and_a_target(command, fork, table, words):
+    before = table.read_bytes()
+    done = command("drift", "--against", str(fork), *words)
+    assert (done.code, done.out) == (2, "") and "--only TARGET goes with --accept NAME" in done.err
+    assert table.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["0.9.2", "Verl 0.9.2", "ms-swift 4.7.0"])

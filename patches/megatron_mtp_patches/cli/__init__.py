@@ -97,6 +97,13 @@ def make_parser() -> argparse.ArgumentParser:
     drift.add_argument(
         "--accept", metavar="VERSION", help="from now on the sources of the --against folder are known, as this release"
     )
+    drift.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="with --accept: the folder is no release, and only this target of it becomes known; may be repeated",
+    )
     drift.set_defaults(carry_out=_drift)
     return parser
 
@@ -163,4 +170,4 @@ def _disable(arguments: argparse.Namespace) -> int:
 def _drift(arguments: argparse.Namespace) -> int:
     from .drift import show_drift
 
-    return show_drift(arguments.against, arguments.since, arguments.accept)
+    return show_drift(arguments.against, arguments.since, arguments.accept, arguments.only)

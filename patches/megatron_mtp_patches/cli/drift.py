@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from rich.table import Column, Table
@@ -18,13 +19,16 @@ from .console import make_console
 from .megatron import describe_megatron, known_sources
 
 
-def show_drift(against: str | None, since: str | None = None, accept: str | None = None) -> int:
+def show_drift(
+    against: str | None, since: str | None = None, accept: str | None = None, only: Collection[str] = ()
+) -> int:
     """Print each patch with its state, each checked target and the releases that share its source; 1 if one is unknown.
 
     `against`: None reads what is installed; a directory, the checkout or site-packages there; a known release asks
     which targets of the installed Megatron differ from that release. `since` asks it of a directory. `accept` adds the
     sources of a directory to the known ones, as those of a release of this name: of Megatron ("0.20.0") or of another
-    package that is patched ("verl 0.9.2"); then the answer is 0.
+    package that is patched ("verl 0.9.2"); then the answer is 0. `only` restricts it to these targets of a Megatron
+    that is no release, whatever its name.
     """
     known = known_sources()
     folders = _find_folders(against, known)
@@ -39,7 +43,11 @@ def show_drift(against: str | None, since: str | None = None, accept: str | None
         raise PatchError(describe_megatron())
     patches = find_patches(folders or None)
     if release or accept:
-        patches = [patch for patch in patches if patch.package == package_of(release or accept or "")]
+        package = "" if only else package_of(release or accept or "")
+        patches = [patch for patch in patches if patch.package == package]
+    targets = {edit.target for patch in patches for edit in patch.edits if edit.check_source}
+    if only and (not accept or not targets.issuperset(only)):
+        raise UsageError("--only TARGET goes with --accept NAME, and names a target that `drift` shows")
     if accept and not patches:
         names = sorted({patch.package for patch in CATALOG} - {""})
         raise UsageError(
@@ -52,8 +60,9 @@ def show_drift(against: str | None, since: str | None = None, accept: str | None
     console.print(f"{against if folders else describe_megatron()}: {differing} targets {what}", soft_wrap=True)
     console.print(rows)
     if accept:
-        _accept(known, accept, folders)
-        console.print(f"These sources are known as those of {accept} now, in {_engine.table_file}", soft_wrap=True)
+        _accept(known, accept, folders, only)
+        which = ", ".join(only) if only else "These sources"
+        console.print(f"{which}: known as of {accept} now, in {_engine.table_file}", soft_wrap=True)
     return int(differing > 0 and not accept)
 
 
@@ -108,9 +117,9 @@ def _compare(
     return table, len(differing)
 
 
-def _accept(known: KnownSources, release: str, folders: list[str]) -> None:
+def _accept(known: KnownSources, release: str, folders: list[str], only: Collection[str]) -> None:
     file = Path(_engine.table_file)
     try:
-        write_known_sources(add_release(known, (*BASE, *CATALOG), release, folders), file)
+        write_known_sources(add_release(known, (*BASE, *CATALOG), release, folders, only), file)
     except OSError as error:
         raise PatchError(f"cannot write {file}: {error.strerror}") from error

@@ -25,22 +25,27 @@ def make_known_sources(patches: Iterable[Patch], sources: Mapping[str, list[str]
     return known
 
 
-def add_release(known: KnownSources, patches: Iterable[Patch], release: str, folders: list[str]) -> KnownSources:
+def add_release(
+    known: KnownSources, patches: Iterable[Patch], release: str, folders: list[str], only: Iterable[str] = ()
+) -> KnownSources:
     """`known` with `release` as it is in `folders`, whatever was known of a release of this name before.
 
     A release of another package than Megatron, "PACKAGE VERSION", is about the targets of the patches of that package.
+    With `only`, `release` names a Megatron that is no release, of which these targets alone become known.
     Each folder holds the release; the first says what it lacks, as a wheel may have fewer modules than the checkout.
     Targets that `patches` do not check, and files that are no release's any longer, are left out.
     """
     patches = tuple(patches)
     checked = {edit.target: edit for patch in patches for edit in patch.edits if edit.check_source}
-    of_release = [patch for patch in patches if patch.package == package_of(release)]
+    package = "" if only else package_of(release)
+    of_release = [patch for patch in patches if patch.package == package]
     targets = {edit.target for patch in of_release for edit in patch.edits} & checked.keys()
+    targets = targets.intersection(only) if only else targets
     questions = questions_about(patches)
     files = {module: dict(known.files.get(module, {})) for module in sorted(questions)}
     rows = {target: _without(release, known.targets.get(target, {})) for target in sorted(checked)}
+    modules = {checked[target].module for target in targets} if only else questions_about(of_release).keys()
     for folder in folders:
-        modules = questions_about(of_release)
         found = {module: _read(module, folder, questions[module], files[module]) for module in modules}
         for target in sorted(targets):
             row, answers = rows[target], found[checked[target].module]
@@ -48,7 +53,7 @@ def add_release(known: KnownSources, patches: Iterable[Patch], release: str, fol
                 digest = ABSENT if answers is None else str(answers[str(ask_fingerprint(checked[target]))])
                 if release not in row.setdefault(digest, []):
                     row[digest].append(release)
-    releases = {*known.releases} if package_of(release) else {*known.releases, release}
+    releases = {*known.releases} if only or package else {*known.releases, release}
     return KnownSources(tuple(sorted(releases, key=_age)), _in_order(rows), _drop_unknown(files, checked, rows))
 
 

@@ -1,0 +1,51 @@
+"""What `python -m scripts.pins` found, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from scripts.common.markdown import table
+
+STATES = ("applied", "repaired", "native", "refused")
+Found = dict[str, Any]
+
+
+def make_page(pins: list[dict[str, Any]], found: list[Found], patches: Iterable[str]) -> str:
+    """The pins of ci/pins.toml, the state of each patch there, and the sources that are not known."""
+    known = {one["framework"]: one for one in found}
+    pairs = [(pin, known[pin["framework"]]) for pin in pins if pin["framework"] in known]
+    frameworks = [pin["framework"] for pin, _ in pairs]
+    states = ([f"[`{patch}`]({patch}.md)", *(_state(one, patch) for _, one in pairs)] for patch in patches)
+    parts = [
+        table(["framework", "its Megatron", "where that stands", "nearest release", *STATES], map(_row, pairs)),
+        table(["patch", *frameworks], states),
+        ["Functions of unknown source, and the patches that are refused for them:"],
+        [line for _, one in pairs for line in _unknown(one)] or ["none"],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def _row(pair: tuple[dict[str, Any], Found]) -> list[object]:
+    pin, found = pair
+    commit, read = found["commit"], f"https://github.com/{pin['repository']}/blob/{pin['commit']}/{pin['file']}"
+    name = "" if commit.startswith(pin["megatron"]) else f"{pin['megatron']}, "
+    changed = ", with the framework's own patches" if pin.get("patches") else ""
+    return [
+        pin["framework"],
+        f"{name}[{commit[:7]}](https://github.com/NVIDIA/Megatron-LM/commit/{commit}){changed}",
+        f"[{pin['file']}]({read}) of {pin['commit'][:7]}, {pin['date']}",
+        found["like"],
+        *(sum(state == one for state in found["states"].values()) for one in STATES),
+    ]
+
+
+def _state(found: Found, patch: str) -> str:
+    state = found["states"].get(patch, "not read")
+    return f"**{state}**" if state == "refused" else str(state)
+
+
+def _unknown(found: Found) -> list[str]:
+    """The functions of unknown source, and the patches that are refused for each."""
+    name, unknown = found["framework"], sorted(found["unknown"].items())
+    return [f"* {name}: `{target}`: {', '.join(patches)}" for target, patches in unknown]
