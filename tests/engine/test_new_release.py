@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from megatron_mtp_patches.engine import Replace, Wrap
@@ -87,15 +88,17 @@ def test_a_release_of_another_package_is_about_the_targets_of_its_patches(librar
 def test_of_what_is_no_release_only_the_targets_that_are_named_become_known(library, folder_with):
     patches = [library.patch(REPLACE_F, METHOD, G)]
     library.write("lib2.py", "def g():\n    return 'g'\n")
-    before = make_known_sources(patches, {"1.0": folder_with("old")})
+    old = folder_with("old")
+    Path(*old, "lib2.py").write_text("# a comment\ndef g():\n    return 'g'\n", encoding="utf-8")
+    before = make_known_sources(patches, {"1.0": old})
     after = add_release(before, patches, "a's 71e418e", [str(library.folder)], only=["lib:f"])
     assert (after.releases, after.releases_of("a's")) == (("1.0",), ("a's 71e418e",))
     assert [*after.targets["lib:f"].values()] == [["1.0"], ["a's 71e418e"]]
     assert {target: row for target, row in after.targets.items() if target != "lib:f"} == {
         target: row for target, row in before.targets.items() if target != "lib:f"
     }
-    assert {module: len(by_hash) for module, by_hash in after.files.items()} == {"lib": 2}
-    assert add_release(after, patches, "1.0", folder_with("old")) == after
+    assert {module: len(by_hash) for module, by_hash in after.files.items()} == {"lib": 2, "lib2": 1}
+    assert add_release(after, patches, "1.0", old) == after
 
 
 def test_targets_and_files_that_no_patch_checks_are_left_out(library, folder_with):
