@@ -19,7 +19,7 @@ from scripts.common.arguments import executable, make_parser
 from scripts.common.markdown import fill
 from scripts.common.process import ROOT
 
-from . import declared, kept, memory
+from . import commands, declared, kept, memory, upgrade
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--memory", type=executable, metavar="PYTHON", help="measure with this one")
     parser.add_argument("--work", type=Path, default=ROOT / "demo_output", help="folder for the runs of --runs")
     options = parser.parse_args()
-    contents = declared.blocks() | kept.blocks()
+    contents = commands.blocks() | declared.blocks() | kept.blocks() | upgrade.blocks()
     if options.runs:
         from . import runs
 

@@ -1,4 +1,4 @@
-"""What the declarations say, as Markdown: tables of README, the flag reference, the head of each patch's page."""
+"""What the declarations say, as Markdown: the tables of patches and flags, the head of each patch's page."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ RELEASES = json.loads(FINGERPRINTS.read_text(encoding="utf-8"))["releases"]
 
 
 def blocks() -> dict[str, str]:
-    """The block `releases` and `flags` of README, `flag-reference`, and one for each patch, under its id."""
-    heads = {patch.id: head(patch) for patch in CATALOG}
-    return {"releases": releases_table(), "flags": flags_table(), "flag-reference": flag_reference(), **heads}
+    """The tables of docs/patches.md, `flag-reference`, and one block for each patch, under its id."""
+    tables = {"releases": releases_table(), "summaries": summaries()}
+    return {**tables, "flag-reference": flag_reference(), **{patch.id: head(patch) for patch in CATALOG}}
 
 
 def releases_table() -> str:
     """Patch x release: its state there."""
     rows = (
         [
-            f"[`{patch.id}`](docs/{patch.id}.md)",
+            _page(patch),
             ", ".join(map(_link, patch.upstream)) or "none",
             *(state(patch, release) for release in RELEASES),
         ]
@@ -38,18 +38,18 @@ def releases_table() -> str:
     return "\n".join(table(["patch", "upstream", *RELEASES], rows))
 
 
-def flags_table() -> str:
-    """Each flag, with a star if no release has it."""
-    found = (setting for patch in CATALOG for setting in settings(patch) if setting.name.startswith("--"))
-    rows = ([f"`{one.name}`" + (" *" if not one.is_upstream else ""), one.default, one.effect] for one in found)
-    header = ["flag (* added by us: upstream has only a config field, or nothing)", "default", "effect"]
-    return "\n".join(table(header, rows))
+def summaries() -> str:
+    """Each patch in a line, with its flags and fields."""
+    rows = (
+        [_page(patch), f"{patch.summary}.", ", ".join(f"`{one.name}`" for one in settings(patch))] for patch in CATALOG
+    )
+    return "\n".join(table(["patch", "what it does", "flags and config fields"], rows))
 
 
 def flag_reference() -> str:
     """Each flag and each field without one, with its patch."""
     rows = (
-        [*_cells(one), f"[{patch.id}]({patch.id}.md)", "upstream's" if one.is_upstream else "ours"]
+        [*_cells(one), _page(patch), "upstream's" if one.is_upstream else "ours"]
         for patch in CATALOG
         for one in settings(patch)
     )
@@ -87,6 +87,10 @@ def _section(heading: str, paragraphs: Iterable[str]) -> str:
     if len(lines) == 1:
         return f"**{heading}:** {lines[0]}"
     return "\n".join([f"**{heading}:**", "", *(f"* {line}" for line in lines)])
+
+
+def _page(patch: Patch) -> str:
+    return f"[`{patch.id}`]({patch.id}.md)"
 
 
 def _cells(setting: Setting) -> list[str]:

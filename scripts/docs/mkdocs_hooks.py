@@ -1,0 +1,78 @@
+"""Hooks of MkDocs: README is the home page, and a file of the repository to which a page links becomes a page, too.
+
+So the links of the Markdown files work in the repository and on the site, which names no host of the repository.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+# {the file of the site: that of the repository}
+_origins: dict[str, str] = {}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add README, and each file outside of docs/ to which a page leads, directly or through such a file."""
+    _origins.clear()
+    _origins.update({file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()})
+    todo = ["README.md", *_origins.values()]
+    for path in todo:
+        uri = place(path)
+        if uri not in _origins:
+            _origins[uri] = path
+            files.append(make_page(config, uri, path))
+        if path.endswith(".md"):
+            todo += [target for target in targets(path) if (ROOT / target).is_file() and target not in todo]
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The links as they lead from page to page. A folder has no page: what is said of it stays, without the link."""
+    origin = _origins[page.file.src_uri]
+
+    def link(match: re.Match[str]) -> str:
+        target = resolve(origin, match["path"])
+        if (ROOT / target).is_dir():
+            return match["text"]
+        path = posixpath.relpath(place(target), posixpath.dirname(page.file.src_uri) or ".")
+        return f"{match['image']}[{match['text']}]({path}{match['anchor'] or ''})"
+
+    return LINK.sub(link, markdown)
+
+
+def place(path: str) -> str:
+    """The file of the site for a file of the repository: of docs/ at the top, all others below repository/."""
+    if path == "README.md":
+        return "index.md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"repository/{path}" if path.endswith(".md") else f"repository/{path}.md"
+
+
+def make_page(config: Any, uri: str, path: str) -> File:
+    """A page that shows a file of the repository, Markdown as such and all else as code."""
+    if path.endswith(".md"):
+        return File.generated(config, uri, abs_src_path=str(ROOT / path))
+    language = {".py": "python"}.get(PurePosixPath(path).suffix, "text")
+    code = (ROOT / path).read_text(encoding="utf-8")
+    return File.generated(config, uri, content=f"# {path}\n\n````{language}\n{code}````\n")
+
+
+def targets(path: str) -> Iterator[str]:
+    """The files of the repository to which a Markdown file links, without those of docs/, which are there anyway."""
+    for match in LINK.finditer((ROOT / path).read_text(encoding="utf-8")):
+        target = resolve(path, match["path"])
+        if not target.startswith("docs/"):
+            yield target
+
+
+def resolve(origin: str, link: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))

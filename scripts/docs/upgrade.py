@@ -1,0 +1,54 @@
+"""What an upgrade of Megatron changes, as Markdown: which patches it makes superfluous, and what checkpoints need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.description import settings
+from megatron_mtp_patches.engine import Patch
+from megatron_mtp_patches.engine.state import State
+
+from scripts.common.markdown import table
+
+from .declared import RELEASES, state
+
+CHECKPOINTS = "Checkpoints:"
+
+
+def blocks() -> dict[str, str]:
+    """The blocks `upgrade-steps` and `checkpoints`."""
+    steps = [f"### From {before} to {after}\n\n{step(before, after)}" for before, after in pairwise(RELEASES)]
+    return {"upgrade-steps": "\n\n".join(steps), "checkpoints": checkpoints()}
+
+
+def step(before: str, after: str) -> str:
+    """The patches whose state changes, with what a user may do about each."""
+    rows = [
+        [f"[`{patch.id}`]({patch.id}.md)", state(patch, before), state(patch, after), advice(patch, after)]
+        for patch in CATALOG
+        if state(patch, before) != state(patch, after)
+    ]
+    return "\n".join(table(["patch", before, after, "what to do"], rows)) if rows else "No patch changes its state."
+
+
+def advice(patch: Patch, release: str) -> str:
+    """What to do with a patch whose change `release` has."""
+    theirs, ours = (
+        ", ".join(f"`{one.name}`" for one in settings(patch) if one.is_upstream is whose) for whose in (True, False)
+    )
+    kept = "Drop it." if state(patch, release) is State.NATIVE else "Keep it for its repairs."
+    return kept + f" Megatron has {theirs}." * bool(theirs) + f" Only the patch adds {ours}." * bool(ours)
+
+
+def checkpoints() -> str:
+    """What the declarations say of checkpoints."""
+    return "\n".join(f"* [`{patch.id}`]({patch.id}.md): {note}" for patch, note in _notes())
+
+
+def _notes() -> Iterator[tuple[Patch, str]]:
+    for patch in CATALOG:
+        for note in patch.notes:
+            if note.startswith("Checkpoint"):
+                yield patch, note.removeprefix(CHECKPOINTS).strip()

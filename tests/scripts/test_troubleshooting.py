@@ -1,0 +1,43 @@
+"""docs/troubleshooting.md quotes messages as they are printed."""
+
+import argparse
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+MESSAGES = re.findall(r"^#+ `(.*)`$", PAGE, re.MULTILINE)
+SOURCES = [inspect.getsource(argparse)] + [
+    file.read_text(encoding="utf-8")
+    for package in ("patches/megatron_mtp_patches", "megatron_overrides")
+    for file in sorted((ROOT / package).rglob("*.py"))
+]
+
+
+def texts(node):
+    """The strings of a source, each f-string as one in which \\0 stands for a value."""
+    if isinstance(node, ast.JoinedStr):
+        yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from texts(child)
+
+
+PRINTED = [text for source in SOURCES for text in texts(ast.parse(source))]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_is_one_that_is_printed(message):
+    parts = [re.escape(part.strip()) for part in message.split("...") if part.strip(" :;,.")]
+    assert any(re.search(".*".join(parts), text, re.DOTALL) for text in PRINTED)
+    assert parts
+
+
+def test_the_page_has_messages():
+    assert len(MESSAGES) > 20
