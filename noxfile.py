@@ -14,7 +14,16 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["python", "tests", "without_transformer_engine", "compatibility", "lint", "wheel", "tables"]
+nox.options.sessions = [
+    "python",
+    "tests",
+    "without_transformer_engine",
+    "compatibility",
+    "lint",
+    "docs",
+    "wheel",
+    "tables",
+]
 if os.environ.get("MEGATRON_LM"):
     nox.options.sessions += ["replay"]
 
@@ -197,6 +206,14 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site of the pages, in .nox/site; with -- serve, on this machine's port 8000."""
+    session.install("-e", ".[docs]")
+    words = session.posargs or ["build", "--strict"]
+    session.run("mkdocs", *words, env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session

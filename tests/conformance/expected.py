@@ -1,4 +1,4 @@
-"""The state of each patch in the installed release, as the table in README says."""
+"""The state of each patch in the installed release, as the table in docs/patches.md says."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from megatron_mtp_patches.engine import Patch
 from megatron_mtp_patches.engine.source import find_file
 from megatron_mtp_patches.engine.state import State
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "patches.md"
 RELEASE = version("megatron-core")
 IDS = [patch.id for patch in CATALOG]
 
 
 def read_table() -> dict[str, dict[str, State]]:
     """{release: {patch: its state there, once Megatron is imported}}."""
-    lines = README.read_text(encoding="utf-8").splitlines()
+    table = PAGE.read_text(encoding="utf-8").partition(": releases -->")[2].partition("<!-- end -->")[0]
+    lines = table.splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     _, _, *releases = next(row for row in rows if row[0] == "patch")
     patches = {row[0].strip("[").partition("]")[0].strip("`"): row[2:] for row in rows if row[0].startswith("[`")}

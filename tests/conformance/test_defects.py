@@ -1,4 +1,4 @@
-"""What `doctor -- FLAGS` looks for agrees with what the table of README says of the releases."""
+"""What `doctor -- FLAGS` looks for agrees with what the table of docs/patches.md says of the releases."""
 
 import pytest
 from megatron_mtp_patches.catalog import CATALOG

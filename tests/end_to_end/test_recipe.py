@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from .conftest import HAS_TRAINER, ROOT
+from tests.pages import shown
+
+from .conftest import ARGUMENTS, HAS_TRAINER, ROOT
 
 pytestmark = [
     pytest.mark.forked("megatron"),
@@ -13,14 +15,16 @@ pytestmark = [
 SMALL = ["--ckpt-format", "torch", "--train-iters", "4", "--save-interval", "4"]
 
 
-def test_the_recipe_gives_heads_with_an_accepted_length(train, tmp_path):
+def test_the_recipe_gives_heads_with_an_accepted_length(train, run_shown, dataset, tmp_path):
     page = (ROOT / "docs" / "add-mtp-heads.md").read_text(encoding="utf-8")
     flags = re.search(r"<!-- flags of the recipe.*?```text\n(.*?)```", page, re.DOTALL)[1].split()
     base, heads = tmp_path / "base", tmp_path / "heads"
     train(*SMALL, "--save", str(base), heads=())
     flags = [{"BASE": str(base), "HEADS": str(heads)}.get(word, word) for word in flags]
-    lines, output = train(*SMALL, *flags, heads=(), command="verify-mtp")
-    assert re.search(r"has left \d+ tensors of the main model as they were, to the bit", output)
+    given = [*ARGUMENTS, *SMALL, *flags, "--data-path", str(dataset)]
+    doctor, verified = run_shown(shown("recipe-check"), {"FLAGS": given})
+    assert "known defect" in doctor and "unknown to Megatron" not in doctor
+    assert re.search(r"has left \d+ tensors of the main model as they were, to the bit", verified)
     lines, output = train(*SMALL, *flags, heads=())
     assert sorted(lines) == [1, 2, 3, 4]
     lengths = [float(length) for length in re.findall(r"mtp acceptance length: (\S+) \|", output)]

@@ -13,6 +13,7 @@ import pytest
 from megatron_mtp_patches.cli.zero_touch import FILE, TEXT
 
 from tests.interpreter import imports_megatron
+from tests.pages import read_by_bash, shown
 
 pytestmark = [pytest.mark.forked("python"), pytest.mark.real_process("runs in an environment with the wheel alone")]
 LOADED = "import sys; print('megatron_mtp_patches' in sys.modules)"
@@ -67,6 +68,18 @@ def test_where_it_is_not_asked_for_it_loads_no_module(environment, enabled, vari
     without = environment.run("-c", MODULES, **variables)
     assert (with_file.returncode, with_file.stderr) == (0, "")
     assert with_file.stdout == without.stdout
+
+
+def test_the_commands_of_the_page(environment, tmp_path):
+    """Any Python is in the place of torchrun, which this environment lacks."""
+    text = shown("zero-touch")
+    assert "\nMEGATRON_MTP_PATCHES=all torchrun" in text
+    job = environment.run("-c", LOADED, MEGATRON_MTP_PATCHES="all")
+    enable, torchrun, disable = read_by_bash(f"ARGS=\n{text}", tmp_path)
+    assert "Enabled by" in environment.command(*enable[1:]).stdout
+    assert torchrun == ["torchrun", "pretrain_gpt.py"] and job.stdout == "False\n"
+    assert environment.run("-c", LOADED, MEGATRON_MTP_PATCHES="all").stdout == "True\n"
+    assert environment.command(*disable[1:]).returncode == 0 and files(environment) == []
 
 
 def test_enabling_twice_changes_nothing(environment):

@@ -1,0 +1,106 @@
+"""What README and docs/ show can be typed: each command is run by a test or says why not, each flag exists."""
+
+import argparse
+import re
+from pathlib import Path
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.cli import make_parser
+from megatron_mtp_patches.description import settings
+
+from tests.pages import PAGES, ROOT, blocks
+
+BLOCKS = blocks()
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = {
+    name
+    for file in sorted((ROOT / "tests").rglob("*.py"))
+    for name in re.findall(r"\bshown\(\"([\w-]+)\"\)", file.read_text(encoding="utf-8"))
+}
+NEEDS = re.compile(r"needs (a GPU|8 GPUs|a network|several nodes|several environments|a checkout of Megatron-LM)\b")
+FLAG = re.compile(r"(?<![\w/#-])--[a-z][\w-]*")
+# Of other programs than Megatron's scripts and our command, and of newer releases than the one that tests this.
+OTHERS = {
+    "pip": {"--find-links", "--no-deps", "--no-index", "--user"},
+    "nox": {"--no-venv"},
+    "torchrun": {"--nproc-per-node"},
+    "slime": {"--custom-megatron-init-path"},
+    "scripts.docs": {"--memory"},
+    "scripts.gpu": {"--minutes", "--only"},
+    "scripts.replay": {"--megatron", "--ranks", "--release"},
+    "megatron-core 0.19": {"--freeze-base-for-mtp", "--qad-train-target"},
+    "main": {"--mtp-hsm"},
+}
+
+
+def fences():
+    for page in PAGES:
+        for language, text in FENCE.findall(page.read_text(encoding="utf-8")):
+            yield page, language, text
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page.name}: {block.text.split()[0]}")
+def test_a_command_is_run_by_a_test_or_says_why_not(block):
+    is_run, _, name = block.marker.partition("run by a test: ")
+    if is_run == "not ":
+        assert NEEDS.match(name)
+    else:
+        assert is_run == "" and name in RUN
+
+
+def test_commands_are_in_blocks_of_bash():
+    assert len(BLOCKS) == sum(language == "bash" for _, language, _ in fences()) > 10
+    assert {language for _, language, _ in fences()} == {"bash", "python", "text", "yaml"}
+    for page, language, text in fences():
+        assert language == "bash" or not re.match(r"\$ |pip |torchrun |megatron-mtp-patches ", text), (page.name, text)
+
+
+@pytest.mark.forked("patched")
+def test_each_flag_exists():
+    megatron = pytest.importorskip("megatron.training.arguments", reason="the wheel of 0.16.1 has no trainer")
+    known = {*options(make_parser()), *options(megatron.add_megatron_arguments(argparse.ArgumentParser()))}
+    known = known.union(*OTHERS.values())
+    named = {flag: page.name for page in PAGES for flag in FLAG.findall(page.read_text(encoding="utf-8"))}
+    # ms-swift writes them with underscores.
+    unknown = sorted(f"{flag} in {page}" for flag, page in named.items() if flag.replace("_", "-") not in known)
+    assert not unknown, "\n".join(unknown)
+
+
+def options(parser):
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from options(command)
+
+
+def test_readme_says_what_is_on_by_default():
+    """A flag in the last column is one of a linked patch; `yes` is for patches that no flag turns on."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| (.*) \| (yes|`--.*`) \|$", readme, re.MULTILINE)
+    patches = {patch.id: patch for patch in CATALOG}
+    assert len(rows) == 10
+    for links, default in rows:
+        linked = [patches[name] for name in re.findall(r"docs/([\w-]+)\.md", links) if name in patches]
+        flags = {one.name.split()[0] for patch in linked for one in settings(patch)}
+        if default == "yes":
+            assert not any(re.match(r"(Only w|W)ith the flag", patch.numerics) for patch in linked), links
+        else:
+            assert default.strip("`") in flags, links
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_the_page_of_the_api_has_every_public_name():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^::: megatron_mtp_patches\.(\w+)$", page, re.MULTILINE)
+    assert sorted(named) == sorted(megatron_mtp_patches.__all__)
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    assert set(re.findall(r"([\w-]+\.md)$", nav, re.MULTILINE)) >= {Path(page).name for page in PAGES[1:]}
