@@ -51,6 +51,14 @@ def test_the_commands_that_check(run):
     assert re.search(r"the MTP loss has reached \d+ parameters of the heads and nothing else", verified)
 
 
+def test_the_recipe_for_pretraining(run):
+    verified, output = run(ARGS + shown("pretrain-with-mtp-heads"))
+    assert "of the heads and nothing else" in verified
+    names = (" grad norm: ", " mtp grad norm: ", " mtp_1 acceptance %: ", " mtp acceptance length: ")
+    (line,) = re.findall(r" iteration +4/ +4 \|.*", output)
+    assert all(name in line for name in names)
+
+
 def test_doctor_reads_the_flags(run):
     (output,) = run(ARGS + shown("doctor"))
     assert "known defect" in output and "unknown to Megatron" not in output
