@@ -1,7 +1,10 @@
 """What README and docs/ show can be typed: each command is run by a test or says why not, each flag exists."""
 
 import argparse
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import megatron_mtp_patches
@@ -10,14 +13,14 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import make_parser
 from megatron_mtp_patches.description import settings
 
-from tests.pages import PAGES, ROOT, blocks
+from tests.pages import PAGES, ROOT, blocks, shown
 
 BLOCKS = blocks()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {
     name
     for file in sorted((ROOT / "tests").rglob("*.py"))
-    for name in re.findall(r"\bshown\(\"([\w-]+)\"\)", file.read_text(encoding="utf-8"))
+    for name in re.findall(r"\bshown\([\"']([\w-]+)[\"']\)", file.read_text(encoding="utf-8"))
 }
 NEEDS = re.compile(r"needs (a GPU|8 GPUs|a network|several nodes|several environments|a checkout of Megatron-LM)\b")
 FLAG = re.compile(r"(?<![\w/#-])--[a-z][\w-]*")
@@ -98,7 +101,15 @@ def test_readme_is_short():
 def test_the_page_of_the_api_has_every_public_name():
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     named = re.findall(r"^::: megatron_mtp_patches\.(\w+)$", page, re.MULTILINE)
-    assert sorted(named) == sorted(megatron_mtp_patches.__all__)
+    assert sorted(named) == sorted([*megatron_mtp_patches.__all__, "functional"])
+
+
+def test_the_variable_for_functions_leaves_out_every_patch():
+    code = "import megatron_mtp_patches as patches; print(*{str(one.state) for one in patches.status()})"
+    line = f"{shown('functional')}\n'{sys.executable}' -c '{code}'"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "patches")}
+    done = subprocess.run(["bash", "-euc", line], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "disabled\n"
 
 
 def test_every_page_is_in_the_navigation():
