@@ -32,6 +32,7 @@ OTHERS = {
     "slime": {"--custom-megatron-init-path"},
     "scripts.docs": {"--memory"},
     "scripts.gpu": {"--minutes", "--only"},
+    "scripts.pins": {"--check"},
     "scripts.replay": {"--megatron", "--ranks", "--release"},
     "megatron-core 0.19": {"--freeze-base-for-mtp", "--qad-train-target"},
     "main": {"--mtp-hsm"},
