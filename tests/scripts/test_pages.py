@@ -30,7 +30,7 @@ OTHERS = {
     "nox": {"--no-venv"},
     "torchrun": {"--nproc-per-node"},
     "slime": {"--custom-megatron-init-path"},
-    "scripts.docs": {"--memory"},
+    "scripts.docs": {"--memory", "--runs"},
     "scripts.gpu": {"--minutes", "--only"},
     "scripts.pins": {"--check"},
     "scripts.replay": {"--megatron", "--ranks", "--release"},
