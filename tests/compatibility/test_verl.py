@@ -72,7 +72,7 @@ def make_engine(make_model):
     """make_engine(detach_encoder=False, model={}, **optimizer): an engine with one MTP head."""
 
     def make(detach_encoder=False, model=(), **optimizer):
-        return Engine(make_model(mtp_num_layers=1, **dict(model)), detach_encoder, **optimizer)
+        return Engine(make_model(**{"mtp_num_layers": 1, **dict(model)}), detach_encoder, **optimizer)
 
     return make
 
@@ -127,6 +127,61 @@ def test_heads_train_for_acceptance(make_engine, batch):
         loss = metrics["mtp_losses/mtp_1_loss"]
         assert 0.0 < loss < 1.0 and metrics["megatron/mtp_grad_norm"] > 0.0
         assert metrics["mtp_losses/mtp_acceptance_length"] == pytest.approx(2.0 - loss, rel=1e-5)
+
+
+def gradients(engine, batch):
+    engine.optimizer_zero_grad()
+    loss_of(engine.model(**batch), batch["labels"]).backward()
+    return {name: parameter.main_grad.clone() for name, parameter in engine.model.module.named_parameters()}
+
+
+def test_the_logits_of_the_heads_may_be_made_in_chunks(make_engine, batch):
+    whole, chunked = (gradients(make_engine(model={"mtp_logits_chunk_size": size}), batch) for size in (0, 8))
+    for name, gradient in whole.items():
+        torch.testing.assert_close(chunked[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_depth_weights_weigh_the_heads(make_engine, batch):
+    first, second = (
+        gradients(make_engine(model={"mtp_num_layers": 2, "mtp_depth_weights": weights}), batch)
+        for weights in ("1,0", "0,1")
+    )
+    assert not first["mtp.layers.1.eh_proj.weight"].any() and first["mtp.layers.0.eh_proj.weight"].any()
+    assert second["mtp.layers.1.eh_proj.weight"].any()
+
+
+def test_heads_train_alone(make_engine, batch):
+    engine = make_engine(model={"freeze_base_model_for_mtp": True})
+    before = {name: parameter.clone() for name, parameter in engine.model.module.named_parameters()}
+    metrics, after = engine.step(batch)
+    assert metrics["mtp_losses/mtp_1_loss"] > 3.0
+    changed = {name for name in before if not torch.equal(after[name], before[name])}
+    assert changed and changed == {name for name in before if name.startswith("mtp.")}
+
+
+def test_a_limit_for_heads_without_a_separate_norm_is_refused_by_its_field(make_engine):
+    with pytest.raises(ValueError, match=r"\(config.mtp_clip_grad\) needs MTP heads with a separate norm"):
+        make_engine(mtp_clip_grad=0.1)
+
+
+def test_training_goes_on_from_verl_s_checkpoint(make_engine, batch, tmp_path):
+    from verl.utils.megatron.dist_checkpointing import load_dist_checkpointing, save_dist_checkpointing
+
+    def state(engine, is_loading=False):
+        of_model = engine.model.module.sharded_state_dict()
+        return {"model": of_model, "optimizer": engine.optimizer.sharded_state_dict(of_model, is_loading)}
+
+    settings = {"model": {"mtp_detach_heads": True}, "mtp_clip_grad": 0.1}
+    engine = make_engine(**settings)
+    engine.step(batch)
+    save_dist_checkpointing(state(engine), str(tmp_path))
+    resumed = make_engine(**settings)
+    loaded = load_dist_checkpointing(state(resumed, is_loading=True), str(tmp_path))
+    resumed.model.module.load_state_dict(loaded["model"])
+    resumed.optimizer.load_state_dict(loaded["optimizer"])
+    (metrics, after), (of_resumed, after_resumed) = engine.step(batch), resumed.step(batch)
+    assert of_resumed["megatron/mtp_grad_norm"] == metrics["megatron/mtp_grad_norm"]
+    assert all(torch.equal(after_resumed[name], after[name]) for name in after)
 
 
 @pytest.mark.parametrize("detach_encoder", [False, True])

@@ -138,6 +138,8 @@ def test_the_acceptance_rate_is_that_of_the_whole_vocabulary(make_model, batch, 
         {"mtp_loss_type": "tv"},
         {"mtp_logits_chunk_size": 8},
         {"mtp_acceptance_interval": 2},
+        {"mtp_depth_weights": "1,2"},
+        {"mtp_acceptance_length_interval": 1},
         {"freeze_base_model_for_mtp": True},
     ],
     ids=str,
@@ -149,6 +151,16 @@ def test_what_acts_in_megatron_s_loss_alone_is_refused(make_model, settings):
     assert make_model(
         mtp_num_layers=None, **({} if name in ("mtp_loss_type", "freeze_base_model_for_mtp") else settings)
     )
+
+
+def test_a_limit_for_heads_without_a_separate_norm_is_refused_by_its_field(make_model):
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    model = make_model()
+    chunk = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
+    with pytest.raises(ValueError, match=r"\(config.mtp_clip_grad\) needs MTP heads with a separate norm"):
+        get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.1, mtp_clip_grad=0.05), [chunk])
 
 
 @pytest.mark.parametrize("compute", [True, False])

@@ -115,7 +115,9 @@ class MTPLossLoggingHelper:
         losses = tracker["loss_values"] * loss_scale
         sums = {f"mtp_{depth} loss": loss for depth, loss in enumerate(losses, start=1)}
         scalars = dict(sums)
-        if tracker.get("counted"):
+        # ms-swift reports its evaluation, too, in which mcore-bridge counts nothing.
+        is_report = total_loss_dict is not None and not total_loss_dict
+        if tracker.get("counted") and not (is_report and not tracker["total_values"].any()):
             scalars.update(_acceptance_rates(tracker))
         if tracker.get("measured_lengths"):
             lengths = named_lengths(tracker["length_values"])

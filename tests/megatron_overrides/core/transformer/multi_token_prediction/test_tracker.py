@@ -65,6 +65,14 @@ def test_a_framework_with_an_empty_dictionary_gets_the_rates_too():
         }
 
 
+def test_an_evaluation_that_counts_nothing_reports_no_rate():
+    Helper.save_metrics_to_tracker(torch.tensor(4.0), torch.tensor(3), torch.tensor(4), 0, 1)
+    Helper.track_mtp_metrics(0.5, 1, None, None, {})
+    reported = {}
+    Helper.track_mtp_metrics(0.5, 1, None, None, reported)
+    assert list(reported) == ["mtp_1 loss"]
+
+
 def test_rates_are_in_the_log_line(step):
     step((4.0, 3, 4))
     texts = [metric.text for metric in training_metrics() if metric.label.startswith("mtp_1 acc")]
