@@ -22,15 +22,17 @@ class Logits(NamedTuple):
 
 @torch.no_grad()
 def forward(model: Any, tokens: torch.Tensor) -> Logits:
-    """Run model and heads over `tokens`, [b, n] int64. What stands after a position does not change its logits."""
+    """Run model and heads over `tokens`, [b, n] int64, in an `mtp_pass(compute=True)`.
+
+    What stands after a position does not change its logits.
+    """
     seen: list[torch.Tensor] = []
     handle = model.mtp.register_forward_hook(lambda _, __, hidden: seen.append(hidden))
     length = tokens.size(1)
     positions = torch.arange(length).expand_as(tokens)
     future = torch.ones(1, 1, length, length).tril().logical_not()
     try:
-        with mtp_pass(compute=True):
-            model(tokens, positions, future)
+        model(tokens, positions, future)
     finally:
         handle.remove()
     hidden = torch.stack(seen[0].chunk(1 + model.config.mtp_num_layers)).transpose(1, 2)
@@ -49,7 +51,7 @@ class Step(NamedTuple):
 
 
 def verify(model: Any, tokens: torch.Tensor, lengths: torch.Tensor, sampler: torch.Generator | None) -> Step:
-    """Draft and verify once.
+    """Draft and verify once, in an `mtp_pass(compute=True)`.
 
     Args:
         tokens: [b, n] int64; a row has `lengths` known tokens, at least two.
@@ -57,7 +59,8 @@ def verify(model: Any, tokens: torch.Tensor, lengths: torch.Tensor, sampler: tor
     """
     depths = model.config.mtp_num_layers
     rows = torch.arange(tokens.size(0))
-    text = torch.nn.functional.pad(tokens, (0, max(0, int(lengths.max()) + depths - tokens.size(1))))
+    # Pad, or cut off what is known in no row.
+    text = torch.nn.functional.pad(tokens, (0, int(lengths.max()) + depths - tokens.size(1)))
     drafts, distributions = [], []
     for depth in range(1, depths + 1):
         q = forward(model, text).heads[depth - 1][rows, lengths - 2].softmax(-1)
@@ -99,7 +102,8 @@ def decode(model: Any, prompts: torch.Tensor, length: int, sampler: torch.Genera
     lengths = torch.full((len(prompts),), prompts.size(1))
     steps = made = 0
     while (unfinished := lengths < length).any():
-        step = verify(model, tokens, lengths, sampler)
+        with mtp_pass(compute=True):
+            step = verify(model, tokens, lengths, sampler)
         steps += int(unfinished.sum())
         made += int((1 + step.accepted)[unfinished].sum())
         for place, column in enumerate(step.tokens.unbind(1)):
@@ -119,7 +123,8 @@ def accepted_from_every_position(model: Any, text: torch.Tensor, first: int, sam
     total = count = 0
     for row in text:
         lengths = torch.arange(first, len(row) - depths + 1)
-        step = verify(model, row.expand(len(lengths), -1).clone(), lengths, sampler)
+        with mtp_pass(compute=True):
+            step = verify(model, row.expand(len(lengths), -1).clone(), lengths, sampler)
         total += int((1 + step.accepted).sum())
         count += len(lengths)
     return total / count

@@ -18,7 +18,7 @@ import numpy
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, get_bin_path, get_idx_path
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder, get_bin_path, get_idx_path
 from torch.utils.data import Dataset
 
 from scripts.common.arguments import make_parser
@@ -26,8 +26,26 @@ from scripts.common.arguments import make_parser
 # Other people's packages, and tests (fixtures, generated tables) that some distributions leave out.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 
+SPLIT = (98, 2, 0)  # percent of the documents that are for training, validation and test
+
 # Ends a document. No Python source contains it, so the 256 byte values are the whole vocabulary.
 END_OF_DOCUMENT = b"\0"
+
+
+def library_sources() -> list[Path]:
+    """Return the standard library's sources, of this Python.
+
+    Raises:
+        FileNotFoundError: this Python was installed without them.
+    """
+    library = Path(sysconfig.get_path("stdlib"))
+    files = [path for path in sorted(library.rglob("*.py")) if LEFT_OUT.isdisjoint(path.relative_to(library).parts)]
+    if not files:
+        raise FileNotFoundError(
+            f"no Python sources under {library}. This Python was installed without its library's sources: "
+            "choose another one with PYTHON=/path/to/python scripts/demo.sh"
+        )
+    return files
 
 
 def write(prefix: Path, files: list[Path]) -> tuple[int, int]:
@@ -39,6 +57,13 @@ def write(prefix: Path, files: list[Path]) -> tuple[int, int]:
         builder.add_document(torch.frombuffer(bytearray(text), dtype=torch.uint8), [len(text)])
     builder.finalize(get_idx_path(str(prefix)))
     return len(texts), sum(map(len, texts))
+
+
+def held_out(prefix: Path) -> torch.Tensor:
+    """Return the bytes that are for validation, as int64."""
+    documents = IndexedDataset(str(prefix))
+    first = round(len(documents) * SPLIT[0] / 100)
+    return torch.from_numpy(numpy.concatenate([documents[number] for number in range(first, len(documents))])).long()
 
 
 class SomeBatchesCompressed(Dataset):
@@ -101,15 +126,10 @@ def main() -> None:
     parser.add_argument("prefix", type=Path, help="path of the dataset, without .bin and .idx")
     parser.add_argument("files", type=Path, nargs="*", help="other texts than the standard library's")
     options = parser.parse_args()
-    library = Path(sysconfig.get_path("stdlib"))
-    files = options.files or [
-        path for path in sorted(library.rglob("*.py")) if LEFT_OUT.isdisjoint(path.relative_to(library).parts)
-    ]
-    if not files:
-        parser.error(
-            f"no Python sources under {library}. This Python was installed without its library's sources: "
-            "choose another one with PYTHON=/path/to/python scripts/demo.sh"
-        )
+    try:
+        files = options.files or library_sources()
+    except FileNotFoundError as error:
+        parser.error(str(error))
     documents, size = write(options.prefix, files)
     print(f"{documents} source files, {size / 1e6:.1f} million bytes -> {options.prefix}.bin, {options.prefix}.idx")
 

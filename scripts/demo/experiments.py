@@ -1,34 +1,32 @@
-"""Train a small GPT three times, print what that shows as a table, and draw it. Needs what scripts/demo.sh installs.
+"""Train a small GPT several times, and compare as a table and as a plot. `runs.warm()` must have been called.
 
-    python -m scripts.demo.experiments heads|skipping --data demo_output/data/stdlib --output demo_output
+losses: one main model, frozen; MTP heads trained over it by cross entropy and by e2e_tv; how many tokens a verification
+step of speculative decoding yields with either.
+
+skipping: one training to a checkpoint, which continues from there without and with --grad-norm-skip-threshold. Both
+continuations meet the same accident: bursts of batches that arrive still compressed (dataset.py).
 
 heads: how two MTP heads, whose loss weighs three times the main model's, affect the main model. First they train it;
 then they are detached but share one gradient norm with it, as before NVIDIA/Megatron-LM#4116; then they are detached
 and clipped by a separate norm.
 
-skipping: one training to a checkpoint, which continues from there without and with --grad-norm-skip-threshold. Both
-continuations meet the same accident: bursts of batches that arrive still compressed (dataset.py). Command line, seed
-and order of the data are otherwise the same.
+What is compared differs by the named flags only: command line, seed and order of the data are otherwise the same.
+scripts/demo.sh runs the first two in a short form, `python -m scripts.docs --runs` the last two in full.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
-import sys
-import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
-
-from scripts.common.arguments import make_parser
 from scripts.common.markdown import Table
 from scripts.common.megatron_flags import PLAIN_MODULES
-from scripts.common.process import environment, run
 
 from . import plots
-from .curves import Curves, read_curves
+from .runs import Curves, Run, train
 
 CLIP = 1.0
 FLAGS = f"""
@@ -41,55 +39,147 @@ FLAGS = f"""
     --log-interval 20 --tensorboard-log-interval 1 --eval-interval 100000 --eval-iters 20 --save-interval 100000
     --ckpt-format torch
 """.split()
-# What a log line must hold to be shown; the whole log is kept in a file.
-SHOWN = re.compile(r"^\s*(\[[^]]*\] )?iteration +\d+/|validation loss at|update skipped|^rehearsal on the CPU")
 
 HEADS_LAST = 120  # iterations
 LATE = range(HEADS_LAST - 19, HEADS_LAST + 1)
-FORK, SKIPPING_LAST = 280, 460  # iterations: the checkpoint, and the end of both continuations
-BURSTS = (range(300, 308), range(360, 368), range(420, 428))
-CORRUPT = frozenset(iteration for burst in BURSTS for iteration in burst)
 THRESHOLD = 10.0  # gradient norms: about 1 on text (9 in the very first steps), above 20 on compressed bytes
 
-
-def train(name: str, output: Path, data: Path, *flags: object, patches: str = "all") -> Curves:
-    """Run train.py under `patches`; show its progress, keep its whole log in `name`.log."""
-    tensorboard, log = output / "tensorboard" / name, output / f"{name}.log"
-    shutil.rmtree(tensorboard, ignore_errors=True)
-    log.unlink(missing_ok=True)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    program = ["-m", "megatron_mtp_patches", "run", "--device", device, str(Path(__file__).with_name("train.py"))]
-    given = ["--data-path", str(data), "--tensorboard-dir", str(tensorboard), *map(str, flags)]
-    started = time.perf_counter()
-    # Where other programs run too, OpenMP threads that spin while they wait make a step ten times slower.
-    variables = {"OMP_WAIT_POLICY": "PASSIVE", **environment(patches, one_thread=False, PYTHONUNBUFFERED="1")}
-    result = run([sys.executable, *program, *FLAGS, *given], variables, log, on_line=show)
-    if result.code != 0:
-        sys.exit(f"{result.tail}\n'{name}' failed (exit code {result.code}); the whole log is {log}")
-    print(f"    {time.perf_counter() - started:.0f} s; whole log: {log}", flush=True)
-    return read_curves(tensorboard)
+LOSSES = ("cross_entropy", "e2e_tv")
+DEPTHS = 3
+# Decoding: this many texts of so many bytes each, the first ones given.
+TEXTS, LENGTH, PROMPT = 24, 64, 16
 
 
-def show(line: str) -> None:
-    """Print a log line without the columns that stay the same here; of other lines nothing."""
-    if SHOWN.search(line):
-        line = re.sub(r"^\[[^]]*\] |^WARNING:[\w.]+:", "", line.strip())
-        dull = ("consumed samples", "global batch size", "loss scale", "number of nan")
-        columns = [column for column in line.split("|") if not column.strip().startswith(dull)]
-        print("   ", "|".join(columns), flush=True)
+class Accident(NamedTuple):
+    """Of the experiment `skipping`.
+
+    Attributes:
+        fork: the iteration of the checkpoint.
+        last: the iteration that ends both continuations.
+        bursts: iterations whose batches are compressed.
+        flags: of all its runs.
+    """
+
+    fork: int
+    last: int
+    bursts: tuple[range, ...]
+    flags: list[str]
+
+    @property
+    def corrupt(self) -> frozenset[int]:
+        return frozenset(iteration for burst in self.bursts for iteration in burst)
+
+
+ACCIDENT = Accident(
+    fork=280,
+    last=460,
+    bursts=(range(300, 308), range(360, 368), range(420, 428)),
+    flags="--train-iters 460 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3".split(),
+)
+
+
+SMALL = """
+    --seq-length 96 --max-position-embeddings 96 --micro-batch-size 8 --global-batch-size 8
+    --untie-embeddings-and-output-weights
+""".split()
+SHORT_LOSSES = [*SMALL, *"--train-iters 240 --lr-warmup-iters 10 --eval-interval 40 --eval-iters 8".split()]
+SHORT_ACCIDENT = Accident(
+    fork=240, last=320, bursts=(range(250, 258), range(284, 292)), flags=["--train-iters", "320", *SMALL]
+)
+
+
+def train_to_fork(data: Path, output: Path, accident: Accident) -> Curves:
+    """Train to the iteration `accident.fork`, and leave a checkpoint there."""
+    shutil.rmtree(_checkpoint(output), ignore_errors=True)
+    saved = ["--save", str(_checkpoint(output)), "--exit-interval", str(accident.fork)]
+    return train(output, {"shared": Run(_flags(data, *accident.flags, *saved))})[0]
+
+
+def losses(data: Path, output: Path, flags: list[str]) -> list[Curves]:
+    """Train the heads by each of LOSSES over the frozen main model of the checkpoint, and decode; draw the plot."""
+    heads = f"--mtp-num-layers {DEPTHS} --freeze-base-model-for-mtp --mtp-init random --mtp-loss-scaling-factor 1"
+    words = [*flags, *heads.split(), "--pretrained-checkpoint", str(_checkpoint(output)), "--mtp-loss-type"]
+    measure = partial(decode, data)
+    runs = train(output, {loss: Run(_flags(data, *words, loss), measure=measure) for loss in LOSSES})
+    plots.draw_losses(dict(zip(LOSSES, runs, strict=True)), output / plots.LOSSES)
+    return runs
+
+
+def decode(data: Path, model: Any) -> dict[str, float]:
+    """Return the tokens that a verification step yields in a speculative decoder, on prompts that were held out."""
+    import torch
+
+    from scripts.acceptance import decoder
+
+    from .dataset import held_out
+
+    device = next(model.parameters()).device
+    text = held_out(data).to(device)
+    with torch.device(device):
+        begins = torch.linspace(0, len(text) - PROMPT, TEXTS).long().tolist()
+        prompts = torch.stack([text[begin : begin + PROMPT] for begin in begins])
+        samplers = {"greedy": None, "sampled": torch.Generator(device).manual_seed(5)}
+        return {
+            name: decoder.decode(model, prompts, LENGTH, sampler).tokens_per_step for name, sampler in samplers.items()
+        }
+
+
+def compare_losses(runs: list[Curves]) -> Table:
+    rows = [
+        ["decoded, sampling", *(f"{run.measured['sampled']:.2f}" for run in runs)],
+        ["decoded, greedily", *(f"{run.measured['greedy']:.2f}" for run in runs)],
+        ["logged on held-out text", *(f"{list(run.accepted_length.values())[-1]:.2f}" for run in runs)],
+    ]
+    return Table("tokens per verification step", ["--mtp-loss-type", *LOSSES], rows, right=(1, 2))
+
+
+def judge_losses(runs: list[Curves]) -> str:
+    """Say what the measured difference is, whichever loss it speaks for."""
+    before, after = (run.measured["sampled"] for run in runs)
+    if after <= before:
+        return f"In this run {LOSSES[1]} was not better than {LOSSES[0]}: {after:.2f} against {before:.2f} tokens."
+    return f"{LOSSES[1]}: {after - before:.2f} more tokens in each verification step, {after / before - 1:.0%}."
+
+
+def skipping(data: Path, output: Path, accident: Accident, shared: Curves) -> Table:
+    """Continue from the checkpoint of `train_to_fork`, draw the plot in `output`, and compare."""
+    met = [*accident.flags, "--load", str(_checkpoint(output))]
+    met += ["--corrupt-iterations", *map(str, sorted(accident.corrupt))]
+    threshold = ["--grad-norm-skip-threshold", str(THRESHOLD)]
+    before, after = train(output, {"before": Run(_flags(data, *met)), "after": Run(_flags(data, *met, *threshold))})
+    plots.draw_skipping(shared, before, after, accident.corrupt, THRESHOLD, output / plots.SKIPPING)
+    return compare_skipping(accident, before, after)
+
+
+def compare_skipping(accident: Accident, *runs: Curves) -> Table:
+    def of_text(curves: Iterable[dict[int, float]]) -> list[list[float]]:
+        return [list(plots.without(curve, accident.corrupt).values()) for curve in curves]
+
+    text = of_text(run.loss for run in runs)
+    heads = of_text(run.mtp_loss for run in runs)
+    calm = of_text(run.grad_norm for run in runs)
+    rows = [
+        ["validation loss at the end", *(f"{run.validation_loss:.3f}" for run in runs)],
+        ["training loss on text, mean", *(f"{mean(losses):.3f}" for losses in text)],
+        ["training loss on text, worst", *(f"{max(losses):.3f}" for losses in text)],
+        *([["MTP loss on text, mean", *(f"{mean(losses):.3f}" for losses in heads)]] if heads[0] else []),
+        ["largest gradient norm", *(f"{max(run.grad_norm.values()):.1f}" for run in runs)],
+        ["largest gradient norm on text", *(f"{max(norms):.1f}" for norms in calm)],
+        ["updates skipped", *(str(run.updates_skipped) for run in runs)],
+    ]
+    title = f"iterations {accident.fork + 1} to {accident.last}, losses in bits per byte"
+    return Table(title, ["", "before\nno threshold", f"after\nskip over {THRESHOLD:g}"], rows, right=(1, 2))
 
 
 def heads(data: Path, output: Path) -> Table:
     """Train, draw the plot in `output`, and compare."""
     flags = f"--train-iters {HEADS_LAST} --mtp-num-layers 2 --mtp-loss-scaling-factor 3".split()
-    print(f"--- 1 of 3: the heads train the main model, on {where()}", flush=True)
-    attached = train("attached", output, data, *flags)
-    print("--- 2 of 3: --mtp-detach-heads, without clip-mtp-grads-separately", flush=True)
-    one_norm = train("one_norm", output, data, *flags, "--mtp-detach-heads", patches="-clip-mtp-grads-separately")
-    print("--- 3 of 3: --mtp-detach-heads", flush=True)
-    detached = train("detached", output, data, *flags, "--mtp-detach-heads")
-    plots.draw_heads(attached, one_norm, detached, CLIP, output / plots.HEADS)
-    return compare_heads(attached, one_norm, detached)
+    (attached,) = train(output, {"attached": Run(_flags(data, *flags))})
+    detached = Run(_flags(data, *flags, "--mtp-detach-heads"))
+    before = detached._replace(patches="-clip-mtp-grads-separately")
+    curves = [attached, *train(output, {"one_norm": before, "detached": detached})]
+    plots.draw_heads(*curves, CLIP, output / plots.HEADS)
+    return compare_heads(*curves)
 
 
 def compare_heads(*runs: Curves) -> Table:
@@ -109,62 +199,14 @@ def compare_heads(*runs: Curves) -> Table:
     return Table(title, columns, rows, right=(1, 2, 3))
 
 
-def skipping(data: Path, output: Path) -> Table:
-    """Train, draw the plot in `output`, and compare."""
-    checkpoint = output / "checkpoint"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    flags = ["--train-iters", SKIPPING_LAST, *"--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3".split()]
-    print(f"--- 1 of 3: train to iteration {FORK} on {where()}, save a checkpoint", flush=True)
-    shared = train("shared", output, data, *flags, "--save", checkpoint, "--exit-interval", FORK)
-    accident = [*flags, "--load", checkpoint, "--corrupt-iterations", *sorted(CORRUPT)]
-    print(f"--- 2 of 3: before. Go on to {SKIPPING_LAST}; {len(BURSTS)} bursts of compressed batches", flush=True)
-    before = train("before", output, data, *accident)
-    print("--- 3 of 3: after. The same with --grad-norm-skip-threshold", THRESHOLD, flush=True)
-    after = train("after", output, data, *accident, "--grad-norm-skip-threshold", THRESHOLD)
-    plots.draw_skipping(shared, before, after, CORRUPT, THRESHOLD, output / plots.SKIPPING)
-    return compare_skipping(before, after)
-
-
-def compare_skipping(*runs: Curves) -> Table:
-    text = [list(plots.without(run.loss, CORRUPT).values()) for run in runs]
-    heads = [list(plots.without(run.mtp_loss, CORRUPT).values()) for run in runs]
-    calm = [max(plots.without(run.grad_norm, CORRUPT).values()) for run in runs]
-    rows = [
-        ["validation loss at the end", *(f"{run.validation_loss:.3f}" for run in runs)],
-        ["training loss on text, mean", *(f"{mean(losses):.3f}" for losses in text)],
-        ["training loss on text, worst", *(f"{max(losses):.3f}" for losses in text)],
-        ["MTP loss on text, mean", *(f"{mean(losses):.3f}" for losses in heads)],
-        ["largest gradient norm", *(f"{max(run.grad_norm.values()):.1f}" for run in runs)],
-        ["largest gradient norm on text", *(f"{norm:.1f}" for norm in calm)],
-        ["updates skipped", *(str(run.updates_skipped) for run in runs)],
-    ]
-    title = f"iterations {FORK + 1} to {SKIPPING_LAST}, losses in bits per byte"
-    return Table(title, ["", "before\nno threshold", f"after\nskip over {THRESHOLD:g}"], rows, right=(1, 2))
-
-
 def mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)
 
 
-def where() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU (no GPU here: rehearsal)"
+def _flags(data: Path, *more: str) -> list[str]:
+    return [*FLAGS, "--data-path", str(data), *more]
 
 
-def main() -> None:
-    experiments = {"heads": (heads, plots.HEADS), "skipping": (skipping, plots.SKIPPING)}
-    parser = make_parser("scripts.demo.experiments", __doc__)
-    parser.add_argument("experiment", choices=experiments)
-    parser.add_argument("--data", type=Path, required=True, help="dataset, without .bin and .idx")
-    parser.add_argument("--output", type=Path, required=True, help="folder for logs, curves and the plot")
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    experiment, picture = experiments[options.experiment]
-    table = experiment(options.data, options.output)
-    print(flush=True)
-    table.show()
-    print(f"plot: {options.output / picture}")
-
-
-if __name__ == "__main__":
-    main()
+def _checkpoint(output: Path) -> Path:
+    return output / "checkpoint"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from .curves import Curves
+from .runs import Curves
 
-HEADS, SKIPPING = "detached_mtp_heads.png", "skip_large_grad_norm.png"
+HEADS, SKIPPING, LOSSES = "detached_mtp_heads.png", "skip_large_grad_norm.png", "accepted_length.png"
 RED, YELLOW, BLUE, GREY, DARK = "#c8452f", "#c99700", "#1f6fb2", "#8a8a8a", "#444444"
 ACCIDENT, NOTE = "#f3e6c8", "#8a6d1f"
 DASHED = (0, (4, 3))
@@ -59,9 +59,11 @@ def bursts(iterations: Collection[int]) -> list[tuple[int, int]]:
 
 
 def start(title: str, titles: list[str], **shape: Any) -> tuple[Any, Any]:
-    """A figure of three plots below each other."""
+    """A figure of plots below each other."""
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, plots = plt.subplots(3, 1, figsize=(9.5, 9), sharex=True, layout="constrained", **shape)
+    figure, plots = plt.subplots(
+        len(titles), 1, figsize=(9.5, 3 * len(titles)), sharex=True, layout="constrained", **shape
+    )
     figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold")
     for axes, text in zip(plots, titles, strict=True):
         axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
@@ -74,6 +76,29 @@ def start(title: str, titles: list[str], **shape: Any) -> tuple[Any, Any]:
 def save(figure: Any, path: Path) -> None:
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def draw_losses(runs: Mapping[str, Curves], path: Path) -> None:
+    """Left the accepted length over the steps, right what was decoded in the end. Red is cross entropy."""
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, (steps, decoded) = plt.subplots(1, 2, figsize=(9.5, 4), layout="constrained", width_ratios=(3, 2))
+    title = "One frozen main model, MTP heads trained by two losses"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold")
+    for number, ((name, run), colour) in enumerate(zip(runs.items(), (RED, BLUE), strict=True)):
+        steps.plot(*zip(*sorted(run.accepted_length.items()), strict=True), color=colour, marker="o", label=name)
+        places = [place + 0.38 * (number - 0.5) for place in range(len(run.measured))]
+        bars = decoded.bar(places, run.measured.values(), 0.36, color=colour)
+        decoded.bar_label(bars, fmt="{:.2f}", padding=2)
+        decoded.set_xticks(range(len(run.measured)), run.measured)
+    steps.set_title("accepted length on held-out text, logged", loc="left", fontsize=10.5)
+    steps.set_xlabel("steps of training the heads")
+    steps.set_ylabel("tokens per verification step")
+    decoded.set_title("really decoded, in the end", loc="left", fontsize=10.5)
+    for axes in (steps, decoded):
+        axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+        axes.set_axisbelow(True)
+    steps.legend(frameon=False)
+    save(figure, path)
 
 
 def draw_heads(attached: Curves, one_norm: Curves, detached: Curves, clip: float, path: Path) -> None:
@@ -110,20 +135,19 @@ def draw_heads(attached: Curves, one_norm: Curves, detached: Curves, clip: float
 def draw_skipping(
     shared: Curves, before: Curves, after: Curves, corrupt: Collection[int], threshold: float, path: Path
 ) -> None:
-    titles = [
-        f"loss on text, mean of {WINDOW} iterations",
-        f"loss of the MTP head on text, mean of {WINDOW} iterations",
-        "gradient norm before clipping",
-    ]
+    titles = [f"loss on text, mean of {WINDOW} iterations", "gradient norm before clipping"]
+    if shared.mtp_loss:
+        titles.insert(1, f"loss of the MTP head on text, mean of {WINDOW} iterations")
     title = "A bad batch sets training back; skipping its update does not"
-    figure, (loss, mtp, norm) = start(title, titles, height_ratios=(3, 2, 2))
+    figure, (loss, *mtp, norm) = start(title, titles, height_ratios=(3, *[2] * (len(titles) - 1)))
     spans = bursts(corrupt)
-    for axes in (loss, mtp, norm):
+    for axes in (loss, *mtp, norm):
         for first, last in spans:
             axes.axvspan(first - 0.5, last + 0.5, color=ACCIDENT, linewidth=0)
     lines = _draw_loss(loss, corrupt, shared.loss, before.loss, after.loss)
     _name_lines(loss, lines, spans)
-    _draw_loss(mtp, corrupt, shared.mtp_loss, before.mtp_loss, after.mtp_loss)
+    for axes in mtp:
+        _draw_loss(axes, corrupt, shared.mtp_loss, before.mtp_loss, after.mtp_loss)
     _draw_norm(norm, threshold, shared.grad_norm, before.grad_norm, after.grad_norm)
     norm.set_xlim(max(shared.loss) - EARLIER, max(after.loss) + 1)
     save(figure, path)
@@ -153,7 +177,7 @@ def _name_lines(axes: Axes, lines: list[Line], spans: list[tuple[int, int]]) -> 
     before, after = (dict(zip(*line, strict=True)) for line in lines)
     named: dict[str, Any] = {"weight": "bold", "textcoords": "offset points"}
     axes.annotate("no threshold", (last + 4, before[last + 4]), xytext=(12, 8), color=RED, **named)
-    below = min(after[iteration] for iteration in range(last + 1, last + 40))
+    below = min(value for iteration, value in after.items() if last < iteration < last + 40)
     axes.annotate("updates skipped", (last + 1, below), xytext=(0, -16), color=BLUE, **named)
     axes.annotate(
         f"{last - first + 1} batches arrive\nstill compressed",

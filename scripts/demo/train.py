@@ -3,7 +3,7 @@
     python -m megatron_mtp_patches run --device cpu scripts/demo/train.py MEGATRON'S_FLAGS [--corrupt-iterations N ...]
 
 Needs megatron-core 0.17.1 or later: the wheel of 0.16.1 has no megatron.training. The repository's root must be on
-PYTHONPATH. `experiments.py` runs it.
+PYTHONPATH. `runs.py` calls `train` in forks of one process.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def spare_helper_build() -> None:
         utils.compile_helpers = lambda: None
 
 
-def main() -> None:
+def train() -> GPTModel:
+    """Train as the flags in sys.argv say; return the model."""
     from megatron.core.enums import ModelType
     from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
     from megatron.training import arguments, get_args, get_tensorboard_writer, pretrain
@@ -97,7 +98,8 @@ def main() -> None:
         placement = {"pre_process": pre_process, "post_process": post_process, **rest}
         placement["transformer_engine"] = args.transformer_impl == "transformer_engine"
         placement["tied"] = not args.untie_embeddings_and_output_weights
-        return build_model(config, args.padded_vocab_size, args.seq_length, **placement)
+        models.append(build_model(config, args.padded_vocab_size, args.seq_length, **placement))
+        return models[-1]
 
     def provide_datasets(sizes: list[int | None], vp_stage: int | None = None) -> Any:
         args = get_args()
@@ -105,6 +107,7 @@ def main() -> None:
 
     provide_datasets.is_distributed = True  # type: ignore[attr-defined]  # also on ranks that share a batch
 
+    models: list[GPTModel] = []
     be_one_process()
     spare_helper_build()
     providers = {
@@ -125,6 +128,11 @@ def main() -> None:
     writer = get_tensorboard_writer()
     if writer is not None:
         writer.close()
+    return models[-1]
+
+
+def main() -> None:
+    train()
     torch.distributed.destroy_process_group()  # which Megatron leaves to the end of the process
 
 

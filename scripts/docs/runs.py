@@ -1,4 +1,4 @@
-"""What the demo's runs show: their tables as Markdown, their pictures, a line of their log."""
+"""What the experiments of scripts/demo show in full: tables as Markdown, pictures, a line of the log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scripts.bench import muon, muon_training
 from scripts.common.process import environment, run_or_exit
-from scripts.demo import experiments
+from scripts.demo import experiments, runs
 
 COLUMNS = ("iteration", "lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance %:")
 
@@ -18,7 +18,10 @@ def blocks(work: Path, pictures: Path) -> dict[str, str]:
     work.mkdir(parents=True, exist_ok=True)
     data = work / "data" / "stdlib"
     run_or_exit([sys.executable, "-m", "scripts.demo.dataset", str(data)], environment())
-    tables = {"heads": experiments.heads(data, work), "skipping": experiments.skipping(data, work)}
+    runs.warm()
+    shared = experiments.train_to_fork(data, work, experiments.ACCIDENT)
+    skipping = experiments.skipping(data, work, experiments.ACCIDENT, shared)
+    tables = {"heads": experiments.heads(data, work), "skipping": skipping}
     figures = ["run", "--device", "cpu", str(Path(__file__).with_name("figures.py")), str(data), str(work)]
     run_or_exit([sys.executable, "-m", "megatron_mtp_patches", *figures], environment(one_thread=False))
     losses = muon_training.measure(muon.STEPS)

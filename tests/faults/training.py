@@ -17,8 +17,9 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer import TransformerConfig
 
+from scripts.common.forks import fork, kill
 from scripts.common.process import free_port
-from tests.warm.processes import LIMIT, Ended, be_rank, fork, kill
+from tests.warm.processes import LIMIT, Ended, be_rank
 
 SAVED_AFTER, LAST = 2, 4
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from scripts.common.forks import kill
 from scripts.common.process import free_port
 
 from .connection import Forks, LevelFailed, Messages, WarmProcesses
 from .levels import LEVELS
 from .merge import Reports, add_failure, fail, merge
-from .processes import kill
 
 OTHERS_MAY_TAKE = 10.0  # seconds to end a test that has failed on another rank
 RANKS_PER_PROCESSOR = 2  # ranks wait for each other, and for what they start

@@ -88,7 +88,7 @@ class WarmProcess:
 
             inside.run(rank, request, descriptors[rank])
 
-        from tests.warm.processes import fork
+        from scripts.common.forks import fork
 
         return fork(run, Path(f"{request['log']}.{rank}"))
 
@@ -136,7 +136,7 @@ class WarmProcess:
 
     def _end_all(self) -> None:
         """Kill the forks that run tests, and wait for all, so that their processor time counts as this process's."""
-        from tests.warm.processes import kill
+        from scripts.common.forks import kill
 
         for pid in self.running:
             kill(pid)

@@ -1,0 +1,77 @@
+"""What scripts/demo.sh shows, in short trainings; plots, logs and flags are left in a folder.
+
+    python -m scripts.demo [--output demo_output]
+
+One small GPT is trained on the standard library's sources. MTP heads are trained over it, frozen, by cross entropy and
+by e2e_tv, and a speculative decoder counts what it accepts. Then the GPT's own training goes on over bad batches, with
+and without --grad-norm-skip-threshold. Needs what scripts/demo.sh installs.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from scripts.common.arguments import make_parser
+
+from . import experiments, plots, runs
+
+NEXT = """\
+Read your own run's flags for known defects, here those of the demo's heads:
+    .venv/bin/megatron-mtp-patches doctor -- $(cat {output}/e2e_tv.flags)
+Check in one step that they leave the main model as it is, to the bit:
+    PYTHONPATH=. .venv/bin/megatron-mtp-patches verify-mtp {device}\\
+        scripts/demo/train.py $(cat {output}/e2e_tv.flags)
+See what each patch does in this environment:
+    .venv/bin/megatron-mtp-patches status
+Compare all four losses, 20 minutes on a CPU:
+    .venv/bin/python -m scripts.acceptance --out {output} --figure {output}/all.png
+Add heads to your model, with their weights from its last layer:
+    docs/add-mtp-heads.md
+Read about the losses, and about skipped updates:
+    docs/train-mtp-heads-for-acceptance.md
+    docs/skip-update-on-large-grad-norm.md"""
+
+
+def main() -> None:
+    parser = make_parser("scripts.demo", __doc__)
+    parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder for logs, flags and plots")
+    output = parser.parse_args().output
+    (output / "data").mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+
+    def stage(text: str) -> None:
+        print(f"\n=== [{time.perf_counter() - started:.0f} s of training] {text}", flush=True)
+
+    device = runs.warm()
+    from . import dataset
+
+    documents, size = dataset.write(output / "data" / "stdlib", dataset.library_sources())
+    print(f"data: the Python standard library, {documents} sources, {size / 1e6:.0f} million bytes")
+    print("device: " + ("cuda" if device == "cuda" else "the CPU (no GPU here: rehearsal)"))
+    print("not installed: TransformerEngine and Apex; Megatron's own modules do the work")
+    accident = experiments.SHORT_ACCIDENT
+    data = output / "data" / "stdlib"
+
+    stage(f"a main model without heads, {accident.fork} iterations")
+    shared = experiments.train_to_fork(data, output, accident)
+
+    stage("MTP heads by two losses, at the same time, with --freeze-base-model-for-mtp")
+    heads = experiments.losses(data, output, experiments.SHORT_LOSSES)
+    print(flush=True)
+    experiments.compare_losses(heads).show()
+    print(experiments.judge_losses(heads))
+    print(f"plot: {output / plots.LOSSES}")
+
+    stage(f"{len(accident.corrupt)} bad batches, without and with --grad-norm-skip-threshold")
+    table = experiments.skipping(data, output, accident, shared)
+    print(flush=True)
+    table.show()
+    print(f"plot: {output / plots.SKIPPING}")
+
+    stage("what to try next")
+    print(NEXT.format(output=output, device="--device cpu " if device == "cpu" else ""))
+
+
+if __name__ == "__main__":
+    main()

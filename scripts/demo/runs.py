@@ -1,0 +1,196 @@
+"""Train by Megatron's trainer, in forks of one process that has imported torch and Megatron; read the curves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scripts.common.forks import fork, wait
+from scripts.common.process import TAIL, free_port, rank_variables
+
+TRAIN = Path(__file__).with_name("train.py")
+MOST_THREADS = 4  # the model is small
+BITS = 1 / math.log(2)  # from nats to bits
+_ITERATION = re.compile(r"\] iteration +(\d+)/ +(\d+) \|(.*)")
+_VALIDATION = re.compile(r"validation of the MTP heads at iteration (\d+) \|(.*)")
+_COLUMNS = {  # of a log line, and how they are shown
+    "lm loss": "lm loss",
+    "mtp_1 loss": "mtp_1 loss",
+    "grad norm": "grad norm",
+    "mtp acceptance length value": "accepted length",
+    "mtp greedy acceptance length value": "greedy",
+}
+
+
+class Run(NamedTuple):
+    """One training.
+
+    Attributes:
+        flags: Megatron's, and those of dataset.py.
+        patches: which patches are applied, as in MEGATRON_MTP_PATCHES.
+        measure: is given the trained model; what it returns becomes `Curves.measured`.
+    """
+
+    flags: list[str]
+    patches: str = "all"
+    measure: Callable[[Any], Any] | None = None
+
+
+@dataclass
+class Curves:
+    """What one run wrote for TensorBoard, by iteration. Losses are in bits per byte."""
+
+    loss: dict[int, float]
+    mtp_loss: dict[int, float]
+    grad_norm: dict[int, float]
+    mtp_grad_norm: dict[int, float]
+    acceptance: dict[int, dict[int, float]]  # of each head, in percent
+    accepted_length: dict[int, float]  # on validation data
+    validation_loss: float | None
+    updates_skipped: int
+    measured: Any = None
+
+
+def warm() -> str:
+    """Import what the runs need, once for all forks; return "cuda", or "cpu" where there is no GPU (a rehearsal).
+
+    A fork cannot use a GPU that this process has initialised, nor OpenMP threads that it has started: it does neither.
+    """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # Where other programs run too, OpenMP threads that spin while they wait make a step ten times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import megatron_mtp_patches
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        from megatron_mtp_patches import rehearsal
+
+        rehearsal.install()
+    megatron_mtp_patches.revert()  # each run applies its own
+    import megatron.training  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401
+
+    from . import train  # noqa: F401
+
+    return device
+
+
+def train(output: Path, runs: Mapping[str, Run]) -> list[Curves]:
+    """Train all at the same time in forks; `warm` must have been called.
+
+    Shows their progress. For a run NAME the flags are left in `output`/NAME.flags, and its whole log in NAME.log.
+    """
+    threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // len(runs)))
+    started = time.perf_counter()
+    pids, followers = {}, []
+    for name, run in runs.items():
+        shutil.rmtree(_tensorboard(output, name), ignore_errors=True)
+        for kind in ("log", "json"):
+            (output / f"{name}.{kind}").unlink(missing_ok=True)
+        flags = [*run.flags, "--tensorboard-dir", str(_tensorboard(output, name))]
+        (output / f"{name}.flags").write_text(" ".join(flags) + "\n", encoding="utf-8")
+        log = output / f"{name}.log"
+        pids[name] = fork(lambda run=run, name=name, flags=flags: _train(output, name, run, flags, threads), log)
+        followers.append(_Follower(name, log))
+
+    def show() -> None:
+        for follower in followers:
+            follower.show()
+
+    codes = wait(pids.values(), math.inf, pause=0.1, meanwhile=show)
+    for name, pid in pids.items():
+        if codes[pid] not in (0, None):
+            log = output / f"{name}.log"
+            tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:])
+            sys.exit(f"{tail}\n'{name}' failed (exit code {codes[pid]}); the whole log is {log}")
+    print(f"    {time.perf_counter() - started:.0f} s; logs: {', '.join(str(output / f'{name}.log') for name in runs)}")
+    return [read_curves(output, name) for name in runs]
+
+
+def read_curves(output: Path, name: str) -> Curves:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logging.getLogger("tensorboard").setLevel(logging.WARNING)
+    events = EventAccumulator(str(_tensorboard(output, name)), size_guidance={"scalars": 0})
+    events.Reload()
+    measured = output / f"{name}.json"
+
+    def scalar(tag: str, unit: float = 1.0) -> dict[int, float]:
+        if tag not in events.Tags()["scalars"]:
+            return {}
+        return {event.step: event.value * unit for event in events.Scalars(tag)}
+
+    return Curves(
+        loss=scalar("lm loss", BITS),
+        mtp_loss=scalar("mtp_1 loss", BITS),
+        grad_norm=scalar("grad-norm"),
+        mtp_grad_norm=scalar("mtp-grad-norm"),
+        acceptance={head: scalar(f"mtp_{head}_acceptance_rate") for head in (1, 2)},
+        accepted_length=scalar("mtp acceptance length validation"),
+        validation_loss=next(reversed(scalar("lm loss validation", BITS).values()), None),
+        updates_skipped=int(max(scalar("updates-skipped-for-grad-norm").values(), default=0)),
+        measured=json.loads(measured.read_text(encoding="utf-8")) if measured.exists() else None,
+    )
+
+
+class _Follower:
+    """Prints what is new in a log, of each line only what changes."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.name, self.log = name, log
+        self.place, self.rest = 0, b""
+
+    def show(self) -> None:
+        if not self.log.exists():
+            return
+        with self.log.open("rb") as file:
+            file.seek(self.place)
+            *lines, self.rest = (self.rest + file.read()).split(b"\n")
+            self.place = file.tell()
+        for line in lines:
+            if shown := shorten(line.decode(errors="replace")):
+                print(f"    {self.name:14}{shown}", flush=True)
+
+
+def shorten(line: str) -> str | None:
+    """Return what a demo shows of a log line in 60 columns; None: nothing."""
+    if found := _ITERATION.search(line):
+        start, columns = f"{found[1]:>4}/{found[2]}", found[3]
+    elif found := _VALIDATION.search(line):
+        start, columns = "    on held-out text", found[2]
+    else:
+        return None
+    cells = (cell.rpartition(":") for cell in columns.split("|"))
+    shown = [f"{_COLUMNS[name.strip()]} {float(value):.2f}" for name, _, value in cells if name.strip() in _COLUMNS]
+    return "  ".join([start, *shown])
+
+
+def _train(output: Path, name: str, run: Run, flags: list[str], threads: int) -> None:
+    """Be one run, in a fork."""
+    import megatron_mtp_patches
+    import torch
+
+    from . import train
+
+    os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **rank_variables(0, 1, free_port())}
+    torch.set_num_threads(threads)
+    megatron_mtp_patches.apply(run.patches)
+    sys.argv = [str(TRAIN), *flags]
+    model = train.train()
+    if run.measure is not None:
+        (output / f"{name}.json").write_text(json.dumps(run.measure(model)), encoding="utf-8")
+
+
+def _tensorboard(output: Path, name: str) -> Path:
+    return output / "tensorboard" / name
