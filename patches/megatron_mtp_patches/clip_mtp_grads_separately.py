@@ -35,7 +35,7 @@ PATCH = Patch(
     problem=(
         "One gradient norm for all parameters decides how far each gradient is clipped. Gradients of the MTP heads "
         "(Megatron's MTP layers) that have another magnitude over-clip or under-clip the main model, and the other "
-        "way round. In the demo the main model keeps 70 % of its gradient where detached heads share its norm, and "
+        "way round. In a small GPT the main model keeps 70 % of its gradient where detached heads share its norm, and "
         "81 % where they have a separate norm."
     ),
     adds=(

@@ -19,7 +19,7 @@ PATCH = Patch(
     problem=(
         "The loss of the MTP heads (Megatron's MTP layers) also trains the main model, the embedding and the output "
         "layer. In RL that is a second, unwanted objective of the policy; and heads cannot be added to a trained "
-        "model without changing it. In the demo, where the MTP loss weighs three times the main loss, the main "
+        "model without changing it. In a small GPT whose MTP loss weighs three times the main loss, the main "
         "model's validation loss is 3.72 bits per byte instead of 3.42."
     ),
     adds=(

@@ -17,16 +17,17 @@ from scripts.common.arguments import make_parser
 from . import experiments, plots, runs
 
 NEXT = """\
-Read your own run's flags for known defects, here those of the demo's heads:
-    .venv/bin/megatron-mtp-patches doctor -- $(cat {output}/e2e_tv.flags)
-Check in one step that they leave the main model as it is, to the bit:
+Which known defects does a run meet? Give its flags to doctor, for instance:
+    .venv/bin/megatron-mtp-patches doctor -- --num-experts 32 \\
+        --moe-grouped-gemm --tensor-model-parallel-size 2
+Check in one step that the heads leave the main model as it is, to the bit:
     PYTHONPATH=. .venv/bin/megatron-mtp-patches verify-mtp {device}\\
         scripts/demo/train.py $(cat {output}/e2e_tv.flags)
 See what each patch does in this environment:
     .venv/bin/megatron-mtp-patches status
 Compare all four losses, 20 minutes on a CPU:
     .venv/bin/python -m scripts.acceptance --out {output} --figure {output}/all.png
-Add heads to your model, with their weights from its last layer:
+Add heads to your model, by --mtp-init last-layer:
     docs/add-mtp-heads.md
 Read about the losses, and about skipped updates:
     docs/train-mtp-heads-for-acceptance.md

@@ -90,10 +90,12 @@ def draw_losses(runs: Mapping[str, Curves], path: Path) -> None:
         bars = decoded.bar(places, run.measured.values(), 0.36, color=colour)
         decoded.bar_label(bars, fmt="{:.2f}", padding=2)
         decoded.set_xticks(range(len(run.measured)), run.measured)
+    decoded.margins(y=0.12)
+    steps.set_xticks(sorted(run.accepted_length))
     steps.set_title("accepted length on held-out text, logged", loc="left", fontsize=10.5)
     steps.set_xlabel("steps of training the heads")
     steps.set_ylabel("tokens per verification step")
-    decoded.set_title("really decoded, in the end", loc="left", fontsize=10.5)
+    decoded.set_title("decoded after the last step", loc="left", fontsize=10.5)
     for axes in (steps, decoded):
         axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
         axes.set_axisbelow(True)

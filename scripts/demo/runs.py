@@ -79,7 +79,7 @@ def warm() -> str:
         rehearsal.install()
     megatron_mtp_patches.revert()  # each run applies its own
     import megatron.training  # noqa: F401
-    import torch.utils.tensorboard  # noqa: F401
+    import torch.utils.tensorboard
 
     from . import train  # noqa: F401
 

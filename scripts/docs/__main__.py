@@ -2,7 +2,7 @@
 
     python -m scripts.docs                    what comes from the declarations, and from the tables under ci/
     python -m scripts.docs --check            change nothing; 1 if one of them is not what those say
-    python -m scripts.docs --runs             also tables, a log line and pictures of the demo's runs, in some minutes
+    python -m scripts.docs --runs             also tables, a log line and pictures of small trainings, in some minutes
     python -m scripts.docs --memory PYTHON    also the bytes that Megatron-FSDP holds
 
 --runs needs torch, megatron-core 0.18.2, emerging-optimizers and matplotlib; PYTHON needs torch, einops and
