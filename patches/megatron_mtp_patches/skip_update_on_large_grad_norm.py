@@ -26,8 +26,8 @@ PATCH = Patch(
     upstream=(PullRequest(3460, native_since="0.18.0"),),
     problem=(
         "One bad batch or one flipped bit takes a full, clipped step in a wrong direction, and stays in Adam's "
-        "moments for a hundred steps. On a small GPT 24 batches of compressed bytes raise the mean training loss on text "
-        "from 2.58 to 2.63 bits per byte."
+        "moments for a hundred steps. On a small GPT 24 batches of compressed bytes raise the mean training loss on "
+        "text from 2.58 to 2.63 bits per byte."
     ),
     adds=(
         "`OptimizerConfig.grad_norm_skip_threshold`.",

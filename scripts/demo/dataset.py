@@ -26,8 +26,6 @@ from scripts.common.arguments import make_parser
 # Other people's packages, and tests (fixtures, generated tables) that some distributions leave out.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 
-SPLIT = (98, 2, 0)  # percent of the documents that are for training, validation and test
-
 # Ends a document. No Python source contains it, so the 256 byte values are the whole vocabulary.
 END_OF_DOCUMENT = b"\0"
 
@@ -59,10 +57,10 @@ def write(prefix: Path, files: list[Path]) -> tuple[int, int]:
     return len(texts), sum(map(len, texts))
 
 
-def held_out(prefix: Path) -> torch.Tensor:
-    """Return the bytes that are for validation, as int64."""
+def held_out(prefix: Path, percent: float) -> torch.Tensor:
+    """Return the bytes after the first `percent` of the documents, as int64."""
     documents = IndexedDataset(str(prefix))
-    first = round(len(documents) * SPLIT[0] / 100)
+    first = round(len(documents) * percent / 100)
     return torch.from_numpy(numpy.concatenate([documents[number] for number in range(first, len(documents))])).long()
 
 

@@ -29,13 +29,14 @@ from . import plots
 from .runs import Curves, Run, train
 
 CLIP = 1.0
+SPLIT = (98, 2, 0)  # percent of the documents that are for training, validation and test
 FLAGS = f"""
     {PLAIN_MODULES}
     --num-layers 3 --hidden-size 128 --ffn-hidden-size 512 --num-attention-heads 4 --seq-length 128
     --max-position-embeddings 128 --position-embedding-type rope --hidden-dropout 0 --attention-dropout 0
     --micro-batch-size 16 --global-batch-size 16 --seed 1234 --clip-grad {CLIP:g} --lr 2e-3 --min-lr 5e-4
     --lr-decay-style cosine --lr-warmup-iters 20 --weight-decay 0.1 --adam-beta2 0.95
-    --split 98,2,0 --tokenizer-type NullTokenizer --vocab-size 256 --make-vocab-size-divisible-by 8 --num-workers 0
+    --split {','.join(map(str, SPLIT))} --tokenizer-type NullTokenizer --vocab-size 256 --make-vocab-size-divisible-by 8 --num-workers 0
     --log-interval 20 --tensorboard-log-interval 1 --eval-interval 100000 --eval-iters 20 --save-interval 100000
     --ckpt-format torch
 """.split()
@@ -114,7 +115,7 @@ def decode(data: Path, model: Any) -> dict[str, float]:
     from .dataset import held_out
 
     device = next(model.parameters()).device
-    text = held_out(data).to(device)
+    text = held_out(data, SPLIT[0]).to(device)
     with torch.device(device):
         begins = torch.linspace(0, len(text) - PROMPT, TEXTS).long().tolist()
         prompts = torch.stack([text[begin : begin + PROMPT] for begin in begins])

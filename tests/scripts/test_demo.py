@@ -1,0 +1,73 @@
+"""What the demo prints: its progress, its tables, and what it says of the losses."""
+
+import math
+import time
+
+import pytest
+
+from scripts.common.forks import fork, wait
+from scripts.demo import experiments, runs
+
+ITERATION = (
+    " [2026-01-01 00:00:00.000000] iteration      120/     240 | consumed samples:          960 | elapsed time per "
+    "iteration (ms): 100.0 | learning rate: 2.000000E-03 | lm loss: 2.081234E+00 | mtp_1 loss: 2.160000E+00 | loss "
+    "scale: 1.0 | grad norm: 0.304 | number of skipped iterations:   0 | mtp_1 acceptance %: 39.026 |"
+)
+VALIDATION = (
+    "validation of the MTP heads at iteration 120 | mtp_1 loss value: 2.770515E+00 | mtp acceptance length value: "
+    "2.875577E+00 | mtp greedy acceptance length value: 2.273625E+00 |"
+)
+
+
+def curves(sampled=3.0, **changed):
+    steps = {iteration: 3.0 for iteration in range(241, 321)}
+    found = {
+        "loss": steps, "mtp_loss": {}, "grad_norm": steps, "mtp_grad_norm": {}, "acceptance": {1: {}, 2: {}},
+        "accepted_length": {240: 3.1}, "validation_loss": 3.0, "updates_skipped": 0,
+    }  # fmt: skip
+    return runs.Curves(**(found | changed), measured={"sampled": sampled, "greedy": 3.5})
+
+
+def test_progress_is_what_changes():
+    assert runs.shorten(ITERATION) == " 120/240  lm loss 2.08  mtp_1 loss 2.16  grad norm 0.30"
+    assert runs.shorten(VALIDATION) == "    on held-out text  accepted length 2.88  greedy 2.27"
+    assert runs.shorten("saving checkpoint at iteration      60 to a folder") is None
+
+
+@pytest.mark.parametrize("table", ("losses", "skipping", "skipping, with a head"))
+def test_tables_fit_a_terminal(table, capsys):
+    pair = [curves(), curves()]
+    if table == "losses":
+        experiments.compare_losses(pair).show()
+    else:
+        pair = [curves(mtp_loss={300: 3.0} if "head" in table else {}) for _ in pair]
+        experiments.compare_skipping(experiments.SHORT_ACCIDENT, *pair).show()
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert ("MTP loss on text" in shown) == ("head" in table)
+
+
+def test_it_says_which_loss_was_better():
+    assert experiments.judge_losses([curves(3.0), curves(3.3)]) == (
+        "e2e_tv: 0.30 more tokens in each verification step, 10 %."
+    )
+    for after in (3.0, 2.9):
+        said = experiments.judge_losses([curves(3.0), curves(after)])
+        assert said == f"In this run e2e_tv was not better than cross_entropy: {after:.2f} against 3.00 tokens."
+
+
+def test_when_a_fork_fails_the_other_is_killed(tmp_path):
+    pids = [fork(lambda: time.sleep(60), tmp_path / "sleeps"), fork(lambda: 1 / 0, tmp_path / "fails")]
+    assert list(wait(pids, math.inf).values()) in ([None, 1], [1, None])
+    assert "ZeroDivisionError" in (tmp_path / "fails").read_text()
+
+
+def test_forks_do_not_outlive_an_interrupt(tmp_path):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    pid = fork(lambda: time.sleep(60), tmp_path / "sleeps")
+    with pytest.raises(KeyboardInterrupt):
+        wait([pid], math.inf, meanwhile=interrupt)
+    with pytest.raises(ChildProcessError):
+        wait([pid], math.inf)
