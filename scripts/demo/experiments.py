@@ -36,7 +36,8 @@ FLAGS = f"""
     --max-position-embeddings 128 --position-embedding-type rope --hidden-dropout 0 --attention-dropout 0
     --micro-batch-size 16 --global-batch-size 16 --seed 1234 --clip-grad {CLIP:g} --lr 2e-3 --min-lr 5e-4
     --lr-decay-style cosine --lr-warmup-iters 20 --weight-decay 0.1 --adam-beta2 0.95
-    --split {','.join(map(str, SPLIT))} --tokenizer-type NullTokenizer --vocab-size 256 --make-vocab-size-divisible-by 8 --num-workers 0
+    --split {",".join(map(str, SPLIT))} --num-workers 0
+    --tokenizer-type NullTokenizer --vocab-size 256 --make-vocab-size-divisible-by 8
     --log-interval 20 --tensorboard-log-interval 1 --eval-interval 100000 --eval-iters 20 --save-interval 100000
     --ckpt-format torch
 """.split()
