@@ -17,8 +17,9 @@ from scripts.common.arguments import make_parser
 from . import experiments, plots, runs
 
 NEXT = """\
-Which known defects does a run meet? Give its flags to doctor, for instance:
-    .venv/bin/megatron-mtp-patches doctor -- --num-experts 32 \\
+Which known defects does a run meet? Ask doctor, here of the heads with experts:
+    .venv/bin/megatron-mtp-patches doctor -- $(cat {output}/e2e_tv.flags) \\
+        --transformer-impl transformer_engine --num-experts 32 \\
         --moe-grouped-gemm --tensor-model-parallel-size 2
 Check in one step that the heads leave the main model as it is, to the bit:
     PYTHONPATH=. .venv/bin/megatron-mtp-patches verify-mtp {device}\\
