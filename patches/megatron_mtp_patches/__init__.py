@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .engine.report import Report
     from .verification.mtp_step import Verification
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Finding",
     "Patch",
@@ -166,7 +166,8 @@ def mtp_pass(
     """
     from importlib import import_module
 
-    state = next(report.state for report in status() if report.id == mtp_acceptance_length.PATCH.id)
+    _engine.install_missed_modules()
+    state = _engine.report(mtp_acceptance_length.PATCH).state
     if state in ("disabled", "refused"):
         raise PatchError(f"mtp_pass needs the patch {mtp_acceptance_length.PATCH.id}, which is {state}")
     overrides = import_module("megatron_overrides.core.transformer.multi_token_prediction.mtp_pass")

@@ -60,8 +60,9 @@ def trained(folder):
 
 @pytest.fixture(scope="session")
 def resumed(folder, trained):
-    """Two more on one rank, from the checkpoint; the heads now train for acceptance."""
-    return pretrain(folder, 6, *SETTINGS, "model.mtp_loss_type='tv'")
+    """Two more on one rank, from the checkpoint; the heads now train for acceptance, in chunks of rows."""
+    chunked = ("model.mtp_logits_chunk_size=16", "model.mtp_depth_weights='2'")
+    return pretrain(folder, 6, *SETTINGS, "model.mtp_loss_type='tv'", *chunked)
 
 
 def test_the_log_line_shows_what_megatron_lm_s_shows(trained):
@@ -134,6 +135,13 @@ def test_a_bridge_without_the_patches_reads_it(folder, trained, tmp_path):
     (ended,) = run_ranks(1, partial(run_command, "none", "run", "--device", "cpu", str(script)))
     assert "read GPTModelProvider OptimizerConfig LoggerConfig" in ended.output, ended.output[-3000:]
     assert re.search("Dropping unexpected config keys.*'clip_orthogonalizing_optimizers'", ended.output)
+
+
+def test_heads_train_alone_and_the_main_model_keeps_its_bits(tmp_path):
+    words = [str(HERE / "bridge_pretrain.py"), str(tmp_path), "3", "model.freeze_base_model_for_mtp=True"]
+    (ended,) = run_ranks(1, partial(run_command, "all", "verify-mtp", "--device", "cpu", *words))
+    assert ended.code == 0, ended.output[-3000:]
+    assert re.search(r"has left \d+ tensors of the main model as they were, to the bit", ended.output)
 
 
 def test_a_setting_that_needs_another_one_is_refused_by_its_field(tmp_path):
