@@ -113,7 +113,7 @@ def mtp_loss(
         labels,
         loss_mask,
         partial(roll_to_next, packed_seq_params=packed_seq_params, cp_group=cp_group),
-        Projection.create(
+        Projection.of(
             output_layer,
             output_weight,
             gather_output,

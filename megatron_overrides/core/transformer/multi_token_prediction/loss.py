@@ -16,6 +16,7 @@ from megatron.core.transformer import multi_token_prediction as mtp
 from megatron.core.utils import log_single_rank
 
 from megatron_overrides.core.transformer.multi_token_prediction import forward_pass, head_metrics
+from megatron_overrides.core.transformer.multi_token_prediction.detached_heads import are_detached
 from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import (
     attach_loss,
     with_gradients_of_heads,
@@ -23,6 +24,7 @@ from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_mode
 from megatron_overrides.core.transformer.multi_token_prediction.head_losses import head_losses
 from megatron_overrides.core.transformer.multi_token_prediction.head_settings import HeadSettings
 from megatron_overrides.core.transformer.multi_token_prediction.projection import Projection
+from megatron_overrides.core.transformer.multi_token_prediction.vocabulary import number_of_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +94,16 @@ def process_mtp_loss(
         targets,
         mask,
         roll,
-        Projection.of(output_layer, output_weight, runtime_gather_output, scale_logits_fn, tp_group, config),
+        Projection.of(
+            output_layer,
+            output_weight,
+            runtime_gather_output,
+            scale_logits_fn,
+            tp_group,
+            are_detached(config),
+            number_of_tokens(config),
+            getattr(config, "sequence_parallel", False),
+        ),
         compute_language_model_loss,
         HeadSettings.of(config, is_training, model_pass),
         config.mtp_loss_scaling_factor,

@@ -10,11 +10,9 @@ import torch.nn.functional as F
 from megatron.core import tensor_parallel
 
 from megatron_overrides.core.transformer.multi_token_prediction.acceptance import _mtp_logits_are_vocab_sharded
-from megatron_overrides.core.transformer.multi_token_prediction.detached_heads import are_detached
 from megatron_overrides.core.transformer.multi_token_prediction.detached_output import call_detached
 from megatron_overrides.core.transformer.multi_token_prediction.vocabulary import (
     Vocabulary,
-    number_of_tokens,
     tensor_parallel_group,
 )
 
@@ -42,28 +40,6 @@ class Projection(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        output_layer: Callable[..., Any],
-        weight: torch.Tensor | None,
-        runtime_gather_output: bool | None,
-        scale: Callable[[torch.Tensor], torch.Tensor] | None,
-        tp_group: Any,
-        config: Any,
-    ) -> Projection:
-        """Take the groups from the output layer if `tp_group` is None, and the rest from a TransformerConfig."""
-        return cls.create(
-            output_layer,
-            weight,
-            runtime_gather_output,
-            scale,
-            tp_group,
-            are_detached(config),
-            number_of_tokens(config),
-            getattr(config, "sequence_parallel", False),
-        )
-
-    @classmethod
-    def create(
         cls,
         output_layer: Callable[..., Any],
         weight: torch.Tensor | None,
