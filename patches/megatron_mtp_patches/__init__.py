@@ -180,8 +180,8 @@ def verify(model: Module | Sequence[Module], optimizer: object, forward_backward
         found = megatron_mtp_patches.verify(model, optimizer, lambda: run_schedule(data_iterator, model))
         assert found.ok, found        # the MTP loss trains heads and nothing else
 
-    It is a collective of all ranks. Gradients are zero after it, the parameters, the optimizer and the logged MTP
-    losses are as they were, and `forward_backward` has used up its batch.
+    It is a collective of all ranks. Gradients are zero after it, and `forward_backward` has used up its batch.
+    Parameters, buffers, optimizer, random numbers of torch and Megatron, and what waits to be logged are as they were.
 
     Args:
         model: the model in its wrappers (DDP, Megatron-FSDP), or its chunks.

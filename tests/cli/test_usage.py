@@ -65,3 +65,18 @@ def test_verify_mtp_exits_with_1_if_the_script_ends_before_a_training_step(forke
     done = forked_command("verify-mtp", str(script))
     assert done.code == 1
     assert f"job.py ended (exit code {code}) without a training step" in done.output
+
+
+@pytest.mark.parametrize("is_checkout", [True, False])
+def test_a_checkout_is_found_from_its_folder(is_checkout, tmp_path, monkeypatch):
+    """As by `python -m`: a script of the environment does not have its working directory on the path."""
+    import sys
+
+    from megatron_mtp_patches.cli import main
+
+    (tmp_path / "megatron" / ("core" if is_checkout else "data")).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert (str(tmp_path) in sys.path) is is_checkout

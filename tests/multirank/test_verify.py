@@ -76,6 +76,38 @@ def test_training_goes_on_with_the_main_loss(make):
     assert training.norms[-1] > 0
 
 
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_router_enable_expert_bias": True,
+    "moe_router_score_function": "sigmoid",
+    "moe_aux_loss_coeff": 0.1,
+    "add_bias_linear": False,
+}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"hidden_dropout": 0.1, "attention_dropout": 0.1}, EXPERTS], ids=["dropout", "MoE"]
+)
+def test_training_goes_on_as_if_nothing_had_been_verified(parallel, make_gpt, settings):
+    from head_training import LENGTH, VOCABULARY, HeadTraining
+    from megatron.core.transformer.moe import moe_utils
+
+    parallel()
+    ends = []
+    for verifies in (False, True):
+        training = HeadTraining([make_gpt(VOCABULARY, LENGTH, mtp_detach_heads=True, **settings)])
+        training.step(1)
+        scale = moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale
+        if verifies:
+            assert verify(training).ok
+        assert moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale is scale
+        training.step(2)
+        named = [*training.bare[0].named_parameters(), *training.bare[0].named_buffers()]
+        ends.append({name: tensor.detach().clone() for name, tensor in named})
+    without, after = ends
+    assert all(torch.equal(after[name], without[name]) for name in without)
+
+
 def test_reverted_patches_verify_nothing(make, unpatched):
     training = make(mtp_num_layers=None)
     with unpatched(), pytest.raises(megatron_mtp_patches.PatchError, match="apply"):

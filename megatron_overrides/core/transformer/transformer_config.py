@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from megatron_overrides.support.settings import spell
+
+logger = logging.getLogger(__name__)
 
 LOSS_TYPES = ("cross_entropy", "kl", "tv", "e2e_tv")
 
@@ -26,6 +31,8 @@ def check_heads(settings: Any) -> None:
             )
     check_losses(settings)
     check_frozen_main_model(settings)
+    if getattr(settings, "mtp_detach_heads", False) and not _clips_heads_separately():
+        _warn_of_shared_norm()
     for name in ("mtp_detach_heads", "freeze_base_model_for_mtp"):
         if getattr(settings, name, False) and getattr(settings, "defer_embedding_wgrad_compute", False):
             raise ValueError(
@@ -33,6 +40,23 @@ def check_heads(settings: Any) -> None:
                 f"{spell('defer_embedding_wgrad_compute')} computes a weight gradient for each of its uses later: "
                 f"leave one of the two out"
             )
+
+
+def _clips_heads_separately() -> bool:
+    """Whether the patch that clips heads separately is applied, or this Megatron does so itself (from 0.19 on)."""
+    optimizer = sys.modules.get("megatron.core.optimizer.optimizer")
+    return optimizer is None or hasattr(optimizer, "MTP_GRAD_NORM_GROUP")
+
+
+@functools.cache
+def _warn_of_shared_norm() -> None:
+    from megatron.core.utils import log_single_rank
+
+    text = (
+        f"{spell('mtp_detach_heads')} keeps the MTP loss out of the main model, but the gradient norm of the MTP heads "
+        f"still decides how far the main model is clipped: the patch clip-mtp-grads-separately is not applied"
+    )
+    log_single_rank(logger, logging.WARNING, text)
 
 
 # What cannot work while only the MTP heads train: setting, its value when off, and why.

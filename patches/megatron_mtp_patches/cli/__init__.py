@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from .. import __version__, _engine, apply
 from ..catalog import CATALOG
@@ -17,6 +18,8 @@ from ..engine import PatchError, UsageError
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
+    if Path("megatron", "core").is_dir() and not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.insert(0, str(Path.cwd()))  # a checkout, in which `run` and `python -m` find Megatron, too
     parser = make_parser()
     flags = words.index("--") if words[:1] == ["doctor"] and "--" in words else len(words)
     arguments, unknown = parser.parse_known_args(words[:flags], argparse.Namespace(words=words))

@@ -108,6 +108,7 @@ PARTS = (
         ),
     ),
     Part("einops", "einops", "no Megatron-FSDP"),
+    Part("psutil", "psutil", "no checkpoint can be saved in the format torch_dist, Megatron's default"),
     Part(
         "nvidia-modelopt",
         "modelopt",

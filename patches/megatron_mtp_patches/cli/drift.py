@@ -57,13 +57,16 @@ def show_drift(
     rows, differing = _compare(known, patches, folders or None, release)
     console = make_console()
     what = f"differ from {release}" if release else "are not known"
-    console.print(f"{against if folders else describe_megatron()}: {differing} targets {what}", soft_wrap=True)
+    where = against if folders else describe_megatron()
+    console.print(f"{where}: {len(differing)} targets {what}", soft_wrap=True)
+    for target in differing:
+        console.print(f"    {target}", soft_wrap=True)
     console.print(rows)
     if accept:
         _accept(known, accept, folders, only)
         which = ", ".join(only) if only else "These sources"
         console.print(f"{which}: known as of {accept} now, in {_engine.table_file}", soft_wrap=True)
-    return int(differing > 0 and not accept)
+    return int(bool(differing) and not accept)
 
 
 def find_patches(path: list[str] | None) -> list[Patch]:
@@ -90,8 +93,8 @@ def _find_folders(against: str | None, known: KnownSources) -> list[str]:
 
 def _compare(
     known: KnownSources, patches: list[Patch], path: list[str] | None, release: str | None
-) -> tuple[Table, int]:
-    """A table of the targets that differ from `release`, and how many those are.
+) -> tuple[Table, list[str]]:
+    """A table of the targets that differ from `release`, and their names.
 
     Without a release the table has every patch with its state and every target, and unknown sources are counted.
     """
@@ -114,7 +117,7 @@ def _compare(
             table.add_row(f"[bold]{patch.id}[/]", "" if release else f"[bold]{decide(patch, known, path).state}[/]")
             for cells in shown:
                 table.add_row(*cells)
-    return table, len(differing)
+    return table, sorted(differing)
 
 
 def _accept(known: KnownSources, release: str, folders: list[str], only: Collection[str]) -> None:

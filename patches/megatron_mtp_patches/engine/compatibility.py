@@ -71,6 +71,6 @@ def _explain_drift(patch: Patch, edit: Edit, digest: str, sources: KnownSources,
     return (
         f"{edit.target} {what} {where}. Known: {', '.join(sources.releases_of(patch.package))}; nearest: "
         f"{sources.nearest_release((patch,), path)}. Compare that function with the nearest release. Then either "
-        f"install a known release, or leave the patch out with MEGATRON_MTP_PATCHES=-{patch.id}, or set "
-        f"MEGATRON_MTP_PATCHES_ON_DRIFT=warn to train without every patch that is refused."
+        f"install a known release, or leave the patch out with MEGATRON_MTP_PATCHES=-{patch.id} (`status` names all "
+        f"that are refused), or set MEGATRON_MTP_PATCHES_ON_DRIFT=warn to train without every patch that is refused."
     )

@@ -23,7 +23,13 @@ def select(choice: str, ids: Iterable[str]) -> frozenset[str]:
         return frozenset()
     unknown = [word for word in words if word.removeprefix("-") not in ids]
     if unknown:
-        raise PatchError(f"unknown patch {', '.join(map(repr, unknown))}; choose all, none, or from: {', '.join(ids)}")
+        import difflib  # in this case alone: the import of the package is to cost nothing
+
+        close = difflib.get_close_matches(unknown[0].removeprefix("-"), ids, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise PatchError(
+            f"unknown patch {', '.join(map(repr, unknown))}{hint}; choose all, none, or from: {', '.join(ids)}"
+        )
     left_out = {word[1:] for word in words if word.startswith("-")}
     if not left_out:
         return frozenset(words)

@@ -12,6 +12,8 @@ import torch
 
 from megatron_overrides.support.grad_norms import GradNorms
 
+from .traces import without_traces
+
 
 class Positions(NamedTuple):
     """How many positions of the MTP losses count, and how many there are; `masked`: there was a loss mask."""
@@ -106,19 +108,13 @@ def count_positions(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
 
 def run(chunks: Sequence[torch.nn.Module], optimizer: Any, forward_backward: Callable[[], Any]) -> Verification:
     """Run a step without an update; see `megatron_mtp_patches.verify`. Gradients are zero after it."""
-    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-
-    tracker = MTPLossLoggingHelper.tracker
-    before = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in tracker.items()}
     _zero(chunks, optimizer)
     try:
-        with only_mtp_loss() as seen:
+        with without_traces(chunks), only_mtp_loss() as seen:
             forward_backward()
         return gather(chunks, seen)._replace(norms=_norms(optimizer))
     finally:
         _zero(chunks, optimizer)
-        tracker.clear()
-        tracker.update(before)
 
 
 def gather(chunks: Sequence[torch.nn.Module], seen: Seen) -> Verification:

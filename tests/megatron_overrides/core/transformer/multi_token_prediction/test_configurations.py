@@ -50,3 +50,30 @@ def test_what_was_changed_after_its_check_is_checked_again(make_optimizer, chang
     (name,) = changes
     with pytest.raises(ValueError, match=rf"\(config.{name}\)"):
         make_optimizer({"mtp_detach_heads": True}, changes)
+
+
+@pytest.fixture
+def warnings_of_shared_norm(caplog):
+    """warnings_of_shared_norm(): how often detached heads were said to share the norm of the main model."""
+    from megatron_overrides.core.transformer import transformer_config
+
+    transformer_config._warn_of_shared_norm.cache_clear()
+    return lambda: [record.message for record in caplog.records if "clip-mtp-grads-separately" in record.message]
+
+
+def test_detached_heads_without_the_patch_that_clips_them_are_warned_of(make_model, warnings_of_shared_norm):
+    import megatron_mtp_patches
+    from megatron.core.optimizer import optimizer
+
+    make_model(mtp_detach_heads=True)
+    assert not warnings_of_shared_norm()
+    megatron_mtp_patches.apply("-clip-mtp-grads-separately")
+    try:
+        make_model()
+        assert not warnings_of_shared_norm()
+        make_model(mtp_detach_heads=True)
+        make_model(mtp_detach_heads=True)
+        is_native = hasattr(optimizer, "MTP_GRAD_NORM_GROUP")
+        assert len(warnings_of_shared_norm()) == (0 if is_native else 1)
+    finally:
+        megatron_mtp_patches.apply()
