@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -69,7 +70,7 @@ def named_groups(config: Any) -> list[NamedGroup]:
         ValueError: a group that cannot be read, or one name for two groups.
     """
     texts = getattr(config, "grad_norm_group", None) or ()
-    if not isinstance(texts, (list, tuple)):
+    if isinstance(texts, str) or not isinstance(texts, Sequence):  # an OmegaConf list is one
         raise ValueError(f"{spell('grad_norm_group')} {texts!r} must be a list of NAME=REGEX:LIMIT")
     groups = [parse_group(text) for text in texts]
     names = [group.name for group in groups]

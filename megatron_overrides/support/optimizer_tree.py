@@ -46,6 +46,14 @@ class Reduction(NamedTuple):
             torch.distributed.all_reduce(tensor, op=op, group=group)
 
 
+def check_optimizer(optimizer: Any) -> None:
+    """Raise TypeError unless `optimizer` is one of Megatron's kind, which can be chained."""
+    if not hasattr(optimizer, "get_grad_norm"):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no optimizer of Megatron: pass what get_megatron_optimizer returned"
+        )
+
+
 def leaves(optimizer: Any) -> Iterator[Any]:
     """The optimizers below `optimizer`, or itself, that own parameters."""
     return (leaf.optimizer for leaf in _walk(optimizer, over_all_ranks=False) if leaf.owns_parameters)

@@ -14,6 +14,7 @@ from typing import Any
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from megatron_overrides.support.metric import Metric
+from megatron_overrides.support.optimizer_tree import check_optimizer
 from megatron_overrides.support.step_record import last_record, record_of
 
 _is_logging: ContextVar[bool] = ContextVar("a training log is at work", default=False)
@@ -28,10 +29,8 @@ def training_metrics(optimizer: Any = None) -> list[Metric]:
     Raises:
         TypeError: `optimizer` is no optimizer of Megatron.
     """
-    if optimizer is not None and not hasattr(optimizer, "get_grad_norm"):
-        raise TypeError(
-            f"{type(optimizer).__name__} is no optimizer of Megatron: pass what get_megatron_optimizer returned"
-        )
+    if optimizer is not None:
+        check_optimizer(optimizer)
     record = last_record() if optimizer is None else record_of(optimizer)
     tracker = MTPLossLoggingHelper.tracker
     of_heads = (tracker.get(key, ()) for key in ("acceptance_metrics", "length_metrics"))

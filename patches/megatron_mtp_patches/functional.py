@@ -65,7 +65,7 @@ def mtp_loss(
         main_hidden: [s, b, h], the hidden states of the main model, with which tv, kl and e2e_tv compare the heads.
         head_hiddens: D times [s, b, h], those of each head. Head d (from 1) at position t predicts token t + d + 1.
         labels: [b, s] int64, the labels of the main model: label t is token t + 1. `roll(tokens)` makes them of tokens.
-        loss_mask: [b, s], 1 where a label of the main model counts.
+        loss_mask: [b, s], 1 where a label of the main model counts. A label of -100 counts unless it is masked here.
         output_layer: called (hidden [s, b, h], weight=, runtime_gather_output=), returns (logits [s, b, v], bias), as
             Megatron's.
         loss_type: cross_entropy, kl, tv or e2e_tv (NVIDIA/Megatron-LM#6473, arXiv 2606.12370).
@@ -102,7 +102,9 @@ def mtp_loss(
     from megatron_overrides.core.transformer.multi_token_prediction.projection import Projection
 
     heads = list(head_hiddens)
-    _check_shapes(main_hidden, heads, labels, loss_mask)
+    head_losses.check_shapes(main_hidden, heads, labels, loss_mask, sequence_parallel)
+    if detach_output_layer and output_weight is None and not hasattr(output_layer, "parameters"):
+        raise ValueError("mtp_loss: detach_output_layer needs an output_layer that is a torch.nn.Module")
     transformer_config.check_losses(
         SimpleNamespace(mtp_loss_type=loss_type, mtp_logits_chunk_size=chunk_size, mtp_num_layers=len(heads))
     )
@@ -123,7 +125,7 @@ def mtp_loss(
             vocab_size,
             sequence_parallel,
         ),
-        cross_entropy or _vocab_parallel_cross_entropy,
+        cross_entropy or head_losses.vocab_parallel_cross_entropy,
         HeadSettings.create(loss_type, weights, chunk_size, counts_labels=measure, measures_lengths=measure),
         scaling_factor,
         cp_group,
@@ -141,7 +143,10 @@ def roll(tensor: Tensor, packed_seq_params: Any = None, cp_group: Any = None) ->
         cp_group: over which the sequences are cut, as Megatron cuts them; None is one rank. Then it is a collective.
 
     Returns:
-        A new tensor of the same shape and dtype.
+        A new tensor of the same shape and dtype. Slots after the last packed sequence are 0.
+
+    Raises:
+        ValueError: the packed sequences have more slots than the tensor.
     """
     from megatron_overrides.core.transformer.multi_token_prediction.padded_roll import roll_to_next
 
@@ -193,9 +198,15 @@ def tag(
 
     Returns:
         The names of the parameters of this rank that match.
+
+    Raises:
+        TypeError: `optimizer` is no optimizer of Megatron.
     """
     from megatron_overrides.support.norm_tags import tag_matching
+    from megatron_overrides.support.optimizer_tree import check_optimizer
 
+    if optimizer is not None:
+        check_optimizer(optimizer)
     return tag_matching(model if isinstance(model, (list, tuple)) else [model], optimizer, group, match)
 
 
@@ -213,10 +224,13 @@ def grad_norms(optimizer: Any) -> GradNorms:
         TransformerEngine >= 2.14 from Megatron 0.17 on, a one-element CUDA tensor.
 
     Raises:
+        TypeError: `optimizer` is no optimizer of Megatron.
         ValueError: a parameter is tagged with a group that `optimizer.config` does not know.
     """
     from megatron_overrides.core.optimizer.clip_grads import measure
+    from megatron_overrides.support.optimizer_tree import check_optimizer
 
+    check_optimizer(optimizer)
     return measure(optimizer)
 
 
@@ -233,10 +247,14 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
         StepDecision: `skips_update`, and `skips_mtp` if only the update of the MTP heads is skipped.
 
     Raises:
-        ValueError: no rank has a parameter of a group in `config.grad_norm_group`.
+        ValueError: no rank has a parameter of a group in `config.grad_norm_group`, or of the MTP heads, for which
+            `config` has a setting.
     """
     from megatron_overrides.support.step_decision import decide
 
+    for name in ("mtp_clip_grad", "mtp_grad_norm_skip_threshold"):
+        if getattr(config, name, None) is not None and "mtp" not in norms.total:
+            raise ValueError(f"config.{name} needs tagged MTP heads: call tag(model, optimizer) after both are built")
     return decide(norms, config)
 
 
@@ -269,26 +287,3 @@ def update(optimizer: Any, norms: GradNorms, decision: StepDecision | None = Non
     from megatron_overrides.support.step_decision import StepDecision
 
     return update(optimizer, norms, decision or StepDecision())
-
-
-def _check_shapes(main_hidden: Tensor, heads: list[Tensor], labels: Tensor, loss_mask: Tensor) -> None:
-    if not heads:
-        raise ValueError("mtp_loss: head_hiddens is empty; give the hidden states [s, b, h] of each MTP head")
-    for depth, head in enumerate(heads, start=1):
-        if head.shape != main_hidden.shape:
-            raise ValueError(
-                f"mtp_loss: the hidden states of head {depth} have the shape {list(head.shape)}, those of the main "
-                f"model have {list(main_hidden.shape)}"
-            )
-    for name, given in (("labels", labels), ("loss_mask", loss_mask)):
-        if given.shape != labels.shape or given.dim() != 2 or given.size(0) != main_hidden.size(1):
-            raise ValueError(
-                f"mtp_loss: {name} has the shape {list(given.shape)}; for hidden states {list(main_hidden.shape)} "
-                f"give labels and loss_mask [b, s], b = {main_hidden.size(1)}"
-            )
-
-
-def _vocab_parallel_cross_entropy(labels: Tensor, logits: Tensor) -> Tensor:
-    from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
-
-    return vocab_parallel_cross_entropy(logits, labels.transpose(0, 1).contiguous()).transpose(0, 1).contiguous()

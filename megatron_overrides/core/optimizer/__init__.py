@@ -8,12 +8,18 @@ under a name (`decoupled_grad`) that Megatron-FSDP never used: NVIDIA/Megatron-L
 from __future__ import annotations
 
 import inspect
+import logging
 from types import SimpleNamespace
 from typing import Any
+
+from megatron.core.utils import log_single_rank
 
 from megatron_overrides.core.optimizer.optimizer_config import check_separate_clip, check_settings
 from megatron_overrides.core.transformer.transformer_config import check_heads
 from megatron_overrides.support.norm_tags import tag_mtp_blocks, tag_named_groups
+from megatron_overrides.support.settings import spell
+
+logger = logging.getLogger(__name__)
 
 
 def check_configs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -29,6 +35,9 @@ def check_configs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: di
         both = SimpleNamespace(**{**vars(settings), **vars(of_model)})
         check_heads(both)
         check_separate_clip(both)
+    elif getattr(of_model, "mtp_detach_heads", False):
+        text = f"{spell('mtp_detach_heads')} has no effect: the model has no MTP heads. Add {spell('mtp_num_layers')}"
+        log_single_rank(logger, logging.WARNING, text)
     return wrapped(*args, **kwargs)
 
 

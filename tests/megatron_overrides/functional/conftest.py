@@ -16,7 +16,7 @@ def make_training(make_gpt):
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     def make(dtype=torch.float32, distributed=False, groups=None, **settings):
-        gpt = make_gpt(VOCABULARY, LENGTH, mtp_loss_scaling_factor=1.0, **settings)
+        gpt = make_gpt(VOCABULARY, LENGTH, **settings)
         if dtype is torch.bfloat16:
             gpt.bfloat16()
         ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed)

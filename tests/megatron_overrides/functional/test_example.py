@@ -15,7 +15,9 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def train_step():
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "def " in block)
+    (code,) = (
+        block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "def train_step" in block
+    )
     assert len([line for line in code.splitlines() if line]) <= 30
     names = {}
     exec(code, names)
@@ -35,6 +37,16 @@ def patched_step(model, optimizer, tokens, positions, attention_mask, loss_mask)
     ((main * loss_mask).sum() / loss_mask.sum()).backward()
     model.finish_grad_sync()
     return optimizer.step()[0]
+
+
+def test_a_step_that_overflows_changes_nothing(make_training, batch, train_step, monkeypatch):
+    model, optimizer = make_training(mtp_detach_heads=True)
+    before = parameters(model)
+    monkeypatch.setattr(optimizer, "prepare_grads", lambda: True)
+    taken, logged = train_step(model, optimizer, *batch)
+    after = parameters(model)
+    assert not taken and "mtp_1 loss" in logged
+    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("threshold", [float("inf"), 1e-3])

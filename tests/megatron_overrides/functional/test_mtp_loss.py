@@ -116,6 +116,15 @@ def test_packed_sequences_roll_as_with_the_patches(unpatched, padded):
     assert not found[0, last].any() and found[0, 0] == 2
 
 
+def test_slots_after_the_last_packed_sequence_are_0_and_missing_ones_an_error():
+    bounds = torch.tensor([0, 3, 8], dtype=torch.int32)
+    packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
+    rolled = functional.roll(torch.arange(1, 13).view(1, -1), packed)
+    assert rolled.tolist() == [[2, 3, 0, 5, 6, 7, 8, 0, 0, 0, 0, 0]]
+    with pytest.raises(ValueError, match="have 8 slots on this rank, and the tensor 5"):
+        functional.roll(torch.arange(5).view(1, -1), packed)
+
+
 def test_acceptance_counts_as_the_patches_do(rows, unpatched):
     _, labels, mask = rows
     logits = torch.randn(LENGTH, BATCH, VOCABULARY)
@@ -133,6 +142,11 @@ def test_acceptance_counts_as_the_patches_do(rows, unpatched):
         ({"head_hiddens": [torch.zeros(3, BATCH, 16)]}, "hidden states of head 1 have the shape"),
         ({"labels": torch.zeros(BATCH + 1, LENGTH, dtype=torch.long)}, "labels has the shape"),
         ({"loss_mask": torch.ones(BATCH, LENGTH - 1)}, "loss_mask has the shape"),
+        (
+            {"labels": torch.zeros(BATCH, LENGTH + 1, dtype=torch.long), "loss_mask": torch.ones(BATCH, LENGTH + 1)},
+            "labels has the shape",
+        ),
+        ({"detach_output_layer": True, "output_layer": print}, "is a torch.nn.Module"),
         ({"loss_type": "rkl"}, "must be one of cross_entropy, kl, tv, e2e_tv, not 'rkl'"),
         ({"depth_weights": [1.0]}, "one weight for each of the 2 MTP layers"),
         ({"chunk_size": -1}, "give a number of rows"),

@@ -70,6 +70,23 @@ def test_an_unknown_group_is_an_error(make_training):
         functional.grad_norms(optimizer)
 
 
+@pytest.mark.parametrize("name", ["mtp_clip_grad", "mtp_grad_norm_skip_threshold"])
+def test_a_setting_for_heads_that_are_not_tagged_is_an_error(make_training, name):
+    model, optimizer = make_training()
+    setattr(optimizer.config, name, 0.5)
+    give_gradients(model, 0)
+    optimizer.prepare_grads()
+    norms = functional.grad_norms(optimizer)
+    with pytest.raises(ValueError, match=rf"config.{name} needs tagged MTP heads: call tag"):
+        functional.decide(norms, optimizer.config)
+
+
+@pytest.mark.parametrize("function", [functional.grad_norms, lambda adam: functional.tag([], adam)])
+def test_an_optimizer_of_torch_is_an_error(function):
+    with pytest.raises(TypeError, match="Adam is no optimizer of Megatron"):
+        function(torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]))
+
+
 def test_a_name_that_matches_nothing_tags_nothing(make_training):
     model, _ = make_training(mtp_num_layers=None)
     assert functional.tag([model]) == []

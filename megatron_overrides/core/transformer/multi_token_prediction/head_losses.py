@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from megatron.core import tensor_parallel
 
 from megatron_overrides.core.transformer.multi_token_prediction.acceptance import most_likely_token
 from megatron_overrides.core.transformer.multi_token_prediction.chunked_heads import ChunkedHeads, HeadRows
@@ -184,3 +185,35 @@ def _metrics(
         lengths = accepted_lengths(rows.acceptance, rows.agrees, _chains(aligned))
     sums = torch.stack([each.loss.detach().sum() for each in logged])
     return HeadMetrics(sums, torch.stack([each.tokens for each in logged]), counts, lengths)
+
+
+def check_shapes(
+    main: torch.Tensor,
+    heads: Sequence[torch.Tensor],
+    labels: torch.Tensor,
+    mask: torch.Tensor,
+    is_sequence_parallel: bool,
+) -> None:
+    """Raise ValueError unless the shapes are those that `head_losses` takes."""
+    if not heads:
+        raise ValueError("mtp_loss: head_hiddens is empty; give the hidden states [s, b, h] of each MTP head")
+    for depth, head in enumerate(heads, start=1):
+        if head.shape != main.shape:
+            raise ValueError(
+                f"mtp_loss: the hidden states of head {depth} have the shape {list(head.shape)}, those of the main "
+                f"model have {list(main.shape)}"
+            )
+    length, batch = main.shape[:2]
+    for name, given in (("labels", labels), ("loss_mask", mask)):
+        fits = given.dim() == 2 and given.size(0) == batch and given.shape == labels.shape
+        if not fits or (given.size(1) % length if is_sequence_parallel else given.size(1) != length):
+            raise ValueError(
+                f"mtp_loss: {name} has the shape {list(given.shape)}; for hidden states {list(main.shape)} give labels "
+                f"and loss_mask [b, s], b = {batch}"
+            )
+
+
+def vocab_parallel_cross_entropy(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return Megatron's loss [b, s] for labels [b, s] and logits [s, b, v] of this rank's part of the vocabulary."""
+    loss = tensor_parallel.vocab_parallel_cross_entropy(logits, labels.transpose(0, 1).contiguous())
+    return loss.transpose(0, 1).contiguous()

@@ -45,9 +45,17 @@ def roll_to_next(
     if has_padding(packed_seq_params):
         rolled = _roll_left(tensor, packed_seq_params, cp_group)
         return rolled, rolled.sum()
-    if packed_seq_params is not None:
-        packed_seq_params = _without_empty_sequences(packed_seq_params, cp_group)
-    return mtp.roll_tensor(tensor, shifts=-1, dims=-1, cp_group=cp_group, packed_seq_params=packed_seq_params)
+    if packed_seq_params is None:
+        return mtp.roll_tensor(tensor, shifts=-1, dims=-1, cp_group=cp_group)
+    packed = _without_empty_sequences(packed_seq_params, cp_group)
+    end = int(packed.cu_seqlens_q[-1]) // (1 if cp_group is None else cp_group.size())
+    if end > tensor.size(-1):
+        raise ValueError(f"the packed sequences have {end} slots on this rank, and the tensor {tensor.size(-1)}")
+    rolled, total = mtp.roll_tensor(tensor, shifts=-1, dims=-1, cp_group=cp_group, packed_seq_params=packed)
+    if end < tensor.size(-1):  # Megatron leaves what follows the last sequence as it is
+        rolled[..., end:] = 0
+        total = rolled.sum()
+    return rolled, total
 
 
 def ones_without_padding(targets: torch.Tensor, packed_seq_params: Any, cp_group: Any) -> torch.Tensor:

@@ -77,3 +77,11 @@ def test_detached_heads_without_the_patch_that_clips_them_are_warned_of(make_mod
         assert len(warnings_of_shared_norm()) == (0 if is_native else 1)
     finally:
         megatron_mtp_patches.apply()
+
+
+def test_detached_heads_of_a_model_without_heads_are_warned_of(make_optimizer, caplog):
+    make_optimizer({"mtp_num_layers": None, "mtp_detach_heads": True})
+    assert [record.message for record in caplog.records if "(config.mtp_detach_heads) has no effect" in record.message]
+    caplog.clear()
+    make_optimizer({"mtp_detach_heads": True})
+    assert not [record for record in caplog.records if "has no effect" in record.message]
