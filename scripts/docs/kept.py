@@ -86,7 +86,7 @@ def cost(found: dict[str, Any]) -> str:
         [
             f"On {ranks} CPU ranks optimizer.step takes {_range(row['patched / native'] for row in rows)} of native "
             f"{REFERENCE}'s time; {met} of {len(rows)} rows meet the target, at most 1.00;",
-            f"native {REFERENCE}, started twice, takes {twice} of its own. It takes "
+            f"native {REFERENCE}, started twice, takes {twice} of the time of its first run. It takes "
             f"{_range(row['patched / unpatched'] for row in rows)} of the time of the same release unpatched.",
             f"All-reduces in a step: {ours}; native has {native}.",
             f"The import takes {import_ms:.0f} ms of CPU time, apply() {apply_s:.2f} s on each rank once Megatron is "

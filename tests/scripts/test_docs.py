@@ -97,7 +97,10 @@ def test_what_the_bench_found_in_a_sentence():
     rows = [row(2, "0.18.2", 1.00, 1.2, 0.5), row(1, "0.18.2", 0.95, 0.9, 0.5), row(1, "0.19.2", 1.02, 1.01, 0.99)]
     text = kept.cost({"step": rows, "import": [{"ms": 16.2, "apply s": 0.31}, {"ms": 24.8, "apply s": 0.2}]})
     assert "On 1, 2 CPU ranks optimizer.step takes 0.95 to 1.02 of native 0.19.2's time" in text
-    assert "2 of 3 rows meet the target" in text and "started twice, takes 0.99 to 0.99 of its own" in text
+    assert (
+        "2 of 3 rows meet the target" in text
+        and "started twice, takes 0.99 to 0.99 of the time of its first run" in text
+    )
     assert "0.90 to 1.20 of the time of the same release unpatched" in text
     assert "All-reduces in a step: 1; native has 2 or 4.\nThe import takes 25 ms of CPU time, " in text
     assert "apply() 0.31 s on each rank once Megatron is imported." in text

@@ -92,12 +92,11 @@ def _on_any_rank(found: set[str]) -> bool:
 
 def _copy(chunks: list[torch.nn.Module]) -> Tensors:
     """Copy this rank's parameters and persistent buffers to the CPU; of a DTensor its local part."""
-    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
+    from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import heads_of
 
     found = Tensors({}, {})
     for place, chunk in enumerate(chunks):
-        blocks = (module for module in chunk.modules() if isinstance(module, MultiTokenPredictionBlock))
-        heads = {module for block in blocks for module in block.modules()}
+        heads = {module for block in heads_of([chunk]) for module in block.modules()}
         for path, module in chunk.named_modules():
             part = found.heads if module in heads else found.main_model
             buffers = {name for name in module._buffers if name not in module._non_persistent_buffers_set}

@@ -37,6 +37,8 @@ class Verification(NamedTuple):
     Attributes:
         heads: the names of the parameters of MTP heads that got a gradient, on any rank.
         others: those of other parameters that did.
+        positions: how many positions counted in each MTP loss, on all ranks.
+        has_silenced: a main loss was computed in Megatron's schedules, without a gradient.
         norms: the gradient norms of that step by group, the main one under None: of detached heads, 0 for the main
             group and not 0 for "mtp". Empty with a loss scaler (fp16), which counts the steps that it sees.
     """
@@ -76,7 +78,7 @@ def only_mtp_loss() -> Iterator[Seen]:
 
 
 def silence_main_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps forward_step_calc_loss: the main loss and the auxiliary losses of routers get a weight of zero."""
+    """Wraps forward_step_calc_loss: inside `only_mtp_loss` the main and the auxiliary losses get a weight of zero."""
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
     seen = _seen.get(None)
@@ -152,10 +154,9 @@ def _zero(chunks: Sequence[torch.nn.Module], optimizer: Any) -> None:
 
 
 def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, bool]]:
-    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
+    from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import heads_of
 
-    blocks = (module for module in chunk.modules() if isinstance(module, MultiTokenPredictionBlock))
-    heads = {id(param) for block in blocks for param in block.parameters()}
+    heads = {id(param) for block in heads_of([chunk]) for param in block.parameters()}
     for name, param in chunk.named_parameters():
         yield name.replace("module.", ""), param, id(param) in heads
 

@@ -43,7 +43,7 @@ class TrainedLoss(NamedTuple):
         """Return [b, s], the loss times the factor."""
         return self.factor * self.loss
 
-    def mean(self) -> torch.Tensor:
+    def parts_of_mean(self) -> torch.Tensor:
         """Return [b, s], whose sum is the mean over the positions of this rank that count, times the factor."""
         return self.scaled() / self.tokens.clamp(min=1)
 
@@ -68,7 +68,7 @@ class MTPLoss(NamedTuple):
 
     @classmethod
     def of(cls, losses: HeadLosses) -> MTPLoss:
-        return cls(torch.stack([trained.mean().sum() for trained in losses.trained]).sum(), losses.metrics)
+        return cls(torch.stack([trained.parts_of_mean().sum() for trained in losses.trained]).sum(), losses.metrics)
 
     def means(self, group: Any = None) -> dict[str, float]:
         """Return the means by name: `mtp_1 loss` and, if measured, `mtp_1 acceptance %`, `mtp acceptance length`, ...

@@ -116,7 +116,7 @@ def process_mtp_loss(
     main_tokens = mask.sum()
     for trained in losses.trained:
         if not config.calculate_per_token_loss:
-            loss = trained.mean()
+            loss = trained.parts_of_mean()
         elif rescale_per_token:
             # finalize_model_grads divides by the tokens of the main model; a head predicts fewer.
             loss = trained.scaled() * (main_tokens / trained.tokens.clamp(min=1))
