@@ -52,7 +52,7 @@ def main() -> None:
     documents, size = dataset.write(output / "data" / "stdlib", dataset.library_sources())
     print(f"data: the Python standard library, {documents} sources, {size / 1e6:.0f} million bytes")
     print("device: " + ("cuda" if device == "cuda" else "the CPU (no GPU here: rehearsal)"))
-    print("not installed: TransformerEngine and Apex; Megatron's own modules do the work")
+    print("left out: TransformerEngine and Apex; Megatron's own modules do the work")
     accident = experiments.SHORT_ACCIDENT
     data = output / "data" / "stdlib"
 
