@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -150,6 +151,17 @@ def test_the_sections_of_a_yaml_file_are_settings(doctor, release, tmp_path, mon
 def test_a_flag_that_an_assertion_asks_for_is_named(doctor):
     done = doctor("--num-layers 2")
     assert done.code == 2 and "Megatron refuses these flags: add --micro-batch-size" in done.err
+
+
+def test_a_trainer_that_does_not_import_is_no_matter_of_flags(doctor, monkeypatch):
+    import megatron.training.arguments
+
+    monkeypatch.delattr(megatron.training, "arguments")
+    monkeypatch.delitem(sys.modules, "megatron.training.arguments")
+    monkeypatch.setitem(sys.modules, "megatron.core.rerun_state_machine", None)  # so importing it again fails
+    done = doctor("--num-layers 2")
+    assert done.code == 2
+    assert "does not import: " in done.err and "`megatron-mtp-patches doctor` names the packages" in done.err
 
 
 @pytest.mark.parametrize(

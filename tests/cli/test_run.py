@@ -12,7 +12,7 @@ from megatron_mtp_patches.engine import UsageError
 
 from tests.warm.processes import run_ranks
 
-from .interpreters import run_python
+from .interpreters import REPOSITORY, run_command, run_python
 
 pytestmark = pytest.mark.forked("python")
 
@@ -66,3 +66,45 @@ def test_device_cuda_without_a_gpu_is_wrong_usage(script, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: 0)))
     with pytest.raises(UsageError, match="finds no GPU"):
         run_script(str(script), [], "cuda")
+
+
+ASK_FOR_A_SIZE = """
+import argparse
+def validate_args(args):
+    assert args.hidden_size is not None
+    assert args.hidden_size > 0
+validate_args(argparse.Namespace(hidden_size=SIZE))
+"""
+
+
+@pytest.mark.parametrize(
+    "size, says",
+    [("None", "AssertionError: Megatron refuses these flags: add --hidden-size"), ("0", "assert args.hidden_size > 0")],
+)
+def test_an_assertion_of_megatrons_flags_says_what_to_change(script, size, says):
+    folder = script.parent / "megatron" / "training"
+    folder.mkdir(parents=True)
+    arguments = folder / "arguments.py"
+    arguments.write_text(ASK_FOR_A_SIZE.replace("SIZE", size))
+    script.write_text(f"import runpy; runpy.run_path({str(arguments)!r})")
+    (done,) = run_ranks(1, lambda: run_script(str(script), [], None))
+    assert done.code == 1 and done.output.splitlines()[-1].endswith(says)
+
+
+def test_an_assertion_of_the_script_stays_as_it_is(script):
+    script.write_text("assert False")
+    (done,) = run_ranks(1, lambda: run_script(str(script), [], None))
+    assert done.code == 1 and done.output.splitlines()[-1] == "AssertionError"
+
+
+UNKNOWN = "import argparse; argparse.ArgumentParser().parse_args()"
+
+
+@pytest.mark.parametrize("flags", [["--mtp-detach-heads"], ["--grad-norm-skip-threshold=50"]])
+def test_a_flag_whose_patch_was_left_out_is_named(script, flags):
+    script.write_text(UNKNOWN)
+    path = [*REPOSITORY, *sys.path]
+    for choice, is_named in (("none", True), ("all", False)):
+        done = run_command(["run", str(script), *flags], path, {"MEGATRON_MTP_PATCHES": choice})
+        assert done.code == 2 and "unrecognized arguments" in done.output
+        assert ("which is disabled here" in done.output) is is_named

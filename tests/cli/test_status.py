@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.description import settings
 from megatron_mtp_patches.engine.source import find_file
+
+from .interpreters import run_python
 
 pytestmark = pytest.mark.forked("megatron")
 
@@ -33,6 +36,15 @@ def test_status_as_json_has_every_patch_with_its_state_and_targets(report, relea
         assert list(told["targets"]) == list(dict.fromkeys(edit.target for edit in patch.edits))
         assert told["upstream"] == [str(change) for change in patch.upstream]
         assert told["summary"] == patch.summary and told["reason"]
+
+
+@pytest.mark.real_process("Megatron is imported without the rehearsal that the tests' processes have")
+@pytest.mark.skipif(find_spec("transformer_engine") is None, reason="TransformerEngine is not installed")
+def test_beside_transformer_engine_without_its_kernels_megatron_is_imported_in_a_rehearsal():
+    done = run_python("-m", "megatron_mtp_patches", "status")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "TransformerEngine has no kernels here: this is the state in a rehearsal" in done.stdout
+    assert "could not import" not in done.stdout
 
 
 @pytest.mark.parametrize("words", [["status"], ["status", "--json"]], ids=" ".join)

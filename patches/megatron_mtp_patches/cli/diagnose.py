@@ -10,9 +10,7 @@ import json
 import logging
 import math
 import os
-import re
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -24,6 +22,7 @@ from ..engine import UsageError
 from ..engine.source import find_file
 from .console import make_console
 from .megatron import describe_megatron, find_releases, find_transformer_engine, import_targets
+from .refusals import reason
 
 # What --use-checkpoint-args reads from the checkpoint and some defect depends on.
 FROM_CHECKPOINT = (
@@ -37,7 +36,6 @@ FROM_CHECKPOINT = (
 )
 OPTIONS = {"--json", "--te", "--world-size"}  # of this command
 OF_TORCHRUN = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
-_MISSING_FLAG = re.compile(r"assert args\.(\w+) is not None")
 
 
 class CommandLine(NamedTuple):
@@ -112,9 +110,15 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
     """Read the flags with Megatron's parser and let it set the defaults, as at the start of a training.
 
     Raises:
-        UsageError: the parser or validate_args refuses the flags.
+        UsageError: Megatron's trainer does not import, or its parser or validate_args refuses the flags.
     """
-    from megatron.training import arguments as megatron
+    try:
+        from megatron.training import arguments as megatron
+    except ImportError as error:
+        raise UsageError(
+            f"reading flags needs megatron.training, which does not import: {error}; "
+            "`megatron-mtp-patches doctor` names the packages that it needs"
+        ) from error
 
     with _refusals(), _as_first_rank(words):
         parser = megatron.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
@@ -188,11 +192,7 @@ def _refusals() -> Iterator[None]:
             ) from error
         raise UsageError(f"Megatron refuses these flags: {error}; an empty YAML file does that, too") from error
     except Exception as error:  # assertions, and whatever else a wrong value leads to
-        # An assertion without a message says nothing else than its line.
-        where = traceback.extract_tb(error.__traceback__)[-1].line or ""
-        missing = _MISSING_FLAG.match(where) if not str(error) else None
-        reason = f"add --{missing[1].replace('_', '-')}" if missing else str(error) or where
-        raise UsageError(f"Megatron refuses these flags: {reason}") from error
+        raise UsageError(f"Megatron refuses these flags: {reason(error)}") from error
 
 
 @contextlib.contextmanager

@@ -5,15 +5,22 @@ Importing this module has already imported `megatron_mtp_patches`, which applies
 
 from __future__ import annotations
 
+import contextlib
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..engine import UsageError
 
+WRONG_USAGE = 2  # argparse's exit code
+
 
 def run_script(script: str, arguments: list[str], device: str | None) -> None:
     """Run `script` as __main__ with `arguments`; returns or raises (SystemExit too) as the script does.
+
+    An assertion about the flags that Megatron raises without a message gets one. Where Megatron does not know a flag
+    because its patch was left out, stderr says that.
 
     device "cpu": torch.cuda resolves to the CPU first. "cuda": a GPU must be there. None: torch is left alone.
     """
@@ -24,7 +31,8 @@ def run_script(script: str, arguments: list[str], device: str | None) -> None:
     if not getattr(sys.flags, "safe_path", False):
         # the script's own directory replaces ours: a Megatron checkout beside pretrain_gpt.py shadows a wheel
         sys.path[0] = str(Path(script).resolve().parent)
-    runpy.run_path(script, run_name="__main__")
+    with _say_what_to_change(arguments):
+        runpy.run_path(script, run_name="__main__")
     if device == "cpu":
         from .. import rehearsal
 
@@ -41,3 +49,22 @@ def _choose_device(device: str | None) -> None:
 
         if torch.cuda.device_count() == 0:
             raise UsageError("--device cuda: torch finds no GPU here; --device cpu rehearses without one.")
+
+
+@contextlib.contextmanager
+def _say_what_to_change(arguments: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        from .refusals import is_silent_refusal, reason
+
+        if is_silent_refusal(error):
+            error.args = (f"Megatron refuses these flags: {reason(error)}",)
+        raise
+    except SystemExit as ended:
+        if ended.code == WRONG_USAGE:
+            from .refusals import flags_left_out
+
+            for sentence in flags_left_out(arguments):
+                print(f"megatron-mtp-patches: {sentence}", file=sys.stderr)
+        raise

@@ -7,8 +7,9 @@ import json
 
 from rich.table import Column, Table
 
-from .. import __version__, apply, status
+from .. import __version__, apply, rehearsal, status
 from ..engine.state import State, TargetState
+from ..rehearsal import transformer_engine
 from .console import make_console
 from .megatron import describe_megatron, import_targets
 from .zero_touch import describe_zero_touch
@@ -25,6 +26,8 @@ STYLES = {
 def show_status(as_json: bool) -> int:
     """Print the table, or JSON; 1 if a patch is refused, could not be applied, or was changed by another library."""
     apply(on_drift="skip")  # a refused patch is a line of the table here, not an error
+    if is_rehearsal := transformer_engine.available():  # without its kernels Megatron imports in a rehearsal only
+        rehearsal.install(megatron_flags=False)
     failures = import_targets()
     reports = status()
     targets = [target for report in reports for target in report.targets.items()]
@@ -46,6 +49,8 @@ def show_status(as_json: bool) -> int:
         console = make_console()
         console.print(f"megatron_mtp_patches {__version__}; {describe_megatron()}", soft_wrap=True)
         console.print(f"zero-touch: {describe_zero_touch()}", soft_wrap=True)
+        if is_rehearsal:
+            console.print("TransformerEngine has no kernels here: this is the state in a rehearsal", soft_wrap=True)
         titles = ("patch", "state", "upstream", "targets")
         table = Table(*(Column(title, no_wrap=title != "upstream", overflow="fold") for title in titles))
         for report in reports:

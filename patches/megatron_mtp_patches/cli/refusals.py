@@ -1,0 +1,35 @@
+"""What to change on a command line that Megatron refuses, where Megatron's own message does not say it."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+
+from .. import _engine
+from ..description import settings
+from ..engine.state import State
+
+_ASKS_FOR = re.compile(r"assert args\.(\w+) is not None")
+
+
+def reason(error: BaseException) -> str:
+    """The error's own words; for an assertion without words, the flag that it asks for, or else its line."""
+    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    missing = _ASKS_FOR.match(line)
+    return str(error) or (f"add --{missing[1].replace('_', '-')}" if missing else line)
+
+
+def is_silent_refusal(error: AssertionError) -> bool:
+    """Whether Megatron's check of the flags has raised it without a word."""
+    file = traceback.extract_tb(error.__traceback__)[-1].filename
+    return not str(error) and file.replace("\\", "/").endswith("megatron/training/arguments.py")
+
+
+def flags_left_out(words: Iterable[str]) -> Iterator[str]:
+    """A sentence for each flag among `words` whose patch was left out or refused: Megatron does not know it then."""
+    given = {word.partition("=")[0] for word in words}
+    for patch in _engine.catalog:
+        if (state := _engine.report(patch).state) in (State.DISABLED, State.REFUSED):
+            for flag in sorted(given.intersection(one.name.split()[0] for one in settings(patch))):
+                yield f"{flag} comes with the patch {patch.id}, which is {state} here: see `status`"
