@@ -19,18 +19,20 @@ CHECKPOINTS = "Checkpoints:"
 
 def blocks() -> dict[str, str]:
     """The blocks `upgrade-steps` and `checkpoints`."""
-    steps = [f"### From {before} to {after}\n\n{step(before, after)}" for before, after in pairwise(RELEASES)]
-    return {"upgrade-steps": "\n\n".join(steps), "checkpoints": checkpoints()}
+    steps = [row for before, after in pairwise(RELEASES) for row in changes(before, after)]
+    return {
+        "upgrade-steps": "\n".join(table(["from", "patch", "state", "what to do"], steps)),
+        "checkpoints": checkpoints(),
+    }
 
 
-def step(before: str, after: str) -> str:
-    """The patches whose state changes, with what a user may do about each."""
-    rows = [
-        [f"[`{patch.id}`]({patch.id}.md)", state(patch, before), state(patch, after), advice(patch, after)]
+def changes(before: str, after: str) -> list[list[str]]:
+    """A row for each patch whose state changes at the release `after`, with what a user may do about it."""
+    return [
+        [after, f"[`{patch.id}`]({patch.id}.md)", state(patch, after), advice(patch, after)]
         for patch in CATALOG
         if state(patch, before) != state(patch, after)
     ]
-    return "\n".join(table(["patch", before, after, "what to do"], rows)) if rows else "No patch changes its state."
 
 
 def advice(patch: Patch, release: str) -> str:
