@@ -28,7 +28,7 @@ print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
 def tree(tmp_path_factory) -> Path:
     """A copy of what the distributions are made of."""
     copy = tmp_path_factory.mktemp("tree")
-    for name in ("setup.cfg", "pyproject.toml", "MANIFEST.in", "LICENSE", *PAGES):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", *PAGES):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, copy)
     for name in ("patches", "megatron_overrides", "tests", "scripts", "docs", "ci"):

@@ -61,6 +61,17 @@ def test_metadata(installed, wheel):
     assert wheel.name.endswith("-py3-none-any.whl")
 
 
+def test_the_text_for_an_index_has_no_link_into_the_repository(installed):
+    (file,) = installed.glob("*.dist-info/METADATA")
+    metadata = email.message_from_string(file.read_text(encoding="utf-8"))
+    text = metadata.get_payload()
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert text.startswith("# megatron_mtp_patches") and "## Guarantees" in text
+    assert "](" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "![" not in text and "The picture" not in text
+    assert re.findall(r"\]\((?!https?://)", text) == []
+
+
 def test_the_command_is_installed_and_runs_from_the_wheel(installed, tmp_path):
     (file,) = installed.glob("*.dist-info/entry_points.txt")
     scripts = configparser.ConfigParser()
