@@ -76,7 +76,11 @@ def _find_difference(store: Any, world_size: int, name: str, patience: timedelta
         ranks_by_record.setdefault(store.get(key).decode(), []).append(rank)
     if len(ranks_by_record) == 1:
         return ""
-    records = "".join(f"\n  rank {_enumerate(ranks)}: {text}" for text, ranks in ranks_by_record.items())
+    shared = set.intersection(*(set(text.split()) for text in ranks_by_record))
+    records = "".join(
+        f"\n  rank {_enumerate(ranks)}: {' '.join(word for word in text.split() if word not in shared)}"
+        for text, ranks in ranks_by_record.items()
+    )
     return (
         f"ranks differ in their patches; give all of them the same megatron-core, the same megatron_mtp_patches and "
         f"the same MEGATRON_MTP_PATCHES:{records}"

@@ -35,5 +35,6 @@ def is_here(patch: Patch) -> bool:
 
 STATE_BY_RELEASE = read_table()
 EXPECTED = STATE_BY_RELEASE[RELEASE]
+assert EXPECTED.keys() >= set(IDS), f"{PAGE} lacks {set(IDS) - EXPECTED.keys()}; run python -m scripts.docs"
 # The state of each patch in this environment.
 STATE = {patch.id: EXPECTED[patch.id] if is_here(patch) else State.PENDING for patch in CATALOG}

@@ -44,6 +44,11 @@ def test_a_rank_that_differs_is_named_on_every_rank():
     assert "MEGATRON_MTP_PATCHES" in errors[0]
 
 
+def test_only_what_differs_is_shown():
+    errors = compare_all(["0.2.0 a=applied b=native", "0.2.0 a=disabled b=native"])
+    assert errors[0].endswith(":\n  rank 0: a=applied\n  rank 1: a=disabled")
+
+
 def test_many_ranks_are_abbreviated():
     errors = compare_all(["a=applied"] * 20 + ["a=native"])
     assert "15 and 4 more: a=applied" in errors[7] and "rank 20: a=native" in errors[7]

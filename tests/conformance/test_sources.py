@@ -12,7 +12,7 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine.source import find_file
 
 from .changed_sources import change_comments, change_line, change_nothing, checked_targets, make_checkout
-from .expected import EXPECTED, IDS
+from .expected import EXPECTED, IDS, STATE
 from .inspection import reports
 
 pytestmark = pytest.mark.forked("python")  # find_file() says of an imported module where it was imported from
@@ -63,7 +63,7 @@ def test_readme_lists_every_patch():
 def test_the_record_says_what_readme_says():
     megatron_mtp_patches.apply()
     states = dict(word.split("=") for word in megatron_mtp_patches.record().split() if "=" in word)
-    assert {name: states[name] for name in IDS} == EXPECTED
+    assert {name: states[name] for name in IDS} == STATE
 
 
 @pytest.mark.parametrize("target", PATCHES_OF)

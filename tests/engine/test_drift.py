@@ -155,6 +155,13 @@ def test_a_module_that_is_not_installed_is_named_in_the_refusal(library):
     assert decision.state is State.REFUSED and "not_installed is not installed" in decision.reason
 
 
+def test_a_patch_without_fingerprints_is_told_how_to_get_them(library):
+    decision = decide(library.patch(REPLACE_F), KnownSources(("1.0",), {}))
+    assert decision.state is State.REFUSED
+    assert decision.reason.startswith("lib:f has no known source in any release: the patch is new.")
+    assert "drift --against FOLDER --accept RELEASE" in decision.reason
+
+
 def test_of_another_package_its_own_releases_are_named(library):
     """It need not be installed; where it is, its source is checked as the library's is."""
     library.write("lib2.py", "def g():\n    return 'g'\n")
@@ -170,7 +177,7 @@ def test_of_another_package_its_own_releases_are_named(library):
     (library.folder / "lib2.py").unlink()
     importlib.invalidate_caches()
     decision = decide(patch, sources)
-    assert (decision.state, decision.reason) == (State.APPLIED, "lib2 is not installed")
+    assert (decision.state, decision.reason) == (State.PENDING, "lib2 is not installed")
 
 
 def test_another_folder_can_be_asked(library, tmp_path):

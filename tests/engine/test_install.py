@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 from megatron_mtp_patches.engine import AddField, AddIfMissing, PatchError, Replace, Wrap
@@ -32,6 +33,27 @@ def test_a_patch_is_pending_until_its_module_is_imported(library):
     library.load()
     report = engine.report(engine.catalog[0])
     assert (report.state, report.targets, report.summary) == ("applied", {"lib:f": "applied"}, "Do something")
+
+
+def test_the_record_says_pending_of_what_is_not_installed_alone(library):
+    elsewhere = Wrap("absent_package:f", "overrides:add_mark", check_source=False)
+    other = replace(library.patch(elsewhere, id="elsewhere"), package="absent-package")
+    engine = library.engine(library.patch(REPLACE_F, id="here"), other)
+    engine.apply("all", "raise")
+    assert engine.record().startswith("here=applied elsewhere=pending sources="), "whether lib is imported already"
+
+
+def test_a_package_that_is_found_only_after_the_patches_came_is_checked_then(library):
+    patch = replace(library.patch(Wrap("late:f", "overrides:add_mark")), package="late")
+    source = library.write("late.py", "def f():\n    return 'late'\n")
+    engine = library.engine(patch)
+    source.unlink()
+    importlib.invalidate_caches()
+    engine.apply("all", "skip")
+    assert state(engine) == "pending"
+    library.write("late.py", "def f():\n    return 'another version'\n")
+    assert library.load("late").f() == "another version"
+    assert state(engine) == "refused"
 
 
 def test_applying_twice_installs_once(library):
@@ -231,3 +253,12 @@ def test_a_module_that_is_still_being_imported_is_patched_later(library):
     assert lib2.g() == "original"
     engine.install_missed_modules()
     assert lib2.g() == "override"
+
+
+def test_a_module_whose_import_is_forbidden_is_left_alone(library, monkeypatch):
+    """A test that hides a package puts None in the place of its modules."""
+    monkeypatch.setitem(sys.modules, "lib", None)
+    engine = library.applied(REPLACE_F)
+    engine.install_missed_modules()
+    monkeypatch.delitem(sys.modules, "lib")
+    assert library.load().f(1) == "override 1"

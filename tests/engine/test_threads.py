@@ -8,7 +8,7 @@ import threading
 import types
 
 import pytest
-from megatron_mtp_patches.engine import Replace, Wrap
+from megatron_mtp_patches.engine import PatchError, Replace, Wrap
 
 PATIENCE = 20
 
@@ -113,6 +113,51 @@ def test_a_module_whose_override_another_thread_is_importing_is_patched_after_it
     library.applied(Replace("lib_a:a", "overrides_ab:a"), Replace("lib_b:b", "overrides_ab:b"))
     assert import_in_threads("lib_b", "lib_a") == {"lib_b": None, "lib_a": None}
     assert (library.load("lib_a").a(), library.load("lib_b").b()) == ("override a", "override b")
+
+
+def test_an_override_that_fails_while_another_thread_imports_is_imported_when_that_thread_is_done(
+    library, meeting, import_in_threads
+):
+    """Where it was imported once more at once, both threads stood still: one held the lock that the other needed."""
+    meeting.attempts = []
+    meeting.second_attempt = threading.Event()
+    library.write(
+        "lib_b.py",
+        """
+        import meeting
+        meeting.b_begun.set()
+        meeting.second_attempt.wait(1)
+
+        def b():
+            return "b"
+        """,
+    )
+    library.write(
+        "overrides_a.py",
+        f"""
+        import meeting
+        meeting.attempts.append(meeting.b_begun.wait({PATIENCE}))
+        if len(meeting.attempts) == 1:
+            raise ImportError("as from a module that the other thread has half imported")
+        meeting.second_attempt.set()
+        import lib_b
+
+        def a():
+            return "override a"
+        """,
+    )
+    library.applied(Replace("lib_a:a", "overrides_a:a"), Wrap("lib_b:b", "overrides:add_mark"))
+    assert import_in_threads("lib_b", "lib_a") == {"lib_b": None, "lib_a": None}
+    assert (library.load("lib_a").a(), library.load("lib_b").b()) == ("override a", "b!")
+
+
+def test_an_override_that_fails_while_an_outer_module_is_imported_is_refused_with_the_outer_one(library):
+    library.write("lib_outer.py", "import lib\nseen = lib.f(1)\n\ndef f(x):\n    return 'outer'\n")
+    library.write("broken_overrides.py", "raise ImportError('it lacks a package')\n")
+    library.applied(Replace("lib:f", "broken_overrides:f"), Wrap("lib_outer:f", "overrides:add_mark"))
+    with pytest.raises(PatchError, match="lib: ImportError.*it lacks a package"):
+        library.load("lib_outer")
+    assert library.load("lib").f(1) == "original 1"
 
 
 def test_an_override_that_is_imported_before_its_target(library):

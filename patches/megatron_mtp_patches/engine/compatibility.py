@@ -14,13 +14,17 @@ from .state import State
 
 @dataclass(frozen=True)
 class Decision:
-    """The state of a patch, as it is or will be once the patch is installed, and why."""
+    """The state of a patch, as it is or will be once the patch is installed, and why.
+
+    It is pending if the package that the patch edits is not installed.
+    """
 
     state: State
     reason: str
 
     @property
     def installs(self) -> bool:
+        """Whether the edits of the patch are made, now that what it edits is there."""
         return self.state in (State.APPLIED, State.REPAIRED)
 
 
@@ -32,7 +36,7 @@ def decide(patch: Patch, sources: KnownSources, path: list[str] | None = None) -
     package = patch.package or patch.modules[0].partition(".")[0]
     if not any(find_file(module, path) for module in patch.modules):
         if patch.package:
-            return Decision(State.APPLIED, f"{patch.modules[0]} is not installed")
+            return Decision(State.PENDING, f"{patch.modules[0]} is not installed")
         return Decision(State.REFUSED, f"{patch.modules[0]} is not installed, nor is anything else that it patches")
     native = patch.probe is not None and is_present(patch.probe, path)
     here = "this Megatron" if package == "megatron" else f"this {package}"
@@ -65,12 +69,19 @@ def find_drift(patch: Patch, sources: KnownSources, path: list[str] | None = Non
 
 
 def _explain_drift(patch: Patch, edit: Edit, digest: str, sources: KnownSources, path: list[str] | None) -> str:
+    if edit.check_source and edit.target not in sources.targets:
+        return (
+            f"{edit.target} has no known source in any release: the patch is new. Review it in each release, and run "
+            f"`megatron-mtp-patches drift --against FOLDER --accept RELEASE` for each"
+        )
     file = find_file(edit.module, path)
     where = f"in {file}" if file else "(its module is not installed)"
     what = "is missing" if digest == ABSENT else "is not the source of any release that these patches know"
     return (
         f"{edit.target} {what} {where}. Known: {', '.join(sources.releases_of(patch.package))}; nearest: "
-        f"{sources.nearest_release((patch,), path)}. Compare that function with the nearest release. Then either "
-        f"install a known release, or leave the patch out with MEGATRON_MTP_PATCHES=-{patch.id} (`status` names all "
-        f"that are refused), or set MEGATRON_MTP_PATCHES_ON_DRIFT=warn to train without every patch that is refused."
+        f"{sources.nearest_release((patch,), path)}. Compare that function with the nearest release. If the patch "
+        f"still fits it, make it known: `megatron-mtp-patches drift --against FOLDER --accept NAME --only "
+        f"{edit.target}`. If not, install a known release, or leave the patch out with "
+        f"MEGATRON_MTP_PATCHES=-{patch.id} (`status` names all that are refused), or set "
+        f"MEGATRON_MTP_PATCHES_ON_DRIFT=warn to train without every patch that is refused."
     )

@@ -9,7 +9,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import ModuleType
 
 from .declare import Edit, Patch
@@ -29,7 +29,7 @@ class Session:
         self.selected = selected
         self.on_drift = on_drift
         self.installer: Installer | None = None  # loaded by the engine when it is needed first
-        self.postponed: dict[str, ModuleType] = {}  # modules that arrived while their overrides were being imported
+        self.postponed: dict[str, ModuleType] = {}  # modules that arrived before their overrides could be imported
 
 
 class Engine:
@@ -187,23 +187,48 @@ class Engine:
                         self._loaded_installer.rebind_copies()
 
     def _patch(self, module: ModuleType) -> None:
+        """Install into `module`, and into those that were postponed."""
         with self._lock:
-            session = self._session
-            needed = self._load_installer(session).implementation_modules(module.__name__) if session else ()
+            needed = self._find_implementation_modules(self._session, module.__name__) if self._session else []
         # Without the lock: whoever imports one of them in another thread may have to come here before it is imported.
-        for name in needed:
-            with suppress(Exception):  # raised again, by the patch that cannot do without
-                importlib.import_module(name)
+        errors = _import_all(needed)
         with self._lock:
             if self._session:
-                self._install(self._session, module, module.__name__)
+                self._install(self._session, module, module.__name__, errors)
                 for name in list(self._session.postponed):
-                    self._install(self._session, self._session.postponed.pop(name), module.__name__)
+                    self._install(self._session, self._session.postponed.pop(name), module.__name__, errors)
 
-    def _install(self, session: Session, module: ModuleType, imported: str) -> None:
-        """Install into `module` now or, if that needs an override half imported, when that has been `imported`."""
+    def _find_implementation_modules(self, session: Session, module: str) -> list[str]:
+        """The modules of the overrides that `module` needs, and of those that failed while others waited for them."""
         installer = self._load_installer(session)
-        if being_imported(installer.implementation_modules(module.__name__)) - {imported}:
+        waiting = [name for other in session.postponed for name in installer.implementation_modules(other)]
+        return installer.implementation_modules(module) + [name for name in waiting if name not in sys.modules]
+
+    def _install(self, session: Session, module: ModuleType, imported: str, errors: dict[str, Exception]) -> None:
+        """Install into `module` now or, if an override that it needs is not imported, after a later import.
+
+        An override that failed is final only when nothing else is being imported: another thread may have been in its
+        way, or a module that is half imported.
+
+        Args:
+            imported: the module whose import brought this about; it counts as imported.
+            errors: why the import of an override failed.
+        """
+        installer = self._load_installer(session)
+        needed = installer.implementation_modules(module.__name__)
+        missing = set(needed) - {imported, *fully_imported(needed)}
+        if missing and (being_imported(self._hooked) - {imported} or not missing <= set(errors)):
             session.postponed[module.__name__] = module
         else:
-            installer.install_into(module)
+            installer.install_into(module, errors)
+
+
+def _import_all(modules: Iterable[str]) -> dict[str, Exception]:
+    """Import `modules`; the answer says why one could not be imported."""
+    errors: dict[str, Exception] = {}
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            errors[name] = error
+    return errors

@@ -57,6 +57,11 @@ class KnownSources:
         """The releases in which `target` has this fingerprint; empty where its source was never reviewed."""
         return self.targets.get(target, {}).get(digest, [])
 
+    def sources_of(self, release: str) -> dict[str, str]:
+        """{target: its fingerprint in this release}."""
+        rows = ((target, digest, names) for target, row in self.targets.items() for digest, names in row.items())
+        return {target: digest for target, digest, names in rows if release in names}
+
     def releases_of(self, package: str) -> tuple[str, ...]:
         """The known releases of a package; '' stands for Megatron."""
         if not package:

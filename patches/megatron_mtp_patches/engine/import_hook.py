@@ -37,13 +37,13 @@ def when_imported(names: Iterable[str], callback: Callback) -> None:
 
 def being_imported(names: Iterable[str]) -> set[str]:
     """The modules among `names` whose import has begun, in this thread or another, and has not ended."""
-    present = {name for name in names if name in sys.modules}
+    present = {name for name in names if sys.modules.get(name)}
     return present - set(fully_imported(present))
 
 
 def fully_imported(names: Iterable[str]) -> list[str]:
     """The modules among `names` whose import has ended."""
-    present = sorted({name for name in names if name in sys.modules})
+    present = sorted({name for name in names if sys.modules.get(name)})
     specs = {name: getattr(sys.modules[name], "__spec__", None) for name in present}
     return [name for name, spec in specs.items() if not getattr(spec, "_initializing", False)]
 

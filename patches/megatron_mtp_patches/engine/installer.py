@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -61,15 +62,21 @@ class Installer:
     # -- deciding -----------------------------------------------------------------------------------------------
 
     def decision(self, patch: Patch) -> Decision:
-        """What becomes of `patch`; read from the source once, so it stays true while modules are imported."""
-        if patch.id not in self._decisions:
-            if patch in (*self.base, *self.added):
-                self._decisions[patch.id] = Decision(State.APPLIED, "always")
-            elif patch.id not in self.selected:
-                self._decisions[patch.id] = Decision(State.DISABLED, "left out")
-            else:
-                self._decisions[patch.id] = decide(patch, self.known_sources)
-        return self._decisions[patch.id]
+        """What becomes of `patch`.
+
+        It is read from the source once that is there, so it stays true while modules are imported.
+        """
+        found = self._decisions.get(patch.id)
+        if found is None or found.state is State.PENDING:
+            found = self._decisions[patch.id] = self._decide(patch)
+        return found
+
+    def _decide(self, patch: Patch) -> Decision:
+        if patch in (*self.base, *self.added):
+            return Decision(State.APPLIED, "always")
+        if patch.id not in self.selected:
+            return Decision(State.DISABLED, "left out")
+        return decide(patch, self.known_sources)
 
     def _decide_again(self, patch: Patch) -> None:
         """A module that was executed again may have another source now."""
@@ -102,8 +109,13 @@ class Installer:
 
     # -- installing ---------------------------------------------------------------------------------------------
 
-    def install_into(self, module: ModuleType) -> None:
+    def install_into(self, module: ModuleType, import_errors: Mapping[str, Exception]) -> None:
         """Install what the patches want of `module`. A patch that fails is taken out of every module.
+
+        Nothing is imported here, where the engine's lock is held.
+
+        Args:
+            import_errors: by the name of an override's module, why it could not be imported.
 
         Raises:
             PatchError: a patch is refused, and that shall be an error. The others are installed all the same.
@@ -115,13 +127,13 @@ class Installer:
         errors = []
         for patch in patches:
             try:
-                self._install(patch, module)
+                self._install(patch, module, import_errors)
             except PatchError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
 
-    def _install(self, patch: Patch, module: ModuleType) -> None:
+    def _install(self, patch: Patch, module: ModuleType, import_errors: Mapping[str, Exception]) -> None:
         decision = self.decision(patch)
         if decision.state is State.REFUSED:
             self._raise_or_warn(patch, decision.reason)
@@ -130,6 +142,8 @@ class Installer:
         try:
             for edit in patch.edits:
                 if edit.module == module.__name__ and not self.edits.is_installed(edit, patch):
+                    if edit.implementation_module in import_errors:
+                        raise import_errors[edit.implementation_module]
                     self._add(edit, patch, module)
         except Exception as error:
             self._refuse(patch, str(error) if isinstance(error, PatchError) else f"{module.__name__}: {error!r}", error)

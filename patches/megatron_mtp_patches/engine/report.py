@@ -50,7 +50,7 @@ def report_on(patch: Patch, installer: Installer | None) -> Report:
 
 
 def _target_state(edit: Edit, patch: Patch, installer: Installer | None) -> TargetState:
-    if installer is None or not installer.decision(patch).installs:
+    if installer is None or installer.decision(patch).state in (State.NATIVE, State.DISABLED, State.REFUSED):
         return TargetState.UNTOUCHED
     if not target_exists(edit):
         return TargetState.ABSENT

@@ -6,9 +6,9 @@ from enum import Enum
 
 
 class State(str, Enum):
-    """Where a patch stands. A decision says applied or repaired of a patch that is still to be installed."""
+    """Where a patch stands. A decision says applied or repaired of a patch whose modules are still to be imported."""
 
-    PENDING = "pending"  # a module that it edits is not imported yet
+    PENDING = "pending"  # what it edits is not installed, or not imported yet
     APPLIED = "applied"  # this release lacks the change
     REPAIRED = "repaired"  # this release has the change, with defects that the patch removes
     NATIVE = "native"  # this release has the change, and the patch does nothing
