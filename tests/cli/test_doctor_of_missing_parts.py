@@ -34,12 +34,12 @@ def doctor(tmp_path):
 
 @pytest.fixture
 def furnish(tmp_path):
-    """furnish(name, ...): the installed Megatron, a torch, and empty packages of these names beside it."""
+    """furnish(name, ...): the installed Megatron, a torch, and empty packages beside it: packaging and these."""
 
     def make(*names: str) -> None:
         (tmp_path / "megatron").symlink_to(find_file("megatron.core").parents[1])
         (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
-        for name in names:
+        for name in {"packaging", *names}:
             (tmp_path / name).mkdir()
 
     return make

@@ -70,7 +70,7 @@ def test_the_installed_release_has_no_drift(command, sources, release, site):
     done = command("drift")
     assert (done.code, done.err) == (0, "")
     assert f"like {release}" in done.out and str(site) in done.out.splitlines()[0]
-    assert "0 targets are not known" in done.out
+    assert "unknown targets: 0" in done.out
     assert list(sources(done.out)) == list(dict.fromkeys(TARGETS))
     assert all(release in text for text in sources(done.out).values())
 
@@ -88,12 +88,12 @@ def test_a_folder_is_read_instead_of_the_installed_megatron(command, sources, si
     done = command("drift", "--against", str(fork))
     known = command("drift", "--against", str(site))
     assert (done.code, known.code) == (1, 0)
-    assert "0 targets are not known" in known.out and str(site) in known.out.splitlines()[0]
+    assert "unknown targets: 0" in known.out and str(site) in known.out.splitlines()[0]
     found = sources(done.out)
     assert found[STEP] == sources(known.out)[STEP]
     assert "no known release" in found["megatron.core.optimizer.optimizer:FP32Optimizer.step"]
     unknown = sum("no known release" in text for text in found.values())
-    assert unknown >= 2 and f"{unknown} targets are not known" in done.out
+    assert unknown >= 2 and f"unknown targets: {unknown}" in done.out
 
 
 @pytest.mark.parametrize("against", RELEASES)
@@ -102,7 +102,7 @@ def test_against_a_release_shows_what_has_changed_since_or_before(command, sourc
     differing = [target for target, text in sources(done.out).items() if against not in text]
     assert done.code == (0 if against == release else 1)
     assert bool(differing) == (against != release)
-    assert f"{len(differing)} targets differ from {against}" in done.out
+    assert f"targets that differ from {against}: {len(differing)}" in done.out
 
 
 @pytest.mark.parametrize("since", RELEASES)
@@ -150,12 +150,15 @@ def test_accept_makes_the_sources_of_a_folder_known_as_a_release(command, source
     unknown = command("drift", "--against", str(fork))
     accepted = command("drift", "--against", str(fork), "--accept", "0.20.0")
     assert (unknown.code, accepted.code, accepted.err) == (1, 0, "")
-    assert f"These sources: known as of 0.20.0 now, in {table}" in accepted.out
-    assert sources(accepted.out) == sources(unknown.out), "what was new is shown"
+    new = [target for target, text in sources(unknown.out).items() if "no known release" in text]
+    first, *rest = accepted.out.splitlines()
+    assert first == f"0.20.0 is known now, in {table}"
+    shown = [f"    {target}" for target in sorted(new)]
+    assert rest == [f"sources that no release had: {len(new)}", *shown, "sources that it had before: 0"]
     known = command("drift", "--against", str(fork))
     assert known.code == 0
     assert all("0.20.0" in text for text in sources(known.out).values())
-    assert "0 targets differ from 0.20.0" in command("drift", "--against", str(fork), "--since", "0.20.0").out
+    assert "targets that differ from 0.20.0: 0" in command("drift", "--against", str(fork), "--since", "0.20.0").out
 
 
 def test_the_other_releases_stay_known(command, sources, site, fork, table):
@@ -167,8 +170,14 @@ def test_the_other_releases_stay_known(command, sources, site, fork, table):
 
 def test_a_release_that_is_accepted_again_replaces_what_was_known_of_it(command, site, fork, table):
     for folder in (fork, site, fork, site):
-        command("drift", "--against", str(folder), "--accept", "0.20.0")
+        accepted = command("drift", "--against", str(folder), "--accept", "0.20.0")
         if folder == site:
+            again = command("drift", "--against", str(site), "--accept", "0.20.0")
+            replaced = [
+                out.rpartition("sources that it had before: ")[2].splitlines() for out in (accepted.out, again.out)
+            ]
+            assert replaced[1] == ["0"] and len(replaced[0]) - 1 == int(replaced[0][0]) > 0
+            assert f"    {STEP.replace('ChainedOptimizer', 'FP32Optimizer')}" in replaced[0]
             assert command("drift", "--against", str(fork)).code == 1
             first = table.read_bytes()
     assert table.read_bytes() == first
@@ -211,7 +220,7 @@ def test_of_a_folder_that_is_no_release_a_target_can_become_known(command, sourc
     target = STEP.replace("ChainedOptimizer", "FP32Optimizer")
     accepted = command("drift", "--against", str(fork), "--accept", "verl's 71e418e", "--only", target)
     assert (accepted.code, accepted.err) == (0, "")
-    assert f"{target}: known as of verl's 71e418e now, in {table}" in accepted.out
+    assert f"verl's 71e418e is known now, in {table}\nsources that no release had: 1\n    {target}\n" in accepted.out
     known = command("drift", "--against", str(fork))
     assert known.code == 1 and "verl's 71e418e" in sources(known.out)[target]
     after = KnownSources.read(table)

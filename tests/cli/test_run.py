@@ -68,6 +68,18 @@ def test_device_cuda_without_a_gpu_is_wrong_usage(script, monkeypatch):
         run_script(str(script), [], "cuda")
 
 
+@pytest.mark.real_process("the line comes where Python ends, after the traceback")
+def test_a_script_that_fails_without_a_gpu_is_told_of_the_rehearsal(script):
+    (script.parent / "torch.py").write_text("class cuda:\n    device_count = staticmethod(lambda: COUNT)\n")
+    script.write_text("import sys, torch\ntorch.COUNT = int(sys.argv[1])\nraise ValueError('it wants a GPU')")
+    without, with_one = (
+        run_python("-m", "megatron_mtp_patches", "run", str(script), count).stderr.splitlines()[-1]
+        for count in ("0", "1")
+    )
+    assert without == "megatron-mtp-patches: torch finds no GPU here; --device cpu rehearses without one."
+    assert with_one == "ValueError: it wants a GPU"
+
+
 ASK_FOR_A_SIZE = """
 import argparse
 def validate_args(args):

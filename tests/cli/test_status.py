@@ -67,7 +67,7 @@ def test_a_target_that_another_library_has_overwritten_is_named_and_ends_with_1(
         states = {patch["targets"].get(target) for patch in json.loads(done.out)["patches"]}
         assert states == {None, "applied, then changed by another library"}
     else:
-        assert f"{target} was changed by another library after the patches" in done.out
+        assert f"{target} was changed by {__name__} after the patches" in done.out
     monkeypatch.undo()
     assert command("status").code == 0
 

@@ -71,14 +71,12 @@ def test_where_it_is_not_asked_for_it_loads_no_module(environment, enabled, vari
 
 
 def test_the_commands_of_the_page(environment, tmp_path):
-    """Any Python is in the place of torchrun, which this environment lacks."""
-    text = shown("zero-touch")
-    assert "\nMEGATRON_MTP_PATCHES=all torchrun" in text
-    job = environment.run("-c", LOADED, MEGATRON_MTP_PATCHES="all")
-    enable, torchrun, disable = read_by_bash(f"ARGS=\n{text}", tmp_path)
+    text = shown("zero-touch") + shown("zero-touch-off")
+    assert "\nMEGATRON_MTP_PATCHES=all python -c" in text and "# True\n" in text
+    enable, (_, *check), disable = read_by_bash(text, tmp_path)
+    assert environment.run(*check, MEGATRON_MTP_PATCHES="all").stdout == "False\n"
     assert "Enabled by" in environment.command(*enable[1:]).stdout
-    assert torchrun == ["torchrun", "pretrain_gpt.py"] and job.stdout == "False\n"
-    assert environment.run("-c", LOADED, MEGATRON_MTP_PATCHES="all").stdout == "True\n"
+    assert environment.run(*check, MEGATRON_MTP_PATCHES="all").stdout == "True\n"
     assert environment.command(*disable[1:]).returncode == 0 and files(environment) == []
 
 
@@ -111,6 +109,8 @@ def test_status_and_doctor_say_whether_it_is_enabled(environment, enabled):
     environment.command("disable")
     for words in (["status"], ["status", "--json"], ["doctor"]):
         assert "not enabled" in environment.command(*words).stdout, words
+        asked = environment.command(*words, MEGATRON_MTP_PATCHES="all").stdout
+        assert "not enabled; MEGATRON_MTP_PATCHES=all acts only where the package is imported" in asked, words
 
 
 # -- what goes wrong as Python starts fails the job, not Python ------------------------------------------------------

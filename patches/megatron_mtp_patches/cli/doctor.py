@@ -63,6 +63,7 @@ PARTS = (
         limits=(Limit("no rehearsal: `run --device cpu` needs torch >= 2.11", LOWEST_TORCH),),
     ),
     Part("megatron-core", "megatron.core", "there is nothing to patch", needed=True),
+    Part("packaging", "packaging", "megatron-core does not import", needed=True),
     Part(
         "megatron.training",
         "megatron.training",
@@ -108,6 +109,9 @@ PARTS = (
         ),
     ),
     Part("einops", "einops", "no Megatron-FSDP"),
+    Part(
+        "pybind11", "pybind11", "a checkout cannot compile its dataset helpers, which pretrain_gpt.py does at its start"
+    ),
     Part("psutil", "psutil", "no checkpoint can be saved in the format torch_dist, Megatron's default"),
     Part(
         "nvidia-modelopt",

@@ -24,6 +24,8 @@ def show_drift(
 ) -> int:
     """Print each patch with its state, each checked target and the releases that share its source; 1 if one is unknown.
 
+    The unknown ones come once more at the end. With `accept`, what became known is printed, and what it replaces.
+
     `against`: None reads what is installed; a directory, the checkout or site-packages there; a known release asks
     which targets of the installed Megatron differ from that release. `since` asks it of a directory. `accept` adds the
     sources of a directory to the known ones, as those of a release of this name: of Megatron ("0.20.0") or of another
@@ -56,17 +58,21 @@ def show_drift(
         )
     rows, differing = _compare(known, patches, folders or None, release)
     console = make_console()
-    what = f"differ from {release}" if release else "are not known"
-    where = against if folders else describe_megatron()
-    console.print(f"{where}: {len(differing)} targets {what}", soft_wrap=True)
+    if accept:
+        replaced = _accept(known, accept, folders, only)
+        console.print(f"{accept} is known now, in {_engine.table_file}", soft_wrap=True)
+        for what, names in (("that no release had", sorted(only) or differing), ("that it had before", replaced)):
+            console.print(f"sources {what}: {len(names)}")
+            for target in names:
+                console.print(f"    {target}", soft_wrap=True)
+        return 0
+    what = f"targets that differ from {release}" if release else "unknown targets"
+    console.print(against if folders else describe_megatron(), soft_wrap=True)
+    console.print(rows)
+    console.print(f"{what}: {len(differing)}", soft_wrap=True)
     for target in differing:
         console.print(f"    {target}", soft_wrap=True)
-    console.print(rows)
-    if accept:
-        _accept(known, accept, folders, only)
-        which = ", ".join(only) if only else "These sources"
-        console.print(f"{which}: known as of {accept} now, in {_engine.table_file}", soft_wrap=True)
-    return int(bool(differing) and not accept)
+    return int(bool(differing))
 
 
 def find_patches(path: list[str] | None) -> list[Patch]:
@@ -120,9 +126,13 @@ def _compare(
     return table, sorted(differing)
 
 
-def _accept(known: KnownSources, release: str, folders: list[str], only: Collection[str]) -> None:
+def _accept(known: KnownSources, release: str, folders: list[str], only: Collection[str]) -> list[str]:
+    """Write the sources of `release`; return the targets of which another source was known under this name."""
     file = Path(_engine.table_file)
+    accepted = add_release(known, (*BASE, *CATALOG), release, folders, only)
     try:
-        write_known_sources(add_release(known, (*BASE, *CATALOG), release, folders, only), file)
+        write_known_sources(accepted, file)
     except OSError as error:
         raise PatchError(f"cannot write {file}: {error.strerror}") from error
+    before, after = known.sources_of(release), accepted.sources_of(release)
+    return sorted(target for target, digest in before.items() if after.get(target) != digest)

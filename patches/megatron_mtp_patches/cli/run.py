@@ -5,6 +5,7 @@ Importing this module has already imported `megatron_mtp_patches`, which applies
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import runpy
 import sys
@@ -14,13 +15,15 @@ from pathlib import Path
 from ..engine import UsageError
 
 WRONG_USAGE = 2  # argparse's exit code
+_NO_GPU = "torch finds no GPU here; --device cpu rehearses without one."
 
 
 def run_script(script: str, arguments: list[str], device: str | None) -> None:
     """Run `script` as __main__ with `arguments`; returns or raises (SystemExit too) as the script does.
 
     An assertion about the flags that Megatron raises without a message gets one. Where Megatron does not know a flag
-    because its patch was left out, stderr says that.
+    because its patch was left out, stderr says that. Where the script fails without a GPU, the last line on stderr
+    names the rehearsal.
 
     device "cpu": torch.cuda resolves to the CPU first. "cuda": a GPU must be there. None: torch is left alone.
     """
@@ -31,7 +34,7 @@ def run_script(script: str, arguments: list[str], device: str | None) -> None:
     if not getattr(sys.flags, "safe_path", False):
         # the script's own directory replaces ours: a Megatron checkout beside pretrain_gpt.py shadows a wheel
         sys.path[0] = str(Path(script).resolve().parent)
-    with _say_what_to_change(arguments):
+    with _name_rehearsal_where_no_gpu_is(), _say_what_to_change(arguments):
         runpy.run_path(script, run_name="__main__")
     if device == "cpu":
         from .. import rehearsal
@@ -48,7 +51,19 @@ def _choose_device(device: str | None) -> None:
         import torch
 
         if torch.cuda.device_count() == 0:
-            raise UsageError("--device cuda: torch finds no GPU here; --device cpu rehearses without one.")
+            raise UsageError(f"--device cuda: {_NO_GPU}")
+
+
+@contextlib.contextmanager
+def _name_rehearsal_where_no_gpu_is() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.device_count() == 0:
+            # at exit: Python has printed the traceback then
+            atexit.register(print, f"megatron-mtp-patches: {_NO_GPU}", file=sys.stderr)
+        raise
 
 
 @contextlib.contextmanager

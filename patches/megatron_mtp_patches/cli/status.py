@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+from operator import attrgetter
 
 from rich.table import Column, Table
 
@@ -63,8 +65,17 @@ def show_status(as_json: bool) -> int:
         for report in reports:
             console.print(f"{report.id}: {report.reason}", soft_wrap=True)
         for target in overwritten:
-            console.print(f"{target} was changed by another library after the patches", style="red", soft_wrap=True)
-        for module, reason in failures.items():
-            console.print(f"could not import {module}: {reason}", style="yellow", soft_wrap=True)
+            text = f"{target} was changed by {_find_library(target)} after the patches"
+            console.print(text, style="red", soft_wrap=True)
+        for reason in dict.fromkeys(failures.values()):
+            modules = ", ".join(module for module in failures if failures[module] == reason)
+            console.print(f"could not import {modules}: {reason}", style="yellow", soft_wrap=True)
     is_pending = any(state is TargetState.PENDING for _, state in targets)
     return int(bool(overwritten) or is_pending or any(report.state is State.REFUSED for report in reports))
+
+
+def _find_library(target: str) -> str:
+    """The module of what stands at `target` now, where that is not Megatron's."""
+    module, _, name = target.partition(":")
+    found = getattr(attrgetter(name)(sys.modules[module]), "__module__", module)
+    return "another library" if found == module else str(found)

@@ -30,8 +30,8 @@ except Exception as error:
         def find_spec(name, path=None, target=None):
             if name == "megatron.core" and "megatron_mtp_patches" not in sys.modules:
                 raise RuntimeError(
-                    "{VARIABLE} is set, but megatron_mtp_patches cannot be imported. Correct the environment, unset "
-                    f"the variable, or install the package in {{sys.prefix}}. {{type(cause).__name__}}: {{cause}}"
+                    f"{VARIABLE} is set, but the import of megatron_mtp_patches failed: {{type(cause).__name__}}: "
+                    f"{{cause}}. Correct the variable or unset it, or install the package in {{sys.prefix}}"
                 ) from cause
     sys.meta_path.insert(0, Guard)
 """
@@ -50,10 +50,11 @@ def find_enabled() -> list[Path]:
 def describe_zero_touch() -> str:
     """Whether it is enabled here, where, and whether this environment asks for it."""
     enabled = find_enabled()
-    if not enabled:
-        return "not enabled"
-    asked = f"{VARIABLE}={os.environ[VARIABLE]}" if os.environ.get(VARIABLE, "").strip() else f"{VARIABLE} is not set"
-    return f"enabled in {enabled[0].parent}; {asked}"
+    is_asked = bool(os.environ.get(VARIABLE, "").strip())
+    choice = f"{VARIABLE}={os.environ[VARIABLE]}" if is_asked else f"{VARIABLE} is not set"
+    if enabled:
+        return f"enabled in {enabled[0].parent}; {choice}"
+    return f"not enabled; {choice} acts only where the package is imported" if is_asked else "not enabled"
 
 
 def find_own_folder() -> Path:
