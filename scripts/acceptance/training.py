@@ -63,7 +63,7 @@ def make_model(loss_type: str) -> Any:
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
 
-    from scripts.demo.train import build_model
+    from scripts.demo.trainer import build_model
 
     torch.manual_seed(1)
     model_parallel_cuda_manual_seed(1)

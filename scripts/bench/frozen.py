@@ -70,7 +70,7 @@ class Training:
         from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
         from megatron.core.transformer import TransformerConfig
 
-        from scripts.demo.train import build_model
+        from scripts.demo.trainer import build_model
 
         model_parallel_cuda_manual_seed(1)
         config = TransformerConfig(

@@ -56,8 +56,8 @@ def main() -> None:
     accident = experiments.SHORT_ACCIDENT
     data = output / "data" / "stdlib"
 
-    stage(f"a main model without heads, {accident.fork} iterations")
-    shared = experiments.train_to_fork(data, output, accident)
+    stage(f"a main model without heads: {accident.fork} of {accident.last} iterations")
+    main_model = experiments.train_to_fork(data, output, accident)
 
     stage("MTP heads by two losses, at the same time, with --freeze-base-model-for-mtp")
     heads = experiments.losses(data, output, experiments.SHORT_LOSSES)
@@ -67,7 +67,7 @@ def main() -> None:
     print(f"plot: {output / plots.LOSSES}")
 
     stage(f"{len(accident.corrupt)} bad batches, without and with --grad-norm-skip-threshold")
-    table = experiments.skipping(data, output, accident, shared)
+    table = experiments.skipping(data, output, accident, main_model)
     print(flush=True)
     table.show()
     print(f"plot: {output / plots.SKIPPING}")

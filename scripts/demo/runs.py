@@ -81,7 +81,7 @@ def warm() -> str:
     import megatron.training  # noqa: F401
     import torch.utils.tensorboard
 
-    from . import train  # noqa: F401
+    from . import trainer  # noqa: F401
 
     return device
 
@@ -181,13 +181,13 @@ def _train(output: Path, name: str, run: Run, flags: list[str], threads: int) ->
     import megatron_mtp_patches
     import torch
 
-    from . import train
+    from . import trainer
 
     os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **rank_variables(0, 1, free_port())}
     torch.set_num_threads(threads)
     megatron_mtp_patches.apply(run.patches)
     sys.argv = [str(TRAIN), *flags]
-    model = train.train()
+    model = trainer.train()
     if run.measure is not None:
         (output / f"{name}.json").write_text(json.dumps(run.measure(model)), encoding="utf-8")
 

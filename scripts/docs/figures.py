@@ -26,7 +26,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from scripts.demo.train import be_one_process, build_model
+from scripts.demo.trainer import be_one_process, build_model
 
 STEPS, LENGTH, BATCH = 150, 64, 16
 COLOURS = ("#1f6fb2", "#c99700", "#c8452f")

@@ -25,7 +25,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 
 from megatron_overrides.support.training_metrics import training_metrics
 from scripts.demo import dataset
-from scripts.demo.train import be_one_process, build_model, forward_step
+from scripts.demo.trainer import be_one_process, build_model, forward_step
 
 NUMBERS = """
     num-layers hidden-size ffn-hidden-size num-attention-heads seq-length vocab-size mtp-num-layers global-batch-size
