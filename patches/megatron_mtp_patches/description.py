@@ -31,12 +31,14 @@ class Setting(NamedTuple):
 
     Attributes:
         name: `--flag X`, or the field.
+        field: `Config.field`, which other trainers set; "" where the flag is for Megatron-LM's trainer alone.
         default: as a user would write it.
         effect: in a sentence.
         is_upstream: newer releases have it.
     """
 
     name: str
+    field: str
     default: str
     effect: str
     is_upstream: bool
@@ -47,14 +49,25 @@ def settings(patch: Patch) -> list[Setting]:
     if patch.package:
         return []
     flags = [edit for edit in patch.edits if isinstance(edit, AddFlag)]
-    found = [Setting(_flag(edit.flag, edit.type, edit.metavar), _default(edit), edit.help, False) for edit in flags]
-    for edit in (edit for edit in patch.edits if isinstance(edit, AddField)):
+    fields = [edit for edit in patch.edits if isinstance(edit, AddField)]
+    field_of = {edit.field: f"{edit.name}.{edit.field}" for edit in fields}
+    found = [
+        Setting(
+            _flag(edit.flag, edit.type, edit.metavar),
+            field_of.get(edit.flag.removeprefix("--").replace("-", "_"), ""),
+            _default(edit),
+            edit.help,
+            False,
+        )
+        for edit in flags
+    ]
+    for edit in fields:
         # Megatron's flag of a field that is True turns it off.
         flag = f"--{'no-' * (edit.default is True)}{edit.field.replace('_', '-')}"
         if flag not in {edit.flag for edit in flags}:
             has_flag = edit.target == TRANSFORMER_CONFIG
             name = _flag(flag, edit.type) if has_flag else f"{edit.name}.{edit.field}"
-            found.append(Setting(name, _default(edit), edit.doc, edit.is_upstream))
+            found.append(Setting(name, field_of[edit.field], _default(edit), edit.doc, edit.is_upstream))
     return found
 
 

@@ -1,7 +1,7 @@
 """Make the generated parts of README.md and docs/ again. Needs packaging and rich beside this project.
 
     python -m scripts.docs                    what comes from the declarations, and from the tables under ci/
-    python -m scripts.docs --check            change nothing; 1 if one of them is not what those say
+    python -m scripts.docs --check            change nothing; 1 if one of them is not what those say, or has no page
     python -m scripts.docs --runs             also tables, a log line and pictures of small trainings, in some minutes
     python -m scripts.docs --memory PYTHON    also the bytes that Megatron-FSDP holds
 
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from scripts.common.arguments import executable, make_parser
-from scripts.common.markdown import fill
+from scripts.common.markdown import BLOCK, fill
 from scripts.common.process import ROOT
 
 from . import commands, declared, kept, memory, upgrade
@@ -37,9 +37,17 @@ def main() -> int:
         contents |= runs.blocks(options.work.resolve(), ROOT / "docs")
     if options.memory:
         contents["memory"] = memory.block(options.memory)
+    pages = {
+        file: file.read_text(encoding="utf-8") for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    }
+    homeless = contents.keys() - {block["name"] for text in pages.values() for block in BLOCK.finditer(text)}
+    for name in sorted(homeless):
+        print(
+            f"no page has the lines `<!-- made by python -m scripts.docs: {name} -->` and `<!-- end -->`; a patch has "
+            f"them in docs/{name}.md, below the title"
+        )
     stale = 0
-    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        before = file.read_text(encoding="utf-8")
+    for file, before in pages.items():
         after = fill(before, contents)
         if after != before:
             stale += 1
@@ -47,7 +55,7 @@ def main() -> int:
             print(f"{file.relative_to(ROOT)}: {said}")
             if not options.check:
                 file.write_text(after, encoding="utf-8")
-    return int(options.check and stale > 0)
+    return int(bool(homeless) or (options.check and stale > 0))
 
 
 if __name__ == "__main__":

@@ -49,11 +49,18 @@ def summaries() -> str:
 def flag_reference() -> str:
     """Each flag and each field without one, with its patch."""
     rows = (
-        [*_cells(one), _page(patch), "upstream's" if one.is_upstream else "ours"]
+        [
+            f"`{one.name}`" if one.name.startswith("--") else "none",
+            f"`{one.field}`" if one.field else "none",
+            one.default,
+            one.effect,
+            _page(patch),
+            "upstream's" if one.is_upstream else "ours",
+        ]
         for patch in CATALOG
         for one in settings(patch)
     )
-    return "\n".join(table(["flag or config field", "default", "effect", "patch", "whose"], rows))
+    return "\n".join(table(["flag", "config field", "default", "effect", "patch", "whose"], rows))
 
 
 def head(patch: Patch) -> str:
