@@ -1,0 +1,44 @@
+"""No step of adding a patch is forgotten: the catalog, the fingerprints of every release, the settings of ms-swift."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches import _engine, add_settings_to_ms_swift, shared_edits
+from megatron_mtp_patches.catalog import BASE, CATALOG
+from megatron_mtp_patches.engine import AddField
+from megatron_mtp_patches.engine.fingerprints import KnownSources
+
+pytestmark = pytest.mark.forked("python")
+
+PACKAGE = Path(megatron_mtp_patches.__file__).parent
+KNOWN = KnownSources.read(Path(_engine.table_file))
+
+
+def test_every_declared_patch_is_in_the_catalog():
+    names = [file.stem for file in PACKAGE.glob("*.py") if not file.stem.startswith("__")]
+    modules = [import_module(f"megatron_mtp_patches.{name}") for name in names]
+    declared = {module.PATCH.id for module in modules if hasattr(module, "PATCH")}
+    assert declared == {patch.id for patch in CATALOG}, "catalog.py lists the patches"
+
+
+@pytest.mark.parametrize("patch", [*BASE, *CATALOG], ids=lambda patch: patch.id)
+def test_the_source_of_every_target_is_known_in_every_release(patch):
+    for edit in (edit for edit in patch.edits if edit.check_source):
+        known = {release for releases in KNOWN.targets[edit.target].values() for release in releases}
+        missing = set(KNOWN.releases_of(patch.package)) - known
+        assert not missing, f"{edit.target}: run megatron-mtp-patches drift --against FOLDER --accept RELEASE for these"
+
+
+def test_every_setting_of_the_optimizer_is_an_argument_of_ms_swift():
+    settings = {
+        edit.field
+        for patch in CATALOG
+        for edit in patch.edits
+        if isinstance(edit, AddField) and edit.target == shared_edits.OPTIMIZER_CONFIG
+    }
+    arguments = {edit.field for edit in add_settings_to_ms_swift.PATCH.edits if isinstance(edit, AddField)}
+    assert settings <= arguments, "add_settings_to_ms_swift.py lists the patches that declare them"
