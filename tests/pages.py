@@ -55,7 +55,7 @@ def read_by_bash(text: str, folder: Path) -> list[list[str]]:
     """The words of each command of `text`, the name of the program first; none of the programs runs."""
     programs = folder / "programs"
     programs.mkdir()
-    for name in ("megatron-mtp-patches", "torchrun"):
+    for name in ("megatron-mtp-patches", "python", "torchrun"):
         (programs / name).write_text(PROGRAM)
         (programs / name).chmod(0o755)
     written = folder / "shown"

@@ -187,7 +187,7 @@ def verify(model: Module | Sequence[Module], optimizer: object, forward_backward
         model: the model in its wrappers (DDP, Megatron-FSDP), or its chunks.
         optimizer: what get_megatron_optimizer returned.
         forward_backward: runs one step without an update. In Megatron's schedules the main loss and the auxiliary
-            losses of routers get no gradient then. Another loop must leave the main loss out.
+            losses of routers get no gradient then. Another loop must leave the main loss out (or multiply it by 0).
 
     Returns:
         A Verification: `ok`, the names `heads` and `others` that got a gradient, `norms` by group; its text says it.

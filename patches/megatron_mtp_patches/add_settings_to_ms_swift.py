@@ -34,7 +34,7 @@ PATCH = Patch(
         "`mtp_grad_norm`, `updates_skipped_for_grad_norm` and the like beside `grad_norm` in its log.",
     ),
     undetected="It adds settings and metrics, and no run has a wrong number without them.",
-    numerics="Nothing changes.",
+    numerics="None.",
     notes=("It patches ms-swift. If the package is not installed, the patch is pending.",),
     edits=(
         *(AddArgument(_ARGUMENTS, edit.field, edit.type, edit.default, edit.doc) for edit in _SETTINGS),

@@ -31,7 +31,7 @@ _MEGATRON_FSDP = ("FullyShardedDataParallel", "FullyShardedDataParallelV1", "Ful
 
 PATCH = Patch(
     id="freeze-base-model-for-mtp",
-    summary="Train the MTP heads alone, at the price of the heads",
+    summary="Train the MTP heads alone; the main model runs without gradients and keeps its bits",
     upstream=(
         PullRequest(7021),
         PullRequest(4785, native_since="0.19.0"),
@@ -65,8 +65,8 @@ PATCH = Patch(
         "the heads."
     ),
     notes=(
-        "The pull request #7021 was merged after the newest release, and its text was not at hand. The flag has its "
-        "name. Which parameters train, and that the biases of frozen routers stay, follows #4785.",
+        "The pull request #7021 was merged after the newest release, and could not be read: only the flag's name is "
+        "taken from it. Which parameters train, and that the biases of frozen routers stay, follows #4785.",
         "To train the heads of a checkpoint that has them again, add `--finetune`: its optimizer state is that of the "
         "whole model.",
         "Dropout of the main model is as in training: set `--hidden-dropout 0 --attention-dropout 0` for a teacher "

@@ -22,7 +22,7 @@ PATCH = Patch(
         "and the state of each.",
     ),
     undetected="It adds metrics, and no run has a wrong number without them.",
-    numerics="Nothing changes.",
+    numerics="None.",
     notes=(
         "It patches Megatron-Bridge. If the package is not installed, the patch is pending.",
         "A Bridge without the patches reads their `run_config.yaml`: it warns of the fields that it does not know, and "

@@ -13,6 +13,11 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import make_parser
 from megatron_mtp_patches.description import settings
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 from tests.pages import PAGES, ROOT, blocks, shown
 
 BLOCKS = blocks()
@@ -113,6 +118,17 @@ def test_the_variable_for_functions_leaves_out_every_patch():
     assert done.stdout == "disabled\n"
 
 
+def test_megatron_bridge_is_installed_as_in_ci():
+    block = next(one.text for one in blocks() if "those that CI installs" in one.marker)
+    words = {word.strip("'") for word in block.split()}
+    matrix = tomllib.loads((ROOT / "ci/matrix.toml").read_text(encoding="utf-8"))
+    bridge = next(one for one in matrix["environment"] if one["name"] == "Megatron-Bridge 0.5.1")
+    release = next(one for one in matrix["release"] if one["version"] == bridge["release"])
+    wanted = {*bridge["installs"], *bridge["alone"], f"megatron-core=={bridge['release']}"}
+    assert wanted | {f"transformer-engine=={release['transformer_engine']}"} <= words
+
+
 def test_every_page_is_in_the_navigation():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    assert set(re.findall(r"([\w-]+\.md)$", nav, re.MULTILINE)) >= {Path(page).name for page in PAGES[1:]}
+    missing = {Path(page).name for page in PAGES[1:]} - set(re.findall(r"([\w-]+\.md)$", nav, re.MULTILINE))
+    assert not missing, "name them in `nav` of mkdocs.yml"

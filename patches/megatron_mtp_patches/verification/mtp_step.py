@@ -179,7 +179,8 @@ def _reached_in_words(found: Verification) -> str:
     way_out = (
         "--mtp-detach-heads keeps it out of them."
         if found.has_silenced
-        else "No step of Megatron's schedules was seen, so the main loss could have a gradient, too."
+        else "No step of Megatron's schedules was seen, so the main loss could have a gradient, too. Run the step "
+        "through get_forward_backward_func(), or leave the main loss out of it."
     )
     return (
         f"the MTP loss has reached {len(found.heads)} parameters of the heads and {len(found.others)} others:\n"
