@@ -1,4 +1,4 @@
-"""What an upgrade of Megatron changes, as Markdown: which patches it makes superfluous, and what checkpoints need."""
+"""What an upgrade of Megatron changes, as Markdown: which patches it makes unnecessary, and what checkpoints need."""
 
 from __future__ import annotations
 

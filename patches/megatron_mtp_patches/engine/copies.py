@@ -21,7 +21,7 @@ class Copies:
         self._moves: dict[int, _Move] = {}  # by the id of the old value
 
     def move(self, old: Any, new: Any, place: str, keep: Set[str]) -> None:
-        """Copies of `old` shall become `new`, except in the modules `keep`.
+        """Record that copies of `old` become `new`, except in the modules `keep`.
 
         An override's module is kept: there the name is the override's own. `place` is the target, for messages.
         """

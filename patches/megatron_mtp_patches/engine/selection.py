@@ -1,4 +1,4 @@
-"""Which patches the user wants, and what a refused one shall do."""
+"""Which patches the user wants, and what happens when one is refused."""
 
 from __future__ import annotations
 
