@@ -12,15 +12,21 @@ import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import make_parser
 from megatron_mtp_patches.description import settings
+from megatron_mtp_patches.engine.state import State
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+from scripts.docs.declared import state
 from tests.pages import PAGES, ROOT, blocks, shown
 
 BLOCKS = blocks()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MATRIX = tomllib.loads((ROOT / "ci/matrix.toml").read_text(encoding="utf-8"))
+RELEASES = [release["version"] for release in MATRIX["release"]]
+PATCHES = {patch.id: patch for patch in CATALOG}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {
     name
@@ -85,23 +91,39 @@ def options(parser):
                 yield from options(command)
 
 
+def rows_of_readme():
+    """(what Megatron does, the patches that are linked, what turns them on) for each row of "What you get"."""
+    rows = re.findall(r"^\| (.*) \| (.*) \| (yes|`--.*`) \|$", README, re.MULTILINE)
+    assert len(rows) == 10
+    for problem, links, default in rows:
+        names = re.findall(r"docs/([\w-]+)\.md", links)
+        yield problem, [PATCHES[name] for name in names if name in PATCHES], default.strip("`")
+
+
 def test_readme_says_what_is_on_by_default():
     """A flag in the last column is one of a linked patch; `yes` is for patches that no flag turns on."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| .* \| (.*) \| (yes|`--.*`) \|$", readme, re.MULTILINE)
-    patches = {patch.id: patch for patch in CATALOG}
-    assert len(rows) == 10
-    for links, default in rows:
-        linked = [patches[name] for name in re.findall(r"docs/([\w-]+)\.md", links) if name in patches]
+    for problem, linked, default in rows_of_readme():
         flags = {one.name.split()[0] for patch in linked for one in settings(patch)}
         if default == "yes":
-            assert not any(re.match(r"(Only w|W)ith the flag", patch.numerics) for patch in linked), links
+            assert not any(re.match(r"(Only w|W)ith the flag", patch.numerics) for patch in linked), problem
         else:
-            assert default.strip("`") in flags, links
+            assert default in flags, problem
+
+
+def test_readme_says_up_to_which_release_a_patch_without_a_flag_is_needed():
+    for problem, linked, default in rows_of_readme():
+        if default == "yes":
+            lacking = [release for release in RELEASES if State.APPLIED in (state(one, release) for one in linked)]
+            limit = "" if lacking == RELEASES else f" (up to {lacking[-1].rpartition('.')[0]})."
+            assert problem.endswith(limit) and ("(up to" in problem) == bool(limit), problem
+
+
+def test_readme_names_the_tested_releases():
+    assert re.findall(r"\d+\.\d+\.\d+", README.partition("**")[0]) == RELEASES
 
 
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+    assert len(README.splitlines()) <= 120
 
 
 def test_the_page_of_the_api_has_every_public_name():
@@ -121,9 +143,8 @@ def test_the_variable_for_functions_leaves_out_every_patch():
 def test_megatron_bridge_is_installed_as_in_ci():
     block = next(one.text for one in blocks() if "those that CI installs" in one.marker)
     words = {word.strip("'") for word in block.split()}
-    matrix = tomllib.loads((ROOT / "ci/matrix.toml").read_text(encoding="utf-8"))
-    bridge = next(one for one in matrix["environment"] if one["name"] == "Megatron-Bridge 0.5.1")
-    release = next(one for one in matrix["release"] if one["version"] == bridge["release"])
+    bridge = next(one for one in MATRIX["environment"] if one["name"] == "Megatron-Bridge 0.5.1")
+    release = next(one for one in MATRIX["release"] if one["version"] == bridge["release"])
     wanted = {*bridge["installs"], *bridge["alone"], f"megatron-core=={bridge['release']}"}
     assert wanted | {f"transformer-engine=={release['transformer_engine']}"} <= words
 

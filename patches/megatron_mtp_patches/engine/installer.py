@@ -118,7 +118,7 @@ class Installer:
             import_errors: by the name of an override's module, why it could not be imported.
 
         Raises:
-            PatchError: a patch is refused, and the user wants that to be an error. The others are installed all the same.
+            PatchError: a patch is refused, and the user wants that to be an error. The others are installed.
         """
         patches = self._patches_of.get(module.__name__, [])
         if self.edits.forget_if_executed_again(module):
