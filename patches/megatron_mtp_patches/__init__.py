@@ -193,7 +193,8 @@ def verify(model: Module | Sequence[Module], optimizer: object, forward_backward
         A Verification: `ok`, the names `heads` and `others` that got a gradient, `norms` by group; its text says it.
 
     Raises:
-        PatchError: the patches have been taken out by `revert()`.
+        PatchError: the patches have been taken out by `revert()`, or `forward_backward` calls `optimizer.step`.
+        TypeError: `optimizer` is no optimizer of Megatron.
     """
     from importlib import import_module
 

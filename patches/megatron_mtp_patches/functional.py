@@ -91,6 +91,7 @@ def mtp_loss(
 
     Raises:
         ValueError: shapes that do not belong together, an unknown loss type, or weights that are not D positive ones.
+        TypeError: the output layer does not take `weight` and `runtime_gather_output`.
     """
     from functools import partial
     from types import SimpleNamespace
@@ -109,6 +110,7 @@ def mtp_loss(
         SimpleNamespace(mtp_loss_type=loss_type, mtp_logits_chunk_size=chunk_size, mtp_num_layers=len(heads))
     )
     weights = transformer_config.depth_weights(depth_weights, len(heads))
+    head_losses.check_output_layer(output_layer)
     losses = head_losses.head_losses(
         main_hidden,
         heads,
@@ -247,11 +249,13 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
         StepDecision: `skips_update`, and `skips_mtp` if only the update of the MTP heads is skipped.
 
     Raises:
-        ValueError: no rank has a parameter of a group in `config.grad_norm_group`, or of the MTP heads, for which
-            `config` has a setting.
+        ValueError: a setting of `config` is no number, or would skip every update; or no rank has a parameter of a
+            group in `config.grad_norm_group`, or of the MTP heads, for which `config` has a setting.
     """
+    from megatron_overrides.core.optimizer.optimizer_config import check_settings
     from megatron_overrides.support.step_decision import decide
 
+    check_settings(config)
     for name in ("mtp_clip_grad", "mtp_grad_norm_skip_threshold"):
         if getattr(config, name, None) is not None and "mtp" not in norms.total:
             raise ValueError(f"config.{name} needs tagged MTP heads: call tag(model, optimizer) after both are built")

@@ -94,7 +94,7 @@ def test_provide_adds_what_is_missing_and_replaces_what_exists(library, imported
 
 def test_provide_leaves_a_release_alone_that_lacks_the_class(library, imported_first):
     engine, module = apply_around_import(library, imported_first, REPLACE_F, Provide("lib:Absent.f", "overrides:f"))
-    assert engine.report(engine.catalog[0]).targets["lib:Absent.f"] == "not in this Megatron"
+    assert engine.report(engine.catalog[0]).targets["lib:Absent.f"] == "absent here"
     assert module.f(1) == "override 1" and not hasattr(module, "Absent")
 
 

@@ -69,6 +69,22 @@ def test_a_gradient_of_another_loop_is_not_silenced(make):
     assert not found.ok and "No step of Megatron's schedules was seen" in str(found)
 
 
+def test_a_step_that_would_update_is_an_error_and_changes_nothing(make):
+    training = make(mtp_detach_heads=True)
+    before = [param.detach().clone() for chunk in training.model for param in chunk.parameters()]
+    with pytest.raises(megatron_mtp_patches.PatchError, match="forward and backward only"):
+        megatron_mtp_patches.verify(training.model, training.optimizer, lambda: training.step(0))
+    assert all(map(torch.equal, (param for chunk in training.model for param in chunk.parameters()), before))
+    assert "step" not in vars(training.optimizer)
+    training.step(0)
+
+
+def test_arguments_in_the_wrong_order_are_an_error(make):
+    training = make()
+    with pytest.raises(TypeError, match="no optimizer of Megatron"):
+        megatron_mtp_patches.verify(training.optimizer, training.model, lambda: None)
+
+
 def test_training_goes_on_with_the_main_loss(make):
     training = make(mtp_detach_heads=True)
     verify(training)

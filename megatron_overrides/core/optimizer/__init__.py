@@ -31,6 +31,7 @@ def check_configs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: di
     settings = call["config"]
     check_settings(settings)
     of_model = next((chunk.config for chunk in _chunks(call["model_chunks"]) if hasattr(chunk, "config")), None)
+    _check_places(settings, of_model)
     if getattr(of_model, "mtp_num_layers", None):
         both = SimpleNamespace(**{**vars(settings), **vars(of_model)})
         check_heads(both)
@@ -39,6 +40,22 @@ def check_configs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: di
         text = f"{spell('mtp_detach_heads')} has no effect: the model has no MTP heads. Add {spell('mtp_num_layers')}"
         log_single_rank(logger, logging.WARNING, text)
     return wrapped(*args, **kwargs)
+
+
+def _check_places(of_optimizer: Any, of_model: Any) -> None:
+    """Raise ValueError if a setting of the patches is an attribute of the configuration that does not have the field.
+
+    Python sets any attribute of a dataclass, and nothing would read it there.
+    """
+    for config, other in ((of_optimizer, of_model), (of_model, of_optimizer)):
+        own, fields = (getattr(type(one), "__dataclass_fields__", {}) for one in (config, other))
+        for name in fields.keys() & vars(config).keys() - own.keys() if fields and own else ():
+            # Some of them are fields of newer releases, without the mark.
+            if fields[name].metadata.get("added_in_place") or "mtp" in name or "grad_norm" in name:
+                raise ValueError(
+                    f"{spell(name)} is set on a {type(config).__name__}, where nothing reads it: it is a field of the "
+                    f"{type(other).__name__}"
+                )
 
 
 def retag_mtp_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 from megatron_overrides.support.norm_groups import named_groups
-from megatron_overrides.support.settings import spell
+from megatron_overrides.support.settings import check_switches, spell
 
 
 def check_settings(settings: Any) -> None:
     """Raise ValueError if `settings` (an OptimizerConfig or Megatron's args) cannot do what they ask for."""
+    check_switches(settings, ["clip_orthogonalizing_optimizers"])
     _check_threshold("grad_norm_skip_threshold", getattr(settings, "grad_norm_skip_threshold", math.inf), settings)
     mtp_threshold = getattr(settings, "mtp_grad_norm_skip_threshold", None)
     if mtp_threshold is not None:

@@ -8,21 +8,23 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_overrides.support.settings import spell
+from megatron_overrides.support.settings import check_counts, check_switches, spell
 
 logger = logging.getLogger(__name__)
 
 LOSS_TYPES = ("cross_entropy", "kl", "tv", "e2e_tv")
+SWITCHES = ("mtp_detach_heads", "separate_mtp_grad_clip", "freeze_base_model_for_mtp", "mtp_eval")
+INTERVALS = {name: "steps, or 0 for none" for name in ("mtp_acceptance_interval", "mtp_acceptance_length_interval")}
 
 
 def check_heads(settings: Any) -> None:
     """Raise ValueError if `settings` (a TransformerConfig or Megatron's args) ask of MTP heads what cannot work."""
+    check_switches(settings, SWITCHES)
+    check_counts(settings, INTERVALS)
     graphs = [str(getattr(settings, f"cuda_graph_{kind}", "")) for kind in ("impl", "scope", "modules")]
     # Every step can be captured where it measures the same; label agreement does with interval 1.
     for name, first in (("mtp_acceptance_interval", 2), ("mtp_acceptance_length_interval", 1)):
         interval = getattr(settings, name, 0)
-        if interval < 0:
-            raise ValueError(f"{spell(name)} {interval}: give a number of steps, or 0 for none")
         if interval >= first and any("full_iteration" in graph for graph in graphs):
             possible = "0" if first == 1 else "1 or 0"
             raise ValueError(
@@ -115,8 +117,7 @@ def check_losses(settings: Any) -> None:
         raise ValueError(f"{spell('mtp_loss_type')} must be one of {', '.join(LOSS_TYPES)}, not {loss_type!r}")
     if loss_type != "cross_entropy" and not depths:
         raise ValueError(f"{spell('mtp_loss_type')} {loss_type} requires MTP heads: add {spell('mtp_num_layers')}")
-    if chunk_size < 0:
-        raise ValueError(f"{spell('mtp_logits_chunk_size')} {chunk_size}: give a number of rows, or 0 for all at once")
+    check_counts(settings, {"mtp_logits_chunk_size": "rows, or 0 for all at once"})
     if weights is not None and depths:
         depth_weights(weights, depths)
     if (loss_type != "cross_entropy" or chunk_size) and getattr(settings, "defer_embedding_wgrad_compute", False):

@@ -24,7 +24,7 @@ class TargetState(str, Enum):
     PENDING = "pending"
     APPLIED = "applied"
     CHANGED = "applied, then changed by another library"
-    ABSENT = "not in this Megatron"
+    ABSENT = "absent here"
     UNTOUCHED = "untouched"  # the patch is not installed
 
     __str__ = str.__str__

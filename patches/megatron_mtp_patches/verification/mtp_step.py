@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from megatron_overrides.support.grad_norms import GradNorms
+from megatron_overrides.support.optimizer_tree import check_optimizer, leaves
 
+from ..engine import PatchError
 from .traces import without_traces
 
 
@@ -110,13 +112,32 @@ def count_positions(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
 
 def run(chunks: Sequence[torch.nn.Module], optimizer: Any, forward_backward: Callable[[], Any]) -> Verification:
     """Run a step without an update; see `megatron_mtp_patches.verify`. Gradients are zero after it."""
+    check_optimizer(optimizer)
     _zero(chunks, optimizer)
     try:
-        with without_traces(chunks), only_mtp_loss() as seen:
+        with without_traces(chunks), _without_update(optimizer), only_mtp_loss() as seen:
             forward_backward()
         return gather(chunks, seen)._replace(norms=_norms(optimizer))
     finally:
         _zero(chunks, optimizer)
+
+
+@contextmanager
+def _without_update(optimizer: Any) -> Iterator[None]:
+    """Within, `optimizer.step` raises a PatchError before it changes anything."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise PatchError("verify: the step updates the parameters; give a function that runs forward and backward only")
+
+    own = vars(optimizer).get("step")  # of this object, where another library has given it one
+    optimizer.step = refuse
+    try:
+        yield
+    finally:
+        if own is None:
+            del optimizer.step
+        else:
+            optimizer.step = own
 
 
 def gather(chunks: Sequence[torch.nn.Module], seen: Seen) -> Verification:
@@ -137,7 +158,6 @@ def gather(chunks: Sequence[torch.nn.Module], seen: Seen) -> Verification:
 
 def _norms(optimizer: Any) -> dict[str | None, float]:
     from megatron_overrides.core.optimizer.clip_grads import measure
-    from megatron_overrides.support.optimizer_tree import leaves
 
     if any(getattr(leaf, "grad_scaler", None) is not None for leaf in leaves(optimizer)):
         return {}
@@ -171,7 +191,8 @@ def _share(positions: Sequence[Positions]) -> str:
 def _reached_in_words(found: Verification) -> str:
     if not found.heads and not found.others:
         return (
-            "the MTP loss has reached no parameter at all. Has the model MTP heads (--mtp-num-layers), and a loss mask?"
+            "the MTP loss has reached no parameter at all. Has the model MTP heads (--mtp-num-layers) and a loss mask, "
+            "and has a forward and backward pass run?"
         )
     if not found.others:
         return f"the MTP loss has reached {len(found.heads)} parameters of the heads and nothing else"

@@ -146,6 +146,7 @@ def test_acceptance_counts_as_the_patches_do(rows, unpatched):
             {"labels": torch.zeros(BATCH, LENGTH + 1, dtype=torch.long), "loss_mask": torch.ones(BATCH, LENGTH + 1)},
             "labels has the shape",
         ),
+        ({"loss_mask": None}, "loss_mask is None; give a tensor"),
         ({"detach_output_layer": True, "output_layer": print}, "is a torch.nn.Module"),
         ({"loss_type": "rkl"}, "must be one of cross_entropy, kl, tv, e2e_tv, not 'rkl'"),
         ({"depth_weights": [1.0]}, "one weight for each of the 2 MTP layers"),
@@ -158,6 +159,13 @@ def test_what_cannot_be_computed_is_an_error(rows, change, problem):
     given = {"main_hidden": main, "head_hiddens": heads, "labels": labels, "loss_mask": mask, "output_layer": None}
     with pytest.raises(ValueError, match=problem):
         functional.mtp_loss(**{**given, **change})
+
+
+def test_an_output_layer_of_torch_is_an_error(rows):
+    hidden, labels, mask = rows
+    main, *heads = hidden.chunk(1 + DEPTHS)
+    with pytest.raises(TypeError, match="but Linear does not take that.* Wrap it in a module that does"):
+        functional.mtp_loss(main, heads, labels, mask, torch.nn.Linear(16, VOCABULARY))
 
 
 def test_names_of_heads_are_told_from_others():

@@ -81,6 +81,22 @@ def test_a_setting_for_heads_that_are_not_tagged_is_an_error(make_training, name
         functional.decide(norms, optimizer.config)
 
 
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"grad_norm_skip_threshold": -1.0}, "would skip every update"),
+        ({"grad_norm_skip_threshold": "5"}, "would skip every update"),
+        ({"mtp_clip_grad": "0.5"}, "to clip to"),
+    ],
+)
+def test_a_setting_that_is_no_limit_is_an_error(settings, message):
+    from megatron_overrides.support.grad_norms import GradNorms
+
+    norms = GradNorms({None: 2.0, "mtp": 0.5}, {None: 2.0, "mtp": 0.5})
+    with pytest.raises(ValueError, match=message):
+        functional.decide(norms, SimpleNamespace(**settings))
+
+
 @pytest.mark.parametrize("function", [functional.grad_norms, lambda adam: functional.tag([], adam)])
 def test_an_optimizer_of_torch_is_an_error(function):
     with pytest.raises(TypeError, match="Adam is no optimizer of Megatron"):

@@ -6,6 +6,7 @@ that for Megatron's models, and `megatron_mtp_patches.functional.mtp_loss` for o
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -205,12 +206,26 @@ def check_shapes(
             )
     length, batch = main.shape[:2]
     for name, given in (("labels", labels), ("loss_mask", mask)):
+        if not isinstance(given, torch.Tensor):
+            raise ValueError(f"mtp_loss: {name} is {given!r}; give a tensor [b, s]")
         fits = given.dim() == 2 and given.size(0) == batch and given.shape == labels.shape
         if not fits or (given.size(1) % length if is_sequence_parallel else given.size(1) != length):
             raise ValueError(
                 f"mtp_loss: {name} has the shape {list(given.shape)}; for hidden states {list(main.shape)} give labels "
                 f"and loss_mask [b, s], b = {batch}"
             )
+
+
+def check_output_layer(output_layer: Callable[..., Any]) -> None:
+    """Raise TypeError unless it takes the arguments that Megatron's output layer takes."""
+    call = getattr(output_layer, "forward", output_layer)
+    try:
+        inspect.signature(call).bind(None, weight=None, runtime_gather_output=None)
+    except TypeError as error:
+        raise TypeError(
+            f"mtp_loss: output_layer is called (hidden, weight=, runtime_gather_output=) and returns (logits, bias), "
+            f"but {type(output_layer).__name__} does not take that: {error}. Wrap it in a module that does"
+        ) from error
 
 
 def vocab_parallel_cross_entropy(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

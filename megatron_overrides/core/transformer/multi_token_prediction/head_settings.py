@@ -8,7 +8,7 @@ import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 
 from megatron_overrides.core.transformer.multi_token_prediction.forward_pass import ForwardPass
-from megatron_overrides.core.transformer.transformer_config import depth_weights
+from megatron_overrides.core.transformer.transformer_config import check_losses, depth_weights
 
 # Rows of logits at a time where no --mtp-logits-chunk-size says it.
 DEFAULT_CHUNK_SIZE = 1024
@@ -42,7 +42,11 @@ class HeadSettings(NamedTuple):
 
     @classmethod
     def of(cls, config: Any, is_training: bool, forward_pass: ForwardPass) -> HeadSettings:
-        """Read a TransformerConfig; settings of a patch that is not applied have their defaults."""
+        """Read a TransformerConfig; settings of a patch that is not applied have their defaults.
+
+        They are checked once more: a loop may have changed them since the model was built.
+        """
+        check_losses(config)
         loss_type = getattr(config, "mtp_loss_type", "cross_entropy")
         compares = loss_type != "cross_entropy"
         length_interval = getattr(config, "mtp_acceptance_length_interval", None)

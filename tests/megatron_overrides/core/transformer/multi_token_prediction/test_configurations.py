@@ -43,6 +43,11 @@ def test_a_model_without_heads_may_share_the_configuration(make_optimizer):
         {"grad_norm_skip_threshold": 0.0},
         {"mtp_acceptance_interval": -1},
         {"mtp_depth_weights": "1,2,3,4,5"},
+        {"mtp_detach_heads": "false"},
+        {"separate_mtp_grad_clip": 1},
+        {"mtp_acceptance_interval": 1.5},
+        {"mtp_logits_chunk_size": "8"},
+        {"clip_orthogonalizing_optimizers": "no"},
     ],
     ids=str,
 )
@@ -50,6 +55,26 @@ def test_what_was_changed_after_its_check_is_checked_again(make_optimizer, chang
     (name,) = changes
     with pytest.raises(ValueError, match=rf"\(config.{name}\)"):
         make_optimizer({"mtp_detach_heads": True}, changes)
+
+
+@pytest.mark.parametrize(
+    "name, value, place",
+    [("mtp_detach_heads", True, "OptimizerConfig"), ("grad_norm_skip_threshold", 5.0, "TransformerConfig")],
+)
+def test_a_setting_of_the_other_configuration_is_refused(make_model, name, value, place):
+    """Python sets any attribute, and nothing would read it there."""
+    chunk, config = make_model(), OptimizerConfig(optimizer="adam", lr=0.1)
+    setattr(config if place == "OptimizerConfig" else chunk.config, name, value)
+    with pytest.raises(ValueError, match=rf"\(config.{name}\) is set on a {place}, where nothing reads it"):
+        get_megatron_optimizer(config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)])
+
+
+def test_an_attribute_that_is_no_setting_may_be_anywhere(make_model):
+    chunk, config = make_model(), OptimizerConfig(optimizer="adam", lr=0.1)
+    config.num_layers, chunk.config.lr, config.note = 7, 0.2, "x"
+    assert get_megatron_optimizer(
+        config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)]
+    )
 
 
 @pytest.fixture
