@@ -1,6 +1,6 @@
 """Pretrain a tiny GPT with an MTP head by Megatron-Bridge's own `pretrain`, on mock data.
 
-    python bridge_pretrain.py FOLDER ITERATIONS GROUP.FIELD=VALUE ...
+    python bridge_pretrain.py FOLDER ITERATIONS model.mtp_detach_heads=True model.mtp_loss_type=tv ...
 
 Saves to FOLDER/checkpoints after ITERATIONS, and goes on from a checkpoint that is there.
 """
@@ -69,6 +69,14 @@ def configure(folder, iterations):
     )
 
 
+def read_value(text):
+    """The Python value that `text` spells, or the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
 def main(folder, iterations, *settings):
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
@@ -77,7 +85,9 @@ def main(folder, iterations, *settings):
     for setting in settings:
         path, _, value = setting.partition("=")
         group, _, field = path.partition(".")
-        setattr(getattr(configuration, group), field, ast.literal_eval(value))
+        if not hasattr(getattr(configuration, group, None), field):
+            sys.exit(f"{setting}: the configuration has no {path}")
+        setattr(getattr(configuration, group), field, read_value(value))
     pretrain(configuration, forward_step)
 
 

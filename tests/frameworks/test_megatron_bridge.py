@@ -62,7 +62,7 @@ def trained(folder):
 def resumed(folder, trained):
     """Two more on one rank, from the checkpoint; the heads now train for acceptance, in chunks of rows."""
     chunked = ("model.mtp_logits_chunk_size=16", "model.mtp_depth_weights='2'")
-    return pretrain(folder, 6, *SETTINGS, "model.mtp_loss_type='tv'", *chunked)
+    return pretrain(folder, 6, *SETTINGS, "model.mtp_loss_type=tv", *chunked)
 
 
 def test_the_log_line_shows_what_megatron_lm_s_shows(trained):
@@ -149,3 +149,10 @@ def test_a_setting_that_needs_another_one_is_refused_by_its_field(tmp_path):
     (ended,) = run_ranks(1, partial(run_command, "all", "run", "--device", "cpu", *words))
     assert ended.code == 1
     assert "(config.mtp_clip_grad) needs MTP heads with a separate norm" in ended.output
+
+
+def test_the_script_refuses_a_field_that_there_is_not(tmp_path):
+    words = [str(HERE / "bridge_pretrain.py"), str(tmp_path), "2", "optimizer.mtp_detach_heads=True"]
+    (ended,) = run_ranks(1, partial(run_command, "all", "run", "--device", "cpu", *words))
+    assert ended.code == 1
+    assert "optimizer.mtp_detach_heads=True: the configuration has no optimizer.mtp_detach_heads" in ended.output

@@ -77,6 +77,14 @@ def test_an_attribute_that_is_no_setting_may_be_anywhere(make_model):
     )
 
 
+@pytest.mark.parametrize("detaches", [False, True])
+def test_a_loss_type_that_is_set_after_the_model_was_built_is_checked_in_its_forward_pass(make_model, batch, detaches):
+    model = make_model(mtp_detach_heads=detaches)
+    model.config.mtp_loss_type = "TV"
+    with pytest.raises(ValueError, match="must be one of cross_entropy, kl, tv, e2e_tv, not 'TV'"):
+        model(**batch)
+
+
 @pytest.fixture
 def warnings_of_shared_norm(caplog):
     """warnings_of_shared_norm(): how often detached heads were said to share the norm of the main model."""
