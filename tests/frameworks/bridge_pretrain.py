@@ -86,7 +86,7 @@ def main(folder, iterations, *settings):
         path, _, value = setting.partition("=")
         group, _, field = path.partition(".")
         if not hasattr(getattr(configuration, group, None), field):
-            sys.exit(f"{setting}: the configuration has no {path}")
+            raise AttributeError(f"{setting}: the configuration has no {path}")
         setattr(getattr(configuration, group), field, read_value(value))
     pretrain(configuration, forward_step)
 

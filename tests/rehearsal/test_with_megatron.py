@@ -82,3 +82,15 @@ def test_the_distributed_optimizer_resumes_with_torch_adam():
     assert {float(step) for step in steps_of(resumed)} == {3.0}
     train(model, chain, 1)
     assert {float(step) for step in steps_of(resumed)} == {4.0}
+
+
+def test_the_results_of_a_checkpoint_s_writers_are_collected_in_a_fork(monkeypatch):
+    from megatron.core.dist_checkpointing.strategies import filesystem_async as module
+
+    monkeypatch.setattr(module, "_results_queue", None)
+    get_queue = getattr(module, "get_write_results_queue", None) or module._get_write_results_queue
+    queue = get_queue()
+    assert get_queue() is queue and type(queue._manager._process).__name__ == "ForkProcess"
+    queue.put(("written", torch.Size([2])))
+    assert queue.get(timeout=60) == ("written", torch.Size([2]))
+    queue._manager.shutdown()
