@@ -50,8 +50,7 @@ def flag_reference() -> str:
     """Each flag and each field without one, with its patch."""
     rows = (
         [
-            f"`{one.name}`" if one.name.startswith("--") else "none",
-            f"`{one.field}`" if one.field else "none",
+            "<br>".join(f"`{name}`" for name in dict.fromkeys((one.name, one.field)) if name),
             one.default,
             one.effect,
             _page(patch),
@@ -60,7 +59,7 @@ def flag_reference() -> str:
         for patch in CATALOG
         for one in settings(patch)
     )
-    return "\n".join(table(["flag", "config field", "default", "effect", "patch", "whose"], rows))
+    return "\n".join(table(["flag and config field", "default", "effect", "patch", "whose"], rows))
 
 
 def head(patch: Patch) -> str:
