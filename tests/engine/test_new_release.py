@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,19 @@ def test_of_what_is_no_release_only_the_targets_that_are_named_become_known(libr
     }
     assert {module: len(by_hash) for module, by_hash in after.files.items()} == {"lib": 2, "lib2": 1}
     assert add_release(after, patches, "1.0", old) == after
+
+
+@pytest.mark.parametrize("name", ["1.0", "a's 71e418e"])
+def test_a_single_target_of_what_is_known_already_is_replaced_and_the_others_stay(library, folder_with, name):
+    patches = [library.patch(REPLACE_F, METHOD)]
+    old = make_known_sources(patches, {"0.9": folder_with("old")})
+    before = add_release(old, patches, name, folder_with("old"), only=[] if name == "1.0" else ["lib:f", METHOD.target])
+    read = deepcopy(before)
+    after = add_release(before, patches, name, folder_with("new"), only=["lib:f"])
+    assert before == read, "what was known is not changed in place"
+    assert after.releases == before.releases
+    assert after.targets[METHOD.target] == before.targets[METHOD.target]
+    assert [*after.targets["lib:f"].values()] == [["0.9"], [name]]
 
 
 def test_targets_and_files_that_no_patch_checks_are_left_out(library, folder_with):

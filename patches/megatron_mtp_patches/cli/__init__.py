@@ -105,7 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="TARGET",
-        help="with --accept: the folder is no release, and only this target of it becomes known; may be repeated",
+        help="with --accept: only this target becomes known under that name; others stay as known; may be repeated",
     )
     drift.set_defaults(carry_out=_drift)
     return parser

@@ -29,8 +29,8 @@ def show_drift(
     `against`: None reads what is installed; a directory, the checkout or site-packages there; a known release asks
     which targets of the installed Megatron differ from that release. `since` asks it of a directory. `accept` adds the
     sources of a directory to the known ones, as those of a release of this name: of Megatron ("0.20.0") or of another
-    package that is patched ("verl 0.9.2"); then the answer is 0. `only` restricts it to these targets of a Megatron
-    that is no release, whatever its name.
+    package that is patched ("verl 0.9.2"); then the answer is 0. `only` restricts it to these targets of a Megatron,
+    under any name; what is known of other targets under this name stays.
     """
     known = known_sources()
     folders = _find_folders(against, known)

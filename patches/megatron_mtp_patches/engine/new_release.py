@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 
 from .declare import Edit, Patch
@@ -31,7 +32,8 @@ def add_release(
     """`known` with `release` as it is in `folders`, whatever was known of a release of this name before.
 
     A release of another package than Megatron, "PACKAGE VERSION", is about the targets of the patches of that package.
-    With `only`, `release` names a Megatron that is no release, of which these targets alone become known.
+    With `only`, `release` names a Megatron that need not be a release. Only these targets become known under this
+    name; what is known of others under it stays.
     Each folder holds the release; the first says what it lacks, as a wheel may have fewer modules than the checkout.
     Targets that `patches` do not check, and files that are no release's any longer, are left out.
     """
@@ -43,7 +45,9 @@ def add_release(
     targets = targets.intersection(only) if only else targets
     questions = questions_about(patches)
     files = {module: dict(known.files.get(module, {})) for module in sorted(questions)}
-    rows = {target: _without(release, known.targets.get(target, {})) for target in sorted(checked)}
+    rows = {target: deepcopy(known.targets.get(target, {})) for target in sorted(checked)}
+    for target in targets if only else checked:
+        rows[target] = _without(release, rows[target])
     modules = {checked[target].module for target in targets} if only else questions_about(of_release).keys()
     for folder in folders:
         found = {module: _read(module, folder, questions[module], files[module]) for module in modules}
