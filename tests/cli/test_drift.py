@@ -154,7 +154,12 @@ def test_accept_makes_the_sources_of_a_folder_known_as_a_release(command, source
     first, *rest = accepted.out.splitlines()
     assert first == f"99.0 is known now, in {table}"
     shown = [f"    {target}" for target in sorted(new)]
-    assert rest == [f"sources that no release had: {len(new)}", *shown, "sources that it had before: 0"]
+    assert rest[: len(new) + 2] == [
+        f"sources that no release had: {len(new)}",
+        *shown,
+        "known sources of 99.0 that were replaced: 0",
+    ]
+    assert "restoring" not in accepted.out
     known = command("drift", "--against", str(fork))
     assert known.code == 0
     assert all("99.0" in text for text in sources(known.out).values())
@@ -173,14 +178,33 @@ def test_a_release_that_is_accepted_again_replaces_what_was_known_of_it(command,
         accepted = command("drift", "--against", str(folder), "--accept", "99.0")
         if folder == site:
             again = command("drift", "--against", str(site), "--accept", "99.0")
-            replaced = [
-                out.rpartition("sources that it had before: ")[2].splitlines() for out in (accepted.out, again.out)
-            ]
-            assert replaced[1] == ["0"] and len(replaced[0]) - 1 == int(replaced[0][0]) > 0
-            assert f"    {STEP.replace('ChainedOptimizer', 'FP32Optimizer')}" in replaced[0]
+            replaced, none = (
+                out.partition("known sources of 99.0 that were replaced: ")[2].splitlines()
+                for out in (accepted.out, again.out)
+            )
+            number = int(replaced[0])
+            assert number > 0 and none[0] == "0" and "restoring" not in again.out
+            assert f"    {STEP.replace('ChainedOptimizer', 'FP32Optimizer')}" in replaced[1 : number + 1]
+            assert "of another release" in replaced[number + 1] and f"git checkout {table}" in replaced[number + 1]
             assert command("drift", "--against", str(fork)).code == 1
             first = table.read_bytes()
     assert table.read_bytes() == first
+
+
+@pytest.mark.parametrize("folders", ["fork", "site", "fork site"])
+def test_accept_names_the_patched_modules_that_no_folder_has(command, request, folders, table):
+    paths = [str(request.getfixturevalue(name)) for name in folders.split()]
+    modules = [
+        target.partition(":")[0]
+        for target in {edit.target for patch in CATALOG if not patch.package for edit in patch.edits}
+    ]
+    missing = {module for module in modules if not any(find_file(module, [path]) for path in paths)}
+    against = os.pathsep.join(paths)
+    told = command("drift", "--against", against, "--accept", "99.0").out.partition("targets in modules that ")[2]
+    first, *lines = told.splitlines()
+    assert first == f"{against} lacks: {sum(module in missing for module in modules)}"
+    assert lines[: len(missing)] == [f"    {module}" for module in sorted(missing)]
+    assert ("--against CHECKOUT:FOLDER" in told) == bool(missing)
 
 
 def test_of_several_folders_the_first_says_what_the_release_lacks(command, sources, site, fork, table):
@@ -226,6 +250,19 @@ def test_of_a_folder_that_is_no_release_a_target_can_become_known(command, sourc
     after = KnownSources.read(table)
     assert after.releases == before.releases
     assert [name for name, row in after.targets.items() if row != before.targets[name]] == [target]
+
+
+def test_a_single_target_of_a_known_release_is_replaced_alone(command, release, fork, table):
+    before = KnownSources.read(table)
+    target = STEP.replace("ChainedOptimizer", "FP32Optimizer")
+    accepted = command("drift", "--against", str(fork), "--accept", release, "--only", target)
+    assert f"known sources of {release} that were replaced: 1\n    {target}\n" in accepted.out
+    assert f"targets in modules that {fork} lacks: 0\n" in accepted.out
+    after = KnownSources.read(table)
+    assert after.releases == before.releases
+    sources = before.sources_of(release)
+    assert {name for name, digest in after.sources_of(release).items() if sources[name] != digest} == {target}
+    assert after.sources_of(release).keys() == sources.keys()
 
 
 @pytest.mark.parametrize("words", [["--only", STEP], ["--accept", "a's b", "--only", f"{STEP}s"]], ids=" ".join)

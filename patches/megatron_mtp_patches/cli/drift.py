@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from rich.console import Console
 from rich.table import Column, Table
 
 from .. import _engine
@@ -24,7 +25,8 @@ def show_drift(
 ) -> int:
     """Print each patch with its state, each checked target and the releases that share its source; 1 if one is unknown.
 
-    The unknown ones come once more at the end. With `accept`, what became known is printed, and what it replaces.
+    The unknown ones come once more at the end. With `accept`, what became known is printed instead, what it replaced,
+    and what the folder lacks.
 
     `against`: None reads what is installed; a directory, the checkout or site-packages there; a known release asks
     which targets of the installed Megatron differ from that release. `since` asks it of a directory. `accept` adds the
@@ -56,22 +58,19 @@ def show_drift(
             f"--accept {accept!r}: {against} has nothing of it that the patches change. A release is called as in "
             f"0.20.0 if it is Megatron's, otherwise by one of the packages {', '.join(names)} and its version"
         )
-    rows, differing = _compare(known, patches, folders or None, release)
     console = make_console()
     if accept:
-        replaced = _accept(known, accept, folders, only)
+        accepted = _accept(known, accept, folders, only)
         console.print(f"{accept} is known now, in {_engine.table_file}", soft_wrap=True)
-        for what, names in (("that no release had", sorted(only) or differing), ("that it had before", replaced)):
-            console.print(f"sources {what}: {len(names)}")
-            for target in names:
-                console.print(f"    {target}", soft_wrap=True)
+        _print_changes(console, known, accepted, accept)
+        changed = {edit.target for patch in patches for edit in patch.edits}
+        _print_missing_modules(console, accept, folders, only or changed)
         return 0
+    rows, differing = _compare(known, patches, folders or None, release)
     what = f"targets that differ from {release}" if release else "unknown targets"
     console.print(against if folders else describe_megatron(), soft_wrap=True)
     console.print(rows)
-    console.print(f"{what}: {len(differing)}", soft_wrap=True)
-    for target in differing:
-        console.print(f"    {target}", soft_wrap=True)
+    _print_names(console, what, differing)
     return int(bool(differing))
 
 
@@ -126,13 +125,54 @@ def _compare(
     return table, sorted(differing)
 
 
-def _accept(known: KnownSources, release: str, folders: list[str], only: Collection[str]) -> list[str]:
-    """Write the sources of `release`; return the targets of which another source was known under this name."""
+def _accept(known: KnownSources, release: str, folders: list[str], only: Collection[str]) -> KnownSources:
+    """Write `known` with the sources of `release`, and return it."""
     file = Path(_engine.table_file)
     accepted = add_release(known, (*BASE, *CATALOG), release, folders, only)
     try:
         write_known_sources(accepted, file)
     except OSError as error:
         raise PatchError(f"cannot write {file}: {error.strerror}") from error
-    before, after = known.sources_of(release), accepted.sources_of(release)
-    return sorted(target for target, digest in before.items() if after.get(target) != digest)
+    return accepted
+
+
+def _print_changes(console: Console, known: KnownSources, accepted: KnownSources, release: str) -> None:
+    """Print which sources are new, and which known ones of `release` were replaced."""
+    new = [target for target, row in accepted.targets.items() if row.keys() - known.targets.get(target, {}).keys()]
+    replaced = [
+        target
+        for target, row in accepted.targets.items()
+        for digest, releases in known.targets.get(target, {}).items()
+        if release in releases and release not in row.get(digest, ())
+    ]
+    _print_names(console, "sources that no release had", new)
+    _print_names(console, f"known sources of {release} that were replaced", replaced)
+    if replaced:
+        file = Path(_engine.table_file)
+        console.print(
+            f"If the folder is of another release, undo this by restoring {file.name}: `git checkout {file}` in a "
+            "clone, or install the package again",
+            soft_wrap=True,
+        )
+
+
+def _print_missing_modules(console: Console, release: str, folders: list[str], targets: Iterable[str]) -> None:
+    """Print how many of `targets` lie in modules that none of the folders has, and these modules."""
+    modules = [target.partition(":")[0] for target in targets]
+    missing = {module for module in modules if not any(find_file(module, [folder]) for folder in folders)}
+    number = sum(module in missing for module in modules)
+    console.print(f"targets in modules that {os.pathsep.join(folders)} lacks: {number}", soft_wrap=True)
+    for module in sorted(missing):
+        console.print(f"    {module}", soft_wrap=True)
+    if missing:
+        console.print(
+            f"If {release} has these modules, the folder is not all of it: name one that has them before it, as in "
+            "--against CHECKOUT:FOLDER",
+            soft_wrap=True,
+        )
+
+
+def _print_names(console: Console, what: str, names: Collection[str]) -> None:
+    console.print(f"{what}: {len(names)}", soft_wrap=True)
+    for name in sorted(names):
+        console.print(f"    {name}", soft_wrap=True)
