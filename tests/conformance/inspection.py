@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import sys
+import typing
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
@@ -26,8 +27,9 @@ from megatron_mtp_patches.engine.state import State, TargetState
 PATCHES = (*BASE, *CATALOG)
 MODULES = list(dict.fromkeys(module for patch in PATCHES for module in patch.modules))
 MISSING = "missing"
-# Values of fields that are checked; the others take any.
-VALUES = {"grad_norm_group": ["name=regex:1"], "mtp_loss_type": "cross_entropy"}
+# Values of fields for which no value of VALUES_OF_TYPE is valid.
+VALUES = {"grad_norm_group": ["name=regex:1"], "mtp_loss_type": "cross_entropy", "mtp_grad_scale_func": float}
+VALUES_OF_TYPE = {bool: (True, False), int: (1, 3), float: (0.5, 0.25), str: ("1", "3")}
 # What a configuration cannot be made without.
 NEEDED = {"num_layers", "hidden_size", "num_attention_heads"}
 
@@ -105,7 +107,7 @@ def count(edit: Edit) -> int | str | None:
         fields = [field for field in dataclasses.fields(value) if field.name == edit.field]
         if fields:
             needed = dict.fromkeys(NEEDED.intersection(inspect.signature(value).parameters), 1)
-            given = VALUES.get(edit.field, 0.5)
+            given = choose_value(edit)
             assert getattr(value(**needed, **{edit.field: given}), edit.field) == given
             assert getattr(value(**needed), edit.field) == edit.default
             assert inspect.signature(value).parameters[edit.field].default == edit.default
@@ -117,6 +119,16 @@ def count(edit: Edit) -> int | str | None:
         kind = list[str] if isinstance(action, argparse._AppendAction) else action.type or bool
         assert (action.default, kind) == (edit.default, edit.type)
     return sum(edit.flag in action.option_strings for action in parser._actions)
+
+
+def choose_value(edit: AddField) -> object:
+    """A valid value of the field, chosen by its type; it is not the default."""
+    if edit.field in VALUES:
+        return VALUES[edit.field]
+    types = [edit.type, *typing.get_args(edit.type)]  # float of `float | None`, too
+    values = [value for kind in types for value in VALUES_OF_TYPE.get(kind, ()) if value != edit.default]
+    assert values, f"give {edit.field} ({edit.type}) a value in VALUES of {__file__}"
+    return values[0]
 
 
 # -- changes since ---------------------------------------------------------------------------------------------------
