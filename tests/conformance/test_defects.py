@@ -1,7 +1,11 @@
 """What `doctor -- FLAGS` looks for agrees with what the table of docs/patches.md says of the releases."""
 
+from pathlib import Path
+
 import pytest
+from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.engine.fingerprints import KnownSources
 from megatron_mtp_patches.unpatched import UNPATCHED
 
 from .expected import STATE_BY_RELEASE
@@ -20,6 +24,17 @@ def test_a_defect_is_in_known_releases_where_its_patch_does_something(patch, def
     assert defect.releases and [release for release in ALL if release in defect.releases] == list(defect.releases)
     if patch is not None:
         assert not {release for release in defect.releases if STATE_BY_RELEASE[release][patch] == "native"}
+
+
+@pytest.mark.parametrize("patch, defect", DEFECTS, ids=lambda value: getattr(value, "text", value))
+def test_the_releases_of_a_defect_leave_out_none_between_the_first_and_the_last(patch, defect):
+    known = KnownSources.read(Path(_engine.table_file)).releases
+    run = known[known.index(defect.releases[0]) : known.index(defect.releases[-1]) + 1]
+    left_out = [release for release in run if release not in defect.releases]
+    assert not left_out, (
+        f"{patch or 'unpatched.py'}: the defect {defect.text!r} is in {run[0]} and in {run[-1]}, but its `releases` "
+        f"leave out {', '.join(left_out)}: add that, or make two defects of it"
+    )
 
 
 @pytest.mark.parametrize("defect", [defect for _, defect in DEFECTS], ids=lambda defect: defect.text)
