@@ -1,4 +1,4 @@
-"""No step of adding a patch is forgotten: the catalog, the fingerprints of every release, the settings of ms-swift."""
+"""No step of adding a patch is forgotten: the catalog, the fingerprints, the settings of ms-swift, the pages."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from megatron_mtp_patches.engine.fingerprints import KnownSources
 pytestmark = pytest.mark.forked("python")
 
 PACKAGE = Path(megatron_mtp_patches.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 KNOWN = KnownSources.read(Path(_engine.table_file))
 
 
@@ -42,3 +43,15 @@ def test_every_setting_of_the_optimizer_is_an_argument_of_ms_swift():
     }
     arguments = {edit.field for edit in add_settings_to_ms_swift.PATCH.edits if isinstance(edit, AddField)}
     assert settings <= arguments, "add_settings_to_ms_swift.py lists the patches that declare them"
+
+
+def test_the_changelog_names_every_patch():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    missing = [patch.id for patch in CATALOG if f"`{patch.id}`" not in changelog]
+    assert not missing, "CHANGELOG.md says in a line what each patch does and in which releases"
+
+
+def test_a_page_that_says_what_patches_are_for_links_every_patch():
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("which-patch.md", "frameworks.md")]
+    missing = [patch.id for patch in CATALOG if not any(f"]({patch.id}.md" in page for page in pages)]
+    assert not missing, "docs/which-patch.md says which patch helps with what, docs/frameworks.md for a framework"
