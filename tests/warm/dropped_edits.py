@@ -57,6 +57,9 @@ class DropEdits:
             DroppedEdit.from_parent(session, name=name, nodeid=name, reason=reasons.get(name), run=self)
             for name in chosen
         ]
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter:
+            reporter._numcollected = len(items)  # it has counted the tests
 
     def _find_effective(self) -> list[str]:
         with tempfile.TemporaryDirectory() as folder:
@@ -99,6 +102,8 @@ class DroppedEdit(pytest.Item):
     def __init__(self, *, reason: str | None, run: DropEdits, **rest: Any) -> None:
         super().__init__(**rest)
         self.reason, self.run = reason, run
+        # -k finds a flag by the name of its field, too, and a field by that of its flag
+        self.extra_keyword_matches.update({self.name.replace("-", "_"), self.name.replace("_", "-")})
 
     def runtest(self) -> None:
         test = None

@@ -29,7 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=levels.LEVELS,
         help="run forked tests in this process, brought to this level: for a debugger, or under torchrun",
     )
-    group.addoption("--drop-edits", action="store_true", help="leave out each edit of the patches: does a test fail?")
+    group.addoption(
+        "--drop-edits",
+        action="store_true",
+        help="leave out each edit of the patches: does a test fail? -k chooses by target, override, field or flag",
+    )
     group.addoption("--sample", type=int, metavar="N", help="leave out only N edits, others with each commit")
     parser.addini("warm_limit", "seconds after which a forked test counts as hanging", default="900")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 from pathlib import Path, PurePath
 
@@ -78,6 +79,16 @@ def dropped(run_tests, tmp_path_factory):
 def test_an_edit_is_noticed_or_has_a_reason(dropped, field, outcome, told):
     found, details = dropped[field]
     assert (found, told in details) == (outcome, True)
+
+
+def test_k_finds_flags_and_fields_and_what_it_finds_is_counted(run_tests):
+    options = ["--drop-edits", "--collect-only", "-o", f"pythonpath={ROOT / 'patches'}"]
+    run = run_tests(TESTS, *options, "-k", "min-clip-coefficient or mtp_init")
+    found = [line for line in run.output.splitlines() if line.startswith(("megatron.", "emerging_optimizers."))]
+    assert {"min_clip_coefficient", "--mtp-init"} <= {edit.split()[-1] for edit in found}
+    count = re.search(r"(-?\d+)/(\d+) tests collected \((\d+) deselected\)", run.output)
+    chosen, of, left_out = map(int, count.groups())
+    assert chosen == of - left_out == len(found)
 
 
 def test_a_reason_is_for_an_edit_that_is_declared_and_for_one_release(tmp_path):
