@@ -139,6 +139,15 @@ def test_the_workflow_runs_the_releases_of_the_matrix():
     assert re.search(r"release: \[(.*)\]", workflow)[1] == ", ".join(f'"{release}"' for release in matrix)
 
 
+def test_contributing_accepts_the_releases_of_the_matrix_and_the_main_of_the_pages():
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    matrix = re.findall(r'^version = "(.*)"$', (ROOT / "ci/matrix.toml").read_text(), re.MULTILINE)
+    installed, accepted = (found.split() for found in re.findall(r"for release in (.*); do", contributing))
+    assert (installed, accepted) == (matrix, [*matrix[1:], "main"])
+    main = re.search(r"\(commit (\w+)\)", (ROOT / "docs/patches.md").read_text(encoding="utf-8"))[1]
+    assert f"/main checkout {main}\n" in contributing
+
+
 def heading_anchors(page):
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
