@@ -81,7 +81,7 @@ def test_the_table_of_status_says_the_same_as_json(command, report):
         line = next(line for line in lines if patch["id"] in line)
         cells = [cell.strip() for cell in line.strip("│┃| ").split("│")]
         states = list(patch["targets"].values())
-        done = f"{states.count('applied')} of {len(states) - states.count('not in this Megatron')}"
+        done = f"{states.count('applied')} of {len(states) - states.count('absent here')}"
         assert cells[:4] == [
             patch["id"],
             patch["state"],

@@ -1,0 +1,45 @@
+"""What MEGATRON_MTP_PATCHES_ON_DRIFT makes of a refused patch; without it the import raises."""
+
+from __future__ import annotations
+
+import warnings
+
+from megatron_mtp_patches.engine import Replace
+from megatron_mtp_patches.engine.engine import Engine
+
+
+def drifted(library) -> Engine:
+    library.write("lib2.py", "def g():\n    return 'g'\n")
+    bad = library.patch(Replace("lib:f", "overrides:f"), Replace("lib2:g", "overrides:new_method"), id="bad")
+    engine = library.engine(bad, library.patch(Replace("lib:C.method", "overrides:method"), id="good"))
+    library.edit("lib.py", 'return f"original {x}"', "return 'changed'")
+    return engine
+
+
+def test_warn_warns_once_and_applies_the_others(library):
+    engine = drifted(library)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine.apply("all", "warn")
+        module = library.load()
+        library.load("lib2")
+    assert len(caught) == 1 and "bad is refused: lib:f" in str(caught[0].message)
+    assert (module.f(1), module.C().method()) == ("changed", "override method 1")
+
+
+def test_skip_is_silent_and_applies_the_others(library):
+    engine = drifted(library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.apply("all", "skip")
+        module, lib2 = library.load(), library.load("lib2")
+    assert (module.f(1), module.C().method(), lib2.g()) == ("changed", "override method 1", "g")
+    report = engine.report(engine.catalog[0])
+    assert (report.state, report.targets) == ("refused", {"lib:f": "untouched", "lib2:g": "untouched"})
+    assert "lib:f" in report.reason
+
+
+def test_a_disabled_patch_is_not_checked(library):
+    engine = drifted(library)
+    engine.apply("-bad", "raise")
+    assert library.load().f(1) == "changed"
