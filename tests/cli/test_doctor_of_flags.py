@@ -119,6 +119,22 @@ def test_flags_of_the_script_are_listed_and_ignored(doctor):
     assert "unknown to Megatron, ignored: --reward-model" in doctor(f"{SMALL} --reward-model here").out
 
 
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "json"])
+def test_flags_whose_patch_is_left_out_are_wrong_usage(doctor, monkeypatch, words):
+    import megatron_mtp_patches
+
+    monkeypatch.setenv("MEGATRON_MTP_PATCHES", "-skip-update-on-large-grad-norm,-floor-clip-coefficient")
+    megatron_mtp_patches.revert()
+    done = doctor(f"{SMALL} --grad-norm-skip-threshold=50 --min-clip-coefficient 0.1 --reward-model here", *words)
+    assert (done.code, done.out) == (2, "")
+    for flag, patch in (
+        ("--grad-norm-skip-threshold", "skip-update-on-large-grad-norm"),
+        ("--min-clip-coefficient", "floor-clip-coefficient"),
+    ):
+        assert f"{flag} comes with the patch {patch}, which is disabled here: see `status`\n" in done.err
+    assert "--reward-model" not in done.err
+
+
 def test_what_only_the_checkpoint_knows_is_said(doctor):
     flags = f"{SMALL} --use-checkpoint-args --load nowhere"
     assert "the checkpoint decides --num-experts" in doctor(flags).out

@@ -22,7 +22,7 @@ from ..engine import UsageError
 from ..engine.source import find_file
 from .console import make_console
 from .megatron import describe_megatron, find_releases, find_transformer_engine, import_targets
-from .refusals import reason
+from .refusals import flags_left_out, reason
 
 # What --use-checkpoint-args reads from the checkpoint and some defect depends on.
 FROM_CHECKPOINT = (
@@ -110,7 +110,8 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
     """Read the flags with Megatron's parser and let it set the defaults, as at the start of a training.
 
     Raises:
-        UsageError: Megatron's trainer does not import, or its parser or validate_args refuses the flags.
+        UsageError: Megatron's trainer does not import, its parser or validate_args refuses the flags, or the patch of
+            a flag is left out or refused.
     """
     try:
         from megatron.training import arguments as megatron
@@ -123,6 +124,8 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
     with _refusals(), _as_first_rank(words):
         parser = megatron.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
         unknown = [word for word in parser.parse_known_args(words)[1] if word.startswith("-")]
+        if left_out := list(flags_left_out(unknown)):
+            raise UsageError("\n".join(left_out))
         parsed = megatron.parse_args(ignore_unknown_args=True)
         given = Settings(_sections(parsed), None)
         parsed.world_size = ranks = world_size or smallest_world_size(given)
