@@ -135,6 +135,27 @@ def test_flags_whose_patch_is_left_out_are_wrong_usage(doctor, monkeypatch, word
     assert "--reward-model" not in done.err
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [["--mtp-detach-heads"], ["--separate-mtp-grad-clip"], ["--mtp-detach-heads", "--mtp-clip-grad=0"]],
+    ids=" ".join,
+)
+def test_flags_for_heads_have_no_effect_on_a_model_without_heads(doctor, flags):
+    names = [flag.partition("=")[0] for flag in flags]
+    text = f"{SMALL} {' '.join(flags)}"
+    done = doctor(text)
+    assert done.code == 0
+    for name in names:
+        assert f"{name} has no effect: the model has no MTP heads; add --mtp-num-layers\n" in done.out
+    assert json.loads(doctor(text, "--json").out)["without_effect"] == names
+
+
+@pytest.mark.parametrize("more", ["--mtp-num-layers 1", "--use-checkpoint-args --load nowhere"])
+def test_flags_for_heads_act_where_there_are_heads_or_the_checkpoint_may_have_some(doctor, more):
+    done = doctor(f"{SMALL} --mtp-detach-heads {more}")
+    assert done.code == 0 and "has no effect" not in done.out
+
+
 def test_what_only_the_checkpoint_knows_is_said(doctor):
     flags = f"{SMALL} --use-checkpoint-args --load nowhere"
     assert "the checkpoint decides --num-experts" in doctor(flags).out

@@ -7,6 +7,7 @@ under a name (`decoupled_grad`) that Megatron-FSDP never used: NVIDIA/Megatron-L
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from types import SimpleNamespace
@@ -36,9 +37,10 @@ def check_configs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: di
         both = SimpleNamespace(**{**vars(settings), **vars(of_model)})
         check_heads(both)
         check_separate_clip(both)
-    elif getattr(of_model, "mtp_detach_heads", False):
-        text = f"{spell('mtp_detach_heads')} has no effect: the model has no MTP heads. Add {spell('mtp_num_layers')}"
-        log_single_rank(logger, logging.WARNING, text)
+    else:
+        for name in ("mtp_detach_heads", "separate_mtp_grad_clip"):
+            if getattr(of_model, name, False):
+                _warn_of_missing_heads(name)
     return wrapped(*args, **kwargs)
 
 
@@ -56,6 +58,12 @@ def _check_places(of_optimizer: Any, of_model: Any) -> None:
                     f"{spell(name)} is set on a {type(config).__name__}, where nothing reads it: it is a field of the "
                     f"{type(other).__name__}"
                 )
+
+
+@functools.cache  # Megatron also asks for the groups of the experts
+def _warn_of_missing_heads(name: str) -> None:
+    text = f"{spell(name)} has no effect: the model has no MTP heads. Add {spell('mtp_num_layers')}"
+    log_single_rank(logger, logging.WARNING, text)
 
 
 def retag_mtp_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

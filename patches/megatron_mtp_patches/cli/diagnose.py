@@ -34,6 +34,8 @@ FROM_CHECKPOINT = (
     "--mtp-use-repeated-layer",
     "--hybrid-layer-pattern",
 )
+# What acts on MTP heads only, and is not refused where the model has none.
+FOR_HEADS = ("mtp_detach_heads", "separate_mtp_grad_clip", "mtp_clip_grad", "mtp_grad_norm_skip_threshold")
 OPTIONS = {"--json", "--te", "--world-size"}  # of this command
 OF_TORCHRUN = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
 
@@ -95,6 +97,7 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
                     "decided_by_checkpoint": decided_by_checkpoint(line),
                     "world_size": line.world_size,
                     "unknown": line.unknown,
+                    "without_effect": without_effect(line),
                     "defects": [dataclasses.asdict(finding) for finding in findings],
                 },
                 indent=1,
@@ -147,6 +150,15 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
 def decided_by_checkpoint(line: CommandLine) -> list[str]:
     """The flags whose values the checkpoint replaces and some defect depends on."""
     return list(FROM_CHECKPOINT) if Settings(line.sources, None).use_checkpoint_args else []
+
+
+def without_effect(line: CommandLine) -> list[str]:
+    """The flags that act on MTP heads only, where these flags give the model none."""
+    settings = Settings(line.sources, None)
+    if settings.mtp_num_layers or decided_by_checkpoint(line):
+        return []
+    given = [name for name in FOR_HEADS if getattr(settings, name) is not None and getattr(settings, name) is not False]
+    return [f"--{name.replace('_', '-')}" for name in given]
 
 
 def smallest_world_size(settings: Settings) -> int:
@@ -223,6 +235,8 @@ def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -
         say(f"{', '.join(sorted(OPTIONS))} go before --", "yellow")
     if OF_TORCHRUN.intersection(line.unknown):
         say("the words of torchrun are not read: give --world-size N before --", "yellow")
+    for flag in without_effect(line):
+        say(f"{flag} has no effect: the model has no MTP heads; add --mtp-num-layers", "yellow")
     if decided := decided_by_checkpoint(line):
         say(f"the checkpoint decides {', '.join(decided)} and more: give them as flags, too", "yellow")
     for finding in findings:

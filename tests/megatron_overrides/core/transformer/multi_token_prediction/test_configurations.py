@@ -112,9 +112,10 @@ def test_detached_heads_without_the_patch_that_clips_them_are_warned_of(make_mod
         megatron_mtp_patches.apply()
 
 
-def test_detached_heads_of_a_model_without_heads_are_warned_of(make_optimizer, caplog):
-    make_optimizer({"mtp_num_layers": None, "mtp_detach_heads": True})
-    assert [record.message for record in caplog.records if "(config.mtp_detach_heads) has no effect" in record.message]
+@pytest.mark.parametrize("setting", ["mtp_detach_heads", "separate_mtp_grad_clip"])
+def test_a_setting_of_heads_that_the_model_lacks_is_warned_of_once(make_optimizer, caplog, setting):
+    make_optimizer({"mtp_num_layers": None, setting: True})
+    assert caplog.text.count(f"(config.{setting}) has no effect: the model has no MTP heads") == 1
     caplog.clear()
-    make_optimizer({"mtp_detach_heads": True})
-    assert not [record for record in caplog.records if "has no effect" in record.message]
+    make_optimizer({setting: True})
+    assert "has no effect" not in caplog.text
