@@ -262,9 +262,18 @@ def test_options_without_flags_are_wrong_usage(command, words):
 def test_without_the_trainer_flags_cannot_be_read(command, monkeypatch):
     from megatron_mtp_patches.cli import diagnose
 
-    monkeypatch.setattr(diagnose, "find_file", lambda module: None)
+    monkeypatch.setattr(diagnose, "find_file", lambda module: module if module == "megatron.core" else None)
     done = command("doctor", "--", "--num-layers", "4")
     assert done.code == 2 and "put a Megatron-LM checkout of this release on PYTHONPATH" in done.err
+
+
+def test_without_megatron_it_says_what_to_install_as_status_does(command, monkeypatch):
+    from megatron_mtp_patches.cli import diagnose, megatron
+
+    for module in (diagnose, megatron):
+        monkeypatch.setattr(module, "find_file", lambda name: None)
+    done = command("doctor", "--", "--num-layers", "4")
+    assert done.code == 1 and "megatron-core is not installed (pip install megatron-core, or" in done.err
 
 
 def test_configurations_are_diagnosed_as_flags_are():

@@ -27,7 +27,11 @@ def test_status_names_what_each_patch_lacks(environment):
     assert all("not installed" in patch["reason"] for patch in told["patches"])
 
 
-@pytest.mark.parametrize("words", [["status"], ["doctor"], ["explain", CATALOG[0].id], ["drift"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [["status"], ["doctor"], ["doctor", "--", "--num-layers", "4"], ["explain", CATALOG[0].id], ["drift"]],
+    ids=" ".join,
+)
 def test_it_names_what_is_missing(environment, words):
     done = environment.command(*words)
     assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .. import apply, rehearsal
 from ..diagnosis import Finding, Settings, check_version, find_defects
-from ..engine import UsageError
+from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 from .console import make_console
 from .megatron import describe_megatron, find_releases, find_transformer_engine, import_targets
@@ -63,7 +63,8 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
         transformer_engine: its version; None for the one that is installed, or else that the release was made for.
 
     Raises:
-        UsageError: `transformer_engine` is no version, Megatron's trainer is missing, or Megatron refuses the flags.
+        PatchError: Megatron is not installed.
+        UsageError: `transformer_engine` is no version, Megatron's trainer is missing, or the flags are refused.
     """
     if transformer_engine is not None:
         try:
@@ -74,6 +75,8 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
         raise UsageError(f"--world-size {world_size}: give a number of ranks")
     if {"--help", "-h"}.intersection(words):
         raise UsageError("Megatron's own flags are listed by your training script with --help")
+    if find_file("megatron.core") is None:
+        raise PatchError(describe_megatron())
     if find_file("megatron.training.arguments") is None:
         raise UsageError(
             "reading flags needs megatron.training; put a Megatron-LM checkout of this release on PYTHONPATH"
