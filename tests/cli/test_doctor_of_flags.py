@@ -192,13 +192,16 @@ def test_a_flag_that_an_assertion_asks_for_is_named(doctor):
 
 def test_a_trainer_that_does_not_import_is_no_matter_of_flags(doctor, monkeypatch):
     import megatron.training.arguments
+    from megatron_mtp_patches.cli import diagnose
 
+    monkeypatch.setattr(diagnose, "PACKAGES", {"megatron.core.rerun_state_machine": "its-package"})
     monkeypatch.delattr(megatron.training, "arguments")
     monkeypatch.delitem(sys.modules, "megatron.training.arguments")
     monkeypatch.setitem(sys.modules, "megatron.core.rerun_state_machine", None)  # so importing it again fails
     done = doctor("--num-layers 2")
     assert done.code == 2
-    assert "does not import: " in done.err and "`megatron-mtp-patches doctor` names the packages" in done.err
+    assert "does not import: " in done.err
+    assert " (pip install its-package); `megatron-mtp-patches doctor` names the packages" in done.err
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_it_says_which_transformer_engine_fits_and_what_its_python_imports(docto
 def test_a_part_that_cannot_be_imported_has_the_cost_of_a_missing_one(doctor, furnish, rows, tmp_path):
     furnish("wrapt", "triton", "modelopt", "requests")
     found, told = rows(doctor().output)["nvidia-modelopt"]
-    assert found == "present" and told.startswith("does not import without huggingface_hub: no distillation")
+    assert found == "present" and told.startswith("does not import without huggingface-hub: no distillation")
     (tmp_path / "huggingface_hub").mkdir()
     assert rows(doctor().output)["nvidia-modelopt"] == ["present"]
 
@@ -129,4 +129,4 @@ def test_the_trainer_of_megatron_says_which_imports_its_wheel_does_not_ask_for(d
     elif release == "0.19.2":
         assert len(cells) == 1
     else:
-        assert cells[1].startswith("does not import without yaml: no pretrain()")
+        assert cells[1].startswith("does not import without pyyaml: no pretrain()")

@@ -21,7 +21,7 @@ from ..diagnosis import Finding, Settings, check_version, find_defects
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 from .console import make_console
-from .megatron import describe_megatron, find_releases, find_transformer_engine, import_targets
+from .megatron import PACKAGES, describe_megatron, find_releases, find_transformer_engine, import_targets
 from .refusals import flags_left_out, reason
 
 # What --use-checkpoint-args reads from the checkpoint and some defect depends on.
@@ -122,8 +122,10 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
     try:
         from megatron.training import arguments as megatron
     except ImportError as error:
+        package = PACKAGES.get(error.name or "")
         raise UsageError(
-            f"reading flags needs megatron.training, which does not import: {error}; "
+            f"reading flags needs megatron.training, which does not import: {error}"
+            f"{f' (pip install {package})' if package else ''}; "
             "`megatron-mtp-patches doctor` names the packages that it needs"
         ) from error
 

@@ -16,7 +16,7 @@ from ..engine.source import find_file
 from ..rehearsal import LOWEST_TORCH
 from ..rehearsal.transformer_engine import NEEDED
 from .console import make_console
-from .megatron import TRANSFORMER_ENGINE, describe_megatron, find_releases
+from .megatron import PACKAGES, TRANSFORMER_ENGINE, describe_megatron, find_releases
 from .zero_touch import describe_zero_touch
 
 
@@ -150,7 +150,8 @@ def _judge(part: Part, found: str | None, needed: bool, megatron: frozenset[str]
     release = tuple(map(int, re.findall(r"\d+", found)))
     costs = [limit.cost for limit in part.limits if release and limit.is_broken_by(release, megatron)]
     imports = [module for place in ("", *sorted(megatron)) for module in part.imports.get(place, ())]
-    absent = [module for module in imports if importlib.util.find_spec(module) is None]
+    names = PACKAGES | NEEDED
+    absent = [names.get(module, module) for module in imports if importlib.util.find_spec(module) is None]
     costs += [f"does not import without {' and '.join(absent)}: {part.cost}"] if absent else []
     return f"[yellow]{found}[/]" if costs else found, "; ".join(costs)
 
