@@ -10,6 +10,7 @@ from typing import Any
 from . import _engine
 from .catalog import CATALOG
 from .engine import Defect, Patch
+from .engine.source import find_file
 from .engine.state import State
 from .unpatched import UNPATCHED
 
@@ -44,8 +45,8 @@ class Finding:
         text: what it does, in a sentence without a full stop.
         releases: the first and the last release that has it.
         patch: the id of the patch that removes it; None if none does.
-        is_removed: that patch is applied.
-        remedy: what to do if the defect is not removed.
+        is_removed: that patch is applied, or will be as soon as the package that it patches is installed.
+        remedy: what to do if the defect is not removed, or not yet; '' if there is nothing to do.
     """
 
     text: str
@@ -104,6 +105,8 @@ def _judge(defect: Defect, patch: Patch) -> Finding:
         remedy = f"MEGATRON_MTP_PATCHES leaves {patch.id} out"
     elif report.state is State.REFUSED:
         remedy = f"{patch.id} is refused: {report.reason}"
+    elif report.state is State.PENDING and patch.package and not any(map(find_file, patch.modules)):
+        return Finding(defect.text, defect.span, patch.id, True, f"it applies once {patch.package} is installed")
     else:
         remedy = ""
     return Finding(defect.text, defect.span, patch.id, not remedy, remedy)

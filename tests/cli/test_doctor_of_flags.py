@@ -93,9 +93,21 @@ def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release)
     lines = [line for line in done.out.splitlines() if line.startswith("* ")]
     ids = ["exempt-muon-from-clipping", "keep-newton-schulz-scale-invariant"]
     ids += ["count-experts-in-grad-norm"] * (release in UP_TO_0_18)
-    assert [line.rpartition(": removed by ")[2] for line in lines] == ids
+    assert [line.rpartition(": removed by ")[2].partition(";")[0] for line in lines] == ids
     assert done.code == 0
     assert done.out.splitlines()[-1] == f"These flags meet {len(ids)} known defects; the patches remove all."
+
+
+@pytest.mark.parametrize("is_installed", [False, True], ids=["missing", "installed"])
+def test_a_patch_of_a_package_that_is_not_installed_applies_later(doctor, monkeypatch, is_installed):
+    from megatron_mtp_patches import diagnosis
+
+    monkeypatch.setattr(diagnosis, "find_file", lambda module: module if is_installed else None)
+    pending = SimpleNamespace(state=diagnosis.State.PENDING)
+    monkeypatch.setattr(diagnosis, "_engine", SimpleNamespace(report=lambda patch: pending))
+    done = doctor(f"{SMALL} --optimizer muon")
+    later = "removed by keep-newton-schulz-scale-invariant; it applies once emerging-optimizers is installed\n"
+    assert done.code == 0 and (later in done.out) is not is_installed
 
 
 def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):

@@ -245,7 +245,8 @@ def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -
     if decided := decided_by_checkpoint(line):
         say(f"the checkpoint decides {', '.join(decided)} and more: give them as flags, too", "yellow")
     for finding in findings:
-        answer = f"removed by {finding.patch}" if finding.is_removed else f"NOT REMOVED: {finding.remedy}"
+        removed = f"removed by {finding.patch}" + (f"; {finding.remedy}" if finding.remedy else "")
+        answer = removed if finding.is_removed else f"NOT REMOVED: {finding.remedy}"
         say(f"* {finding.text} ({finding.releases}): {answer}", None if finding.is_removed else "red")
     left = sum(not finding.is_removed for finding in findings)
     if not findings:
