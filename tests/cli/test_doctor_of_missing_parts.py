@@ -59,7 +59,7 @@ def test_without_wrapt_it_exits_with_1_and_says_the_same_of_the_rest(doctor, fur
     furnish("triton")
     done = doctor()
     assert done.code == 1 and done.output.startswith("Python ")
-    assert f"like {release}" in done.output and rows(done.output)["wrapt"][0] == "missing"
+    assert f"megatron-core {release} (by its sources)" in done.output and rows(done.output)["wrapt"][0] == "missing"
 
 
 def test_a_megatron_that_lacks_the_triton_that_it_needs_exits_with_1(doctor, furnish, rows, tmp_path, release):

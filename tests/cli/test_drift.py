@@ -69,10 +69,17 @@ def sources(rows):
 def test_the_installed_release_has_no_drift(command, sources, release, site):
     done = command("drift")
     assert (done.code, done.err) == (0, "")
-    assert f"like {release}" in done.out and str(site) in done.out.splitlines()[0]
+    assert f"megatron-core {release} (by its sources)" in done.out and str(site) in done.out.splitlines()[0]
     assert "unknown targets: 0" in done.out
     assert list(sources(done.out)) == list(dict.fromkeys(TARGETS))
     assert all(release in text for text in sources(done.out).values())
+
+
+def test_a_megatron_of_no_known_release_is_called_nearest_to_one(command, release, monkeypatch):
+    from megatron_mtp_patches.cli import megatron
+
+    monkeypatch.setattr(megatron, "fingerprint", lambda edit: "of a fork")
+    assert f"megatron-core nearest to {release} (some of its sources" in command("drift").out.splitlines()[0]
 
 
 def test_each_patch_is_shown_with_its_state_there(command, rows, site, fork):

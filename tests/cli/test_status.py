@@ -27,7 +27,7 @@ def report(command):
 
 def test_status_as_json_has_every_patch_with_its_state_and_targets(report, release):
     assert report["version"] == megatron_mtp_patches.__version__
-    assert f"megatron-core like {release}" in report["megatron"]
+    assert f"megatron-core {release} (by its sources)" in report["megatron"]
     assert report["not_imported"] == {}
     assert [patch["id"] for patch in report["patches"]] == IDS
     for told, patch in zip(report["patches"], CATALOG, strict=True):

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .. import _engine
-from ..engine.fingerprints import KnownSources, open_known_sources
+from ..engine.fingerprints import KnownSources, fingerprint, open_known_sources
 from ..engine.source import find_file
 
 # The TransformerEngine that each release was made for: the commits that Megatron's pyproject.toml pins.
@@ -42,7 +42,10 @@ def describe_megatron() -> str:
     file = find_file("megatron.core")
     if file is None:
         return "megatron-core is not installed (pip install megatron-core, or put a Megatron-LM checkout on PYTHONPATH)"
-    return f"megatron-core like {_nearest_release()}, in {file.parent}"
+    nearest = _nearest_release()
+    if _is_known():
+        return f"megatron-core {nearest} (by its sources), in {file.parent}"
+    return f"megatron-core nearest to {nearest} (some of its sources are of no known release), in {file.parent}"
 
 
 def find_releases() -> frozenset[str]:
@@ -60,6 +63,13 @@ def find_transformer_engine(releases: frozenset[str]) -> tuple[str | None, bool]
 def known_sources() -> KnownSources:
     """The known releases. They are read without the installer, which needs wrapt: `doctor` says if that is there."""
     return open_known_sources(Path(_engine.table_file), (*_engine.base, *_engine.catalog))
+
+
+def _is_known() -> bool:
+    """Whether each function that the patches compare is, in this Megatron, that of some known release."""
+    known = known_sources()
+    edits = (edit for patch in _engine.catalog if not patch.package for edit in patch.edits if edit.check_source)
+    return all(known.releases_with(edit.target, fingerprint(edit)) for edit in edits)
 
 
 def _nearest_release() -> str:
