@@ -33,7 +33,9 @@ def test_the_table_of_status_has_a_line_for_each_and_the_reason_once(forked_comm
     done = forked_command("status", first=[broken_megatron])
     assert done.code == 1
     assert done.output.count("refused") >= len(CATALOG)
-    (line,) = (line for line in done.output.splitlines() if line.startswith("could not import "))
+    lines = done.output.splitlines()
+    (line,) = (line for line in lines if line.startswith("could not import "))
+    assert lines.index(line) < min(lines.index(one) for one in lines if " (refused): " in one)
     assert "megatron.core.optimizer" in line and "No module named 'no_such_part'" in line
 
 

@@ -88,7 +88,14 @@ def test_the_table_of_status_says_the_same_as_json(command, report):
             " ".join(patch["upstream"]),
             "-" if patch["state"] == "native" else done,
         ]
-        assert f"{patch['id']}: {patch['reason']}" in lines
+        is_told = [line.endswith(f"({patch['state']}): {patch['reason']}") and patch["id"] in line for line in lines]
+        assert any(is_told) is (patch["state"] not in ("applied", "repaired", "native"))
+
+
+def test_patches_that_are_left_out_share_a_line(command, monkeypatch):
+    monkeypatch.setenv("MEGATRON_MTP_PATCHES", "-detach-mtp-heads,-floor-clip-coefficient")
+    megatron_mtp_patches.revert()
+    assert "detach-mtp-heads, floor-clip-coefficient (disabled): left out" in command("status").out.splitlines()
 
 
 @pytest.mark.parametrize("patch", CATALOG, ids=IDS)

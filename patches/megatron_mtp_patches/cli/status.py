@@ -10,6 +10,7 @@ from operator import attrgetter
 from rich.table import Column, Table
 
 from .. import __version__, apply, rehearsal, status
+from ..engine.report import Report
 from ..engine.state import State, TargetState
 from ..rehearsal import transformer_engine
 from .console import make_console
@@ -23,6 +24,7 @@ STYLES = {
     State.PENDING: "yellow",
     State.REFUSED: "red",
 }
+SELF_EXPLAINING = (State.APPLIED, State.REPAIRED, State.NATIVE)
 
 
 def show_status(as_json: bool) -> int:
@@ -53,25 +55,38 @@ def show_status(as_json: bool) -> int:
         console.print(f"zero-touch: {describe_zero_touch()}", soft_wrap=True)
         if is_rehearsal:
             console.print("TransformerEngine has no kernels here: this is the state in a rehearsal", soft_wrap=True)
-        titles = ("patch", "state", "upstream", "targets")
-        table = Table(*(Column(title, no_wrap=title != "upstream", overflow="fold") for title in titles))
-        for report in reports:
-            states = list(report.targets.values())
-            here = len(states) - states.count(TargetState.ABSENT)
-            done = f"{states.count(TargetState.APPLIED)} of {here}" if TargetState.UNTOUCHED not in states else "-"
-            state = f"[{STYLES.get(report.state, 'dim')}]{report.state}[/]"
-            table.add_row(report.id, state, " ".join(report.upstream), done)
-        console.print(table)
-        for report in reports:
-            console.print(f"{report.id}: {report.reason}", soft_wrap=True)
-        for target in overwritten:
-            text = f"{target} was changed by {_find_library(target)} after the patches"
-            console.print(text, style="red", soft_wrap=True)
+        console.print(_make_table(reports))
         for reason in dict.fromkeys(failures.values()):
             modules = ", ".join(module for module in failures if failures[module] == reason)
             console.print(f"could not import {modules}: {reason}", style="yellow", soft_wrap=True)
+        for line in _reasons(reports):
+            console.print(line, soft_wrap=True)
+        for target in overwritten:
+            text = f"{target} was changed by {_find_library(target)} after the patches"
+            console.print(text, style="red", soft_wrap=True)
     is_pending = any(state is TargetState.PENDING for _, state in targets)
     return int(bool(overwritten) or is_pending or any(report.state is State.REFUSED for report in reports))
+
+
+def _make_table(reports: list[Report]) -> Table:
+    titles = ("patch", "state", "upstream", "targets")
+    table = Table(*(Column(title, no_wrap=title != "upstream", overflow="fold") for title in titles))
+    for report in reports:
+        states = list(report.targets.values())
+        here = len(states) - states.count(TargetState.ABSENT)
+        done = f"{states.count(TargetState.APPLIED)} of {here}" if TargetState.UNTOUCHED not in states else "-"
+        state = f"[{STYLES.get(report.state, 'dim')}]{report.state}[/]"
+        table.add_row(report.id, state, " ".join(report.upstream), done)
+    return table
+
+
+def _reasons(reports: list[Report]) -> list[str]:
+    """A line for each reason why patches are pending, disabled or refused; the other states say it themselves."""
+    ids: dict[tuple[State, str], list[str]] = {}
+    for report in reports:
+        if report.state not in SELF_EXPLAINING:
+            ids.setdefault((report.state, report.reason), []).append(report.id)
+    return [f"{', '.join(names)} ({state}): {reason}" for (state, reason), names in sorted(ids.items())]
 
 
 def _find_library(target: str) -> str:
