@@ -4,6 +4,7 @@ import argparse
 import enum
 
 import pytest
+from megatron_mtp_patches.cli import megatron
 from megatron_mtp_patches.rehearsal import megatron_flags, transformer_engine
 from megatron_mtp_patches.rehearsal.megatron_flags import (
     RehearsalRefusal,
@@ -104,7 +105,7 @@ def test_a_plain_command_line_is_not_refused():
 @pytest.mark.parametrize(
     "dest, value, named",
     [
-        ("transformer_impl", "transformer_engine", "--transformer-impl transformer_engine: say local, or install"),
+        ("transformer_impl", "transformer_engine", "--transformer-impl transformer_engine: use `local`, or install"),
         ("use_precision_aware_optimizer", True, "--use-precision-aware-optimizer: leave it out, or install"),
         ("attention_backend", Backend.flash, "--attention-backend flash: "),
         ("fp8", "hybrid", "--fp8-format hybrid: "),
@@ -126,6 +127,17 @@ def test_the_error_names_the_flag_that_needs_a_gpu(dest, value, named, monkeypat
     assert named in str(refusal.value)
 
 
+@pytest.mark.parametrize("version, pin", [("2.16.1", "==2.16.1"), (None, "")])
+def test_the_advice_names_the_transformer_engine_that_the_release_was_made_for(monkeypatch, version, pin):
+    monkeypatch.setattr(megatron, "find_transformer_engine", lambda releases: (version, False))
+    with pytest.raises(RehearsalRefusal) as refusal:
+        refuse(argparse.Namespace(transformer_impl="transformer_engine"))
+    assert str(refusal.value).endswith(
+        f"use `local`, or install its Python: `pip install --no-deps transformer-engine{pin}`, and "
+        f"`pip install '.[te]'` in a clone of megatron_mtp_patches."
+    )
+
+
 @with_its_python
 def test_with_transformer_engine_its_layers_and_optimizer_are_accepted():
     given = {"transformer_impl": "transformer_engine", "tensor_model_parallel_size": 2}
@@ -136,11 +148,14 @@ def test_with_transformer_engine_its_layers_and_optimizer_are_accepted():
 @pytest.mark.parametrize(
     "given, named",
     [
-        ({"transformer_impl": "inference_optimized"}, "--transformer-impl inference_optimized: say transformer_engine"),
-        ({"attention_backend": Backend.flash}, "--attention-backend flash: say auto, fused or unfused"),
+        (
+            {"transformer_impl": "inference_optimized"},
+            "--transformer-impl inference_optimized: use `transformer_engine`",
+        ),
+        ({"attention_backend": Backend.flash}, "--attention-backend flash: use `auto`, `fused` or `unfused`"),
         ({"fp8": "hybrid"}, "--fp8-format hybrid: "),
         ({"cuda_graph_impl": "local"}, "--cuda-graph-impl local: CUDA graphs"),
-        ({"tensor_model_parallel_size": 2}, "leave it out, or say --transformer-impl transformer_engine"),
+        ({"tensor_model_parallel_size": 2}, "leave it out, or use `--transformer-impl transformer_engine"),
     ],
 )
 def test_with_transformer_engine_flags_that_need_a_gpu_are_still_refused(given, named, monkeypatch):

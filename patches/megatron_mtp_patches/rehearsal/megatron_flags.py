@@ -89,9 +89,9 @@ _REFUSALS = (
     _Refusal("use_sharp", _given, _NCCL),
     _Refusal("nccl_communicator_config_path", _given, _NCCL),
     _Refusal("high_priority_stream_groups", _given, _NCCL),
-    _Refusal("moe_token_dispatcher_type", _other_than("allgather", "alltoall"), "it needs DeepEP: say alltoall"),
+    _Refusal("moe_token_dispatcher_type", _other_than("allgather", "alltoall"), "it needs DeepEP: use `alltoall`"),
     _Refusal("moe_enable_deepep", _given, "DeepEP needs a GPU: leave it out"),
-    _Refusal("refit_method", _other_than("gloo", "nccl"), "there is no NVSHMEM on a CPU: say gloo"),
+    _Refusal("refit_method", _other_than("gloo", "nccl"), "there is no NVSHMEM on a CPU: use `gloo`"),
     _Refusal("record_memory_history", _given, "there is no GPU memory to record: leave it out"),
 )
 
@@ -145,7 +145,7 @@ def refuse(args: argparse.Namespace) -> None:
     has_norm = importlib.util.find_spec("apex") if is_local else with_transformer_engine()
     if getattr(args, "sequence_parallel", False) and tensor_parallel and not has_norm:
         instead = (
-            "say --transformer-impl transformer_engine"
+            "use `--transformer-impl transformer_engine`"
             if with_transformer_engine()
             else transformer_engine.installation_advice()
         )
@@ -159,15 +159,19 @@ def refuse(args: argparse.Namespace) -> None:
 def _transformer_engine_refusals() -> tuple[_Refusal, ...]:
     if with_transformer_engine():
         return (
-            _Refusal("transformer_impl", _other_than("local", "transformer_engine"), "say transformer_engine or local"),
             _Refusal(
-                "attention_backend", _other_than("auto", "fused", "unfused", "local"), "say auto, fused or unfused"
+                "transformer_impl", _other_than("local", "transformer_engine"), "use `transformer_engine` or `local`"
+            ),
+            _Refusal(
+                "attention_backend",
+                _other_than("auto", "fused", "unfused", "local"),
+                "use `auto`, `fused` or `unfused`",
             ),
         )
     instead = transformer_engine.installation_advice()
     return (
-        _Refusal("transformer_impl", _other_than("local"), f"say local, or {instead}"),
-        _Refusal("attention_backend", _other_than("unfused", "local", "auto"), f"say unfused, or {instead}"),
+        _Refusal("transformer_impl", _other_than("local"), f"use `local`, or {instead}"),
+        _Refusal("attention_backend", _other_than("unfused", "local", "auto"), f"use `unfused`, or {instead}"),
         _Refusal("use_precision_aware_optimizer", _given, f"leave it out, or {instead}"),
     )
 

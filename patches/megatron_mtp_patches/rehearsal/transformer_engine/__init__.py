@@ -6,7 +6,7 @@ round once, so their numbers agree with those of plain torch, and not bit for bi
 userbuffers and NVSHMEM raise a NotImplementedError that names them when they are called.
 
 The layer is on if `transformer_engine` can be imported, everything that its Python imports is installed, and the
-extension is not: `pip install --no-deps transformer-engine==VERSION` and `pip install megatron-mtp-patches[te]`.
+extension is not: `pip install --no-deps transformer-engine==VERSION` and, in a clone, `pip install '.[te]'`.
 """
 
 from __future__ import annotations
@@ -56,10 +56,21 @@ def version() -> str:
 def installation_advice() -> str:
     """Say what to install so that this layer is on, as the second half of a sentence."""
     if not has_python():
-        return "install its Python: pip install --no-deps transformer-engine, and megatron-mtp-patches[te]"
+        package = "transformer-engine" + (f"=={fitting}" if (fitting := _fitting_version()) else "")
+        return (
+            f"install its Python: `pip install --no-deps {package}`, and `pip install '.[te]'` in a clone of "
+            f"megatron_mtp_patches"
+        )
     if missing():
         return f"install what its Python imports: pip install {' '.join(missing())}"
     return "use an environment without transformer_engine_torch, which needs a GPU"
+
+
+def _fitting_version() -> str | None:
+    """The version that the installed Megatron was made for, if that is known."""
+    from ...cli.megatron import find_releases, find_transformer_engine
+
+    return find_transformer_engine(find_releases())[0]
 
 
 def available() -> bool:
