@@ -22,7 +22,7 @@ def test_the_recipe_gives_heads_with_an_accepted_length(train, run_shown, datase
     train(*SMALL, "--save", str(base), heads=())
     flags = [{"BASE": str(base), "HEADS": str(heads)}.get(word, word) for word in flags]
     given = [*ARGUMENTS, *SMALL, *flags, "--data-path", str(dataset)]
-    doctor, verified = run_shown(shown("recipe-check"), {"FLAGS": given})
+    doctor, verified = run_shown(f'FLAGS="{" ".join(given)}"\n' + shown("recipe-check"), {})
     assert "known defect" in doctor and "unknown to Megatron" not in doctor
     assert re.search(r"has left \d+ tensors of the main model as they were, to the bit", verified)
     lines, output = train(*SMALL, *flags, heads=())
