@@ -19,7 +19,7 @@ VARIABLE = "MEGATRON_MTP_PATCHES"
 FILE = "megatron_mtp_patches_zero_touch.pth"
 
 # It must do without the package, which may be uninstalled before it; and leave alone whoever has no use for Megatron.
-_START = f"""
+_START = """
 try:
     import megatron_mtp_patches
 except Exception as error:
@@ -30,8 +30,9 @@ except Exception as error:
         def find_spec(name, path=None, target=None):
             if name == "megatron.core" and "megatron_mtp_patches" not in sys.modules:
                 raise RuntimeError(
-                    f"{VARIABLE} is set, but the import of megatron_mtp_patches failed: {{type(cause).__name__}}: "
-                    f"{{cause}}. Correct the variable or unset it, or install the package in {{sys.prefix}}"
+                    "MEGATRON_MTP_PATCHES is set, but the import of megatron_mtp_patches failed: "
+                    f"{type(cause).__name__}: {cause}. Correct the variable or unset it, or install the package in "
+                    f"{sys.prefix}"
                 ) from cause
     sys.meta_path.insert(0, Guard)
 """
