@@ -34,7 +34,7 @@ class SkipCounter(NamedTuple):
         if excess is None:
             return self
         total = self.total + 1
-        is_over = "is no number, which fails" if math.isnan(excess.norm) else "is over"
+        is_over = "is not a number, which fails" if math.isnan(excess.norm) else "is over"
         text = self.warning.format(
             norm=f"{excess.norm:.6g}", is_over=is_over, threshold=f"{excess.threshold:g}", total=total
         )

@@ -105,7 +105,7 @@ def diagnose(*settings: object, transformer_engine: str | None = None) -> list[F
 
     Raises:
         TypeError: `settings` has something else than objects with settings as attributes, or nothing.
-        ValueError: `transformer_engine` is no version.
+        ValueError: `transformer_engine` is not a version.
     """
     from .diagnosis import diagnose as find
 

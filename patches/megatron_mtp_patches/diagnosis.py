@@ -57,9 +57,9 @@ class Finding:
 
 
 def check_version(version: object) -> None:
-    """Raise ValueError if this is no version as 2.16.1 or 2.17.0.dev0+abc."""
+    """Raise ValueError if this is not a version as 2.16.1 or 2.17.0.dev0+abc."""
     if not isinstance(version, str) or not re.fullmatch(r"\d+(\.\d+)+(\.?(dev|post|rc|a|b)\d*)*(\+[\w.]+)?", version):
-        raise ValueError(f"{version!r} is no version of TransformerEngine: write it as '2.16.1'")
+        raise ValueError(f"{version!r} is not a version of TransformerEngine: write it as '2.16.1'")
 
 
 def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[Finding]:
@@ -67,7 +67,7 @@ def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[
 
     Raises:
         TypeError: a source is no object with settings as attributes, or there is none.
-        ValueError: `transformer_engine` is no version.
+        ValueError: `transformer_engine` is not a version.
     """
     sources = tuple(sources)
     wrong = [one for one in sources if one is None or isinstance(one, (type, Mapping, list, tuple, str))]

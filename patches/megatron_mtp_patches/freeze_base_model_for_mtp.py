@@ -31,7 +31,7 @@ _MEGATRON_FSDP = ("FullyShardedDataParallel", "FullyShardedDataParallelV1", "Ful
 
 PATCH = Patch(
     id="freeze-base-model-for-mtp",
-    summary="Train the MTP heads alone; the main model runs without gradients and keeps its bits",
+    summary="Train the MTP heads alone; the main model runs without gradients and stays bit-identical",
     upstream=(
         PullRequest(7021),
         PullRequest(4785, native_since="0.19.0"),

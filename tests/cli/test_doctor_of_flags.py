@@ -85,7 +85,7 @@ def test_a_version_that_is_none_is_wrong_usage(doctor):
     assert doctor(SMALL, "--te", "2.13junk").code == 2
     assert doctor(SMALL, "--te", "2.17.0.dev0+abc").code == 0
     done = doctor(SMALL, "--te", "newest")
-    assert done.code == 2 and "--te: 'newest' is no version of TransformerEngine: write it as '2.16.1'" in done.err
+    assert done.code == 2 and "--te: 'newest' is not a version of TransformerEngine: write it as '2.16.1'" in done.err
 
 
 def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release):
@@ -318,5 +318,5 @@ def test_what_is_no_configuration_is_refused(settings):
 def test_what_is_no_version_is_refused(version):
     import megatron_mtp_patches
 
-    with pytest.raises(ValueError, match="is no version of TransformerEngine"):
+    with pytest.raises(ValueError, match="is not a version of TransformerEngine"):
         megatron_mtp_patches.diagnose(SimpleNamespace(), transformer_engine=version)

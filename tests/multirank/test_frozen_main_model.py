@@ -1,4 +1,4 @@
-"""Heads trained alone: the main model keeps its bits, and the heads train as over a main model that is put back."""
+"""Heads trained alone: the main model stays bit-identical; the heads train as over a main model that is put back."""
 
 from functools import partial
 from typing import NamedTuple

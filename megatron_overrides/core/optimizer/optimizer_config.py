@@ -19,7 +19,7 @@ def check_settings(settings: Any) -> None:
     limit = getattr(settings, "mtp_clip_grad", None)
     if limit is not None and not (isinstance(limit, (int, float)) and limit >= 0.0):
         raise ValueError(
-            f"{spell('mtp_clip_grad')} {limit!r} is no norm to clip to: give a positive number, 0 to clip no MTP "
+            f"{spell('mtp_clip_grad')} {limit!r} is not a norm to clip to: give a positive number, 0 to clip no MTP "
             f"gradient, or leave it out to use clip_grad"
         )
     named_groups(settings)
@@ -32,7 +32,7 @@ def _check_coefficient(settings: Any) -> None:
         return
     if not isinstance(least, (int, float)) or not 0.0 < least < 1.0:
         raise ValueError(
-            f"{spell('min_clip_coefficient')} {least!r} is no factor to scale gradients down by: give a number "
+            f"{spell('min_clip_coefficient')} {least!r} is not a factor to scale gradients down by: give a number "
             f"between 0 and 1, or leave it out to clip by any factor"
         )
     limits = [getattr(settings, name, None) or 0.0 for name in ("clip_grad", "mtp_clip_grad")]
@@ -46,7 +46,7 @@ def _check_coefficient(settings: Any) -> None:
 def _check_threshold(name: str, threshold: Any, settings: Any) -> None:
     if not isinstance(threshold, (int, float)) or not threshold > 0.0:
         raise ValueError(
-            f"{spell(name)} {threshold!r} would skip every update or is no number: give a positive number, or leave "
+            f"{spell(name)} {threshold!r} would skip every update or is not a number: give a positive number, or leave "
             f"it out to skip none"
         )
     if math.isfinite(threshold) and getattr(settings, "optimizer_cuda_graph", False):

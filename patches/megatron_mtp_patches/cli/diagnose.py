@@ -64,7 +64,7 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
 
     Raises:
         PatchError: Megatron is not installed.
-        UsageError: `transformer_engine` is no version, Megatron's trainer is missing, or the flags are refused.
+        UsageError: `transformer_engine` is not a version, Megatron's trainer is missing, or the flags are refused.
     """
     if transformer_engine is not None:
         try:

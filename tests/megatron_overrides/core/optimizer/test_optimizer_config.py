@@ -16,7 +16,7 @@ def test_the_default_is_to_skip_nothing():
 
 @pytest.mark.parametrize("threshold", [0.0, -1.0, math.nan, None, "5"])
 def test_a_threshold_that_would_skip_every_update_is_refused(threshold):
-    with pytest.raises(ValueError, match="--grad-norm-skip-threshold .* would skip every update or is no number"):
+    with pytest.raises(ValueError, match="--grad-norm-skip-threshold .* would skip every update or is not a number"):
         OptimizerConfig(grad_norm_skip_threshold=threshold)
 
 
@@ -44,7 +44,7 @@ def test_the_heads_have_no_limits_of_their_own_by_default():
 
 @pytest.mark.parametrize("limit", [-1.0, math.nan, "5"])
 def test_a_limit_that_is_no_norm_is_refused(limit):
-    with pytest.raises(ValueError, match="--mtp-clip-grad .* is no norm to clip to"):
+    with pytest.raises(ValueError, match="--mtp-clip-grad .* is not a norm to clip to"):
         OptimizerConfig(mtp_clip_grad=limit)
-    with pytest.raises(ValueError, match="--mtp-grad-norm-skip-threshold .* would skip every update or is no number"):
+    with pytest.raises(ValueError, match="--mtp-grad-norm-skip-threshold .* every update or is not a number"):
         OptimizerConfig(mtp_grad_norm_skip_threshold=limit)
