@@ -78,7 +78,7 @@ def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[
         )
     if transformer_engine is not None:
         check_version(transformer_engine)
-    from .cli.megatron import find_releases, find_transformer_engine
+    from .installed_megatron import find_releases, find_transformer_engine
 
     releases = find_releases()
     if transformer_engine is None:

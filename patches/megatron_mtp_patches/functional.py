@@ -249,7 +249,7 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
         StepDecision: `skips_update`, and `skips_mtp` if only the update of the MTP heads is skipped.
 
     Raises:
-        ValueError: a setting of `config` is no number, or would skip every update; or no rank has a parameter of a
+        ValueError: a setting of `config` is not a number, or would skip every update; or no rank has a parameter of a
             group in `config.grad_norm_group`, or of the MTP heads, for which `config` has a setting.
     """
     from megatron_overrides.core.optimizer.optimizer_config import check_settings

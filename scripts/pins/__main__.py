@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.cli.megatron import known_sources
 from megatron_mtp_patches.engine.compatibility import decide
 from megatron_mtp_patches.engine.fingerprints import fingerprint
 from megatron_mtp_patches.engine.state import State
+from megatron_mtp_patches.installed_megatron import known_sources
 
 from scripts.common.arguments import make_parser
 from scripts.common.process import ROOT, run_or_exit

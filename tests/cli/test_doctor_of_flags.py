@@ -68,13 +68,13 @@ def test_experts_that_are_split_over_other_ranks_than_dense_layers(defects, rele
 def test_without_transformer_engine_it_is_the_one_that_the_release_was_made_for(doctor, release, monkeypatch):
     """Also for configurations: what depends on the version is found in both ways."""
     import megatron_mtp_patches
-    from megatron_mtp_patches.cli import megatron
+    from megatron_mtp_patches import installed_megatron
 
     def absent(name):
-        raise megatron.metadata.PackageNotFoundError(name)
+        raise installed_megatron.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(megatron.metadata, "version", absent)
-    made_for = megatron.TRANSFORMER_ENGINE[release]
+    monkeypatch.setattr(installed_megatron.metadata, "version", absent)
+    made_for = installed_megatron.TRANSFORMER_ENGINE[release]
     assert f"TransformerEngine {made_for} (not installed; this release was made for it)" in doctor(EXPERTS).out
     run = SimpleNamespace(num_moe_experts=8, tensor_model_parallel_size=2, moe_grouped_gemm=True)
     found = [finding.patch for finding in megatron_mtp_patches.diagnose(run)]
@@ -283,9 +283,10 @@ def test_without_the_trainer_flags_cannot_be_read(command, monkeypatch):
 
 
 def test_without_megatron_it_says_what_to_install_as_status_does(command, monkeypatch):
-    from megatron_mtp_patches.cli import diagnose, megatron
+    from megatron_mtp_patches import installed_megatron
+    from megatron_mtp_patches.cli import diagnose
 
-    for module in (diagnose, megatron):
+    for module in (diagnose, installed_megatron):
         monkeypatch.setattr(module, "find_file", lambda name: None)
     done = command("doctor", "--", "--num-layers", "4")
     assert done.code == 1 and "megatron-core is not installed (pip install megatron-core, or" in done.err

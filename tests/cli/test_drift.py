@@ -6,9 +6,9 @@ import os
 import shutil
 
 import pytest
-from megatron_mtp_patches import _engine
+from megatron_mtp_patches import _engine, installed_megatron
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.cli import drift, megatron
+from megatron_mtp_patches.cli import drift
 from megatron_mtp_patches.engine.fingerprints import KnownSources
 from megatron_mtp_patches.engine.source import find_file
 
@@ -76,9 +76,7 @@ def test_the_installed_release_has_no_drift(command, sources, release, site):
 
 
 def test_a_megatron_of_no_known_release_is_called_nearest_to_one(command, release, monkeypatch):
-    from megatron_mtp_patches.cli import megatron
-
-    monkeypatch.setattr(megatron, "fingerprint", lambda edit: "of a fork")
+    monkeypatch.setattr(installed_megatron, "fingerprint", lambda edit: "of a fork")
     assert f"megatron-core nearest to {release} (some of its sources" in command("drift").out.splitlines()[0]
 
 
@@ -143,7 +141,7 @@ def test_against_a_folder_without_megatron_is_wrong_usage(command, tmp_path):
 
 @pytest.mark.parametrize("words", [["drift"], ["drift", "--against", "0.18.2"]], ids=" ".join)
 def test_without_a_megatron_there_is_nothing_to_compare(command, monkeypatch, words):
-    for module in (drift, megatron):
+    for module in (drift, installed_megatron):
         monkeypatch.setattr(module, "find_file", lambda name: None)
     done = command(*words)
     assert done.code == 1

@@ -4,7 +4,7 @@ import argparse
 import enum
 
 import pytest
-from megatron_mtp_patches.cli import megatron
+from megatron_mtp_patches import installed_megatron
 from megatron_mtp_patches.rehearsal import megatron_flags, transformer_engine
 from megatron_mtp_patches.rehearsal.megatron_flags import (
     RehearsalRefusal,
@@ -129,7 +129,7 @@ def test_the_error_names_the_flag_that_needs_a_gpu(dest, value, named, monkeypat
 
 @pytest.mark.parametrize("version, pin", [("2.16.1", "==2.16.1"), (None, "")])
 def test_the_advice_names_the_transformer_engine_that_the_release_was_made_for(monkeypatch, version, pin):
-    monkeypatch.setattr(megatron, "find_transformer_engine", lambda releases: (version, False))
+    monkeypatch.setattr(installed_megatron, "find_transformer_engine", lambda releases: (version, False))
     with pytest.raises(RehearsalRefusal) as refusal:
         refuse(argparse.Namespace(transformer_impl="transformer_engine"))
     assert str(refusal.value).endswith(

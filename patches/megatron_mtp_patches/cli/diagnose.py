@@ -20,8 +20,8 @@ from .. import apply, rehearsal
 from ..diagnosis import Finding, Settings, check_version, find_defects
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
+from ..installed_megatron import PACKAGES, describe_megatron, find_releases, find_transformer_engine, import_targets
 from .console import make_console
-from .megatron import PACKAGES, describe_megatron, find_releases, find_transformer_engine, import_targets
 from .refusals import flags_left_out, reason
 
 # What --use-checkpoint-args reads from the checkpoint and some defect depends on.

@@ -13,10 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from rich.table import Table
 
 from ..engine.source import find_file
+from ..installed_megatron import PACKAGES, TRANSFORMER_ENGINE, describe_megatron, find_releases
 from ..rehearsal import LOWEST_TORCH
 from ..rehearsal.transformer_engine import NEEDED
 from .console import make_console
-from .megatron import PACKAGES, TRANSFORMER_ENGINE, describe_megatron, find_releases
 from .zero_touch import describe_zero_touch
 
 

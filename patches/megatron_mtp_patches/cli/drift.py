@@ -16,8 +16,8 @@ from ..engine.compatibility import decide
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint, package_of
 from ..engine.new_release import add_release, write_known_sources
 from ..engine.source import find_file
+from ..installed_megatron import describe_megatron, known_sources
 from .console import make_console
-from .megatron import describe_megatron, known_sources
 
 
 def show_drift(

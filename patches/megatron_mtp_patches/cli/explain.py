@@ -13,8 +13,8 @@ from ..engine import AddField, AddFlag, Patch
 from ..engine.declare import Edit
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
 from ..engine.state import State
+from ..installed_megatron import describe_megatron, import_targets, known_sources
 from .console import make_console
-from .megatron import describe_megatron, import_targets, known_sources
 
 
 def explain(patch_id: str) -> int:

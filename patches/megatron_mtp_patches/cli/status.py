@@ -12,9 +12,9 @@ from rich.table import Column, Table
 from .. import __version__, apply, rehearsal, status
 from ..engine.report import Report
 from ..engine.state import State, TargetState
+from ..installed_megatron import describe_megatron, import_targets
 from ..rehearsal import transformer_engine
 from .console import make_console
-from .megatron import describe_megatron, import_targets
 from .zero_touch import describe_zero_touch
 
 STYLES = {

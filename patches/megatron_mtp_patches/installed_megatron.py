@@ -1,4 +1,4 @@
-"""What the commands have in common: the Megatron that an import would find."""
+"""The Megatron that an import would find: where it lies, which release it is like, what that release was made for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 
-from .. import _engine
-from ..engine.fingerprints import KnownSources, fingerprint, open_known_sources
-from ..engine.source import find_file
+from . import _engine
+from .engine.fingerprints import KnownSources, fingerprint, open_known_sources
+from .engine.source import find_file
 
 # The TransformerEngine that each release was made for: the commits that Megatron's pyproject.toml pins.
 TRANSFORMER_ENGINE = {"0.16.1": "2.12.0", "0.17.1": "2.14.1", "0.18.2": "2.16.1", "0.19.2": "2.17.1"}
