@@ -9,6 +9,8 @@ from megatron_overrides.support.grad_norms import GradNorms
 from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP, Group, clip_limit, named_groups, separate_groups
 from megatron_overrides.support.settings import spell
 
+_OF_HEADS = ("mtp_clip_grad", "mtp_grad_norm_skip_threshold")
+
 
 class Excess(NamedTuple):
     """A gradient norm that is larger than its skip threshold, or NaN."""
@@ -56,6 +58,20 @@ def needs_norms(config: Any) -> bool:
     """Whether anything in a step depends on the norms: clipping, or a finite threshold."""
     limits = (clip_limit(config, group) for group in (None, *separate_groups(config)))
     return max(limits) > 0.0 or reads_norms(config)
+
+
+def check_heads_are_tagged(norms: GradNorms, config: Any) -> None:
+    """Check the configuration of a trainer that tags the MTP heads itself.
+
+    Raises:
+        TypeError: `config` has no setting of an optimizer.
+        ValueError: it has a setting for MTP heads, and no rank has a parameter that is tagged as theirs.
+    """
+    if not any(hasattr(config, name) for name in ("clip_grad", "grad_norm_skip_threshold", *_OF_HEADS)):
+        raise TypeError(f"give the configuration of the optimizer, optimizer.config, not a {type(config).__name__}")
+    for name in _OF_HEADS:
+        if getattr(config, name, None) is not None and MTP_GRAD_NORM_GROUP not in norms.total:
+            raise ValueError(f"config.{name} needs tagged MTP heads: call tag(model, optimizer) after both are built")
 
 
 def decide(norms: GradNorms, config: Any) -> StepDecision:

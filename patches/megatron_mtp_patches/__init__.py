@@ -194,7 +194,7 @@ def verify(model: Module | Sequence[Module], optimizer: object, forward_backward
 
     Raises:
         PatchError: the patches have been taken out by `revert()`, or `forward_backward` calls `optimizer.step`.
-        TypeError: `optimizer` is no optimizer of Megatron.
+        TypeError: `optimizer` is no optimizer of Megatron, or `forward_backward` cannot be called.
     """
     from importlib import import_module
 

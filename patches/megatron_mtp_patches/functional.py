@@ -177,7 +177,12 @@ def is_mtp_parameter(name: str) -> bool:
 
     Args:
         name: of `model.named_parameters()`, of any wrapper of the model, or of its state dict.
+
+    Raises:
+        TypeError: `name` is not a string.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"is_mtp_parameter takes a name of model.named_parameters(), not a {type(name).__name__}")
     return "mtp" in name.split(".")[:-1]
 
 
@@ -251,14 +256,15 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
     Raises:
         ValueError: a setting of `config` is not a number, or would skip every update; or no rank has a parameter of a
             group in `config.grad_norm_group`, or of the MTP heads, for which `config` has a setting.
+        TypeError: `norms` is no GradNorms, or `config` has none of an optimizer's settings.
     """
     from megatron_overrides.core.optimizer.optimizer_config import check_settings
-    from megatron_overrides.support.step_decision import decide
+    from megatron_overrides.support.grad_norms import check_norms
+    from megatron_overrides.support.step_decision import check_heads_are_tagged, decide
 
+    check_norms(norms)
+    check_heads_are_tagged(norms, config)
     check_settings(config)
-    for name in ("mtp_clip_grad", "mtp_grad_norm_skip_threshold"):
-        if getattr(config, name, None) is not None and "mtp" not in norms.total:
-            raise ValueError(f"config.{name} needs tagged MTP heads: call tag(model, optimizer) after both are built")
     return decide(norms, config)
 
 
@@ -274,20 +280,22 @@ def clip(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None)
         decision: of `decide`; None for an update of everything. With `skips_update` nothing is clipped.
     """
     from megatron_overrides.core.optimizer.optimizer import limit_gradients
+    from megatron_overrides.support.grad_norms import check_norms
     from megatron_overrides.support.step_decision import StepDecision
 
+    check_norms(norms)
     limit_gradients(optimizer, norms, decision or StepDecision())
 
 
 def update(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None) -> bool:
-    """Update the parameters after `clip`, or skip the update; returns whether they were updated.
+    """Update the parameters after `clip`, or skip the update; the arguments are those of `clip`.
 
-    Args:
-        optimizer: as for `clip`.
-        norms: of `grad_norms`.
-        decision: as for `clip`.
+    Returns:
+        Whether the parameters were updated.
     """
     from megatron_overrides.core.optimizer.optimizer import update
+    from megatron_overrides.support.grad_norms import check_norms
     from megatron_overrides.support.step_decision import StepDecision
 
+    check_norms(norms)
     return update(optimizer, norms, decision or StepDecision())

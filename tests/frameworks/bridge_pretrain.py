@@ -86,7 +86,8 @@ def main(folder, iterations, *settings):
         path, _, value = setting.partition("=")
         group, _, field = path.partition(".")
         if not hasattr(getattr(configuration, group, None), field):
-            raise AttributeError(f"{setting}: the configuration has no {path}")
+            others = [name for name in vars(configuration) if hasattr(getattr(configuration, name), field)]
+            raise AttributeError(f"{setting}: there is no {path}, but {[f'{name}.{field}' for name in others]}")
         setattr(getattr(configuration, group), field, read_value(value))
     pretrain(configuration, forward_step)
 

@@ -79,10 +79,12 @@ def test_a_step_that_would_update_is_an_error_and_changes_nothing(make):
     training.step(0)
 
 
-def test_arguments_in_the_wrong_order_are_an_error(make):
+def test_wrong_arguments_are_an_error(make):
     training = make()
     with pytest.raises(TypeError, match="no optimizer of Megatron"):
         megatron_mtp_patches.verify(training.optimizer, training.model, lambda: None)
+    with pytest.raises(TypeError, match="give a function that runs a step"):
+        megatron_mtp_patches.verify(training.model, training.optimizer, training.run_schedule(0))
 
 
 def test_training_goes_on_with_the_main_loss(make):

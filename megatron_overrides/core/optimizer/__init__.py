@@ -55,8 +55,8 @@ def _check_places(of_optimizer: Any, of_model: Any) -> None:
             # Some of them are fields of newer releases, without the mark.
             if fields[name].metadata.get("added_in_place") or "mtp" in name or "grad_norm" in name:
                 raise ValueError(
-                    f"{spell(name)} is set on a {type(config).__name__}, where nothing reads it: it is a field of the "
-                    f"{type(other).__name__}"
+                    f"{spell(name)} is set on the {type(config).__name__}, where nothing reads it: it is a field of "
+                    f"the {type(other).__name__}"
                 )
 
 

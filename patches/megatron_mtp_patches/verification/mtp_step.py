@@ -113,6 +113,8 @@ def count_positions(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
 def run(chunks: Sequence[torch.nn.Module], optimizer: Any, forward_backward: Callable[[], Any]) -> Verification:
     """Run a step without an update; see `megatron_mtp_patches.verify`. Gradients are zero after it."""
     check_optimizer(optimizer)
+    if not callable(forward_backward):
+        raise TypeError("verify: give a function that runs a step, as in `lambda: step(batch)`, not what it returns")
     _zero(chunks, optimizer)
     try:
         with without_traces(chunks), _without_update(optimizer), only_mtp_loss() as seen:

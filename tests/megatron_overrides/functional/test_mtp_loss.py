@@ -147,6 +147,7 @@ def test_acceptance_counts_as_the_patches_do(rows, unpatched):
             "labels has the shape",
         ),
         ({"loss_mask": None}, "loss_mask is None; give a tensor"),
+        ({"labels": torch.ones(BATCH, LENGTH)}, "labels have the dtype torch.float32"),
         ({"detach_output_layer": True, "output_layer": print}, "is a torch.nn.Module"),
         ({"loss_type": "rkl"}, "must be one of cross_entropy, kl, tv, e2e_tv, not 'rkl'"),
         ({"depth_weights": [1.0]}, "one weight for each of the 2 MTP layers"),

@@ -97,6 +97,22 @@ def test_a_setting_that_is_no_limit_is_an_error(settings, message):
         functional.decide(norms, SimpleNamespace(**settings))
 
 
+def test_arguments_in_the_wrong_place_are_an_error(make_training):
+    model, optimizer = make_training()
+    give_gradients(model, 0)
+    optimizer.prepare_grads()
+    norms = functional.grad_norms(optimizer)
+    decision = functional.decide(norms, optimizer.config)
+    for config in (optimizer, model.config):
+        with pytest.raises(TypeError, match=f"optimizer.config, not a {type(config).__name__}"):
+            functional.decide(norms, config)
+    for function in (functional.clip, functional.update):
+        with pytest.raises(TypeError, match="returned, not a StepDecision"):
+            function(optimizer, decision, norms)
+    with pytest.raises(TypeError, match="takes a name of model.named_parameters"):
+        functional.is_mtp_parameter(next(model.parameters()))
+
+
 @pytest.mark.parametrize("function", [functional.grad_norms, lambda adam: functional.tag([], adam)])
 def test_an_optimizer_of_torch_is_an_error(function):
     with pytest.raises(TypeError, match="Adam is no optimizer of Megatron"):

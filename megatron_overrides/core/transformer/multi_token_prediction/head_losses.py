@@ -204,6 +204,8 @@ def check_shapes(
                 f"mtp_loss: the hidden states of head {depth} have the shape {list(head.shape)}, those of the main "
                 f"model have {list(main.shape)}"
             )
+    if isinstance(labels, torch.Tensor) and labels.dtype != torch.int64:
+        raise ValueError(f"mtp_loss: labels have the dtype {labels.dtype}; give token numbers in int64")
     length, batch = main.shape[:2]
     for name, given in (("labels", labels), ("loss_mask", mask)):
         if not isinstance(given, torch.Tensor):

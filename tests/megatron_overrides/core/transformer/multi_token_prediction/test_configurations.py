@@ -65,7 +65,7 @@ def test_a_setting_of_the_other_configuration_is_refused(make_model, name, value
     """Python sets any attribute, and nothing would read it there."""
     chunk, config = make_model(), OptimizerConfig(optimizer="adam", lr=0.1)
     setattr(config if place == "OptimizerConfig" else chunk.config, name, value)
-    with pytest.raises(ValueError, match=rf"\(config.{name}\) is set on a {place}, where nothing reads it"):
+    with pytest.raises(ValueError, match=rf"\(config.{name}\) is set on the {place}, where nothing reads it"):
         get_megatron_optimizer(config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)])
 
 
