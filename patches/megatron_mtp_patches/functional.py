@@ -176,10 +176,7 @@ def is_mtp_parameter(name: str) -> bool:
     """Whether a parameter belongs to the MTP heads, which Megatron's models keep in a module `mtp`.
 
     Args:
-        name: of `model.named_parameters()`, of any wrapper of the model, or of its state dict.
-
-    Raises:
-        TypeError: `name` is not a string.
+        name: a string of `model.named_parameters()`, of any wrapper of the model, or of its state dict.
     """
     if not isinstance(name, str):
         raise TypeError(f"is_mtp_parameter takes a name of model.named_parameters(), not a {type(name).__name__}")
@@ -256,7 +253,7 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
     Raises:
         ValueError: a setting of `config` is not a number, or would skip every update; or no rank has a parameter of a
             group in `config.grad_norm_group`, or of the MTP heads, for which `config` has a setting.
-        TypeError: `norms` is no GradNorms, or `config` has none of an optimizer's settings.
+        TypeError: not the norms of `grad_norms`, or not the configuration of an optimizer.
     """
     from megatron_overrides.core.optimizer.optimizer_config import check_settings
     from megatron_overrides.support.grad_norms import check_norms
@@ -288,10 +285,12 @@ def clip(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None)
 
 
 def update(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None) -> bool:
-    """Update the parameters after `clip`, or skip the update; the arguments are those of `clip`.
+    """Update the parameters after `clip`, or skip the update; returns whether they were updated.
 
-    Returns:
-        Whether the parameters were updated.
+    Args:
+        optimizer: as for `clip`.
+        norms: of `grad_norms`.
+        decision: as for `clip`.
     """
     from megatron_overrides.core.optimizer.optimizer import update
     from megatron_overrides.support.grad_norms import check_norms

@@ -199,15 +199,12 @@ def test_a_release_that_is_accepted_again_replaces_what_was_known_of_it(command,
 @pytest.mark.parametrize("folders", ["fork", "site", "fork site"])
 def test_accept_names_the_patched_modules_that_no_folder_has(command, request, folders, table):
     paths = [str(request.getfixturevalue(name)) for name in folders.split()]
-    modules = [
-        target.partition(":")[0]
-        for target in {edit.target for patch in CATALOG if not patch.package for edit in patch.edits}
-    ]
+    modules = {edit.module for patch in CATALOG if not patch.package for edit in patch.edits}
     missing = {module for module in modules if not any(find_file(module, [path]) for path in paths)}
     against = os.pathsep.join(paths)
-    told = command("drift", "--against", against, "--accept", "99.0").out.partition("targets in modules that ")[2]
+    told = command("drift", "--against", against, "--accept", "99.0").out.partition("patched modules that ")[2]
     first, *lines = told.splitlines()
-    assert first == f"{against} lacks: {sum(module in missing for module in modules)}"
+    assert first == f"{against} lacks: {len(missing)}"
     assert lines[: len(missing)] == [f"    {module}" for module in sorted(missing)]
     assert ("--against CHECKOUT:FOLDER" in told) == bool(missing)
 
@@ -262,7 +259,7 @@ def test_a_single_target_of_a_known_release_is_replaced_alone(command, release, 
     target = STEP.replace("ChainedOptimizer", "FP32Optimizer")
     accepted = command("drift", "--against", str(fork), "--accept", release, "--only", target)
     assert f"known sources of {release} that were replaced: 1\n    {target}\n" in accepted.out
-    assert f"targets in modules that {fork} lacks: 0\n" in accepted.out
+    assert f"patched modules that {fork} lacks: 0\n" in accepted.out
     after = KnownSources.read(table)
     assert after.releases == before.releases
     sources = before.sources_of(release)

@@ -16,7 +16,7 @@ DEFECTS = [(patch.id, defect) for patch in CATALOG for defect in patch.defects] 
 
 @pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
 def test_each_patch_has_defects_or_a_reason_why_no_flag_tells(patch):
-    assert bool(patch.defects) is not bool(patch.undetected)
+    assert bool(patch.defects) is not bool(patch.undetected), "declare `defects`, or say in `undetected` why not"
 
 
 @pytest.mark.parametrize("patch, defect", DEFECTS, ids=lambda value: getattr(value, "text", value))

@@ -154,6 +154,11 @@ def test_a_module_that_is_not_installed_is_named_in_the_refusal(library):
     assert decision.state is State.REFUSED and "not_installed is not installed" in decision.reason
 
 
+def test_a_patch_without_edits_has_nothing_to_do(library):
+    decision = decide(replace(library.patch(REPLACE_F), edits=()), KnownSources(("1.0",), {}))
+    assert (decision.state, decision.reason) == (State.NATIVE, "it edits nothing")
+
+
 def test_a_patch_without_fingerprints_is_told_how_to_get_them(library):
     decision = decide(library.patch(REPLACE_F), KnownSources(("1.0",), {}))
     assert decision.state is State.REFUSED

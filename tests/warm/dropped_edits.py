@@ -102,8 +102,9 @@ class DroppedEdit(pytest.Item):
     def __init__(self, *, reason: str | None, run: DropEdits, **rest: Any) -> None:
         super().__init__(**rest)
         self.reason, self.run = reason, run
-        # -k finds a flag by the name of its field, too, and a field by that of its flag
-        self.extra_keyword_matches.update({self.name.replace("-", "_"), self.name.replace("_", "-")})
+        # -k finds a flag by the name of its field, too, a field by that of its flag, and both by their patch
+        for name in (self.name, *edits.patches_with(self.name)):
+            self.extra_keyword_matches.update({name.replace("-", "_"), name.replace("_", "-")})
 
     def runtest(self) -> None:
         test = None

@@ -18,6 +18,13 @@ def declared() -> dict[str, Any]:
     return {name_of(edit): edit for patch in (*BASE, *CATALOG) for edit in patch.edits}
 
 
+def patches_with(name: str) -> list[str]:
+    """The ids of the patches that declare this edit."""
+    from megatron_mtp_patches.catalog import BASE, CATALOG
+
+    return [patch.id for patch in (*BASE, *CATALOG) if name in map(name_of, patch.edits)]
+
+
 def name_of(edit: Any) -> str:
     """The target, and what the edit puts there: an override, a wrapper, a field or a flag."""
     return f"{edit.target} {_added(edit)}"

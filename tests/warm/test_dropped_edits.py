@@ -83,7 +83,7 @@ def test_an_edit_is_noticed_or_has_a_reason(dropped, field, outcome, told):
 
 def test_k_finds_flags_and_fields_and_what_it_finds_is_counted(run_tests):
     options = ["--drop-edits", "--collect-only", "-o", f"pythonpath={ROOT / 'patches'}"]
-    run = run_tests(TESTS, *options, "-k", "min-clip-coefficient or mtp_init")
+    run = run_tests(TESTS, *options, "-k", "floor_clip_coefficient or mtp_init")
     found = [line for line in run.output.splitlines() if line.startswith(("megatron.", "emerging_optimizers."))]
     assert {"min_clip_coefficient", "--mtp-init"} <= {edit.split()[-1] for edit in found}
     count = re.search(r"(-?\d+)/(\d+) tests collected \((\d+) deselected\)", run.output)

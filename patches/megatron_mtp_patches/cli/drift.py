@@ -157,13 +157,10 @@ def _print_changes(console: Console, known: KnownSources, accepted: KnownSources
 
 
 def _print_missing_modules(console: Console, release: str, folders: list[str], targets: Iterable[str]) -> None:
-    """Print how many of `targets` lie in modules that none of the folders has, and these modules."""
-    modules = [target.partition(":")[0] for target in targets]
+    """Print the modules of `targets` that none of the folders has."""
+    modules = {target.partition(":")[0] for target in targets}
     missing = {module for module in modules if not any(find_file(module, [folder]) for folder in folders)}
-    number = sum(module in missing for module in modules)
-    console.print(f"targets in modules that {os.pathsep.join(folders)} lacks: {number}", soft_wrap=True)
-    for module in sorted(missing):
-        console.print(f"    {module}", soft_wrap=True)
+    _print_names(console, f"patched modules that {os.pathsep.join(folders)} lacks", missing)
     if missing:
         console.print(
             f"If {release} has these modules, the folder is not all of it: name one that has them before it, as in "

@@ -33,6 +33,8 @@ def decide(patch: Patch, sources: KnownSources, path: list[str] | None = None) -
 
     `path` reads these directories instead of the running interpreter's.
     """
+    if not patch.edits:
+        return Decision(State.NATIVE, "it edits nothing")
     package = patch.package or patch.modules[0].partition(".")[0]
     if not any(find_file(module, path) for module in patch.modules):
         if patch.package:
