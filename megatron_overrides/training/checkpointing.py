@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def load_main_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
     call.apply_defaults()
     given, settings = call.arguments, checkpointing.get_args()  # the name that Megatron's function looks up
     if getattr(settings, "mtp_init", None) is None or given["load_arg"] != "load":
-        return wrapped(*args, **kwargs)
+        with _name_mtp_init():
+            return wrapped(*args, **kwargs)
     chunks = unwrap_model(given["ddp_model"])
     if not _lacks_heads(chunks, settings):
         return wrapped(*args, **kwargs)
@@ -79,6 +81,17 @@ def load_main_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
         logger, logging.WARNING, f"The checkpoint has no MTP heads: they were initialized ({settings.mtp_init})"
     )
     return result
+
+
+@contextmanager
+def _name_mtp_init() -> Iterator[None]:
+    """Add a note to Megatron's error if it misses tensors of MTP heads (Python 3.10 has no notes)."""
+    try:
+        yield
+    except BaseException as error:  # as torch's CheckpointException is
+        if "mtp.layers." in str(error) and hasattr(error, "add_note"):
+            error.add_note("If the checkpoint has no MTP heads, --mtp-init initializes them.")
+        raise
 
 
 def share_state_of_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

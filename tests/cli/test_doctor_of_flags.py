@@ -128,7 +128,11 @@ def test_the_smallest_world_size_that_fits_or_the_one_that_is_given(doctor, word
 
 
 def test_flags_of_the_script_are_listed_and_ignored(doctor):
-    assert "unknown to Megatron, ignored: --reward-model" in doctor(f"{SMALL} --reward-model here").out
+    told = doctor(f"{SMALL} --reward-model here --min-clip-coeficient 0.1").out
+    assert "unknown to Megatron, ignored: --reward-model --min-clip-coeficient\n" in told
+    assert [line for line in told.splitlines() if "did you mean" in line] == [
+        "--min-clip-coeficient: did you mean --min-clip-coefficient?"
+    ]
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "json"])
@@ -143,23 +147,28 @@ def test_flags_whose_patch_is_left_out_are_wrong_usage(doctor, monkeypatch, word
         ("--grad-norm-skip-threshold", "skip-update-on-large-grad-norm"),
         ("--min-clip-coefficient", "floor-clip-coefficient"),
     ):
-        assert f"{flag} comes with the patch {patch}, which is disabled here: see `status`\n" in done.err
+        assert f"{flag} comes with the patch {patch}, which is left out by MEGATRON_MTP_PATCHES\n" in done.err
     assert "--reward-model" not in done.err
 
 
 @pytest.mark.parametrize(
     "flags",
-    [["--mtp-detach-heads"], ["--separate-mtp-grad-clip"], ["--mtp-detach-heads", "--mtp-clip-grad=0"]],
+    [
+        ["--separate-mtp-grad-clip"],
+        ["--mtp-detach-heads", "--mtp-clip-grad=0"],
+        ["--mtp-acceptance-interval=2", "--mtp-acceptance-length-interval=3", "--no-mtp-eval"],
+        ["--mtp-logits-chunk-size=8", "--freeze-base-model-for-mtp", "--mtp-init=random"],
+    ],
     ids=" ".join,
 )
 def test_flags_for_heads_have_no_effect_on_a_model_without_heads(doctor, flags):
     names = [flag.partition("=")[0] for flag in flags]
-    text = f"{SMALL} {' '.join(flags)}"
+    text = f"{SMALL} {' '.join(flags)} --load base"
     done = doctor(text)
     assert done.code == 0
     for name in names:
         assert f"{name} has no effect: the model has no MTP heads; add --mtp-num-layers\n" in done.out
-    assert json.loads(doctor(text, "--json").out)["without_effect"] == names
+    assert sorted(json.loads(doctor(text, "--json").out)["without_effect"]) == sorted(names)
 
 
 @pytest.mark.parametrize("more", ["--mtp-num-layers 1", "--use-checkpoint-args --load nowhere"])

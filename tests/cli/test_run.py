@@ -76,7 +76,7 @@ def test_a_script_that_fails_without_a_gpu_is_told_of_the_rehearsal(script):
         run_python("-m", "megatron_mtp_patches", "run", str(script), count).stderr.splitlines()[-1]
         for count in ("0", "1")
     )
-    assert without == "megatron-mtp-patches: torch finds no GPU here; --device cpu rehearses without one."
+    assert without == "megatron-mtp-patches: torch finds no GPU here; `run --device cpu SCRIPT` rehearses without one."
     assert with_one == "ValueError: it wants a GPU"
 
 
@@ -119,4 +119,4 @@ def test_a_flag_whose_patch_was_left_out_is_named(script, flags):
     for choice, is_named in (("none", True), ("all", False)):
         done = run_command(["run", str(script), *flags], path, {"MEGATRON_MTP_PATCHES": choice})
         assert done.code == 2 and "unrecognized arguments" in done.output
-        assert ("which is disabled here" in done.output) is is_named
+        assert ("which is left out by MEGATRON_MTP_PATCHES" in done.output) is is_named

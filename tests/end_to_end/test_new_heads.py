@@ -118,6 +118,14 @@ def test_a_checkpoint_without_a_part_of_the_main_model_is_refused(train, make_ba
     assert "lacks decoder.layers.1.mlp.linear_fc1.weight" in output
 
 
+def test_without_mtp_init_the_error_of_missing_heads_names_it(train, make_base):
+    """In the format torch Megatron loads the rest, and the heads start at random."""
+    layout = "1 rank, torch_dist"
+    _, flags = LAYOUTS[layout]
+    _, output = train(*flags, *ITERATIONS, "--pretrained-checkpoint", str(make_base(layout)), "--finetune", code=1)
+    assert "If the checkpoint has no MTP heads, --mtp-init initializes them." in output
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [

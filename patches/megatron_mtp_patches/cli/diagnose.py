@@ -13,12 +13,14 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from .. import apply, rehearsal
+from ..catalog import CATALOG
 from ..diagnosis import Finding, Settings, check_version, find_defects
-from ..engine import PatchError, UsageError
+from ..engine import AddField, AddFlag, PatchError, UsageError
 from ..engine.source import find_file
 from ..installed_megatron import PACKAGES, describe_megatron, find_releases, find_transformer_engine, import_targets
 from .console import make_console
@@ -34,8 +36,6 @@ FROM_CHECKPOINT = (
     "--mtp-use-repeated-layer",
     "--hybrid-layer-pattern",
 )
-# What acts on MTP heads only, and is not refused where the model has none.
-FOR_HEADS = ("mtp_detach_heads", "separate_mtp_grad_clip", "mtp_clip_grad", "mtp_grad_norm_skip_threshold")
 OPTIONS = {"--json", "--te", "--world-size"}  # of this command
 OF_TORCHRUN = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
 
@@ -46,11 +46,13 @@ class CommandLine(NamedTuple):
     Attributes:
         sources: the namespaces that have its settings: what validate_args returns and, from --yaml-cfg, its sections.
         unknown: the flags that Megatron does not know; a script may.
+        similar: the flag of Megatron that an unknown one is almost the same as.
         world_size: the number of ranks.
     """
 
     sources: list[object]
     unknown: list[str]
+    similar: dict[str, str]
     world_size: int
 
 
@@ -134,6 +136,7 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
         unknown = [word for word in parser.parse_known_args(words)[1] if word.startswith("-")]
         if left_out := list(flags_left_out(unknown)):
             raise UsageError("\n".join(left_out))
+        close = {word: get_close_matches(word, parser._option_string_actions, 1, 0.9) for word in unknown}
         parsed = megatron.parse_args(ignore_unknown_args=True)
         given = Settings(_sections(parsed), None)
         parsed.world_size = ranks = world_size or smallest_world_size(given)
@@ -149,7 +152,8 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
         fitting = smallest_world_size(Settings(sections, None))
         if world_size and ranks % fitting:
             raise UsageError(f"--world-size {ranks}: the layers of these flags are split over {fitting} ranks")
-    return CommandLine(sections, unknown, ranks)
+    similar = {word: flags[0] for word, flags in close.items() if flags}
+    return CommandLine(sections, unknown, similar, ranks)
 
 
 def decided_by_checkpoint(line: CommandLine) -> list[str]:
@@ -158,12 +162,19 @@ def decided_by_checkpoint(line: CommandLine) -> list[str]:
 
 
 def without_effect(line: CommandLine) -> list[str]:
-    """The flags that act on MTP heads only, where these flags give the model none."""
-    settings = Settings(line.sources, None)
-    if settings.mtp_num_layers or decided_by_checkpoint(line):
+    """The flags of the patches that act on MTP heads only, where these flags give the model none."""
+    given = Settings(line.sources, None)
+    if given.mtp_num_layers or decided_by_checkpoint(line):
         return []
-    given = [name for name in FOR_HEADS if getattr(settings, name) is not None and getattr(settings, name) is not False]
-    return [f"--{name.replace('_', '-')}" for name in given]
+    edits = (edit for patch in CATALOG if not patch.package for edit in patch.edits)
+    defaults = {dest(edit): edit.default for edit in edits if isinstance(edit, (AddField, AddFlag))}
+    names = [name for name in defaults if "mtp" in name and getattr(given, name) not in (None, defaults[name])]
+    return [f"--{'no-' * (defaults[name] is True)}{name.replace('_', '-')}" for name in names]
+
+
+def dest(edit: AddField | AddFlag) -> str:
+    """The attribute of Megatron's arguments that has the value."""
+    return edit.field if isinstance(edit, AddField) else edit.flag.removeprefix("--").replace("-", "_")
 
 
 def smallest_world_size(settings: Settings) -> int:
@@ -236,6 +247,8 @@ def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -
     say(f"{describe_megatron()}\n{transformer_engine}; {line.world_size} rank{'s' * (line.world_size > 1)}")
     if line.unknown:
         say(f"unknown to Megatron, ignored: {' '.join(line.unknown)}", "yellow")
+    for word, flag in line.similar.items():
+        say(f"{word}: did you mean {flag}?", "yellow")
     if OPTIONS.intersection(line.unknown):
         say(f"{', '.join(sorted(OPTIONS))} go before --", "yellow")
     if OF_TORCHRUN.intersection(line.unknown):

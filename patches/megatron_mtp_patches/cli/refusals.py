@@ -32,4 +32,5 @@ def flags_left_out(words: Iterable[str]) -> Iterator[str]:
     for patch in _engine.catalog:
         if (state := _engine.report(patch).state) in (State.DISABLED, State.REFUSED):
             for flag in sorted(given.intersection(one.name.split()[0] for one in settings(patch))):
-                yield f"{flag} comes with the patch {patch.id}, which is {state} here: see `status`"
+                why = "left out by MEGATRON_MTP_PATCHES" if state is State.DISABLED else "refused here: see `status`"
+                yield f"{flag} comes with the patch {patch.id}, which is {why}"

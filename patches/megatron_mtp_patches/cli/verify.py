@@ -30,5 +30,6 @@ def verify(script: str, arguments: list[str], device: str | None) -> None:
         code = ended.code or 0
     raise PatchError(
         f"verify-mtp: {script} ended (exit code {code}) without a training step through Megatron's schedules, "
-        f"or, over a frozen main model, without an update of the heads and a step after it: nothing is verified"
+        f"or, over a frozen main model, without an update of the heads and a step after it: nothing is verified. Has a "
+        f"checkpoint that it loads reached --train-iters?"
     )

@@ -25,10 +25,11 @@ def select(choice: str, ids: Iterable[str]) -> frozenset[str]:
     if unknown:
         import difflib  # in this case alone: the import of the package is to cost nothing
 
-        close = difflib.get_close_matches(unknown[0].removeprefix("-"), ids, n=1)
+        close = difflib.get_close_matches(unknown[0].removeprefix("-").lower(), ("all", "none", *ids), n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise PatchError(
-            f"unknown patch {', '.join(map(repr, unknown))}{hint}; choose all, none, or from: {', '.join(ids)}"
+            f"unknown patch {', '.join(map(repr, unknown))}{hint}; MEGATRON_MTP_PATCHES and apply() take all, none, or "
+            f"some of: {', '.join(ids)}"
         )
     left_out = {word[1:] for word in words if word.startswith("-")}
     if not left_out:
