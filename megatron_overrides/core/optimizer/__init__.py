@@ -51,7 +51,8 @@ def _check_places(of_optimizer: Any, of_model: Any) -> None:
     """
     for config, other in ((of_optimizer, of_model), (of_model, of_optimizer)):
         own, fields = (getattr(type(one), "__dataclass_fields__", {}) for one in (config, other))
-        for name in fields.keys() & vars(config).keys() - own.keys() if fields and own else ():
+        strays = vars(config).keys() - own.keys() if own else set()
+        for name in sorted(strays & fields.keys()):
             # Some of them are fields of newer releases, without the mark.
             if fields[name].metadata.get("added_in_place") or "mtp" in name or "grad_norm" in name:
                 raise ValueError(
