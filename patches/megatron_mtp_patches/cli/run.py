@@ -15,7 +15,7 @@ from pathlib import Path
 from ..engine import UsageError
 
 WRONG_USAGE = 2  # argparse's exit code
-_NO_GPU = "torch finds no GPU here; `run --device cpu SCRIPT` rehearses without one."
+_NO_GPU = "torch finds no GPU here; --device cpu, before the script, rehearses without one."
 
 
 def run_script(script: str, arguments: list[str], device: str | None) -> None:
