@@ -76,7 +76,10 @@ def test_a_script_that_fails_without_a_gpu_is_told_of_the_rehearsal(script):
         run_python("-m", "megatron_mtp_patches", "run", str(script), count).stderr.splitlines()[-1]
         for count in ("0", "1")
     )
-    assert without == "megatron-mtp-patches: torch finds no GPU here; --device cpu, before the script, rehearses without one."
+    assert (
+        without
+        == "megatron-mtp-patches: torch finds no GPU here; --device cpu, before the script, rehearses without one."
+    )
     assert with_one == "ValueError: it wants a GPU"
 
 
