@@ -17,6 +17,7 @@ import torch
 from megatron_overrides.support.settings import spell
 
 MTP_GRAD_NORM_GROUP = "mtp"
+SETTINGS_OF_MTP_GROUP = ("mtp_clip_grad", "mtp_grad_norm_skip_threshold")
 GRAD_NORM_GROUP_ATTR = "grad_norm_group"
 SEPARATE_GRAD_NORM_GROUPS = (MTP_GRAD_NORM_GROUP,)
 

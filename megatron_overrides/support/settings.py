@@ -12,7 +12,7 @@ def spell(name: str) -> str:
 
 
 def check_switches(settings: Any, names: Iterable[str]) -> None:
-    """Raise ValueError if one of these settings is neither True nor False: any other string would turn it on."""
+    """Raise ValueError if one of these settings is neither True nor False: a string, even "false", would turn it on."""
     for name in names:
         value = getattr(settings, name, None)
         if value is not None and not isinstance(value, bool):

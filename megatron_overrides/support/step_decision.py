@@ -6,10 +6,15 @@ import math
 from typing import Any, NamedTuple
 
 from megatron_overrides.support.grad_norms import GradNorms
-from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP, Group, clip_limit, named_groups, separate_groups
+from megatron_overrides.support.norm_groups import (
+    MTP_GRAD_NORM_GROUP,
+    SETTINGS_OF_MTP_GROUP,
+    Group,
+    clip_limit,
+    named_groups,
+    separate_groups,
+)
 from megatron_overrides.support.settings import spell
-
-_OF_HEADS = ("mtp_clip_grad", "mtp_grad_norm_skip_threshold")
 
 
 class Excess(NamedTuple):
@@ -67,9 +72,9 @@ def check_heads_are_tagged(norms: GradNorms, config: Any) -> None:
         TypeError: `config` has no setting of an optimizer.
         ValueError: it has a setting for MTP heads, and no rank has a parameter that is tagged as theirs.
     """
-    if not any(hasattr(config, name) for name in ("clip_grad", "grad_norm_skip_threshold", *_OF_HEADS)):
+    if not any(hasattr(config, name) for name in ("clip_grad", "grad_norm_skip_threshold", *SETTINGS_OF_MTP_GROUP)):
         raise TypeError(f"give the configuration of the optimizer, optimizer.config, not a {type(config).__name__}")
-    for name in _OF_HEADS:
+    for name in SETTINGS_OF_MTP_GROUP:
         if getattr(config, name, None) is not None and MTP_GRAD_NORM_GROUP not in norms.total:
             raise ValueError(f"config.{name} needs tagged MTP heads: call tag(model, optimizer) after both are built")
 

@@ -16,7 +16,7 @@ from megatron.core.utils import log_single_rank
 
 from megatron_overrides.support.grad_norms import Census, GradNorms
 from megatron_overrides.support.metric import Metric
-from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP
+from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP, SETTINGS_OF_MTP_GROUP
 from megatron_overrides.support.settings import spell
 from megatron_overrides.support.step_decision import Excess, StepDecision, mtp_skip_threshold, skip_threshold
 
@@ -115,7 +115,7 @@ def _warn_of_settings_without_heads(norms: GradNorms, config: Any) -> None:
     """At the first step: a setting for MTP heads does nothing if no rank has tagged heads."""
     if MTP_GRAD_NORM_GROUP in norms.total:
         return
-    for name in ("mtp_clip_grad", "mtp_grad_norm_skip_threshold"):
+    for name in SETTINGS_OF_MTP_GROUP:
         value = getattr(config, name, None)
         if value is not None:
             log_single_rank(

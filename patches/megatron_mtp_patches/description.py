@@ -54,7 +54,7 @@ def settings(patch: Patch) -> list[Setting]:
     found = [
         Setting(
             _flag(edit.flag, edit.type, edit.metavar),
-            field_of.get(edit.flag.removeprefix("--").replace("-", "_"), ""),
+            field_of.get(argument_of(edit), ""),
             _default(edit),
             edit.help,
             False,
@@ -62,13 +62,24 @@ def settings(patch: Patch) -> list[Setting]:
         for edit in flags
     ]
     for edit in fields:
-        # Megatron's flag of a field that is True turns it off.
-        flag = f"--{'no-' * (edit.default is True)}{edit.field.replace('_', '-')}"
+        flag = flag_of(edit)
         if flag not in {edit.flag for edit in flags}:
             has_flag = edit.target == TRANSFORMER_CONFIG
             name = _flag(flag, edit.type) if has_flag else f"{edit.name}.{edit.field}"
             found.append(Setting(name, field_of[edit.field], _default(edit), edit.doc, edit.is_upstream))
     return found
+
+
+def argument_of(edit: AddField | AddFlag) -> str:
+    """The attribute of Megatron's arguments that has the value."""
+    return edit.field if isinstance(edit, AddField) else edit.flag.removeprefix("--").replace("-", "_")
+
+
+def flag_of(edit: AddField | AddFlag) -> str:
+    """The flag; Megatron's flag of a field that is True turns it off."""
+    if isinstance(edit, AddFlag):
+        return edit.flag
+    return f"--{'no-' * (edit.default is True)}{edit.field.replace('_', '-')}"
 
 
 def _flag(flag: str, type: object, metavar: str | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from megatron_overrides.support.norm_groups import named_groups
+from megatron_overrides.support.norm_groups import SETTINGS_OF_MTP_GROUP, named_groups
 from megatron_overrides.support.settings import check_switches, spell
 
 
@@ -60,7 +60,7 @@ def check_separate_clip(settings: Any) -> None:
     """Raise ValueError if `settings`, those of model and optimizer, clip MTP heads that have no separate norm."""
     if getattr(settings, "mtp_detach_heads", False) or getattr(settings, "separate_mtp_grad_clip", False):
         return
-    for name in ("mtp_clip_grad", "mtp_grad_norm_skip_threshold"):
+    for name in SETTINGS_OF_MTP_GROUP:
         if getattr(settings, name, None) is not None:
             raise ValueError(
                 f"{spell(name)} needs MTP heads with a separate norm: add {spell('mtp_detach_heads')}, or "

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from .. import apply, rehearsal
 from ..catalog import CATALOG
+from ..description import argument_of, flag_of
 from ..diagnosis import Finding, Settings, check_version, find_defects
 from ..engine import AddField, AddFlag, PatchError, UsageError
 from ..engine.source import find_file
@@ -167,14 +168,12 @@ def without_effect(line: CommandLine) -> list[str]:
     if given.mtp_num_layers or decided_by_checkpoint(line):
         return []
     edits = (edit for patch in CATALOG if not patch.package for edit in patch.edits)
-    defaults = {dest(edit): edit.default for edit in edits if isinstance(edit, (AddField, AddFlag))}
-    names = [name for name in defaults if "mtp" in name and getattr(given, name) not in (None, defaults[name])]
-    return [f"--{'no-' * (defaults[name] is True)}{name.replace('_', '-')}" for name in names]
-
-
-def dest(edit: AddField | AddFlag) -> str:
-    """The attribute of Megatron's arguments that has the value."""
-    return edit.field if isinstance(edit, AddField) else edit.flag.removeprefix("--").replace("-", "_")
+    by_argument = {argument_of(edit): edit for edit in edits if isinstance(edit, (AddField, AddFlag))}
+    return [
+        flag_of(edit)
+        for name, edit in by_argument.items()
+        if "mtp" in name and getattr(given, name) not in (None, edit.default)
+    ]
 
 
 def smallest_world_size(settings: Settings) -> int:

@@ -139,12 +139,8 @@ def _accept(known: KnownSources, release: str, folders: list[str], only: Collect
 def _print_changes(console: Console, known: KnownSources, accepted: KnownSources, release: str) -> None:
     """Print which sources are new, and which known ones of `release` were replaced."""
     new = [target for target, row in accepted.targets.items() if row.keys() - known.targets.get(target, {}).keys()]
-    replaced = [
-        target
-        for target, row in accepted.targets.items()
-        for digest, releases in known.targets.get(target, {}).items()
-        if release in releases and release not in row.get(digest, ())
-    ]
+    before, after = known.sources_of(release), accepted.sources_of(release)
+    replaced = [target for target, digest in before.items() if after.get(target, digest) != digest]
     _print_names(console, "sources that no release had", new)
     _print_names(console, f"known sources of {release} that were replaced", replaced)
     if replaced:
