@@ -82,12 +82,14 @@ def mtp_loss(
         vocab_size: the number of tokens; logits beyond pad the vocabulary. None: no logits do.
         tp_group: over which the logits are cut; None asks the output layer, then Megatron.
         sequence_parallel: hidden states are [s / tp, b, h].
-        cp_group: over which the sequences are cut, as Megatron cuts them; None is one rank.
+        cp_group: over which the sequences are cut, as Megatron cuts them; None is one rank. Then it is a collective.
         packed_seq_params: Megatron's PackedSeqParams, with or without padding.
 
     Returns:
-        An MTPLoss: `loss`, a scalar to add to the loss of the main model, a mean over the positions of this rank;
-        `metrics`, sums over these positions; `means(group)`, their means by name over the ranks of a group.
+        An MTPLoss: `loss`, a scalar to add to the loss of the main model. It is for trainers that average gradients
+        over data- and context-parallel ranks, as DDP does without per-token loss: its average over `cp_group` is the
+        mean over the positions of all its ranks. `metrics`, sums over the positions of this rank; `means(group)`,
+        their means by name over the ranks of a group.
 
     Raises:
         ValueError: shapes that do not belong together, an unknown loss type, or weights that are not D positive ones.
@@ -133,7 +135,7 @@ def mtp_loss(
         cp_group,
         packed_seq_params,
     )
-    return head_losses.MTPLoss.of(losses)
+    return head_losses.MTPLoss.of(losses, cp_group)
 
 
 def roll(tensor: Tensor, packed_seq_params: Any = None, cp_group: Any = None) -> Tensor:

@@ -28,11 +28,12 @@ UNPATCHED = (
         avoid="leave out --dataloader-inter-document-masking, or train without --context-parallel-size",
     ),
     Defect(
-        "A context-parallel rank without a token that counts adds a loss of zero to the mean, so gradients and MTP "
-        "losses are too small",
+        "A context-parallel rank without a token that counts adds a loss of zero to the mean of the main loss, so its "
+        "gradients are too small",
         releases=("0.19.2", "main"),
         meets=lambda run: run.sft and (run.context_parallel_size or 1) > 1 and not run.calculate_per_token_loss,
-        avoid="add --calculate-per-token-loss",
+        avoid="add --calculate-per-token-loss; MTP heads then also need count-mtp-tokens-over-ranks, without which "
+        "Megatron weighs their tokens by counts of each rank",
     ),
     Defect(
         "A checkpoint of the precision-aware optimizer cannot be resumed",

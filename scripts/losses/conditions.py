@@ -18,6 +18,7 @@ class Layout(NamedTuple):
     Attributes:
         batch: how many packs or sequences there are side by side.
         is_packed: the sequences of `pack` are packed; otherwise it has one sequence without padding.
+        data: how many data-parallel ranks there are, with a batch each.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Layout(NamedTuple):
     context: int = 1
     sequence_parallel: bool = False
     is_packed: bool = False
+    data: int = 1
 
     def __str__(self) -> str:
         return self.name
@@ -45,12 +47,24 @@ LAYOUTS = (
 )
 
 
+# Where ranks share the mean of a loss.
+_CP2, _PACKED_CP2 = LAYOUTS[3], LAYOUTS[5]
+SHARING_LAYOUTS = {
+    2: (_CP2, _PACKED_CP2, Layout("DP2", _WHOLE, data=2)),
+    4: (Layout("CP4", _WHOLE, context=4), Layout("DP2 x CP2", _WHOLE, context=2, data=2)),
+}
+# Which positions count: all; the first two thirds; those of one context-parallel rank; those of one batch; none.
+MASKS = ("ones", "tail", "one rank", "one batch", "none")
+
+
 class Condition(NamedTuple):
     """What is trained by which loss.
 
     Attributes:
         is_tied: the output weight is the embedding, given with each call.
         dtype: of hidden states and weights, as torch names it.
+        mask: which positions count, one of MASKS; "holes" leaves out some of them at random.
+        is_per_token: with `calculate_per_token_loss`.
     """
 
     layout: Layout
@@ -58,12 +72,24 @@ class Condition(NamedTuple):
     is_tied: bool
     is_detached: bool
     dtype: str = "float32"
+    mask: str = "holes"
+    is_per_token: bool = False
 
     def __str__(self) -> str:
-        words = ("tied" if self.is_tied else "untied", "detached" if self.is_detached else "attached", self.dtype)
-        return f"{self.layout}, {self.loss_type}, {', '.join(words)}"
+        words = ["tied" if self.is_tied else "untied", "detached" if self.is_detached else "attached"]
+        if self.mask != "holes":
+            words += [f"mask: {self.mask}", "per token" if self.is_per_token else "mean"]
+        return f"{self.layout}, {self.loss_type}, {', '.join(words)}, {self.dtype}"
 
 
 def conditions(layout: Layout, dtype: str = "float32") -> list[Condition]:
     """Return all conditions of a layout."""
     return [Condition(layout, *rest, dtype) for rest in product(LOSSES, (True, False), (True, False))]
+
+
+def sharing_conditions(layout: Layout) -> list[Condition]:
+    """Return the conditions under which ranks with uneven masks share the mean of a loss."""
+    return [
+        Condition(layout, loss_type, is_tied=False, is_detached=is_detached, mask=mask, is_per_token=is_per_token)
+        for loss_type, is_detached, mask, is_per_token in product(LOSSES, (True, False), MASKS, (True, False))
+    ]

@@ -23,12 +23,21 @@ class Difference(NamedTuple):
 
 def difference(condition: Condition, chunk_size: int = 9) -> Difference:
     """Compute the losses of `condition` and compare them; Megatron's process groups have the sizes of its layout."""
-    layout, problem = condition.layout, make_problem(condition)
-    rank = parallel_state.get_context_parallel_rank()
-    slots = layout.pack.of_rank(list(range(layout.pack.size)), rank, layout.context)
-    right = answer(condition, problem, slots)
-    loss, heads, weight = compute(condition, problem, slots, chunk_size)
-    expected = right.heads[:, slots]
+    layout = condition.layout
+    batch_number = parallel_state.get_data_parallel_rank()
+    batches = range(layout.data) if condition.is_per_token else [batch_number]
+    problems = {number: make_problem(condition, number) for number in batches}
+    slots = layout.pack.of_rank(
+        list(range(layout.pack.size)), parallel_state.get_context_parallel_rank(), layout.context
+    )
+    right = answer(condition, list(problems.values()))
+    loss, heads, weight = compute(condition, problems[batch_number], slots, chunk_size)
+    group = parallel_state.get_context_parallel_group()
+    if condition.is_per_token:
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    for shared in (loss, weight):
+        torch.distributed.all_reduce(shared, group=group)
+    expected = right.heads[list(batches).index(batch_number)][:, slots]
     tp_rank = parallel_state.get_tensor_model_parallel_rank()
     if layout.sequence_parallel:
         expected = expected.chunk(layout.tensor, dim=1)[tp_rank]
@@ -36,9 +45,13 @@ def difference(condition: Condition, chunk_size: int = 9) -> Difference:
     found, wanted = (
         torch.cat([one.flatten() for one in pair]) for pair in ((heads, weight), (expected, expected_weight))
     )
-    return Difference(
-        ((loss - right.loss).abs() / right.loss.abs()).item(), ((found - wanted).norm() / wanted.norm()).item()
-    )
+    return Difference(_relative(loss, right.loss), _relative(found, wanted))
+
+
+def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the norm of the difference over that of what is wanted; where that is 0, infinity for anything else."""
+    difference = (found - wanted).norm()
+    return (difference / wanted.norm()).item() if difference else 0.0
 
 
 def compute(
@@ -63,6 +76,7 @@ def compute(
         use_cpu_initialization=True,
     )
     config.vocab_size = problem.tokens
+    config.calculate_per_token_loss = condition.is_per_token
     output_layer = tensor_parallel.ColumnParallelLinear(
         config.hidden_size,
         problem.weight.size(0),

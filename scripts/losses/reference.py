@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,11 +32,11 @@ class Problem(NamedTuple):
     depth_weights: tuple[float, ...]
 
 
-def make_problem(condition: Condition, seed: int = 7) -> Problem:
-    """Return seeded hidden states, labels and a mask with holes, the same on each rank."""
+def make_problem(condition: Condition, batch_number: int = 0) -> Problem:
+    """Return seeded hidden states, labels and a mask, the same on each rank; another batch has the same weight."""
     layout = condition.layout
     length, batch, hidden_size, rows, tokens = layout.pack.size, layout.batch, 16, 48, 45
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(7 + batch_number)
 
     def draw(*shape: int) -> torch.Tensor:
         values = torch.randn(*shape, generator=generator)
@@ -46,62 +47,98 @@ def make_problem(condition: Condition, seed: int = 7) -> Problem:
     for depth in range(1, 1 + DEPTHS):
         hidden[depth] = (0.7 * hidden[0].roll(-depth, 0) + 0.6 * hidden[depth]).to(getattr(torch, condition.dtype))
     labels = torch.randint(0, tokens, (length, batch), generator=generator)
-    mask = (torch.rand(length, batch, generator=generator) > 0.06).double()
-    mask *= torch.tensor(layout.pack.holds_token).unsqueeze(1)
-    return Problem(hidden, draw(rows, hidden_size), tokens, labels, mask, 0.8, (1.0, 0.5, 2.0))
+    mask = _make_mask(condition, batch_number, generator) * torch.tensor(layout.pack.holds_token).unsqueeze(1)
+    weight = draw(rows, hidden_size) if batch_number == 0 else make_problem(condition).weight
+    return Problem(hidden, weight, tokens, labels, mask, 0.8, (1.0, 0.5, 2.0))
+
+
+def _make_mask(condition: Condition, batch_number: int, generator: torch.Generator) -> torch.Tensor:
+    """Return [S, b] as `condition.mask` says."""
+    layout = condition.layout
+    shape = (layout.pack.size, layout.batch)
+    if condition.mask == "holes":
+        return (torch.rand(shape, generator=generator) > 0.06).double()
+    mask = torch.zeros(shape, dtype=torch.float64)
+    if condition.mask == "ones" or (condition.mask == "one batch" and batch_number == 0):
+        mask[:] = 1
+    elif condition.mask == "tail":
+        mask[: 2 * shape[0] // 3 - 4 * batch_number] = 1
+    elif condition.mask == "one rank":
+        mask[layout.pack.of_rank(list(range(shape[0])), layout.context - 1, layout.context)] = 1
+    return mask
 
 
 class Answer(NamedTuple):
-    """The loss of one rank, and its gradient.
+    """What a loss and its gradient add up to on the ranks that share a mean, before Megatron divides by anything.
 
     Attributes:
         loss: a scalar, the sum of what is attached to the main model's hidden states.
-        heads: [D, S, b, h], the gradient of the heads' hidden states.
+        heads: for each batch [D, S, b, h], the gradient of the heads' hidden states.
         weight: [V, h], that of the output weight; zero if the heads are detached.
     """
 
     loss: torch.Tensor
-    heads: torch.Tensor
+    heads: Sequence[torch.Tensor]
     weight: torch.Tensor
 
 
-def answer(condition: Condition, problem: Problem, slots: list[int]) -> Answer:
-    """Return the loss of the rank that has `slots` of the whole."""
+def answer(condition: Condition, problems: Sequence[Problem]) -> Answer:
+    """Return what the ranks that share a mean have together.
+
+    DDP averages over the context-parallel ranks. With a per-token loss it adds up, and `finalize_model_grads` divides
+    by the tokens of the main model.
+
+    Args:
+        problems: the batches of these ranks: of all of them with a per-token loss, else of one.
+    """
+    heads = [problem.hidden[1:].clone().requires_grad_() for problem in problems]
+    weight = problems[0].weight.clone().requires_grad_()
+    used = weight.detach() if condition.is_detached else weight
+    each = [_losses(condition, *pair, used) for pair in zip(problems, heads, strict=True)]
+    weights = torch.tensor(problems[0].depth_weights, dtype=torch.float64)
+    weights /= weights.mean()
+    if condition.loss_type == "e2e_tv":
+        prefixes = [acceptances.cumprod(0) for acceptances, _ in each]
+        ends = [1 - (weights.view(-1, 1, 1) * prefix).mean(0) for prefix in prefixes]
+        mean = _mean(ends, [masks.prod(0) for _, masks in each])
+    else:
+        means = [_mean([values[d] for values, _ in each], [masks[d] for _, masks in each]) for d in range(DEPTHS)]
+        mean = sum(one * value for one, value in zip(weights, means, strict=True)) / DEPTHS
+    main_tokens = sum(problem.mask.sum() for problem in problems)
+    loss = mean * (main_tokens if condition.is_per_token else condition.layout.context)
+    loss.backward()
+    return Answer(
+        loss.detach(), [one.grad for one in heads], torch.zeros_like(weight) if weight.grad is None else weight.grad
+    )
+
+
+def _losses(
+    condition: Condition, problem: Problem, heads: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return [D, S, b] twice: the loss of each head (for e2e_tv its acceptance), and its mask."""
     pack = condition.layout.pack
 
     def roll(values: torch.Tensor) -> torch.Tensor:
         following = pack.roll(list(range(pack.size)), fill=-1)
         return torch.stack([values[slot] if slot >= 0 else torch.zeros_like(values[0]) for slot in following])
 
-    heads = problem.hidden[1:].clone().requires_grad_()
-    weight = problem.weight.clone().requires_grad_()
-    used = weight.detach() if condition.is_detached else weight
     labels, mask, teacher = problem.labels, problem.mask, problem.hidden[0] @ problem.weight.T * problem.logit_scale
-    losses, masks, acceptances = [], [], []
+    losses, masks = [], []
     for head in heads:
         labels, mask, teacher = roll(labels), roll(mask), roll(teacher)
-        logits = head @ used.T * problem.logit_scale
+        logits = head @ weight.T * problem.logit_scale
         p, log_p = (teacher[..., : problem.tokens].softmax(-1), teacher[..., : problem.tokens].log_softmax(-1))
         log_q = logits[..., : problem.tokens].log_softmax(-1)
         acceptance = torch.minimum(p, log_q.exp()).sum(-1)
         cross_entropy = torch.nn.functional.cross_entropy(logits.permute(0, 2, 1), labels, reduction="none")
         kl = (p * (log_p - log_q)).sum(-1)
-        losses.append({"cross_entropy": cross_entropy, "kl": kl, "tv": 1 - acceptance}.get(condition.loss_type))
+        by_type = {"cross_entropy": cross_entropy, "kl": kl, "tv": 1 - acceptance, "e2e_tv": acceptance}
+        losses.append(by_type[condition.loss_type])
         masks.append(mask)
-        acceptances.append(acceptance)
-    weights = torch.tensor(problem.depth_weights, dtype=torch.float64)
-    weights /= weights.mean()
-    if condition.loss_type == "e2e_tv":
-        prefixes = torch.stack(acceptances).cumprod(0)
-        chain = torch.stack(masks).prod(0)
-        loss = _mean(1 - (weights.view(-1, 1, 1) * prefixes).mean(0), chain, slots)
-    else:
-        means = (_mean(*each, slots) for each in zip(losses, masks, strict=True))
-        loss = sum(one * mean for one, mean in zip(weights, means, strict=True)) / DEPTHS
-    loss.backward()
-    return Answer(loss.detach(), heads.grad, torch.zeros_like(weight) if weight.grad is None else weight.grad)
+    return torch.stack(losses), torch.stack(masks)
 
 
-def _mean(values: torch.Tensor, mask: torch.Tensor, slots: list[int]) -> torch.Tensor:
-    """Return the mean over the positions in `slots` that count."""
-    return (values * mask)[slots].sum() / mask[slots].sum().clamp(min=1)
+def _mean(values: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the mean over the positions of all batches that count."""
+    total = sum((value * mask).sum() for value, mask in zip(values, masks, strict=True))
+    return total / sum(mask.sum() for mask in masks).clamp(min=1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.losses.conditions import LAYOUTS, LOSSES, RANKS, conditions
+from scripts.losses.conditions import LAYOUTS, LOSSES, RANKS, SHARING_LAYOUTS, conditions, sharing_conditions
 from scripts.losses.table import too_far
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(RANKS)]
@@ -18,6 +18,20 @@ def test_loss_and_gradient_are_those_of_full_logits(parallel, layout, loss_type)
     found = {str(condition): difference(condition) for condition in chosen}
     assert len(found) == 4
     assert list(too_far(found)) == []
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_a_position_weighs_the_same_however_sequences_and_batches_are_cut(parallel, world_size, loss_type):
+    """NVIDIA/Megatron-LM#7498, #7513: uneven masks, and ranks and batches without a token that counts."""
+    from scripts.losses.measured import difference
+
+    for layout in SHARING_LAYOUTS[world_size]:
+        parallel(context_parallel_size=layout.context)
+        chosen = [condition for condition in sharing_conditions(layout) if condition.loss_type == loss_type]
+        found = {str(condition): difference(condition) for condition in chosen}
+        assert len(found) == 20
+        assert list(too_far(found)) == []
 
 
 @pytest.mark.parametrize("is_kl", [False, True])

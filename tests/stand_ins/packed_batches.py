@@ -84,13 +84,12 @@ def expected_heads(pack, rank=0, ranks=1, *, labels=None, tokens=None, loss_mask
     if labels is None:
         targets, mask = pack.roll(targets), pack.roll(mask)
     # A head predicts fewer tokens than the main model, and weighs each by that much more.
-    main_tokens = sum(pack.of_rank(mask, rank, ranks))
+    main_tokens = sum(mask)
     expected = Heads([], [])
     for _ in range(DEPTHS):
         targets, mask = pack.roll(targets), pack.roll(mask)
-        mine = pack.of_rank(mask, rank, ranks)
         expected.targets.append(pack.of_rank(targets, rank, ranks))
-        expected.weights.append([weight * main_tokens / max(sum(mine), 1) for weight in mine])
+        expected.weights.append([weight * main_tokens / max(sum(mask), 1) for weight in pack.of_rank(mask, rank, ranks)])
     return expected
 
 

@@ -32,6 +32,7 @@ def check_heads(settings: Any) -> None:
                 f"repeats the step that it was captured in: set the interval to {possible}"
             )
     check_losses(settings)
+    check_token_counts(settings)
     check_frozen_main_model(settings)
     if getattr(settings, "mtp_detach_heads", False) and not _clips_heads_separately():
         _warn_of_shared_norm()
@@ -124,6 +125,20 @@ def check_losses(settings: Any) -> None:
         raise ValueError(
             f"{spell('mtp_loss_type')} and {spell('mtp_logits_chunk_size')} call the output layer chunk by chunk, but "
             f"{spell('defer_embedding_wgrad_compute')} keeps the input of each of its calls for later: leave it out"
+        )
+
+
+def check_token_counts(settings: Any) -> None:
+    """Raise ValueError if ranks with different numbers of microbatches would add up the tokens of their heads."""
+    mtp = sys.modules.get("megatron.core.transformer.multi_token_prediction")
+    if not getattr(settings, "hybrid_context_parallel", False) or not getattr(settings, "mtp_num_layers", None):
+        return
+    if hasattr(mtp, "sum_token_counts"):
+        raise ValueError(
+            f"{spell('hybrid_context_parallel')} gives ranks different numbers of microbatches, but "
+            f"count-mtp-tokens-over-ranks adds up the tokens of each microbatch over all of them: leave the flag out, "
+            f"train without {spell('mtp_num_layers')}, or leave out the patch (MEGATRON_MTP_PATCHES="
+            f"-count-mtp-tokens-over-ranks; ranks then count by themselves, as upstream's do)"
         )
 
 

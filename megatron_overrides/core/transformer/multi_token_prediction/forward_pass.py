@@ -24,6 +24,7 @@ class ForwardPass(NamedTuple):
     is_idle: the MTP block is skipped, so there are no hidden states of heads.
     metrics: what an `mtp_pass` measures without gradients; None leaves the metrics to Megatron's tracker.
     labels, loss_mask: what an `mtp_pass` gives to the heads, in place of what the model is given.
+    process_groups: the ProcessGroupCollection of the model; None stands for Megatron's global groups.
     """
 
     input_ids: torch.Tensor | None = None
@@ -32,6 +33,7 @@ class ForwardPass(NamedTuple):
     metrics: PassMetrics | None = None
     labels: torch.Tensor | None = None
     loss_mask: torch.Tensor | None = None
+    process_groups: Any = None
 
     def targets(
         self, labels: torch.Tensor | None, loss_mask: torch.Tensor | None
@@ -94,7 +96,8 @@ def record_forward_inputs(wrapped: Any, instance: Any, args: tuple[Any, ...], kw
     given = (None, None) if request is None else (request.labels, request.loss_mask)
     can_skip = instance.post_process and runs_block and not computes_loss
     is_idle = bool(can_skip and not _megatron_fsdp_releases(instance.mtp))
-    with _running(ForwardPass(call.arguments.get("input_ids"), computes_loss, is_idle, metrics, *given)):
+    groups = getattr(instance, "pg_collection", None)
+    with _running(ForwardPass(call.arguments.get("input_ids"), computes_loss, is_idle, metrics, *given, groups)):
         return wrapped(*args, **kwargs)
 
 

@@ -23,6 +23,7 @@ from megatron_overrides.core.transformer.multi_token_prediction.head_metrics imp
 from megatron_overrides.core.transformer.multi_token_prediction.head_settings import HeadSettings
 from megatron_overrides.core.transformer.multi_token_prediction.main_model_rows import Roll, line_up
 from megatron_overrides.core.transformer.multi_token_prediction.projection import Projection
+from megatron_overrides.core.transformer.multi_token_prediction.token_counts import TokenCounts, sum_token_counts
 
 
 class Aligned(NamedTuple):
@@ -44,23 +45,31 @@ class TrainedLoss(NamedTuple):
         """Return [b, s], the loss times the factor."""
         return self.factor * self.loss
 
-    def parts_of_mean(self) -> torch.Tensor:
-        """Return [b, s], whose sum is the mean over the positions of this rank that count, times the factor."""
-        return self.scaled() / self.tokens.clamp(min=1)
+    def parts_of_mean(self, tokens: torch.Tensor, ranks: int) -> torch.Tensor:
+        """Return [b, s], whose sums have as their average over `ranks` ranks the mean over `tokens`, times the factor."""
+        return self.scaled() * ranks / tokens.clamp(min=1)
 
 
 class HeadLosses(NamedTuple):
-    """Those of one microbatch on this rank: what is trained (a single loss for e2e_tv), and what is measured."""
+    """Those of one microbatch on this rank.
+
+    Attributes:
+        trained: a loss for each head, or a single one for e2e_tv.
+        metrics: what is measured.
+        counts: the positions that count, of the main model and of each trained loss.
+    """
 
     trained: list[TrainedLoss]
     metrics: HeadMetrics
+    counts: TokenCounts
 
 
 class MTPLoss(NamedTuple):
     """What `megatron_mtp_patches.functional.mtp_loss` returns.
 
     Attributes:
-        loss: scalar, the mean over the heads of their means over the positions of this rank, times the scaling factor.
+        loss: scalar, the mean over the heads of their means, times the scaling factor. Its average over the
+            context-parallel ranks has the means over the positions of all of them.
         metrics: sums over the positions of this rank.
     """
 
@@ -68,8 +77,14 @@ class MTPLoss(NamedTuple):
     metrics: HeadMetrics
 
     @classmethod
-    def of(cls, losses: HeadLosses) -> MTPLoss:
-        return cls(torch.stack([trained.parts_of_mean().sum() for trained in losses.trained]).sum(), losses.metrics)
+    def of(cls, losses: HeadLosses, cp_group: Any) -> MTPLoss:
+        """Divide by the positions of all ranks of `cp_group`; None is this rank alone."""
+        counts = sum_token_counts(losses.counts, cp_group)
+        means = [
+            trained.parts_of_mean(tokens, counts.ranks).sum()
+            for trained, tokens in zip(losses.trained, counts.losses, strict=True)
+        ]
+        return cls(torch.stack(means).sum(), losses.metrics)
 
     def means(self, group: Any = None) -> dict[str, float]:
         """Return the means by name: `mtp_1 loss` and, if measured, `mtp_1 acceptance %`, `mtp acceptance length`, ...
@@ -120,7 +135,8 @@ def head_losses(
                 compared = chunks.compare([projection.whole(head) for head in heads], labels, main_model)
             rows = compared._replace(loss=rows.loss, token=rows.token)
     trained, logged = _combine(rows.loss, aligned, settings, scaling_factor)
-    return HeadLosses(trained, _metrics(rows, logged, aligned, settings))
+    counts = TokenCounts(mask.sum(), [loss.tokens for loss in trained])
+    return HeadLosses(trained, _metrics(rows, logged, aligned, settings), counts)
 
 
 def _align(targets: torch.Tensor, mask: torch.Tensor, depths: int, roll: Roll) -> Iterator[Aligned]:

@@ -8,6 +8,8 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer import multi_token_prediction as mtp
 
+from megatron_overrides.core.transformer.multi_token_prediction.token_counts import TokenCounts
+
 
 class HeadMetrics(NamedTuple):
     """The heads of one microbatch on this rank's tokens.
@@ -44,16 +46,22 @@ def accepted_lengths(acceptance: torch.Tensor, agrees: torch.Tensor, chains: tor
     return torch.stack([(each * chains).sum() for each in (expected, greedy, torch.ones_like(expected))])
 
 
-def save_to_tracker(metrics: HeadMetrics) -> None:
-    """Add the metrics to Megatron's tracker, which logs them once per step."""
+def save_to_tracker(metrics: HeadMetrics, counts: TokenCounts) -> None:
+    """Add the metrics to Megatron's tracker, which logs them once per step.
+
+    It averages losses over all data- and context-parallel ranks.
+
+    Args:
+        counts: the positions that count, added up over the ranks that share a mean.
+    """
     helper = mtp.MTPLossLoggingHelper
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     depths = len(metrics.losses)
-    for depth, (loss, tokens) in enumerate(zip(metrics.losses, metrics.tokens, strict=True)):
-        mean = loss * (tokens > 0).to(loss.dtype) / tokens.clamp(min=1)
+    for depth, (loss, tokens) in enumerate(zip(metrics.losses, counts.of_each_head(depths), strict=True)):
+        mean = loss * (tokens > 0).to(loss.dtype) * counts.ranks / tokens.clamp(min=1)
         if hasattr(helper, "save_metrics_to_tracker"):
-            counts = (None, None) if metrics.counts is None else metrics.counts[:, depth]
-            helper.save_metrics_to_tracker(mean, *counts, depth, depths, avg_group=group)
+            predictions = (None, None) if metrics.counts is None else metrics.counts[:, depth]
+            helper.save_metrics_to_tracker(mean, *predictions, depth, depths, avg_group=group)
         else:
             helper.save_loss_to_tracker(mean, depth, depths, avg_group=group)
     if metrics.lengths is not None:

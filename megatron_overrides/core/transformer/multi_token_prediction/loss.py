@@ -24,6 +24,7 @@ from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_mode
 from megatron_overrides.core.transformer.multi_token_prediction.head_losses import head_losses
 from megatron_overrides.core.transformer.multi_token_prediction.head_settings import HeadSettings
 from megatron_overrides.core.transformer.multi_token_prediction.projection import Projection
+from megatron_overrides.core.transformer.multi_token_prediction.token_counts import ranks_of_mean
 from megatron_overrides.core.transformer.multi_token_prediction.vocabulary import number_of_tokens
 
 logger = logging.getLogger(__name__)
@@ -110,16 +111,20 @@ def process_mtp_loss(
         cp_group,
         packed_seq_params,
     )
-    if model_pass.metrics is not None or is_training:
-        save = head_metrics.save_to_tracker if model_pass.metrics is None else model_pass.metrics.add
-        save(losses.metrics)
-    main_tokens = mask.sum()
-    for trained in losses.trained:
+    logs = is_training and model_pass.metrics is None
+    counts = losses.counts
+    if hasattr(mtp, "sum_token_counts") and (logs or torch.is_grad_enabled()):
+        counts = mtp.sum_token_counts(counts, ranks_of_mean(config, cp_group, model_pass.process_groups))
+    if logs:
+        head_metrics.save_to_tracker(losses.metrics, counts)
+    elif model_pass.metrics is not None:
+        model_pass.metrics.add(losses.metrics)
+    for trained, tokens in zip(losses.trained, counts.losses, strict=True):
         if not config.calculate_per_token_loss:
-            loss = trained.parts_of_mean()
+            loss = trained.parts_of_mean(tokens, counts.ranks)
         elif rescale_per_token:
             # finalize_model_grads divides by the tokens of the main model; a head predicts fewer.
-            loss = trained.scaled() * (main_tokens / trained.tokens.clamp(min=1))
+            loss = trained.scaled() * (counts.main / tokens.clamp(min=1))
         else:
             loss = trained.scaled()
         main = attach_loss(main, loss)

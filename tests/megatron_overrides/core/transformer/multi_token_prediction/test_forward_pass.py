@@ -152,6 +152,7 @@ class StandIn:
     """Stands for a model with Mamba layers, which a CPU cannot build."""
 
     post_process = mtp_process = True
+    pg_collection = None
     mtp = torch.nn.Module()
 
     def __init__(self):
