@@ -12,6 +12,7 @@ from typing import Any
 from megatron.training.global_vars import get_args, get_tensorboard_writer, get_wandb_writer
 from megatron.training.utils import print_rank_last
 
+from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
 from megatron_overrides.support.training_metrics import in_training_log, training_metrics
 from megatron_overrides.support.validation_metrics import validate, validation_line
 
@@ -32,17 +33,26 @@ def log_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def count_main_model_logits(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wraps num_floating_point_operations(args, batch_size): the heads are compared with logits that take one matmul.
+    """Wraps num_floating_point_operations(args, batch_size, ...): the heads are compared with logits of one matmul.
 
     It is a forward pass without a backward pass (NVIDIA/Megatron-LM#6473).
     """
     flops = wrapped(*args, **kwargs)
-    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    settings = given["args"]
-    if not settings.mtp_num_layers or settings.mtp_loss_type == "cross_entropy":
+    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    settings = arguments["args"]
+    # Arguments that another parser has made lack the added settings.
+    loss_type = getattr(settings, "mtp_loss_type", "cross_entropy")
+    if not getattr(settings, "mtp_num_layers", None) or loss_type == "cross_entropy":
         return flops
-    tokens = given["batch_size"] * settings.seq_length
-    return flops + 2 * tokens * settings.hidden_size * settings.padded_vocab_size
+    return flops + 2 * _tokens_in_batch(arguments) * settings.hidden_size * settings.padded_vocab_size
+
+
+def _tokens_in_batch(arguments: dict[str, Any]) -> int:
+    """Return how many tokens the call of num_floating_point_operations counts; those of packed sequences lack padding.
+
+    Releases before 0.18 count padding, too.
+    """
+    return arguments.get("total_real_tokens_in_batch") or arguments["batch_size"] * arguments["args"].seq_length
 
 
 def count_no_backward_of_main_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,7 +64,7 @@ def count_no_backward_of_main_model(wrapped: Any, instance: Any, args: tuple[Any
     flops = wrapped(*args, **kwargs)
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     settings = call.arguments["args"]
-    if not settings.freeze_base_model_for_mtp:
+    if not is_main_model_frozen(settings):
         return flops
     call.arguments["args"] = main_model = copy.copy(settings)
     main_model.mtp_num_layers = None
@@ -65,8 +75,8 @@ def count_no_backward_of_main_model(wrapped: Any, instance: Any, args: tuple[Any
     of_main_model = wrapped(*call.args, **call.kwargs)
     of_heads = flops - of_main_model
     if of_heads:  # Megatron 0.16 counts none in a hybrid model
-        tokens = call.arguments.get("total_real_tokens_in_batch") or call.arguments["batch_size"] * settings.seq_length
-        of_heads -= settings.mtp_num_layers * 2 * tokens * settings.hidden_size * settings.padded_vocab_size
+        weight_gradients = 2 * _tokens_in_batch(call.arguments) * settings.hidden_size * settings.padded_vocab_size
+        of_heads -= settings.mtp_num_layers * weight_gradients
     return of_main_model / 3 + of_heads
 
 
