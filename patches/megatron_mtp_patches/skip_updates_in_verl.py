@@ -2,7 +2,7 @@
 
 from .engine import Patch, Wrap
 
-_ENGINE = "verl.workers.engine"
+_WORKERS = "verl.workers"
 
 PATCH = Patch(
     id="skip-updates-in-verl",
@@ -26,12 +26,12 @@ PATCH = Patch(
     ),
     edits=(
         Wrap(
-            f"{_ENGINE}.megatron.transformer_impl:MegatronEngine.optimizer_step",
+            f"{_WORKERS}.engine.megatron.transformer_impl:MegatronEngine.optimizer_step",
             "megatron_overrides.verl.workers.engine.megatron.transformer_impl:return_from_skipped_update",
         ),
         Wrap(
-            f"{_ENGINE}.base:BaseEngine.train_batch",
-            "megatron_overrides.verl.workers.engine.base:report_metrics",
+            f"{_WORKERS}.engine_workers:TrainingWorker._postprocess_output",
+            "megatron_overrides.verl.workers.engine_workers:report_metrics",
         ),
     ),
 )

@@ -1,9 +1,11 @@
 """verl's Megatron engine trains MTP heads through a skipped update and reports the metrics of the patches.
 
-The engine's own methods run (train_batch, optimizer_step), and verl's optimizer, MTP patch and MTP metrics. Its
-workers, which want Ray and a model from Hugging Face, do not: an object stands for the engine that they would build.
+verl's TrainingWorker runs (train_mini_batch, as a PPO update does, and train_batch, as the SFT trainer does) with the
+engine's own methods, verl's optimizer, MTP patch and MTP metrics. An object stands for the engine that the worker would
+build from a model of Hugging Face, and no Ray actor holds the worker.
 """
 
+import contextlib
 from types import SimpleNamespace
 
 import megatron_mtp_patches
@@ -14,10 +16,14 @@ pytest.importorskip("verl", reason="verl is not installed")
 
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from omegaconf import OmegaConf
+from verl.utils import tensordict_utils
 from verl.utils.megatron.optimizer import get_megatron_optimizer, init_megatron_optim_config
 from verl.utils.megatron_utils import get_megatron_mtp_loss, patch_engine_mtp
+from verl.utils.profiler import DistProfiler
+from verl.workers.config import McoreEngineConfig
 from verl.workers.engine.base import BaseEngine
 from verl.workers.engine.megatron.transformer_impl import MegatronEngine
+from verl.workers.engine_workers import TrainingWorker
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -51,14 +57,43 @@ class Engine:
         self.optimizer.zero_grad()
 
     def forward_backward_batch(self, data, loss_function, forward_only):
-        output = self.model(**data)
-        loss_function(output, data["labels"]).backward()
+        output = self.model(**self.batch)
+        loss_function(output, self.batch["labels"]).backward()
         self.model.finish_grad_sync()
-        return {"metrics": get_megatron_mtp_loss(1)}
+        metrics = get_megatron_mtp_loss(1)
+        # verl's forward_backward_batch has a list with an entry for each microbatch.
+        metrics = {name: value if isinstance(value, list) else [value] for name, value in metrics.items()}
+        return {"metrics": metrics, "loss": [0.0], "model_output": {}}
+
+    def train_mode(self, **_):
+        return contextlib.nullcontext()
+
+    def lr_scheduler_step(self):
+        return 1e-2
+
+    def get_data_parallel_group(self):
+        return torch.distributed.group.WORLD
+
+    def get_data_parallel_size(self):
+        return 1
+
+    def get_data_parallel_rank(self):
+        return 0
+
+    def worker(self, batch):
+        """Return verl's TrainingWorker around this engine, and what it is to train on."""
+        worker = object.__new__(TrainingWorker)
+        worker.engine, worker.loss_fn, worker.device_name, worker.flops_counter = self, loss_of, "cpu", None
+        worker.model_config, worker.profiler = {}, DistProfiler(rank=0, config=None, tool_config=None)
+        worker.engine_config = McoreEngineConfig(use_dynamic_bsz=False, micro_batch_size_per_gpu=2)
+        self.batch = batch
+        settings = {"mini_batch_size": 2, "dataloader_kwargs": {"shuffle": False}}
+        return worker, tensordict_utils.get_tensordict({"labels": batch["labels"]}, settings)
 
     def step(self, batch):
         """Return verl's metrics of a batch, and the parameters after it by name."""
-        metrics = self.train_batch(batch, loss_of)["metrics"]
+        worker, data = self.worker(batch)
+        metrics = tensordict_utils.get(worker.train_batch(data), "metrics")
         return metrics, {name: parameter.detach().clone() for name, parameter in self.model.module.named_parameters()}
 
 
@@ -117,6 +152,39 @@ def test_verl_reports_the_metrics_of_heads_and_optimizer(make_engine, batch):
     assert metrics["mtp_losses/mtp_1_loss"] > 3.0
     assert 0.0 <= metrics["mtp_losses/mtp_1_acceptance_rate"] <= 100.0
     assert megatron_mtp_patches.metrics(engine.optimizer)["mtp grad norm"] == metrics["megatron/mtp_grad_norm"]
+
+
+SETTINGS = {
+    "none": {},
+    "detached heads": {"model": {"mtp_detach_heads": True}},
+    "heads clipped separately": {"model": {"mtp_detach_heads": True}, "mtp_clip_grad": 0.05},
+    "threshold": {"grad_norm_skip_threshold": 100.0},
+    "threshold that skips": {"grad_norm_skip_threshold": 1e-3},
+    "loss": {"model": {"mtp_loss_type": "e2e_tv", "mtp_acceptance_length_interval": 1}},
+    "frozen main model": {"model": {"freeze_base_model_for_mtp": True}},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_ppo_update_trains_and_reports_numbers(make_engine, batch, settings):
+    """TrainingWorker.train_mini_batch chains what is a list; a number that is none ended each update."""
+    worker, data = make_engine(**SETTINGS[settings]).worker(batch)
+    metrics = tensordict_utils.get(worker.train_mini_batch(data), "metrics")
+    ours = {name: value for name, value in metrics.items() if name.startswith("megatron/")}
+    assert "grad_norm" in metrics and all(isinstance(value, float) for [value] in ours.values())
+    assert ("megatron/mtp_grad_norm" in ours) == bool(SETTINGS[settings].get("model", {}).get("mtp_detach_heads"))
+    if "threshold" in settings:
+        assert ours["megatron/updates_skipped_for_grad_norm"] == [float("skips" in settings)]
+
+
+def test_tensorboard_of_the_sft_trainer_takes_the_metrics(make_engine, batch, tmp_path, monkeypatch):
+    from verl.utils.tracking import Tracking
+
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path))
+    metrics, _ = make_engine(model={"mtp_detach_heads": True}, mtp_clip_grad=0.05).step(batch)
+    tracking = Tracking("project", "experiment", default_backend=["tensorboard"])
+    tracking.log(metrics, step=1)
+    assert list(tmp_path.iterdir())
 
 
 def test_heads_train_for_acceptance(make_engine, batch):

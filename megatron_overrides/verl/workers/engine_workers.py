@@ -1,0 +1,33 @@
+"""Report our metrics of a step beside verl's grad_norm."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from verl.utils import tensordict_utils
+
+
+def report_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps TrainingWorker._postprocess_output(output): `metrics` gets `megatron/mtp_grad_norm` and the like.
+
+    It gathers the metrics of all data-parallel ranks in lists, which verl's loops chain or reduce; `grad_norm`, which is
+    the same on all ranks, it leaves a number. So are ours, which are added to its result. What is known of MTP heads
+    reaches verl with their losses, as `mtp_losses/mtp_1_acceptance_rate`. Passes that have updated nothing and engines
+    of other backends are left alone.
+    """
+    output = inspect.signature(wrapped).bind(*args, **kwargs).arguments["output"]
+    optimizer = getattr(instance.engine, "optimizer", None)
+    if "grad_norm" not in output["metrics"] or not hasattr(optimizer, "get_grad_norm"):
+        return wrapped(*args, **kwargs)
+    result = wrapped(*args, **kwargs)
+    from megatron_overrides.support.training_metrics import training_metrics  # imports Megatron
+
+    tensordict_utils.get(result, "metrics").update(
+        {
+            f"megatron/{metric.tag.replace('-', '_')}": float(metric.value)
+            for metric in training_metrics(optimizer)
+            if metric.tag
+        }
+    )
+    return result
