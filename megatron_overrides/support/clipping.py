@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer import optimizer as upstream
+from megatron.core.utils import to_local_if_dtensor
 
 from megatron_overrides.support.grad_norms import GradNorm, GradNorms
 from megatron_overrides.support.gradients import has_decoupled_grad
@@ -40,6 +41,20 @@ def scale_to_limit(params: list[torch.nn.Parameter], limit: float, norm: GradNor
         # Megatron's coefficient is limit / (norm + 1e-6).
         largest = limit / least - 1e-6
         norm = norm.clamp(max=largest) if isinstance(norm, torch.Tensor) else min(norm, largest)
-    decoupled = config.use_precision_aware_optimizer and any(has_decoupled_grad(param, config) for param in params)
     # By Megatron's name for it, so that a faster one that another library has put there is called.
-    upstream.clip_grad_by_total_norm_fp32(params, max_norm=limit, total_norm=norm, use_decoupled_grad=decoupled)
+    for decoupled, same_dtype in _launches(params, config):
+        upstream.clip_grad_by_total_norm_fp32(same_dtype, max_norm=limit, total_norm=norm, use_decoupled_grad=decoupled)
+
+
+def _launches(params: list[torch.nn.Parameter], config: Any) -> list[tuple[bool, list[torch.nn.Parameter]]]:
+    """(whether gradients are in `decoupled_grad`, the parameters), each for one launch of a kernel over tensors.
+
+    Megatron's function reads one attribute, and the kernel the dtype of the first gradient (see `by_dtype`).
+    """
+    grouped: dict[tuple[bool, torch.dtype], list[torch.nn.Parameter]] = {}
+    for param in params:
+        decoupled = has_decoupled_grad(param, config)
+        grad = to_local_if_dtensor(param.decoupled_grad if decoupled else param.grad)
+        if grad is not None and grad.numel():
+            grouped.setdefault((decoupled, grad.dtype), []).append(param)
+    return [(decoupled, same_dtype) for (decoupled, _), same_dtype in grouped.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,6 +26,18 @@ def has_decoupled_grad(param: Any, config: Any) -> bool:
     differs again.
     """
     return config.use_precision_aware_optimizer and getattr(param, "decoupled_grad", None) is not None
+
+
+def by_dtype(grads: Iterable[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:
+    """The local gradients that have elements, by dtype: lists that one launch of a kernel over tensors reads rightly.
+
+    It reads all tensors by the dtype of the first, and leaves out those before an empty one that is the last.
+    """
+    grouped: dict[torch.dtype, list[torch.Tensor]] = {}
+    for grad in grads:
+        if grad.numel():
+            grouped.setdefault(grad.dtype, []).append(grad)
+    return grouped
 
 
 # -- methods of MegatronOptimizer that 0.19 has -----------------------------------------------------------------------

@@ -47,6 +47,21 @@ def test_nobody_owns_heads(make_leaf, from_all_ranks, count_collectives, world_s
     assert count_collectives == ["all_reduce"]
 
 
+def test_gradients_of_two_dtypes_on_one_rank_only(make_leaf, from_all_ranks, count_collectives, rank):
+    """As with a precision-aware optimizer whose main gradients are bf16, and fp32 for some parameters."""
+    from megatron_overrides.core.optimizer.clip_grads import measure
+
+    optimizer = make_leaf({None: 0.0, "mtp": 0.0, "mtp ": 0.0} if rank == 0 else {None: 0.0})
+    optimizer.config.use_precision_aware_optimizer = True
+    optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = True
+    for param, dtype in zip(optimizer.get_parameters(), (torch.bfloat16, torch.float32, torch.bfloat16), strict=False):
+        param.grad_norm_group = None
+        param.decoupled_grad = torch.full((4,), 0.25, dtype=dtype)
+    total = measure(optimizer).total[None]
+    assert from_all_ranks(float(total)) == [pytest.approx(1.0)] * 2  # four gradients, each with the norm 0.5
+    assert count_collectives == ["all_reduce"]
+
+
 @pytest.mark.parametrize("bad", [50.0, math.nan])
 def test_heads_over_their_threshold_are_dropped_on_every_rank(make_leaf, from_all_ranks, rank, world_size, bad):
     """The norm is over it because of one rank; the heads of all ranks must stay as they are."""

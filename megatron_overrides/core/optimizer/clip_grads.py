@@ -17,7 +17,7 @@ from megatron.core.optimizer import clip_grads as upstream
 from megatron.core.utils import get_data_parallel_group_if_dtensor, to_local_if_dtensor
 
 from megatron_overrides.support.grad_norms import Census, GradNorm, GradNorms
-from megatron_overrides.support.gradients import get_grads_for_grad_norm, get_main_grads_for_grad_norm
+from megatron_overrides.support.gradients import by_dtype, get_grads_for_grad_norm, get_main_grads_for_grad_norm
 from megatron_overrides.support.muon import is_exempt
 from megatron_overrides.support.norm_groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups, tag_of
 from megatron_overrides.support.optimizer_tree import Reduction, leaves, reductions
@@ -107,11 +107,10 @@ def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...]) -> torch
     for (row, column), of_group in grads.items():
         for grad in of_group:
             shards = get_data_parallel_group_if_dtensor(grad, shards)
-        if of_group:
-            local = [to_local_if_dtensor(grad) for grad in of_group]
+        for local in by_dtype(map(to_local_if_dtensor, of_group)).values():
             overflow = torch.zeros(1, dtype=torch.int, device="cuda")
             norm, _ = upstream.multi_tensor_applier(upstream.l2_norm_impl, overflow, [local], False)
-            sums[row, column : column + 1] = norm**2.0
+            sums[row, column : column + 1] += norm**2.0
     if shards is not None:
         torch.distributed.all_reduce(sums, group=shards)
     reduction.all_reduce(sums)

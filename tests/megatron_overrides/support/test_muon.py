@@ -253,7 +253,10 @@ def test_gradients_are_scaled_by_no_less_than_the_floor(monkeypatch, limit, norm
         "clip_grad_by_total_norm_fp32",
         lambda params, max_norm, total_norm, **_: taken.append(min(1.0, float(max_norm / (total_norm + 1e-6)))),
     )
-    scale_to_limit([], limit, torch.tensor([norm]) if as_tensor else norm, OptimizerConfig(min_clip_coefficient=0.01))
+    param = torch.nn.Parameter(torch.ones(1))
+    param.grad = torch.ones(1)
+    config = OptimizerConfig(min_clip_coefficient=0.01)
+    scale_to_limit([param], limit, torch.tensor([norm]) if as_tensor else norm, config)
     assert taken == [pytest.approx(factor, rel=1e-6)]
 
 

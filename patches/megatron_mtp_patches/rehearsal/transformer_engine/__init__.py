@@ -93,7 +93,7 @@ def prepare() -> None:
 def install() -> None:
     """Install the stand-ins: TransformerEngine's when it is imported, Apex's now."""
     # Imported now and not when they are needed: a child process has removed the package from sys.modules by then.
-    from . import extension, permutation, weight_gradient
+    from . import extension, permutation, triton_bfloat16, weight_gradient
 
     def stand_in(common: ModuleType) -> None:
         sys.modules["transformer_engine_torch"] = extension.make()
@@ -103,6 +103,7 @@ def install() -> None:
     when_imported(["transformer_engine.common"], stand_in)
     when_imported(["transformer_engine.pytorch.triton.permutation"], permutation.install)
     when_imported(["triton.runtime.autotuner"], _keep_one_config)
+    when_imported(["triton.runtime.interpreter"], triton_bfloat16.install)
 
 
 def _keep_one_config(autotuner: ModuleType) -> None:

@@ -118,6 +118,68 @@ def test_decoupled_gradients_are_clipped_where_a_precision_aware_optimizer_has_t
     assert all(torch.allclose(param.decoupled_grad, torch.ones_like(param)) for param in params)
 
 
+def give_gradients_of_two_dtypes(params):
+    """A decoupled gradient in bf16 beside one in fp32, each with the norm 3."""
+    for param, dtype in zip(params, (torch.bfloat16, torch.float32), strict=True):
+        param.decoupled_grad = torch.full_like(param, 3.0 / param.numel() ** 0.5, dtype=dtype)
+
+
+@pytest.mark.parametrize("in_one_leaf", [True, False])
+def test_gradients_of_two_dtypes_are_measured_and_clipped(make_optimizer, monkeypatch, in_one_leaf):
+    """The kernel reads a list by the dtype of its first tensor; what stands for it refuses such a list."""
+    from megatron.core.optimizer import clip_grads
+
+    from megatron_overrides.core.optimizer.clip_grads import measure
+
+    launched = []
+    apply = clip_grads.multi_tensor_applier
+    monkeypatch.setattr(
+        clip_grads,
+        "multi_tensor_applier",
+        lambda kernel, flag, lists, *args: (
+            launched.append([{one.dtype for one in each} for each in lists]) or apply(kernel, flag, lists, *args)
+        ),
+    )
+    optimizer, params = make_optimizer("fp32" if in_one_leaf else "chained", clip_grad=1.0)
+    optimizer.config.use_precision_aware_optimizer = True
+    optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = True
+    pairs = [params[:2]] if in_one_leaf else [params[0::2], params[1::2]]  # the two leaves have gradients of each dtype
+    for pair in pairs:
+        give_gradients_of_two_dtypes(pair)
+    norm = (3.0**2 * len(params)) ** 0.5
+    norms = measure(optimizer)
+    assert float(norms.total[None]) == pytest.approx(norm, rel=4e-3)
+    assert launched == [[{torch.bfloat16}], [{torch.float32}]]
+    clip_by(optimizer, {None: norm})
+    assert all(len(dtypes) == 1 for lists in launched for dtypes in lists)
+    for param in params:
+        assert float(param.decoupled_grad.float().norm()) == pytest.approx(3.0 / norm, rel=8e-3)
+
+
+def test_a_decoupled_gradient_is_clipped_beside_one_in_grad(make_optimizer):
+    optimizer, (decoupled, plain) = make_optimizer("fp32", clip_grad=1.0)
+    optimizer.config.use_precision_aware_optimizer = True
+    decoupled.decoupled_grad = torch.full_like(decoupled, 10.0)
+    plain.grad = torch.full_like(plain, 10.0)
+    clip_by(optimizer, {None: 10.0})
+    assert torch.allclose(decoupled.decoupled_grad, torch.ones(())) and torch.allclose(plain.grad, torch.ones(()))
+
+
+def test_empty_gradients_are_given_to_no_kernel(make_optimizer):
+    """A shard may be empty: TransformerEngine's kernel leaves out the tensors before it, from 2.18 on it refuses."""
+    from megatron_overrides.core.optimizer.clip_grads import measure
+
+    optimizer, (full, _) = make_optimizer("fp32", clip_grad=1.0)
+    empty = torch.nn.Parameter(torch.ones(0))
+    empty.tensor_model_parallel = True
+    optimizer.optimizer.add_param_group({"params": [empty]})
+    full.grad, empty.grad = torch.full_like(full, 10.0), torch.ones(0)
+    norm = float(full.grad.norm())
+    assert float(measure(optimizer).total[None]) == pytest.approx(norm)
+    clip_by(optimizer, {None: norm})
+    assert float(full.grad.norm()) == pytest.approx(1.0, rel=1e-5)
+
+
 def test_a_separate_group_is_clipped_by_its_norm(make_optimizer):
     optimizer, (main, mtp) = make_optimizer("fp32", clip_grad=1.0)
     mtp.grad_norm_group = "mtp"
