@@ -261,6 +261,15 @@ def test_detached_heads_stay_detached_under_verl_s_own_patch(make_engine, batch,
     assert reached and all(name.startswith("mtp.") for name in reached)
 
 
+def test_a_model_without_heads_that_inherits_settings_of_heads_is_built_with_one_line(make_model, caplog):
+    """verl's reference model has the actor's override_transformer_config."""
+    settings = {"mtp_num_layers": None, "mtp_loss_type": "tv", "mtp_detach_heads": True}
+    for _ in range(2):
+        make_model(**settings)
+    (line,) = [record.message for record in caplog.records if "no MTP heads" in record.message]
+    assert "mtp_loss_type, mtp_detach_heads" in line and "mtp.enable=true" in line
+
+
 def test_an_mtp_pass_is_refused(make_engine, batch):
     """verl's own method computes the loss, and knows nothing of it."""
     engine = make_engine()

@@ -32,6 +32,7 @@ def check_heads(settings: Any) -> None:
                 f"repeats the step that it was captured in: set the interval to {possible}"
             )
     check_losses(settings)
+    _warn_of_absent_heads_in_verl(settings)
     check_token_counts(settings)
     check_frozen_main_model(settings)
     if getattr(settings, "mtp_detach_heads", False) and not _clips_heads_separately():
@@ -58,6 +59,40 @@ def _warn_of_shared_norm() -> None:
     text = (
         f"{spell('mtp_detach_heads')} keeps the MTP loss out of the main model, but the gradient norm of the MTP heads "
         f"still decides how far the main model is clipped: the patch clip-mtp-grads-separately is not applied"
+    )
+    log_single_rank(logger, logging.WARNING, text)
+
+
+# Settings of heads that verl hands to models without heads, and their values when off.
+_SETTINGS_OF_HEADS = {
+    "mtp_loss_type": "cross_entropy",
+    "mtp_depth_weights": None,
+    "mtp_logits_chunk_size": 0,
+    "mtp_detach_heads": False,
+    "freeze_base_model_for_mtp": False,
+}
+
+
+def _warn_of_absent_heads_in_verl(settings: Any) -> None:
+    """Log one line for a model without heads that verl gives settings of heads.
+
+    Its reference model inherits `override_transformer_config` of the actor, and has no heads.
+    """
+    if getattr(settings, "mtp_num_layers", None) or "verl" not in sys.modules:
+        return
+    names = [name for name, off in _SETTINGS_OF_HEADS.items() if getattr(settings, name, off) != off]
+    if names:
+        _log_absent_heads(", ".join(names))
+
+
+@functools.cache
+def _log_absent_heads(names: str) -> None:
+    from megatron.core.utils import log_single_rank
+
+    text = (
+        f"This model has no MTP heads, so {names} of verl's override_transformer_config has no effect on it. verl gives "
+        f"its reference model the settings of the actor; an actor has heads with mtp.enable=true and trains them with "
+        f"mtp.enable_train=true"
     )
     log_single_rank(logger, logging.WARNING, text)
 
@@ -116,7 +151,7 @@ def check_losses(settings: Any) -> None:
     depths = getattr(settings, "mtp_num_layers", None)
     if loss_type not in LOSS_TYPES:
         raise ValueError(f"{spell('mtp_loss_type')} must be one of {', '.join(LOSS_TYPES)}, not {loss_type!r}")
-    if loss_type != "cross_entropy" and not depths:
+    if loss_type != "cross_entropy" and not depths and "verl" not in sys.modules:
         raise ValueError(f"{spell('mtp_loss_type')} {loss_type} requires MTP heads: add {spell('mtp_num_layers')}")
     check_counts(settings, {"mtp_logits_chunk_size": "rows, or 0 for all at once"})
     if weights is not None and depths:
