@@ -29,6 +29,7 @@ from . import (
     skip_update_on_large_grad_norm,
     skip_updates_in_verl,
     split_gated_qkv_for_muon,
+    sum_gradients_of_repeated_weights,
     tag_mtp_stage_embedding,
     train_mtp_heads_for_acceptance,
 )
@@ -42,6 +43,7 @@ CATALOG = (
     count_mtp_tokens_over_ranks.PATCH,
     scatter_mtp_embeddings.PATCH,
     recompute_quantized_mtp_heads.PATCH,
+    sum_gradients_of_repeated_weights.PATCH,
     mtp_acceptance_rate.PATCH,
     mtp_acceptance_length.PATCH,
     train_mtp_heads_for_acceptance.PATCH,
