@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
 _OVERRIDES = "megatron_overrides.core.tensor_parallel.layers"
+_MARKS = "megatron_overrides.core.transformer.moe.moe_layer"
 
 
 def _splits(run: Any) -> bool:
@@ -45,7 +46,8 @@ PATCH = Patch(
     adds=(
         "The parameters of experts are marked as 0.19 marks them: `tensor_model_parallel`, `partition_dim` and "
         "`partition_stride` on shards; `allreduce` is false if the gradients of experts are reduced over other ranks "
-        "than those of dense layers.",
+        "than those of dense layers. This holds for Megatron's own linear layers of experts that MoELayer has not "
+        "built, too, such as an adapter that is added to a finished model; for TransformerEngine's, from 0.19 on.",
         "`param_is_not_tensor_parallel_duplicate` takes `expert_tp_group`.",
     ),
     defects=(
@@ -96,7 +98,14 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.core.transformer.moe.moe_layer:MoELayer.__init__",
-            "megatron_overrides.core.transformer.moe.moe_layer:mark_expert_parameters",
+            f"{_MARKS}:mark_expert_parameters",
+        ),
+        *(
+            Wrap(f"{owner}.__init__", f"{_MARKS}:{wrapper}", check_source=False)
+            for owner, wrapper in (
+                (f"{_LAYERS}:ColumnParallelLinear", "mark_column_of_expert"),
+                (f"{_LAYERS}:RowParallelLinear", "mark_row_of_expert"),
+            )
         ),
         Provide(
             f"{_LAYERS}:param_is_not_tensor_parallel_duplicate", f"{_OVERRIDES}:param_is_not_tensor_parallel_duplicate"

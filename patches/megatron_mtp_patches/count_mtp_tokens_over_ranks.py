@@ -42,9 +42,7 @@ PATCH = Patch(
             ),
         ),
     ),
-    refuses=(
-        "`--hybrid-context-parallel` with MTP heads, where ranks have different numbers of microbatches.",
-    ),
+    refuses=("`--hybrid-context-parallel` with MTP heads, where ranks have different numbers of microbatches.",),
     numerics=(
         "With MTP heads and more than one context-parallel rank, or with `--calculate-per-token-loss` and more than "
         "one data-parallel rank: gradients and logged losses of the heads. Elsewhere every number stays as it is, to "

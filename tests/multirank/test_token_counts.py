@@ -28,7 +28,9 @@ def run(rank):
     """run(config settings, is_training=...): the loss of each head on this rank, of which only rank 0 has tokens."""
 
     def process(is_training=True, mask=None, cp_group=None, **settings):
-        config = TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1, mtp_num_layers=DEPTHS, **settings)
+        config = TransformerConfig(
+            num_layers=1, hidden_size=4, num_attention_heads=1, mtp_num_layers=DEPTHS, **settings
+        )
         mtp.MTPLossLoggingHelper.tracker = {}
         hidden = torch.ones((1 + DEPTHS) * LENGTH, 1, 4, requires_grad=torch.is_grad_enabled())
         losses = []

@@ -89,7 +89,9 @@ def expected_heads(pack, rank=0, ranks=1, *, labels=None, tokens=None, loss_mask
     for _ in range(DEPTHS):
         targets, mask = pack.roll(targets), pack.roll(mask)
         expected.targets.append(pack.of_rank(targets, rank, ranks))
-        expected.weights.append([weight * main_tokens / max(sum(mask), 1) for weight in pack.of_rank(mask, rank, ranks)])
+        expected.weights.append(
+            [weight * main_tokens / max(sum(mask), 1) for weight in pack.of_rank(mask, rank, ranks)]
+        )
     return expected
 
 
