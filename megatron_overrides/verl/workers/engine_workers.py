@@ -11,10 +11,10 @@ from verl.utils import tensordict_utils
 def report_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps TrainingWorker._postprocess_output(output): `metrics` gets `megatron/mtp_grad_norm` and the like.
 
-    It gathers the metrics of all data-parallel ranks in lists, which verl's loops chain or reduce; `grad_norm`, which is
-    the same on all ranks, it leaves a number. So are ours, which are added to its result. What is known of MTP heads
-    reaches verl with their losses, as `mtp_losses/mtp_1_acceptance_rate`. Passes that have updated nothing and engines
-    of other backends are left alone.
+    It gathers the metrics of all data-parallel ranks in lists, which verl's loops chain or reduce, but leaves
+    `grad_norm`, which is the same on all ranks, a number. Ours are numbers, too, and are added to its result. What is
+    known of MTP heads reaches verl with their losses, as `mtp_losses/mtp_1_acceptance_rate`. Passes that have updated
+    nothing and engines of other backends are left alone.
     """
     output = inspect.signature(wrapped).bind(*args, **kwargs).arguments["output"]
     optimizer = getattr(instance.engine, "optimizer", None)

@@ -46,7 +46,7 @@ class TrainedLoss(NamedTuple):
         return self.factor * self.loss
 
     def parts_of_mean(self, tokens: torch.Tensor, ranks: int) -> torch.Tensor:
-        """Return [b, s], whose sums have as their average over `ranks` ranks the mean over `tokens`, times the factor."""
+        """Return [b, s]; the average of its sums over `ranks` ranks is the mean over `tokens`, times the factor."""
         return self.scaled() * ranks / tokens.clamp(min=1)
 
 
