@@ -9,11 +9,11 @@ PATCH = Patch(
     upstream=(PullRequest(7498), PullRequest(7513)),
     problem=(
         "Megatron counts the tokens of a head (one of its MTP layers) on each rank. Without "
-        "`--calculate-per-token-loss` each context-parallel rank divides its part of the loss by its own tokens, and DDP averages "
-        "the parts as if they had the same number. With it (from 0.17 on), a rank weighs its tokens by its own ratio of main tokens to "
-        "a head's tokens. A mask that lies unevenly over the ranks then weighs tokens wrongly; so does a mask of ones, "
-        "because the roll takes a token from one rank only. Per token, a rank whose main tokens are all masked loses "
-        "the gradient of its heads."
+        "`--calculate-per-token-loss` each context-parallel rank divides its part of the loss by its own tokens, and "
+        "DDP averages the parts as if they had the same number. With it (from 0.17 on), a rank weighs its tokens by "
+        "its own ratio of main tokens to a head's tokens. A mask that lies unevenly over the ranks then weighs "
+        "tokens wrongly; so does a mask of ones, because the roll takes a token from one rank only. Per token, a "
+        "rank whose main tokens are all masked loses the gradient of its heads."
     ),
     adds=(
         "A head's tokens are counted over all ranks that share a mean: the context-parallel ranks, or with "
