@@ -109,7 +109,9 @@ def replay_release(release: str, repository: Repository, options: argparse.Names
         )
     tables, kind = options.out or options.work / "tables", kind_of_table(options.device)
     without = tables / options.device if kind != options.device else None
-    report.write(tables / kind, release, about(tree, options.device), found, without)
+    files = share_out(tree)
+    left_out = {one["reason"]: files[one["reason"]] for one in SETTINGS["left_out"]}
+    report.write(tables / kind, release, about(tree, options.device), found, left_out, without)
     report.make_table(release, found).show()
     console.print(f"-> {tables / kind / release}.md, .json")
     bad = [
@@ -135,25 +137,34 @@ def applies(suite: dict, release: str, ranks: int, options: argparse.Namespace, 
 def make_pairs(
     options: argparse.Namespace, repository: Repository, tree: Tree, suites: list[dict], ranks: int
 ) -> list[Pair]:
-    """One pair for the tree's own tests, and one for each suite of another commit."""
-    tests = tree.folder / UNIT_TESTS
-    own = [pattern for suite in suites if "ref" not in suite for pattern in suite["files"]]
-    files = [path for pattern in own for path in sorted(tests.glob(pattern)) if "_of_" not in path.stem]
-    chosen = [("", [str(path.relative_to(tests)) for path in files], "")]
-    for suite in suites:
-        if "ref" in suite:
-            taken = [repository.take(tree, suite["ref"], file) for file in suite["files"]]
-            chosen.append((suite["ref"].replace("/", "_"), taken, suite.get("only", "")))
+    """One pair for each suite."""
+    own = share_out(tree)
     pairs = []
-    for name, names, only in chosen:
+    for suite in suites:
+        name, ref = suite["name"], suite.get("ref")
+        names = [repository.take(tree, ref, file) for file in suite["files"]] if ref else own[name]
         record = options.work / "records" / f"{tree.folder.name} {ranks} {name}"
         plain, patched = (
-            Job(tree.folder, names, ranks, options.device, patches, Path(f"{record} {word}"), only)
+            Job(tree.folder, names, ranks, options.device, patches, Path(f"{record} {word}"), suite.get("only", ""))
             for word, patches in (("plain", "none"), ("patched", "all"))
         )
         if names:
             pairs.append((plain, patched))
     return pairs
+
+
+def share_out(tree: Tree) -> dict[str, list[str]]:
+    """{name of a suite, or reason to leave out: test files of the tree}; each file is in one of them."""
+    tests = tree.folder / UNIT_TESTS
+    left = {str(path.relative_to(tests)) for path in tests.rglob("test_*.py") if "_of_" not in path.stem}
+    *named, everything_else = [(suite["name"], suite["files"]) for suite in SETTINGS["suite"] if "ref" not in suite]
+    left_out = [(one["reason"], one["files"]) for one in SETTINGS["left_out"]]
+    found = {}
+    for name, patterns in [*named, *left_out, everything_else]:
+        matching = [str(path.relative_to(tests)) for pattern in patterns for path in sorted(tests.glob(pattern))]
+        found[name] = [file for file in dict.fromkeys(matching) if file in left]
+        left -= set(found[name])
+    return found
 
 
 def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: Console) -> dict[str, Verdict]:

@@ -15,8 +15,20 @@ Verdicts = dict[int, dict[str, Verdict]]  # ranks -> test -> verdict
 PASSING = (STILL, FIXED)
 
 
-def write(folder: Path, release: str, about: dict[str, str], verdicts: Verdicts, other: Path | None = None) -> None:
-    """Write RELEASE.json and RELEASE.md; `other` has the tables without TransformerEngine, to compare with."""
+def write(
+    folder: Path,
+    release: str,
+    about: dict[str, str],
+    verdicts: Verdicts,
+    left_out: dict[str, list[str]],
+    other: Path | None = None,
+) -> None:
+    """Write RELEASE.json and RELEASE.md.
+
+    Args:
+        left_out: {reason: files}.
+        other: has the tables without TransformerEngine, to compare with.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     passing: dict[str, dict[str, list[str]]] = {}
     for test in sorted({test for found in verdicts.values() for test in found}):
@@ -30,7 +42,7 @@ def write(folder: Path, release: str, about: dict[str, str], verdicts: Verdicts,
         "passing with the patches": passing,
     }
     (folder / f"{release}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    lines = list(_markdown(release, about, verdicts))
+    lines = [*_markdown(release, about, verdicts), *_left_out(left_out)]
     if other and (other / f"{release}.json").is_file():
         lines += _compared(other / f"{release}.json", folder / f"{release}.json")
     (folder / f"{release}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -137,6 +149,13 @@ def _causes(word: str, verdicts: Verdicts) -> Iterable[str]:
             files = sorted({Path(_file(test)).name for names in tests.values() for test in names})
             rows.append([cause, ", ".join(files), *(len(tests.get(ranks, [])) or "" for ranks in numbers)])
         yield from table(header, rows, right=range(2, len(header)))
+
+
+def _left_out(left_out: dict[str, list[str]]) -> Iterable[str]:
+    rows = [[reason, ", ".join(files)] for reason, files in left_out.items() if files]
+    if rows:
+        yield from ("", "## Left out", "")
+        yield from table(["why", "files"], rows)
 
 
 def _file(test: str) -> str:

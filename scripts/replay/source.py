@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tarfile
 from dataclasses import dataclass
+from importlib import metadata
 from io import BytesIO
 from pathlib import Path
 
 UNIT_TESTS = Path("tests", "unit_tests")
+IMPORTED = ("megatron", "tests", "examples", "tools", "pyproject.toml")
 
 
 class SourceError(Exception):
@@ -80,12 +83,14 @@ class Repository:
         raise SourceError(f"{self.git} has no {ref}. Fetch it: git -C {self.git} fetch origin {ref}:{ref}")
 
     def _extract(self, commit: str, folder: Path) -> None:
-        """Extract the folders and root modules that tests import."""
+        """Extract the folders and root modules that tests import, and copy the installed wheel's compiled helpers."""
         assert self.git is not None
         root = _git(self.git, "ls-tree", "--name-only", commit).decode().split()
-        names = [name for name in root if name in ("megatron", "tests", "pyproject.toml") or name.endswith(".py")]
+        names = [name for name in root if name in IMPORTED or name.endswith(".py")]
         with tarfile.open(fileobj=BytesIO(_git(self.git, "archive", commit, *names))) as tar:
             tar.extractall(folder, filter="data")
+        for compiled in _wheel_files("megatron/core/datasets/helpers_cpp*.so"):
+            shutil.copy(compiled, folder / "megatron" / "core" / "datasets")
 
 
 def _clone(url: str, folder: Path) -> Path:
@@ -96,6 +101,15 @@ def _clone(url: str, folder: Path) -> Path:
         _git(folder, "config", "--add", "remote.origin.fetch", "+refs/pull/*/head:refs/pull/*/head")
         _git(folder, "fetch", "--quiet", "origin", "refs/pull/5395/head:refs/pull/5395/head")
     return folder
+
+
+def _wheel_files(pattern: str) -> list[Path]:
+    """Return the files of the installed megatron-core that match; none if it is not installed."""
+    try:
+        files = metadata.files("megatron-core") or []
+    except metadata.PackageNotFoundError:
+        return []
+    return [Path(str(file.locate())) for file in files if file.match(pattern)]
 
 
 def _is_repository(folder: Path) -> bool:

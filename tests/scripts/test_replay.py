@@ -11,7 +11,7 @@ import pytest
 
 from scripts.common.process import environment
 from scripts.replay import jobs
-from scripts.replay.source import Repository
+from scripts.replay.source import Repository, Tree
 
 pytestmark = [
     pytest.mark.forked("python"),
@@ -110,7 +110,8 @@ def read(work):
 def replayed(tmp_path_factory):
     """A replay on one rank of a tree in which each verdict is due: (exit code, output, folder)."""
     folder = tmp_path_factory.mktemp("replay")
-    write(folder / "tree", **{"optimizer/test_all": TESTS, "optimizer/test_broken": BROKEN})
+    left_out = {"inference/test_left_out": "def test_it(): ..."}
+    write(folder / "tree", **{"optimizer/test_all": TESTS, "optimizer/test_broken": BROKEN, **left_out})
     done = replay(folder, "--megatron", folder / "tree", "--suite", "optimizer", "--ranks", "1")
     return done.returncode, done.stdout + done.stderr, folder
 
@@ -155,6 +156,7 @@ def test_every_verdict(replayed):
     text = (folder / "tables/cpu/0.18.2.md").read_text()
     assert "| optimizer/test_all.py | 2 | 1 |  | 1 | 3 |  |" in text
     assert "| `optimizer/test_all.py::test_is_fixed` | 1 | AssertionError: … is not there |" in text
+    assert " | inference/test_left_out.py |" in text.partition("## Left out")[2]
 
 
 def test_newly_failing_ends_with_1(replayed):
@@ -175,6 +177,30 @@ def test_what_passed_in_an_earlier_table_has_to_pass(replayed, tree, tmp_path):
     assert "test_all.py::test_passes on 1: it passed in the table, now: failing either way" in said
     assert "test_all.py::test_asks_for_a_version on 1: it passed in the table, it was not collected" in said
     assert "test_fails on 1" not in said
+
+
+def test_each_file_is_in_one_suite_or_left_out(tmp_path):
+    from scripts.replay.__main__ import share_out
+
+    names = ["optimizer/test_a", "test_optimizer", "transformer/moe/test_b", "transformer/test_c", "new/folder/test_d"]
+    write(tmp_path, **dict.fromkeys([*names, "inference/test_e", "optimizer/test_a_of_main"], ""))
+    found = {name: files for name, files in share_out(Tree("0.18.2", tmp_path, "")).items() if files}
+    reason = next(name for name in found if name.startswith("generates text"))
+    assert found == {
+        "optimizer": ["optimizer/test_a.py", "test_optimizer.py"],
+        "mixture of experts": ["transformer/moe/test_b.py"],
+        "transformer": ["transformer/test_c.py"],
+        "everything else": ["new/folder/test_d.py"],
+        reason: ["inference/test_e.py"],
+    }
+
+
+def test_a_file_that_time_left_out_has_not_run_and_runs_when_resumed(run_job):
+    source = "def test_a(): ..."
+    found = run_job(source, 1, until=-math.inf)
+    assert found == {"": jobs.LATE}
+    found = run_job(source, 1, resume=True)
+    assert found == {"test_a": ("passed", "")}
 
 
 def test_a_crash_costs_one_test(run_job):
