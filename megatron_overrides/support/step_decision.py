@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from megatron_overrides.support.grad_norms import GradNorms
+from megatron_overrides.support.grad_norms import GradNorms, check_norms
 from megatron_overrides.support.norm_groups import (
     MTP_GRAD_NORM_GROUP,
     SETTINGS_OF_MTP_GROUP,
@@ -14,6 +14,7 @@ from megatron_overrides.support.norm_groups import (
     named_groups,
     separate_groups,
 )
+from megatron_overrides.support.optimizer_tree import check_optimizer
 from megatron_overrides.support.settings import spell
 
 
@@ -63,6 +64,12 @@ def needs_norms(config: Any) -> bool:
     """Whether anything in a step depends on the norms: clipping, or a finite threshold."""
     limits = (clip_limit(config, group) for group in (None, *separate_groups(config)))
     return max(limits) > 0.0 or reads_norms(config)
+
+
+def check_step(optimizer: Any, norms: Any) -> None:
+    """Raise TypeError unless they are an optimizer of Megatron and the norms of all its groups."""
+    check_optimizer(optimizer)
+    check_norms(norms)
 
 
 def check_heads_are_tagged(norms: GradNorms, config: Any) -> None:

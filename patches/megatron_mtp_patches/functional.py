@@ -86,17 +86,19 @@ def mtp_loss(
         packed_seq_params: Megatron's PackedSeqParams, with or without padding.
 
     Returns:
-        An MTPLoss: `loss`, a scalar to add to the loss of the main model. It is for trainers that average gradients
-        over data- and context-parallel ranks, as DDP does without per-token loss: its average over `cp_group` is the
-        mean over the positions of all its ranks. `metrics`, sums over the positions of this rank; `means(group)`,
-        their means by name over the ranks of a group.
+        An MTPLoss: `loss`, a scalar to add to the loss of the main model, for trainers that average gradients over
+        data- and context-parallel ranks: its average over `cp_group` is the mean over the positions of all its ranks.
+        `metrics`, sums over those of this rank; `means(group)`, their means by name over the ranks of a group.
 
     Raises:
-        ValueError: shapes that do not belong together, an unknown loss type, or weights that are not D positive ones.
+        ValueError: shapes, a loss type, weights or a number of tokens that cannot be.
         TypeError: the output layer does not take `weight` and `runtime_gather_output`.
     """
     from functools import partial
     from types import SimpleNamespace
+
+    # First: while it is imported, the patches import the overrides below.
+    import megatron.core.transformer.multi_token_prediction  # noqa: F401
 
     from megatron_overrides.core.transformer import transformer_config
     from megatron_overrides.core.transformer.multi_token_prediction import head_losses
@@ -106,6 +108,7 @@ def mtp_loss(
 
     heads = list(head_hiddens)
     head_losses.check_shapes(main_hidden, heads, labels, loss_mask, sequence_parallel)
+    head_losses.check_vocabulary(vocab_size)
     if detach_output_layer and output_weight is None and not hasattr(output_layer, "parameters"):
         raise ValueError("mtp_loss: detach_output_layer needs an output_layer that is a torch.nn.Module")
     transformer_config.check_losses(
@@ -279,10 +282,9 @@ def clip(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None)
         decision: of `decide`; None for an update of everything. With `skips_update` nothing is clipped.
     """
     from megatron_overrides.core.optimizer.optimizer import limit_gradients
-    from megatron_overrides.support.grad_norms import check_norms
-    from megatron_overrides.support.step_decision import StepDecision
+    from megatron_overrides.support.step_decision import StepDecision, check_step
 
-    check_norms(norms)
+    check_step(optimizer, norms)
     limit_gradients(optimizer, norms, decision or StepDecision())
 
 
@@ -295,8 +297,7 @@ def update(optimizer: Any, norms: GradNorms, decision: StepDecision | None = Non
         decision: as for `clip`.
     """
     from megatron_overrides.core.optimizer.optimizer import update
-    from megatron_overrides.support.grad_norms import check_norms
-    from megatron_overrides.support.step_decision import StepDecision
+    from megatron_overrides.support.step_decision import StepDecision, check_step
 
-    check_norms(norms)
+    check_step(optimizer, norms)
     return update(optimizer, norms, decision or StepDecision())

@@ -20,13 +20,14 @@ IDS = ("one", "two", "three-four")
         ("-two", {"one", "three-four"}),
         ("-two, -three-four", {"one"}),
         ("-one,-two,-three-four", set()),
+        ("all,-two", {"one", "three-four"}),
     ],
 )
 def test_select(choice, selected):
     assert select(choice, IDS) == selected
 
 
-@pytest.mark.parametrize("choice", ["five", "one,five", "-five", "--one", "all,one", "none,one", "One", "one two"])
+@pytest.mark.parametrize("choice", ["five", "one,five", "-five", "--one", "all,one", "One", "one two"])
 def test_an_unknown_word_is_an_error_that_lists_the_ids(choice):
     with pytest.raises(PatchError, match="unknown patch .*one, two, three-four"):
         select(choice, IDS)
@@ -38,12 +39,20 @@ def test_taking_and_leaving_out_do_not_mix(choice):
         select(choice, IDS)
 
 
-@pytest.mark.parametrize("policy", ["raise", "warn", "skip"])
-def test_policies(policy):
-    assert check_policy(policy) == policy
+@pytest.mark.parametrize("choice, part", [(",", "names no patch"), ("none,one", "none alone"), ("none,-one", "none alone")])
+def test_words_that_say_nothing_or_two_things(choice, part):
+    with pytest.raises(PatchError, match=part):
+        select(choice, IDS)
 
 
-@pytest.mark.parametrize("policy", ["", "RAISE", "ignore"])
+@pytest.mark.parametrize(
+    "word, policy", [("raise", "raise"), ("warn", "warn"), ("skip", "skip"), ("", "raise"), (" warn ", "warn")]
+)
+def test_policies(word, policy):
+    assert check_policy(word) == policy
+
+
+@pytest.mark.parametrize("policy", ["RAISE", "ignore"])
 def test_an_unknown_policy_is_an_error_that_lists_them(policy):
     with pytest.raises(PatchError, match="raise, warn, skip"):
         check_policy(policy)

@@ -12,13 +12,21 @@ POLICIES = ("raise", "warn", "skip")
 def select(choice: str, ids: Iterable[str]) -> frozenset[str]:
     """The ids that `choice` picks: 'all', 'none', 'id,id' (only these) or '-id,-id' (all but these).
 
+    'all,-id' is '-id'.
+
     Raises:
-        PatchError: an id that does not exist, or ids to take mixed with ids to leave out.
+        PatchError: an id that does not exist, ids to take mixed with ids to leave out, or commas alone.
     """
     ids = tuple(ids)
     words = [word.strip() for word in choice.split(",") if word.strip()]
-    if words in ([], ["all"]):
+    if not words and choice.strip():
+        raise PatchError(f"{choice!r} names no patch; MEGATRON_MTP_PATCHES and apply() take all, none, or ids")
+    if words[:1] == ["all"] and all(word.startswith("-") for word in words[1:]):
+        words = words[1:]
+    if not words:
         return frozenset(ids)
+    if "none" in words and len(words) > 1:
+        raise PatchError(f"{choice!r} mixes none with other words; write none alone, or leave it out")
     if words == ["none"]:
         return frozenset()
     unknown = [word for word in words if word.removeprefix("-") not in ids]
@@ -40,8 +48,9 @@ def select(choice: str, ids: Iterable[str]) -> frozenset[str]:
 
 
 def check_policy(on_drift: str) -> str:
-    """Raises PatchError unless `on_drift` is one of `POLICIES`."""
-    if on_drift not in POLICIES:
+    """Return the policy that `on_drift` says; '' is the first of `POLICIES`. Raises PatchError for any other word."""
+    policy = on_drift.strip() or POLICIES[0]
+    if policy not in POLICIES:
         words = ", ".join(POLICIES)
         raise PatchError(f"MEGATRON_MTP_PATCHES_ON_DRIFT, what a refused patch does, can be {words}, not {on_drift!r}")
-    return on_drift
+    return policy

@@ -152,6 +152,8 @@ def test_acceptance_counts_as_the_patches_do(rows, unpatched):
         ({"loss_type": "rkl"}, "must be one of cross_entropy, kl, tv, e2e_tv, not 'rkl'"),
         ({"depth_weights": [1.0]}, "one weight for each of the 2 MTP layers"),
         ({"chunk_size": -1}, "give a number of rows"),
+        ({"vocab_size": 0}, "vocab_size is 0; give the number of tokens"),
+        ({"vocab_size": -5}, "vocab_size is -5"),
     ],
 )
 def test_what_cannot_be_computed_is_an_error(rows, change, problem):
@@ -173,6 +175,21 @@ def test_names_of_heads_are_told_from_others():
     heads = ("mtp.layers.0.eh_proj.weight", "module.module.mtp.layers.1.enorm.weight", "mtp.final_layernorm.bias")
     others = ("decoder.layers.0.mlp.linear_fc1.weight", "embedding.word_embeddings.weight", "decoder.mtp")
     assert all(map(functional.is_mtp_parameter, heads)) and not any(map(functional.is_mtp_parameter, others))
+
+
+def test_the_loss_may_be_the_first_that_needs_megatron_s_module():
+    """Its own overrides were imported by the patches while it imported them, which refused a patch."""
+    import subprocess
+    import sys
+
+    code = (
+        "from megatron_mtp_patches import functional, rehearsal; rehearsal.install(); import torch\n"
+        "h = torch.zeros(4, 1, 2)\n"
+        "try: functional.mtp_loss(h, [], torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4), None)\n"
+        "except ValueError as error: print(error)"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], text=True).strip()
+    assert said.endswith("head_hiddens is empty; give the hidden states [s, b, h] of each MTP head")
 
 
 def test_nothing_of_torch_or_megatron_is_imported_with_the_module():

@@ -119,6 +119,14 @@ def test_an_optimizer_of_torch_is_an_error(function):
         function(torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]))
 
 
+def test_clip_and_update_ask_for_an_optimizer_of_megatron(make_training):
+    _, optimizer = make_training()
+    norms = functional.grad_norms(optimizer)
+    for function in (functional.clip, functional.update):
+        with pytest.raises(TypeError, match="NoneType is no optimizer of Megatron"):
+            function(None, norms)
+
+
 def test_a_name_that_matches_nothing_tags_nothing(make_training):
     model, _ = make_training(mtp_num_layers=None)
     assert functional.tag([model]) == []

@@ -234,6 +234,14 @@ def check_shapes(
             )
 
 
+def check_vocabulary(size: int | None) -> None:
+    """Raise ValueError unless it is a number of tokens, or None where each column of the logits is a token."""
+    if size is not None and not (isinstance(size, int) and size > 0):
+        raise ValueError(
+            f"mtp_loss: vocab_size is {size!r}; give the number of tokens, or None if each column of the logits is one"
+        )
+
+
 def check_output_layer(output_layer: Callable[..., Any]) -> None:
     """Raise TypeError unless it takes the arguments that Megatron's output layer takes."""
     call = getattr(output_layer, "forward", output_layer)
