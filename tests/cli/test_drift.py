@@ -18,7 +18,7 @@ pytestmark = pytest.mark.forked("python")
 
 TARGETS = [edit.target for patch in CATALOG if not patch.package for edit in patch.edits if edit.check_source]
 RELEASES = ["0.16.1", "0.17.1", "0.18.2", "0.19.2"]
-TRAIN_BATCH = "verl.workers.engine.base:BaseEngine.train_batch"
+POSTPROCESS = "verl.workers.engine_workers:TrainingWorker._postprocess_output"
 STEP = "megatron.core.optimizer.optimizer:ChainedOptimizer.step"
 
 
@@ -51,12 +51,14 @@ def fork(site, tmp_path):
 
 @pytest.fixture
 def verl(tmp_path):
-    """A folder with a verl that is its base class alone."""
-    file = tmp_path / "verl" / "workers" / "engine" / "base.py"
+    """A folder with a verl that is its worker alone."""
+    file = tmp_path / "verl" / "workers" / "engine_workers.py"
     file.parent.mkdir(parents=True)
-    for package in list(file.parents)[:3]:
+    for package in list(file.parents)[:2]:
         (package / "__init__.py").touch()
-    file.write_text("class BaseEngine:\n    def train_batch(self):\n        pass\n", encoding="utf-8")
+    file.write_text(
+        "class TrainingWorker:\n    def _postprocess_output(self, output):\n        pass\n", encoding="utf-8"
+    )
     return tmp_path
 
 
@@ -234,7 +236,7 @@ def test_a_release_of_another_package_is_about_its_targets_alone(command, rows, 
     assert rows(unknown.out)["skip-updates-in-verl"] == ["refused"] and "detach-mtp-heads" not in rows(unknown.out)
     known = command("drift", "--against", str(verl))
     assert known.code == 0
-    assert rows(known.out)[TRAIN_BATCH] == ["verl 99.0"] and rows(known.out)["skip-updates-in-verl"] == ["applied"]
+    assert rows(known.out)[POSTPROCESS] == ["verl 99.0"] and rows(known.out)["skip-updates-in-verl"] == ["applied"]
     after = KnownSources.read(table)
     assert (after.releases, after.releases_of("verl")) == (before.releases, ("verl 0.9.1", "verl 99.0"))
     changed = {target for target, row in after.targets.items() if row != before.targets[target]}
