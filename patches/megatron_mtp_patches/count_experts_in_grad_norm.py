@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
 _OVERRIDES = "megatron_overrides.core.tensor_parallel.layers"
-_MARKS = "megatron_overrides.core.transformer.moe.moe_layer"
+_TRANSFORMER_ENGINE = "megatron.core.extensions.transformer_engine"
 
 
 def _splits(run: Any) -> bool:
@@ -46,8 +46,8 @@ PATCH = Patch(
     adds=(
         "The parameters of experts are marked as 0.19 marks them: `tensor_model_parallel`, `partition_dim` and "
         "`partition_stride` on shards; `allreduce` is false if the gradients of experts are reduced over other ranks "
-        "than those of dense layers. This holds for Megatron's own linear layers of experts that MoELayer has not "
-        "built, too, such as an adapter that is added to a finished model; for TransformerEngine's, from 0.19 on.",
+        "than those of dense layers. The linear layers mark them, Megatron's and TransformerEngine's, so experts that "
+        "no `MoELayer` has built are marked, too: adapters added later, layers of other libraries.",
         "`param_is_not_tensor_parallel_duplicate` takes `expert_tp_group`.",
     ),
     defects=(
@@ -98,14 +98,20 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.core.transformer.moe.moe_layer:MoELayer.__init__",
-            f"{_MARKS}:mark_expert_parameters",
+            "megatron_overrides.core.transformer.moe.moe_layer:mark_experts_of_layer",
         ),
         *(
-            Wrap(f"{owner}.__init__", f"{_MARKS}:{wrapper}", check_source=False)
-            for owner, wrapper in (
-                (f"{_LAYERS}:ColumnParallelLinear", "mark_column_of_expert"),
-                (f"{_LAYERS}:RowParallelLinear", "mark_row_of_expert"),
+            Wrap(f"{module}:{layer}.__init__", f"{_OVERRIDES}:mark_experts_of_{kind}_layer", check_source=False)
+            for module, prefix in ((_LAYERS, ""), (_TRANSFORMER_ENGINE, "TE"))
+            for kind, layer in (("column", f"{prefix}ColumnParallelLinear"), ("row", f"{prefix}RowParallelLinear"))
+        ),
+        *(
+            Wrap(
+                f"{_TRANSFORMER_ENGINE}:{layer}.__init__",
+                "megatron_overrides.core.extensions.transformer_engine:mark_experts_of_linear",
+                check_source=False,
             )
+            for layer in ("TELinear", "TEGroupedLinear")
         ),
         Provide(
             f"{_LAYERS}:param_is_not_tensor_parallel_duplicate", f"{_OVERRIDES}:param_is_not_tensor_parallel_duplicate"

@@ -262,3 +262,28 @@ def test_a_module_whose_import_is_forbidden_is_left_alone(library, monkeypatch):
     engine.install_missed_modules()
     monkeypatch.delitem(sys.modules, "lib")
     assert library.load().f(1) == "override 1"
+
+
+@pytest.mark.parametrize("stand_in", ["None", "type('Mock', (), {})()"])
+def test_methods_of_a_class_that_is_none_here_are_left_alone(library, stand_in):
+    """Megatron has None or a mock for a class that needs a library which is not installed."""
+    source = f"""
+        if False:
+            class Needy:
+                def method(self):
+                    return 1
+        else:
+            Needy = {stand_in}
+
+        def f():
+            return "f"
+        """
+    library.write("lib.py", source)
+    engine = library.applied(
+        Wrap("lib:Needy.method", "overrides:add_mark", check_source=False),
+        Wrap("lib:f", "overrides:add_mark", check_source=False),
+    )
+    assert library.load().f() == "f!"
+    assert state(engine) == "applied"
+    engine.revert()
+    assert library.load().f() == "f"

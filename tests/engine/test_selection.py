@@ -39,7 +39,9 @@ def test_taking_and_leaving_out_do_not_mix(choice):
         select(choice, IDS)
 
 
-@pytest.mark.parametrize("choice, part", [(",", "names no patch"), ("none,one", "none alone"), ("none,-one", "none alone")])
+@pytest.mark.parametrize(
+    "choice, part", [(",", "names no patch"), ("none,one", "none alone"), ("none,-one", "none alone")]
+)
 def test_words_that_say_nothing_or_two_things(choice, part):
     with pytest.raises(PatchError, match=part):
         select(choice, IDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from megatron_overrides.support.expert_parameters import mark_expert_parameters
 from megatron_overrides.support.norm_groups import tag, tag_of
 
 
@@ -44,3 +45,22 @@ def copy_expert_mark(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs:
     destination, source = inspect.signature(wrapped).bind(*args, **kwargs).args
     if hasattr(source, "allreduce"):
         destination.allreduce = source.allreduce
+
+
+def mark_experts_of_column_layer(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Wraps ColumnParallelLinear.__init__ and TEColumnParallelLinear.__init__: marks the parameters of an expert's."""
+    _mark_experts_of_layer("column", wrapped, instance, args, kwargs)
+
+
+def mark_experts_of_row_layer(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Wraps RowParallelLinear.__init__ and TERowParallelLinear.__init__: marks the parameters of an expert's."""
+    _mark_experts_of_layer("row", wrapped, instance, args, kwargs)
+
+
+def _mark_experts_of_layer(
+    parallel_mode: str, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    wrapped(*args, **kwargs)
+    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    if arguments.get("is_expert"):
+        mark_expert_parameters(instance, parallel_mode, arguments["config"])

@@ -15,7 +15,7 @@ from .copies import Copies
 from .declare import Edit, Patch, PatchError
 from .fingerprints import KnownSources, open_known_sources, target_exists
 from .installed_edits import InstalledEdits
-from .patched_attribute import is_bound
+from .patched_attribute import has_class_of, is_bound
 from .source_questions import ask_existence
 from .state import State
 
@@ -152,7 +152,7 @@ class Installer:
         exists = edit in self.edits or self._target_exists(edit)
         if not exists and any(edit in always.edits for always in (*self.base, *self.added)):
             warnings.warn(f"megatron_mtp_patches: this Megatron has no {edit.target}, on which it relies", stacklevel=2)
-        self.edits.add(edit, patch, module, exists)
+        self.edits.add(edit, patch, module, exists and has_class_of(edit, module))
 
     def rebind_copies(self) -> None:
         """Rebind the copies of what was replaced, in one scan. Where that fails, the patches are taken out.

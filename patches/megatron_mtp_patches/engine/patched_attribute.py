@@ -143,7 +143,20 @@ def is_bound(module: ModuleType, name: str) -> bool:
     return True
 
 
+def has_class_of(edit: Edit, module: ModuleType) -> bool:
+    """Whether the class whose attribute `edit` changes is a class in `module`; of other edits always.
+
+    Where TransformerEngine is not installed, Megatron has None or a mock in the place of classes made from it.
+    """
+    owner, _, _ = edit.name.rpartition(".")
+    return not owner or not is_bound(module, owner) or inspect.isclass(_follow(module, owner))
+
+
+def _follow(module: ModuleType, name: str) -> Any:
+    return functools.reduce(inspect.getattr_static, name.split("."), module)
+
+
 def load(path: str) -> Any:
     """The object that `package.module:Qualified.name` names."""
     module, _, name = path.partition(":")
-    return functools.reduce(inspect.getattr_static, name.split("."), importlib.import_module(module))
+    return _follow(importlib.import_module(module), name)

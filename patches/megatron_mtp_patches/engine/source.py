@@ -63,7 +63,10 @@ def parse_bytes(source: bytes, file: Path) -> ast.Module:
 
 
 def find_definition(tree: ast.Module, name: str) -> ast.AST | None:
-    """The node that binds the qualified `name`: a function, class, assignment or import, the last one winning."""
+    """The node that binds the qualified `name`: a function, class, assignment or import, the last one winning.
+
+    A class keeps its name where another branch assigns something to it: None, where a library is not installed.
+    """
     node: ast.AST | None = tree
     for part in name.split("."):
         node = _find_in_body(getattr(node, "body", []), part)
@@ -81,7 +84,9 @@ def _find_in_body(body: list[ast.stmt], name: str) -> ast.AST | None:
             branches = [statement.body, statement.orelse, getattr(statement, "finalbody", [])]
             branches += [handler.body for handler in getattr(statement, "handlers", [])]
             for branch in branches:
-                found = _find_in_body(branch, name) or found
+                other = _find_in_body(branch, name)
+                is_substitute = isinstance(found, ast.ClassDef) and isinstance(other, ast.Assign)
+                found = found if other is None or is_substitute else other
     return found
 
 

@@ -1,0 +1,47 @@
+"""Mark the parameters of experts with what they are: shards or replicas, and of which process groups.
+
+NVIDIA/Megatron-LM#5916. Three readers depend on the marks: the norms, which count each gradient once
+(`tensor_model_parallel`), DDP and the optimizers, which reduce over the ranks that hold replicas (`allreduce`), and
+Muon, which puts the shards of a matrix together (`partition_dim`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# By parallel mode: the dimension along which parameters are split over the ranks of the expert tensor-parallel group.
+_DIMENSIONS = {"column": {"weight": 0, "bias": 0}, "row": {"weight": 1}}
+_NUMBERED = re.compile(r"(weight|bias)\d*")  # weight3: of the fourth expert of a grouped layer
+
+
+def mark_expert_parameters(layer: Any, parallel_mode: str | None, config: Any) -> None:
+    """Mark the parameters that `layer`, a linear layer of experts, has itself.
+
+    TransformerEngine from 2.13 on marks no weight of grouped experts as a shard, and none of its versions marks their
+    biases. Megatron reduces the gradients of experts over the data-parallel ranks of the dense layers unless
+    `expert_model_parallel_size` is larger than 1; that is wrong as well if experts are split over another
+    number of tensor-parallel ranks than dense layers: several of these ranks hold the same expert, or none does.
+
+    Args:
+        parallel_mode: "column" or "row"; anything else leaves the marks of shards as they are.
+        config: the TransformerConfig.
+    """
+    has_own_groups = (
+        config.expert_model_parallel_size > 1 or config.expert_tensor_parallel_size != config.tensor_model_parallel_size
+    )
+    dimensions = _DIMENSIONS.get(parallel_mode or "")
+    for name, param in layer.named_parameters(recurse=False):
+        param.allreduce = not has_own_groups
+        kind = _NUMBERED.fullmatch(name)
+        if dimensions and kind:
+            _mark_shard(param, dimensions.get(kind[1]))
+
+
+def _mark_shard(param: Any, dimension: int | None) -> None:
+    """Mark `param` as split along `dimension`, or as a replica where that is None."""
+    param.tensor_model_parallel = dimension is not None
+    if dimension is not None:
+        param.partition_dim = dimension
+        if not hasattr(param, "partition_stride"):
+            param.partition_stride = 1

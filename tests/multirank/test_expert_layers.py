@@ -1,0 +1,97 @@
+"""A linear layer of an expert that no MoELayer built trains as the experts of a MoELayer do (#5916)."""
+
+import pytest
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(4)]
+
+# (TP, ETP): two ranks hold replicas of an expert, or its shards while each holds whole dense layers.
+SIZES = [(2, 1), (1, 2)]
+LAYERS = ["native", "transformer engine", "grouped"]
+
+
+@pytest.fixture
+def make_layer(parallel):
+    """make_layer(kind, direction, (TP, ETP), bias): the config and a layer of experts that stands alone."""
+
+    def make(kind, direction, sizes, bias=False):
+        import torch
+        from megatron.core.process_groups_config import ProcessGroupCollection
+        from megatron.core.tensor_parallel import layers
+        from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+        from megatron.core.transformer import TransformerConfig
+
+        tensor, expert_tensor = sizes
+        state = parallel(
+            tensor_model_parallel_size=tensor, expert_model_parallel_size=1, expert_tensor_parallel_size=expert_tensor
+        )
+        model_parallel_cuda_manual_seed(1)
+        config = TransformerConfig(
+            num_layers=1,
+            hidden_size=8,
+            num_attention_heads=4,
+            num_moe_experts=2,
+            moe_ffn_hidden_size=16,
+            tensor_model_parallel_size=tensor,
+            expert_tensor_parallel_size=expert_tensor,
+            calculate_per_token_loss=True,  # DDP adds the gradients up
+            gradient_accumulation_fusion=False,
+            add_bias_linear=False,
+            bf16=True,
+            params_dtype=torch.bfloat16,
+        )
+        settings = {
+            "input_size": 8,
+            "output_size": 16,
+            "config": config,
+            "init_method": config.init_method,
+            "bias": bias,
+            "skip_bias_add": False,
+            "is_expert": True,
+        }
+        if kind == "grouped":
+            settings |= {"num_gemms": 2, "pg_collection": ProcessGroupCollection.use_mpu_process_groups()}
+        else:
+            settings |= {"column": {"gather_output": False}, "row": {"input_is_parallel": True}}[direction]
+            settings["tp_group"] = state.get_expert_tensor_parallel_group()
+        if kind == "native":
+            module, name = layers, f"{direction.capitalize()}ParallelLinear"
+        else:
+            pytest.importorskip("transformer_engine", reason="its layers")
+            from megatron.core.extensions import transformer_engine as module
+
+            name = f"TE{direction.capitalize()}Parallel{'Grouped' if kind == 'grouped' else ''}Linear"
+        return config, getattr(module, name)(**settings)
+
+    return make
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=["replicas", "shards"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_its_gradient_is_that_of_all_replicas(make_layer, kind, sizes, rank):
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    config, layer = make_layer(kind, "column", sizes)
+    model = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), layer)
+    for param in model.parameters():
+        param.main_grad.fill_(2.0**rank)
+    model.finish_grad_sync()
+    replicas = dist.get_process_group_ranks(parallel_state.get_expert_data_parallel_group())
+    for param in model.parameters():
+        assert param.main_grad.unique().tolist() == [sum(2.0**replica for replica in replicas)]
+
+
+@pytest.mark.parametrize("direction", ["column", "row"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_its_parameters_are_marked_as_shards_and_replicas(make_layer, kind, direction):
+    _, layer = make_layer(kind, direction, (2, 1), bias=True)
+    marks = {"column": {"weight": 0, "bias": 0}, "row": {"weight": 1}}[direction]
+    params = dict(layer.named_parameters())
+    assert params
+    for name, param in params.items():
+        dimension = marks.get(name.rstrip("0123456789"))
+        assert param.allreduce is False
+        assert bool(getattr(param, "tensor_model_parallel", False)) is (dimension is not None)
+        if dimension is not None:
+            assert (param.partition_dim, param.partition_stride) == (dimension, 1)
