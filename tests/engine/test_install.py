@@ -285,5 +285,6 @@ def test_methods_of_a_class_that_is_none_here_are_left_alone(library, stand_in):
     )
     assert library.load().f() == "f!"
     assert state(engine) == "applied"
+    assert engine.report(engine.catalog[0]).targets["lib:Needy.method"] == "absent here"
     engine.revert()
     assert library.load().f() == "f"

@@ -30,6 +30,10 @@ class InstalledEdits:
         """Whether `edit` is in for the sake of `patch`."""
         return patch.id in self._asked_by.get(edit, ())
 
+    def lacks_target(self, edit: Edit) -> bool:
+        """Whether `edit` was noted without anything to change: the module has another object in place of its class."""
+        return not isinstance(edit, AddField) and edit.target not in self._attributes
+
     def asking_for(self, targets: Collection[str]) -> set[str]:
         """The ids of the patches that asked for an edit of one of `targets`."""
         return {id for edit, ids in self._asked_by.items() if edit.target in targets for id in ids}

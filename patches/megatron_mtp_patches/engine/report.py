@@ -56,6 +56,8 @@ def _target_state(edit: Edit, patch: Patch, installer: Installer | None) -> Targ
         return TargetState.ABSENT
     if not installer.edits.is_installed(edit, patch):
         return TargetState.PENDING
+    if installer.edits.lacks_target(edit):
+        return TargetState.ABSENT
     return TargetState.CHANGED if installer.edits.changed_since(edit) else TargetState.APPLIED
 
 
