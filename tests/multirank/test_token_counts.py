@@ -25,9 +25,9 @@ LAYOUTS = {
 
 @pytest.fixture
 def run(rank):
-    """run(config settings, is_training=...): the loss of each head on this rank, of which only rank 0 has tokens."""
+    """run(config settings, ...): the loss of each head on this rank; only rank 0 has tokens, unless `mask` says more."""
 
-    def process(is_training=True, mask=None, cp_group=None, **settings):
+    def process(is_training=True, mask=None, cp_group=None, loss=3.0, **settings):
         config = TransformerConfig(
             num_layers=1, hidden_size=4, num_attention_heads=1, mtp_num_layers=DEPTHS, **settings
         )
@@ -49,7 +49,7 @@ def run(rank):
                 None,
                 True,
                 is_training,
-                lambda labels, logits: torch.full(labels.shape, 3.0),
+                lambda labels, logits: torch.full(labels.shape, loss),
                 config,
                 cp_group=cp_group,
             )
@@ -80,6 +80,21 @@ def test_one_all_reduce_counts_the_tokens_of_all_heads_and_the_mean_is_logged(
     if sizes and not is_per_token:
         means_with_tokens = 2 / world_size
     torch.testing.assert_close(logged["loss_values"], torch.full((DEPTHS,), 3.0 * means_with_tokens))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("by", ["all ranks", "each rank"])
+def test_the_mean_over_two_ranks_with_2_and_4_tokens(parallel, run, rank, by, monkeypatch):
+    """A case like that of NVIDIA/Megatron-LM#7452: the mean is 4, and counts of each rank, as upstream's, give 14/3."""
+    parallel()
+    if by == "each rank":
+        monkeypatch.delattr(mtp, "sum_token_counts")
+    tokens, loss = (2, 10.0) if rank == 0 else (4, 2.0)
+    mask = (torch.arange(LENGTH) < tokens).float().unsqueeze(0)
+    first_head, _ = run(mask=mask, loss=loss, calculate_per_token_loss=True, mtp_loss_scaling_factor=float(DEPTHS))
+    total = first_head.sum()
+    torch.distributed.all_reduce(total)
+    torch.testing.assert_close(total / 6, torch.tensor(4.0 if by == "all ranks" else 14 / 3))
 
 
 def test_without_gradients_and_in_evaluation_ranks_count_by_themselves(parallel, run, count_collectives):
