@@ -25,7 +25,7 @@ LAYOUTS = {
 
 @pytest.fixture
 def run(rank):
-    """run(config settings, ...): the loss of each head on this rank; only rank 0 has tokens, unless `mask` says more."""
+    """run(config settings, ...): the loss of each head on this rank; without `mask` only rank 0 has tokens."""
 
     def process(is_training=True, mask=None, cp_group=None, loss=3.0, **settings):
         config = TransformerConfig(
