@@ -53,7 +53,8 @@ __all__ = [
     "verify",
 ]
 
-_engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
+if "_engine" not in globals():  # importlib.reload keeps the engine, which knows what it has patched
+    _engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
 
 
 def apply(patches: str | None = None, on_drift: str | None = None) -> None:
@@ -232,6 +233,7 @@ def _is_command() -> bool:
 
 
 try:
+    _engine.revert_earlier_import()
     apply()
 except PatchError:
     if not _is_command():  # which says it without a traceback
