@@ -73,8 +73,9 @@ def test_rank_0_that_never_reports_is_named():
     assert "import megatron_mtp_patches on every rank" in error
 
 
-def test_two_processes_agree_and_then_differ(caplog):
+def test_two_processes_agree_and_then_differ(caplog, monkeypatch):
     def be_one_of_two():
+        monkeypatch.setattr("megatron_mtp_patches.agreement.describe_mixture", lambda: "two releases")
         caplog.set_level("INFO")
         dist.init_process_group("gloo")
         rank = dist.get_rank()
@@ -89,7 +90,7 @@ def test_two_processes_agree_and_then_differ(caplog):
         of_rank_0, _, of_rank_1 = str(raised.value).partition("rank 1: ")
         assert "=disabled" in of_rank_1 and "=disabled" not in of_rank_0
         logged = [(record.levelname, record.args[0]) for record in caplog.records if "agreement" in record.name]
-        agreed = [("WARNING", summarize(mine)), ("INFO", mine)]
+        agreed = [("WARNING", summarize(mine)), ("INFO", mine), ("WARNING", "two releases")]
         assert logged == (agreed if rank == 0 else []), "rank 0 alone logs the patches, once they are agreed on"
         dist.barrier()
 
