@@ -7,7 +7,7 @@ Megatron without the patches, in which the optimizer may have copied the paramet
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -71,13 +71,19 @@ def tag_named_groups(chunks: Iterable[torch.nn.Module], config: Any) -> None:
 
 
 def tag_matching(
-    chunks: Iterable[torch.nn.Module], optimizer: Any, group: str, match: Callable[[str], bool]
+    chunks: Sequence[torch.nn.Module], optimizer: Any, group: str, match: Callable[[str], bool]
 ) -> list[str]:
     """Tag the parameters whose `plain_name` matches, and what `optimizer` (None: not built yet) has made of them.
 
     Returns:
         The names that match on this rank.
+
+    Raises:
+        TypeError: a chunk is no torch.nn.Module.
     """
+    for chunk in chunks:
+        if not isinstance(chunk, torch.nn.Module):
+            raise TypeError(f"tag takes a model, or the list of its chunks, not a {type(chunk).__name__}")
     named = [(plain_name(name), param) for chunk in chunks for name, param in chunk.named_parameters()]
     tagged = [(name, param) for name, param in named if match(name)]
     for _, param in tagged:

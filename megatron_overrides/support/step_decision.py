@@ -66,10 +66,14 @@ def needs_norms(config: Any) -> bool:
     return max(limits) > 0.0 or reads_norms(config)
 
 
-def check_step(optimizer: Any, norms: Any) -> None:
-    """Raise TypeError unless they are an optimizer of Megatron and the norms of all its groups."""
+def check_step(optimizer: Any, norms: Any, decision: Any) -> None:
+    """Raise TypeError unless they are an optimizer of Megatron, the norms of all its groups, and a decision or None."""
     check_optimizer(optimizer)
     check_norms(norms)
+    if decision is not None and not isinstance(decision, StepDecision):
+        raise TypeError(
+            f"give the decision that decide(norms, config) returned, or leave it out, not a {type(decision).__name__}"
+        )
 
 
 def check_heads_are_tagged(norms: GradNorms, config: Any) -> None:

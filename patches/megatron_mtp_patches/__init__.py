@@ -15,6 +15,9 @@ from __future__ import annotations
 import os
 import sys
 
+if sys.version_info < (3, 10):  # noqa: UP036 - by PYTHONPATH an older Python comes here, too
+    raise ImportError(f"megatron_mtp_patches needs Python >= 3.10; this is {sys.version.split()[0]}, {sys.executable}")
+
 from . import mtp_acceptance_length
 from .catalog import BASE, CATALOG
 from .engine import Patch, PatchError
@@ -50,7 +53,8 @@ __all__ = [
     "verify",
 ]
 
-_engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
+if "_engine" not in globals():  # importlib.reload keeps the engine, which knows what it has patched
+    _engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
 
 
 def apply(patches: str | None = None, on_drift: str | None = None) -> None:
@@ -229,6 +233,7 @@ def _is_command() -> bool:
 
 
 try:
+    _engine.revert_earlier_import()
     apply()
 except PatchError:
     if not _is_command():  # which says it without a traceback

@@ -13,6 +13,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from . import record
 from .engine import PatchError
+from .installed_megatron import describe_mixture
+from .provenance import summarize
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,10 @@ def check_before_model_parallel(wrapped: Any, instance: Any, args: tuple[Any, ..
             # Ranks may come as late as the process group allows them to (its timeout is the store's).
             compare(store, dist.get_rank(), dist.get_world_size(), mine, name, store.timeout)
         if dist.get_rank() == 0:
-            logger.warning("megatron_mtp_patches %s", mine)
+            logger.warning("megatron_mtp_patches %s", summarize(mine))
+            logger.info("megatron_mtp_patches %s", mine)
+            if mixture := describe_mixture():
+                logger.warning("megatron_mtp_patches: %s", mixture)
     return wrapped(*args, **kwargs)
 
 

@@ -153,10 +153,12 @@ def roll(tensor: Tensor, packed_seq_params: Any = None, cp_group: Any = None) ->
         A new tensor of the same shape and dtype. Slots after the last packed sequence are 0.
 
     Raises:
+        TypeError: `tensor` is no tensor, or a scalar.
         ValueError: the packed sequences have more slots than the tensor.
     """
-    from megatron_overrides.core.transformer.multi_token_prediction.padded_roll import roll_to_next
+    from megatron_overrides.core.transformer.multi_token_prediction.padded_roll import check_tensor, roll_to_next
 
+    check_tensor(tensor)
     return roll_to_next(tensor, packed_seq_params, cp_group)[0]
 
 
@@ -171,10 +173,14 @@ def acceptance(logits: Tensor, labels: Tensor, loss_mask: Tensor, tp_group: Any 
 
     Returns:
         (correct, total), int64 scalars, of this rank's positions; the same on all ranks of `tp_group`.
-    """
-    from megatron_overrides.core.transformer.multi_token_prediction.acceptance import _compute_mtp_acceptance_counts
 
-    return _compute_mtp_acceptance_counts(logits, labels, loss_mask, None, tp_group is None, tp_group)
+    Raises:
+        ValueError: the shapes are others.
+    """
+    from megatron_overrides.core.transformer.multi_token_prediction import acceptance
+
+    acceptance.check_shapes(logits, labels, loss_mask)
+    return acceptance._compute_mtp_acceptance_counts(logits, labels, loss_mask, None, tp_group is None, tp_group)
 
 
 def is_mtp_parameter(name: str) -> bool:
@@ -209,7 +215,7 @@ def tag(
         The names of the parameters of this rank that match.
 
     Raises:
-        TypeError: `optimizer` is no optimizer of Megatron.
+        TypeError: `model` is no torch.nn.Module nor a list of them, or `optimizer` no optimizer of Megatron.
     """
     from megatron_overrides.support.norm_tags import tag_matching
     from megatron_overrides.support.optimizer_tree import check_optimizer
@@ -248,9 +254,9 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
 
     Args:
         norms: of `grad_norms`.
-        config: `optimizer.config`, or any object with `grad_norm_skip_threshold` (missing or inf: never skip) and
-            `mtp_grad_norm_skip_threshold` (missing or None: as the other). An OptimizerConfig of a Megatron without
-            these fields can be given them as attributes.
+        config: `optimizer.config`, or any object that has one or more of its settings: `clip_grad`, `mtp_clip_grad`,
+            `grad_norm_skip_threshold` (missing or inf: never skip) and `mtp_grad_norm_skip_threshold` (missing or
+            None: as the other). An OptimizerConfig of a Megatron without these fields can be given them as attributes.
 
     Returns:
         StepDecision: `skips_update`, and `skips_mtp` if only the update of the MTP heads is skipped.
@@ -258,7 +264,7 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
     Raises:
         ValueError: a setting of `config` is not a number, or would skip every update; or no rank has a parameter of a
             group in `config.grad_norm_group`, or of the MTP heads, for which `config` has a setting.
-        TypeError: not the norms of `grad_norms`, or not the configuration of an optimizer.
+        TypeError: not the norms of `grad_norms`, or an object that has none of these settings.
     """
     from megatron_overrides.core.optimizer.optimizer_config import check_settings
     from megatron_overrides.support.grad_norms import check_norms
@@ -280,11 +286,14 @@ def clip(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None)
         optimizer: what get_megatron_optimizer returned.
         norms: of `grad_norms`.
         decision: of `decide`; None for an update of everything. With `skips_update` nothing is clipped.
+
+    Raises:
+        TypeError: one of them is something else.
     """
     from megatron_overrides.core.optimizer.optimizer import limit_gradients
     from megatron_overrides.support.step_decision import StepDecision, check_step
 
-    check_step(optimizer, norms)
+    check_step(optimizer, norms, decision)
     limit_gradients(optimizer, norms, decision or StepDecision())
 
 
@@ -295,9 +304,12 @@ def update(optimizer: Any, norms: GradNorms, decision: StepDecision | None = Non
         optimizer: as for `clip`.
         norms: of `grad_norms`.
         decision: as for `clip`.
+
+    Raises:
+        TypeError: one of them is something else.
     """
     from megatron_overrides.core.optimizer.optimizer import update
     from megatron_overrides.support.step_decision import StepDecision, check_step
 
-    check_step(optimizer, norms)
+    check_step(optimizer, norms, decision)
     return update(optimizer, norms, decision or StepDecision())

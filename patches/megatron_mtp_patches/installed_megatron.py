@@ -42,10 +42,32 @@ def describe_megatron() -> str:
     file = find_file("megatron.core")
     if file is None:
         return "megatron-core is not installed (pip install megatron-core, or put a Megatron-LM checkout on PYTHONPATH)"
+    if mixture := describe_mixture():
+        return mixture
     nearest = _nearest_release()
     if _is_known():
         return f"megatron-core {nearest} (by its sources), in {file.parent}"
     return f"megatron-core nearest to {nearest} (some of its sources are of no known release), in {file.parent}"
+
+
+def describe_mixture() -> str:
+    """How megatron.core and megatron.training, which lie in two folders, are of two releases; '' where they are not.
+
+    Of which release the trainer is says the megatron.core that lies beside it, and that another one hides.
+    """
+    core, training = find_file("megatron.core"), find_file("megatron.training")
+    if core is None or training is None or (folder := training.parents[2]) == core.parents[2]:
+        return ""
+    if find_file("megatron.core", [str(folder)]) is None:
+        return ""
+    of_core, of_training = _nearest_release(), known_sources().nearest_release(_engine.catalog, [str(folder)])
+    if of_core == of_training:
+        return ""
+    return (
+        f"megatron.core is that of {of_core}, in {core.parent}, and megatron.training that of {of_training}, in "
+        f"{training.parent} (by their sources): take both from one release. Leave one of the two on the path "
+        f"(PYTHONPATH, site-packages), or put a whole checkout of one release first on it"
+    )
 
 
 def find_releases() -> frozenset[str]:

@@ -5,6 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from . import record
+from .engine.state import State
+
+
+def summarize(record: str) -> str:
+    """The line of a log for `record`: how many patches are in each state, and which differ by the user's choice.
+
+    Refused patches are named, and those that are left out or, where these are the most, the others.
+    """
+    version, *words, sources = record.split()
+    ids: dict[State, list[str]] = {state: [] for state in State}
+    for word in words:
+        id, _, state = word.partition("=")
+        ids[State(state)].append(id)
+    leaves_out_most = 2 * len(ids[State.DISABLED]) > len(words)
+    counts = []
+    for state, names in ids.items():
+        is_named = state is State.REFUSED or (state is State.DISABLED) != leaves_out_most
+        if names:
+            counts.append(f"{len(names)} {state}" + (f" ({', '.join(names)})" if is_named else ""))
+    return f"{version}: {', '.join(counts)}; {sources}"
 
 
 def record_in_arguments(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

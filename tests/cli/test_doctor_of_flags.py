@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -211,18 +211,33 @@ def test_a_flag_that_an_assertion_asks_for_is_named(doctor):
     assert done.code == 2 and "Megatron refuses these flags: add --micro-batch-size" in done.err
 
 
-def test_a_trainer_that_does_not_import_is_no_matter_of_flags(doctor, monkeypatch):
-    import megatron.training.arguments
+@pytest.fixture
+def trainer_to_be_imported(trainer, monkeypatch):
+    """As where nothing has imported megatron.training.arguments yet."""
+    import megatron.training
+
+    monkeypatch.delattr(megatron.training, "arguments")
+    monkeypatch.delitem(sys.modules, "megatron.training.arguments")
+
+
+def test_a_trainer_that_lacks_a_package_is_no_matter_of_flags(doctor, trainer_to_be_imported, monkeypatch):
     from megatron_mtp_patches.cli import diagnose
 
     monkeypatch.setattr(diagnose, "PACKAGES", {"megatron.core.rerun_state_machine": "its-package"})
-    monkeypatch.delattr(megatron.training, "arguments")
-    monkeypatch.delitem(sys.modules, "megatron.training.arguments")
     monkeypatch.setitem(sys.modules, "megatron.core.rerun_state_machine", None)  # so importing it again fails
     done = doctor("--num-layers 2")
     assert done.code == 2
-    assert "does not import: " in done.err
-    assert " (pip install its-package); `megatron-mtp-patches doctor` names the packages" in done.err
+    assert "does not import: megatron.training.arguments raises ModuleNotFoundError: import of megatron" in done.err
+    assert " (pip install its-package; `megatron-mtp-patches doctor` names the packages" in done.err
+
+
+def test_the_library_that_keeps_a_trainer_from_importing_is_named(doctor, trainer_to_be_imported, monkeypatch):
+    broken = ModuleType("broken_library")
+    exec("def __getattr__(name): raise OSError('libbroken.so: no such file')", vars(broken))
+    monkeypatch.setitem(sys.modules, "megatron.core.rerun_state_machine", broken)
+    done = doctor("--num-layers 2")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "does not import: broken_library raises OSError: libbroken.so: no such file (install the pack" in done.err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from megatron_mtp_patches.engine import UsageError
 
 from tests.warm.processes import run_ranks
 
-from .interpreters import REPOSITORY, run_command, run_python
+from .interpreters import REPOSITORY, run_command, run_python, standard_library
 
 pytestmark = pytest.mark.forked("python")
 
@@ -81,6 +81,29 @@ def test_a_script_that_fails_without_a_gpu_is_told_of_the_rehearsal(script):
         == "megatron-mtp-patches: torch finds no GPU here; --device cpu, before the script, rehearses without one."
     )
     assert with_one == "ValueError: it wants a GPU"
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ("cpu", "megatron-mtp-patches: a rehearsal needs torch >= 2.11, and there is none in "),
+        ("cuda", "megatron-mtp-patches: --device cuda needs torch, which does not import: No module named 'torch'"),
+    ],
+)
+def test_a_device_without_torch_is_a_sentence(script, device, says):
+    script.write_text("print('runs')")
+    done = run_command(["run", "--device", device, str(script)], [*REPOSITORY, *standard_library()], {})
+    assert (done.code, done.output.count("\n")) == (1, 1) and done.output.startswith(says), done.output
+
+
+@pytest.mark.real_process("the line comes where Python ends")
+@pytest.mark.parametrize("text", ["pass", "import no_such_module"])
+def test_a_script_without_megatron_is_told_that_nothing_was_patched(script, text):
+    script.write_text(f"import sys; sys.path[:] = {standard_library()}; {text}")
+    done = run_python("-m", "megatron_mtp_patches", "run", str(script))
+    assert done.stderr.splitlines()[-1].startswith(
+        "megatron-mtp-patches: nothing was patched: megatron-core is not installed (pip install megatron-core"
+    )
 
 
 ASK_FOR_A_SIZE = """

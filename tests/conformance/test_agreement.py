@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 from megatron_mtp_patches.agreement import check_before_model_parallel, compare
 from megatron_mtp_patches.engine import PatchError
+from megatron_mtp_patches.provenance import summarize
 
 from tests.warm.processes import LIMIT, run_ranks
 
@@ -72,11 +73,14 @@ def test_rank_0_that_never_reports_is_named():
     assert "import megatron_mtp_patches on every rank" in error
 
 
-def test_two_processes_agree_and_then_differ(caplog):
+def test_two_processes_agree_and_then_differ(caplog, monkeypatch):
     def be_one_of_two():
+        monkeypatch.setattr("megatron_mtp_patches.agreement.describe_mixture", lambda: "two releases")
+        caplog.set_level("INFO")
         dist.init_process_group("gloo")
         rank = dist.get_rank()
         megatron_mtp_patches.apply()
+        mine = megatron_mtp_patches.record()
         entered = check_before_model_parallel(lambda *args, **kwargs: (args, kwargs), None, (1,), {"a": 2})
         assert entered == ((1,), {"a": 2})
         if rank == 1:
@@ -85,8 +89,9 @@ def test_two_processes_agree_and_then_differ(caplog):
             check_before_model_parallel(lambda: pytest.fail("entered"), None, (), {})
         of_rank_0, _, of_rank_1 = str(raised.value).partition("rank 1: ")
         assert "=disabled" in of_rank_1 and "=disabled" not in of_rank_0
-        logged = [message for message in caplog.messages if "skip-update-on-large-grad-norm=" in message]
-        assert len(logged) == (1 if rank == 0 else 0), "rank 0 alone logs the patches, once they are agreed on"
+        logged = [(record.levelname, record.args[0]) for record in caplog.records if "agreement" in record.name]
+        agreed = [("WARNING", summarize(mine)), ("INFO", mine), ("WARNING", "two releases")]
+        assert logged == (agreed if rank == 0 else []), "rank 0 alone logs the patches, once they are agreed on"
         dist.barrier()
 
     ranks = run_ranks(2, be_one_of_two)

@@ -74,7 +74,7 @@ def masked_softmax(mask, scale):
 
 @pytest.mark.parametrize("kind", ["", "masked_", "upper_triang_masked_", "aligned_causal_masked_"])
 def test_softmax(kind, assert_same):
-    shape = (4, 6, 6) if kind == "upper_triang_masked_" else (2, 2, 6, 8)
+    shape = (4, 8, 8) if kind == "upper_triang_masked_" else (2, 2, 6, 8)
     mask = torch.zeros(shape[-2:], dtype=torch.bool)
     given = []
     if kind == "masked_":
@@ -82,16 +82,16 @@ def test_softmax(kind, assert_same):
         given = [mask]
     elif kind:
         mask = torch.ones(shape[-2:], dtype=torch.bool).triu(1 + shape[-1] - shape[-2])
-    x = torch.randn(shape)
-    out, grad, expected = forward_and_gradient(masked_softmax(mask, 0.5), x)
+    x = torch.randn(shape).bfloat16()
+    out, grad, expected = forward_and_gradient(masked_softmax(mask, 0.5), x.float())
     found = getattr(tex, f"scaled_{kind}softmax_forward")(x, *given, 0.5)
-    assert_same(found, out)
-    assert_same(getattr(tex, f"scaled_{kind}softmax_backward")(grad, found, 0.5), expected)
+    assert_same(found, out, x.dtype)
+    assert_same(getattr(tex, f"scaled_{kind}softmax_backward")(grad.bfloat16(), found, 0.5), expected, x.dtype)
 
 
 def test_a_row_that_is_masked_completely_is_zero():
-    mask = torch.ones(1, 1, 2, 3, dtype=torch.bool)
-    assert not tex.scaled_masked_softmax_forward(torch.randn(1, 1, 2, 3), mask, 1.0).any()
+    mask = torch.ones(1, 1, 2, 8, dtype=torch.bool)
+    assert not tex.scaled_masked_softmax_forward(torch.randn(1, 1, 2, 8).half(), mask, 1.0).any()
 
 
 def test_dropout(assert_same):
@@ -193,7 +193,7 @@ FIRST, SECOND = torch.tensor([0, 1, 4, 5, 6]), torch.tensor([2, 3, 7, 8, 9])
 
 
 def test_halves_of_packed_sequences():
-    x = torch.randn(10, 2, 3)
+    x = torch.randn(10, 2, 4)
     assert torch.equal(tex.thd_read_half_tensor(x, ENDS, 0), x[FIRST])
     assert torch.equal(tex.thd_read_half_tensor(torch.stack((x, -x)), ENDS, 1), torch.stack((x[SECOND], -x[SECOND])))
     statistics = torch.randn(2, 10)
@@ -229,7 +229,7 @@ HALVES = (slice(0, 4), slice(4, 8))
 
 @pytest.mark.parametrize("actions", itertools.permutations(("copy", "add", "none"), 2), ids=str)
 def test_gradients_of_halves(actions):
-    grad, step = torch.randn(10, 2, 3), torch.randn(10, 2, 3)
+    grad, step = torch.randn(10, 2, 4), torch.randn(10, 2, 4)
     expected = grad.clone()
     if "none" in actions:
         step = step[:5]
@@ -242,7 +242,7 @@ def test_gradients_of_halves(actions):
 
 
 def test_dropped_tokens_come_back_as_zero():
-    x, chosen = torch.randn(4, 3), torch.tensor([[0], [1], [0], [1]], dtype=torch.int32)
+    x, chosen = torch.randn(4, 8), torch.tensor([[0], [1], [0], [1]], dtype=torch.int32)
     permuted, rows, _ = tex.moe_permute_fwd(x, 0, chosen, 3, [], 0)  # one slot too few
     assert torch.equal(permuted, x[[0, 2, 1]])
     back = tex.moe_unpermute_fwd(permuted, 0, rows, torch.empty(0), 4, 1)

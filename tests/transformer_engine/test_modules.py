@@ -107,11 +107,11 @@ def test_megatrons_own_accumulation_of_a_weight_gradient():
     import fused_weight_gradient_mlp_cuda as apex
 
     x, grad = torch.randn(3, 8, 32, dtype=torch.bfloat16), torch.randn(3, 8, 48, dtype=torch.bfloat16)
-    for accumulate in (apex.wgrad_gemm_accum_fp32, apex.wgrad_gemm_accum_fp16):
-        main_grad = torch.ones(48, 32)
+    for accumulate, dtype in ((apex.wgrad_gemm_accum_fp32, torch.float32), (apex.wgrad_gemm_accum_fp16, x.dtype)):
+        main_grad = torch.ones(48, 32, dtype=dtype)
         accumulate(x, grad, main_grad)
         expected = 1 + torch.einsum("bsi,bsj->ij", grad.float(), x.float())
-        torch.testing.assert_close(main_grad, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(main_grad, expected.to(dtype))
 
 
 def test_a_layer_has_finite_gradients():

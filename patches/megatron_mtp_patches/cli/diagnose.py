@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -124,12 +125,9 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
     """
     try:
         from megatron.training import arguments as megatron
-    except ImportError as error:
-        package = PACKAGES.get(error.name or "")
+    except Exception as error:  # whatever a broken library raises
         raise UsageError(
-            f"reading flags needs megatron.training, which does not import: {error}"
-            f"{f' (pip install {package})' if package else ''}; "
-            "`megatron-mtp-patches doctor` names the packages that it needs"
+            f"reading flags needs megatron.training, which does not import: {_describe_failure(error)}"
         ) from error
 
     with _refusals(), _as_first_rank(words):
@@ -155,6 +153,18 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
             raise UsageError(f"--world-size {ranks}: the layers of these flags are split over {fitting} ranks")
     similar = {word: flags[0] for word, flags in close.items() if flags}
     return CommandLine(sections, unknown, similar, ranks)
+
+
+def _describe_failure(error: Exception) -> str:
+    """Which module has failed to import, how, and what to do about it."""
+    frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    module = [name for name in frames if name.partition(".")[0] != "importlib"][-1]
+    if isinstance(error, ModuleNotFoundError):
+        package = PACKAGES.get(error.name or "", error.name)
+        advice = f"pip install {package}; `megatron-mtp-patches doctor` names the packages that it needs"
+    else:
+        advice = f"install the package of {module} again, or in a version that fits"
+    return f"{module} raises {type(error).__name__}: {error} ({advice})"
 
 
 def decided_by_checkpoint(line: CommandLine) -> list[str]:

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..engine import UsageError
+from ..engine import PatchError, UsageError
+from ..engine.source import find_file
 
 WRONG_USAGE = 2  # argparse's exit code
 _NO_GPU = "torch finds no GPU here; --device cpu, before the script, rehearses without one."
@@ -23,7 +24,7 @@ def run_script(script: str, arguments: list[str], device: str | None) -> None:
 
     An assertion about the flags that Megatron raises without a message gets one. Where Megatron does not know a flag
     because its patch was left out, stderr says that. Where the script fails without a GPU, the last line on stderr
-    names the rehearsal.
+    names the rehearsal; where there is no Megatron, or a mixture of two that does not import, it says so.
 
     device "cpu": torch.cuda resolves to the CPU first. "cuda": a GPU must be there. None: torch is left alone.
     """
@@ -34,7 +35,7 @@ def run_script(script: str, arguments: list[str], device: str | None) -> None:
     if not getattr(sys.flags, "safe_path", False):
         # the script's own directory replaces ours: a Megatron checkout beside pretrain_gpt.py shadows a wheel
         sys.path[0] = str(Path(script).resolve().parent)
-    with _name_rehearsal_where_no_gpu_is(), _say_what_to_change(arguments):
+    with _name_rehearsal_where_no_gpu_is(), _say_which_megatron_was_found(), _say_what_to_change(arguments):
         runpy.run_path(script, run_name="__main__")
     if device == "cpu":
         from .. import rehearsal
@@ -48,8 +49,10 @@ def _choose_device(device: str | None) -> None:
 
         rehearsal.install()
     elif device == "cuda":
-        import torch
-
+        try:
+            import torch
+        except ImportError as error:
+            raise PatchError(f"--device cuda needs torch, which does not import: {error}") from error
         if torch.cuda.device_count() == 0:
             raise UsageError(f"--device cuda: {_NO_GPU}")
 
@@ -64,6 +67,23 @@ def _name_rehearsal_where_no_gpu_is() -> Iterator[None]:
             # at exit: Python has printed the traceback then
             atexit.register(print, f"megatron-mtp-patches: {_NO_GPU}", file=sys.stderr)
         raise
+
+
+@contextlib.contextmanager
+def _say_which_megatron_was_found() -> Iterator[None]:
+    try:
+        yield
+    except ImportError:
+        from ..installed_megatron import describe_mixture
+
+        if mixture := describe_mixture():
+            atexit.register(print, f"megatron-mtp-patches: {mixture}", file=sys.stderr)
+        raise
+    finally:
+        if find_file("megatron.core") is None:  # asked now: the script may have put it on the path
+            from ..installed_megatron import describe_megatron
+
+            atexit.register(print, f"megatron-mtp-patches: nothing was patched: {describe_megatron()}", file=sys.stderr)
 
 
 @contextlib.contextmanager

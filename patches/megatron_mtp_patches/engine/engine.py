@@ -18,6 +18,8 @@ from .selection import check_policy, select
 
 TYPE_CHECKING = False  # importing typing for the constant would cost a third of what this package may cost
 if TYPE_CHECKING:
+    from typing import Any
+
     from .installer import Installer
     from .report import Report
 
@@ -89,6 +91,17 @@ class Engine:
             installer.edits.remove_all()
             self._session = None
             installer.copies.follow_all()
+
+    def revert_earlier_import(self) -> None:
+        """Revert what an engine of this table has applied whose package was taken out of sys.modules since.
+
+        Raises:
+            PatchError: as `revert`.
+        """
+        for finder in sys.meta_path:
+            earlier: Any = getattr(getattr(finder, "callback", None), "__self__", None)
+            if earlier is not self and getattr(earlier, "table_file", None) == self.table_file:
+                earlier.revert()
 
     def add_base(self, patch: Patch) -> None:
         """Apply one more patch that the user cannot leave out, around all others.

@@ -53,7 +53,7 @@ class _Finder:
 
     def __init__(self, names: frozenset[str], callback: Callback) -> None:
         self.names = names
-        self._callback = callback
+        self.callback = callback
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name not in self.names:
@@ -63,7 +63,7 @@ class _Finder:
             if hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)  # type: ignore[arg-type]
                 if spec is not None:
-                    _call_after_exec(spec.loader, self._callback)
+                    _call_after_exec(spec.loader, self.callback)
                     return spec
         return None
 

@@ -18,8 +18,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from importlib.util import find_spec
+
+from ..engine import PatchError
 
 LOWEST_TORCH = (2, 11)
+_LOWEST = ".".join(map(str, LOWEST_TORCH))
 _installed = False
 _with_transformer_engine = False
 
@@ -88,22 +92,25 @@ def _set_environment_of_one_rank() -> None:
 
 
 def _prepare_torch() -> None:
-    """Import torch so that it finds neither a GPU nor dynamo. Raise RuntimeError if that is no longer possible."""
+    """Import torch so that it finds neither a GPU nor dynamo. Raise PatchError if it cannot."""
+    if "torch" not in sys.modules and find_spec("torch") is None:
+        raise PatchError(
+            f"a rehearsal needs torch >= {_LOWEST}, and there is none in {sys.prefix}: pip install 'torch>={_LOWEST}'"
+        )
     if "megatron.core" in sys.modules:
-        raise RuntimeError(
+        raise PatchError(
             "rehearsal.install() came after `import megatron`, which keeps its own copies of torch names: "
             "call it before anything imports Megatron."
         )
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
-        raise RuntimeError("rehearsal.install() came after CUDA was initialised: call it in a fresh process.")
+        raise PatchError("rehearsal.install() came after CUDA was initialised: call it in a fresh process.")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # hides a GPU of this machine
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # read when torch._dynamo is imported
     import torch
 
     if torch.__version__ < LOWEST_TORCH:
-        raise RuntimeError(
-            f"a rehearsal needs torch >= {'.'.join(map(str, LOWEST_TORCH))} (gloo with ReduceOp.AVG); "
-            f"this is torch {torch.__version__}."
+        raise PatchError(
+            f"a rehearsal needs torch >= {_LOWEST} (gloo with ReduceOp.AVG); this is torch {torch.__version__}."
         )
     # torch.optim imports dynamo anyway; dynamo inspects torch.cuda at import and must see the original
     import torch._dynamo

@@ -164,6 +164,21 @@ def test_what_cannot_be_computed_is_an_error(rows, change, problem):
         functional.mtp_loss(**{**given, **change})
 
 
+@pytest.mark.parametrize("tensor", [[1], None, torch.tensor(1)], ids=str)
+def test_what_cannot_be_rolled_is_an_error(tensor):
+    with pytest.raises(TypeError, match=r"roll takes a tensor \[\.\.\., s\] of tokens"):
+        functional.roll(tensor)
+
+
+@pytest.mark.parametrize("change", ["logits", "labels", "loss_mask"])
+def test_other_shapes_of_an_acceptance_are_an_error(change):
+    given = {"logits": torch.zeros(4, 2, 8), "labels": torch.zeros(2, 4).long(), "loss_mask": torch.ones(2, 4)}
+    assert functional.acceptance(**given)[1] == 8
+    for wrong in (given[change].transpose(0, 1), [1], None):
+        with pytest.raises(ValueError, match=r"takes logits \[s, b, v\], labels \[b, s\] and loss_mask \[b, s\], not "):
+            functional.acceptance(**{**given, change: wrong})
+
+
 def test_an_output_layer_of_torch_is_an_error(rows):
     hidden, labels, mask = rows
     main, *heads = hidden.chunk(1 + DEPTHS)

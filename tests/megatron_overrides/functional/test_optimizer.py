@@ -109,6 +109,10 @@ def test_arguments_in_the_wrong_place_are_an_error(make_training):
     for function in (functional.clip, functional.update):
         with pytest.raises(TypeError, match="returned, not a StepDecision"):
             function(optimizer, decision, norms)
+        with pytest.raises(TypeError, match="or leave it out, not a bool"):
+            function(optimizer, norms, False)
+    with pytest.raises(TypeError, match="not a SimpleNamespace"):
+        functional.decide(norms, SimpleNamespace())
     with pytest.raises(TypeError, match="takes a name of model.named_parameters"):
         functional.is_mtp_parameter(next(model.parameters()))
 
@@ -127,6 +131,13 @@ def test_clip_and_update_ask_for_an_optimizer_of_megatron(make_training):
             function(None, norms)
 
 
+@pytest.mark.parametrize("model", [None, "model", ["chunk"]])
+def test_what_is_no_model_is_an_error(model):
+    kind = "NoneType" if model is None else "str"
+    with pytest.raises(TypeError, match=f"tag takes a model, or the list of its chunks, not a {kind}"):
+        functional.tag(model)
+
+
 def test_a_name_that_matches_nothing_tags_nothing(make_training):
     model, _ = make_training(mtp_num_layers=None)
     assert functional.tag([model]) == []
@@ -136,6 +147,7 @@ def test_a_decision_needs_no_megatron_configuration():
     from megatron_overrides.support.grad_norms import GradNorms
 
     norms = GradNorms({None: 2.0, "mtp": 0.5}, {None: 2.0, "mtp": 0.5})
+    assert not functional.decide(norms, SimpleNamespace(clip_grad=1.0)).skips_update
     assert functional.decide(norms, SimpleNamespace(grad_norm_skip_threshold=1.0)).skips_update
     decision = functional.decide(norms, SimpleNamespace(mtp_grad_norm_skip_threshold=0.1))
     assert (decision.skips_update, decision.skips_mtp) == (False, True)

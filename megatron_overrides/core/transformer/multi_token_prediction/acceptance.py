@@ -50,6 +50,17 @@ def most_likely_token(logits: torch.Tensor, tp_group: Any) -> torch.Tensor:
     return _vocab_parallel_argmax(logits, tp_group, tp_group.size())
 
 
+def check_shapes(logits: torch.Tensor, labels: torch.Tensor, loss_mask: torch.Tensor) -> None:
+    """Raise ValueError unless they are tensors [s, b, v], [b, s] and [b, s]."""
+    shapes = {
+        name: list(given.shape) if isinstance(given, torch.Tensor) else f"of a {type(given).__name__}"
+        for name, given in (("logits", logits), ("labels", labels), ("loss_mask", loss_mask))
+    }
+    if len(shapes["logits"]) != 3 or any(shapes[name] != shapes["logits"][1::-1] for name in ("labels", "loss_mask")):
+        seen = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"acceptance takes logits [s, b, v], labels [b, s] and loss_mask [b, s], not {seen}")
+
+
 @contextmanager
 def logits_of(output_layer: Callable[..., Any], runtime_gather_output: bool | None) -> Iterator[None]:
     """Inside, counts of logits whose output layer is not given are of this one: mcore-bridge gives None."""

@@ -35,6 +35,12 @@ def roll_packed_sequences(
     return wrapped(*call.args, **call.kwargs)
 
 
+def check_tensor(tensor: object) -> None:
+    """Raise TypeError unless it is a tensor [..., n]."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+        raise TypeError(f"roll takes a tensor [..., s] of tokens, labels or a mask, not {tensor!r}")
+
+
 def roll_to_next(
     tensor: torch.Tensor, packed_seq_params: Any = None, cp_group: Any = None
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,7 @@
-"""What the kernels share: they compute in fp32 and round once; what has no stand-in raises an error that names it."""
+"""What the kernels share: they compute in fp32 and round once; what has no stand-in raises an error that names it.
+
+What a kernel refuses, or reads wrongly without an error, the stand-ins refuse by a RuntimeError (`require`).
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,31 @@ def quantized(tensor: Tensor, quantizer: Any) -> Tensor:
     if quantizer is not None:
         raise NotImplementedError(f"{type(quantizer).__name__}: a rehearsal on the CPU quantizes nothing.")
     return tensor
+
+
+def require(holds: bool, kernel: str, problem: str) -> None:
+    """Raise RuntimeError with `problem`, which the kernel itself refuses or computes wrong numbers from in silence."""
+    if not holds:
+        raise RuntimeError(f"{kernel}: {problem}")
+
+
+def require_contiguous(kernel: str, **tensors: Tensor | None) -> None:
+    """A kernel that gets the address and the shape of a tensor reads what lies there, whatever its strides are."""
+    for name, tensor in tensors.items():
+        require(
+            tensor is None or tensor.is_contiguous(),
+            kernel,
+            f"{name} has strides {tensor is not None and tensor.stride()}, but the kernel reads memory in the order in "
+            f"which it lies: pass a contiguous tensor",
+        )
+
+
+def require_dtype(kernel: str, dtypes: tuple[torch.dtype, ...], **tensors: Tensor | None) -> None:
+    """A kernel reads a tensor as the dtype that it expects; some check it before."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            expected = " or ".join(map(str, dtypes))
+            require(tensor.dtype in dtypes, kernel, f"{name} is {tensor.dtype}, expected {expected}")
 
 
 def rows(tensor: Tensor) -> Tensor:

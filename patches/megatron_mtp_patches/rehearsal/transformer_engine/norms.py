@@ -11,11 +11,27 @@ import torch
 from torch import Tensor
 
 from .enums import torch_dtype
-from .kernel import quantized, rows, store
+from .kernel import quantized, require, require_contiguous, require_dtype, rows, store
 
 
 def _gamma(weight: Tensor, zero_centered: bool) -> Tensor:
     return weight.float() + 1 if zero_centered else weight.float()
+
+
+def _check_forward(kernel: str, input: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+    """There are kernels for input, weight and output of one dtype, and from fp32 into 16 bits."""
+    require_dtype(kernel, (input.dtype,), weight=weight, bias=bias)
+    require(
+        input.dtype in (dtype, torch.float32),
+        kernel,
+        f"there is no kernel from {input.dtype} into an output of {dtype}",
+    )
+    require_contiguous(kernel, input=input, weight=weight, bias=bias)
+
+
+def _check_backward(kernel: str, dz: Tensor, x: Tensor, gamma: Tensor, add: Tensor | None = None) -> None:
+    require_dtype(kernel, (gamma.dtype,), dz=dz, add=add)
+    require_dtype(kernel, (gamma.dtype, torch.float32), x=x)
 
 
 def layernorm_fwd(
@@ -30,6 +46,7 @@ def layernorm_fwd(
     zero_centered_gamma: bool,
 ) -> list[Any]:
     """Return [output, mean, 1 / standard deviation]."""
+    _check_forward("layernorm_fwd", input, weight, bias, torch_dtype(otype))
     x = rows(input).float()
     mean = x.mean(-1)
     rsigma = torch.rsqrt(x.var(-1, unbiased=False) + eps)
@@ -42,6 +59,7 @@ def layernorm_bwd(
     dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool
 ) -> list[Tensor]:
     """Return the gradients of input, weight and bias."""
+    _check_backward("layernorm_bwd", dz, x, gamma)
     g = rows(dz).float()
     normalized = (rows(x).float() - mu[:, None]) * rsigma[:, None]
     dn = g * _gamma(gamma, zero_centered_gamma)
@@ -61,6 +79,7 @@ def rmsnorm_fwd(
     zero_centered_gamma: bool,
 ) -> list[Any]:
     """Return [output, None, 1 / root of the mean square]."""
+    _check_forward("rmsnorm_fwd", input, weight, None, torch_dtype(otype))
     x = rows(input).float()
     rsigma = torch.rsqrt(x.square().mean(-1) + eps)
     value = x * rsigma[:, None] * _gamma(weight, zero_centered_gamma)
@@ -77,6 +96,7 @@ def rmsnorm_bwd(
     add: Tensor | None = None,
 ) -> list[Tensor]:
     """Return the gradients of input (with `add`, the sum of both) and weight."""
+    _check_backward("rmsnorm_bwd", dz, x, gamma, add)
     g = rows(dz).float()
     normalized = rows(x).float() * rsigma[:, None]
     dn = g * _gamma(gamma, zero_centered_gamma)

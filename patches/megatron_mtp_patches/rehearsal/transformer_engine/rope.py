@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .enums import NVTE_QKV_Format
-from .kernel import gradients
+from .kernel import gradients, require, require_contiguous, require_dtype
 
 
 def _position(length: int, start: int, cp_size: int, cp_rank: int) -> Tensor:
@@ -45,9 +45,16 @@ def _rope(
     cp_size: int,
     cp_rank: int,
 ) -> Callable[[Tensor], Tensor]:
-    angles = freqs.float().flatten(0, 2)
+    require_dtype("fused_rope", (torch.float32,), freqs=freqs)
+    require_contiguous("fused_rope", freqs=freqs)
+    is_by_position = freqs.dim() == 4 and freqs.shape[1:3] == (1, 1)
+    require(is_by_position, "fused_rope", f"freqs are {list(freqs.shape)}, expected [positions, 1, 1, width]")
+    require_dtype("fused_rope", (torch.int32,), cu_seqlens=cu_seqlens)
+    angles = freqs.flatten(0, 2)
 
     def rope(x: Tensor) -> Tensor:
+        width = freqs.shape[-1]
+        require(x.shape[-1] >= width, "fused_rope", f"a head has width {x.shape[-1]}, and freqs have {width}")
         starts = None if start_positions is None else start_positions.tolist()
         if qkv_format == NVTE_QKV_Format.NVTE_THD:
             assert cu_seqlens is not None
@@ -94,6 +101,7 @@ def _qkv_rope(
 
 
 def fused_qkv_rope_forward(qkv_input: Tensor, *how: Any) -> tuple[Tensor, ...]:
+    require_contiguous("fused_qkv_rope_forward", qkv_input=qkv_input)
     return tuple(one.to(qkv_input.dtype).contiguous() for one in _qkv_rope(*how)(qkv_input.float()))
 
 

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernel import store
+from .kernel import require, require_contiguous, require_dtype, store
+
+LONGEST = 16384  # keys of a query
 
 
 def _softmax(x: Tensor, masked: Tensor | None, scale: float) -> Tensor:
@@ -23,24 +25,47 @@ def _softmax(x: Tensor, masked: Tensor | None, scale: float) -> Tensor:
     return value.masked_fill(masked, 0.0).to(x.dtype)
 
 
+def _check(kernel: str, x: Tensor, fewest_queries: int) -> None:
+    require_dtype(kernel, (torch.float16, torch.bfloat16), input=x)
+    require(
+        x.dim() == 4 and x.shape[-1] <= LONGEST and x.shape[-1] % 8 == 0 and x.shape[-2] >= fewest_queries,
+        kernel,
+        f"the input is {list(x.shape)}, expected [batch, heads, queries, keys] with at least {fewest_queries} queries "
+        f"and a multiple of 8 keys, up to {LONGEST}",
+    )
+
+
 def _above_diagonal(x: Tensor) -> Tensor:
     queries, keys = x.shape[-2:]
     return torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
 
 
 def scaled_softmax_forward(input: Tensor, scale: float) -> Tensor:
+    _check("scaled_softmax_forward", input, 2)
+    require_contiguous("scaled_softmax_forward", input=input)
     return _softmax(input, None, scale)
 
 
 def scaled_masked_softmax_forward(input: Tensor, mask: Tensor, scale: float) -> Tensor:
+    _check("scaled_masked_softmax_forward", input, 2)
+    shapes = [[batch, 1, *input.shape[2:]] for batch in (1, input.shape[0])]
+    expected = f"expected {shapes[0]} or {shapes[1]}"
+    require(list(mask.shape) in shapes, "scaled_masked_softmax_forward", f"the mask is {list(mask.shape)}, {expected}")
     return _softmax(input, mask.bool(), scale)
 
 
 def scaled_upper_triang_masked_softmax_forward(input: Tensor, scale: float) -> Tensor:
+    kernel = "scaled_upper_triang_masked_softmax_forward"
+    require_dtype(kernel, (torch.float16, torch.bfloat16), input=input)
+    require_contiguous(kernel, input=input)
+    is_square = input.dim() == 3 and input.shape[1] == input.shape[2] <= LONGEST
+    require(is_square, kernel, f"the input is {list(input.shape)}, expected [batch x heads, s, s], s <= {LONGEST}")
     return _softmax(input, _above_diagonal(input), scale)
 
 
 def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale: float) -> Tensor:
+    _check("scaled_aligned_causal_masked_softmax_forward", input, 1)
+    require_contiguous("scaled_aligned_causal_masked_softmax_forward", input=input)
     return _softmax(input, _above_diagonal(input), scale)
 
 
