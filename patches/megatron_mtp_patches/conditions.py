@@ -12,6 +12,17 @@ def is_layer_wise(run: Any) -> bool:
     return bool(run.use_layer_wise_distributed_optimizer) or str(run.optimizer).startswith("dist_")
 
 
+def has_heads_on_last_stage(run: Any) -> bool:
+    """Whether the MTP heads are on the last pipeline stage, as they are unless a layout puts them on another one."""
+    layout = run.pipeline_model_parallel_layout
+    layout = getattr(layout, "input_data", layout)  # Megatron's object keeps what it was made of
+    if not run.mtp_num_layers or not layout:
+        return bool(run.mtp_num_layers)
+    if isinstance(layout, str):  # "Et*2|(t|)*2tm|L"
+        return "m" in layout.rpartition("|")[2]
+    return any(str(getattr(layer, "name", layer)).strip().lower() == "mtp" for layer in layout[-1])
+
+
 def recomputes_heads(run: Any) -> bool:
     """Whether the MTP heads run again in backward; `--recompute-method block` leaves them out."""
     return bool(run.mtp_num_layers and run.recompute_granularity == "full" and run.recompute_method != "block")

@@ -17,6 +17,7 @@ def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:
         ("Found by `doctor -- FLAGS`", tuple(f"{defect.text} ({defect.span})." for defect in patch.defects)),
         ("Not found by `doctor -- FLAGS`", (patch.undetected,)),
         ("Adds", patch.adds),
+        ("Upstream's change in part", tuple(change.part for change in patch.upstream if change.part)),
         ("Repairs, where native" if is_native else "Better than the pull request", patch.repairs),
         ("Refused at start", patch.refuses),
         ("Changes numbers", (patch.numerics,)),

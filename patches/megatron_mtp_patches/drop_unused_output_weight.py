@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .conditions import has_heads_on_last_stage
 from .engine import Defect, Patch, Wrap
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
@@ -14,7 +15,7 @@ _RELEASES = ("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main")
 def _has_unused_weight(run: Any) -> bool:
     """Whether the last pipeline stage has MTP heads and takes the word embedding for the output layer."""
     return bool(
-        run.mtp_num_layers
+        has_heads_on_last_stage(run)
         and (run.pipeline_model_parallel_size or 1) > 1
         and not run.untie_embeddings_and_output_weights
     )

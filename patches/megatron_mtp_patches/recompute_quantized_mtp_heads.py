@@ -7,7 +7,18 @@ from .shared_edits import MTP, MTP_OVERRIDES
 PATCH = Patch(
     id="recompute-quantized-mtp-heads",
     summary="Train MTP heads with full recomputation in fp8 and with packed sequences",
-    upstream=(PullRequest(6760), PullRequest(4593, native_since="0.18.0")),
+    upstream=(
+        PullRequest(
+            6760,
+            part=(
+                "Of #6760 the patch brings the tensor-parallel group of heads that are recomputed. It does not bring "
+                "the arguments `mtp_on_this_rank(pp_group=)` and `process_mtp_loss(dp_cp_group=)`: a model that is "
+                "built with other groups still asks Megatron's global ones which stage has the heads, and over which "
+                "ranks their logged metrics are averaged."
+            ),
+        ),
+        PullRequest(4593, native_since="0.18.0"),
+    ),
     problem=(
         "With full activation recomputation in fp8, 0.16 and 0.17 do not train the MTP heads (Megatron's MTP layers): "
         "they pass their tensors to TransformerEngine's checkpoint by keyword, which gets no gradient that way. The "

@@ -16,6 +16,8 @@ PATCH = Patch(
     adds=(
         "After a skipped update verl goes on with the next batch, and reports its gradient norm.",
         "verl's metrics get `megatron/mtp_grad_norm`, `megatron/updates_skipped_for_grad_norm` and the like.",
+        "With `mtp.enable_train=false` verl loads MTP heads (Megatron's MTP layers) and does not train them. A line in "
+        "the log names the settings of heads that act on nothing then.",
     ),
     undetected="Only runs under verl have the defect, and it ends them with an error.",
     numerics="Nothing changes in a run that skips no update.",
@@ -32,6 +34,11 @@ PATCH = Patch(
         Wrap(
             f"{_WORKERS}.engine_workers:TrainingWorker._postprocess_output",
             "megatron_overrides.verl.workers.engine_workers:report_metrics",
+        ),
+        Wrap(
+            "verl.utils.megatron_utils:check_mtp_config",
+            "megatron_overrides.verl.utils.megatron_utils:warn_of_untrained_heads",
+            check_source=False,
         ),
     ),
 )

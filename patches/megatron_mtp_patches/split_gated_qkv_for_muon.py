@@ -9,7 +9,17 @@ _SHAPES = f"{_OPTIMIZER}.emerging_optimizers:_get_qkv_split_shapes"
 PATCH = Patch(
     id="split-gated-qkv-for-muon",
     summary="Orthogonalize query, gate, key and value of gated attention separately",
-    upstream=(PullRequest(4728, native_since="0.19.0"),),
+    upstream=(
+        PullRequest(
+            4728,
+            native_since="0.19.0",
+            part=(
+                "Of #4728 the patch brings the four sizes. It does not bring `qkv_split_shapes` on each parameter and "
+                "its main copy: one configuration decides for all QKV weights of the optimizer, and a weight whose "
+                "rows these sizes do not divide raises an error, where upstream leaves it whole."
+            ),
+        ),
+    ),
     problem=(
         "Muon splits the fused QKV weight into query, key and value, and orthogonalizes each. With "
         "`attention_output_gate` (Qwen3-Next, Qwen3.5) the weight also holds the gate, which is as large as the query, "

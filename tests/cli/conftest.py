@@ -52,6 +52,17 @@ def command(capsys):
     return run
 
 
+@pytest.fixture
+def trainer():
+    return pytest.importorskip("megatron.training.arguments", reason="the wheel of 0.16.1 has no trainer")
+
+
+@pytest.fixture
+def doctor(command, trainer):
+    """doctor(flags, *words): what `doctor *words -- flags` returns and prints."""
+    return lambda flags, *words: command("doctor", *words, "--", *flags.split())
+
+
 @pytest.fixture(scope="session")
 def forked_command():
     """forked_command(*words, first=[folder], **environment): run it in a fork, which imports the package again."""

@@ -21,7 +21,9 @@ from verl.utils.megatron.optimizer import get_megatron_optimizer, init_megatron_
 from verl.utils.megatron_utils import get_megatron_mtp_loss, patch_engine_mtp
 from verl.utils.profiler import DistProfiler
 from verl.workers.config import McoreEngineConfig
+from verl.workers.config.model import MtpConfig
 from verl.workers.engine.base import BaseEngine
+from verl.workers.engine.megatron import transformer_impl
 from verl.workers.engine.megatron.transformer_impl import MegatronEngine
 from verl.workers.engine_workers import TrainingWorker
 
@@ -268,6 +270,27 @@ def test_a_model_without_heads_that_inherits_settings_of_heads_is_built_with_one
         make_model(**settings)
     (line,) = [record.message for record in caplog.records if "no MTP heads" in record.message]
     assert "mtp_loss_type, mtp_detach_heads" in line and "mtp.enable=true" in line
+
+
+@pytest.mark.parametrize(
+    "mtp, is_reference, settings, is_said",
+    [
+        ({"enable": True}, False, {"mtp_detach_heads": True, "mtp_loss_type": "tv"}, True),
+        ({"enable": True}, False, {"mtp_detach_heads": False}, False),
+        ({"enable": True}, True, {"mtp_detach_heads": True, "mtp_loss_type": "tv"}, False),
+        ({"enable": True, "enable_train": True}, False, {"mtp_detach_heads": True}, False),
+        ({}, False, {"mtp_detach_heads": True}, False),
+    ],
+    ids=["loaded", "no settings", "reference", "trained", "no heads"],
+)
+def test_settings_of_heads_that_are_loaded_and_not_trained_get_one_line(mtp, is_reference, settings, is_said, caplog):
+    """As the engine calls it, before it builds its model."""
+    model = SimpleNamespace(hf_config=SimpleNamespace(num_nextn_predict_layers=1), mtp=MtpConfig(**mtp))
+    engine = McoreEngineConfig(override_transformer_config=dict(settings), forward_only=is_reference)
+    transformer_impl.check_mtp_config(model, engine)
+    lines = [record.message for record in caplog.records if "trains no MTP heads" in record.message]
+    assert len(lines) == is_said
+    assert not is_said or ("mtp_loss_type, mtp_detach_heads of verl's" in lines[0] and "mtp.enable_train" in lines[0])
 
 
 def test_an_mtp_pass_is_refused(make_engine, batch):

@@ -123,3 +123,29 @@ def test_heads_are_recomputed_by_one_method_only(find, method, is_met, more):
 def test_the_remedy_for_a_checkpoint_that_cannot_be_resumed_clears_it(find, settings, is_met):
     found = find(None, "0.16.1", {"use_precision_aware_optimizer": True, **settings})
     assert any("cannot be resumed" in text for text in found) is is_met
+
+
+MTP_LAYER = SimpleNamespace(name="mtp")  # as Megatron's LayerType.mtp
+
+
+@pytest.mark.parametrize("settings", [{"save": "x"}, {"overlap_grad_reduce": True}])
+@pytest.mark.parametrize(
+    "layout, is_met",
+    [
+        (None, True),
+        ("Et|tm|L", False),
+        ("Et|t|mL", True),
+        ("Et|t|m*2,L", True),
+        ("Ett|(tt|)*2,m|L", False),
+        ("Et|(t|)*3tmL", True),
+        ("Et|t|t|m|t|L", False),  # three ranks, interleaved
+        ([["embedding", "decoder"], ["decoder", "mtp"], ["loss"]], False),
+        ([["embedding", "decoder"], [" MTP", "loss"]], True),
+        ([["embedding", "decoder"], [MTP_LAYER, "loss"]], True),
+        (SimpleNamespace(input_data="Et|tm|L"), False),
+        (SimpleNamespace(input_data="Et|tmL"), True),
+    ],
+)
+def test_an_output_weight_is_unused_only_where_the_heads_are_on_the_last_stage(find, settings, layout, is_met):
+    run = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 3, "pipeline_model_parallel_layout": layout}
+    assert bool(find("drop-unused-output-weight", "0.18.2", {**run, **settings})) is is_met

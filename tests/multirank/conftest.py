@@ -167,7 +167,10 @@ def world_norm(parallel, world_size):
 
 @pytest.fixture
 def make_fsdp(parallel):
-    """make_fsdp(strategy, dtype, **config): a model (or `net`) in Megatron-FSDP, and its optimizer."""
+    """make_fsdp(strategy, dtype, **config): a model (or `net`) in Megatron-FSDP, and its optimizer.
+
+    `gather`: whether parameters are gathered while layers run; None for what `overlap` says of gradients.
+    """
     import torch
     from fsdp_training import CLIP, LR, WEIGHT_DECAY, Block, make_net
     from megatron.core.distributed import DistributedDataParallelConfig
@@ -183,9 +186,17 @@ def make_fsdp(parallel):
         fp32_gradients = {"megatron_fsdp_main_grads_dtype": torch.float32}
 
     def make(
-        strategy="optim_grads_params", dtype=torch.bfloat16, mark=lambda net: None, overlap=True, net=None, **settings
+        strategy="optim_grads_params",
+        dtype=torch.bfloat16,
+        mark=lambda net: None,
+        overlap=True,
+        gather=None,
+        net=None,
+        despite_defect=False,
+        **settings,
     ):
-        if strategy == "optim" and hasattr(DistributedDataParallelConfig, "preserve_fp32_weights"):
+        is_0_16 = hasattr(DistributedDataParallelConfig, "preserve_fp32_weights")
+        if strategy == "optim" and overlap and is_0_16 and not despite_defect:
             pytest.skip("0.16.1 adds each rank's own gradient to the reduced one under this strategy")
         bf16 = dtype == torch.bfloat16
         model = FullyShardedDataParallel(
@@ -195,7 +206,7 @@ def make_fsdp(parallel):
                 use_megatron_fsdp=True,
                 data_parallel_sharding_strategy=strategy,
                 overlap_grad_reduce=overlap,
-                overlap_param_gather=overlap,
+                overlap_param_gather=overlap if gather is None else gather,
                 **fp32_gradients,
             ),
             net or make_net(dtype),

@@ -63,7 +63,7 @@ def _warn_of_shared_norm() -> None:
     log_single_rank(logger, logging.WARNING, text)
 
 
-# Settings of heads that verl hands to models without heads, and their values when off.
+# Settings of heads that verl hands to models without heads or with heads that do not train; their values when off.
 _SETTINGS_OF_HEADS = {
     "mtp_loss_type": "cross_entropy",
     "mtp_depth_weights": None,
@@ -73,6 +73,11 @@ _SETTINGS_OF_HEADS = {
 }
 
 
+def settings_of_heads(settings: Any) -> list[str]:
+    """The names of those that are on."""
+    return [name for name, off in _SETTINGS_OF_HEADS.items() if getattr(settings, name, off) != off]
+
+
 def _warn_of_absent_heads_in_verl(settings: Any) -> None:
     """Log one line for a model without heads that verl gives settings of heads.
 
@@ -80,8 +85,7 @@ def _warn_of_absent_heads_in_verl(settings: Any) -> None:
     """
     if getattr(settings, "mtp_num_layers", None) or "verl" not in sys.modules:
         return
-    names = [name for name, off in _SETTINGS_OF_HEADS.items() if getattr(settings, name, off) != off]
-    if names:
+    if names := settings_of_heads(settings):
         _log_absent_heads(", ".join(names))
 
 

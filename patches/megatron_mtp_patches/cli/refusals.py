@@ -11,11 +11,19 @@ from ..description import settings
 from ..engine.state import State
 
 _ASKS_FOR = re.compile(r"assert args\.(\w+) is not None")
+_REFUSALS = (AssertionError, ValueError, RuntimeError)  # what Megatron raises to refuse, in its own words
 
 
 def reason(error: BaseException) -> str:
-    """The error's own words; for an assertion without words, the flag that it asks for, or else its line."""
-    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    """The error's own words; for an assertion without words, the flag that it asks for, or else its line.
+
+    What was not raised to refuse, such as a division by zero, is named with its kind and its line.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    in_megatron = [frame for frame in frames if "/megatron/" in frame.filename.replace("\\", "/")]
+    line = (in_megatron or frames)[-1].line or ""
+    if not isinstance(error, _REFUSALS):
+        return f"{type(error).__name__}: {error}, at `{line}`"
     missing = _ASKS_FOR.match(line)
     return str(error) or (f"add --{missing[1].replace('_', '-')}" if missing else line)
 

@@ -45,12 +45,14 @@ class PullRequest:
         native_since: the first release that has it; "main" where only upstream's main has; None where nothing has.
         repository: its owner and name on GitHub.
         twin_of: the number of another one that brings the same change, for another branch.
+        part: what of it the patch brings and what not, where that is not all, in a sentence.
     """
 
     number: int
     native_since: str | None = None
     repository: str = "NVIDIA/Megatron-LM"
     twin_of: int | None = None
+    part: str = ""
 
     def __str__(self) -> str:
         place = "" if self.repository == "NVIDIA/Megatron-LM" else self.repository.partition("/")[2]

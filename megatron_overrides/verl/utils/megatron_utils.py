@@ -1,0 +1,29 @@
+"""Say which settings of MTP heads act on heads that verl does not train."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+from megatron_overrides.core.transformer.transformer_config import settings_of_heads
+
+logger = logging.getLogger(__name__)
+
+
+def warn_of_untrained_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Wraps check_mtp_config(model_config, engine_config), which verl's engine calls before it builds the model."""
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    wrapped(*args, **kwargs)
+    mtp, engine = given["model_config"].mtp, given["engine_config"]
+    if not mtp.enable or mtp.enable_train or engine.forward_only:
+        return
+    if names := settings_of_heads(SimpleNamespace(**engine.override_transformer_config)):
+        from megatron.core.utils import log_single_rank
+
+        text = (
+            f"{', '.join(names)} of verl's override_transformer_config trains no MTP heads: verl loads the heads and "
+            f"leaves them as they are, because mtp.enable_train is false; set it to true"
+        )
+        log_single_rank(logger, logging.WARNING, text)

@@ -1,0 +1,190 @@
+"""Reads the flags of a training as Megatron's trainer reads them, without running it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from ..diagnosis import Settings
+from ..engine import UsageError
+from ..installed_megatron import PACKAGES
+from .refusals import flags_left_out, reason
+
+OPTIONS = {"--json", "--te", "--world-size"}  # of `doctor`
+OF_TORCHRUN = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
+
+
+class UnknownFlags(NamedTuple):
+    """The flags that Megatron's parser does not know; a script may.
+
+    Attributes:
+        names: the flags.
+        similar: the flag of Megatron that one of them is almost the same as.
+    """
+
+    names: list[str]
+    similar: dict[str, str]
+
+    def hints(self) -> Iterator[str]:
+        """What they are, and what may be meant instead; nothing where there are none."""
+        if self.names:
+            yield f"unknown to Megatron, ignored: {' '.join(self.names)}"
+        for name, flag in self.similar.items():
+            yield f"{name}: did you mean {flag}?"
+        if OPTIONS.intersection(self.names):
+            yield f"{', '.join(sorted(OPTIONS))} go before --"
+        if OF_TORCHRUN.intersection(self.names):
+            yield "the words of torchrun are not read: give --world-size N before --"
+
+
+class CommandLine(NamedTuple):
+    """A command line as Megatron reads it.
+
+    Attributes:
+        sources: the namespaces that have its settings: what validate_args returns and, from --yaml-cfg, its sections.
+        unknown: the flags that Megatron does not know.
+        world_size: the number of ranks.
+        environment: the variables that validate_args may ask for with these flags, and that were set to read them.
+    """
+
+    sources: list[object]
+    unknown: UnknownFlags
+    world_size: int
+    environment: dict[str, str]
+
+
+class Variable(NamedTuple):
+    """A variable of the environment, a value that validate_args accepts, and the settings with which it may look."""
+
+    name: str
+    value: str
+    is_needed: Callable[[Settings], object]
+
+
+def _uses_fsdp(run: Settings) -> object:
+    return run.use_megatron_fsdp or run.use_torch_fsdp2
+
+
+def _is_split(run: Settings) -> bool:
+    return max(run.tensor_model_parallel_size or 1, run.context_parallel_size or 1) > 1
+
+
+ENVIRONMENT = (
+    Variable("CUDA_DEVICE_MAX_CONNECTIONS", "8", _uses_fsdp),
+    Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", lambda run: _is_split(run) and not _uses_fsdp(run)),
+    Variable("NCCL_ALGO", "Ring", lambda run: run.deterministic_mode),
+    Variable("NVTE_CPU_OFFLOAD_V1", "1", lambda run: run.fine_grained_activation_offloading),
+)
+
+
+def read(words: list[str], world_size: int | None) -> CommandLine:
+    """Read the flags with Megatron's parser and let it set the defaults, as at the start of a training.
+
+    Raises:
+        UsageError: Megatron's trainer does not import, its parser or validate_args refuses the flags, or the patch of
+            a flag is left out or refused.
+    """
+    try:
+        from megatron.training import arguments as megatron
+    except Exception as error:  # whatever a broken library raises
+        raise UsageError(
+            f"reading flags needs megatron.training, which does not import: {_describe_failure(error)}"
+        ) from error
+
+    with _as_first_rank(words):
+        with refusals():
+            parser = megatron.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+            unknown = _unknown_flags(parser, words)
+            parsed = megatron.parse_args(ignore_unknown_args=True)
+        if left_out := list(flags_left_out(unknown.names)):
+            raise UsageError("\n".join(left_out))
+        given = Settings(_sections(parsed), None)
+        environment = {one.name: one.value for one in ENVIRONMENT if one.is_needed(given)}
+        lacking = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+        os.environ |= environment
+        with refusals(unknown.hints()):
+            parsed.world_size = ranks = world_size or smallest_world_size(given)
+            if parsed.yaml_cfg is None:
+                arguments = megatron.validate_args(parsed, {})
+            else:
+                from megatron.training.yaml_arguments import validate_yaml
+
+                arguments = validate_yaml(parsed, {})
+            sections = _sections(arguments or parsed)
+            fitting = smallest_world_size(Settings(sections, None))
+    if world_size and ranks % fitting:
+        raise UsageError(f"--world-size {ranks}: the layers of these flags are split over {fitting} ranks")
+    return CommandLine(sections, unknown, ranks, lacking)
+
+
+def _describe_failure(error: Exception) -> str:
+    """Which module has failed to import, how, and what to do about it."""
+    frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    module = [name for name in frames if name.partition(".")[0] != "importlib"][-1]
+    if isinstance(error, ModuleNotFoundError):
+        package = PACKAGES.get(error.name or "", error.name)
+        advice = f"pip install {package}; `megatron-mtp-patches doctor` names the packages that it needs"
+    else:
+        advice = f"install the package of {module} again, or in a version that fits"
+    return f"{module} raises {type(error).__name__}: {error} ({advice})"
+
+
+def smallest_world_size(settings: Settings) -> int:
+    """The smallest number of ranks that dense layers and experts both divide."""
+    tensor, pipeline = settings.tensor_model_parallel_size or 1, settings.pipeline_model_parallel_size or 1
+    dense = tensor * pipeline * (settings.context_parallel_size or 1)
+    experts = (settings.expert_tensor_parallel_size or tensor) * (settings.expert_model_parallel_size or 1)
+    return math.lcm(dense, experts * pipeline)
+
+
+def _unknown_flags(parser: argparse.ArgumentParser, words: list[str]) -> UnknownFlags:
+    names = [word.partition("=")[0] for word in parser.parse_known_args(words)[1] if word.startswith("-")]
+    close = {name: get_close_matches(name, parser._option_string_actions, 1, 0.9) for name in names}
+    return UnknownFlags(names, {name: flags[0] for name, flags in close.items() if flags})
+
+
+def _sections(arguments: Any) -> list[object]:
+    """The arguments, and the sections that a YAML file groups them in."""
+    sections = (value for value in vars(arguments).values() if isinstance(value, SimpleNamespace))
+    return [arguments, *sections]
+
+
+@contextlib.contextmanager
+def _as_first_rank(words: list[str]) -> Iterator[None]:
+    """What Megatron asks the process for: the flags, and its rank."""
+    environment, argv = dict(os.environ), sys.argv
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+    sys.argv = ["doctor", *words]
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= environment
+        sys.argv = argv
+
+
+@contextlib.contextmanager
+def refusals(hints: Iterable[str] = ()) -> Iterator[None]:
+    """Turn whatever Megatron raises on flags into a UsageError that says it; `hints` name what may have led to it."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            yield
+    except SystemExit as error:
+        raise UsageError(f"Megatron's parser: {printed.getvalue().strip().rpartition('error: ')[2]}") from error
+    except Exception as error:  # assertions, and whatever else a wrong value leads to
+        if isinstance(error, AttributeError) and isinstance(error.obj, SimpleNamespace):
+            why = f"the YAML file names no {error.name}: add it, at its top level or in its section"
+        else:
+            empty = "; an empty YAML file does that, too" if isinstance(error, AttributeError) else ""
+            why = f"Megatron refuses these flags: {reason(error)}{empty}"
+        raise UsageError("\n".join([why, *hints])) from error

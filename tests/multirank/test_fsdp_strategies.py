@@ -1,0 +1,37 @@
+"""`no_shard` and `optim` of older Megatron-FSDP do what `doctor` says of them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fsdp_training import Reference, backward
+from megatron_mtp_patches import diagnose
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
+pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
+
+
+@pytest.mark.parametrize("reduce, gather", [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize("strategy", ["no_shard", "optim"])
+def test_what_doctor_says_of_the_strategy_happens(make_fsdp, strategy, reduce, gather):
+    run = SimpleNamespace(
+        use_megatron_fsdp=True,
+        data_parallel_sharding_strategy=strategy,
+        overlap_grad_reduce=reduce,
+        overlap_param_gather=gather,
+    )
+    defects = [finding.text for finding in diagnose(run)]
+    reference = Reference(torch.float32)
+    ((_, right, _),) = reference.train([0])
+    settings = {"use_precision_aware_optimizer": False, "log_num_zeros_in_grad": False}
+    made = make_fsdp(strategy, torch.float32, overlap=reduce, gather=gather, despite_defect=True, **settings)
+    backward(made, 0)
+    if any("AttributeError" in text for text in defects):
+        with pytest.raises(AttributeError, match="fetch_bucket"):
+            made.optimizer.step()
+        return
+    ratio = float(made.optimizer.step()[1]) / right
+    assert (ratio == pytest.approx(1.0, rel=1e-5)) is not bool(defects)
+    if any("gradient norm counts" in text for text in defects):
+        assert ratio == pytest.approx(2**0.5, rel=1e-5)
