@@ -1,6 +1,6 @@
 """Declares initialize-mtp-heads."""
 
-from .engine import AddFlag, Patch, PullRequest, Wrap
+from .engine import AddFlag, Patch, Wrap
 from .shared_edits import ADD_ARGUMENTS, CHECK_SETTINGS
 
 _CHECKPOINTING = "megatron.training.checkpointing"
@@ -9,7 +9,6 @@ _OVERRIDES = "megatron_overrides.training.checkpointing"
 PATCH = Patch(
     id="initialize-mtp-heads",
     summary="Load a checkpoint without MTP heads into a model that has some, and initialize them",
-    upstream=(PullRequest(7021),),
     problem=(
         "A checkpoint without MTP heads (Megatron's MTP layers) cannot be loaded into a model that has some. In the "
         "format torch_dist Megatron stops at the first tensor that is missing. In the format torch it loads what is "

@@ -42,7 +42,9 @@ PATCH = Patch(
         "Only with the flags. Cross entropy without depth weights is computed as before, to the bit. The other losses "
         "are computed in float32 and agree with float64 autograd on full logits to 1e-6 (value) and 1e-5 (gradient); "
         "another chunk size changes them by rounding only. With bfloat16 hidden states and weights the loss is within "
-        "0.5 % and the gradient within 3 % of float64."
+        "0.5 % and the gradient within 3 % of float64, as long as the logits of a head differ from those of the main "
+        "model by much more than the rounding of a logit to bfloat16, 1/256 of it. Nearer to the main model the "
+        "rounding decides, with detached and with attached heads (see Limits)."
     ),
     notes=(
         "Columns of the output layer that only pad the vocabulary are left out of both distributions. Their number is "

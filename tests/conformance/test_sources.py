@@ -11,13 +11,22 @@ import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine.source import find_file
 
-from .changed_sources import change_comments, change_line, change_nothing, checked_targets, make_checkout
+from .changed_sources import (
+    change_comments,
+    change_line,
+    change_nothing,
+    checked_targets,
+    declare_in_class,
+    make_checkout,
+)
 from .expected import EXPECTED, IDS, STATE
 from .inspection import reports
 
 pytestmark = pytest.mark.forked("python")  # find_file() says of an imported module where it was imported from
 
 PATCHES_OF = checked_targets()
+# Their probes ask for a name of which no known release has any.
+NATIVE_NOWHERE = [patch for patch in CATALOG if patch.probe and not patch.is_native_anywhere]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +94,16 @@ def test_comments_docstrings_and_layout_do_not_count(target, changed):
     for report in found:
         assert report.state == ("native" if EXPECTED[report.id] == "native" else "pending")
         assert ("repaired" in report.reason) == (EXPECTED[report.id] == "repaired")
+
+
+@pytest.mark.parametrize("patch", NATIVE_NOWHERE, ids=lambda patch: patch.id)
+def test_a_setting_that_no_known_release_has_is_refused(patch, changed):
+    """It may be the same change and may do anything, so the patch is not called native, nor applied over it."""
+    owner, _, name = patch.probe.target.partition(":")[2].rpartition(".")
+    with changed(patch.probe.target.rpartition(".")[0], declare_in_class(owner, name)) as file:
+        (report,) = report_on([patch])
+    assert report.state == "refused"
+    assert patch.probe.target in report.reason and str(file) in report.reason
 
 
 def test_neither_torch_nor_megatron_is_imported_for_it():

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from megatron_mtp_patches.engine import Edit, Patch, Probe
+from megatron_mtp_patches.engine import Edit, Patch, Probe, PullRequest
 from megatron_mtp_patches.engine.engine import Engine
 from megatron_mtp_patches.engine.new_release import make_known_sources, write_known_sources
 
@@ -113,8 +113,15 @@ class Library:
         return engine
 
     @staticmethod
-    def patch(*edits: Edit, id: str = "a-patch", probe: Probe | None = None, repairs: tuple[str, ...] = ()) -> Patch:
-        return Patch(id=id, summary="Do something", probe=probe, edits=edits, repairs=repairs)
+    def patch(
+        *edits: Edit,
+        id: str = "a-patch",
+        probe: Probe | None = None,
+        repairs: tuple[str, ...] = (),
+        native_since: str | None = "2.0",
+    ) -> Patch:
+        upstream = (PullRequest(1, native_since=native_since),)
+        return Patch(id=id, summary="Do something", upstream=upstream, probe=probe, edits=edits, repairs=repairs)
 
 
 @pytest.fixture

@@ -250,6 +250,21 @@ def test_a_native_change_is_left_alone_even_if_its_source_is_unknown(library):
     assert engine.report(patch).state == "native"
 
 
+@pytest.mark.parametrize("repairs", [(), ("A defect.",)], ids=["bare", "repairing"])
+def test_a_change_that_no_release_has_is_unknown_where_it_is_found(library, repairs):
+    """Its sources may all be known: a field is added beside the others, and the edits are of other places."""
+    depth = AddField("lib:Config", field="depth", type=int, default=7, doc="How deep.")
+    patch = library.patch(depth, probe=Probe("lib:Config.depth"), repairs=repairs, native_since=None)
+    engine = library.engine(patch)
+    assert state(engine, patch) is State.APPLIED
+    file = library.edit("lib.py", "    width: int = 1\n", "    width: int = 1\n    depth: int = 3\n")
+    engine.apply("all", "raise")
+    with pytest.raises(PatchError, match="a-patch is refused: lib:Config.depth is in .*, but in no release") as refused:
+        library.load()
+    for words in (str(file), "Known: 1.0; nearest: 1.0.", "MEGATRON_MTP_PATCHES=-a-patch"):
+        assert words in str(refused.value)
+
+
 def test_a_repair_needs_a_known_source(library):
     patch = library.patch(REPLACE_F, probe=Probe("lib:C"), repairs=("A defect.",))
     engine = library.engine(patch)

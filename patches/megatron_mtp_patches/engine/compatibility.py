@@ -41,6 +41,8 @@ def decide(patch: Patch, sources: KnownSources, path: list[str] | None = None) -
             return Decision(State.PENDING, f"{patch.modules[0]} is not installed")
         return Decision(State.REFUSED, f"{patch.modules[0]} is not installed, nor is anything else that it patches")
     native = patch.probe is not None and is_present(patch.probe, path)
+    if native and not patch.is_native_anywhere:
+        return Decision(State.REFUSED, _explain_unknown_change(patch, sources, path))
     here = "this Megatron" if package == "megatron" else f"this {package}"
     if native and not patch.repairs:
         return Decision(State.NATIVE, f"{here} has it")
@@ -80,10 +82,29 @@ def _explain_drift(patch: Patch, edit: Edit, digest: str, sources: KnownSources,
     where = f"in {file}" if file else "(its module is not installed)"
     what = "is missing" if digest == ABSENT else "is not the source of any release that these patches know"
     return (
-        f"{edit.target} {what} {where}. Known: {', '.join(sources.releases_of(patch.package))}; nearest: "
-        f"{sources.nearest_release((patch,), path)}. Compare that function with the nearest release. If the patch "
-        f"still fits it, make it known: `megatron-mtp-patches drift --against FOLDER --accept NAME --only "
-        f"{edit.target}`. If not, install a known release, or leave the patch out with "
-        f"MEGATRON_MTP_PATCHES=-{patch.id} (`status` names all that are refused), or set "
-        f"MEGATRON_MTP_PATCHES_ON_DRIFT=warn to train without every patch that is refused."
+        f"{edit.target} {what} {where}. {_known_releases(patch, sources, path)} Compare that function with the nearest "
+        f"release. If the patch still fits it, make it known: `megatron-mtp-patches drift --against FOLDER --accept "
+        f"NAME --only {edit.target}`. If not, {_ways_out(patch)}"
+    )
+
+
+def _explain_unknown_change(patch: Patch, sources: KnownSources, path: list[str] | None) -> str:
+    assert patch.probe is not None
+    target = patch.probe.target
+    return (
+        f"{target} is in {find_file(target.partition(':')[0], path)}, but in no release that these patches know, so "
+        f"what it does is not known. {_known_releases(patch, sources, path)} Compare it with what "
+        f"`megatron-mtp-patches explain {patch.id}` says. Then {_ways_out(patch)}"
+    )
+
+
+def _known_releases(patch: Patch, sources: KnownSources, path: list[str] | None) -> str:
+    known = ", ".join(sources.releases_of(patch.package))
+    return f"Known: {known}; nearest: {sources.nearest_release((patch,), path)}."
+
+
+def _ways_out(patch: Patch) -> str:
+    return (
+        f"install a known release, or leave the patch out with MEGATRON_MTP_PATCHES=-{patch.id} (`status` names all "
+        f"that are refused), or set MEGATRON_MTP_PATCHES_ON_DRIFT=warn to train without every patch that is refused."
     )

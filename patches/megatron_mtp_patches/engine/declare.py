@@ -264,7 +264,8 @@ class Patch:
         summary: what it does, in a line without a full stop.
         edits: what it changes; all of them or none.
         upstream: the pull requests that it brings; the first decides since when the change is native.
-        probe: how to see that a Megatron has the change; None where no release has it.
+        probe: how to see that a Megatron has the change; None where no release has it. A Megatron that has it, although
+            by `upstream` none does, has an unknown implementation: the patch is refused.
         problem: what goes wrong without it.
         adds: what a user, or other code, can see of it.
         repairs: the defects of upstream's own version, which it removes where the change is native. Without any, the
@@ -292,6 +293,11 @@ class Patch:
     numerics: str = ""
     notes: tuple[str, ...] = ()
     package: str = ""
+
+    @property
+    def is_native_anywhere(self) -> bool:
+        """Whether a known Megatron has the change."""
+        return bool(self.upstream) and self.upstream[0].native_since is not None
 
     @property
     def modules(self) -> tuple[str, ...]:

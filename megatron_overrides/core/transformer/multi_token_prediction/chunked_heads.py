@@ -4,7 +4,8 @@ Chunk after chunk of rows goes through the output layer, the main model's once a
 a few numbers and, for the backward pass, no more than a hidden state:
 
 * Detached heads need the gradient of the hidden states alone. It is formed while the logits are there, one head after
-  the other, and backward only scales it row by row.
+  the other, and backward only scales it row by row. The loss scale is not known by then, so each row has a scale of its
+  own that keeps the gradient of KL from vanishing in float16.
 * Attached heads train the output layer too, so backward computes the chunk again (torch.utils.checkpoint): one head
   after the other or, compared with the main model, all together, because its logits are computed once for all of them.
 """
@@ -109,7 +110,8 @@ class ChunkedHeads(NamedTuple):
             distribution = None if compared is None else (teacher[below], main_token[below])
             measure = functools.partial(self._measure, of_head, distribution)
             if self._needs_gradient and self.projection.is_detached:
-                results.append(_GradientInForward.apply(measure, head))
+                scale = _scale_of_kl if self.settings.objective == "kl" else torch.ones_like
+                results.append(_GradientInForward.apply(measure, scale, head))
             else:
                 results.append(measure(head))
         return [torch.stack(column) for column in zip(*results, strict=True)]
@@ -141,25 +143,42 @@ class ChunkedHeads(NamedTuple):
         return loss, acceptance, agrees, token
 
 
-class _GradientInForward(torch.autograd.Function):
-    """_GradientInForward.apply(measure, hidden): `measure(hidden)`, which returns its loss first, without its graph.
+def _scale_of_kl(acceptance: torch.Tensor) -> torch.Tensor:
+    """Return what to scale the gradient of KL by, a power of two for each row, from the acceptance [n, b] of a head.
 
-    Each row of the loss depends on its own hidden state alone, so the gradient of their sum has that of each row.
+    The gradient of the logits is q - p, whose absolute values add up to twice the total variation. Scaled, they add up
+    to 256 to 512. So, with hundreds of thousands of tokens, they are well above the smallest float16, and their product
+    with the output weight is well below the largest.
+    """
+    variation = (1 - acceptance).clamp(min=2.0**-20)  # float32 does not tell less from 0
+    return torch.exp2(7 - variation.log2().floor())
+
+
+class _GradientInForward(torch.autograd.Function):
+    """_GradientInForward.apply(measure, scale, hidden): `measure(hidden)`, whose loss comes first, without its graph.
+
+    Each row of the loss depends on its own hidden state alone, so the gradient of their sum has that of each row. It is
+    kept multiplied by `scale(acceptance)`, of what `measure` returns second; backward divides by that in float32, so
+    what is too large for the dtype of `hidden` then is infinite, as it is for attached heads.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, measure: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], hidden: torch.Tensor
+        ctx: Any,
+        measure: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
+        scale: Callable[[torch.Tensor], torch.Tensor],
+        hidden: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         rows = hidden.detach().requires_grad_()
         with torch.enable_grad():
-            loss, *rest = measure(rows)
-            (gradient,) = torch.autograd.grad(loss.sum(), rows)
-        ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(*rest)
-        return loss.detach(), *rest
+            loss, acceptance, *rest = measure(rows)
+            scales = scale(acceptance)
+            (gradient,) = torch.autograd.grad(loss, rows, scales.to(loss.dtype))
+        ctx.save_for_backward(gradient, scales)
+        ctx.mark_non_differentiable(acceptance, *rest)
+        return loss.detach(), acceptance, *rest
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[None, torch.Tensor]:
-        (of_rows,) = ctx.saved_tensors
-        return None, (of_rows * gradient.unsqueeze(-1)).to(of_rows.dtype)
+    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[None, None, torch.Tensor]:
+        of_rows, scales = ctx.saved_tensors
+        return None, None, (of_rows * (gradient / scales).unsqueeze(-1)).to(of_rows.dtype)
