@@ -26,7 +26,7 @@ _WRAPPERS = (
 _FSDP = f"{_DISTRIBUTED}.fsdp.src.megatron_fsdp"
 _FSDP_OVERRIDES = "megatron_overrides.core.distributed.fsdp.src.megatron_fsdp"
 _CHECKPOINTING = "megatron.training.checkpointing"
-_RESUMED = "megatron_overrides.training.resumed_heads"
+_RESUMED = "megatron_overrides.support.resumed_heads"
 _NO_HOOK = "register_no_hook_on_frozen_parameters"
 # Up to 0.19, and on main.
 _MEGATRON_FSDP = ("FullyShardedDataParallel", "FullyShardedDataParallelV1", "FullyShardedDataParallelV2")
