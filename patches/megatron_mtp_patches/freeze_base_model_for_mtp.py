@@ -26,7 +26,7 @@ _WRAPPERS = (
 _FSDP = f"{_DISTRIBUTED}.fsdp.src.megatron_fsdp"
 _FSDP_OVERRIDES = "megatron_overrides.core.distributed.fsdp.src.megatron_fsdp"
 _CHECKPOINTING = "megatron.training.checkpointing"
-_RESUMED = "megatron_overrides.support.resumed_heads"
+_LOADING = "megatron_overrides.training.checkpointing"
 _NO_HOOK = "register_no_hook_on_frozen_parameters"
 # Up to 0.19, and on main.
 _MEGATRON_FSDP = ("FullyShardedDataParallel", "FullyShardedDataParallelV1", "FullyShardedDataParallelV2")
@@ -128,11 +128,11 @@ PATCH = Patch(
         ),
         Wrap(
             f"{_CHECKPOINTING}:generate_state_dict",
-            "megatron_overrides.training.checkpointing:share_state_of_heads",
+            f"{_LOADING}:share_state_of_heads",
             check_source=False,
         ),
-        Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_RESUMED}:watch_for_other_state", check_source=False),
-        Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_RESUMED}:refuse_other_state", check_source=False),
+        Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_LOADING}:watch_for_other_state", check_source=False),
+        Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_LOADING}:refuse_other_state", check_source=False),
         MARK_TRAINING_LOG,
         *(Wrap(report, f"{MOE_LOGGING}:average_over_heads") for report in REPORTS_OF_AUX_LOSSES),
     ),
