@@ -13,6 +13,7 @@ from typing import Any
 
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
+from megatron_overrides.core.transformer.multi_token_prediction.nan_losses import nan_losses
 from megatron_overrides.support.metric import Metric
 from megatron_overrides.support.optimizer_tree import check_optimizer
 from megatron_overrides.support.step_record import last_record, record_of
@@ -51,5 +52,5 @@ def append_to_log_line(wrapped: Any, instance: Any, args: tuple[Any, ...], kwarg
     """Wraps print_rank_last: the one line that a training log prints gets our metrics at its end."""
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     if _is_logging.get():
-        call.arguments["message"] += "".join(metric.text for metric in training_metrics())
+        call.arguments["message"] += "".join(metric.text for metric in [*nan_losses(), *training_metrics()])
     return wrapped(*call.args, **call.kwargs)

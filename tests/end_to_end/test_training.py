@@ -56,6 +56,15 @@ def test_a_step_over_the_threshold_leaves_no_trace(straight, train):
     assert len({values[0] for values in limited.values()}) == len({values[0] for values in free.values()}) - skipped
 
 
+@needs_trainer
+def test_a_loss_of_a_head_that_is_nan_stays_in_the_log_line(train, tmp_path):
+    """The first update of the heads is so large that their next loss is NaN; the frozen main model stays finite."""
+    flags = ["--lr", "1e38", "--min-lr", "1e38", "--train-iters", "2", "--save", str(tmp_path)]
+    lines, _ = train("--freeze-base-model-for-mtp", "--no-check-for-nan-in-loss-and-grad", *flags)
+    assert float(lines[1][1]) > 0.0 and "mtp_1 loss" not in lines[1][3]  # Megatron has printed it, before `grad norm`
+    assert "| mtp_1 loss: nan |" in lines[2][3]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_heads_are_detached_clipped_and_counted(train, layout):
     """Their limit applies only to them: the numbers of the main model are the same for every limit."""

@@ -156,3 +156,26 @@ def test_the_script_refuses_a_field_that_there_is_not(tmp_path):
     (ended,) = run_ranks(1, partial(run_command, "all", "run", "--device", "cpu", *words))
     assert ended.code == 1
     assert "there is no optimizer.mtp_detach_heads, but ['model.mtp_detach_heads']" in ended.output
+
+
+def test_a_loss_of_nan_stays_in_the_log_line(tmp_path):
+    """Megatron-Bridge prints the losses that are not smaller than 0. The first update is as large as bf16 can hold."""
+    steps, _ = pretrain(tmp_path, 2, "model.freeze_base_model_for_mtp=True", "optimizer.lr=1e38")
+    losses = [metrics.get("mtp_1 loss") for _, metrics in steps.values()]
+    assert losses == [None, "nan"]  # LINE begins behind the losses that Bridge prints
+
+
+def test_heads_that_a_checkpoint_lacks_are_refused_unless_they_are_initialized(tmp_path):
+    """On two pipeline stages, of which the last one has the head."""
+    words = ["run", "--device", "cpu", str(HERE / "bridge_load.py"), str(tmp_path)]
+    ended = run_ranks(2, partial(run_command, "all", *words))
+    output = "".join(rank.output for rank in ended)
+    assert {rank.code for rank in ended} == {0}, output[-6000:]
+    assert output.count(", whole: loaded") == output.count(", initialized: loaded") == 2
+    refusals = re.findall(r"rank (\d), lacking: refused: (.*)", output)
+    assert sorted(rank for rank, _ in refusals) == ["0", "1"]
+    by_rank = dict(refusals)
+    assert "another rank names them" in by_rank["0"]
+    assert "nothing has initialized them: mtp.layers.0.eh_proj.weight, " in by_rank["1"]
+    assert all("Set model.perform_initialization=True" in text for text in by_rank.values())
+    assert all("write num_nextn_predict_layers 0" in text for text in by_rank.values())

@@ -81,20 +81,25 @@ class HeadTraining:
         if "loss_sums" in tracker or "values" in tracker:
             self.losses.append(tracker.get("loss_sums", tracker.get("values")).tolist())
 
-    def run_schedule(self, number: int) -> None:
-        """Compute the gradients of the batch of this number."""
-        generator = torch.Generator().manual_seed(1000 * number + parallel_state.get_data_parallel_rank())
-        shape = (MICROBATCHES, BATCH, LENGTH + 1)
-        tokens = torch.randint(1, VOCABULARY, shape, generator=generator)
-        get_forward_backward_func()(
-            forward_step_func=_forward_step,
-            data_iterator=[iter(tokens) for _ in self.model] if len(self.model) > 1 else iter(tokens),
-            model=self.model,
-            num_microbatches=MICROBATCHES,
-            seq_length=LENGTH,
-            micro_batch_size=BATCH,
-            forward_only=False,
-        )
+    def run_schedule(self, number: int, forward_only: bool = False) -> None:
+        """Compute the gradients of the batch of this number, or only its losses."""
+        run_schedule(self.model, number, forward_only)
+
+
+def run_schedule(model: list[Any], number: int, forward_only: bool = False) -> None:
+    """Run a schedule of Megatron's on the batch of this number."""
+    generator = torch.Generator().manual_seed(1000 * number + parallel_state.get_data_parallel_rank())
+    shape = (MICROBATCHES, BATCH, LENGTH + 1)
+    tokens = torch.randint(1, VOCABULARY, shape, generator=generator)
+    get_forward_backward_func()(
+        forward_step_func=_forward_step,
+        data_iterator=[iter(tokens) for _ in model] if len(model) > 1 else iter(tokens),
+        model=model,
+        num_microbatches=MICROBATCHES,
+        seq_length=LENGTH,
+        micro_batch_size=BATCH,
+        forward_only=forward_only,
+    )
 
 
 def _forward_step(batches: Any, model: Any) -> Any:

@@ -1,4 +1,8 @@
-"""Scale the MTP loss separately from the main loss; send gradients of zero back where the main model is frozen."""
+"""What training with MTP heads needs of the schedules.
+
+The MTP loss is scaled separately from the main loss, gradients of zero are sent back where the main model is frozen,
+and the heads are checked before the first step.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import inspect
 from typing import Any
 
 import torch
+from megatron.core.utils import get_model_config
 
 from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
 
@@ -65,3 +70,23 @@ def return_zero_gradient(wrapped: Any, instance: Any, args: tuple[Any, ...], kwa
 
 def _zero_where_missing(gradient: torch.Tensor | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
     return torch.zeros_like(tensor) if gradient is None and tensor is not None else gradient
+
+
+def check_heads_once(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps the functions that get_forward_backward_func returns (model, forward_only, pg_collection, ... by keyword).
+
+    Here all ranks of a model begin a step, checkpoints are loaded, and nothing has been computed with the heads. A
+    check of the optimizer would come after Megatron's check of the gradients, which names no parameter.
+    """
+    # Imported here because that module imports the schedules.
+    from megatron_overrides.core.transformer.multi_token_prediction.finite_heads import check_heads
+
+    model = kwargs["model"]
+    chunks = model if isinstance(model, list) else [model]
+    is_first = not getattr(chunks[0], "_mtp_heads_are_checked", False)
+    # A CUDA graph cannot be captured around a read on the host.
+    if is_first and not kwargs.get("forward_only") and not torch.cuda.is_current_stream_capturing():
+        chunks[0]._mtp_heads_are_checked = True
+        if getattr(get_model_config(chunks[0]), "mtp_num_layers", None):
+            check_heads(chunks, kwargs.get("pg_collection"))
+    return wrapped(*args, **kwargs)

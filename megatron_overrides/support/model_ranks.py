@@ -1,0 +1,35 @@
+"""Agree with the other ranks of a model on what one of them has seen, so that all of them raise or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+
+
+def is_on_any_rank(is_here: bool, process_groups: Any) -> bool:
+    """Return whether any rank of a model says True. A collective of all ranks that have a part of the model.
+
+    Args:
+        process_groups: the ProcessGroupCollection of the model, or None for Megatron's global groups; without those
+            either, only this rank is asked.
+    """
+    groups: list[Any] = [getattr(process_groups, name, None) for name in ("tp", "pp", "dp_cp")]
+    if None in groups:
+        groups = _global_groups()
+    flag = torch.tensor(is_here, dtype=torch.int, device="cuda")
+    for group in groups:
+        if group.size() > 1:
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=group)
+    return bool(flag.item())
+
+
+def _global_groups() -> list[Any]:
+    if not parallel_state.model_parallel_is_initialized():
+        return []
+    return [
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+        parallel_state.get_data_parallel_group(with_context_parallel=True),
+    ]
