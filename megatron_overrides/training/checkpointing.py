@@ -1,4 +1,4 @@
-"""Load a checkpoint without MTP heads into a model that has some (`--mtp-init`); save heads that train alone."""
+"""Load checkpoints without MTP heads into models that have some (`--mtp-init`); save and resume heads that train."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from megatron.training import checkpointing
 from megatron_overrides.core.transformer.multi_token_prediction import new_heads
 from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import heads_of
 from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
-from megatron_overrides.support.state_of_heads import share_plain_values
+from megatron_overrides.support.state_of_heads import check_optimizer_state, share_plain_values
 
 logger = logging.getLogger(__name__)
 
 _HEAD = re.compile(r"(?:module\.)*mtp\.layers\.(\d+)\.")
+# Whether load_checkpoint is running for a model with an optimizer. Others read checkpoints by the same function.
+_loads_optimizer: ContextVar[bool] = ContextVar("load_checkpoint has an optimizer", default=False)
 # What `load_args_from_checkpoint` sets, although a checkpoint without heads has no say in it.
 _OF_HEADS = ("mtp_num_layers", "mtp_use_repeated_layer", "mtp_hybrid_override_pattern")
 
@@ -105,6 +108,35 @@ def share_state_of_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwa
         has_heads = any(True for _ in heads_of(given["model"]))
         state["optimizer"] = share_plain_values(state.get("optimizer"), has_heads)
     return state
+
+
+def watch_for_other_state(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps load_checkpoint(ddp_model, optimizer, ...): only with an optimizer its state can be another one."""
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    token = _loads_optimizer.set(given.get("optimizer") is not None)
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        _loads_optimizer.reset(token)
+
+
+def refuse_other_state(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wraps _load_base_checkpoint(load_dir, args, ...), which returns (state dict or None, name, is a release, ...).
+
+    In the format torch_dist load_checkpoint calls it twice: for what all ranks share, the arguments of the saved run
+    among it, and then for the tensors.
+
+    Raises:
+        ValueError: the optimizer state of other parameters would be loaded.
+    """
+    result = wrapped(*args, **kwargs)
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    settings, (state, _, is_release, *_) = given["args"], result
+    saved = (state or {}).get("args")
+    loads_state = _loads_optimizer.get() and not (is_release or settings.finetune or settings.no_load_optim)
+    if loads_state and saved is not None:
+        check_optimizer_state(given["load_dir"], is_main_model_frozen(saved), is_main_model_frozen(settings))
+    return result
 
 
 def _lacks_heads(chunks: Sequence[Any], settings: Any) -> bool:

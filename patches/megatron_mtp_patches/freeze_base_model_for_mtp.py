@@ -25,6 +25,8 @@ _WRAPPERS = (
 )
 _FSDP = f"{_DISTRIBUTED}.fsdp.src.megatron_fsdp"
 _FSDP_OVERRIDES = "megatron_overrides.core.distributed.fsdp.src.megatron_fsdp"
+_CHECKPOINTING = "megatron.training.checkpointing"
+_LOADING = "megatron_overrides.training.checkpointing"
 _NO_HOOK = "register_no_hook_on_frozen_parameters"
 # Up to 0.19, and on main.
 _MEGATRON_FSDP = ("FullyShardedDataParallel", "FullyShardedDataParallelV1", "FullyShardedDataParallelV2")
@@ -54,10 +56,13 @@ PATCH = Patch(
     undetected="It adds a way to train; no number is wrong without it.",
     refuses=(
         "`--freeze-base-model-for-mtp` for a model without MTP heads, such as any MambaModel of 0.16.",
-        "`--freeze-base-model-for-mtp` together with `--freeze-base-for-mtp` or `--qad-train-target`, "
-        "`--overlap-moe-expert-parallel-comm`, `--cuda-graph-impl`, `--qk-clip`, `--cpu-offloading-num-layers`, "
-        "`--fine-grained-activation-offloading`, `--moe-paged-stash` or `--defer-embedding-wgrad-compute`.",
+        "`--freeze-base-model-for-mtp` together with `--freeze-base-for-mtp`, `--qad-train-target`, "
+        "`--freeze-all-layers`, `--overlap-moe-expert-parallel-comm`, `--cuda-graph-impl`, `--qk-clip`, "
+        "`--cpu-offloading-num-layers`, `--fine-grained-activation-offloading`, `--moe-paged-stash` or "
+        "`--defer-embedding-wgrad-compute`.",
         "`--freeze-base-model-for-mtp` with a layer-wise optimizer (dist_muon) over several pipeline stages.",
+        "A checkpoint of a run with `--freeze-base-model-for-mtp` in a run without it, and the other way around, "
+        "unless `--finetune` or `--no-load-optim` leaves the optimizer state out.",
     ),
     numerics=(
         "Only with the flag. The heads then train to the bit as `--mtp-detach-heads` trains them over a main model "
@@ -65,10 +70,14 @@ PATCH = Patch(
         "the heads."
     ),
     notes=(
-        "The pull request #7021 was merged after the newest release, and could not be read: only the flag's name is "
-        "taken from it. Which parameters train, and that the biases of frozen routers stay, follows #4785.",
-        "To train the heads of a checkpoint that has them again, add `--finetune`: its optimizer state is that of the "
-        "whole model.",
+        "The pull request #7021 was merged after the newest release, and its diff was not at hand. By its description "
+        "it does the same: only `mtp.layers.*` trains (all parameters of an MTP block are there), the decoder runs "
+        "under `no_grad`, the biases of the main model's routers stay and those of the heads' routers move, MTP heads "
+        "are required, and `--freeze-all-layers` is refused. Here embedding, output layer and main loss run without "
+        "gradients, too. In a Megatron that has the setting by itself the patch is refused: nobody has compared the "
+        "two.",
+        "To train the heads of a checkpoint that has them again, or its main model after its heads, add `--finetune`: "
+        "its optimizer state is that of other parameters.",
         "Dropout of the main model is as in training: set `--hidden-dropout 0 --attention-dropout 0` for a teacher "
         "without noise.",
         "The scaling history of fp8 is of activations; the frozen main model goes on recording it. That was not run.",
@@ -118,10 +127,12 @@ PATCH = Patch(
             check_source=False,
         ),
         Wrap(
-            "megatron.training.checkpointing:generate_state_dict",
-            "megatron_overrides.training.checkpointing:share_state_of_heads",
+            f"{_CHECKPOINTING}:generate_state_dict",
+            f"{_LOADING}:share_state_of_heads",
             check_source=False,
         ),
+        Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_LOADING}:watch_for_other_state", check_source=False),
+        Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_LOADING}:refuse_other_state", check_source=False),
         MARK_TRAINING_LOG,
         *(Wrap(report, f"{MOE_LOGGING}:average_over_heads") for report in REPORTS_OF_AUX_LOSSES),
     ),

@@ -25,7 +25,8 @@ LAYOUTS = {
     "PP2, tied, torch": (2, ["--ckpt-format", "torch", *PP2]),
 }
 ITERATIONS = ["--train-iters", "4", "--save-interval", "2"]
-NEW_HEADS = ["--freeze-base-model-for-mtp", "--mtp-init", "last-layer", *ITERATIONS]
+FROZEN = "--freeze-base-model-for-mtp"
+NEW_HEADS = [FROZEN, "--mtp-init", "last-layer", *ITERATIONS]
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,21 @@ def test_a_checkpoint_with_some_of_the_heads_is_refused(train, make_base, layout
     assert "initializes all 2 MTP heads, but the checkpoint has only the MTP heads [0]" in output
     _, output = train(*load, "--use-checkpoint-args", code=1)
     assert "initializes all 2 MTP heads, but the checkpoint has 1 MTP heads" in output
+
+
+@pytest.mark.parametrize("layout", ["1 rank, torch", "1 rank, torch_dist"])
+def test_the_optimizer_state_of_other_parameters_is_refused(train, make_base, tmp_path, layout):
+    """From all parameters to those of the heads, and back; --finetune and --no-load-optim leave the state out."""
+    _, flags = LAYOUTS[layout]
+    load_whole = [*flags, "--load", str(make_base(layout, heads=("--mtp-num-layers", "1"))), FROZEN]
+    _, output = train(*load_whole, code=1)
+    assert "is of a run without --freeze-base-model-for-mtp, so it has the optimizer state of the whole" in output
+    train(*load_whole, "--finetune", "--train-iters", "1", "--save", str(tmp_path))
+    load_heads = [*flags, "--load", str(tmp_path), "--train-iters", "2", "--override-opt_param-scheduler"]
+    _, output = train(*load_heads, code=1)
+    assert "is of a run with --freeze-base-model-for-mtp, so it has the optimizer state of the MTP heads" in output
+    lines, _ = train(*load_heads, "--no-load-optim")
+    assert list(lines) == [2]
 
 
 def test_a_checkpoint_without_a_part_of_the_main_model_is_refused(train, make_base, tmp_path):

@@ -45,7 +45,7 @@ OTHERS = {
     "scripts.gpu": {"--minutes", "--only"},
     "scripts.pins": {"--check"},
     "scripts.replay": {"--megatron", "--ranks", "--release"},
-    "megatron-core 0.19": {"--freeze-base-for-mtp", "--qad-train-target"},
+    "megatron-core 0.19": {"--freeze-all-layers", "--freeze-base-for-mtp", "--qad-train-target"},
     "main": {"--mtp-hsm"},
 }
 

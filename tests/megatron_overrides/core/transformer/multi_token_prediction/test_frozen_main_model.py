@@ -159,6 +159,7 @@ def test_evaluation_needs_no_gradient_and_gives_the_same_loss(make, batch):
         ("qk_clip", True),
         ("freeze_base_for_mtp", True),
         ("qad_train_target", "base"),
+        ("freeze_all_layers", True),
         ("defer_embedding_wgrad_compute", True),
         ("cpu_offloading", True),
         ("fine_grained_activation_offloading", True),
