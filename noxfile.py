@@ -146,7 +146,7 @@ def tables(session: nox.Session) -> None:
 @nox.session
 def replay(session: nox.Session) -> None:
     """Upstream's unit tests of the checkouts that MEGATRON_LM names, without and with the patches."""
-    session.install("-e", ".[demo,test]", *MATRIX["packages"], "pytest-mock")
+    session.install("-e", ".[demo,test]", *MATRIX["packages"], "click", "mock", "pytest-mock", "requests")
     for folder in os.environ["MEGATRON_LM"].split(":"):
         release = ["--release", "HEAD"] if Path(folder, ".git").exists() else []
         session.run("python", "-m", "scripts.replay", "--megatron", folder, *release, *session.posargs)

@@ -94,9 +94,9 @@ def _log_absent_heads(names: str) -> None:
     from megatron.core.utils import log_single_rank
 
     text = (
-        f"This model has no MTP heads, so {names} of verl's override_transformer_config has no effect on it. verl "
-        f"gives its reference model the settings of the actor; an actor has heads with mtp.enable=true and trains them "
-        f"with mtp.enable_train=true"
+        f"This model has no MTP heads: settings of verl's override_transformer_config have no effect on it ({names}). "
+        f"verl gives its reference model the settings of the actor; an actor has heads with mtp.enable=true and trains "
+        f"them with mtp.enable_train=true"
     )
     log_single_rank(logger, logging.WARNING, text)
 
