@@ -18,10 +18,13 @@ def is_on_any_rank(is_here: bool, process_groups: Any) -> bool:
     groups: list[Any] = [getattr(process_groups, name, None) for name in ("tp", "pp", "dp_cp")]
     if None in groups:
         groups = _global_groups()
-    flag = torch.tensor(is_here, dtype=torch.int, device="cuda")
+    groups = [group for group in groups if group.size() > 1]
+    if not groups:
+        return is_here
+    # A model may be converted over gloo, on a machine without a GPU.
+    flag = torch.tensor(is_here, dtype=torch.int, device="cuda" if torch.cuda.is_available() else "cpu")
     for group in groups:
-        if group.size() > 1:
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=group)
+        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=group)
     return bool(flag.item())
 
 

@@ -9,7 +9,11 @@ from megatron.core.utils import log_single_rank
 
 from megatron_overrides.core.optimizer.optimizer_config import check_separate_clip, check_settings
 from megatron_overrides.core.transformer.multi_token_prediction.new_heads import STARTS
-from megatron_overrides.core.transformer.transformer_config import check_frozen_main_model, check_heads
+from megatron_overrides.core.transformer.transformer_config import (
+    check_frozen_main_model,
+    check_heads,
+    check_token_counts,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +28,7 @@ def check_arguments(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
     validated = wrapped(*args, **kwargs)
     # Now it has read the heads of a hybrid model's pattern; only a checkpoint may still add some.
     check_frozen_main_model(settings, is_complete=not getattr(settings, "use_checkpoint_args", False))
+    check_token_counts(settings)
     return validated
 
 

@@ -7,6 +7,7 @@ from .shared_edits import (
     DEFAULT_IN_YAML,
     DETACHED_HEADS,
     MARK_TRAINING_LOG,
+    MEGATRON_FSDP,
     MOE_LOGGING,
     MTP,
     MTP_FORWARD_PASS,
@@ -28,8 +29,6 @@ _FSDP_OVERRIDES = "megatron_overrides.core.distributed.fsdp.src.megatron_fsdp"
 _CHECKPOINTING = "megatron.training.checkpointing"
 _LOADING = "megatron_overrides.training.checkpointing"
 _NO_HOOK = "register_no_hook_on_frozen_parameters"
-# Up to 0.19, and on main.
-_MEGATRON_FSDP = ("FullyShardedDataParallel", "FullyShardedDataParallelV1", "FullyShardedDataParallelV2")
 
 PATCH = Patch(
     id="freeze-base-model-for-mtp",
@@ -104,7 +103,7 @@ PATCH = Patch(
         ),
         Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_FROZEN}:run_heads_with_gradients"),
         *(Wrap(f"{_DISTRIBUTED}.{wrapper}.__init__", _FREEZE, check_source=False) for wrapper in _WRAPPERS),
-        *(Wrap(f"{_DISTRIBUTED}.fsdp.mcore_fsdp_adapter:{wrapper}.__init__", _FREEZE) for wrapper in _MEGATRON_FSDP),
+        *(Wrap(f"{wrapper}.__init__", _FREEZE) for wrapper in MEGATRON_FSDP),
         Wrap(f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks", f"{_FSDP_OVERRIDES}.megatron_fsdp:{_NO_HOOK}"),
         Wrap(
             f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.reduce_scatter_gradients",

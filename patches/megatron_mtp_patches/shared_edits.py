@@ -37,6 +37,12 @@ MTP_FORWARD_PASS = (
     Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{MTP_OVERRIDES}.forward_pass:skip_idle_block"),
 )
 
+# Megatron-FSDP around a model: up to 0.19, and on main.
+MEGATRON_FSDP = tuple(
+    f"megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataParallel{version}"
+    for version in ("", "V1", "V2")
+)
+
 # No gradient of the MTP loss leaves the heads.
 _DETACHED_HEADS = f"{MTP_OVERRIDES}.detached_heads"
 DETACHED_HEADS = (

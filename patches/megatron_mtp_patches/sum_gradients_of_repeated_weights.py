@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .engine import Defect, Patch, PullRequest, Wrap
-from .shared_edits import MTP, MTP_OVERRIDES
+from .shared_edits import MEGATRON_FSDP, MTP, MTP_OVERRIDES
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
@@ -61,9 +61,14 @@ PATCH = Patch(
             meets=lambda run: _loses_depths(run) and not run.use_megatron_fsdp,
         ),
         Defect(
-            "Under Megatron-FSDP the output weight of attached MTP heads keeps the gradient of one of its uses alone",
+            "Under Megatron-FSDP the output weight of attached MTP heads keeps the gradient of only one of its uses",
             releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
             meets=_loses_uses_of_output_weight,
+        ),
+        Defect(
+            "Under Megatron-FSDP a repeated MTP head keeps the gradient of only one of its depths",
+            releases=("0.17.1", "0.18.2", "0.19.2", "main"),
+            meets=lambda run: _is_repeated(run) and run.use_megatron_fsdp and _fuses_gradients(run),
         ),
     ),
     numerics=(
@@ -76,9 +81,9 @@ PATCH = Patch(
             f"{MTP_OVERRIDES}.repeated_weights:add_gradients_of_all_depths",
             check_source=False,
         ),
-        Wrap(
-            "megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataParallel.__init__",
-            f"{MTP_OVERRIDES}.repeated_weights:add_gradients_under_fsdp",
+        *(
+            Wrap(f"{wrapper}.__init__", f"{MTP_OVERRIDES}.repeated_weights:add_gradients_under_fsdp")
+            for wrapper in MEGATRON_FSDP
         ),
     ),
 )

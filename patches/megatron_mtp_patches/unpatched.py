@@ -70,7 +70,7 @@ UNPATCHED = (
         releases=("0.19.2", "main"),
         meets=lambda run: run.sft and (run.context_parallel_size or 1) > 1 and not run.calculate_per_token_loss,
         avoid="add --calculate-per-token-loss; MTP heads then also need count-mtp-tokens-over-ranks, without which "
-        "Megatron weighs their tokens by counts of each rank",
+        "Megatron weights their tokens by counts of each rank",
     ),
     Defect(
         "A checkpoint of the precision-aware optimizer cannot be resumed",

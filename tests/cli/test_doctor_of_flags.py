@@ -185,6 +185,7 @@ def test_flags_after_a_second_separator_are_read(doctor):
     assert "exempt-muon-from-clipping" in doctor(f"{SMALL} -- --optimizer muon").out
 
 
+FSDP = f"{SMALL} --use-megatron-fsdp --ckpt-format fsdp_dtensor --no-gradient-accumulation-fusion"
 DETERMINISTIC = f"{SMALL} --deterministic-mode --attention-backend fused"
 OFFLOADING = f"{SMALL} --fine-grained-activation-offloading --offload-modules attn_norm"
 
@@ -196,8 +197,7 @@ OFFLOADING = f"{SMALL} --fine-grained-activation-offloading --offload-modules at
         (DETERMINISTIC, {"NCCL_ALGO": "Ring"}),
         (OFFLOADING, {"NVTE_CPU_OFFLOAD_V1": "1"}),
         (f"{DETERMINISTIC} --context-parallel-size 2", {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_ALGO": "Ring"}),
-        (f"{SMALL} --use-megatron-fsdp --ckpt-format fsdp_dtensor --no-gradient-accumulation-fusion",
-         {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+        (FSDP, {}),
     ],
     ids=["none", "deterministic", "offloading", "split", "FSDP"],
 )  # fmt: skip
@@ -213,9 +213,24 @@ def test_what_validate_args_wants_of_the_environment_is_assumed_and_named(doctor
     assert dict(os.environ) == before
 
 
-def test_a_variable_that_is_set_already_is_not_named(doctor, monkeypatch):
-    monkeypatch.setenv("NCCL_ALGO", "Ring")
+@pytest.mark.parametrize("value", ["Ring", "CollnetDirect"])
+def test_a_variable_that_is_set_already_is_not_named(doctor, monkeypatch, value):
+    monkeypatch.setenv("NCCL_ALGO", value)
     assert "assumed in the environment" not in doctor(DETERMINISTIC).out
+
+
+def test_a_value_that_megatron_fsdp_refuses_is_replaced_and_named(doctor, monkeypatch):
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    assert "assumed in the environment of the run: CUDA_DEVICE_MAX_CONNECTIONS=8\n" in doctor(FSDP).out
+
+
+def test_hybrid_context_parallelism_is_refused_for_the_heads_of_a_pattern_too(doctor, release):
+    if release == "0.16.1":
+        pytest.skip("its hybrid models have no heads")
+    flags = f"{SMALL} --hybrid-layer-pattern *-/*- --context-parallel-size 2 --hybrid-context-parallel"
+    flags = flags.replace("--num-layers 4 ", "")
+    done = doctor(f"{flags} --max-seqlen-per-dp-cp-rank 64 --calculate-per-token-loss")
+    assert done.code == 2 and "-count-mtp-tokens-over-ranks" in done.err
 
 
 def test_heads_on_a_pipeline_stage_of_their_own_leave_no_unused_output_weight(defects):

@@ -86,7 +86,7 @@ def check_heads_once(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs:
     is_first = not getattr(chunks[0], "_mtp_heads_are_checked", False)
     # A CUDA graph cannot be captured around a read on the host.
     if is_first and not kwargs.get("forward_only") and not torch.cuda.is_current_stream_capturing():
-        chunks[0]._mtp_heads_are_checked = True
         if getattr(get_model_config(chunks[0]), "mtp_num_layers", None):
             check_heads(chunks, kwargs.get("pg_collection"))
+        chunks[0]._mtp_heads_are_checked = True
     return wrapped(*args, **kwargs)

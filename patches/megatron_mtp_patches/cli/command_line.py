@@ -7,6 +7,7 @@ import contextlib
 import io
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..diagnosis import Settings
 from ..engine import UsageError
-from ..installed_megatron import PACKAGES
+from ..installed_megatron import PACKAGES, describe_mixture
 from .refusals import flags_left_out, reason
 
 OPTIONS = {"--json", "--te", "--world-size"}  # of `doctor`
@@ -63,10 +64,17 @@ class CommandLine(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """A variable of the environment, a value that validate_args accepts, and the settings with which it may look."""
+    """A variable of the environment that validate_args may look at.
+
+    Attributes:
+        value: one that it accepts.
+        accepts: a pattern of the values that are left as they are.
+        is_needed: with which settings it may look.
+    """
 
     name: str
     value: str
+    accepts: str
     is_needed: Callable[[Settings], object]
 
 
@@ -79,10 +87,10 @@ def _is_split(run: Settings) -> bool:
 
 
 ENVIRONMENT = (
-    Variable("CUDA_DEVICE_MAX_CONNECTIONS", "8", _uses_fsdp),
-    Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", lambda run: _is_split(run) and not _uses_fsdp(run)),
-    Variable("NCCL_ALGO", "Ring", lambda run: run.deterministic_mode),
-    Variable("NVTE_CPU_OFFLOAD_V1", "1", lambda run: run.fine_grained_activation_offloading),
+    Variable("CUDA_DEVICE_MAX_CONNECTIONS", "8", r"(?!1$).*", _uses_fsdp),
+    Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", "1", lambda run: _is_split(run) and not _uses_fsdp(run)),
+    Variable("NCCL_ALGO", "Ring", ".+", lambda run: run.deterministic_mode),
+    Variable("NVTE_CPU_OFFLOAD_V1", "1", "1", lambda run: run.fine_grained_activation_offloading),
 )
 
 
@@ -97,7 +105,8 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
         from megatron.training import arguments as megatron
     except Exception as error:  # whatever a broken library raises
         raise UsageError(
-            f"reading flags needs megatron.training, which does not import: {_describe_failure(error)}"
+            f"reading flags needs megatron.training, which does not import: "
+            f"{describe_mixture() or _describe_failure(error)}"
         ) from error
 
     with _as_first_rank(words):
@@ -108,9 +117,12 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
         if left_out := list(flags_left_out(unknown.names)):
             raise UsageError("\n".join(left_out))
         given = Settings(_sections(parsed), None)
-        environment = {one.name: one.value for one in ENVIRONMENT if one.is_needed(given)}
-        lacking = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-        os.environ |= environment
+        lacking = {
+            one.name: one.value
+            for one in ENVIRONMENT
+            if one.is_needed(given) and not re.fullmatch(one.accepts, os.environ.get(one.name, ""))
+        }
+        os.environ |= lacking
         with refusals(unknown.hints()):
             parsed.world_size = ranks = world_size or smallest_world_size(given)
             if parsed.yaml_cfg is None:

@@ -25,8 +25,8 @@ def select(choice: str, ids: Iterable[str]) -> frozenset[str]:
         words = words[1:]
     if not words:
         return frozenset(ids)
-    if "none" in words and len(words) > 1:
-        raise PatchError(f"{choice!r} mixes none with other words; write none alone, or leave it out")
+    if len(words) > 1 and (alone := next((word for word in ("all", "none") if word in words), "")):
+        raise PatchError(f"{choice!r} mixes {alone} with other words; write {alone} alone, or leave it out")
     if words == ["none"]:
         return frozenset()
     unknown = [word for word in words if word.removeprefix("-") not in ids]

@@ -63,8 +63,8 @@ def process_mtp_loss(
         is_training: whether to log the losses and the acceptance of a pass with gradients.
         compute_language_model_loss: (labels [b, s], logits [s, b, v]) -> loss [b, s]. It may overwrite the logits.
         input_ids: [b, s] int64, the tokens that the main model has seen.
-        rescale_per_token: with `config.calculate_per_token_loss`, weigh a head's tokens as the main model's are weighed
-            (from 0.17 on) or not at all (0.16.1).
+        rescale_per_token: with `config.calculate_per_token_loss`, weight a head's tokens as the main model's are
+            weighted (from 0.17 on) or not at all (0.16.1).
 
     Returns:
         The hidden states of the main model, [s, b, h]; backward through them trains the heads too.
