@@ -112,8 +112,8 @@ def share_state_of_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwa
 
 def watch_for_other_state(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Wraps load_checkpoint(ddp_model, optimizer, ...): only with an optimizer its state can be another one."""
-    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    token = _loads_optimizer.set(given.get("optimizer") is not None)
+    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    token = _loads_optimizer.set(arguments.get("optimizer") is not None)
     try:
         return wrapped(*args, **kwargs)
     finally:
@@ -130,12 +130,12 @@ def refuse_other_state(wrapped: Any, instance: Any, args: tuple[Any, ...], kwarg
         ValueError: the optimizer state of other parameters would be loaded.
     """
     result = wrapped(*args, **kwargs)
-    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    settings, (state, _, is_release, *_) = given["args"], result
+    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    settings, (state, _, is_release, *_) = arguments["args"], result
     saved = (state or {}).get("args")
     loads_state = _loads_optimizer.get() and not (is_release or settings.finetune or settings.no_load_optim)
     if loads_state and saved is not None:
-        check_optimizer_state(given["load_dir"], is_main_model_frozen(saved), is_main_model_frozen(settings))
+        check_optimizer_state(arguments["load_dir"], is_main_model_frozen(saved), is_main_model_frozen(settings))
     return result
 
 

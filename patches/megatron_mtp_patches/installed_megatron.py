@@ -60,12 +60,12 @@ def describe_mixture() -> str:
         return ""
     if find_file("megatron.core", [str(folder)]) is None:
         return ""
-    of_core, of_training = _nearest_release(), known_sources().nearest_release(_engine.catalog, [str(folder)])
-    if of_core == of_training:
+    core_release, trainer_release = _nearest_release(), known_sources().nearest_release(_engine.catalog, [str(folder)])
+    if core_release == trainer_release:
         return ""
     return (
-        f"megatron.core is that of {of_core}, in {core.parent}, and megatron.training that of {of_training}, in "
-        f"{training.parent} (by their sources): take both from one release. Leave one of the two on the path "
+        f"megatron.core is that of {core_release}, in {core.parent}, and megatron.training that of {trainer_release}, "
+        f"in {training.parent} (by their sources): take both from one release. Leave one of the two on the path "
         f"(PYTHONPATH, site-packages), or put a whole checkout of one release first on it"
     )
 

@@ -14,9 +14,9 @@ logger = logging.getLogger(__name__)
 
 def warn_of_untrained_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Wraps check_mtp_config(model_config, engine_config), which verl's engine calls before it builds the model."""
-    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     wrapped(*args, **kwargs)
-    mtp, engine = given["model_config"].mtp, given["engine_config"]
+    mtp, engine = arguments["model_config"].mtp, arguments["engine_config"]
     if not mtp.enable or mtp.enable_train or engine.forward_only:
         return
     if names := settings_of_heads(SimpleNamespace(**engine.override_transformer_config)):

@@ -116,15 +116,15 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
             parsed = megatron.parse_args(ignore_unknown_args=True)
         if left_out := list(flags_left_out(unknown.names)):
             raise UsageError("\n".join(left_out))
-        given = Settings(_sections(parsed), None)
+        settings = Settings(_sections(parsed), None)
         lacking = {
             one.name: one.value
             for one in ENVIRONMENT
-            if one.is_needed(given) and not re.fullmatch(one.accepts, os.environ.get(one.name, ""))
+            if one.is_needed(settings) and not re.fullmatch(one.accepts, os.environ.get(one.name, ""))
         }
         os.environ |= lacking
         with refusals(unknown.hints()):
-            parsed.world_size = ranks = world_size or smallest_world_size(given)
+            parsed.world_size = ranks = world_size or smallest_world_size(settings)
             if parsed.yaml_cfg is None:
                 arguments = megatron.validate_args(parsed, {})
             else:

@@ -99,8 +99,8 @@ def _explain_unknown_change(patch: Patch, sources: KnownSources, path: list[str]
 
 
 def _known_releases(patch: Patch, sources: KnownSources, path: list[str] | None) -> str:
-    known = ", ".join(sources.releases_of(patch.package))
-    return f"Known: {known}; nearest: {sources.nearest_release((patch,), path)}."
+    releases = ", ".join(sources.releases_of(patch.package))
+    return f"Known: {releases}; nearest: {sources.nearest_release((patch,), path)}."
 
 
 def _ways_out(patch: Patch) -> str:

@@ -57,8 +57,8 @@ def check_shapes(logits: torch.Tensor, labels: torch.Tensor, loss_mask: torch.Te
         for name, given in (("logits", logits), ("labels", labels), ("loss_mask", loss_mask))
     }
     if len(shapes["logits"]) != 3 or any(shapes[name] != shapes["logits"][1::-1] for name in ("labels", "loss_mask")):
-        seen = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"acceptance takes logits [s, b, v], labels [b, s] and loss_mask [b, s], not {seen}")
+        passed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"acceptance takes logits [s, b, v], labels [b, s] and loss_mask [b, s], not {passed}")
 
 
 @contextmanager

@@ -34,9 +34,9 @@ def add_gradients_under_fsdp(wrapped: Any, instance: Any, args: tuple[Any, ...],
     It has each fused gradient overwrite the one before. What runs several times gets gradients that are not fused:
     autograd adds them up, and Megatron-FSDP takes the sum.
     """
-    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    config = given["config"]
-    for module in given["module"].modules():
+    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    config = arguments["config"]
+    for module in arguments["module"].modules():
         if getattr(module, "mtp_process", False) and not are_detached(config):
             _fuse_no_gradients(module.output_layer)
         if hasattr(module, "mtp_use_repeated_layer") and _is_repeated(config):

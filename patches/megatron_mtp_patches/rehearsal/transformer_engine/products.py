@@ -79,8 +79,8 @@ def generic_gemm(
     """
     if comm_overlap is not None:
         refusal("CommOverlap")()
-    given = D.dtype if D is not None else A.dtype
-    dtype = given if output_dtype is None else torch_dtype(output_dtype)
+    default = D.dtype if D is not None else A.dtype
+    dtype = default if output_dtype is None else torch_dtype(output_dtype)
     _check("generic_gemm", A, B, D, dtype)
     require(accumulate or not beta, "generic_gemm", f"beta {beta} has nothing to be applied to without accumulate")
     require(D is not None or not accumulate, "generic_gemm", "accumulate adds to memory that nothing has set: give D")
