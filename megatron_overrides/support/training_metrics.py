@@ -5,7 +5,6 @@ Which numbers: support/step_record.py (of a step) and multi_token_prediction/tra
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +12,7 @@ from typing import Any
 
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.multi_token_prediction.nan_losses import nan_losses
 from megatron_overrides.support.metric import Metric
 from megatron_overrides.support.optimizer_tree import check_optimizer
@@ -48,9 +48,8 @@ def in_training_log() -> Iterator[None]:
         _is_logging.reset(token)
 
 
-def append_to_log_line(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def append_to_log_line(call: Call) -> Any:
     """Wraps print_rank_last: the one line that a training log prints gets our metrics at its end."""
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
     if _is_logging.get():
-        call.arguments["message"] += "".join(metric.text for metric in [*nan_losses(), *training_metrics()])
-    return wrapped(*call.args, **call.kwargs)
+        call["message"] += "".join(metric.text for metric in [*nan_losses(), *training_metrics()])
+    return call.proceed()

@@ -5,26 +5,26 @@ Which numbers: multi_token_prediction/head_metrics.py.
 
 from __future__ import annotations
 
-import inspect
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from megatron.core.utils import get_model_config
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.multi_token_prediction.mtp_pass import mtp_pass
 
 _evaluated: ContextVar[list[dict[str, float]] | None] = ContextVar("what each evaluation has measured", default=None)
 
 
-def measure_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def measure_heads(call: Call) -> Any:
     """Wraps evaluate(..., model, ...), which evaluates one validation set: its forward passes run the heads."""
-    model = inspect.signature(wrapped).bind(*args, **kwargs).arguments["model"]
+    model = call["model"]
     chunks = model if isinstance(model, list) else [model]
     config = get_model_config(chunks[0])
     if not getattr(config, "mtp_num_layers", None) or not config.mtp_eval:
-        return wrapped(*args, **kwargs)
+        return call.proceed()
     with mtp_pass(compute=True) as metrics:
-        result = wrapped(*args, **kwargs)
+        result = call.proceed()
     measured = metrics.reduce()
     sets = _evaluated.get()
     if sets is not None:
@@ -33,21 +33,18 @@ def measure_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: di
 
 
 class Validation(NamedTuple):
-    """A call that has evaluated validation sets: its arguments, what it returned, and the numbers of each set."""
+    """A call that has evaluated validation sets: what it returned, and the numbers of each set."""
 
-    arguments: dict[str, Any]
     result: Any
     sets: list[dict[str, float]]
 
 
-def validate(evaluate_and_print: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Validation:
+def validate(call: Call) -> Validation:
     """Call a trainer's function that evaluates validation sets and prints their losses."""
-    call = inspect.signature(evaluate_and_print).bind(*args, **kwargs)
-    call.apply_defaults()
     sets: list[dict[str, float]] = []
     token = _evaluated.set(sets)
     try:
-        return Validation(call.arguments, evaluate_and_print(*args, **kwargs), sets)
+        return Validation(call.proceed(), sets)
     finally:
         _evaluated.reset(token)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from megatron_overrides.call import Call
 
 
-def exclude_callable_fields(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def exclude_callable_fields(call: Call) -> None:
     """Wraps ArgumentGroupFactory.__init__, whose callers list what to leave out: a Callable has no argparse type."""
-    wrapped(*args, **kwargs)
-    instance.exclude.add("mtp_grad_scale_func")
+    call.proceed()
+    call.instance.exclude.add("mtp_grad_scale_func")

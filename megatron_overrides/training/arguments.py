@@ -7,6 +7,7 @@ from typing import Any
 
 from megatron.core.utils import log_single_rank
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.optimizer.optimizer_config import check_separate_clip, check_settings
 from megatron_overrides.core.transformer.multi_token_prediction.new_heads import STARTS
 from megatron_overrides.core.transformer.transformer_config import (
@@ -18,14 +19,14 @@ from megatron_overrides.core.transformer.transformer_config import (
 logger = logging.getLogger(__name__)
 
 
-def check_arguments(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def check_arguments(call: Call) -> Any:
     """Wraps validate_args(args, defaults)."""
-    settings = args[0] if args else kwargs["args"]
+    settings = call["args"]
     check_settings(settings)
     check_heads(settings)
     check_separate_clip(settings)
     _check_new_heads(settings)
-    validated = wrapped(*args, **kwargs)
+    validated = call.proceed()
     # Now it has read the heads of a hybrid model's pattern; only a checkpoint may still add some.
     check_frozen_main_model(settings, is_complete=not getattr(settings, "use_checkpoint_args", False))
     check_token_counts(settings)
@@ -53,9 +54,9 @@ def _check_new_heads(settings: Any) -> None:
         raise ValueError("--mtp-init needs initialized parameters: leave out --no-initialization")
 
 
-def enforce_megatron_fsdp_args(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def enforce_megatron_fsdp_args(call: Call) -> Any:
     """Wraps validate_args(args, defaults): what Megatron-FSDP needs of the optimizer, as NVIDIA/Megatron-LM#4133."""
-    settings = args[0] if args else kwargs["args"]
+    settings = call["args"]
     if getattr(settings, "use_megatron_fsdp", False) and getattr(settings, "megatron_fsdp_version", 1) == 1:
         if settings.optimizer not in ("adam", "sgd"):
             raise ValueError(
@@ -68,4 +69,4 @@ def enforce_megatron_fsdp_args(wrapped: Any, instance: Any, args: tuple[Any, ...
             log_single_rank(logger, logging.WARNING, "--use-megatron-fsdp unsets --reuse-grad-buf-for-mxfp8-param-ag")
         settings.use_distributed_optimizer = True
         settings.reuse_grad_buf_for_mxfp8_param_ag = False  # a buffer that Megatron-FSDP does not have
-    return wrapped(*args, **kwargs)
+    return call.proceed()

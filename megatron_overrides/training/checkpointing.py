@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.utils import log_single_rank, unwrap_model
 from megatron.training import checkpointing
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.multi_token_prediction import new_heads
 from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import heads_of
 from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
@@ -31,15 +31,15 @@ _loads_optimizer: ContextVar[bool] = ContextVar("load_checkpoint has an optimize
 _OF_HEADS = ("mtp_num_layers", "mtp_use_repeated_layer", "mtp_hybrid_override_pattern")
 
 
-def keep_settings_of_new_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def keep_settings_of_new_heads(call: Call) -> Any:
     """Wraps load_args_from_checkpoint(args, ...), which --use-checkpoint-args calls.
 
     Raises:
         ValueError: the checkpoint has heads, and not as many as the command line asks for.
     """
-    settings = inspect.signature(wrapped).bind(*args, **kwargs).arguments["args"]
+    settings = call["args"]
     asked = {name: getattr(settings, name) for name in _OF_HEADS if hasattr(settings, name)}
-    result = wrapped(*args, **kwargs)
+    result = call.proceed()
     of_checkpoint = result[1] if isinstance(result, tuple) else None
     if getattr(settings, "mtp_init", None) is None or of_checkpoint is None:
         return result
@@ -51,7 +51,7 @@ def keep_settings_of_new_heads(wrapped: Any, instance: Any, args: tuple[Any, ...
     return result
 
 
-def load_main_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def load_main_model(call: Call) -> Any:
     """Wraps load_checkpoint(ddp_model, optimizer, ...): initializes the heads if the checkpoint has none.
 
     The main model is then loaded as --finetune loads a model: without iteration, random state and optimizer.
@@ -60,26 +60,24 @@ def load_main_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
         ValueError: there is no checkpoint, or its format is not supported, or it has some of the heads, or, in the
             format torch, it lacks another part of the model. In the format torch_dist Megatron raises that itself.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    call.apply_defaults()
-    given, settings = call.arguments, checkpointing.get_args()  # the name that Megatron's function looks up
-    if getattr(settings, "mtp_init", None) is None or given["load_arg"] != "load":
+    settings = checkpointing.get_args()  # the name that Megatron's function looks up
+    if getattr(settings, "mtp_init", None) is None or call["load_arg"] != "load":
         with _name_mtp_init():
-            return wrapped(*args, **kwargs)
-    chunks = unwrap_model(given["ddp_model"])
+            return call.proceed()
+    chunks = unwrap_model(call["ddp_model"])
     if not _lacks_heads(chunks, settings):
-        return wrapped(*args, **kwargs)
+        return call.proceed()
     finetune, settings.finetune = settings.finetune, True
     try:
         with new_heads.hidden_heads(chunks):
-            result = wrapped(*args, **kwargs)
+            result = call.proceed()
     finally:
         settings.finetune = finetune
     new_heads.copy_embedding_to_heads(chunks)
     if settings.mtp_init == "last-layer":
         new_heads.initialize_from_last_layer(chunks)
-    if given["optimizer"] is not None:
-        given["optimizer"].reload_model_params()
+    if call["optimizer"] is not None:
+        call["optimizer"].reload_model_params()
     log_single_rank(
         logger, logging.WARNING, f"The checkpoint has no MTP heads: they were initialized ({settings.mtp_init})"
     )
@@ -97,30 +95,28 @@ def _name_mtp_init() -> Iterator[None]:
         raise
 
 
-def share_state_of_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def share_state_of_heads(call: Call) -> dict[str, Any]:
     """Wraps generate_state_dict(args, model, optimizer, ...), which lays out what is saved and what is loaded."""
-    state: dict[str, Any] = wrapped(*args, **kwargs)
-    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    settings = given["args"]
-    has_optimizer = given.get("optimizer") is not None and not settings.no_save_optim
+    state: dict[str, Any] = call.proceed()
+    settings = call["args"]
+    has_optimizer = call.get("optimizer") is not None and not settings.no_save_optim
     is_split = settings.ckpt_format == "torch_dist" and settings.pipeline_model_parallel_size > 1
     if has_optimizer and is_split and is_main_model_frozen(settings):
-        has_heads = any(True for _ in heads_of(given["model"]))
+        has_heads = any(True for _ in heads_of(call["model"]))
         state["optimizer"] = share_plain_values(state.get("optimizer"), has_heads)
     return state
 
 
-def watch_for_other_state(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def watch_for_other_state(call: Call) -> Any:
     """Wraps load_checkpoint(ddp_model, optimizer, ...): only with an optimizer its state can be another one."""
-    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    token = _loads_optimizer.set(arguments.get("optimizer") is not None)
+    token = _loads_optimizer.set(call.get("optimizer") is not None)
     try:
-        return wrapped(*args, **kwargs)
+        return call.proceed()
     finally:
         _loads_optimizer.reset(token)
 
 
-def refuse_other_state(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def refuse_other_state(call: Call) -> Any:
     """Wraps _load_base_checkpoint(load_dir, args, ...), which returns (state dict or None, name, is a release, ...).
 
     In the format torch_dist load_checkpoint calls it twice: for what all ranks share, the arguments of the saved run
@@ -129,13 +125,12 @@ def refuse_other_state(wrapped: Any, instance: Any, args: tuple[Any, ...], kwarg
     Raises:
         ValueError: the optimizer state of other parameters would be loaded.
     """
-    result = wrapped(*args, **kwargs)
-    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    settings, (state, _, is_release, *_) = arguments["args"], result
+    result = call.proceed()
+    settings, (state, _, is_release, *_) = call["args"], result
     saved = (state or {}).get("args")
     loads_state = _loads_optimizer.get() and not (is_release or settings.finetune or settings.no_load_optim)
     if loads_state and saved is not None:
-        check_optimizer_state(arguments["load_dir"], is_main_model_frozen(saved), is_main_model_frozen(settings))
+        check_optimizer_state(call["load_dir"], is_main_model_frozen(saved), is_main_model_frozen(settings))
     return result
 
 

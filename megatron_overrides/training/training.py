@@ -6,22 +6,22 @@ Which numbers: support/training_metrics.py and support/validation_metrics.py.
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import Any
 
 from megatron.training.global_vars import get_args, get_tensorboard_writer, get_wandb_writer
 from megatron.training.utils import print_rank_last
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
 from megatron_overrides.support.training_metrics import in_training_log, training_metrics
 from megatron_overrides.support.validation_metrics import validate, validation_line
 
 
-def log_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def log_metrics(call: Call) -> Any:
     """Wraps training_log, which builds its line in a local variable and prints it with print_rank_last."""
-    iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("iteration")
+    iteration = call.get("iteration")
     with in_training_log():
-        result = wrapped(*args, **kwargs)
+        result = call.proceed()
     writer, wandb = get_tensorboard_writer(), get_wandb_writer()
     if writer and iteration is not None and iteration % get_args().tensorboard_log_interval == 0:
         for metric in training_metrics():
@@ -32,68 +32,66 @@ def log_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
     return result
 
 
-def count_main_model_logits(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def count_main_model_logits(call: Call) -> Any:
     """Wraps num_floating_point_operations(args, batch_size, ...): the heads are compared with logits of one matmul.
 
     It is a forward pass without a backward pass (NVIDIA/Megatron-LM#6473).
     """
-    flops = wrapped(*args, **kwargs)
-    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    settings = arguments["args"]
+    flops = call.proceed()
+    settings = call["args"]
     # Arguments that another parser has made lack the added settings.
     loss_type = getattr(settings, "mtp_loss_type", "cross_entropy")
     if not getattr(settings, "mtp_num_layers", None) or loss_type == "cross_entropy":
         return flops
-    return flops + 2 * _tokens_in_batch(arguments) * settings.hidden_size * settings.padded_vocab_size
+    return flops + 2 * _tokens_in_batch(call) * settings.hidden_size * settings.padded_vocab_size
 
 
-def _tokens_in_batch(arguments: dict[str, Any]) -> int:
+def _tokens_in_batch(call: Call) -> int:
     """Return how many tokens the call of num_floating_point_operations counts; those of packed sequences lack padding.
 
     Releases before 0.18 count padding, too.
     """
-    return arguments.get("total_real_tokens_in_batch") or arguments["batch_size"] * arguments["args"].seq_length
+    return call.get("total_real_tokens_in_batch") or call["batch_size"] * call["args"].seq_length
 
 
-def count_no_backward_of_main_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def count_no_backward_of_main_model(call: Call) -> Any:
     """Wraps num_floating_point_operations(args, batch_size, ...): a frozen main model has a forward pass only.
 
     Megatron counts three times the forward pass for everything. A head trains through the output layer without a
     gradient of its weight.
     """
-    flops = wrapped(*args, **kwargs)
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    settings = call.arguments["args"]
+    flops = call.proceed()
+    settings = call["args"]
     if not is_main_model_frozen(settings):
         return flops
-    call.arguments["args"] = main_model = copy.copy(settings)
+    call["args"] = main_model = copy.copy(settings)
     main_model.mtp_num_layers = None
     if pattern := getattr(settings, "hybrid_layer_pattern", None):
         main_model.hybrid_layer_pattern = pattern.partition("/")[0]
     if isinstance(frequency := getattr(settings, "linear_attention_freq", None), list):
         main_model.linear_attention_freq = frequency[: settings.num_layers]
-    of_main_model = wrapped(*call.args, **call.kwargs)
+    of_main_model = call.proceed()
     of_heads = flops - of_main_model
     if of_heads:  # Megatron 0.16 counts none in a hybrid model
-        weight_gradients = 2 * _tokens_in_batch(call.arguments) * settings.hidden_size * settings.padded_vocab_size
+        weight_gradients = 2 * _tokens_in_batch(call) * settings.hidden_size * settings.padded_vocab_size
         of_heads -= settings.mtp_num_layers * weight_gradients
     return of_main_model / 3 + of_heads
 
 
-def report_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def report_heads(call: Call) -> Any:
     """Wraps evaluate_and_print_results(prefix, ..., iteration, ..., write_to_tensorboard): adds a line for each set."""
-    given, result, sets = validate(wrapped, args, kwargs)
+    result, sets = validate(call)
     for number, measured in enumerate(sets):
         suffix = _suffix(number)
-        print_rank_last(validation_line(given["prefix"], measured, suffix))
+        print_rank_last(validation_line(call["prefix"], measured, suffix))
         writer, wandb = get_tensorboard_writer(), get_wandb_writer()
-        if not writer or not given["write_to_tensorboard"]:
+        if not writer or not call["write_to_tensorboard"]:
             continue
         for name, value in measured.items():
             tag = f"{name} validation{suffix}"
-            writer.add_scalar(tag, value, given["iteration"])
+            writer.add_scalar(tag, value, call["iteration"])
             if wandb:
-                wandb.log({tag: value}, given["iteration"])
+                wandb.log({tag: value}, call["iteration"])
     return result
 
 

@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from . import record
 from .engine import PatchError
+from .engine.call import Call
 from .installed_megatron import describe_mixture
 from .provenance import summarize
 
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 _comparisons: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
-def check_before_model_parallel(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def check_before_model_parallel(call: Call) -> Any:
     """Wraps parallel_state.initialize_model_parallel, which every rank calls once the process group is up."""
     if dist.is_initialized():
         mine = record()
@@ -39,7 +40,7 @@ def check_before_model_parallel(wrapped: Any, instance: Any, args: tuple[Any, ..
             logger.info("megatron_mtp_patches %s", mine)
             if mixture := describe_mixture():
                 logger.warning("megatron_mtp_patches: %s", mixture)
-    return wrapped(*args, **kwargs)
+    return call.proceed()
 
 
 def compare(store: Any, rank: int, world_size: int, mine: str, name: str, patience: timedelta) -> None:

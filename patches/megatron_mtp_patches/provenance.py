@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import record
+from .engine.call import Call
 from .engine.state import State
 
 
@@ -27,14 +28,13 @@ def summarize(record: str) -> str:
     return f"{version}: {', '.join(counts)}; {sources}"
 
 
-def record_in_arguments(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_in_arguments(call: Call) -> Any:
     """Wraps validate_args: what is in Megatron's args reaches its log, TensorBoard, W&B and the checkpoint."""
-    arguments = args[0] if args else kwargs["args"]
-    arguments.megatron_mtp_patches = record()
-    return wrapped(*args, **kwargs)
+    call["args"].megatron_mtp_patches = record()
+    return call.proceed()
 
 
-def record_in_bridge_configuration(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_in_bridge_configuration(call: Call) -> Any:
     """Wraps ConfigContainer.validate of Megatron-Bridge: it saves its configuration with each checkpoint."""
-    instance.logger.megatron_mtp_patches = record()
-    return wrapped(*args, **kwargs)
+    call.instance.logger.megatron_mtp_patches = record()
+    return call.proceed()

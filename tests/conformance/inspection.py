@@ -102,7 +102,7 @@ def count(edit: Edit) -> int | str | None:
         return sum(layer is load(edit.override) for layer in layers)  # wraps may lie around it
     if isinstance(edit, Wrap):
         wrapper = load(edit.wrapper)
-        return sum(getattr(layer, "_self_wrapper", None) is wrapper for layer in layers)
+        return sum(getattr(layer, "_self_override", None) is wrapper for layer in layers)
     if isinstance(edit, AddField):
         fields = [field for field in dataclasses.fields(value) if field.name == edit.field]
         if fields:

@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 from megatron_mtp_patches.agreement import check_before_model_parallel, compare
 from megatron_mtp_patches.engine import PatchError
+from megatron_mtp_patches.engine.call import Call
 from megatron_mtp_patches.provenance import summarize
 
 from tests.warm.processes import LIMIT, run_ranks
@@ -81,12 +82,12 @@ def test_two_processes_agree_and_then_differ(caplog, monkeypatch):
         rank = dist.get_rank()
         megatron_mtp_patches.apply()
         mine = megatron_mtp_patches.record()
-        entered = check_before_model_parallel(lambda *args, **kwargs: (args, kwargs), None, (1,), {"a": 2})
+        entered = check_before_model_parallel(Call(lambda *args, **kwargs: (args, kwargs), None, (1,), {"a": 2}))
         assert entered == ((1,), {"a": 2})
         if rank == 1:
             megatron_mtp_patches.apply("none")
         with pytest.raises(PatchError, match="ranks differ") as raised:
-            check_before_model_parallel(lambda: pytest.fail("entered"), None, (), {})
+            check_before_model_parallel(Call(lambda: pytest.fail("entered"), None, (), {}))
         of_rank_0, _, of_rank_1 = str(raised.value).partition("rank 1: ")
         assert "=disabled" in of_rank_1 and "=disabled" not in of_rank_0
         logged = [(record.levelname, record.args[0]) for record in caplog.records if "agreement" in record.name]

@@ -63,16 +63,16 @@ def new_method(self):
     return "new"
 
 
-def add_suffix(wrapped, instance, args, kwargs):
-    return f"{wrapped(*args, **kwargs)} suffix"
+def add_suffix(call):
+    return f"{call.proceed()} suffix"
 
 
-def add_type_name(wrapped, instance, args, kwargs):
-    return f"{type(instance).__name__} {wrapped(*args, **kwargs)}"
+def add_type_name(call):
+    return f"{type(call.instance).__name__} {call.proceed()}"
 
 
-def add_mark(wrapped, instance, args, kwargs):
-    return f"{wrapped(*args, **kwargs)}!"
+def add_mark(call):
+    return f"{call.proceed()}!"
 """
 
 

@@ -126,7 +126,7 @@ def test_the_import_hook_covers_the_modules_of_an_added_patch(library):
 def test_the_import_hook_covers_the_module_of_an_added_wrapper(library):
     """The wrapper's module imports the target, which therefore waits for the wrapper."""
     library.write("lib2.py", LIB2)
-    library.write("overrides_lib2.py", "import lib2\n\ndef oil(wrapped, *call):\n    return 'oiled ' + wrapped()\n")
+    library.write("overrides_lib2.py", "import lib2\n\ndef oil(call):\n    return 'oiled ' + call.proceed()\n")
     engine = library.applied(MARK)
     engine.add_base(added(library, Wrap("lib2:g", "overrides_lib2:oil", check_source=False)))
     library.load("overrides_lib2")

@@ -83,7 +83,7 @@ def test_revert_names_what_another_library_patched_over_and_works_once_that_is_u
     assert vars(owner)[name] is not mine, "theirs must stay"
     setattr(owner, name, mine)
     engine.revert()
-    assert not hasattr(vars(owner)[name], "_self_wrapper")
+    assert not hasattr(vars(owner)[name], "_self_override")
     assert library.load("lib2").g is not g
 
 

@@ -5,6 +5,7 @@ import enum
 
 import pytest
 from megatron_mtp_patches import installed_megatron
+from megatron_mtp_patches.engine.call import Call
 from megatron_mtp_patches.rehearsal import megatron_flags, transformer_engine
 from megatron_mtp_patches.rehearsal.megatron_flags import (
     RehearsalRefusal,
@@ -37,7 +38,7 @@ def add_megatron_arguments(parser):
 
 def parse(*words):
     parser = argparse.ArgumentParser()
-    assert set_cpu_defaults(add_megatron_arguments, None, (parser,), {}) is parser
+    assert set_cpu_defaults(Call(add_megatron_arguments, None, (parser,), {})) is parser
     return parser.parse_args(words)
 
 
@@ -61,7 +62,7 @@ def test_rank_0_prints_the_changed_defaults_in_one_line(monkeypatch, capsys, by_
 
     def validate():
         given = ((), {"args": parse(), "defaults": {"seed": 1}}) if by_name else ((parse(), {"seed": 1}), {})
-        return refuse_gpu_flags(validate_args, None, *given)
+        return refuse_gpu_flags(Call(validate_args, None, *given))
 
     monkeypatch.setenv("RANK", "0")
     assert validate() == (64, {"seed": 1})
@@ -78,7 +79,7 @@ def test_a_refusal_comes_before_megatrons_own_checks():
         raise AssertionError("Megatron's own check")
 
     with pytest.raises(RehearsalRefusal, match="--attention-backend flash"):
-        refuse_gpu_flags(validate_args, None, (parse("--attention-backend", "flash"),), {})
+        refuse_gpu_flags(Call(validate_args, None, (parse("--attention-backend", "flash"),), {}))
 
 
 HARMLESS = {

@@ -31,7 +31,7 @@ def default_of(dest):
 
 
 def verifies():
-    outermost = getattr(schedules.forward_step_calc_loss, "_self_wrapper", None)
+    outermost = getattr(schedules.forward_step_calc_loss, "_self_override", None)
     return getattr(outermost, "__name__", None) == "silence_main_loss"
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.multi_token_prediction.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
 from megatron_overrides.core.transformer.transformer_config import check_frozen_main_model, is_main_model_frozen
 
 
-def mark_layers_needing_embedding_grad(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def mark_layers_needing_embedding_grad(call: Call) -> None:
     """Wraps DistributedDataParallel.__init__(config, ddp_config, module, ...): marks layers that must report a zero.
 
     With --overlap-grad-reduce DDP asserts, after the first step, that each parameter of a bucket has had a gradient.
@@ -20,17 +16,16 @@ def mark_layers_needing_embedding_grad(
     """
     from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 
-    wrapped(*args, **kwargs)
-    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    config, ddp = given["config"], given["ddp_config"]
+    call.proceed()
+    config, ddp = call["config"], call["ddp_config"]
     separate_bucket = ddp.use_distributed_optimizer and not getattr(ddp, "fp8_param_gather", False)
     if ddp.overlap_grad_reduce and not separate_bucket and getattr(config, "pipeline_model_parallel_size", 1) > 1:
-        for module in given["module"].modules():
+        for module in call["module"].modules():
             if isinstance(module, MultiTokenPredictionLayer):
                 setattr(module, REPORTS_ZERO_EMBEDDING_GRAD, True)
 
 
-def freeze_what_is_wrapped(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def freeze_what_is_wrapped(call: Call) -> None:
     """Wraps the __init__(config, ddp_config, module, ...) of DDP, Megatron-FSDP and FSDP2.
 
     A GPTModel is frozen already; what has one as a part of it is not.
@@ -38,11 +33,10 @@ def freeze_what_is_wrapped(wrapped: Any, instance: Any, args: tuple[Any, ...], k
     Raises:
         ValueError: the settings of the frozen model cannot work; a trainer without argparse learns of it here.
     """
-    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    if is_main_model_frozen(given["config"]):
+    if is_main_model_frozen(call["config"]):
         # Imported here: this module is imported while the first of these classes is being imported.
         from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import freeze
 
-        check_frozen_main_model(given["config"], is_complete=True)
-        freeze(given["module"])
-    wrapped(*args, **kwargs)
+        check_frozen_main_model(call["config"], is_complete=True)
+        freeze(call["module"])
+    call.proceed()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
 
 
-def update_routers_of_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def update_routers_of_heads(call: Call) -> None:
     """Wraps _update_router_expert_bias and _update_router_qb_beta(model, config, ...), which walk the model chunks.
 
     The bias of a router in the frozen main model is part of it. The quantile balancing of 0.19 would move it towards
@@ -17,7 +15,6 @@ def update_routers_of_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], 
     # Imported here: this module is imported while finalize_model_grads is being imported, and MTP after it.
     from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import heads_of
 
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    if is_main_model_frozen(call.arguments["config"]):
-        call.arguments["model"] = list(heads_of(call.arguments["model"]))
-    wrapped(*call.args, **call.kwargs)
+    if is_main_model_frozen(call["config"]):
+        call["model"] = list(heads_of(call["model"]))
+    call.proceed()

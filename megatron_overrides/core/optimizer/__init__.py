@@ -8,13 +8,13 @@ under a name (`decoupled_grad`) that Megatron-FSDP never used: NVIDIA/Megatron-L
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from types import SimpleNamespace
 from typing import Any
 
 from megatron.core.utils import log_single_rank
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.optimizer.optimizer_config import check_separate_clip, check_settings
 from megatron_overrides.core.transformer.transformer_config import check_heads
 from megatron_overrides.support.norm_tags import tag_mtp_blocks, tag_named_groups
@@ -23,12 +23,11 @@ from megatron_overrides.support.settings import spell
 logger = logging.getLogger(__name__)
 
 
-def check_configs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def check_configs(call: Call) -> Any:
     """Wraps _get_param_groups(model_chunks, config, ...): the first place where both configurations are known.
 
     A trainer without Megatron's command line may also have changed them since they were created.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     settings = call["config"]
     check_settings(settings)
     of_model = next((chunk.config for chunk in _chunks(call["model_chunks"]) if hasattr(chunk, "config")), None)
@@ -41,7 +40,7 @@ def check_configs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: di
         for name in ("mtp_detach_heads", "separate_mtp_grad_clip"):
             if getattr(of_model, name, False):
                 _warn_of_missing_heads(name)
-    return wrapped(*args, **kwargs)
+    return call.proceed()
 
 
 def _check_places(of_optimizer: Any, of_model: Any) -> None:
@@ -67,32 +66,30 @@ def _warn_of_missing_heads(name: str) -> None:
     log_single_rank(logger, logging.WARNING, text)
 
 
-def retag_mtp_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def retag_mtp_heads(call: Call) -> Any:
     """Wraps _get_param_groups(model_chunks, config, ...), with which every optimizer begins."""
-    tag_mtp_blocks(_chunks(inspect.signature(wrapped).bind(*args, **kwargs).arguments["model_chunks"]))
-    return wrapped(*args, **kwargs)
+    tag_mtp_blocks(_chunks(call["model_chunks"]))
+    return call.proceed()
 
 
-def tag_groups(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def tag_groups(call: Call) -> Any:
     """Wraps _get_param_groups(model_chunks, config, ...): parameters get the groups of --grad-norm-group."""
-    call = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     tag_named_groups(_chunks(call["model_chunks"]), call["config"])
-    return wrapped(*args, **kwargs)
+    return call.proceed()
 
 
 def _chunks(chunks: Any) -> Any:
     return chunks if isinstance(chunks, (list, tuple)) else [chunks]
 
 
-def build_without_master_weights(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def build_without_master_weights(call: Call) -> Any:
     """Wraps _get_megatron_optimizer_based_on_param_groups: what it builds over Megatron-FSDP reads `decoupled_grad`.
 
     Newer releases do half of it, in get_megatron_optimizer: they leave `store_param_remainders` set, although there
     are no master weights any more, and rely on the caller to have set megatron_fsdp_use_decoupled_grad. The optimizer
     makes its state in the first step, so all of this comes in time.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    optimizer = wrapped(*args, **kwargs)
+    optimizer = call.proceed()
     if not call["config"].use_precision_aware_optimizer:
         return optimizer
     buffers = [chunk.param_and_grad_buffer for chunk in call["model_chunks"] if is_megatron_fsdp(chunk)]

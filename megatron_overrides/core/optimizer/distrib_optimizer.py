@@ -6,23 +6,25 @@ from typing import Any
 
 import torch
 
+from megatron_overrides.call import Call
 
-def reload_main_weights(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+
+def reload_main_weights(call: Call) -> None:
     """Wraps DistributedOptimizer._copy_model_params_to_main_params, which 0.18 and later refuse for Megatron-FSDP.
 
     Without it --finetune and --no-load-optim end in a NotImplementedError after the checkpoint is loaded.
     """
-    if not instance.ddp_config.use_megatron_fsdp:
-        return wrapped(*args, **kwargs)
-    for chunk in instance.model_chunks:
+    if not call.instance.ddp_config.use_megatron_fsdp:
+        return call.proceed()
+    for chunk in call.instance.model_chunks:
         if chunk.module.is_param_fsdp_distributed:
             # The model shows its main weights as its parameters, so a checkpoint was loaded into them.
             chunk.module.install_optimized_model_weights()
         else:
             _take_over_model_weights(chunk.param_and_grad_buffer)
         chunk.module.synchronize_param_gather()  # what is gathered of the old weights must not be computed with
-    if hasattr(instance.optimizer, "update_fp32_param_by_new_param"):
-        instance.optimizer.update_fp32_param_by_new_param()  # --optimizer-cpu-offload has a copy of them
+    if hasattr(call.instance.optimizer, "update_fp32_param_by_new_param"):
+        call.instance.optimizer.update_fp32_param_by_new_param()  # --optimizer-cpu-offload has a copy of them
 
 
 @torch.no_grad()

@@ -6,23 +6,22 @@ queries, as many of the gate, then key and value. Megatron leaves the gate out w
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from megatron_overrides.call import Call
 from megatron_overrides.support.optimizer_tree import leaves
 
 
-def insert_gate(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def insert_gate(call: Call) -> Any:
     """Wraps _get_qkv_split_shapes(model_cfg) of 0.18."""
-    (config,) = inspect.signature(wrapped).bind(*args, **kwargs).args
-    return _with_gate(wrapped(config), config)
+    return _with_gate(call.proceed(), call["model_cfg"])
 
 
-def split_gate_from_query(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def split_gate_from_query(call: Call) -> Any:
     """Wraps get_megatron_muon_optimizer, which works out the shapes itself in 0.16 and 0.17."""
-    optimizer = wrapped(*args, **kwargs)
-    chunks = kwargs["model_chunks"] if "model_chunks" in kwargs else args[1]
+    optimizer = call.proceed()
+    chunks = call.kwargs["model_chunks"] if "model_chunks" in call.kwargs else call.args[1]
     config = chunks[-1].config  # as there, the last one decides for all
     for leaf in leaves(optimizer):
         inner: Any = getattr(leaf, "optimizer", None)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer, MixedPrecisionOptimizer
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.optimizer.clip_grads import norms_of
 from megatron_overrides.support.clipping import clip
 from megatron_overrides.support.grad_norms import GradNorm, GradNorms
@@ -110,17 +111,17 @@ def get_parameters_of_chain(self: MegatronOptimizer) -> list[torch.nn.Parameter]
     return [param for child in self.chained_optimizers for param in child.get_parameters()]
 
 
-def count_zeros_without_params(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+def count_zeros_without_params(call: Call) -> float:
     """Wraps count_zeros of MegatronOptimizer and ChainedOptimizer: from 0.18 on both read params[0].
 
     A rank without parameters fails there, and the others hang in its all-reduce.
     """
     from megatron.core.optimizer.clip_grads import count_zeros_fp32
 
-    is_shared = getattr(instance, "grads_states_parallel_group_is_shared", lambda: True)
-    if any(leaf.get_parameters() for leaf in leaves(instance)) or not is_shared():
-        return wrapped(*args, **kwargs)
-    return count_zeros_fp32([], grad_stats_parallel_group=instance.get_grad_stats_parallel_group())
+    is_shared = getattr(call.instance, "grads_states_parallel_group_is_shared", lambda: True)
+    if any(leaf.get_parameters() for leaf in leaves(call.instance)) or not is_shared():
+        return call.proceed()
+    return count_zeros_fp32([], grad_stats_parallel_group=call.instance.get_grad_stats_parallel_group())
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from megatron_overrides.call import Call
 from megatron_overrides.support.norm_groups import SETTINGS_OF_MTP_GROUP, named_groups
 from megatron_overrides.support.settings import check_switches, spell
 
@@ -68,7 +69,7 @@ def check_separate_clip(settings: Any) -> None:
             )
 
 
-def check_after_init(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_after_init(call: Call) -> None:
     """Wraps OptimizerConfig.__post_init__: a configuration made without Megatron's parser is checked too."""
-    wrapped(*args, **kwargs)
-    check_settings(instance)
+    call.proceed()
+    check_settings(call.instance)

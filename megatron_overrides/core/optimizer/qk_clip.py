@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
+from megatron_overrides.call import Call
 from megatron_overrides.support.step_record import last_record
 
 
-def clip_after_update(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+def clip_after_update(call: Call) -> float:
     """Wraps clip_qk: train_step calls it after skipped updates too, where it would rescale the weights."""
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
     if last_record().decision.skips_update:
-        call.arguments["log_max_only"] = True
-    return wrapped(*call.args, **call.kwargs)
+        call["log_max_only"] = True
+    return call.proceed()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
+from megatron_overrides.call import Call
 from megatron_overrides.support.expert_parameters import mark_expert_parameters
 from megatron_overrides.support.norm_groups import tag, tag_of
 
@@ -30,37 +30,32 @@ def param_is_not_tensor_parallel_duplicate(param: Any, tp_group: Any = None, exp
     return bool(rank == 0)
 
 
-def copy_grad_norm_tags(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def copy_grad_norm_tags(call: Call) -> None:
     """Wraps copy_tensor_model_parallel_attributes(destination, source), called for every shard and main copy."""
-    wrapped(*args, **kwargs)
-    destination, source = inspect.signature(wrapped).bind(*args, **kwargs).args
-    group = tag_of(source)
+    call.proceed()
+    group = tag_of(call["source_tensor"])
     if group is not None:
-        tag(destination, group)
+        tag(call["destination_tensor"], group)
 
 
-def copy_expert_mark(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def copy_expert_mark(call: Call) -> None:
     """Wraps copy_tensor_model_parallel_attributes(destination, source): a shard of an expert's parameter stays one."""
-    wrapped(*args, **kwargs)
-    destination, source = inspect.signature(wrapped).bind(*args, **kwargs).args
-    if hasattr(source, "allreduce"):
-        destination.allreduce = source.allreduce
+    call.proceed()
+    if hasattr(call["source_tensor"], "allreduce"):
+        call["destination_tensor"].allreduce = call["source_tensor"].allreduce
 
 
-def mark_experts_of_column_layer(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def mark_experts_of_column_layer(call: Call) -> None:
     """Wraps ColumnParallelLinear.__init__ and TEColumnParallelLinear.__init__: marks the parameters of an expert's."""
-    _mark_experts_of_layer("column", wrapped, instance, args, kwargs)
+    _mark_experts_of_layer("column", call)
 
 
-def mark_experts_of_row_layer(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def mark_experts_of_row_layer(call: Call) -> None:
     """Wraps RowParallelLinear.__init__ and TERowParallelLinear.__init__: marks the parameters of an expert's."""
-    _mark_experts_of_layer("row", wrapped, instance, args, kwargs)
+    _mark_experts_of_layer("row", call)
 
 
-def _mark_experts_of_layer(
-    parallel_mode: str, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    wrapped(*args, **kwargs)
-    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    if arguments.get("is_expert"):
-        mark_expert_parameters(instance, parallel_mode, arguments["config"])
+def _mark_experts_of_layer(parallel_mode: str, call: Call) -> None:
+    call.proceed()
+    if call.get("is_expert"):
+        mark_expert_parameters(call.instance, parallel_mode, call["config"])

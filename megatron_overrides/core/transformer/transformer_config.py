@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from megatron_overrides.call import Call
 from megatron_overrides.support.settings import check_counts, check_switches, spell
 
 logger = logging.getLogger(__name__)
@@ -207,7 +208,7 @@ def depth_weights(weights: str | Sequence[float] | None, depths: int) -> tuple[f
     return tuple(number / mean for number in numbers)
 
 
-def check_after_init(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_after_init(call: Call) -> None:
     """Wraps TransformerConfig.__post_init__: checks a configuration that does not come from Megatron's parser, too."""
-    wrapped(*args, **kwargs)
-    check_heads(instance)
+    call.proceed()
+    check_heads(call.instance)

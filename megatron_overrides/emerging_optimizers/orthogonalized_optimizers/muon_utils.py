@@ -6,37 +6,32 @@ underflow, and there is no host-device sync to find out whether the input is sma
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
 import torch
+
+from megatron_overrides.call import Call
 
 # The square of a norm under the floor, times this squared, is a float32 for any floor up to 10.
 _LIFT = 2.0**60
 
 
-def rescale_small_input(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def rescale_small_input(call: Call) -> torch.Tensor:
     """Wraps newton_schulz(x, ..., eps, ..., tp_group): float32 matrices [m, n] or [batch, m, n], whole on this rank.
 
     With a tp_group, `x` is a shard, and normalize_with_rescaling does this with the norm over all shards.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    call.apply_defaults()
-    x = call.arguments["x"]
-    if call.arguments["tp_group"] is None and x.dtype == torch.float32 and x.ndim in (2, 3):  # it refuses all others
+    x = call["x"]
+    if call["tp_group"] is None and x.dtype == torch.float32 and x.ndim in (2, 3):  # it refuses all others
         norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-        call.arguments["x"] = x * _factor(norm, call.arguments["eps"])
-    return wrapped(*call.args, **call.kwargs)
+        call["x"] = x * _factor(norm, call["eps"])
+    return call.proceed()
 
 
-def normalize_with_rescaling(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> torch.Tensor:
+def normalize_with_rescaling(call: Call) -> torch.Tensor:
     """Wraps distributed_normalize_p2(x, eps, group): `x` divided by its norm over `group`, or by `eps` if that is more.
 
     One reduction, as there: of the norm, and of the norm of the larger `x`.
     """
-    x, eps, group = inspect.signature(wrapped).bind(*args, **kwargs).args
+    x, eps, group = call["x"], call["eps"], call["group"]
     lifted = x * _LIFT
     squares = torch.stack([(x * x).sum(), (lifted * lifted).sum()])
     torch.distributed.all_reduce(squares, op=torch.distributed.ReduceOp.SUM, group=group)

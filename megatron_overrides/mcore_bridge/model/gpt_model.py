@@ -6,10 +6,10 @@ main model do.
 
 from __future__ import annotations
 
-import inspect
 from contextvars import ContextVar
 from typing import Any
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.multi_token_prediction.acceptance import logits_of
 from megatron_overrides.core.transformer.multi_token_prediction.detached_heads import are_detached
 from megatron_overrides.core.transformer.multi_token_prediction.detached_output import detached_calls
@@ -49,38 +49,38 @@ class _Projection:
 _projection: ContextVar[_Projection | None] = ContextVar("what mcore-bridge projects", default=None)
 
 
-def refuse_settings(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def refuse_settings(call: Call) -> None:
     """Wraps GPTModel.__init__(config, ...).
 
     Raises:
         ValueError: a setting of the heads' loss that has no effect here.
     """
-    config = inspect.signature(wrapped).bind(*args, **kwargs).arguments["config"]
+    config = call["config"]
     for name, off in _OF_MEGATRON_S_LOSS.items():
         if getattr(config, "mtp_num_layers", None) and getattr(config, name, off) not in (off, None):
             raise ValueError(
                 f"{spell(name)} {getattr(config, name)} has no effect under mcore-bridge, which computes the loss of "
                 f"the MTP heads itself: leave it out"
             )
-    wrapped(*args, **kwargs)
+    call.proceed()
 
 
-def project_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def project_heads(call: Call) -> Any:
     """Wraps GPTModel._postprocess(..., runtime_gather_output=None, ...).
 
     Raises:
         NotImplementedError: in an `mtp_pass`, which acts in Megatron's own loss.
     """
-    if not (instance.post_process and getattr(instance, "mtp_process", False)):
-        return wrapped(*args, **kwargs)
+    if not (call.instance.post_process and getattr(call.instance, "mtp_process", False)):
+        return call.proceed()
     current()
-    gathers = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("runtime_gather_output")
-    projection = _Projection(instance.config)
+    gathers = call.get("runtime_gather_output")
+    projection = _Projection(call.instance.config)
     token = _projection.set(projection)
-    layer = instance.output_layer
+    layer = call.instance.output_layer
     try:
         with logits_of(layer, gathers), detached_calls(layer, projection.is_of_detached_head):
-            return wrapped(*args, **kwargs)
+            return call.proceed()
     finally:
         _projection.reset(token)
 

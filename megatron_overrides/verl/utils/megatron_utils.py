@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from types import SimpleNamespace
-from typing import Any
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.transformer_config import settings_of_heads
 
 logger = logging.getLogger(__name__)
 
 
-def warn_of_untrained_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def warn_of_untrained_heads(call: Call) -> None:
     """Wraps check_mtp_config(model_config, engine_config), which verl's engine calls before it builds the model."""
-    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    wrapped(*args, **kwargs)
-    mtp, engine = arguments["model_config"].mtp, arguments["engine_config"]
+    call.proceed()
+    mtp, engine = call["model_config"].mtp, call["engine_config"]
     if not mtp.enable or mtp.enable_train or engine.forward_only:
         return
     if names := settings_of_heads(SimpleNamespace(**engine.override_transformer_config)):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from verl.utils import tensordict_utils
 
+from megatron_overrides.call import Call
 
-def report_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+
+def report_metrics(call: Call) -> Any:
     """Wraps TrainingWorker._postprocess_output(output): `metrics` gets `megatron/mtp_grad_norm` and the like.
 
     It gathers the metrics of all data-parallel ranks in lists, which verl's loops chain or reduce, but leaves
@@ -16,11 +17,11 @@ def report_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: d
     known of MTP heads reaches verl with their losses, as `mtp_losses/mtp_1_acceptance_rate`. Passes that have updated
     nothing and engines of other backends are left alone.
     """
-    output = inspect.signature(wrapped).bind(*args, **kwargs).arguments["output"]
-    optimizer = getattr(instance.engine, "optimizer", None)
+    output = call["output"]
+    optimizer = getattr(call.instance.engine, "optimizer", None)
     if "grad_norm" not in output["metrics"] or not hasattr(optimizer, "get_grad_norm"):
-        return wrapped(*args, **kwargs)
-    result = wrapped(*args, **kwargs)
+        return call.proceed()
+    result = call.proceed()
     from megatron_overrides.support.training_metrics import training_metrics  # imports Megatron
 
     tensordict_utils.get(result, "metrics").update(

@@ -6,11 +6,13 @@ import copy
 import functools
 import importlib
 from argparse import ArgumentError, ArgumentParser
+from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any, get_origin
 
 import wrapt
 
+from .call import Call
 from .declare import AddFlag
 
 
@@ -23,8 +25,8 @@ class BoundWrapped(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wra
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         code = getattr(self.__wrapped__, "__code__", None)
         if self._self_instance is None and args and code is not None and code.co_varnames[:1] == ("self",):
-            wrapper: Any = self._self_wrapper
-            return wrapper(MethodType(self.__wrapped__, args[0]), args[0], args[1:], kwargs)
+            answer: Any = self._self_wrapper
+            return answer(MethodType(self.__wrapped__, args[0]), args[0], args[1:], kwargs)
         return super().__call__(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -46,7 +48,7 @@ def _look_up(module: str, name: str) -> Any:
 
 
 class Wrapped(wrapt.FunctionWrapper):  # type: ignore[type-arg]
-    """A wrapt wrapper that pickles by name and is not copied, as the function it stands for.
+    """A function whose calls a wrapper answers. It pickles by name and is not copied, as the function it stands for.
 
     A method that is looked up in its class, or in a subclass that inherits it, is always the same object: by that
     nvidia-modelopt tells whether a subclass has its own `forward`.
@@ -54,6 +56,10 @@ class Wrapped(wrapt.FunctionWrapper):  # type: ignore[type-arg]
 
     __bound_function_wrapper__ = BoundWrapped
     _self_in_class: Any = None
+
+    def __init__(self, function: Any, wrapper: Callable[[Call], Any]) -> None:
+        super().__init__(function, lambda *call: wrapper(Call(*call)))
+        self._self_override = wrapper
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is not None or not isinstance(_innermost(self), FunctionType):
@@ -86,16 +92,17 @@ def with_flag(function: Any, edit: AddFlag) -> Wrapped:
     return Wrapped(function, functools.partial(_add_flag, edit))
 
 
-def _add_flag(edit: AddFlag, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> ArgumentParser:
-    parser = wrapped(*args, **kwargs)
+def _add_flag(edit: AddFlag, call: Call) -> ArgumentParser:
+    parser: ArgumentParser = call.proceed()
+    flag_type: Any = edit.type
     value: dict[str, Any] = {"default": edit.default, "metavar": edit.metavar, "help": edit.help}
     try:
-        if edit.type is bool:
+        if flag_type is bool:
             parser.add_argument(edit.flag, action="store_true", help=edit.help)
-        elif get_origin(edit.type) is list:
+        elif get_origin(flag_type) is list:
             parser.add_argument(edit.flag, action="append", **value)
         else:
-            parser.add_argument(edit.flag, type=edit.type, **value)
+            parser.add_argument(edit.flag, type=flag_type, **value)
     except ArgumentError:
         pass  # this Megatron, or the user's own script, has the flag
     return parser

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from .. import _engine
 from ..engine import Patch, UsageError, Wrap
+from ..engine.call import Call
 from . import transformer_engine, with_transformer_engine
 
 PATCH = Patch(
@@ -106,21 +107,21 @@ def cpu_defaults() -> dict[str, Any]:
     return _ALWAYS if with_transformer_engine() else _WITHOUT_TRANSFORMER_ENGINE | _ALWAYS
 
 
-def set_cpu_defaults(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def set_cpu_defaults(call: Call) -> Any:
     """Wraps add_megatron_arguments: gives the flags that this release has the defaults of a CPU."""
-    parser: argparse.ArgumentParser = wrapped(*args, **kwargs)
+    parser: argparse.ArgumentParser = call.proceed()
     known = {action.dest for action in parser._actions}
     parser.set_defaults(**{dest: value for dest, value in cpu_defaults().items() if dest in known})
     return parser
 
 
-def refuse_gpu_flags(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def refuse_gpu_flags(call: Call) -> Any:
     """Wraps validate_args, the first function that also sees what --use-checkpoint-args took from a checkpoint."""
-    arguments = args[0] if args else kwargs["args"]
+    arguments = call["args"]
     refuse(arguments)
     if int(os.environ.get("RANK", "0")) == 0:
         print(f"rehearsal on the CPU over gloo: {', '.join(_describe(arguments))}", flush=True)
-    return wrapped(*args, **kwargs)
+    return call.proceed()
 
 
 def _describe(args: argparse.Namespace) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..engine.call import Call
 from .mtp_step import Seen, gather, only_mtp_loss
 
 
@@ -34,9 +35,9 @@ class VerificationExit(SystemExit):
     """
 
 
-def report_after_schedule(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def report_after_schedule(call: Call) -> Any:
     """Wraps get_forward_backward_func: reports the gradients after a schedule with a backward pass."""
-    run = wrapped(*args, **kwargs)
+    run = call.proceed()
 
     @functools.wraps(run)
     def run_and_report(*schedule_args: Any, **schedule_kwargs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +13,7 @@ from megatron_overrides.support.grad_norms import GradNorms
 from megatron_overrides.support.optimizer_tree import check_optimizer, leaves
 
 from ..engine import PatchError
+from ..engine.call import Call
 from .traces import without_traces
 
 
@@ -79,35 +79,34 @@ def only_mtp_loss() -> Iterator[Seen]:
         _seen.reset(token)
 
 
-def silence_main_loss(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def silence_main_loss(call: Call) -> Any:
     """Wraps forward_step_calc_loss: inside `only_mtp_loss` the main and the auxiliary losses get a weight of zero."""
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
     seen = _seen.get(None)
     if seen is None:
-        return wrapped(*args, **kwargs)
+        return call.proceed()
     seen.has_silenced = True
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    loss_func = call.arguments["loss_func"]
+    loss_func = call["loss_func"]
 
     def silent(*loss_args: Any, **loss_kwargs: Any) -> Any:
         loss, *rest = loss_func(*loss_args, **loss_kwargs)
         return (0.0 * loss, *rest)
 
-    call.arguments["loss_func"] = silent
-    result = wrapped(*call.args, **call.kwargs)
+    call["loss_func"] = silent
+    result = call.proceed()
     MoEAuxLossAutoScaler.set_loss_scale(torch.zeros(1, device="cuda"))
     return result
 
 
-def count_positions(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def count_positions(call: Call) -> Any:
     """Wraps process_mtp_loss: notes how many positions its loss mask counts."""
-    mask = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("loss_mask")
+    mask = call.get("loss_mask")
     seen = _seen.get(None)
     if seen is not None:
         counted = Positions(0, 0, False) if mask is None else Positions(int(mask.sum()), mask.numel(), True)
         seen.positions.append(counted)
-    return wrapped(*args, **kwargs)
+    return call.proceed()
 
 
 def run(chunks: Sequence[torch.nn.Module], optimizer: Any, forward_backward: Callable[[], Any]) -> Verification:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from megatron_mtp_patches.engine.call import Call
 
 from megatron_overrides.bridge.models.conversion.model_bridge import refuse_uninitialized_heads
 
@@ -36,7 +37,7 @@ def load(make_gpt):
                     fill(param)
             return "loaded"
 
-        return refuse_uninitialized_heads(load_weights_hf_to_megatron, bridge, (SOURCE, model), {})
+        return refuse_uninitialized_heads(Call(load_weights_hf_to_megatron, bridge, (SOURCE, model), {}))
 
     return run
 

@@ -4,6 +4,7 @@ import argparse
 from argparse import Namespace
 
 import pytest
+from megatron_mtp_patches.engine.call import Call
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -118,7 +119,7 @@ def settle(**given):
             **given,
         }
     )
-    assert enforce_megatron_fsdp_args(lambda args, defaults: args, None, (settings, {}), {}) is settings
+    assert enforce_megatron_fsdp_args(Call(lambda args, defaults: args, None, (settings, {}), {})) is settings
     return settings.use_distributed_optimizer, settings.reuse_grad_buf_for_mxfp8_param_ag
 
 

@@ -3,6 +3,7 @@
 import argparse
 
 import pytest
+from megatron_mtp_patches.engine.call import Call
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -18,4 +19,4 @@ def test_arguments_that_a_test_or_framework_puts_there_are_seen(monkeypatch):
         return "loaded"
 
     monkeypatch.setattr(checkpointing, "get_args", lambda: argparse.Namespace(mtp_init=None))
-    assert load_main_model(load_checkpoint, None, ([], None, None), {}) == "loaded"
+    assert load_main_model(Call(load_checkpoint, None, ([], None, None), {})) == "loaded"

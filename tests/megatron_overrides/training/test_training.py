@@ -6,6 +6,7 @@ import inspect
 from types import SimpleNamespace
 
 import pytest
+from megatron_mtp_patches.engine.call import Call
 
 from megatron_overrides.support import training_metrics as log_line
 from megatron_overrides.support.metric import Metric
@@ -39,13 +40,13 @@ def log(monkeypatch):
         monkeypatch.setattr(module, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
 
     def print_line(message):
-        log_line.append_to_log_line(lambda message: lines.append(message), None, (message,), {})
+        log_line.append_to_log_line(Call(lambda message: lines.append(message), None, (message,), {}))
 
     def training_log(loss_dict, iteration):
         print_line(f" iteration {iteration} |")
 
     def run(iteration):
-        ours.log_metrics(training_log, None, ({},), {"iteration": iteration})
+        ours.log_metrics(Call(training_log, None, ({},), {"iteration": iteration}))
         print_line("outside")
         return lines, tensorboard.scalars, wandb.scalars
 
@@ -59,7 +60,7 @@ def test_the_log_line_ends_with_our_metrics_and_other_lines_do_not(log):
 
 def test_the_line_may_be_given_by_its_name():
     lines = []
-    log_line.append_to_log_line(lambda message: lines.append(message), None, (), {"message": "hello"})
+    log_line.append_to_log_line(Call(lambda message: lines.append(message), None, (), {"message": "hello"}))
     assert lines == ["hello"]
 
 

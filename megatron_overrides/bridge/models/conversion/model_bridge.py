@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from megatron.core.utils import get_model_config, unwrap_model
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.multi_token_prediction.finite_heads import listed, parameters_of_heads
 from megatron_overrides.support.model_ranks import is_on_any_rank
 
 
-def refuse_uninitialized_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def refuse_uninitialized_heads(call: Call) -> Any:
     """Wraps load_weights_hf_to_megatron(hf_pretrained, megatron_model, ...) of a MegatronModelBridge.
 
     It may be memory of any values, so it is not enough to look at them. A Megatron checkpoint that is loaded later may
@@ -22,14 +22,13 @@ def refuse_uninitialized_heads(wrapped: Any, instance: Any, args: tuple[Any, ...
     Raises:
         ValueError: on all ranks of the model, if there is such a head.
     """
-    result = wrapped(*args, **kwargs)
-    call = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    result = call.proceed()
     source, model = call["hf_pretrained"], call["megatron_model"]
     chunks = unwrap_model(model if isinstance(model, list) else [model])
     config = get_model_config(chunks[0])
     if config.perform_initialization or not getattr(config, "mtp_num_layers", None):
         return result
-    empty = _uninitialized_heads(instance, source, chunks)
+    empty = _uninitialized_heads(call.instance, source, chunks)
     if is_on_any_rank(bool(empty), getattr(chunks[0], "pg_collection", None)):
         raise ValueError(
             f"The checkpoint {getattr(source, 'model_name_or_path', source)} lacks weights of the MTP heads, and "

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
+from megatron_overrides.call import Call
 from megatron_overrides.support.training_metrics import in_training_log, training_metrics
 
 
-def log_metrics(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def log_metrics(call: Call) -> Any:
     """Wraps training_log(..., config, global_state, ...), which prints its line with print_rank_last.
 
     What track_mtp_metrics gives to TensorBoard has no tag, so nothing is logged twice.
     """
-    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     with in_training_log():
-        result = wrapped(*args, **kwargs)
-    state = given["global_state"]
-    if state.train_state.step % given["config"].logger.tensorboard_log_interval == 0:
+        result = call.proceed()
+    state = call["global_state"]
+    if state.train_state.step % call["config"].logger.tensorboard_log_interval == 0:
         log_scalars(state, {metric.tag: float(metric.value) for metric in training_metrics() if metric.tag})
     return result
 

@@ -5,21 +5,21 @@ They never call the MTP block, so what the patches do there is done here once mo
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.multi_token_prediction.detached_heads import TAKES_MAIN_HIDDEN_STATES
 
 
-def restore_main_model_tokens(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def restore_main_model_tokens(call: Call) -> Any:
     """Wraps build_mtp_layer_callables: the last layer restores the tokens that the first layer found in the state.
 
     An MTP layer writes the rolled tokens of its depth into the state of the model chunk, and the loss reads its tokens
     from that state: labels derived from them (NVIDIA/Megatron-LM#3457) are one token too far.
     """
-    (first, *others, last), backward = wrapped(*args, **kwargs)
+    (first, *others, last), backward = call.proceed()
 
     def save_tokens(node: Any, hidden_states: torch.Tensor) -> Any:
         if node.is_first_layer:
@@ -35,10 +35,10 @@ def restore_main_model_tokens(wrapped: Any, instance: Any, args: tuple[Any, ...]
     return [save_tokens, *others, restore_tokens], backward
 
 
-def detach_scheduled_layer(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def detach_scheduled_layer(call: Call) -> Any:
     """Wraps build_mtp_layer_callables(layer); upstream does not detach here, so its MTP loss trains the main model."""
-    (first, *others), backward = wrapped(*args, **kwargs)
-    layer = inspect.signature(wrapped).bind(*args, **kwargs).arguments["layer"]
+    (first, *others), backward = call.proceed()
+    layer = call["layer"]
 
     def forward(node: Any, hidden_states: torch.Tensor) -> Any:
         if layer.config.mtp_detach_heads and node.is_first_layer:

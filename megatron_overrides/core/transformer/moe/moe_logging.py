@@ -7,66 +7,64 @@ counts the heads of a hybrid model twice.
 
 from __future__ import annotations
 
-import inspect
 from contextvars import ContextVar
 from typing import Any
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
 
 _is_training_log: ContextVar[bool] = ContextVar("the trainer asks for the log line", default=False)
 
 
-def count_in_training_log(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def count_in_training_log(call: Call) -> Any:
     """Wraps training_log: what it asks to be logged is the mean over the MoE layers of the run."""
     token = _is_training_log.set(True)
     try:
-        return wrapped(*args, **kwargs)
+        return call.proceed()
     finally:
         _is_training_log.reset(token)
 
 
-def average_over_moe_layers(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def average_over_moe_layers(call: Call) -> Any:
     """Wraps track_moe_metrics and MoEMetricsTracker.report: they divide by `num_moe_layers`.
 
     Where Megatron has no such parameter, it divides by the sum of `moe_layer_freq` where that is a list. Where it has
     one, its own count is right unless the main model is frozen.
     """
-    if "num_moe_layers" in inspect.signature(wrapped).parameters:
-        call = inspect.signature(wrapped).bind(*args, **kwargs)
+    if "num_moe_layers" in call.parameters:
         if _is_training_log.get():
             from megatron.training.global_vars import get_args
 
             run = get_args()
             if is_main_model_frozen(run):
-                call.arguments["num_moe_layers"] = count_moe_layers(run)
-        return wrapped(*call.args, **call.kwargs)
-    kwargs = dict(kwargs)
-    moe_layers = kwargs.pop("num_moe_layers", None)
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    heads = call.arguments.pop("mtp_num_layers", None) or 0
+                call["num_moe_layers"] = count_moe_layers(run)
+        return call.proceed()
+    moe_layers = call.kwargs.pop("num_moe_layers", None)  # before the arguments are asked by name
+    heads = call["mtp_num_layers"] or 0
     if _is_training_log.get():
         from megatron.training.global_vars import get_args
 
         run = get_args()
         moe_layers = count_moe_layers(run)
         heads = run.mtp_num_layers or 0  # also if the call comes from another of these wrappers
-        call.arguments["num_layers"] = run.num_layers
+        call["num_layers"] = run.num_layers
     if moe_layers is None:
-        return wrapped(*args, **kwargs)
-    if call.arguments.get("num_layers") is not None:
-        call.arguments["num_layers"] += heads  # a slot for each layer, in which routers put their losses
-    call.arguments["moe_layer_freq"] = [1] * max(1, moe_layers)  # it divides a sum of zero by 1 where there is none
-    return wrapped(*call.args, **call.kwargs)
+        return call.proceed()
+    call["mtp_num_layers"] = None  # by which it would add layers that have no place in `moe_layer_freq`
+    if call.get("num_layers") is not None:
+        call["num_layers"] += heads  # a slot for each layer, in which routers put their losses
+    call["moe_layer_freq"] = [1] * max(1, moe_layers)  # it divides a sum of zero by 1 where there is none
+    return call.proceed()
 
 
-def average_over_heads(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def average_over_heads(call: Call) -> Any:
     """Wraps the same, for a run whose main model is frozen: only its heads have an auxiliary loss."""
     if _is_training_log.get():
         from megatron.training.global_vars import get_args
 
         if is_main_model_frozen(get_args()):
-            return average_over_moe_layers(wrapped, instance, args, kwargs)
-    return wrapped(*args, **kwargs)
+            return average_over_moe_layers(call)
+    return call.proceed()
 
 
 def count_moe_layers(run: Any) -> int:

@@ -15,25 +15,27 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.enums import Fp8Recipe
 from megatron.core.transformer import multi_token_prediction as mtp
 
+from megatron_overrides.call import Call
 
-def checkpoint_layer(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+
+def checkpoint_layer(call: Call) -> torch.Tensor:
     """Wraps MultiTokenPredictionLayer._checkpointed_forward: takes keywords, and up to 0.17 the function to run."""
-    config = instance.config
+    config = call.instance.config
     if config.recompute_method != "uniform" or config.recompute_num_layers != 1:
-        return wrapped(*args, **kwargs)
-    function = args[0] if args else instance._proj_and_transformer_layer
-    names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
-    others = {name: value for name, value in kwargs.items() if name not in names}
+        return call.proceed()
+    function = call.args[0] if call.args else call.instance._proj_and_transformer_layer
+    names = [name for name, value in call.kwargs.items() if isinstance(value, torch.Tensor)]
+    others = {name: value for name, value in call.kwargs.items() if name not in names}
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
         return function(**others, **dict(zip(names, tensors, strict=True)))
 
-    tensors = [kwargs[name] for name in names]
+    tensors = [call.kwargs[name] for name in names]
     if config.fp8 or config.fp4:
-        return _checkpoint_quantized(instance, run, tensors)
-    if args and any(value is not None for value in others.values()):
+        return _checkpoint_quantized(call.instance, run, tensors)
+    if call.args and any(value is not None for value in others.values()):
         return tensor_parallel.checkpoint(run, config.distribute_saved_activations, *tensors)
-    return wrapped(*args, **kwargs)
+    return call.proceed()
 
 
 def _checkpoint_quantized(layer: Any, run: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> torch.Tensor:

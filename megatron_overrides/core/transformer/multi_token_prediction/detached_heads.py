@@ -8,12 +8,12 @@ core/models/common/fine_grained_callables.py marks the layers there.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
 
 # Attributes of an MTP layer. The first is set for one forward, the second for good.
@@ -26,25 +26,24 @@ def are_detached(config: Any) -> bool:
     return bool(getattr(config, "mtp_detach_heads", False)) or is_main_model_frozen(config)
 
 
-def detach_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def detach_block(call: Call) -> torch.Tensor:
     """Wraps MultiTokenPredictionBlock.forward: marks the first layer, whose input comes from the main model."""
-    if are_detached(instance.config):
-        setattr(instance.layers[0], TAKES_MAIN_HIDDEN_STATES, True)
-    return wrapped(*args, **kwargs)
+    if are_detached(call.instance.config):
+        setattr(call.instance.layers[0], TAKES_MAIN_HIDDEN_STATES, True)
+    return call.proceed()
 
 
-def detach_inputs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def detach_inputs(call: Call) -> tuple[Any, ...]:
     """Wraps MultiTokenPredictionLayer._get_embeddings, which returns (..., embedded tokens, hidden states)."""
-    if not are_detached(instance.config):
-        return wrapped(*args, **kwargs)
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    takes_main_hidden_states = vars(instance).pop(TAKES_MAIN_HIDDEN_STATES, False)
+    if not are_detached(call.instance.config):
+        return call.proceed()
+    takes_main_hidden_states = vars(call.instance).pop(TAKES_MAIN_HIDDEN_STATES, False)
     if takes_main_hidden_states:
-        call.arguments["hidden_states"] = call.arguments["hidden_states"].detach()
-    *rest, embedded, hidden_states = wrapped(*call.args, **call.kwargs)
+        call["hidden_states"] = call["hidden_states"].detach()
+    *rest, embedded, hidden_states = call.proceed()
     embedded = embedded.detach()
-    if takes_main_hidden_states and getattr(instance, REPORTS_ZERO_EMBEDDING_GRAD, False):
-        embedded = _report_zero_gradient(embedded, call.arguments["embedding"])
+    if takes_main_hidden_states and getattr(call.instance, REPORTS_ZERO_EMBEDDING_GRAD, False):
+        embedded = _report_zero_gradient(embedded, call["embedding"])
     if not hidden_states.requires_grad:
         # Activation recomputation gives gradients to parameters only if one of its inputs requires a gradient.
         hidden_states.requires_grad_(True)

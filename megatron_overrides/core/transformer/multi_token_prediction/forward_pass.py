@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import is_training_heads
 from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import PassMetrics
 from megatron_overrides.core.transformer.multi_token_prediction.mtp_pass import requested
@@ -75,37 +75,35 @@ def current() -> ForwardPass:
     return running
 
 
-def record_forward_inputs(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_forward_inputs(call: Call) -> Any:
     """Wraps GPTModel._postprocess, HybridModel.forward and MambaModel.forward: records the pass as current().
 
     Without gradients (evaluation, log probabilities of an RL policy) the heads are of no use, unless modelopt observes
     them or an `mtp_pass` asks for them. The block can be skipped if it runs in the same call as the loss; otherwise the
     next pipeline stage expects its output. It runs, without its loss, where Megatron-FSDP releases its weights.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    call.apply_defaults()
-    runs_block = getattr(instance, "mtp_process", False) and call.arguments.get("mtp_in_postprocess", True)
+    runs_block = getattr(call.instance, "mtp_process", False) and call.get("mtp_in_postprocess", True)
     request = requested()
     is_training = torch.is_grad_enabled() or is_training_heads()
     if request is None:
-        computes_loss = is_training or bool(runs_block and _modelopt_observes(instance.mtp))
+        computes_loss = is_training or bool(runs_block and _modelopt_observes(call.instance.mtp))
         metrics = None
     else:
         computes_loss = request.compute
         metrics = request.metrics if computes_loss and not is_training else None
     given = (None, None) if request is None else (request.labels, request.loss_mask)
-    can_skip = instance.post_process and runs_block and not computes_loss
-    is_idle = bool(can_skip and not _megatron_fsdp_releases(instance.mtp))
-    groups = getattr(instance, "pg_collection", None)
-    with _running(ForwardPass(call.arguments.get("input_ids"), computes_loss, is_idle, metrics, *given, groups)):
-        return wrapped(*args, **kwargs)
+    can_skip = call.instance.post_process and runs_block and not computes_loss
+    is_idle = bool(can_skip and not _megatron_fsdp_releases(call.instance.mtp))
+    groups = getattr(call.instance, "pg_collection", None)
+    with _running(ForwardPass(call.get("input_ids"), computes_loss, is_idle, metrics, *given, groups)):
+        return call.proceed()
 
 
-def skip_idle_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def skip_idle_block(call: Call) -> torch.Tensor:
     """Wraps MultiTokenPredictionBlock.forward: skips the block where the forward pass is idle."""
     if current().is_idle:
-        return inspect.signature(wrapped).bind(*args, **kwargs).arguments["hidden_states"]
-    return wrapped(*args, **kwargs)
+        return call["hidden_states"]
+    return call.proceed()
 
 
 def _modelopt_observes(block: torch.nn.Module) -> bool:

@@ -9,7 +9,6 @@ model, so the backward pass does not go through the output layer and the main lo
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
@@ -18,6 +17,7 @@ import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 from torch.nn.modules.batchnorm import _NormBase
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.transformer_config import is_main_model_frozen
 
 P = ParamSpec("P")
@@ -45,7 +45,7 @@ def freeze(model: torch.nn.Module) -> None:
             module.track_running_stats = False
 
 
-def freeze_new_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def freeze_new_model(call: Call) -> None:
     """Wraps the __init__ of GPTModel, HybridModel and MambaModel.
 
     From 0.18 on, gradient buffers are laid out from the parameters that require gradients before DDP sees the model.
@@ -53,14 +53,14 @@ def freeze_new_model(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs:
     Raises:
         ValueError: the class knows no MTP heads, as MambaModel of 0.16.
     """
-    wrapped(*args, **kwargs)
-    if is_main_model_frozen(instance.config):
-        if not hasattr(instance, "mtp_process"):
+    call.proceed()
+    if is_main_model_frozen(call.instance.config):
+        if not hasattr(call.instance, "mtp_process"):
             raise ValueError(
-                f"--freeze-base-model-for-mtp trains only the MTP heads, and {type(instance).__name__} of this "
+                f"--freeze-base-model-for-mtp trains only the MTP heads, and {type(call.instance).__name__} of this "
                 f"Megatron has none: use a newer megatron-core, or leave the flag out"
             )
-        freeze(instance)
+        freeze(call.instance)
 
 
 def is_training_heads() -> bool:
@@ -68,21 +68,19 @@ def is_training_heads() -> bool:
     return _losses.get() is not None
 
 
-def run_main_model_without_gradients(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> torch.Tensor:
+def run_main_model_without_gradients(call: Call) -> torch.Tensor:
     """Wraps the forward of GPTModel, HybridModel and MambaModel.
 
     A last stage without heads (`mtp_standalone`) gets their hidden states as its input. It passes them on through a
     decoder without layers, and the loss of the heads sends a gradient back.
     """
-    if not is_main_model_frozen(instance.config) or not torch.is_grad_enabled():
-        return wrapped(*args, **kwargs)
+    if not is_main_model_frozen(call.instance.config) or not torch.is_grad_enabled():
+        return call.proceed()
     losses: list[torch.Tensor] = []
     token = _losses.set(losses)
     try:
-        with torch.set_grad_enabled(instance.post_process and not instance.mtp_process):
-            output = wrapped(*args, **kwargs)
+        with torch.set_grad_enabled(call.instance.post_process and not call.instance.mtp_process):
+            output = call.proceed()
     finally:
         _losses.reset(token)
     for loss in losses:
@@ -90,14 +88,13 @@ def run_main_model_without_gradients(
     return output
 
 
-def run_heads_with_gradients(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_heads_with_gradients(call: Call) -> Any:
     """Wraps MultiTokenPredictionBlock.forward, which is called inside `run_main_model_without_gradients`."""
     if not is_training_heads():
-        return wrapped(*args, **kwargs)
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
+        return call.proceed()
     # A stage without layers of the main model passes on what it has received, which requires a gradient.
-    call.arguments["hidden_states"] = call.arguments["hidden_states"].detach()
-    return with_gradients_of_heads(wrapped)(*call.args, **call.kwargs)
+    call["hidden_states"] = call["hidden_states"].detach()
+    return with_gradients_of_heads(call.proceed)()
 
 
 def with_gradients_of_heads(function: Callable[P, R]) -> Callable[P, R]:

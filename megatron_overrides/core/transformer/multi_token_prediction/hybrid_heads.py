@@ -6,21 +6,21 @@ divides it by the number of its passes.
 
 from __future__ import annotations
 
-from typing import Any
+from megatron_overrides.call import Call
 
 
-def mark_routers_of_head(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def mark_routers_of_head(call: Call) -> None:
     """Wraps MultiTokenPredictionLayer.__init__.
 
     The number of a router is its layer's in the pattern of the head, where that of any other head is the depth. There
     are no more slots than depths.
     """
-    wrapped(*args, **kwargs)
-    if getattr(instance, "mtp_layer_pattern", None) is None:
+    call.proceed()
+    if getattr(call.instance, "mtp_layer_pattern", None) is None:
         return
     from megatron.core.transformer.moe.router import Router
 
-    for module in instance.modules():
+    for module in call.instance.modules():
         if isinstance(module, Router):
             module.is_mtp_layer = True
-            module.layer_number = instance.layer_number
+            module.layer_number = call.instance.layer_number

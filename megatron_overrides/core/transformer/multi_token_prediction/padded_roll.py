@@ -7,32 +7,27 @@ without padding.
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.transformer import multi_token_prediction as mtp
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.multi_token_prediction.packed_layout import PackedLayout, has_padding, locate
 
 
-def roll_packed_sequences(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def roll_packed_sequences(call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Wraps _roll_tensor_packed_seq, which returns (tensor, sum) and rolls what has no padding.
 
     It also refuses, as before, to roll along another dimension than the last or by another shift than -1.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    call.apply_defaults()
-    given = call.arguments
-    tensor, packed, cp_group = given["tensor"], given["packed_seq_params"], given["cp_group"]
-    if has_padding(packed) and given["shifts"] == -1 and given["dims"] in (-1, tensor.dim() - 1):
+    tensor, packed, cp_group = call["tensor"], call["packed_seq_params"], call["cp_group"]
+    if has_padding(packed) and call["shifts"] == -1 and call["dims"] in (-1, tensor.dim() - 1):
         rolled = _roll_left(tensor, packed, cp_group)
-        return rolled, rolled.sum() if given.get("return_sum", True) else None
-    given["packed_seq_params"] = _without_empty_sequences(packed, cp_group)
-    return wrapped(*call.args, **call.kwargs)
+        return rolled, rolled.sum() if call.get("return_sum", True) else None
+    call["packed_seq_params"] = _without_empty_sequences(packed, cp_group)
+    return call.proceed()
 
 
 def check_tensor(tensor: object) -> None:
@@ -72,19 +67,17 @@ def ones_without_padding(targets: torch.Tensor, packed_seq_params: Any, cp_group
     return (layout.position < layout.length).to(targets.dtype).expand_as(targets)
 
 
-def roll_padding_mask(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def roll_padding_mask(call: Call) -> Any:
     """Wraps MultiTokenPredictionLayer._get_embeddings, which from 0.18 on rolls a padding mask (True: padding).
 
     A roll puts False where there is no next token, which would make a token of it. So the opposite is rolled. Without
     packing upstream's tests want the False, and the mask stays as it is.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
-    given = call.arguments
-    mask = given.get("padding_mask")
-    if mask is None or given.get("packed_seq_params") is None:
-        return wrapped(*args, **kwargs)
-    given["padding_mask"] = mask.logical_not()
-    input_ids, position_ids, is_token, *rest = wrapped(*call.args, **call.kwargs)
+    mask = call.get("padding_mask")
+    if mask is None or call.get("packed_seq_params") is None:
+        return call.proceed()
+    call["padding_mask"] = mask.logical_not()
+    input_ids, position_ids, is_token, *rest = call.proceed()
     return (input_ids, position_ids, is_token.logical_not(), *rest)
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
+from megatron_overrides.call import Call
 
-def accept_padding_mask(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+
+def accept_padding_mask(call: Call) -> Any:
     """Wraps MultiTokenPredictionLayer._checkpointed_forward.
 
     0.18 calls it with a `padding_mask`, which it does not accept: every MTP model with full recomputation raises
     TypeError. Upstream fixed this in NVIDIA/Megatron-LM#3457.
     """
-    parameters = inspect.signature(wrapped).parameters
-    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if "padding_mask" not in kwargs or "padding_mask" in parameters or accepts_any:
-        return wrapped(*args, **kwargs)
-    layer = _LayerWithPaddingMask(instance, kwargs.pop("padding_mask"))
-    return wrapped.__func__(layer, *args, **kwargs)
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in call.parameters.values())
+    if "padding_mask" not in call.kwargs or "padding_mask" in call.parameters or accepts_any:
+        return call.proceed()
+    layer = _LayerWithPaddingMask(call.instance, call.kwargs.pop("padding_mask"))
+    return call.proceed(layer)
 
 
 class _LayerWithPaddingMask:

@@ -6,42 +6,41 @@ layer of attached heads runs for the main model and for each head, or each chunk
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 
+from megatron_overrides.call import Call
 from megatron_overrides.core.transformer.multi_token_prediction.detached_heads import are_detached
 
 
-def add_gradients_of_all_depths(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def add_gradients_of_all_depths(call: Call) -> None:
     """Wraps MultiTokenPredictionBlock.__init__.
 
     TransformerEngine overwrites a fused gradient in the backward of a call that has `is_first_microbatch=True`.
     Megatron passes that to the first depth, whose backward runs last, and None to every depth of a layer that has
     `disable_parameter_transpose_cache`: then it adds, and quantizes the weights in each call.
     """
-    wrapped(*args, **kwargs)
-    if _is_repeated(instance.config):
-        for module in instance.modules():
+    call.proceed()
+    if _is_repeated(call.instance.config):
+        for module in call.instance.modules():
             if hasattr(module, "is_first_microbatch"):
                 module.disable_parameter_transpose_cache = True
 
 
-def add_gradients_under_fsdp(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def add_gradients_under_fsdp(call: Call) -> None:
     """Wraps FullyShardedDataParallel.__init__(config, ddp_config, module, ...) of Megatron-FSDP.
 
     It has each fused gradient overwrite the one before. What runs several times gets gradients that are not fused:
     autograd adds them up, and Megatron-FSDP takes the sum.
     """
-    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    config = arguments["config"]
-    for module in arguments["module"].modules():
+    config = call["config"]
+    for module in call["module"].modules():
         if getattr(module, "mtp_process", False) and not are_detached(config):
             _fuse_no_gradients(module.output_layer)
         if hasattr(module, "mtp_use_repeated_layer") and _is_repeated(config):
             _fuse_no_gradients(module)
-    wrapped(*args, **kwargs)
+    call.proceed()
 
 
 def _is_repeated(config: Any) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_overrides.call import Call
 
-def roll_nothing(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+
+def roll_nothing(call: Call) -> tuple[Any, Any]:
     """Wraps roll_tensor(tensor, ...), which returns (tensor, sum): for a mask or labels that are None, (None, None)."""
-    tensor = args[0] if args else kwargs["tensor"]
-    return (None, None) if tensor is None else wrapped(*args, **kwargs)
+    return (None, None) if call["tensor"] is None else call.proceed()

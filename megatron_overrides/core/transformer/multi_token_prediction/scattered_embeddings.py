@@ -6,17 +6,18 @@ into the whole sequence before they scatter it. An MTP layer calls that embeddin
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from megatron.core.transformer import multi_token_prediction as mtp
 
+from megatron_overrides.call import Call
 
-def scatter_embeddings(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+
+def scatter_embeddings(call: Call) -> tuple[Any, ...]:
     """Wraps MultiTokenPredictionLayer._get_embeddings, which returns (..., embedded tokens, hidden states)."""
-    *rest, embedded, hidden_states = wrapped(*args, **kwargs)
-    embedding = inspect.signature(wrapped).bind(*args, **kwargs).arguments["embedding"]
-    if instance.config.sequence_parallel and not getattr(embedding, "scatter_to_sequence_parallel", True):
+    *rest, embedded, hidden_states = call.proceed()
+    embedding = call["embedding"]
+    if call.instance.config.sequence_parallel and not getattr(embedding, "scatter_to_sequence_parallel", True):
         # A layer of 0.16 knows no group, and None means Megatron's own.
-        embedded = mtp.scatter_to_sequence_parallel_region(embedded, group=getattr(instance, "tp_group", None))
+        embedded = mtp.scatter_to_sequence_parallel_region(embedded, group=getattr(call.instance, "tp_group", None))
     return (*rest, embedded, hidden_states)

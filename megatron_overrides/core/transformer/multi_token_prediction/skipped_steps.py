@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
+from megatron_overrides.call import Call
 from megatron_overrides.support.step_record import last_record
 
 
-def leave_out_skipped_step(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def leave_out_skipped_step(call: Call) -> Any:
     """Wraps MTPLossLoggingHelper.track_mtp_metrics.
 
     training_log divides by the number of steps taken, but upstream also adds the MTP losses of skipped steps: if one
     step of ten was taken in an interval, the printed `mtp_1 loss` would be ten times too large. A framework that
     reports its dictionary as it is (verl, ms-swift) gives an empty one, and gets what upstream gives it.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
     record = last_record()
-    if 0 < record.steps == record.skips and call.arguments.get("total_loss_dict"):
-        call.arguments["total_loss_dict"] = None
+    if 0 < record.steps == record.skips and call.get("total_loss_dict"):
+        call["total_loss_dict"] = None
     record.steps = record.skips = 0
-    return wrapped(*call.args, **call.kwargs)
+    return call.proceed()

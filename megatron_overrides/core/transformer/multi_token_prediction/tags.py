@@ -6,12 +6,11 @@ is set as well.
 
 from __future__ import annotations
 
-from typing import Any
-
+from megatron_overrides.call import Call
 from megatron_overrides.support.norm_tags import tag_mtp_block
 
 
-def tag_block(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def tag_block(call: Call) -> None:
     """Wraps MultiTokenPredictionBlock.__init__: tags the parameters of the new block."""
-    wrapped(*args, **kwargs)
-    tag_mtp_block(instance)
+    call.proceed()
+    tag_mtp_block(call.instance)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from megatron_mtp_patches.engine.call import Call
 
 from megatron_overrides.core.distributed.fsdp.src.megatron_fsdp.fully_shard import create_state_without_a_step
 
@@ -36,7 +37,7 @@ def refuse(optimizer):
 
 
 def call(wrapped, optimizer):
-    return create_state_without_a_step(wrapped, None, (), {"optimizer": optimizer})
+    return create_state_without_a_step(Call(wrapped, None, (), {"optimizer": optimizer}))
 
 
 def make(kind=CountingInGroups, lr=0.1):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from megatron_mtp_patches.engine.call import Call
 
 from megatron_overrides.core.optimizer import build_without_master_weights
 from megatron_overrides.core.optimizer.distrib_optimizer import reload_main_weights
@@ -18,9 +19,9 @@ def build(inner, chunk, **config):
     def original(config, model_chunks, param_groups):
         return built
 
-    assert build_without_master_weights(original, None, (settings,), {"model_chunks": [chunk], "param_groups": []}) is (
-        built
-    )
+    assert build_without_master_weights(
+        Call(original, None, (settings,), {"model_chunks": [chunk], "param_groups": []})
+    ) is (built)
     return vars(inner) if inner else None
 
 
@@ -60,7 +61,9 @@ def reload(buffer, chunk=None, use_megatron_fsdp=True, optimizer=None):
         model_chunks=[SimpleNamespace(module=model, param_and_grad_buffer=buffer)],
         optimizer=optimizer,
     )
-    return reload_main_weights(lambda *args, **kwargs: ("original", args, kwargs), instance, (), {"state_dict": 1})
+    return reload_main_weights(
+        Call(lambda *args, **kwargs: ("original", args, kwargs), instance, (), {"state_dict": 1})
+    )
 
 
 def flat_buffer(data):

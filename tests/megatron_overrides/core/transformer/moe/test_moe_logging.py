@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from megatron_mtp_patches.engine.call import Call
 from megatron_mtp_patches.engine.source import find_file
 
 from megatron_overrides.core.transformer.moe import moe_logging as ours
@@ -92,7 +93,7 @@ def log(monkeypatch, report):
                 force_initialize=True,
             )
 
-        return ours.count_in_training_log(training_log, None, (), {})
+        return ours.count_in_training_log(Call(training_log, None, (), {}))
 
     return ask
 

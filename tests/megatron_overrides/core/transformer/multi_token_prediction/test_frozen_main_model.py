@@ -8,6 +8,7 @@ import pytest
 import torch
 from head_training import LENGTH, VOCABULARY, HeadTraining, train_detached, train_frozen
 from megatron.core.transformer import TransformerConfig
+from megatron_mtp_patches.engine.call import Call
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -196,7 +197,7 @@ def test_a_class_without_heads_is_refused():
 
     model = SimpleNamespace(config=SimpleNamespace(**FROZEN))
     with pytest.raises(ValueError, match="SimpleNamespace of this Megatron has none"):
-        freeze_new_model(lambda: None, model, (), {})
+        freeze_new_model(Call(lambda: None, model, (), {}))
 
 
 def test_a_model_without_heads_is_refused_when_it_is_wrapped(make_gpt):

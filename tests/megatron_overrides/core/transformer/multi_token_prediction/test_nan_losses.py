@@ -3,6 +3,7 @@
 import pytest
 import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper as Helper
+from megatron_mtp_patches.engine.call import Call
 
 from megatron_overrides.support import training_metrics as log_line
 
@@ -25,7 +26,7 @@ def line(monkeypatch):
                 Helper.track_mtp_metrics(1.0, 1, None, None, sums)
             for name in sums:  # as training_log does before it prints
                 sums[name] = torch.tensor([0.0])
-            log_line.append_to_log_line(lambda message: printed.append(message), None, (" iteration 1 |",), {})
+            log_line.append_to_log_line(Call(lambda message: printed.append(message), None, (" iteration 1 |",), {}))
         return printed[0]
 
     return log

@@ -7,18 +7,17 @@ more.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from megatron_overrides.call import Call
 
-def create_state_without_a_step(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> torch.optim.Optimizer:
+
+def create_state_without_a_step(call: Call) -> torch.optim.Optimizer:
     """Wraps fully_shard_optimizer: its step is one with a learning rate and a weight decay of zero, and not counted."""
-    optimizer = inspect.signature(wrapped).bind(*args, **kwargs).arguments["optimizer"]
+    optimizer = call["optimizer"]
     settings = [
         (group, {name: group[name] for name in ("lr", "weight_decay") if name in group})
         for group in optimizer.param_groups
@@ -27,7 +26,7 @@ def create_state_without_a_step(
     for group, values in settings:
         group.update({name: _zero_of(value) for name, value in values.items()})
     try:
-        return wrapped(*args, **kwargs)
+        return call.proceed()
     finally:
         for group, values in settings:
             group.update(values)
