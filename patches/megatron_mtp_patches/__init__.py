@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from megatron_overrides.core.transformer.multi_token_prediction.head_metrics import PassMetrics
+    from megatron_overrides.mtp.metrics.head_metrics import PassMetrics
 
     from .diagnosis import Finding
     from .engine.report import Report
@@ -139,7 +139,7 @@ def metrics(optimizer: object = None) -> dict[str, float]:
         return {}
     from importlib import import_module
 
-    overrides = import_module("megatron_overrides.support.training_metrics")
+    overrides = import_module("megatron_overrides.report.training_metrics")
     return {metric.label: float(metric.value) for metric in overrides.training_metrics(optimizer)}
 
 
@@ -174,7 +174,7 @@ def mtp_pass(
     state = _engine.report(mtp_acceptance_length.PATCH).state
     if state in ("disabled", "refused"):
         raise PatchError(f"mtp_pass needs the patch {mtp_acceptance_length.PATCH.id}, which is {state}")
-    overrides = import_module("megatron_overrides.core.transformer.multi_token_prediction.mtp_pass")
+    overrides = import_module("megatron_overrides.mtp.mtp_pass")
     return overrides.mtp_pass(compute, labels, loss_mask)
 
 

@@ -40,7 +40,7 @@ PATCH = Patch(
         *(AddArgument(_ARGUMENTS, edit.field, edit.type, edit.default, edit.doc) for edit in _SETTINGS),
         Wrap(
             "swift.megatron.trainers.base:BaseMegatronTrainer.on_log",
-            "megatron_overrides.swift.megatron.trainers.base:report_metrics",
+            "megatron_overrides.frameworks.ms_swift:report_metrics",
         ),
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .engine import Defect, Patch, Probe, PullRequest, Wrap
-from .shared_edits import MARK_TRAINING_LOG, MOE_LOGGING, MTP, MTP_OVERRIDES, REPORTS_OF_AUX_LOSSES
+from .shared_edits import MARK_TRAINING_LOG, MOE_LOGGING, MTP, REPORTS_OF_AUX_LOSSES
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ PATCH = Patch(
         *(Wrap(report, f"{MOE_LOGGING}:average_over_moe_layers") for report in REPORTS_OF_AUX_LOSSES),
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer.__init__",
-            f"{MTP_OVERRIDES}.hybrid_heads:mark_routers_of_head",
+            "megatron_overrides.moe.routers_of_heads:mark_routers_of_head",
         ),
     ),
 )

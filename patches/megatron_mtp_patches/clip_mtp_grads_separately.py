@@ -8,7 +8,6 @@ from .shared_edits import (
     DEFAULT_IN_YAML,
     GRAD_NORMS,
     MTP,
-    MTP_OVERRIDES,
     OPTIMIZER,
     OPTIMIZER_STEP,
     SHOW_METRICS,
@@ -16,8 +15,8 @@ from .shared_edits import (
     add_optimizer_setting,
 )
 
-_GROUPS = "megatron_overrides.support.norm_groups"
-_NORMS = "megatron_overrides.core.optimizer.clip_grads"
+_GROUPS = "megatron_overrides.norms.norm_groups"
+_NORMS = "megatron_overrides.norms.measuring"
 _BASE = f"{OPTIMIZER}:MegatronOptimizer"
 
 _LIMIT = (
@@ -91,10 +90,14 @@ PATCH = Patch(
         DEFAULT_IN_YAML,
         *CHECK_SETTINGS,
         # tags
-        Wrap(f"{MTP}:MultiTokenPredictionBlock.__init__", f"{MTP_OVERRIDES}.tags:tag_block", check_source=False),
+        Wrap(
+            f"{MTP}:MultiTokenPredictionBlock.__init__",
+            "megatron_overrides.norms.tagged_heads:tag_block",
+            check_source=False,
+        ),
         Wrap(
             "megatron.core.optimizer:_get_param_groups",
-            "megatron_overrides.core.optimizer:retag_mtp_heads",
+            "megatron_overrides.norms.build:retag_mtp_heads",
             check_source=False,
         ),
         COPY_GRAD_NORM_TAGS,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
-_OVERRIDES = "megatron_overrides.core.tensor_parallel.layers"
+_OVERRIDES = "megatron_overrides.norms.replicas"
 _TRANSFORMER_ENGINE = "megatron.core.extensions.transformer_engine"
 
 
@@ -98,7 +98,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.core.transformer.moe.moe_layer:MoELayer.__init__",
-            "megatron_overrides.core.transformer.moe.moe_layer:mark_experts_of_layer",
+            "megatron_overrides.moe.moe_layer:mark_experts_of_layer",
         ),
         *(
             Wrap(f"{module}:{layer}.__init__", f"{_OVERRIDES}:mark_experts_of_{kind}_layer", check_source=False)
@@ -108,7 +108,7 @@ PATCH = Patch(
         *(
             Wrap(
                 f"{_TRANSFORMER_ENGINE}:{layer}.__init__",
-                "megatron_overrides.core.extensions.transformer_engine:mark_experts_of_linear",
+                "megatron_overrides.moe.transformer_engine_layers:mark_experts_of_linear",
                 check_source=False,
             )
             for layer in ("TELinear", "TEGroupedLinear")

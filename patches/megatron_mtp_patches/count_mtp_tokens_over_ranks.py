@@ -1,7 +1,7 @@
 """Declares count-mtp-tokens-over-ranks."""
 
 from .engine import AddIfMissing, Defect, Patch, PullRequest
-from .shared_edits import CHECK_SETTINGS, CHECK_TRANSFORMER_CONFIG, MTP, MTP_FORWARD_PASS, MTP_LOSS, MTP_OVERRIDES
+from .shared_edits import CHECK_SETTINGS, CHECK_TRANSFORMER_CONFIG, MTP, MTP_FORWARD_PASS, MTP_LOSS
 
 PATCH = Patch(
     id="count-mtp-tokens-over-ranks",
@@ -62,7 +62,7 @@ PATCH = Patch(
         "ms-swift (mcore-bridge) brings a loss of its own, which this patch does not change.",
     ),
     edits=(
-        AddIfMissing(f"{MTP}:sum_token_counts", f"{MTP_OVERRIDES}.token_counts:sum_token_counts"),
+        AddIfMissing(f"{MTP}:sum_token_counts", "megatron_overrides.mtp.losses.token_counts:sum_token_counts"),
         *MTP_LOSS,
         *MTP_FORWARD_PASS,
         *CHECK_SETTINGS,

@@ -31,7 +31,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{_MODULE}:fully_shard_optimizer",
-            "megatron_overrides.core.distributed.fsdp.src.megatron_fsdp.fully_shard:create_state_without_a_step",
+            "megatron_overrides.fsdp.fully_shard:create_state_without_a_step",
         ),
     ),
 )

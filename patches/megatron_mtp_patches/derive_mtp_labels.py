@@ -1,9 +1,9 @@
 """Declares derive-mtp-labels."""
 
 from .engine import Defect, Patch, Probe, PullRequest, Wrap
-from .shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS, MTP_OVERRIDES, SCHEDULED_MTP_LAYER
+from .shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS, SCHEDULED_MTP_LAYER
 
-_RESTORE_TOKENS = "megatron_overrides.core.models.common.fine_grained_callables:restore_main_model_tokens"
+_RESTORE_TOKENS = "megatron_overrides.mtp.packed.overlapped_layers:restore_main_model_tokens"
 
 PATCH = Patch(
     id="derive-mtp-labels",
@@ -50,9 +50,10 @@ PATCH = Patch(
     edits=(
         *MTP_LOSS,
         *MTP_FORWARD_PASS,
-        Wrap(f"{MTP}:roll_tensor", f"{MTP_OVERRIDES}.roll:roll_nothing", check_source=False),
+        Wrap(f"{MTP}:roll_tensor", "megatron_overrides.mtp.packed.roll:roll_nothing", check_source=False),
         Wrap(
-            f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward", f"{MTP_OVERRIDES}.recompute:accept_padding_mask"
+            f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward",
+            "megatron_overrides.mtp.heads.recompute_with_mask:accept_padding_mask",
         ),
         *(Wrap(target, _RESTORE_TOKENS) for target in SCHEDULED_MTP_LAYER),
     ),

@@ -1,10 +1,9 @@
 """Declares detach-heads-in-mcore-bridge."""
 
 from .engine import Patch, Wrap
-from .shared_edits import MTP_OVERRIDES
 
 _MODEL = "mcore_bridge.model.gpt_model:GPTModel"
-_MODEL_OVERRIDES = "megatron_overrides.mcore_bridge.model.gpt_model"
+_MODEL_OVERRIDES = "megatron_overrides.frameworks.mcore_bridge"
 _LAYER = "mcore_bridge.model.modules.mtp_layer:MultiTokenPredictionLayer"
 
 PATCH = Patch(
@@ -35,8 +34,8 @@ PATCH = Patch(
         Wrap(f"{_MODEL}._postprocess", f"{_MODEL_OVERRIDES}:project_heads"),
         Wrap(
             f"{_LAYER}.forward",
-            "megatron_overrides.mcore_bridge.model.modules.mtp_layer:mark_first_head",
+            "megatron_overrides.frameworks.mcore_bridge_heads:mark_first_head",
         ),
-        Wrap(f"{_LAYER}._get_embeddings", f"{MTP_OVERRIDES}.detached_heads:detach_inputs"),
+        Wrap(f"{_LAYER}._get_embeddings", "megatron_overrides.mtp.heads.detached_heads:detach_inputs"),
     ),
 )

@@ -10,7 +10,7 @@ from .shared_edits import (
     add_optimizer_setting,
 )
 
-_ORTHOGONALIZED = "megatron_overrides.support.muon"
+_ORTHOGONALIZED = "megatron_overrides.muon.exemption"
 
 PATCH = Patch(
     id="exempt-muon-from-clipping",
@@ -81,7 +81,7 @@ PATCH = Patch(
         ),
         AddIfMissing(
             f"{OPTIMIZER}:ChainedOptimizer._get_grad_norm_over",
-            "megatron_overrides.core.optimizer.clip_grads:_get_grad_norm_over",
+            "megatron_overrides.norms.measuring:_get_grad_norm_over",
         ),
         *CHECK_SETTINGS,
         *GRAD_NORMS,

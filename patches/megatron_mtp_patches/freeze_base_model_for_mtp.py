@@ -11,15 +11,14 @@ from .shared_edits import (
     MOE_LOGGING,
     MTP,
     MTP_FORWARD_PASS,
-    MTP_OVERRIDES,
     REPORTS_OF_AUX_LOSSES,
     TRANSFORMER_CONFIG,
 )
 
 _DISTRIBUTED = "megatron.core.distributed"
-_FROZEN = f"{MTP_OVERRIDES}.frozen_main_model"
+_FROZEN = "megatron_overrides.mtp.frozen.frozen_main_model"
 _MODELS = ("gpt.gpt_model:GPTModel", "hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
-_FREEZE = "megatron_overrides.core.distributed.distributed_data_parallel:freeze_what_is_wrapped"
+_FREEZE = "megatron_overrides.mtp.frozen.data_parallel:freeze_what_is_wrapped"
 _WRAPPERS = (
     "distributed_data_parallel:DistributedDataParallel",
     "torch_fully_sharded_data_parallel:TorchFullyShardedDataParallel",
@@ -27,7 +26,7 @@ _WRAPPERS = (
 _FSDP = f"{_DISTRIBUTED}.fsdp.src.megatron_fsdp"
 _FSDP_OVERRIDES = "megatron_overrides.core.distributed.fsdp.src.megatron_fsdp"
 _CHECKPOINTING = "megatron.training.checkpointing"
-_LOADING = "megatron_overrides.training.checkpointing"
+_LOADING = "megatron_overrides.mtp.new_heads.checkpoint"
 _NO_HOOK = "register_no_hook_on_frozen_parameters"
 
 PATCH = Patch(
@@ -104,25 +103,28 @@ PATCH = Patch(
         Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_FROZEN}:run_heads_with_gradients"),
         *(Wrap(f"{_DISTRIBUTED}.{wrapper}.__init__", _FREEZE, check_source=False) for wrapper in _WRAPPERS),
         *(Wrap(f"{wrapper}.__init__", _FREEZE) for wrapper in MEGATRON_FSDP),
-        Wrap(f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks", f"{_FSDP_OVERRIDES}.megatron_fsdp:{_NO_HOOK}"),
+        Wrap(
+            f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks",
+            f"megatron_overrides.mtp.frozen.fsdp_hooks:{_NO_HOOK}",
+        ),
         Wrap(
             f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.reduce_scatter_gradients",
-            f"{_FSDP_OVERRIDES}.param_and_grad_buffer:reduce_groups_that_train",
+            "megatron_overrides.mtp.frozen.fsdp_buffers:reduce_groups_that_train",
         ),
         *(
             Wrap(
                 f"{_DISTRIBUTED}.finalize_model_grads:{update}",
-                "megatron_overrides.core.distributed.finalize_model_grads:update_routers_of_heads",
+                "megatron_overrides.mtp.frozen.routers:update_routers_of_heads",
             )
             for update in ("_update_router_expert_bias", "_update_router_qb_beta")
         ),
         Wrap(
             "megatron.core.pipeline_parallel.schedules:backward_step",
-            "megatron_overrides.core.pipeline_parallel.schedules:return_zero_gradient",
+            "megatron_overrides.mtp.losses.loss_scale:return_zero_gradient",
         ),
         Wrap(
             "megatron.training.training:num_floating_point_operations",
-            "megatron_overrides.training.training:count_no_backward_of_main_model",
+            "megatron_overrides.report.megatron_trainer:count_no_backward_of_main_model",
             check_source=False,
         ),
         Wrap(

@@ -3,8 +3,8 @@
 from .engine import Defect, Patch, Probe, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
-_OVERRIDES = "megatron_overrides.core.optimizer"
-_COUNT_ZEROS = f"{_OVERRIDES}.optimizer:count_zeros_without_params"
+_OVERRIDES = "megatron_overrides.norms.build"
+_COUNT_ZEROS = "megatron_overrides.norms.optimizer_step:count_zeros_without_params"
 
 PATCH = Patch(
     id="fsdp-without-master-weights",
@@ -77,14 +77,14 @@ PATCH = Patch(
         ),
         Wrap(
             f"{_OPTIMIZER}.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
-            f"{_OVERRIDES}.distrib_optimizer:reload_main_weights",
+            "megatron_overrides.fsdp.main_weights:reload_main_weights",
         ),
-        Wrap(f"{_OPTIMIZER}.clip_grads:count_zeros_fp32", f"{_OVERRIDES}.clip_grads:count_zeros_of_fsdp"),
+        Wrap(f"{_OPTIMIZER}.clip_grads:count_zeros_fp32", "megatron_overrides.norms.measuring:count_zeros_of_fsdp"),
         Wrap(f"{_OPTIMIZER}.optimizer:MegatronOptimizer.count_zeros", _COUNT_ZEROS),
         Wrap(f"{_OPTIMIZER}.optimizer:ChainedOptimizer.count_zeros", _COUNT_ZEROS),
         Wrap(
             "megatron.training.arguments:validate_args",
-            "megatron_overrides.training.arguments:enforce_megatron_fsdp_args",
+            "megatron_overrides.settings.arguments:enforce_megatron_fsdp_args",
             check_source=False,
         ),
     ),

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from megatron_overrides.core.transformer.multi_token_prediction.head_losses import MTPLoss
-    from megatron_overrides.support.grad_norms import GradNorms
-    from megatron_overrides.support.step_decision import StepDecision
+    from megatron_overrides.mtp.losses.head_losses import MTPLoss
+    from megatron_overrides.norms.grad_norms import GradNorms
+    from megatron_overrides.norms.step_decision import StepDecision
 
 __all__ = [
     "acceptance",
@@ -100,11 +100,11 @@ def mtp_loss(
     # First: while it is imported, the patches import the overrides below.
     import megatron.core.transformer.multi_token_prediction  # noqa: F401
 
-    from megatron_overrides.core.transformer import transformer_config
-    from megatron_overrides.core.transformer.multi_token_prediction import head_losses
-    from megatron_overrides.core.transformer.multi_token_prediction.head_settings import HeadSettings
-    from megatron_overrides.core.transformer.multi_token_prediction.padded_roll import roll_to_next
-    from megatron_overrides.core.transformer.multi_token_prediction.projection import Projection
+    from megatron_overrides.mtp.losses import head_losses
+    from megatron_overrides.mtp.losses.head_settings import HeadSettings
+    from megatron_overrides.mtp.losses.projection import Projection
+    from megatron_overrides.mtp.packed.padded_roll import roll_to_next
+    from megatron_overrides.settings import model_settings as transformer_config
 
     heads = list(head_hiddens)
     head_losses.check_shapes(main_hidden, heads, labels, loss_mask, sequence_parallel)
@@ -156,7 +156,7 @@ def roll(tensor: Tensor, packed_seq_params: Any = None, cp_group: Any = None) ->
         TypeError: `tensor` is no tensor, or a scalar.
         ValueError: the packed sequences have more slots than the tensor.
     """
-    from megatron_overrides.core.transformer.multi_token_prediction.padded_roll import check_tensor, roll_to_next
+    from megatron_overrides.mtp.packed.padded_roll import check_tensor, roll_to_next
 
     check_tensor(tensor)
     return roll_to_next(tensor, packed_seq_params, cp_group)[0]
@@ -177,7 +177,7 @@ def acceptance(logits: Tensor, labels: Tensor, loss_mask: Tensor, tp_group: Any 
     Raises:
         ValueError: the shapes are others.
     """
-    from megatron_overrides.core.transformer.multi_token_prediction import acceptance
+    from megatron_overrides.mtp.metrics import acceptance
 
     acceptance.check_shapes(logits, labels, loss_mask)
     return acceptance._compute_mtp_acceptance_counts(logits, labels, loss_mask, None, tp_group is None, tp_group)
@@ -217,8 +217,8 @@ def tag(
     Raises:
         TypeError: `model` is no torch.nn.Module nor a list of them, or `optimizer` no optimizer of Megatron.
     """
-    from megatron_overrides.support.norm_tags import tag_matching
-    from megatron_overrides.support.optimizer_tree import check_optimizer
+    from megatron_overrides.norms.norm_tags import tag_matching
+    from megatron_overrides.norms.optimizer_tree import check_optimizer
 
     if optimizer is not None:
         check_optimizer(optimizer)
@@ -242,8 +242,8 @@ def grad_norms(optimizer: Any) -> GradNorms:
         TypeError: `optimizer` is no optimizer of Megatron.
         ValueError: a parameter is tagged with a group that `optimizer.config` does not know.
     """
-    from megatron_overrides.core.optimizer.clip_grads import measure
-    from megatron_overrides.support.optimizer_tree import check_optimizer
+    from megatron_overrides.norms.measuring import measure
+    from megatron_overrides.norms.optimizer_tree import check_optimizer
 
     check_optimizer(optimizer)
     return measure(optimizer)
@@ -266,9 +266,9 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
             group in `config.grad_norm_group`, or of the MTP heads, for which `config` has a setting.
         TypeError: not the norms of `grad_norms`, or an object that has none of these settings.
     """
-    from megatron_overrides.core.optimizer.optimizer_config import check_settings
-    from megatron_overrides.support.grad_norms import check_norms
-    from megatron_overrides.support.step_decision import check_heads_are_tagged, decide
+    from megatron_overrides.norms.grad_norms import check_norms
+    from megatron_overrides.norms.step_decision import check_heads_are_tagged, decide
+    from megatron_overrides.settings.optimizer_settings import check_settings
 
     check_norms(norms)
     check_heads_are_tagged(norms, config)
@@ -290,8 +290,8 @@ def clip(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None)
     Raises:
         TypeError: one of them is something else.
     """
-    from megatron_overrides.core.optimizer.optimizer import limit_gradients
-    from megatron_overrides.support.step_decision import StepDecision, check_step
+    from megatron_overrides.norms.optimizer_step import limit_gradients
+    from megatron_overrides.norms.step_decision import StepDecision, check_step
 
     check_step(optimizer, norms, decision)
     limit_gradients(optimizer, norms, decision or StepDecision())
@@ -308,8 +308,8 @@ def update(optimizer: Any, norms: GradNorms, decision: StepDecision | None = Non
     Raises:
         TypeError: one of them is something else.
     """
-    from megatron_overrides.core.optimizer.optimizer import update
-    from megatron_overrides.support.step_decision import StepDecision, check_step
+    from megatron_overrides.norms.optimizer_step import update
+    from megatron_overrides.norms.step_decision import StepDecision, check_step
 
     check_step(optimizer, norms, decision)
     return update(optimizer, norms, decision or StepDecision())

@@ -4,7 +4,7 @@ from .engine import AddFlag, Patch, Wrap
 from .shared_edits import ADD_ARGUMENTS, CHECK_SETTINGS
 
 _CHECKPOINTING = "megatron.training.checkpointing"
-_OVERRIDES = "megatron_overrides.training.checkpointing"
+_OVERRIDES = "megatron_overrides.mtp.new_heads.checkpoint"
 
 PATCH = Patch(
     id="initialize-mtp-heads",

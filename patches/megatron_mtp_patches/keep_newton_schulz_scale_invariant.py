@@ -3,7 +3,7 @@
 from .engine import Defect, Patch, Probe, PullRequest, Wrap
 
 _MUON_UTILS = "emerging_optimizers.orthogonalized_optimizers.muon_utils"
-_OVERRIDES = f"megatron_overrides.{_MUON_UTILS}"
+_OVERRIDES = "megatron_overrides.muon.newton_schulz"
 
 PATCH = Patch(
     id="keep-newton-schulz-scale-invariant",

@@ -31,20 +31,20 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{_TRAIN_UTILS}:training_log",
-            "megatron_overrides.bridge.training.utils.train_utils:log_metrics",
+            "megatron_overrides.frameworks.bridge:log_metrics",
         ),
         Wrap(  # an imported name; training_log, which prints by it, is checked
             f"{_TRAIN_UTILS}:print_rank_last",
-            "megatron_overrides.support.training_metrics:append_to_log_line",
+            "megatron_overrides.report.training_metrics:append_to_log_line",
             check_source=False,
         ),
         Wrap(
             f"{_EVAL}:evaluate",
-            "megatron_overrides.support.validation_metrics:measure_heads",
+            "megatron_overrides.report.validation_metrics:measure_heads",
         ),
         Wrap(
             f"{_EVAL}:evaluate_and_print_results",
-            "megatron_overrides.bridge.training.eval:report_heads",
+            "megatron_overrides.frameworks.bridge_validation:report_heads",
         ),
         AddField(
             f"{_CONFIG}:LoggerConfig",

@@ -2,7 +2,7 @@
 
 from .conditions import recomputes_heads
 from .engine import Defect, Patch, PullRequest, Wrap
-from .shared_edits import MTP, MTP_OVERRIDES
+from .shared_edits import MTP
 
 PATCH = Patch(
     id="recompute-quantized-mtp-heads",
@@ -51,7 +51,8 @@ PATCH = Patch(
     ),
     edits=(
         Wrap(
-            f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward", f"{MTP_OVERRIDES}.checkpointing:checkpoint_layer"
+            f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward",
+            "megatron_overrides.mtp.heads.quantized_recompute:checkpoint_layer",
         ),
     ),
 )

@@ -1,7 +1,7 @@
 """Declares report-nonfinite-mtp-heads."""
 
 from .engine import Patch, Wrap
-from .shared_edits import MTP, MTP_OVERRIDES, SHOW_METRICS
+from .shared_edits import MTP, SHOW_METRICS
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _PIPELINES = ("no_pipelining", "pipelining_without_interleaving", "pipelining_with_interleaving")
@@ -34,14 +34,14 @@ PATCH = Patch(
         *(
             Wrap(
                 f"{_SCHEDULES}:forward_backward_{pipeline}",
-                "megatron_overrides.core.pipeline_parallel.schedules:check_heads_once",
+                "megatron_overrides.mtp.losses.loss_scale:check_heads_once",
                 check_source=False,
             )
             for pipeline in _PIPELINES
         ),
         Wrap(
             f"{MTP}:MTPLossLoggingHelper.track_mtp_metrics",
-            f"{MTP_OVERRIDES}.nan_losses:keep_losses",
+            "megatron_overrides.mtp.metrics.nan_losses:keep_losses",
             check_source=False,
         ),
         *SHOW_METRICS,

@@ -1,9 +1,9 @@
 """Declares roll-padded-packed-sequences."""
 
 from .engine import AddIfMissing, Defect, Patch, PullRequest, Wrap
-from .shared_edits import MTP, MTP_LOSS, MTP_OVERRIDES
+from .shared_edits import MTP, MTP_LOSS
 
-_ROLL = f"{MTP_OVERRIDES}.padded_roll"
+_ROLL = "megatron_overrides.mtp.packed.padded_roll"
 
 PATCH = Patch(
     id="roll-padded-packed-sequences",

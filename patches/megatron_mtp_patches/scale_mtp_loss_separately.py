@@ -6,7 +6,7 @@ from .engine import AddField, AddIfMissing, Patch, Probe, PullRequest, Wrap
 from .shared_edits import DEFAULT_IN_YAML
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
-_OVERRIDES = "megatron_overrides.core.pipeline_parallel.schedules"
+_OVERRIDES = "megatron_overrides.mtp.losses.loss_scale"
 
 PATCH = Patch(
     id="scale-mtp-loss-separately",
@@ -45,7 +45,7 @@ PATCH = Patch(
         Wrap(f"{_SCHEDULES}:forward_step_calc_loss", f"{_OVERRIDES}:scale_mtp_loss"),
         Wrap(
             "megatron.training.argument_utils:ArgumentGroupFactory.__init__",
-            "megatron_overrides.training.argument_utils:exclude_callable_fields",
+            "megatron_overrides.settings.argument_factory:exclude_callable_fields",
             check_source=False,
         ),
         DEFAULT_IN_YAML,

@@ -11,16 +11,16 @@ MTP_OVERRIDES = "megatron_overrides.core.transformer.multi_token_prediction"
 TRANSFORMER_CONFIG = "megatron.core.transformer.transformer_config:TransformerConfig"
 
 MTP_LOSS = (
-    Provide(f"{MTP}:process_mtp_loss", f"{MTP_OVERRIDES}.loss:process_mtp_loss"),
+    Provide(f"{MTP}:process_mtp_loss", "megatron_overrides.mtp.losses.loss:process_mtp_loss"),
     # 0.16 has the loss inside GPTModel, which must then call ours.
     Wrap(
         "megatron.core.models.gpt.gpt_model:GPTModel._postprocess",
-        "megatron_overrides.core.models.gpt.gpt_model:call_process_mtp_loss",
+        "megatron_overrides.mtp.losses.gpt_model:call_process_mtp_loss",
     ),
 )
 
 _HELPER = f"{MTP}:MTPLossLoggingHelper"
-_OUR_HELPER = f"{MTP_OVERRIDES}.tracker:MTPLossLoggingHelper"
+_OUR_HELPER = "megatron_overrides.mtp.metrics.tracker:MTPLossLoggingHelper"
 _METRICS = ("save_metrics_to_tracker", "clean_metrics_in_tracker", "reduce_metrics_in_tracker")
 _LOSSES = ("save_loss_to_tracker", "clean_loss_in_tracker", "reduce_loss_in_tracker")
 MTP_TRACKER = (
@@ -29,12 +29,12 @@ MTP_TRACKER = (
 )
 
 # The loss learns which tokens the model sees and whether it is needed; the heads run only if it is.
-_RECORD_INPUTS = f"{MTP_OVERRIDES}.forward_pass:record_forward_inputs"
+_RECORD_INPUTS = "megatron_overrides.mtp.forward_pass:record_forward_inputs"
 MTP_FORWARD_PASS = (
     Wrap("megatron.core.models.gpt.gpt_model:GPTModel._postprocess", _RECORD_INPUTS),
     Wrap("megatron.core.models.hybrid.hybrid_model:HybridModel.forward", _RECORD_INPUTS),
     Wrap("megatron.core.models.mamba.mamba_model:MambaModel.forward", _RECORD_INPUTS),
-    Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{MTP_OVERRIDES}.forward_pass:skip_idle_block"),
+    Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", "megatron_overrides.mtp.forward_pass:skip_idle_block"),
 )
 
 # Megatron-FSDP around a model: up to 0.19, and on main.
@@ -44,7 +44,7 @@ MEGATRON_FSDP = tuple(
 )
 
 # No gradient of the MTP loss leaves the heads.
-_DETACHED_HEADS = f"{MTP_OVERRIDES}.detached_heads"
+_DETACHED_HEADS = "megatron_overrides.mtp.heads.detached_heads"
 DETACHED_HEADS = (
     *MTP_LOSS,
     Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_DETACHED_HEADS}:detach_block"),
@@ -59,7 +59,7 @@ SCHEDULED_MTP_LAYER = (
 
 # What divides the sum of auxiliary losses for the log by a number of layers: up to 0.17, and from 0.18 on.
 _MOE = "megatron.core.transformer.moe"
-MOE_LOGGING = "megatron_overrides.core.transformer.moe.moe_logging"
+MOE_LOGGING = "megatron_overrides.moe.moe_logging"
 REPORTS_OF_AUX_LOSSES = (f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE}.moe_logging:MoEMetricsTracker.report")
 MARK_TRAINING_LOG = Wrap(
     "megatron.training.training:training_log", f"{MOE_LOGGING}:count_in_training_log", check_source=False
@@ -71,25 +71,25 @@ OPTIMIZER = "megatron.core.optimizer.optimizer"
 OPTIMIZER_CONFIG = "megatron.core.optimizer.optimizer_config:OptimizerConfig"
 
 OPTIMIZER_STEP = (
-    Replace(f"{OPTIMIZER}:ChainedOptimizer.step", "megatron_overrides.core.optimizer.optimizer:step_chained"),
-    Replace(f"{OPTIMIZER}:MixedPrecisionOptimizer.step", "megatron_overrides.core.optimizer.optimizer:step_alone"),
-    Replace(f"{OPTIMIZER}:FP32Optimizer.step", "megatron_overrides.core.optimizer.optimizer:step_alone"),
+    Replace(f"{OPTIMIZER}:ChainedOptimizer.step", "megatron_overrides.norms.optimizer_step:step_chained"),
+    Replace(f"{OPTIMIZER}:MixedPrecisionOptimizer.step", "megatron_overrides.norms.optimizer_step:step_alone"),
+    Replace(f"{OPTIMIZER}:FP32Optimizer.step", "megatron_overrides.norms.optimizer_step:step_alone"),
     AddIfMissing(
         f"{OPTIMIZER}:ChainedOptimizer.get_parameters",
-        "megatron_overrides.core.optimizer.optimizer:get_parameters_of_chain",
+        "megatron_overrides.norms.optimizer_step:get_parameters_of_chain",
     ),
     Replace(
         "megatron.core.models.mimo.optimizer:MimoOptimizer.step",
-        "megatron_overrides.core.models.mimo.optimizer:step",
+        "megatron_overrides.norms.mimo_optimizer:step",
     ),
     Replace(
         "megatron.core.models.mimo.optimizer:MimoOptimizer.get_grad_norm",
-        "megatron_overrides.core.models.mimo.optimizer:get_grad_norm",
+        "megatron_overrides.norms.mimo_optimizer:get_grad_norm",
     ),
 )
 
-_GRADIENTS = "megatron_overrides.support.gradients"
-_NORMS = "megatron_overrides.core.optimizer.clip_grads"
+_GRADIENTS = "megatron_overrides.norms.gradients"
+_NORMS = "megatron_overrides.norms.measuring"
 _BASE = f"{OPTIMIZER}:MegatronOptimizer"
 _CHAIN = f"{OPTIMIZER}:ChainedOptimizer"
 _LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer"
@@ -106,13 +106,13 @@ GRAD_NORMS = (
         Provide(f"{owner}._compute_grad_norms_by_group", f"{_NORMS}:_compute_grad_norms_by_group")
         for owner in (_BASE, _CHAIN)
     ),
-    Replace(f"{_BASE}.clip_grad_norm", "megatron_overrides.core.optimizer.optimizer:clip_grad_norm"),
+    Replace(f"{_BASE}.clip_grad_norm", "megatron_overrides.norms.optimizer_step:clip_grad_norm"),
 )
 
 # Shards and main copies keep the norm group of their parameter.
 COPY_GRAD_NORM_TAGS = Wrap(
     "megatron.core.tensor_parallel.layers:copy_tensor_model_parallel_attributes",
-    "megatron_overrides.core.tensor_parallel.layers:copy_grad_norm_tags",
+    "megatron_overrides.norms.replicas:copy_grad_norm_tags",
     check_source=False,
 )
 
@@ -121,40 +121,40 @@ COPY_GRAD_NORM_TAGS = Wrap(
 ADD_ARGUMENTS = "megatron.training.arguments:add_megatron_arguments"
 CHECK_TRANSFORMER_CONFIG = Wrap(
     f"{TRANSFORMER_CONFIG}.__post_init__",
-    "megatron_overrides.core.transformer.transformer_config:check_after_init",
+    "megatron_overrides.settings.model_settings:check_after_init",
     check_source=False,
 )
 CHECK_SETTINGS = (
     Wrap(
         f"{OPTIMIZER_CONFIG}.__post_init__",
-        "megatron_overrides.core.optimizer.optimizer_config:check_after_init",
+        "megatron_overrides.settings.optimizer_settings:check_after_init",
         check_source=False,
     ),
     Wrap(
         "megatron.training.arguments:validate_args",
-        "megatron_overrides.training.arguments:check_arguments",
+        "megatron_overrides.settings.arguments:check_arguments",
         check_source=False,
     ),
     Wrap(
         "megatron.core.optimizer:_get_param_groups",
-        "megatron_overrides.core.optimizer:check_configs",
+        "megatron_overrides.norms.build:check_configs",
         check_source=False,
     ),
 )
 DEFAULT_IN_YAML = Wrap(
     "megatron.training.yaml_arguments:core_config_from_args",
-    "megatron_overrides.training.yaml_arguments:default_added_fields",
+    "megatron_overrides.settings.yaml_arguments:default_added_fields",
     check_source=False,
 )
 SHOW_METRICS = (
     Wrap(
         "megatron.training.training:training_log",
-        "megatron_overrides.training.training:log_metrics",
+        "megatron_overrides.report.megatron_trainer:log_metrics",
         check_source=False,
     ),
     Wrap(
         "megatron.training.training:print_rank_last",
-        "megatron_overrides.support.training_metrics:append_to_log_line",
+        "megatron_overrides.report.training_metrics:append_to_log_line",
         check_source=False,
     ),
 )

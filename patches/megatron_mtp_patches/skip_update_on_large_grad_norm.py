@@ -6,7 +6,6 @@ from .engine import Defect, Patch, Probe, PullRequest, Wrap
 from .shared_edits import (
     CHECK_SETTINGS,
     MTP,
-    MTP_OVERRIDES,
     OPTIMIZER_CONFIG,
     OPTIMIZER_STEP,
     SHOW_METRICS,
@@ -83,11 +82,11 @@ PATCH = Patch(
         *OPTIMIZER_STEP,
         Wrap(
             "megatron.core.optimizer.qk_clip:clip_qk",
-            "megatron_overrides.core.optimizer.qk_clip:clip_after_update",
+            "megatron_overrides.muon.qk_clip:clip_after_update",
         ),
         Wrap(
             f"{MTP}:MTPLossLoggingHelper.track_mtp_metrics",
-            f"{MTP_OVERRIDES}.skipped_steps:leave_out_skipped_step",
+            "megatron_overrides.mtp.metrics.skipped_steps:leave_out_skipped_step",
             check_source=False,
         ),
         *SHOW_METRICS,

@@ -29,15 +29,15 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{_WORKERS}.engine.megatron.transformer_impl:MegatronEngine.optimizer_step",
-            "megatron_overrides.verl.workers.engine.megatron.transformer_impl:return_from_skipped_update",
+            "megatron_overrides.frameworks.verl_engine:return_from_skipped_update",
         ),
         Wrap(
             f"{_WORKERS}.engine_workers:TrainingWorker._postprocess_output",
-            "megatron_overrides.verl.workers.engine_workers:report_metrics",
+            "megatron_overrides.frameworks.verl:report_metrics",
         ),
         Wrap(
             "verl.utils.megatron_utils:check_mtp_config",
-            "megatron_overrides.verl.utils.megatron_utils:warn_of_untrained_heads",
+            "megatron_overrides.frameworks.verl_heads:warn_of_untrained_heads",
             check_source=False,
         ),
     ),

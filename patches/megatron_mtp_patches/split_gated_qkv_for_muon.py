@@ -3,7 +3,7 @@
 from .engine import Defect, Patch, Probe, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
-_OVERRIDES = "megatron_overrides.core.optimizer.muon"
+_OVERRIDES = "megatron_overrides.muon.gated_qkv"
 _SHAPES = f"{_OPTIMIZER}.emerging_optimizers:_get_qkv_split_shapes"
 
 PATCH = Patch(

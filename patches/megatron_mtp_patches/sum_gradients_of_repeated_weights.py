@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .engine import Defect, Patch, PullRequest, Wrap
-from .shared_edits import MEGATRON_FSDP, MTP, MTP_OVERRIDES
+from .shared_edits import MEGATRON_FSDP, MTP
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
@@ -78,11 +78,11 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{MTP}:MultiTokenPredictionBlock.__init__",
-            f"{MTP_OVERRIDES}.repeated_weights:add_gradients_of_all_depths",
+            "megatron_overrides.mtp.heads.repeated_weights:add_gradients_of_all_depths",
             check_source=False,
         ),
         *(
-            Wrap(f"{wrapper}.__init__", f"{MTP_OVERRIDES}.repeated_weights:add_gradients_under_fsdp")
+            Wrap(f"{wrapper}.__init__", "megatron_overrides.mtp.heads.repeated_weights:add_gradients_under_fsdp")
             for wrapper in MEGATRON_FSDP
         ),
     ),

@@ -126,7 +126,7 @@ def train_heads(
     model = make_model(loss_type)
     model.load_state_dict(main_model.state_dict())
     if start == "last-layer":
-        from megatron_overrides.core.transformer.multi_token_prediction.new_heads import initialize_from_last_layer
+        from megatron_overrides.mtp.new_heads.initialization import initialize_from_last_layer
 
         initialize_from_last_layer([model])
     heads = []

@@ -57,7 +57,7 @@ def count_and_copy(tokens: int, vocabulary: int) -> dict[str, list[float]]:
     """Seconds of counting and of copying the logits, in turns."""
     import torch
 
-    from megatron_overrides.core.transformer.multi_token_prediction.acceptance import _compute_mtp_acceptance_counts
+    from megatron_overrides.mtp.metrics.acceptance import _compute_mtp_acceptance_counts
 
     def timed(work: Callable[[], object]) -> float:
         torch.cuda.synchronize()

@@ -44,7 +44,7 @@ def held(chunks: Iterable[Any], optimizer: Any) -> Held:
 
 def state_bytes(optimizer: Any) -> int:
     """Bytes of the tensors in the state of `optimizer`, a MegatronOptimizer, on this rank."""
-    from megatron_overrides.support.optimizer_tree import leaves
+    from megatron_overrides.norms.optimizer_tree import leaves
 
     states = [state for leaf in leaves(optimizer) if leaf.optimizer for state in leaf.optimizer.state.values()]
     return _bytes(value for state in states for value in state.values() if isinstance(value, torch.Tensor))

@@ -19,7 +19,7 @@ from fsdp_training import (
     whole,
 )
 
-from megatron_overrides.support.norm_groups import tag_of
+from megatron_overrides.norms.norm_groups import tag_of
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 

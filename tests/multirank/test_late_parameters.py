@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron_overrides.support.step_record import record_of
+from megatron_overrides.norms.step_record import record_of
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 

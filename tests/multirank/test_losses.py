@@ -40,8 +40,8 @@ def test_sharded_and_gathered_logits_give_the_divergence_of_the_full_vocabulary(
     """A case of NVIDIA/Megatron-LM#6473, with its vocabulary."""
     import torch
 
-    from megatron_overrides.core.transformer.multi_token_prediction.objectives import Divergence
-    from megatron_overrides.core.transformer.multi_token_prediction.vocabulary import Vocabulary
+    from megatron_overrides.mtp.losses.objectives import Divergence
+    from megatron_overrides.mtp.losses.vocabulary import Vocabulary
 
     group = parallel(tensor_model_parallel_size=RANKS).get_tensor_model_parallel_group()
     draft, teacher = torch.randn(2, 2, 1, 128256, generator=torch.Generator().manual_seed(2026)).unbind()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron_overrides.core.transformer.multi_token_prediction import new_heads
+from megatron_overrides.mtp.new_heads import initialization as new_heads
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 

@@ -49,7 +49,7 @@ def test_nobody_owns_heads(make_leaf, from_all_ranks, count_collectives, world_s
 
 def test_gradients_of_two_dtypes_on_one_rank_only(make_leaf, from_all_ranks, count_collectives, rank):
     """As with a precision-aware optimizer whose main gradients are bf16, and fp32 for some parameters."""
-    from megatron_overrides.core.optimizer.clip_grads import measure
+    from megatron_overrides.norms.measuring import measure
 
     optimizer = make_leaf({None: 0.0, "mtp": 0.0, "mtp ": 0.0} if rank == 0 else {None: 0.0})
     optimizer.config.use_precision_aware_optimizer = True

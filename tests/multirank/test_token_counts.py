@@ -123,7 +123,7 @@ def test_e2e_tv_counts_its_chains_once(parallel, run, monkeypatch):
 
 
 def test_the_groups_of_the_model_take_the_place_of_the_global_ones(parallel):
-    from megatron_overrides.core.transformer.multi_token_prediction.token_counts import ranks_of_mean
+    from megatron_overrides.mtp.losses.token_counts import ranks_of_mean
 
     parallel()
     per_token, mean = (SimpleNamespace(calculate_per_token_loss=value) for value in (True, False))

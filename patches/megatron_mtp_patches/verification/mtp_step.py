@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from megatron_overrides.support.grad_norms import GradNorms
-from megatron_overrides.support.optimizer_tree import check_optimizer, leaves
+from megatron_overrides.norms.grad_norms import GradNorms
+from megatron_overrides.norms.optimizer_tree import check_optimizer, leaves
 
 from ..engine import PatchError
 from ..engine.call import Call
@@ -158,7 +158,7 @@ def gather(chunks: Sequence[torch.nn.Module], seen: Seen) -> Verification:
 
 
 def _norms(optimizer: Any) -> dict[str | None, float]:
-    from megatron_overrides.core.optimizer.clip_grads import measure
+    from megatron_overrides.norms.measuring import measure
 
     if any(getattr(leaf, "grad_scaler", None) is not None for leaf in leaves(optimizer)):
         return {}
@@ -175,7 +175,7 @@ def _zero(chunks: Sequence[torch.nn.Module], optimizer: Any) -> None:
 
 
 def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, bool]]:
-    from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import heads_of
+    from megatron_overrides.mtp.frozen.frozen_main_model import heads_of
 
     heads = {id(param) for block in heads_of([chunk]) for param in block.parameters()}
     for name, param in chunk.named_parameters():

@@ -8,7 +8,7 @@ import torch
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, FP32Optimizer
 
-from megatron_overrides.support.step_record import last_record
+from megatron_overrides.norms.step_record import last_record
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -86,7 +86,7 @@ def test_a_chain_is_exempt_if_all_in_it_is(family):
 
 
 def test_an_optimizer_of_another_library_is_clipped():
-    from megatron_overrides.support.muon import is_exempt
+    from megatron_overrides.muon.exemption import is_exempt
 
     class MockLike:
         def __getattr__(self, name):
@@ -245,7 +245,7 @@ def test_the_norm_that_clips_is_shown_only_beside_another(make_chain, exempt, sh
 def test_gradients_are_scaled_by_no_less_than_the_floor(monkeypatch, limit, norm, factor, as_tensor):
     from megatron.core.optimizer import optimizer as upstream
 
-    from megatron_overrides.support.clipping import scale_to_limit
+    from megatron_overrides.norms.clipping import scale_to_limit
 
     taken = []
     monkeypatch.setattr(

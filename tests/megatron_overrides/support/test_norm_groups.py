@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megatron_overrides.support.norm_groups import clip_limit, group_of, named_groups, separate_groups, tag, tag_of
-from megatron_overrides.support.norm_tags import tag_named_groups
+from megatron_overrides.norms.norm_groups import clip_limit, group_of, named_groups, separate_groups, tag, tag_of
+from megatron_overrides.norms.norm_tags import tag_named_groups
 
 pytestmark = pytest.mark.forked("patched")
 

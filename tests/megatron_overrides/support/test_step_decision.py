@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatron_overrides.support.grad_norms import GradNorms
-from megatron_overrides.support.step_decision import decide, needs_norms
+from megatron_overrides.norms.grad_norms import GradNorms
+from megatron_overrides.norms.step_decision import decide, needs_norms
 
 pytestmark = pytest.mark.forked("patched")
 

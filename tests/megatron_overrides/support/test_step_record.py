@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatron_overrides.support.grad_norms import Census, GradNorms
-from megatron_overrides.support.step_decision import Excess, StepDecision
-from megatron_overrides.support.step_record import last_record, publish, record_of
+from megatron_overrides.norms.grad_norms import Census, GradNorms
+from megatron_overrides.norms.step_decision import Excess, StepDecision
+from megatron_overrides.norms.step_record import last_record, publish, record_of
 
 pytestmark = pytest.mark.forked("patched")
 

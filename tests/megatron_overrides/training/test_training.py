@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.support import training_metrics as log_line
-from megatron_overrides.support.metric import Metric
+from megatron_overrides.report import training_metrics as log_line
+from megatron_overrides.report.metric import Metric
 
 pytestmark = pytest.mark.forked("patched")
 
 training = pytest.importorskip("megatron.training.training", reason="the 0.16.1 wheel has no megatron.training")
-ours = pytest.importorskip("megatron_overrides.training.training")
+ours = pytest.importorskip("megatron_overrides.report.megatron_trainer")
 
 
 class Writer:

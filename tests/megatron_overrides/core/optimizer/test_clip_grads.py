@@ -6,7 +6,7 @@ import pytest
 import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from megatron_overrides.support.step_record import last_record
+from megatron_overrides.norms.step_record import last_record
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -39,7 +39,7 @@ def make(make_optimizer):
 
 def norms_left(optimizer):
     """The norms of the gradients with which the optimizer will step, of the main and of the heads."""
-    from megatron_overrides.support.optimizer_tree import leaves
+    from megatron_overrides.norms.optimizer_tree import leaves
 
     squares = {None: 0.0, "mtp": 0.0}
     for leaf in leaves(optimizer):
@@ -279,7 +279,7 @@ def test_an_optimizer_without_process_groups_measures_this_rank():
 def test_a_child_that_knows_no_ranks_has_no_heads_on_others(make):
     from types import SimpleNamespace
 
-    from megatron_overrides.core.optimizer.clip_grads import has_grad_norm_group
+    from megatron_overrides.norms.measuring import has_grad_norm_group
 
     unknown = SimpleNamespace(get_parameters=lambda: [])
     assert not has_grad_norm_group(SimpleNamespace(chained_optimizers=[unknown]), "mtp")

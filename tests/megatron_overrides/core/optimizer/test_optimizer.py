@@ -29,8 +29,8 @@ def run(make_optimizer, give_gradients, snapshot):
 
 
 def clip_by(optimizer, norms):
-    from megatron_overrides.support.clipping import clip
-    from megatron_overrides.support.grad_norms import GradNorms
+    from megatron_overrides.norms.clipping import clip
+    from megatron_overrides.norms.grad_norms import GradNorms
 
     clip(optimizer, GradNorms(norms, norms))
 
@@ -98,7 +98,7 @@ def test_the_gradients_of_a_skipped_step_are_not_clipped(make_optimizer, give_gr
 
 @every_kind
 def test_overflow_found_by_the_loss_scaler_comes_first(make_optimizer, give_gradients, monkeypatch, kind):
-    from megatron_overrides.support.step_record import last_record
+    from megatron_overrides.norms.step_record import last_record
 
     optimizer, params = make_optimizer(kind, grad_norm_skip_threshold=2.0)
     give_gradients(params, 100.0)
@@ -129,7 +129,7 @@ def test_gradients_of_two_dtypes_are_measured_and_clipped(make_optimizer, monkey
     """The kernel reads a list by the dtype of its first tensor; what stands for it refuses such a list."""
     from megatron.core.optimizer import clip_grads
 
-    from megatron_overrides.core.optimizer.clip_grads import measure
+    from megatron_overrides.norms.measuring import measure
 
     launched = []
     apply = clip_grads.multi_tensor_applier
@@ -167,7 +167,7 @@ def test_a_decoupled_gradient_is_clipped_beside_one_in_grad(make_optimizer):
 
 def test_empty_gradients_are_given_to_no_kernel(make_optimizer):
     """A shard may be empty: TransformerEngine's kernel leaves out the tensors before it, from 2.18 on it refuses."""
-    from megatron_overrides.core.optimizer.clip_grads import measure
+    from megatron_overrides.norms.measuring import measure
 
     optimizer, (full, _) = make_optimizer("fp32", clip_grad=1.0)
     empty = torch.nn.Parameter(torch.ones(0))
@@ -192,7 +192,7 @@ def test_a_separate_group_is_clipped_by_its_norm(make_optimizer):
 def test_parameters_of_nested_optimizers_are_all_clipped(make_optimizer):
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
-    from megatron_overrides.support.optimizer_tree import leaves
+    from megatron_overrides.norms.optimizer_tree import leaves
 
     inner, params = make_optimizer("chained", clip_grad=1.0)
     outer = ChainedOptimizer([inner])
@@ -208,7 +208,7 @@ def test_gradients_that_were_casted_for_the_update_are_given_back_when_it_is_ski
     make_optimizer, give_gradients, kind
 ):
     """As Megatron-FSDP v2 of main keeps them: its next step starts by asserting that none is left."""
-    from megatron_overrides.support.optimizer_tree import leaves
+    from megatron_overrides.norms.optimizer_tree import leaves
 
     optimizer, params = make_optimizer(kind, grad_norm_skip_threshold=2.0)
     give_gradients(params, 100.0)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.forked("patched")
 @given(case=cases())
 def test_a_step_is_the_reference_step(case):
     """What it returns and reports, and what each parameter is updated with."""
-    from megatron_overrides.support.step_record import last_record
+    from megatron_overrides.norms.step_record import last_record
 
     built = Built(case)
     optimizer = built.optimizer

@@ -6,9 +6,9 @@ import pytest
 import torch
 from megatron.core.optimizer.qk_clip import clip_qk
 
-from megatron_overrides.core.optimizer import qk_clip
-from megatron_overrides.support.step_decision import Excess, StepDecision
-from megatron_overrides.support.step_record import StepRecord
+from megatron_overrides.norms.build import qk_clip
+from megatron_overrides.norms.step_decision import Excess, StepDecision
+from megatron_overrides.norms.step_record import StepRecord
 
 pytestmark = pytest.mark.forked("patched")
 

@@ -69,7 +69,7 @@ def test_the_interval_says_how_often_to_count(make_model, batch, interval, expec
 def test_an_impossible_interval_is_refused(make_model):
     from types import SimpleNamespace
 
-    from megatron_overrides.core.transformer.transformer_config import check_heads
+    from megatron_overrides.settings.model_settings import check_heads
 
     with pytest.raises(ValueError, match="--mtp-acceptance-interval .* -1: give a number of steps"):
         make_model(mtp_acceptance_interval=-1)
@@ -80,7 +80,7 @@ def test_an_impossible_interval_is_refused(make_model):
 
 
 def test_interval_0_does_not_read_the_logits(make_model, batch, monkeypatch):
-    from megatron_overrides.core.transformer.multi_token_prediction import head_losses
+    from megatron_overrides.mtp.losses import head_losses
 
     def fail(*args):
         raise AssertionError("counted")

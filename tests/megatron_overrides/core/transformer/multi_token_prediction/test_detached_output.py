@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron_overrides.core.transformer.multi_token_prediction.detached_output import call_detached
+from megatron_overrides.mtp.heads.detached_output import call_detached
 
 pytestmark = pytest.mark.forked("patched")
 

@@ -7,7 +7,7 @@ import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from megatron_mtp_patches.engine.source import find_file
 
-from megatron_overrides.core.transformer.multi_token_prediction import forward_pass
+from megatron_overrides.mtp import forward_pass
 
 pytestmark = pytest.mark.forked("patched")
 

@@ -168,7 +168,7 @@ def test_evaluation_needs_no_gradient_and_gives_the_same_loss(make, batch):
     ],
 )
 def test_what_cannot_work_is_refused_by_its_flag(name, value):
-    from megatron_overrides.core.transformer.transformer_config import check_heads
+    from megatron_overrides.settings.model_settings import check_heads
 
     settings = partial(TransformerConfig, num_layers=1, hidden_size=8, num_attention_heads=1, mtp_num_layers=1)
     config = settings(**FROZEN)
@@ -183,7 +183,7 @@ def test_what_cannot_work_is_refused_by_its_flag(name, value):
     "settings", [{"use_layer_wise_distributed_optimizer": True}, {"optimizer": "dist_muon"}], ids=["setting", "name"]
 )
 def test_a_layer_wise_optimizer_is_refused_over_pipeline_stages(settings):
-    from megatron_overrides.core.transformer.transformer_config import check_frozen_main_model
+    from megatron_overrides.settings.model_settings import check_frozen_main_model
 
     run = SimpleNamespace(**FROZEN, **settings, pipeline_model_parallel_size=1)
     check_frozen_main_model(run)
@@ -193,7 +193,7 @@ def test_a_layer_wise_optimizer_is_refused_over_pipeline_stages(settings):
 
 
 def test_a_class_without_heads_is_refused():
-    from megatron_overrides.core.transformer.multi_token_prediction.frozen_main_model import freeze_new_model
+    from megatron_overrides.mtp.frozen.frozen_main_model import freeze_new_model
 
     model = SimpleNamespace(config=SimpleNamespace(**FROZEN))
     with pytest.raises(ValueError, match="SimpleNamespace of this Megatron has none"):

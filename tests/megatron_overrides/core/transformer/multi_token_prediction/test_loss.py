@@ -104,7 +104,7 @@ def test_a_loss_per_token_is_weighed_as_the_main_models(run):
 
 
 def test_labels_without_a_mask_are_warned_about_once(run, caplog):
-    from megatron_overrides.core.transformer.multi_token_prediction import loss
+    from megatron_overrides.mtp.losses import loss
 
     loss._warn_of_missing_mask.cache_clear()
     run(labels=TOKENS, loss_mask=torch.ones_like(TOKENS), is_training=True)

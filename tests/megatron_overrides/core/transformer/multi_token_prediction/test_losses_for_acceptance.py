@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from random_optimizers import examples
 
-from megatron_overrides.core.transformer.multi_token_prediction.objectives import Divergence
-from megatron_overrides.core.transformer.multi_token_prediction.vocabulary import Vocabulary
+from megatron_overrides.mtp.losses.objectives import Divergence
+from megatron_overrides.mtp.losses.vocabulary import Vocabulary
 from scripts.losses.conditions import LAYOUTS, LOSSES, Condition, Layout
 from scripts.losses.packs import Pack
 from scripts.losses.reference import make_problem

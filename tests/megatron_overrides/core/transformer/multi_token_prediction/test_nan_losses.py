@@ -5,7 +5,7 @@ import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper as Helper
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.support import training_metrics as log_line
+from megatron_overrides.report import training_metrics as log_line
 
 pytestmark = pytest.mark.forked("patched")
 

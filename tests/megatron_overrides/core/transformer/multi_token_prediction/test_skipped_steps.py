@@ -4,8 +4,8 @@ import pytest
 import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from megatron_overrides.core.transformer.multi_token_prediction import skipped_steps
-from megatron_overrides.support.step_record import StepRecord
+from megatron_overrides.mtp.metrics import skipped_steps
+from megatron_overrides.norms.step_record import StepRecord
 
 pytestmark = pytest.mark.forked("patched")
 

@@ -5,8 +5,8 @@ import torch
 from megatron.core import tensor_parallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, optimizer
 
-from megatron_overrides.support.norm_groups import tag_of
-from megatron_overrides.support.optimizer_tree import leaves
+from megatron_overrides.norms.norm_groups import tag_of
+from megatron_overrides.norms.optimizer_tree import leaves
 
 pytestmark = pytest.mark.forked("patched")
 

@@ -1,0 +1,72 @@
+"""Keep the gradient of the MTP loss in the MTP heads: `config.mtp_detach_heads`.
+
+NVIDIA/Megatron-LM#3456. The gradient can leave the heads in three ways: through the hidden states of the main model,
+through the shared embedding (this file blocks both), and through the output layer (detached_output.py blocks it).
+Deeper heads still train the heads before them. Under the 1F1B overlap of experts no block runs;
+core/models/common/fine_grained_callables.py marks the layers there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from megatron_overrides.call import Call
+from megatron_overrides.settings.model_settings import is_main_model_frozen
+
+# Attributes of an MTP layer. The first is set for one forward, the second for good.
+TAKES_MAIN_HIDDEN_STATES = "_takes_hidden_states_of_main_model"
+REPORTS_ZERO_EMBEDDING_GRAD = "_reports_zero_gradient_of_embedding"
+
+
+def are_detached(config: Any) -> bool:
+    """Whether no gradient of the MTP loss leaves the heads of a model with this TransformerConfig."""
+    return bool(getattr(config, "mtp_detach_heads", False)) or is_main_model_frozen(config)
+
+
+def detach_block(call: Call) -> torch.Tensor:
+    """Wraps MultiTokenPredictionBlock.forward: marks the first layer, whose input comes from the main model."""
+    if are_detached(call.instance.config):
+        setattr(call.instance.layers[0], TAKES_MAIN_HIDDEN_STATES, True)
+    return call.proceed()
+
+
+def detach_inputs(call: Call) -> tuple[Any, ...]:
+    """Wraps MultiTokenPredictionLayer._get_embeddings, which returns (..., embedded tokens, hidden states)."""
+    if not are_detached(call.instance.config):
+        return call.proceed()
+    takes_main_hidden_states = vars(call.instance).pop(TAKES_MAIN_HIDDEN_STATES, False)
+    if takes_main_hidden_states:
+        call["hidden_states"] = call["hidden_states"].detach()
+    *rest, embedded, hidden_states = call.proceed()
+    embedded = embedded.detach()
+    if takes_main_hidden_states and getattr(call.instance, REPORTS_ZERO_EMBEDDING_GRAD, False):
+        embedded = _report_zero_gradient(embedded, call["embedding"])
+    if not hidden_states.requires_grad:
+        # Activation recomputation gives gradients to parameters only if one of its inputs requires a gradient.
+        hidden_states.requires_grad_(True)
+    return (*rest, embedded, hidden_states)
+
+
+def _report_zero_gradient(embedded: torch.Tensor, embedding: Callable[..., Any]) -> torch.Tensor:
+    """Give the MTP stage's copy of the embedding a gradient of zero; see distributed_data_parallel.py.
+
+    The copy must still require a gradient, because the gradient of the first stage is added to it.
+    """
+    parameters = [p for p in embedding.parameters() if p.requires_grad] if hasattr(embedding, "parameters") else []
+    return _ZeroGradient.apply(embedded, *parameters)
+
+
+class _ZeroGradient(torch.autograd.Function):
+    """Returns its first argument; the other arguments get a gradient of zero."""
+
+    @staticmethod
+    def forward(ctx: Any, embedded: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.like = [(parameter.shape, parameter.dtype, parameter.device) for parameter in parameters]
+        return embedded.view_as(embedded)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return (None, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like))

@@ -1,0 +1,54 @@
+"""The objectives of an MTP head that compare it with the main model: total variation and Kullback-Leibler divergence.
+
+A draft token is accepted with the probability sum over v of min(p, q), where p is the distribution of the main model
+and q that of the head (speculative sampling, arXiv 2211.17192). Total variation is one minus that (arXiv 2606.12370,
+equation 10; NVIDIA/Megatron-LM#6473).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from megatron_overrides.mtp.losses.vocabulary import Vocabulary
+
+
+class Divergence(torch.autograd.Function):
+    """How far a head is from the main model, row by row: Divergence.apply(logits, teacher, vocabulary, is_kl).
+
+    Takes the head's logits [..., v] and the main model's log probabilities [..., v'] (`Vocabulary.log_softmax`), which
+    get no gradient. Returns (divergence [...], acceptance [...] without a gradient, the head's most likely token [...]
+    int64). The divergence is KL(p || q) or the total variation; the subgradient of the latter is 0 where p = q.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, teacher: torch.Tensor, vocabulary: Vocabulary, is_kl: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        log_q, token = vocabulary.log_softmax(logits)
+        p = teacher.exp()
+        # Few copies as large as the logits: what is not needed any more is overwritten.
+        if is_kl:
+            q = log_q.exp()
+            parts = torch.minimum(p, q).sum(dim=-1), log_q.neg_().add_(teacher).mul_(p).sum(dim=-1)
+            acceptance, divergence = vocabulary.sum_over_shards(*parts)
+            slope = q.sub_(p)
+        else:
+            q = log_q.exp_()
+            is_short = q < p
+            parts = torch.minimum(p, q, out=p).sum(dim=-1), torch.where(is_short, q, 0).sum(dim=-1)
+            acceptance, short = vocabulary.sum_over_shards(*parts)
+            divergence = 1 - acceptance
+            slope = q.mul_(short.unsqueeze(-1) - is_short.float())
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(slope)
+        ctx.columns, ctx.dtype = logits.size(-1), logits.dtype
+        ctx.mark_non_differentiable(acceptance, token)
+        return divergence, acceptance, token
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        of_tokens = (slope * gradient.unsqueeze(-1)).to(ctx.dtype)
+        return torch.nn.functional.pad(of_tokens, (0, ctx.columns - of_tokens.size(-1))), None, None, None

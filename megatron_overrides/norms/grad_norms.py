@@ -1,0 +1,43 @@
+"""The gradient norms of one step, as a value that is handed on from measuring to deciding, publishing and clipping."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from megatron_overrides.norms.norm_groups import Group
+
+# A float or, with TransformerEngine >= 2.14 from Megatron 0.17 on, a one-element CUDA tensor.
+GradNorm: TypeAlias = float | torch.Tensor
+
+
+class Census(NamedTuple):
+    """What there is on any rank: groups with parameters; leaf optimizers that are clipped, and that are exempt."""
+
+    groups: frozenset[Group]
+    has_clipped: bool
+    has_exempt: bool
+
+
+class GradNorms(NamedTuple):
+    """The norms by group, the main one under None; the same on every rank.
+
+    `total`: of all gradients; `clipping`: of those that are not exempt from clipping. The groups are those that a
+    parameter on any rank is tagged with. `census` is None if no method of ours has measured.
+    """
+
+    total: dict[Group, GradNorm]
+    clipping: dict[Group, GradNorm]
+    census: Census | None = None
+
+    @property
+    def by_group(self) -> dict[str, GradNorm]:
+        """Without the main norm, as upstream's `grad_norms_by_group`."""
+        return {group: norm for group, norm in self.total.items() if group is not None}
+
+
+def check_norms(norms: object) -> None:
+    """Raise TypeError unless `norms` is what `measure` returns."""
+    if not isinstance(norms, GradNorms):
+        raise TypeError(f"give the norms that grad_norms(optimizer) returned, not a {type(norms).__name__}")

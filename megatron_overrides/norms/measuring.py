@@ -1,0 +1,254 @@
+"""All gradient norms of a step from one reduction.
+
+Upstream (NVIDIA/Megatron-LM#4116) reduces the main norm, then one more for each group, after asking all ranks whether
+any of them has that group; a nested LayerWise optimizer reduces its groups over the wrong ranks. Here each rank gives
+the same small tensor, whatever it owns, to one all-reduce for each process group that shares an optimizer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from megatron.core.optimizer import clip_grads as upstream
+from megatron.core.utils import get_data_parallel_group_if_dtensor, to_local_if_dtensor
+
+from megatron_overrides.call import Call
+from megatron_overrides.muon.exemption import is_exempt
+from megatron_overrides.norms.grad_norms import Census, GradNorm, GradNorms
+from megatron_overrides.norms.gradients import by_dtype, get_grads_for_grad_norm, get_main_grads_for_grad_norm
+from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups, tag_of
+from megatron_overrides.norms.optimizer_tree import Reduction, leaves, reductions
+from megatron_overrides.norms.step_decision import reads_norms
+from megatron_overrides.norms.step_record import record_of, set_norms
+
+
+class Row(IntEnum):
+    """The rows of the tensor that ranks reduce; it has a column for each group, the main one first."""
+
+    SQUARES = 0  # squared norms, of clipped and of exempt optimizers
+    EXEMPT_SQUARES = 1
+    OWNERS = 2  # how many leaf optimizers own parameters of the group (main group: how many there are)
+    EXEMPT_OWNERS = 3
+
+
+@torch.no_grad()
+def measure(optimizer: Any) -> GradNorms:
+    """Every norm of the gradients of `optimizer`, however nested. A collective: all its ranks must come here."""
+    record = record_of(optimizer)
+    separate = separate_groups(getattr(optimizer, "config", None))
+    sums = _sum_over_ranks(reductions(optimizer), optimizer, separate)
+    record.census = census = _take_census(sums, separate, optimizer, record.census)
+    squares = {
+        group: (sums[Row.SQUARES][column], sums[Row.EXEMPT_SQUARES][column])
+        for column, group in enumerate((None, *separate))
+        if group in census.groups
+    }
+    return GradNorms(
+        total={group: (clipped + exempt) ** 0.5 for group, (clipped, exempt) in squares.items()},
+        clipping={group: clipped**0.5 for group, (clipped, _) in squares.items()},
+        census=census,
+    )
+
+
+def _take_census(sums: list[list[GradNorm]], separate: tuple[str, ...], root: Any, last: Census | None) -> Census:
+    """What there is on any rank in this step, from the owners that were summed along with the squares.
+
+    Owners on the device are read once, and again only in steps that compare norms with a threshold, which reads those
+    anyway. In other steps a rank adds to the `last` census what it owns: a group that joins later is measured and
+    clipped like any other, but ranks that own none of it do not report its norm.
+    """
+    rows = sums[Row.OWNERS], sums[Row.EXEMPT_OWNERS]
+    are_on_device = isinstance(rows[0][0], torch.Tensor)
+    if are_on_device and last is not None and not reads_norms(getattr(root, "config", None)):
+        return last._replace(groups=last.groups.union(*(_separate_groups_of(leaf, separate) for leaf in leaves(root))))
+    (clipped, *owners), (exempt, *exempt_owners) = (torch.cat(row).tolist() if are_on_device else row for row in rows)
+    present = (group for group, *counts in zip(separate, owners, exempt_owners, strict=True) if any(counts))
+    return Census(frozenset((None, *present)), has_clipped=clipped > 0, has_exempt=exempt > 0)
+
+
+def _sum_over_ranks(found: list[Reduction], root: Any, separate: tuple[str, ...]) -> list[list[GradNorm]]:
+    """The rows of `Row`, a column for each group (main one first), summed over `found`, which are leaves of `root`."""
+    reduced = torch.stack([_reduce(reduction, root, separate) for reduction in found])
+    sums: list[list[GradNorm]]
+    if getattr(upstream, "multi_tensor_scale_tensor_impl", None) is not None:  # norms stay on the device
+        sums = [list(row.split(1)) for row in reduced.sum(dim=0)]
+    else:
+        # tolist is the one host-device sync
+        sums = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*reduced.tolist(), strict=True)]
+    for reduction in found:
+        for leaf in reduction.optimizers:
+            if leaf is not root and measures_itself(leaf):
+                row = sums[Row.EXEMPT_SQUARES if is_exempt(leaf) else Row.SQUARES]
+                row[0] = row[0] + (leaf.get_grad_norm() or 0.0) ** 2
+    return sums
+
+
+def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...]) -> torch.Tensor:
+    """Float32 tensor [rows of `Row`, 1 + groups] of the leaves of `reduction`, below `root`, summed over its ranks.
+
+    It has a column for each group that the configuration allows: a rank may own one of which the others know nothing.
+    """
+    sums = torch.zeros(len(Row), 1 + len(separate), dtype=torch.float32, device="cuda")
+    grads: dict[tuple[Row, int], list[torch.Tensor]] = {}
+    for leaf in reduction.optimizers:
+        squares, owners = (Row.EXEMPT_SQUARES, Row.EXEMPT_OWNERS) if is_exempt(leaf) else (Row.SQUARES, Row.OWNERS)
+        sums[owners, 0] += 1
+        if leaf is root or not measures_itself(leaf):
+            grads.setdefault((squares, 0), []).extend(_grads_of(leaf, None))
+        owned = _separate_groups_of(leaf, separate)
+        for column, group in enumerate(separate, start=1):
+            if group in owned:
+                sums[owners, column] += 1
+                grads.setdefault((squares, column), []).extend(_grads_of(leaf, group))
+    shards = None
+    for (row, column), of_group in grads.items():
+        for grad in of_group:
+            shards = get_data_parallel_group_if_dtensor(grad, shards)
+        for local in by_dtype(map(to_local_if_dtensor, of_group)).values():
+            overflow = torch.zeros(1, dtype=torch.int, device="cuda")
+            norm, _ = upstream.multi_tensor_applier(upstream.l2_norm_impl, overflow, [local], False)
+            sums[row, column : column + 1] += norm**2.0
+    if shards is not None:
+        torch.distributed.all_reduce(sums, group=shards)
+    reduction.all_reduce(sums)
+    return sums
+
+
+def measures_itself(leaf: Any) -> bool:
+    """Whether the class of `leaf` overrides get_grad_norm, as optimizers of other libraries may."""
+    return _is_of_another_library(type(leaf), "get_grad_norm", get_grad_norm)
+
+
+def _is_overridden(owner: Any, name: str, ours: Any) -> bool:
+    return inspect.getattr_static(owner, name, ours) is not ours
+
+
+def _is_of_another_library(owner: Any, name: str, ours: Any) -> bool:
+    """Whether a method is neither ours nor Megatron's own, which is there if the patch with ours is not applied."""
+    method = inspect.getattr_static(owner, name, ours)
+    return method is not ours and not getattr(method, "__module__", "").startswith("megatron.core.")
+
+
+def _grads_of(leaf: Any, group: Group) -> list[torch.Tensor]:
+    """The gradients of a group; another library's class may choose those of the main one by the name of up to 0.18."""
+    if group is None and _is_of_another_library(
+        type(leaf), "get_main_grads_for_grad_norm", get_main_grads_for_grad_norm
+    ):
+        return leaf.get_main_grads_for_grad_norm()
+    if _is_of_another_library(type(leaf), "get_grads_for_grad_norm", get_grads_for_grad_norm):
+        return leaf.get_grads_for_grad_norm(group)
+    return get_grads_for_grad_norm(leaf, group)
+
+
+def _separate_groups_of(leaf: Any, known: tuple[str, ...]) -> set[str]:
+    """The separate groups of which `leaf` owns parameters on this rank; asked in each step, as some may join late."""
+    groups = {group for group in map(tag_of, leaf.get_parameters()) if group is not None}
+    for group in groups:
+        check_group(group, known)
+    return groups
+
+
+def norms_of(optimizer: Any, needs_groups: bool = True) -> GradNorms:
+    """The norms with which `optimizer` takes this step. A collective: only what all ranks share decides its course.
+
+    Another library's class may override `get_grad_norm`, `_compute_grad_norms_by_group` or both, and without the
+    patches that separate norms both are Megatron's. What they measure is taken from them; the rest is measured here.
+    `needs_groups` is False if nothing depends on the norms of separate groups, which are then measured only along with
+    the main one.
+    """
+    overrides_main = _is_overridden(optimizer, "get_grad_norm", get_grad_norm)
+    compute_groups = inspect.getattr_static(optimizer, "_compute_grad_norms_by_group", None)
+    overrides_groups = compute_groups not in (None, _compute_grad_norms_by_group)
+    if not overrides_main and not overrides_groups:
+        return measure(optimizer)
+    record = record_of(optimizer)
+    set_norms(optimizer, None)
+    main = optimizer.get_grad_norm()
+    computed: set[Group] = {None} if overrides_main else set()
+    if needs_groups and overrides_groups:
+        if record.census is None or record.census.has_clipped:
+            optimizer._compute_grad_norms_by_group()
+            computed.update(optimizer.grad_norms_by_group)
+    elif needs_groups and measures_itself(optimizer):
+        set_norms(optimizer, measure(optimizer))
+    total: dict[Group, GradNorm] = {None: main, **optimizer.grad_norms_by_group}
+    ours = record.norms
+    if ours is None:
+        return GradNorms(total, total)
+    if ours.clipping[None] != ours.total[None]:
+        computed.discard(None)  # their main norm counts what is exempt
+    clipping = {group: norm for group, norm in ours.clipping.items() if group not in computed}
+    return GradNorms(total, total | clipping, ours.census)
+
+
+# -- methods of MegatronOptimizer, ChainedOptimizer and LayerWiseDistributedOptimizer ---------------------------------
+
+
+def get_grad_norm(self: Any) -> GradNorm:
+    """The norm of all gradients but those of separate groups, over all ranks; fills `grad_norms_by_group` as well."""
+    norms = measure(self)
+    set_norms(self, norms)
+    return norms.total[None]
+
+
+def _compute_grad_norms_by_group(self: Any) -> dict[str, GradNorm]:
+    """The norm of each separate group that any rank has parameters of, over all ranks."""
+    norms = measure(self)
+    set_norms(self, norms)
+    return norms.by_group
+
+
+def _get_grad_norm_over(self: Any, optimizers: list[Any]) -> GradNorm:
+    """The main norm of some of `chained_optimizers`. A collective, with the same choice on all ranks."""
+    chosen = {id(leaf) for optimizer in optimizers for leaf in leaves(optimizer)}
+    found = [
+        reduction._replace(optimizers=[leaf for leaf in reduction.optimizers if id(leaf) in chosen])
+        for reduction in reductions(self)
+    ]
+    sums = _sum_over_ranks(found, self, separate_groups(self.config))
+    return (sums[Row.SQUARES][0] + sums[Row.EXEMPT_SQUARES][0]) ** 0.5
+
+
+def has_grad_norm_group(self: Any, grad_norm_group: str) -> bool:
+    """Whether any rank has a parameter of this group. A collective at the first call."""
+    known = separate_groups(getattr(self, "config", None))
+    check_group(grad_norm_group, known)
+    cache = vars(self).setdefault("_has_grad_norm_group_cache", {})
+    if grad_norm_group not in cache:
+        flag = torch.zeros(1, dtype=torch.int, device="cuda")
+        for reduction in reductions(self):
+            flag += any(grad_norm_group in _separate_groups_of(leaf, known) for leaf in reduction.optimizers)
+            reduction.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+        cache[grad_norm_group] = bool(flag.item())
+    return cache[grad_norm_group]
+
+
+@property  # type: ignore[misc]
+def mtp_grad_norm(self: Any) -> GradNorm | None:
+    """The norm of the MTP heads' gradients in the last step; None if they have no separate norm."""
+    return getattr(self, "grad_norms_by_group", {}).get(MTP_GRAD_NORM_GROUP)
+
+
+# -- zero gradients ---------------------------------------------------------------------------------------------------
+
+
+def count_zeros_of_fsdp(call: Call) -> float:
+    """Wraps count_zeros_fp32, which looks for the gradients of Megatron-FSDP under one name (NVIDIA/Megatron-LM#4802).
+
+    Before 0.19 that is `grad`, later what the caller says; here each parameter says where its gradient is.
+    """
+    params = call["parameters"]
+    params = [params] if hasattr(params, "grad") else params
+    call["parameters"] = [_with_one_gradient(p) if getattr(p, "__fsdp_param__", False) else p for p in params]
+    return call.proceed()
+
+
+def _with_one_gradient(param: Any) -> Any:
+    """A stand-in that count_zeros_fp32 takes for `param`, whichever attribute it reads."""
+    grad = getattr(param, "decoupled_grad", None)
+    grad = param.grad if grad is None else grad
+    return SimpleNamespace(**{"__fsdp_param__": True, "grad": grad, "decoupled_grad": grad})

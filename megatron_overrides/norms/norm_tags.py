@@ -1,0 +1,106 @@
+"""Tag parameters with their norm groups: the MTP heads, then what --grad-norm-group names.
+
+The patches tag while the model and its optimizer are built. `megatron_mtp_patches.functional.tag` tags those of a
+Megatron without the patches, in which the optimizer may have copied the parameters already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from megatron_overrides.norms.norm_groups import (
+    MTP_GRAD_NORM_GROUP,
+    copy_optimizer_param_metadata,
+    named_groups,
+    tag,
+    tag_of,
+)
+from megatron_overrides.norms.optimizer_tree import leaves
+
+_TIED_NAMES = ("embedding.word_embeddings.weight", "output_layer.weight")
+# Attributes of Megatron's optimizers: lists of lists of parameters, and of what the optimizer has made of each.
+_COPIES = (
+    ("float16_groups", "fp32_from_float16_groups"),
+    ("model_float16_groups", "shard_float16_groups"),
+    ("model_float16_groups", "shard_fp32_from_float16_groups"),
+    ("model_fp32_groups", "shard_fp32_groups"),
+)
+
+
+def tag_mtp_block(block: torch.nn.Module) -> None:
+    """Tag all parameters of an MTP block whose gradients are to be clipped separately; nothing else is in a block."""
+    config: Any = block.config
+    if getattr(config, "mtp_detach_heads", False) or config.separate_mtp_grad_clip:
+        for param in block.parameters():
+            tag(param, MTP_GRAD_NORM_GROUP)
+
+
+def tag_mtp_blocks(chunks: Iterable[torch.nn.Module]) -> None:
+    """Tag the heads again: initialisation on the meta device and Megatron-FSDP have created new parameters."""
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
+
+    for chunk in chunks:
+        for module in chunk.modules():
+            if isinstance(module, MultiTokenPredictionBlock):
+                tag_mtp_block(module)
+
+
+def tag_named_groups(chunks: Iterable[torch.nn.Module], config: Any) -> None:
+    """Tag the parameters whose names match a --grad-norm-group of `config`; the first match wins, tagged ones stay.
+
+    A regular expression is searched in the name that model.named_parameters() gives on this rank, without leading
+    `module.`. Copies of a tied embedding on several pipeline stages match by either of its names, since copies in
+    different groups would be clipped differently and drift apart.
+    """
+    groups = named_groups(config)
+    if not groups:
+        return
+    for chunk in chunks:
+        for name, param in chunk.named_parameters():
+            names = [plain_name(name)]
+            if getattr(param, "shared_embedding", False):
+                names += _TIED_NAMES
+            if tag_of(param) is None:
+                match = next((group for group in groups if any(map(group.pattern.search, names))), None)
+                if match is not None:
+                    tag(param, match.name)
+
+
+def tag_matching(
+    chunks: Sequence[torch.nn.Module], optimizer: Any, group: str, match: Callable[[str], bool]
+) -> list[str]:
+    """Tag the parameters whose `plain_name` matches, and what `optimizer` (None: not built yet) has made of them.
+
+    Returns:
+        The names that match on this rank.
+
+    Raises:
+        TypeError: a chunk is no torch.nn.Module.
+    """
+    for chunk in chunks:
+        if not isinstance(chunk, torch.nn.Module):
+            raise TypeError(f"tag takes a model, or the list of its chunks, not a {type(chunk).__name__}")
+    named = [(plain_name(name), param) for chunk in chunks for name, param in chunk.named_parameters()]
+    tagged = [(name, param) for name, param in named if match(name)]
+    for _, param in tagged:
+        tag(param, group)
+    for leaf in leaves(optimizer) if optimizer is not None else ():
+        for param, made in _copies(leaf):
+            copy_optimizer_param_metadata(made, param)
+    return [name for name, _ in tagged]
+
+
+def plain_name(name: str) -> str:
+    """A name of model.named_parameters() without what DDP and Float16Module put before it."""
+    return re.sub(r"^(module\.)+", "", name)
+
+
+def _copies(leaf: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield each parameter of the model with its main copy or shard in an optimizer that makes some."""
+    for of_model, of_optimizer in _COPIES:
+        for params, made in zip(getattr(leaf, of_model, ()), getattr(leaf, of_optimizer, ()), strict=False):
+            yield from ((param, copy) for param, copy in zip(params, made, strict=True) if copy is not None)

@@ -1,0 +1,147 @@
+"""What an optimizer has measured and decided in its last step, and how many updates it has skipped.
+
+It belongs to the optimizer: two of them in one process (actor and critic) do not mix. Megatron's training log and QK
+clipping are handed no optimizer; they read the record of the one that stepped last.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from megatron.core.utils import log_single_rank
+
+from megatron_overrides.norms.grad_norms import Census, GradNorms
+from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, SETTINGS_OF_MTP_GROUP
+from megatron_overrides.norms.step_decision import Excess, StepDecision, mtp_skip_threshold, skip_threshold
+from megatron_overrides.report.metric import Metric
+from megatron_overrides.settings.names import spell
+
+logger = logging.getLogger(__name__)
+
+
+class SkipCounter(NamedTuple):
+    """How often an update was skipped, and how a skip is reported."""
+
+    label: str
+    warning: str
+    total: int = 0
+
+    def plus(self, excess: Excess | None) -> SkipCounter:
+        if excess is None:
+            return self
+        total = self.total + 1
+        is_over = "is not a number, which fails" if math.isnan(excess.norm) else "is over"
+        text = self.warning.format(
+            norm=f"{excess.norm:.6g}", is_over=is_over, threshold=f"{excess.threshold:g}", total=total
+        )
+        log_single_rank(logger, logging.WARNING, text)
+        return self._replace(total=total)
+
+    @property
+    def metric(self) -> Metric:
+        return Metric(self.label, self.total, self.label.replace(" ", "-"))
+
+
+class StepRecord:
+    """Of one optimizer tree, kept by its root.
+
+    Attributes:
+        census: what there was on any rank in the last step that measured; None before anything was measured.
+        norms: None after a step that measured none.
+        steps, skips: steps since Megatron logged the MTP losses, and how many of them were skipped for any reason.
+        skipped_updates, skipped_mtp_updates: for their norm, since the optimizer was created.
+    """
+
+    def __init__(self) -> None:
+        self.census: Census | None = None
+        self.norms: GradNorms | None = None
+        self.has_measured = False
+        self.decision = StepDecision()
+        self.steps = self.skips = 0
+        self.skipped_updates = SkipCounter(
+            "updates skipped for grad norm",
+            "update skipped: grad norm {norm} {is_over} --grad-norm-skip-threshold {threshold} "
+            "({total} skipped so far)",
+        )
+        self.skipped_mtp_updates = SkipCounter(
+            "mtp updates skipped for grad norm",
+            "MTP heads not updated: their grad norm {norm} {is_over} their skip threshold {threshold} "
+            "({total} times so far)",
+        )
+        self.metrics: list[Metric] = []
+
+
+def record_of(optimizer: Any) -> StepRecord:
+    """The record of `optimizer`, created at its first use."""
+    record: StepRecord | None = vars(optimizer).get("_mtp_patches_record")
+    if record is None:
+        record = optimizer._mtp_patches_record = StepRecord()
+    return record
+
+
+_stepped_last: weakref.ref[StepRecord] | None = None
+
+
+def last_record() -> StepRecord:
+    """The record of the optimizer of this process that stepped last; an empty one if none has, or it is gone."""
+    return (_stepped_last and _stepped_last()) or StepRecord()
+
+
+def publish(optimizer: Any, norms: GradNorms | None = None, decision: StepDecision | None = None) -> None:
+    """Make the norms and the decision of a step known: upstream's attributes, counters, log, metrics.
+
+    `norms` is None for a step that measured none, because the loss scaler found inf or NaN or nothing needs them.
+    """
+    global _stepped_last
+    record = record_of(optimizer)
+    _stepped_last = weakref.ref(record)
+    if norms is not None and not record.has_measured:
+        record.has_measured = True
+        _warn_of_settings_without_heads(norms, optimizer.config)
+    set_norms(optimizer, norms)
+    record.decision = decision or StepDecision()
+    record.steps += 1
+    record.skips += record.decision.skips_update
+    record.skipped_updates = record.skipped_updates.plus(record.decision.update_excess)
+    record.skipped_mtp_updates = record.skipped_mtp_updates.plus(record.decision.mtp_excess)
+    record.metrics = list(_metrics(record, optimizer.config))
+
+
+def _warn_of_settings_without_heads(norms: GradNorms, config: Any) -> None:
+    """At the first step: a setting for MTP heads does nothing if no rank has tagged heads."""
+    if MTP_GRAD_NORM_GROUP in norms.total:
+        return
+    for name in SETTINGS_OF_MTP_GROUP:
+        value = getattr(config, name, None)
+        if value is not None:
+            log_single_rank(
+                logger,
+                logging.WARNING,
+                f"{spell(name)} {value:g} has no effect: no rank has MTP heads with a separate norm. They need "
+                f"{spell('mtp_num_layers')}, and {spell('mtp_detach_heads')} or {spell('separate_mtp_grad_clip')}",
+            )
+
+
+def set_norms(optimizer: Any, norms: GradNorms | None) -> None:
+    record_of(optimizer).norms = norms
+    optimizer.grad_norms_by_group = {} if norms is None else norms.by_group
+    optimizer.clippable_grad_norms = {} if norms is None else norms.clipping
+
+
+def _metrics(record: StepRecord, config: Any) -> Iterator[Metric]:
+    groups = record.census.groups if record.census else frozenset()
+    if record.norms is not None:
+        groups |= record.norms.total.keys()
+        for group, norm in record.norms.by_group.items():
+            yield Metric(f"{group} grad norm", norm, f"{group}-grad-norm")
+        census = record.norms.census
+        if census is not None and census.has_clipped and census.has_exempt:
+            yield Metric("clippable grad norm", record.norms.clipping[None], "clippable-grad-norm")
+    if math.isfinite(skip_threshold(config)):
+        yield record.skipped_updates.metric
+    if MTP_GRAD_NORM_GROUP in groups and math.isfinite(mtp_skip_threshold(config)):
+        yield record.skipped_mtp_updates.metric
