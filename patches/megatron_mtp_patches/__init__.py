@@ -18,10 +18,10 @@ import sys
 if sys.version_info < (3, 10):  # noqa: UP036 - by PYTHONPATH an older Python comes here, too
     raise ImportError(f"megatron_mtp_patches needs Python >= 3.10; this is {sys.version.split()[0]}, {sys.executable}")
 
-from . import mtp_acceptance_length
 from .catalog import BASE, CATALOG
 from .engine import Patch, PatchError
 from .engine.engine import Engine
+from .mtp import mtp_acceptance_length
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:

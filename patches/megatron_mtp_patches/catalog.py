@@ -1,41 +1,51 @@
 """The patches, in the order in which they apply: the table of contents."""
 
-from . import (
+from .engine import Patch, Wrap
+from .frameworks import (
     add_settings_to_ms_swift,
-    average_aux_loss_over_moe_layers,
-    chunk_mtp_logits,
-    clip_mtp_grads_separately,
-    clip_named_groups_separately,
-    count_experts_in_grad_norm,
-    count_mtp_tokens_over_ranks,
-    count_no_step_in_fully_shard_optimizer,
-    derive_mtp_labels,
     detach_heads_in_mcore_bridge,
+    log_metrics_in_megatron_bridge,
+    refuse_uninitialized_heads_in_megatron_bridge,
+    skip_updates_in_verl,
+)
+from .fsdp import (
+    count_no_step_in_fully_shard_optimizer,
+    fsdp_without_master_weights,
+)
+from .moe import (
+    average_aux_loss_over_moe_layers,
+    count_experts_in_grad_norm,
+)
+from .mtp import (
+    chunk_mtp_logits,
+    count_mtp_tokens_over_ranks,
+    derive_mtp_labels,
     detach_mtp_heads,
     drop_unused_output_weight,
-    exempt_muon_from_clipping,
-    floor_clip_coefficient,
     freeze_base_model_for_mtp,
-    fsdp_without_master_weights,
     initialize_mtp_heads,
-    keep_newton_schulz_scale_invariant,
-    log_metrics_in_megatron_bridge,
     mtp_acceptance_length,
     mtp_acceptance_rate,
     recompute_quantized_mtp_heads,
-    refuse_uninitialized_heads_in_megatron_bridge,
     report_nonfinite_mtp_heads,
     roll_padded_packed_sequences,
     scale_mtp_loss_separately,
     scatter_mtp_embeddings,
-    skip_update_on_large_grad_norm,
-    skip_updates_in_verl,
-    split_gated_qkv_for_muon,
     sum_gradients_of_repeated_weights,
     tag_mtp_stage_embedding,
     train_mtp_heads_for_acceptance,
 )
-from .engine import Patch, Wrap
+from .muon import (
+    exempt_muon_from_clipping,
+    keep_newton_schulz_scale_invariant,
+    split_gated_qkv_for_muon,
+)
+from .norms import (
+    clip_mtp_grads_separately,
+    clip_named_groups_separately,
+    floor_clip_coefficient,
+    skip_update_on_large_grad_norm,
+)
 
 CATALOG = (
     skip_update_on_large_grad_norm.PATCH,

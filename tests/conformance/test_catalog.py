@@ -7,22 +7,23 @@ from pathlib import Path
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches import _engine, add_settings_to_ms_swift, shared_edits
+from megatron_mtp_patches import _engine, shared_edits
 from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.engine import AddField
 from megatron_mtp_patches.engine.fingerprints import KnownSources
+from megatron_mtp_patches.frameworks import add_settings_to_ms_swift
 
 pytestmark = pytest.mark.forked("python")
 
 PACKAGE = Path(megatron_mtp_patches.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
+TOPICS = ("frameworks", "fsdp", "moe", "mtp", "muon", "norms")
 KNOWN = KnownSources.read(Path(_engine.table_file))
 
 
 def test_every_declared_patch_is_in_the_catalog():
-    names = [file.stem for file in PACKAGE.glob("*.py") if not file.stem.startswith("__")]
-    modules = [import_module(f"megatron_mtp_patches.{name}") for name in names]
-    declared = {module.PATCH.id for module in modules if hasattr(module, "PATCH")}
+    files = [file for topic in TOPICS for file in (PACKAGE / topic).glob("[!_]*.py")]
+    declared = {import_module(f"megatron_mtp_patches.{file.parent.name}.{file.stem}").PATCH.id for file in files}
     assert declared == {patch.id for patch in CATALOG}, "catalog.py lists the patches"
 
 

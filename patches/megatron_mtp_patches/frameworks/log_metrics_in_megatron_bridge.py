@@ -1,0 +1,61 @@
+"""Declares log-metrics-in-megatron-bridge."""
+
+from ..engine import AddField, Patch, Wrap
+
+_TRAIN_UTILS = "megatron.bridge.training.utils.train_utils"
+_CONFIG = "megatron.bridge.training.config"
+_EVAL = "megatron.bridge.training.eval"
+
+PATCH = Patch(
+    id="log-metrics-in-megatron-bridge",
+    summary="Log the metrics of the patches in Megatron-Bridge",
+    package="Megatron-Bridge",
+    problem=(
+        "Megatron-Bridge has its own training log, so the metrics of the patches are missing there: the gradient "
+        "norm of the MTP heads, skipped updates, the norm by which Muon's gradients are clipped, and in the log line "
+        "the acceptance rate. Validation reports nothing of the heads."
+    ),
+    adds=(
+        "The log line, TensorBoard, W&B, MLflow and Comet get the metrics that Megatron-LM's own trainer gets.",
+        "Validation runs the heads and reports their losses and accepted lengths, unless `model.mtp_eval` is False.",
+        "`logger.megatron_mtp_patches` in the configuration, and so in `run_config.yaml`: the version of the patches "
+        "and the state of each.",
+    ),
+    undetected="It adds metrics, and no run has a wrong number without them.",
+    numerics="None.",
+    notes=(
+        "It patches Megatron-Bridge. If the package is not installed, the patch is pending.",
+        "A Bridge without the patches reads their `run_config.yaml`: it warns of the fields that it does not know, and "
+        "leaves them out.",
+    ),
+    edits=(
+        Wrap(
+            f"{_TRAIN_UTILS}:training_log",
+            "megatron_overrides.frameworks.bridge:log_metrics",
+        ),
+        Wrap(  # an imported name; training_log, which prints by it, is checked
+            f"{_TRAIN_UTILS}:print_rank_last",
+            "megatron_overrides.report.training_metrics:append_to_log_line",
+            check_source=False,
+        ),
+        Wrap(
+            f"{_EVAL}:evaluate",
+            "megatron_overrides.report.validation_metrics:measure_heads",
+        ),
+        Wrap(
+            f"{_EVAL}:evaluate_and_print_results",
+            "megatron_overrides.frameworks.bridge_validation:report_heads",
+        ),
+        AddField(
+            f"{_CONFIG}:LoggerConfig",
+            field="megatron_mtp_patches",
+            type=str,
+            default="",
+            doc="The patches that this run has; set by them.",
+        ),
+        Wrap(
+            f"{_CONFIG}:ConfigContainer.validate",
+            "megatron_mtp_patches.provenance:record_in_bridge_configuration",
+        ),
+    ),
+)

@@ -1,0 +1,121 @@
+"""Declares count-experts-in-grad-norm."""
+
+from __future__ import annotations
+
+from ..conditions import is_layer_wise
+from ..engine import Defect, Patch, Probe, Provide, PullRequest, Wrap
+
+TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
+if TYPE_CHECKING:
+    from typing import Any
+
+_LAYERS = "megatron.core.tensor_parallel.layers"
+_OVERRIDES = "megatron_overrides.norms.replicas"
+_TRANSFORMER_ENGINE = "megatron.core.extensions.transformer_engine"
+
+
+def _splits(run: Any) -> bool:
+    """Whether the run has experts and dense layers that are split over ranks."""
+    return bool(run.num_experts and (run.tensor_model_parallel_size or 1) > 1)
+
+
+def _has_grouped_experts(run: Any) -> bool:
+    """Whether these experts are grouped layers of TransformerEngine."""
+    is_megatrons = run.transformer_impl == "local" or run.moe_use_legacy_grouped_gemm
+    return bool(_splits(run) and run.moe_grouped_gemm and not is_megatrons)
+
+
+def _has_biases(run: Any) -> bool:
+    """Whether these experts have biases, which Megatron refuses if it splits each expert."""
+    return bool(_splits(run) and run.add_bias_linear and run.expert_tensor_parallel_size == 1)
+
+
+PATCH = Patch(
+    id="count-experts-in-grad-norm",
+    summary="Count all gradients of experts in the gradient norm, and train replicas of an expert alike",
+    upstream=(PullRequest(6099, native_since="main"), PullRequest(5916, native_since="0.19.0")),
+    problem=(
+        "With tensor parallelism, grouped experts and TransformerEngine 2.13 or newer, the gradient norm leaves out "
+        "the experts of all tensor-parallel ranks but the first (0.16 to 0.18). Gradients are then clipped less than "
+        "asked for, and nothing in the log shows it. The number of zeros and the norm of the parameters leave them out "
+        "as well. Biases of experts are left out with any TransformerEngine and, in dist_muon, in 0.19.2, too. If "
+        "EP is 1 and experts are split over another number of ranks than dense layers, their gradients are averaged "
+        "over the wrong ranks (0.16 to 0.18): with TP 2 and ETP 1 each tensor-parallel rank trains a different copy of "
+        "the same expert, with TP 1 and ETP 2 the gradients of different shards are mixed."
+    ),
+    adds=(
+        "The parameters of experts are marked as 0.19 marks them: `tensor_model_parallel`, `partition_dim` and "
+        "`partition_stride` on shards; `allreduce` is false if the gradients of experts are reduced over other ranks "
+        "than those of dense layers. The linear layers mark them, Megatron's and TransformerEngine's, so experts that "
+        "no `MoELayer` has built are marked, too: adapters added later, layers of other libraries.",
+        "`param_is_not_tensor_parallel_duplicate` takes `expert_tp_group`.",
+    ),
+    defects=(
+        Defect(
+            "The gradient norm leaves out the experts of all tensor-parallel ranks but the first, so gradients are "
+            "clipped too little",
+            releases=("0.16.1", "0.17.1", "0.18.2"),
+            meets=lambda run: _has_grouped_experts(run) and run.transformer_engine >= (2, 13),
+        ),
+        Defect(
+            "The gradient norm leaves out the biases of experts",
+            releases=("0.16.1", "0.17.1", "0.18.2"),
+            meets=lambda run: _has_biases(run) and run.transformer_impl != "local",
+        ),
+        Defect(
+            "The gradient norm of dist_muon leaves out the biases of experts",
+            releases=("0.19.2",),
+            meets=lambda run: _has_biases(run) and is_layer_wise(run),
+        ),
+        Defect(
+            "Gradients of experts are averaged over the wrong ranks, so copies of an expert drift apart, or shards of "
+            "one are mixed",
+            releases=("0.16.1", "0.17.1", "0.18.2"),
+            meets=lambda run: (
+                run.num_experts
+                and (run.expert_model_parallel_size or 1) == 1
+                and run.expert_tensor_parallel_size not in (None, run.tensor_model_parallel_size or 1)
+            ),
+        ),
+    ),
+    numerics=(
+        "With TP > 1 and experts: the gradient norm, the MTP norm, the number of zeros and the norm of the parameters "
+        "grow to those of all experts, and gradients above `--clip-grad` are clipped more. With EP 1 and an expert "
+        "tensor parallelism other than TP, gradients of experts are averaged over all replicas. Muon with "
+        "`--muon-tp-mode` other than blockwise puts the shards of an expert together along the right dimension."
+    ),
+    notes=(
+        "Checkpoints: with EP 1 and an expert tensor parallelism other than TP, the optimizer state of experts is in "
+        "other buffers with the patch than without it (as in 0.19). A checkpoint of the distributed optimizer from the "
+        "one side cannot be resumed on the other: loading ends in a KeyError, or with "
+        "`--dist-ckpt-optim-fully-reshardable` in a RuntimeError. `--no-load-optim` loads it, or leave the patch out "
+        "until the run ends.",
+    ),
+    probe=Probe(
+        "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__",
+        contains="getattr(self.pg_collection, 'expt_tp', self.tp_group)",
+    ),
+    edits=(
+        Wrap(
+            "megatron.core.transformer.moe.moe_layer:MoELayer.__init__",
+            "megatron_overrides.moe.moe_layer:mark_experts_of_layer",
+        ),
+        *(
+            Wrap(f"{module}:{layer}.__init__", f"{_OVERRIDES}:mark_experts_of_{kind}_layer", check_source=False)
+            for module, prefix in ((_LAYERS, ""), (_TRANSFORMER_ENGINE, "TE"))
+            for kind, layer in (("column", f"{prefix}ColumnParallelLinear"), ("row", f"{prefix}RowParallelLinear"))
+        ),
+        *(
+            Wrap(
+                f"{_TRANSFORMER_ENGINE}:{layer}.__init__",
+                "megatron_overrides.moe.transformer_engine_layers:mark_experts_of_linear",
+                check_source=False,
+            )
+            for layer in ("TELinear", "TEGroupedLinear")
+        ),
+        Provide(
+            f"{_LAYERS}:param_is_not_tensor_parallel_duplicate", f"{_OVERRIDES}:param_is_not_tensor_parallel_duplicate"
+        ),
+        Wrap(f"{_LAYERS}:copy_tensor_model_parallel_attributes", f"{_OVERRIDES}:copy_expert_mark", check_source=False),
+    ),
+)

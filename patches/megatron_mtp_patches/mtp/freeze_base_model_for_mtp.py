@@ -1,0 +1,140 @@
+"""Declares freeze-base-model-for-mtp."""
+
+from ..engine import AddField, Patch, Probe, PullRequest, Wrap
+from ..shared_edits import (
+    CHECK_SETTINGS,
+    CHECK_TRANSFORMER_CONFIG,
+    DEFAULT_IN_YAML,
+    DETACHED_HEADS,
+    MARK_TRAINING_LOG,
+    MEGATRON_FSDP,
+    MOE_LOGGING,
+    MTP,
+    MTP_FORWARD_PASS,
+    REPORTS_OF_AUX_LOSSES,
+    TRANSFORMER_CONFIG,
+)
+
+_DISTRIBUTED = "megatron.core.distributed"
+_FROZEN = "megatron_overrides.mtp.frozen.frozen_main_model"
+_MODELS = ("gpt.gpt_model:GPTModel", "hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
+_FREEZE = "megatron_overrides.mtp.frozen.data_parallel:freeze_what_is_wrapped"
+_WRAPPERS = (
+    "distributed_data_parallel:DistributedDataParallel",
+    "torch_fully_sharded_data_parallel:TorchFullyShardedDataParallel",
+)
+_FSDP = f"{_DISTRIBUTED}.fsdp.src.megatron_fsdp"
+_FSDP_OVERRIDES = "megatron_overrides.core.distributed.fsdp.src.megatron_fsdp"
+_CHECKPOINTING = "megatron.training.checkpointing"
+_LOADING = "megatron_overrides.mtp.new_heads.checkpoint"
+_NO_HOOK = "register_no_hook_on_frozen_parameters"
+
+PATCH = Patch(
+    id="freeze-base-model-for-mtp",
+    summary="Train the MTP heads alone; the main model runs without gradients and stays bit-identical",
+    upstream=(
+        PullRequest(7021),
+        PullRequest(4785, native_since="0.19.0"),
+    ),
+    problem=(
+        "To add MTP heads (Megatron's MTP layers) to a trained model, or to train them again, only the heads have to "
+        "train. With `--mtp-detach-heads` the main model trains as well, or, with a learning rate of zero, still pays "
+        "for its backward pass, its gradients and its optimizer state. `--freeze-base-for-mtp` of 0.19 belongs to "
+        "megatron.post_training; by its source, the backward pass goes through the output layer of the main model and, "
+        "on later pipeline stages, through its layers."
+    ),
+    adds=(
+        "`config.freeze_base_model_for_mtp`: only the parameters of the MTP heads train. The main model runs without "
+        "gradients and keeps no activations. Its parameters get no gradient buffer, no optimizer state and no part in "
+        "the gradient norm; embedding, output layer, biases of routers and running statistics stay as they are, to the "
+        "bit.",
+        "Pipeline stages without heads take part: they send gradients of zero, and their optimizers are empty.",
+        "TFLOP/s count one forward pass of the main model; the logged auxiliary losses are those of the heads.",
+    ),
+    undetected="It adds a way to train; no number is wrong without it.",
+    refuses=(
+        "`--freeze-base-model-for-mtp` for a model without MTP heads, such as any MambaModel of 0.16.",
+        "`--freeze-base-model-for-mtp` together with `--freeze-base-for-mtp`, `--qad-train-target`, "
+        "`--freeze-all-layers`, `--overlap-moe-expert-parallel-comm`, `--cuda-graph-impl`, `--qk-clip`, "
+        "`--cpu-offloading-num-layers`, `--fine-grained-activation-offloading`, `--moe-paged-stash` or "
+        "`--defer-embedding-wgrad-compute`.",
+        "`--freeze-base-model-for-mtp` with a layer-wise optimizer (dist_muon) over several pipeline stages.",
+        "A checkpoint of a run with `--freeze-base-model-for-mtp` in a run without it, and the other way around, "
+        "unless `--finetune` or `--no-load-optim` leaves the optimizer state out.",
+    ),
+    numerics=(
+        "Only with the flag. The heads then train to the bit as `--mtp-detach-heads` trains them over a main model "
+        "that does not change. Without `--mtp-detach-heads` beside it, `grad norm` and `--clip-grad` are those of "
+        "the heads."
+    ),
+    notes=(
+        "The pull request #7021 was merged after the newest release, and its diff was not at hand. By its description "
+        "it does the same: only `mtp.layers.*` trains (all parameters of an MTP block are there), the decoder runs "
+        "under `no_grad`, the biases of the main model's routers stay and those of the heads' routers move, MTP heads "
+        "are required, and `--freeze-all-layers` is refused. Here embedding, output layer and main loss run without "
+        "gradients, too. In a Megatron that has the setting by itself the patch is refused: nobody has compared the "
+        "two.",
+        "To train the heads of a checkpoint that has them again, or its main model after its heads, add `--finetune`: "
+        "its optimizer state is that of other parameters.",
+        "Dropout of the main model is as in training: set `--hidden-dropout 0 --attention-dropout 0` for a teacher "
+        "without noise.",
+        "The scaling history of fp8 is of activations; the frozen main model goes on recording it. That was not run.",
+    ),
+    probe=Probe(f"{TRANSFORMER_CONFIG}.freeze_base_model_for_mtp"),
+    edits=(
+        AddField(
+            TRANSFORMER_CONFIG,
+            field="freeze_base_model_for_mtp",
+            type=bool,
+            default=False,
+            doc="Train only the MTP heads; the main model runs without gradients and stays as it is.",
+            is_upstream=True,
+        ),
+        DEFAULT_IN_YAML,
+        *CHECK_SETTINGS,
+        CHECK_TRANSFORMER_CONFIG,
+        *DETACHED_HEADS,
+        *MTP_FORWARD_PASS,
+        *(
+            Wrap(f"megatron.core.models.{model}.{method}", f"{_FROZEN}:{wrapper}", check_source="gpt" not in model)
+            for method, wrapper in (("__init__", "freeze_new_model"), ("forward", "run_main_model_without_gradients"))
+            for model in _MODELS
+        ),
+        Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_FROZEN}:run_heads_with_gradients"),
+        *(Wrap(f"{_DISTRIBUTED}.{wrapper}.__init__", _FREEZE, check_source=False) for wrapper in _WRAPPERS),
+        *(Wrap(f"{wrapper}.__init__", _FREEZE) for wrapper in MEGATRON_FSDP),
+        Wrap(
+            f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks",
+            f"megatron_overrides.mtp.frozen.fsdp_hooks:{_NO_HOOK}",
+        ),
+        Wrap(
+            f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.reduce_scatter_gradients",
+            "megatron_overrides.mtp.frozen.fsdp_buffers:reduce_groups_that_train",
+        ),
+        *(
+            Wrap(
+                f"{_DISTRIBUTED}.finalize_model_grads:{update}",
+                "megatron_overrides.mtp.frozen.routers:update_routers_of_heads",
+            )
+            for update in ("_update_router_expert_bias", "_update_router_qb_beta")
+        ),
+        Wrap(
+            "megatron.core.pipeline_parallel.schedules:backward_step",
+            "megatron_overrides.mtp.losses.loss_scale:return_zero_gradient",
+        ),
+        Wrap(
+            "megatron.training.training:num_floating_point_operations",
+            "megatron_overrides.report.megatron_trainer:count_no_backward_of_main_model",
+            check_source=False,
+        ),
+        Wrap(
+            f"{_CHECKPOINTING}:generate_state_dict",
+            f"{_LOADING}:share_state_of_heads",
+            check_source=False,
+        ),
+        Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_LOADING}:watch_for_other_state", check_source=False),
+        Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_LOADING}:refuse_other_state", check_source=False),
+        MARK_TRAINING_LOG,
+        *(Wrap(report, f"{MOE_LOGGING}:average_over_heads") for report in REPORTS_OF_AUX_LOSSES),
+    ),
+)

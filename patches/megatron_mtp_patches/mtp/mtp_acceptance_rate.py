@@ -1,0 +1,83 @@
+"""Declares mtp-acceptance-rate."""
+
+from ..engine import AddField, Defect, Patch, Probe, Provide, PullRequest
+from ..shared_edits import (
+    CHECK_TRANSFORMER_CONFIG,
+    DEFAULT_IN_YAML,
+    MTP,
+    MTP_LOSS,
+    MTP_TRACKER,
+    SHOW_METRICS,
+    TRANSFORMER_CONFIG,
+)
+
+_HELPER = f"{MTP}:MTPLossLoggingHelper"
+_COUNTING = ("_mtp_logits_are_vocab_sharded", "_vocab_parallel_argmax", "_compute_mtp_acceptance_counts")
+
+PATCH = Patch(
+    id="mtp-acceptance-rate",
+    summary="Log the acceptance rate of the MTP heads",
+    upstream=(PullRequest(3458, native_since="0.19.0"),),
+    problem=(
+        "The MTP loss does not say whether the MTP heads (Megatron's MTP layers) would speed up speculative decoding, "
+        "and there is nothing else to see."
+    ),
+    adds=(
+        "The acceptance rate of each head: how often its most likely token is the label, in percent of the positions "
+        "that its loss counts.",
+        "It is in the log line, and under upstream's names in TensorBoard and W&B: `mtp_1_acceptance_rate` (this "
+        "step) and `mtp_1_cumulative_acceptance_rate` (since this process started).",
+        "`save_loss_to_tracker`, `clean_loss_in_tracker`, `reduce_loss_in_tracker` and the key `values` of older "
+        "releases still work.",
+    ),
+    repairs=(
+        "Acceptance was counted after the loss. TransformerEngine's fused cross entropy (up to 2.17) overwrites the "
+        "logits with their gradient, in which the label is the least likely token, so correct predictions counted as "
+        "wrong.",
+        "float32 counters stopped at 2^24 = 16.8 million tokens.",
+        "Tensor parallelism took two collectives for each head and microbatch, and two more for each step. Now it "
+        "takes one and one.",
+        "Counting without `tp_group` raised an error, although the output layer has the group.",
+        "When a CUDA graph replayed the whole iteration, rates were no longer reduced over the ranks.",
+    ),
+    defects=(
+        Defect(
+            "The acceptance rate of the MTP heads is 0, because the fused cross entropy overwrites the logits before "
+            "they are compared with the labels",
+            releases=("0.19.2", "main"),
+            meets=lambda run: (
+                run.mtp_num_layers and run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te"
+            ),
+        ),
+        Defect(
+            "The cumulative acceptance rate stops at 16.8 million tokens, where its float32 counters do",
+            releases=("0.19.2", "main"),
+            meets=lambda run: run.mtp_num_layers,
+        ),
+    ),
+    refuses=("`--mtp-acceptance-interval` N > 1 with a CUDA graph of the whole iteration.",),
+    numerics=(
+        "Training does not change. Counts are exact integers, the same on every tensor-parallel rank and added over "
+        "data- and context-parallel ranks."
+    ),
+    notes=(
+        "Megatron's trainer of 0.19 and main refuses `--cross-entropy-fusion-impl te`, so `doctor` finds the first "
+        "defect in the configurations of other trainers only.",
+    ),
+    probe=Probe(f"{_HELPER}.save_metrics_to_tracker"),
+    edits=(
+        AddField(
+            TRANSFORMER_CONFIG,
+            field="mtp_acceptance_interval",
+            type=int,
+            default=1,
+            doc="Measure the acceptance rate of the MTP heads in every N-th step (0: never).",
+        ),
+        DEFAULT_IN_YAML,
+        CHECK_TRANSFORMER_CONFIG,
+        *(Provide(f"{MTP}:{name}", f"megatron_overrides.mtp.metrics.acceptance:{name}") for name in _COUNTING),
+        *MTP_TRACKER,
+        *MTP_LOSS,
+        *SHOW_METRICS,
+    ),
+)

@@ -1,0 +1,120 @@
+"""Declares clip-mtp-grads-separately."""
+
+from ..conditions import is_layer_wise
+from ..engine import AddField, AddIfMissing, Defect, Patch, Probe, PullRequest, Wrap
+from ..shared_edits import (
+    CHECK_SETTINGS,
+    COPY_GRAD_NORM_TAGS,
+    DEFAULT_IN_YAML,
+    GRAD_NORMS,
+    MTP,
+    OPTIMIZER,
+    OPTIMIZER_STEP,
+    SHOW_METRICS,
+    TRANSFORMER_CONFIG,
+    add_optimizer_setting,
+)
+
+_GROUPS = "megatron_overrides.norms.norm_groups"
+_NORMS = "megatron_overrides.norms.measuring"
+_BASE = f"{OPTIMIZER}:MegatronOptimizer"
+
+_LIMIT = (
+    "Clip MTP gradients to this norm, where they are clipped separately (none: to --clip-grad; 0: do not clip them)."
+)
+_THRESHOLD = (
+    "Skip the update of the MTP heads alone when their separate gradient norm exceeds this or is NaN "
+    "(none: as --grad-norm-skip-threshold; inf: never skip)."
+)
+
+PATCH = Patch(
+    id="clip-mtp-grads-separately",
+    summary="Clip MTP gradients separately from the main model's",
+    upstream=(PullRequest(4116, native_since="0.19.0"),),
+    problem=(
+        "One gradient norm for all parameters decides how far each gradient is clipped. Gradients of the MTP heads "
+        "(Megatron's MTP layers) that have another magnitude over-clip or under-clip the main model, and the other "
+        "way round. In a small GPT the main model keeps 70 % of its gradient where detached heads share its norm, and "
+        "81 % where they have a separate norm."
+    ),
+    adds=(
+        '`param.grad_norm_group == "mtp"` and `param.is_mtp_param` on the parameters of MTP heads, if these are '
+        "detached (`--mtp-detach-heads`) or `--separate-mtp-grad-clip` is given.",
+        'The separate norm of the heads: `optimizer.grad_norms_by_group["mtp"]` and `optimizer.mtp_grad_norm`; `mtp '
+        "grad norm` in the log line, `mtp-grad-norm` in TensorBoard and W&B.",
+    ),
+    repairs=(
+        "In a chain of [LayerWise, DistributedOptimizer] the norm of the heads was reduced over the wrong ranks, "
+        "which then clipped differently.",
+        "`clip_grad_norm` entered a collective only on ranks that own parameters; these ranks then waited for the "
+        "others.",
+        "MimoOptimizer clipped the heads by a norm that does not include them.",
+        "The tag was lost with Megatron-FSDP, and on parameters that are created again after initialisation on the "
+        "meta device.",
+        "Heads that joined the optimizer after its first step (`add_param_group`) were in no norm and not clipped "
+        "(0.19.2, main). Each step measures what the optimizer owns then.",
+        "A step took two or more all-reduces (0.19). Now it takes one for each group of ranks that share an "
+        "optimizer, whatever the number of norms.",
+    ),
+    defects=(
+        Defect(
+            "Ranks clip the MTP heads by different norms, because that norm is reduced over the wrong ranks",
+            releases=("0.19.2", "main"),
+            meets=lambda run: run.mtp_detach_heads and is_layer_wise(run),
+        ),
+        Defect(
+            "The MTP heads are clipped by the norm of the main model, because Megatron-FSDP loses their tag",
+            releases=("0.19.2", "main"),
+            meets=lambda run: run.mtp_detach_heads and run.use_megatron_fsdp,
+        ),
+    ),
+    refuses=(
+        "`--mtp-clip-grad` or `--mtp-grad-norm-skip-threshold` where nothing clips the heads separately: neither "
+        "`--mtp-detach-heads` nor `--separate-mtp-grad-clip` is given.",
+    ),
+    numerics=(
+        "Tagged parameters are clipped by a separate norm, and the reported grad norm no longer includes them. If "
+        "dense and expert parameters are reduced over different ranks, the main norm is rounded once instead of twice."
+    ),
+    probe=Probe(f"{OPTIMIZER}:copy_optimizer_param_metadata"),
+    edits=(
+        AddField(
+            TRANSFORMER_CONFIG,
+            field="separate_mtp_grad_clip",
+            type=bool,
+            default=False,
+            doc="Clip MTP gradients separately from the main model's without detaching the heads.",
+        ),
+        *add_optimizer_setting("mtp_clip_grad", float | None, None, _LIMIT),
+        *add_optimizer_setting("mtp_grad_norm_skip_threshold", float | None, None, _THRESHOLD),
+        DEFAULT_IN_YAML,
+        *CHECK_SETTINGS,
+        # tags
+        Wrap(
+            f"{MTP}:MultiTokenPredictionBlock.__init__",
+            "megatron_overrides.norms.tagged_heads:tag_block",
+            check_source=False,
+        ),
+        Wrap(
+            "megatron.core.optimizer:_get_param_groups",
+            "megatron_overrides.norms.build:retag_mtp_heads",
+            check_source=False,
+        ),
+        COPY_GRAD_NORM_TAGS,
+        *(
+            AddIfMissing(f"{OPTIMIZER}:{name}", f"{_GROUPS}:{name}")
+            for name in (
+                "MTP_GRAD_NORM_GROUP",
+                "GRAD_NORM_GROUP_ATTR",
+                "SEPARATE_GRAD_NORM_GROUPS",
+                "copy_optimizer_param_metadata",
+            )
+        ),
+        # norms
+        *GRAD_NORMS,
+        AddIfMissing(f"{_BASE}.has_grad_norm_group", f"{_NORMS}:has_grad_norm_group"),
+        AddIfMissing(f"{_BASE}.mtp_grad_norm", f"{_NORMS}:mtp_grad_norm"),
+        *OPTIMIZER_STEP,
+        *SHOW_METRICS,
+    ),
+)

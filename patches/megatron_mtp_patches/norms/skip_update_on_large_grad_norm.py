@@ -1,0 +1,94 @@
+"""Declares skip-update-on-large-grad-norm."""
+
+from math import inf
+
+from ..engine import Defect, Patch, Probe, PullRequest, Wrap
+from ..shared_edits import (
+    CHECK_SETTINGS,
+    MTP,
+    OPTIMIZER_CONFIG,
+    OPTIMIZER_STEP,
+    SHOW_METRICS,
+    add_optimizer_setting,
+)
+
+_HELP = "Skip the whole update when the gradient norm, before clipping, exceeds this or is NaN (inf: never skip)."
+
+
+def _is_finite(threshold: float | None) -> bool:
+    return threshold is not None and threshold < float("inf")
+
+
+PATCH = Patch(
+    id="skip-update-on-large-grad-norm",
+    summary="Skip the update when the gradient norm is too large",
+    upstream=(PullRequest(3460, native_since="0.18.0"),),
+    problem=(
+        "One bad batch or one flipped bit takes a full, clipped step in a wrong direction, and stays in Adam's "
+        "moments for a hundred steps. On a small GPT 24 batches of compressed bytes raise the mean training loss on "
+        "text from 2.58 to 2.63 bits per byte."
+    ),
+    adds=(
+        "`OptimizerConfig.grad_norm_skip_threshold`.",
+        "A skipped step leaves parameters, optimizer state and learning rate schedule unchanged. It is counted, "
+        "logged as a warning on rank 0, and shown in the training log, TensorBoard and W&B.",
+    ),
+    repairs=(
+        "A rank that owns no main parameters did not skip while the others did: they hung or diverged.",
+        "A step with a NaN norm was applied (0.18.2, 0.19.2, main).",
+        "An infinite threshold cost a host-device sync in each step (0.18.2).",
+        "Megatron-FSDP, a bare DistributedOptimizer, Float16 or FP32 optimizer and MimoOptimizer ignored the "
+        "threshold.",
+        "MimoOptimizer lost the NaN of a module; before 0.19 its ranks could disagree on whether the update was done.",
+        "Gradients were clipped in the attribute that the configuration names, not in the one that holds them. A "
+        "precision-aware optimizer with fp8 other than delayed scaling was never clipped: in MimoOptimizer, and in "
+        "Megatron-FSDP before 0.18.",
+        "QK clipping rescaled weights after a skipped step.",
+        "The mean of the MTP losses in the log line counted skipped steps in its sum but not in its number.",
+    ),
+    defects=(
+        Defect(
+            "Ranks that own no main parameters take the update that the others skip, and hang or diverge",
+            releases=("0.18.2", "0.19.2", "main"),
+            meets=lambda run: _is_finite(run.grad_norm_skip_threshold),
+        ),
+        Defect(
+            "An update whose gradient norm is NaN is not skipped",
+            releases=("0.18.2", "0.19.2", "main"),
+            meets=lambda run: _is_finite(run.grad_norm_skip_threshold),
+        ),
+        Defect(
+            "Megatron-FSDP ignores --grad-norm-skip-threshold",
+            releases=("0.18.2", "0.19.2", "main"),
+            meets=lambda run: _is_finite(run.grad_norm_skip_threshold) and run.use_megatron_fsdp,
+        ),
+        Defect(
+            "The mean of the MTP losses in the log counts steps that the loss scaler skipped in its sum, but not in "
+            "its number",
+            releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
+            meets=lambda run: run.mtp_num_layers and run.fp16,
+        ),
+    ),
+    refuses=("A finite threshold together with `--optimizer-cuda-graph`.",),
+    numerics=(
+        "With a finite threshold, and in the two precision-aware cases above, which are clipped now. Without a "
+        "threshold: after a step that the loss scaler skipped, QK clipping no longer rescales weights, and the logged "
+        "MTP loss leaves the step out."
+    ),
+    probe=Probe(f"{OPTIMIZER_CONFIG}.grad_norm_skip_threshold"),
+    edits=(
+        *add_optimizer_setting("grad_norm_skip_threshold", float, inf, _HELP, is_upstream=True),
+        *CHECK_SETTINGS,
+        *OPTIMIZER_STEP,
+        Wrap(
+            "megatron.core.optimizer.qk_clip:clip_qk",
+            "megatron_overrides.muon.qk_clip:clip_after_update",
+        ),
+        Wrap(
+            f"{MTP}:MTPLossLoggingHelper.track_mtp_metrics",
+            "megatron_overrides.mtp.metrics.skipped_steps:leave_out_skipped_step",
+            check_source=False,
+        ),
+        *SHOW_METRICS,
+    ),
+)
