@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.forward_pass import current
-from megatron_overrides.mtp.heads.detached_heads import are_detached
+from megatron_overrides.mtp.heads.detached_heads import TAKES_MAIN_HIDDEN_STATES, are_detached
 from megatron_overrides.mtp.heads.detached_output import detached_calls
 from megatron_overrides.mtp.metrics.acceptance import logits_of
 from megatron_overrides.settings.names import spell
@@ -90,3 +90,15 @@ def add_head_to_project() -> None:
     projection = _projection.get()
     if projection is not None:
         projection.heads += 1
+
+
+def mark_first_head(call: Call) -> Any:
+    """Wraps MultiTokenPredictionLayer.forward(..., layer_number=None): the input of head 1 is of the main model.
+
+    Shared weights make one layer serve as all heads, so the number of the call counts.
+    """
+    number = call.get("layer_number")
+    if are_detached(call.instance.config) and (call.instance.layer_number if number is None else number) == 1:
+        setattr(call.instance, TAKES_MAIN_HIDDEN_STATES, True)
+    add_head_to_project()
+    return call.proceed()

@@ -1,12 +1,18 @@
-"""Report our metrics of a step beside verl's grad_norm."""
+"""verl: our metrics beside its grad_norm, skipped updates, and settings of heads that it does not train."""
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 from verl.utils import tensordict_utils
 
 from megatron_overrides.call import Call
+from megatron_overrides.norms.step_record import record_of
+from megatron_overrides.settings.model_settings import settings_of_heads
+
+logger = logging.getLogger(__name__)
 
 
 def report_metrics(call: Call) -> Any:
@@ -32,3 +38,34 @@ def report_metrics(call: Call) -> Any:
         }
     )
     return result
+
+
+def return_from_skipped_update(call: Call) -> Any:
+    """Wraps MegatronEngine.optimizer_step, which raises NotImplementedError where the optimizer made no update.
+
+    Returns:
+        The gradient norm; None if none was measured, because the loss scaler found inf or NaN.
+    """
+    try:
+        return call.proceed()
+    except NotImplementedError:
+        record = record_of(call.instance.optimizer)
+        if not record.decision.skips_update:
+            raise
+        return None if record.norms is None else record.norms.total[None]
+
+
+def warn_of_untrained_heads(call: Call) -> None:
+    """Wraps check_mtp_config(model_config, engine_config), which verl's engine calls before it builds the model."""
+    call.proceed()
+    mtp, engine = call["model_config"].mtp, call["engine_config"]
+    if not mtp.enable or mtp.enable_train or engine.forward_only:
+        return
+    if names := settings_of_heads(SimpleNamespace(**engine.override_transformer_config)):
+        from megatron.core.utils import log_single_rank
+
+        text = (
+            f"{', '.join(names)} of verl's override_transformer_config trains no MTP heads: verl loads the heads and "
+            f"leaves them as they are, because mtp.enable_train is false; set it to true"
+        )
+        log_single_rank(logger, logging.WARNING, text)

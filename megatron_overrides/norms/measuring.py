@@ -16,7 +16,6 @@ import torch
 from megatron.core.optimizer import clip_grads as upstream
 from megatron.core.utils import get_data_parallel_group_if_dtensor, to_local_if_dtensor
 
-from megatron_overrides.call import Call
 from megatron_overrides.muon.exemption import is_exempt
 from megatron_overrides.norms.grad_norms import Census, GradNorm, GradNorms
 from megatron_overrides.norms.gradients import by_dtype, get_grads_for_grad_norm, get_main_grads_for_grad_norm
@@ -236,18 +235,7 @@ def mtp_grad_norm(self: Any) -> GradNorm | None:
 # -- zero gradients ---------------------------------------------------------------------------------------------------
 
 
-def count_zeros_of_fsdp(call: Call) -> float:
-    """Wraps count_zeros_fp32, which looks for the gradients of Megatron-FSDP under one name (NVIDIA/Megatron-LM#4802).
-
-    Before 0.19 that is `grad`, later what the caller says; here each parameter says where its gradient is.
-    """
-    params = call["parameters"]
-    params = [params] if hasattr(params, "grad") else params
-    call["parameters"] = [_with_one_gradient(p) if getattr(p, "__fsdp_param__", False) else p for p in params]
-    return call.proceed()
-
-
-def _with_one_gradient(param: Any) -> Any:
+def with_one_gradient(param: Any) -> Any:
     """A stand-in that count_zeros_fp32 takes for `param`, whichever attribute it reads."""
     grad = getattr(param, "decoupled_grad", None)
     grad = param.grad if grad is None else grad

@@ -104,3 +104,7 @@ def _copies(leaf: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for of_model, of_optimizer in _COPIES:
         for params, made in zip(getattr(leaf, of_model, ()), getattr(leaf, of_optimizer, ()), strict=False):
             yield from ((param, copy) for param, copy in zip(params, made, strict=True) if copy is not None)
+
+
+def as_list(chunks: Any) -> Any:
+    return chunks if isinstance(chunks, (list, tuple)) else [chunks]

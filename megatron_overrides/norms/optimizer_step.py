@@ -1,7 +1,7 @@
 """One optimizer step for chained, bare and nested optimizers of every release: all of an update or nothing of it.
 
-Upstream decides skipping once per child from the parameters that this rank owns, so ranks can disagree and hang in
-the parameter all-gather (NVIDIA/Megatron-LM#3460). Here a step hands its results on: norms_of (clip_grads.py), decide
+Upstream decides skipping once per child from the parameters that this rank owns, so ranks can disagree and hang in the
+parameter all-gather (NVIDIA/Megatron-LM#3460). Here a step hands its results on: norms_of (clip_grads.py), decide
 (support/step_decision.py), publish (support/step_record.py), limit_gradients (support/clipping.py), update. The step of
 MimoOptimizer, at core/models/mimo/optimizer.py, has the same parts.
 """
@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer, MixedPrecisionOptimizer
 
-from megatron_overrides.call import Call
 from megatron_overrides.norms.clipping import clip
 from megatron_overrides.norms.grad_norms import GradNorm, GradNorms
 from megatron_overrides.norms.measuring import norms_of
-from megatron_overrides.norms.optimizer_tree import leaves
 from megatron_overrides.norms.skipping import count_dropped_step, drop_mtp_gradients, skip_update
 from megatron_overrides.norms.step_decision import StepDecision, decide, needs_norms
 from megatron_overrides.norms.step_record import publish, set_norms
@@ -109,19 +107,6 @@ def clip_grad_norm(self: MegatronOptimizer, clip_grad: float) -> GradNorm:
 def get_parameters_of_chain(self: MegatronOptimizer) -> list[torch.nn.Parameter]:
     """ChainedOptimizer.get_parameters, which 0.16.1 lacks: the inherited one wants exactly one child."""
     return [param for child in self.chained_optimizers for param in child.get_parameters()]
-
-
-def count_zeros_without_params(call: Call) -> float:
-    """Wraps count_zeros of MegatronOptimizer and ChainedOptimizer: from 0.18 on both read params[0].
-
-    A rank without parameters fails there, and the others hang in its all-reduce.
-    """
-    from megatron.core.optimizer.clip_grads import count_zeros_fp32
-
-    is_shared = getattr(call.instance, "grads_states_parallel_group_is_shared", lambda: True)
-    if any(leaf.get_parameters() for leaf in leaves(call.instance)) or not is_shared():
-        return call.proceed()
-    return count_zeros_fp32([], grad_stats_parallel_group=call.instance.get_grad_stats_parallel_group())
 
 
 @contextmanager

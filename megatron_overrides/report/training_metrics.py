@@ -1,6 +1,6 @@
 """The metrics of the patches, and how they get into the line that a training log prints.
 
-Which numbers: support/step_record.py (of a step) and multi_token_prediction/tracker.py (of the heads).
+Which numbers: norms/step_record.py (of a step) and mtp/metrics/tracker.py (of the heads).
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from typing import Any
 
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from megatron_overrides.call import Call
-from megatron_overrides.mtp.metrics.nan_losses import nan_losses
 from megatron_overrides.norms.optimizer_tree import check_optimizer
 from megatron_overrides.norms.step_record import last_record, record_of
 from megatron_overrides.report.metric import Metric
 
-_is_logging: ContextVar[bool] = ContextVar("a training log is at work", default=False)
+is_logging: ContextVar[bool] = ContextVar("a training log is at work", default=False)
 
 
 def training_metrics(optimizer: Any = None) -> list[Metric]:
@@ -41,15 +39,8 @@ def training_metrics(optimizer: Any = None) -> list[Metric]:
 @contextmanager
 def in_training_log() -> Iterator[None]:
     """While the training log of Megatron or a framework runs, `append_to_log_line` adds to what it prints."""
-    token = _is_logging.set(True)
+    token = is_logging.set(True)
     try:
         yield
     finally:
-        _is_logging.reset(token)
-
-
-def append_to_log_line(call: Call) -> Any:
-    """Wraps print_rank_last: the one line that a training log prints gets our metrics at its end."""
-    if _is_logging.get():
-        call["message"] += "".join(metric.text for metric in [*nan_losses(), *training_metrics()])
-    return call.proceed()
+        is_logging.reset(token)

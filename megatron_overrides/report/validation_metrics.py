@@ -1,6 +1,6 @@
 """Measure the MTP heads in the validation of a trainer, and put what was measured into words.
 
-Which numbers: multi_token_prediction/head_metrics.py.
+Which numbers: mtp/metrics/head_metrics.py.
 """
 
 from __future__ import annotations
@@ -8,28 +8,11 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from megatron.core.utils import get_model_config
-
 from megatron_overrides.call import Call
-from megatron_overrides.mtp.mtp_pass import mtp_pass
 
-_evaluated: ContextVar[list[dict[str, float]] | None] = ContextVar("what each evaluation has measured", default=None)
-
-
-def measure_heads(call: Call) -> Any:
-    """Wraps evaluate(..., model, ...), which evaluates one validation set: its forward passes run the heads."""
-    model = call["model"]
-    chunks = model if isinstance(model, list) else [model]
-    config = get_model_config(chunks[0])
-    if not getattr(config, "mtp_num_layers", None) or not config.mtp_eval:
-        return call.proceed()
-    with mtp_pass(compute=True) as metrics:
-        result = call.proceed()
-    measured = metrics.reduce()
-    sets = _evaluated.get()
-    if sets is not None:
-        sets.append(measured)
-    return result
+evaluated_sets: ContextVar[list[dict[str, float]] | None] = ContextVar(
+    "what each evaluation has measured", default=None
+)
 
 
 class Validation(NamedTuple):
@@ -42,11 +25,11 @@ class Validation(NamedTuple):
 def validate(call: Call) -> Validation:
     """Call a trainer's function that evaluates validation sets and prints their losses."""
     sets: list[dict[str, float]] = []
-    token = _evaluated.set(sets)
+    token = evaluated_sets.set(sets)
     try:
         return Validation(call.proceed(), sets)
     finally:
-        _evaluated.reset(token)
+        evaluated_sets.reset(token)
 
 
 def validation_line(prefix: str, measured: dict[str, float], suffix: str = "") -> str:

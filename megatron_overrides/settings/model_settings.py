@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_overrides.call import Call
 from megatron_overrides.settings.names import check_counts, check_switches, spell
 
 logger = logging.getLogger(__name__)
@@ -206,9 +205,3 @@ def depth_weights(weights: str | Sequence[float] | None, depths: int) -> tuple[f
         )
     mean = sum(numbers) / depths
     return tuple(number / mean for number in numbers)
-
-
-def check_after_init(call: Call) -> None:
-    """Wraps TransformerConfig.__post_init__: checks a configuration that does not come from Megatron's parser, too."""
-    call.proceed()
-    check_heads(call.instance)

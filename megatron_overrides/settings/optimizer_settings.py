@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from typing import Any
 
-from megatron_overrides.call import Call
+from megatron.core.utils import log_single_rank
+
 from megatron_overrides.norms.norm_groups import SETTINGS_OF_MTP_GROUP, named_groups
 from megatron_overrides.settings.names import check_switches, spell
+
+logger = logging.getLogger(__name__)
 
 
 def check_settings(settings: Any) -> None:
@@ -69,7 +74,24 @@ def check_separate_clip(settings: Any) -> None:
             )
 
 
-def check_after_init(call: Call) -> None:
-    """Wraps OptimizerConfig.__post_init__: a configuration made without Megatron's parser is checked too."""
-    call.proceed()
-    check_settings(call.instance)
+def check_places(of_optimizer: Any, of_model: Any) -> None:
+    """Raise ValueError if a setting of the patches is an attribute of the configuration that does not have the field.
+
+    Python sets any attribute of a dataclass, and nothing would read it there.
+    """
+    for config, other in ((of_optimizer, of_model), (of_model, of_optimizer)):
+        own, fields = (getattr(type(one), "__dataclass_fields__", {}) for one in (config, other))
+        strays = vars(config).keys() - own.keys() if own else set()
+        for name in sorted(strays & fields.keys()):
+            # Some of them are fields of newer releases, without the mark.
+            if fields[name].metadata.get("added_in_place") or "mtp" in name or "grad_norm" in name:
+                raise ValueError(
+                    f"{spell(name)} is set on the {type(config).__name__}, where nothing reads it: it is a field of "
+                    f"the {type(other).__name__}"
+                )
+
+
+@functools.cache  # Megatron also asks for the groups of the experts
+def warn_of_missing_heads(name: str) -> None:
+    text = f"{spell(name)} has no effect: the model has no MTP heads. Add {spell('mtp_num_layers')}"
+    log_single_rank(logger, logging.WARNING, text)

@@ -7,7 +7,6 @@ from .engine import AddField, AddFlag, AddIfMissing, Provide, Replace, Wrap
 # -- multi-token prediction -------------------------------------------------------------------------------------------
 
 MTP = "megatron.core.transformer.multi_token_prediction"
-MTP_OVERRIDES = "megatron_overrides.core.transformer.multi_token_prediction"
 TRANSFORMER_CONFIG = "megatron.core.transformer.transformer_config:TransformerConfig"
 
 MTP_LOSS = (
@@ -15,7 +14,7 @@ MTP_LOSS = (
     # 0.16 has the loss inside GPTModel, which must then call ours.
     Wrap(
         "megatron.core.models.gpt.gpt_model:GPTModel._postprocess",
-        "megatron_overrides.mtp.losses.gpt_model:call_process_mtp_loss",
+        "megatron_overrides.mtp.losses.wrappers:call_process_mtp_loss",
     ),
 )
 
@@ -29,12 +28,12 @@ MTP_TRACKER = (
 )
 
 # The loss learns which tokens the model sees and whether it is needed; the heads run only if it is.
-_RECORD_INPUTS = "megatron_overrides.mtp.forward_pass:record_forward_inputs"
+_RECORD_INPUTS = "megatron_overrides.mtp.wrappers:record_forward_inputs"
 MTP_FORWARD_PASS = (
     Wrap("megatron.core.models.gpt.gpt_model:GPTModel._postprocess", _RECORD_INPUTS),
     Wrap("megatron.core.models.hybrid.hybrid_model:HybridModel.forward", _RECORD_INPUTS),
     Wrap("megatron.core.models.mamba.mamba_model:MambaModel.forward", _RECORD_INPUTS),
-    Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", "megatron_overrides.mtp.forward_pass:skip_idle_block"),
+    Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", "megatron_overrides.mtp.wrappers:skip_idle_block"),
 )
 
 # Megatron-FSDP around a model: up to 0.19, and on main.
@@ -44,7 +43,7 @@ MEGATRON_FSDP = tuple(
 )
 
 # No gradient of the MTP loss leaves the heads.
-_DETACHED_HEADS = "megatron_overrides.mtp.heads.detached_heads"
+_DETACHED_HEADS = "megatron_overrides.mtp.heads.wrappers"
 DETACHED_HEADS = (
     *MTP_LOSS,
     Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_DETACHED_HEADS}:detach_block"),
@@ -59,7 +58,7 @@ SCHEDULED_MTP_LAYER = (
 
 # What divides the sum of auxiliary losses for the log by a number of layers: up to 0.17, and from 0.18 on.
 _MOE = "megatron.core.transformer.moe"
-MOE_LOGGING = "megatron_overrides.moe.moe_logging"
+MOE_LOGGING = "megatron_overrides.moe.wrappers"
 REPORTS_OF_AUX_LOSSES = (f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE}.moe_logging:MoEMetricsTracker.report")
 MARK_TRAINING_LOG = Wrap(
     "megatron.training.training:training_log", f"{MOE_LOGGING}:count_in_training_log", check_source=False
@@ -112,7 +111,7 @@ GRAD_NORMS = (
 # Shards and main copies keep the norm group of their parameter.
 COPY_GRAD_NORM_TAGS = Wrap(
     "megatron.core.tensor_parallel.layers:copy_tensor_model_parallel_attributes",
-    "megatron_overrides.norms.replicas:copy_grad_norm_tags",
+    "megatron_overrides.norms.wrappers:copy_grad_norm_tags",
     check_source=False,
 )
 
@@ -121,40 +120,40 @@ COPY_GRAD_NORM_TAGS = Wrap(
 ADD_ARGUMENTS = "megatron.training.arguments:add_megatron_arguments"
 CHECK_TRANSFORMER_CONFIG = Wrap(
     f"{TRANSFORMER_CONFIG}.__post_init__",
-    "megatron_overrides.settings.model_settings:check_after_init",
+    "megatron_overrides.settings.wrappers:check_new_model_configuration",
     check_source=False,
 )
 CHECK_SETTINGS = (
     Wrap(
         f"{OPTIMIZER_CONFIG}.__post_init__",
-        "megatron_overrides.settings.optimizer_settings:check_after_init",
+        "megatron_overrides.settings.wrappers:check_new_optimizer_configuration",
         check_source=False,
     ),
     Wrap(
         "megatron.training.arguments:validate_args",
-        "megatron_overrides.settings.arguments:check_arguments",
+        "megatron_overrides.settings.wrappers:check_arguments",
         check_source=False,
     ),
     Wrap(
         "megatron.core.optimizer:_get_param_groups",
-        "megatron_overrides.norms.build:check_configs",
+        "megatron_overrides.settings.wrappers:check_configs",
         check_source=False,
     ),
 )
 DEFAULT_IN_YAML = Wrap(
     "megatron.training.yaml_arguments:core_config_from_args",
-    "megatron_overrides.settings.yaml_arguments:default_added_fields",
+    "megatron_overrides.settings.wrappers:default_added_fields",
     check_source=False,
 )
 SHOW_METRICS = (
     Wrap(
         "megatron.training.training:training_log",
-        "megatron_overrides.report.megatron_trainer:log_metrics",
+        "megatron_overrides.report.wrappers:log_metrics",
         check_source=False,
     ),
     Wrap(
         "megatron.training.training:print_rank_last",
-        "megatron_overrides.report.training_metrics:append_to_log_line",
+        "megatron_overrides.report.wrappers:append_to_log_line",
         check_source=False,
     ),
 )

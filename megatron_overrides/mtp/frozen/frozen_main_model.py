@@ -1,8 +1,8 @@
 """Train the MTP heads alone: `config.freeze_base_model_for_mtp`.
 
 NVIDIA/Megatron-LM#7021, by its description; #4785 (`--freeze-base-for-mtp` of megatron.post_training, 0.19) lets the
-same parameters train. The main model runs without gradients and keeps no activations. The heads are detached as
-by `config.mtp_detach_heads`. Their loss is attached to the output of the model instead of the hidden states of the main
+same parameters train. The main model runs without gradients and keeps no activations. The heads are detached as by
+`config.mtp_detach_heads`. Their loss is attached to the output of the model instead of the hidden states of the main
 model, so the backward pass does not go through the output layer and the main loss.
 """
 
@@ -11,20 +11,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 from torch.nn.modules.batchnorm import _NormBase
 
-from megatron_overrides.call import Call
-from megatron_overrides.settings.model_settings import is_main_model_frozen
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
 # The losses of the heads in the forward pass that is running, where the main model is frozen.
-_losses: ContextVar[list[torch.Tensor] | None] = ContextVar("losses to attach to the output", default=None)
+losses_of_heads: ContextVar[list[torch.Tensor] | None] = ContextVar("losses to attach to the output", default=None)
 
 
 def heads_of(modules: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
@@ -45,56 +42,9 @@ def freeze(model: torch.nn.Module) -> None:
             module.track_running_stats = False
 
 
-def freeze_new_model(call: Call) -> None:
-    """Wraps the __init__ of GPTModel, HybridModel and MambaModel.
-
-    From 0.18 on, gradient buffers are laid out from the parameters that require gradients before DDP sees the model.
-
-    Raises:
-        ValueError: the class knows no MTP heads, as MambaModel of 0.16.
-    """
-    call.proceed()
-    if is_main_model_frozen(call.instance.config):
-        if not hasattr(call.instance, "mtp_process"):
-            raise ValueError(
-                f"--freeze-base-model-for-mtp trains only the MTP heads, and {type(call.instance).__name__} of this "
-                f"Megatron has none: use a newer megatron-core, or leave the flag out"
-            )
-        freeze(call.instance)
-
-
 def is_training_heads() -> bool:
     """Whether a forward pass is running in which heads train and the main model is frozen."""
-    return _losses.get() is not None
-
-
-def run_main_model_without_gradients(call: Call) -> torch.Tensor:
-    """Wraps the forward of GPTModel, HybridModel and MambaModel.
-
-    A last stage without heads (`mtp_standalone`) gets their hidden states as its input. It passes them on through a
-    decoder without layers, and the loss of the heads sends a gradient back.
-    """
-    if not is_main_model_frozen(call.instance.config) or not torch.is_grad_enabled():
-        return call.proceed()
-    losses: list[torch.Tensor] = []
-    token = _losses.set(losses)
-    try:
-        with torch.set_grad_enabled(call.instance.post_process and not call.instance.mtp_process):
-            output = call.proceed()
-    finally:
-        _losses.reset(token)
-    for loss in losses:
-        output = mtp.MTPLossAutoScaler.apply(output, loss)
-    return output
-
-
-def run_heads_with_gradients(call: Call) -> Any:
-    """Wraps MultiTokenPredictionBlock.forward, which is called inside `run_main_model_without_gradients`."""
-    if not is_training_heads():
-        return call.proceed()
-    # A stage without layers of the main model passes on what it has received, which requires a gradient.
-    call["hidden_states"] = call["hidden_states"].detach()
-    return with_gradients_of_heads(call.proceed)()
+    return losses_of_heads.get() is not None
 
 
 def with_gradients_of_heads(function: Callable[P, R]) -> Callable[P, R]:
@@ -113,7 +63,7 @@ def attach_loss(main: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
 
     Where the main model is frozen, the output of the model does so instead, and `main` is returned detached.
     """
-    losses = _losses.get()
+    losses = losses_of_heads.get()
     if losses is None:
         return mtp.MTPLossAutoScaler.apply(main, loss)
     losses.append(loss)

@@ -3,7 +3,7 @@
 NVIDIA/Megatron-LM#3456. The gradient can leave the heads in three ways: through the hidden states of the main model,
 through the shared embedding (this file blocks both), and through the output layer (detached_output.py blocks it).
 Deeper heads still train the heads before them. Under the 1F1B overlap of experts no block runs;
-core/models/common/fine_grained_callables.py marks the layers there.
+mtp/heads/wrappers.py marks the layers there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from megatron_overrides.call import Call
 from megatron_overrides.settings.model_settings import is_main_model_frozen
 
 # Attributes of an MTP layer. The first is set for one forward, the second for good.
@@ -26,31 +25,7 @@ def are_detached(config: Any) -> bool:
     return bool(getattr(config, "mtp_detach_heads", False)) or is_main_model_frozen(config)
 
 
-def detach_block(call: Call) -> torch.Tensor:
-    """Wraps MultiTokenPredictionBlock.forward: marks the first layer, whose input comes from the main model."""
-    if are_detached(call.instance.config):
-        setattr(call.instance.layers[0], TAKES_MAIN_HIDDEN_STATES, True)
-    return call.proceed()
-
-
-def detach_inputs(call: Call) -> tuple[Any, ...]:
-    """Wraps MultiTokenPredictionLayer._get_embeddings, which returns (..., embedded tokens, hidden states)."""
-    if not are_detached(call.instance.config):
-        return call.proceed()
-    takes_main_hidden_states = vars(call.instance).pop(TAKES_MAIN_HIDDEN_STATES, False)
-    if takes_main_hidden_states:
-        call["hidden_states"] = call["hidden_states"].detach()
-    *rest, embedded, hidden_states = call.proceed()
-    embedded = embedded.detach()
-    if takes_main_hidden_states and getattr(call.instance, REPORTS_ZERO_EMBEDDING_GRAD, False):
-        embedded = _report_zero_gradient(embedded, call["embedding"])
-    if not hidden_states.requires_grad:
-        # Activation recomputation gives gradients to parameters only if one of its inputs requires a gradient.
-        hidden_states.requires_grad_(True)
-    return (*rest, embedded, hidden_states)
-
-
-def _report_zero_gradient(embedded: torch.Tensor, embedding: Callable[..., Any]) -> torch.Tensor:
+def report_zero_gradient(embedded: torch.Tensor, embedding: Callable[..., Any]) -> torch.Tensor:
     """Give the MTP stage's copy of the embedding a gradient of zero; see distributed_data_parallel.py.
 
     The copy must still require a gradient, because the gradient of the first stage is added to it.

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 from megatron.core.transformer import multi_token_prediction as mtp
 
-from megatron_overrides.call import Call
 from megatron_overrides.report.metric import Metric
 
-_NAME = re.compile(r"mtp_\d+ loss")
-
-
-def keep_losses(call: Call) -> Any:
-    """Wraps MTPLossLoggingHelper.track_mtp_metrics(..., total_loss_dict), which adds the losses of this step to it.
-
-    training_log has replaced them by zeros when it prints its line.
-    """
-    result = call.proceed()
-    sums = call.get("total_loss_dict") or {}
-    mtp.MTPLossLoggingHelper.tracker["sums_of_log_interval"] = {
-        name: loss for name, loss in sums.items() if _NAME.fullmatch(name)
-    }
-    return result
+NAME_OF_LOSS = re.compile(r"mtp_\d+ loss")
 
 
 def nan_losses() -> list[Metric]:

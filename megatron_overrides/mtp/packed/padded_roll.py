@@ -13,21 +13,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer import multi_token_prediction as mtp
 
-from megatron_overrides.call import Call
 from megatron_overrides.mtp.packed.packed_layout import PackedLayout, has_padding, locate
-
-
-def roll_packed_sequences(call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Wraps _roll_tensor_packed_seq, which returns (tensor, sum) and rolls what has no padding.
-
-    It also refuses, as before, to roll along another dimension than the last or by another shift than -1.
-    """
-    tensor, packed, cp_group = call["tensor"], call["packed_seq_params"], call["cp_group"]
-    if has_padding(packed) and call["shifts"] == -1 and call["dims"] in (-1, tensor.dim() - 1):
-        rolled = _roll_left(tensor, packed, cp_group)
-        return rolled, rolled.sum() if call.get("return_sum", True) else None
-    call["packed_seq_params"] = _without_empty_sequences(packed, cp_group)
-    return call.proceed()
 
 
 def check_tensor(tensor: object) -> None:
@@ -44,11 +30,11 @@ def roll_to_next(
     As Megatron's roll_tensor with roll-padded-packed-sequences, whether that patch is applied or not.
     """
     if has_padding(packed_seq_params):
-        rolled = _roll_left(tensor, packed_seq_params, cp_group)
+        rolled = roll_left(tensor, packed_seq_params, cp_group)
         return rolled, rolled.sum()
     if packed_seq_params is None:
         return mtp.roll_tensor(tensor, shifts=-1, dims=-1, cp_group=cp_group)
-    packed = _without_empty_sequences(packed_seq_params, cp_group)
+    packed = without_empty_sequences(packed_seq_params, cp_group)
     end = int(packed.cu_seqlens_q[-1]) // (1 if cp_group is None else cp_group.size())
     if end > tensor.size(-1):
         raise ValueError(f"the packed sequences have {end} slots on this rank, and the tensor {tensor.size(-1)}")
@@ -67,21 +53,7 @@ def ones_without_padding(targets: torch.Tensor, packed_seq_params: Any, cp_group
     return (layout.position < layout.length).to(targets.dtype).expand_as(targets)
 
 
-def roll_padding_mask(call: Call) -> Any:
-    """Wraps MultiTokenPredictionLayer._get_embeddings, which from 0.18 on rolls a padding mask (True: padding).
-
-    A roll puts False where there is no next token, which would make a token of it. So the opposite is rolled. Without
-    packing upstream's tests want the False, and the mask stays as it is.
-    """
-    mask = call.get("padding_mask")
-    if mask is None or call.get("packed_seq_params") is None:
-        return call.proceed()
-    call["padding_mask"] = mask.logical_not()
-    input_ids, position_ids, is_token, *rest = call.proceed()
-    return (input_ids, position_ids, is_token.logical_not(), *rest)
-
-
-def _roll_left(tensor: torch.Tensor, packed_seq_params: Any, cp_group: Any) -> torch.Tensor:
+def roll_left(tensor: torch.Tensor, packed_seq_params: Any, cp_group: Any) -> torch.Tensor:
     """Put the next token of its sequence into each slot of [..., n], and 0 where there is none."""
     layout = locate(packed_seq_params, tensor.size(-1), tensor.device, cp_group)
     rolled = tensor.roll(-1, dims=-1)
@@ -117,7 +89,7 @@ def _join_chunks(rolled: torch.Tensor, tensor: torch.Tensor, layout: PackedLayou
     return rolled
 
 
-def _without_empty_sequences(packed_seq_params: Any, cp_group: Any) -> Any:
+def without_empty_sequences(packed_seq_params: Any, cp_group: Any) -> Any:
     """Leave out the sequences that have no token on a rank: 0.16 fails there, newer releases skip them."""
     bounds = packed_seq_params.cu_seqlens_q
     if bounds is None or cp_group is None or cp_group.size() == 1:

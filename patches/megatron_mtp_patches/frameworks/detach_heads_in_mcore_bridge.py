@@ -34,8 +34,8 @@ PATCH = Patch(
         Wrap(f"{_MODEL}._postprocess", f"{_MODEL_OVERRIDES}:project_heads"),
         Wrap(
             f"{_LAYER}.forward",
-            "megatron_overrides.frameworks.mcore_bridge_heads:mark_first_head",
+            "megatron_overrides.frameworks.mcore_bridge:mark_first_head",
         ),
-        Wrap(f"{_LAYER}._get_embeddings", "megatron_overrides.mtp.heads.detached_heads:detach_inputs"),
+        Wrap(f"{_LAYER}._get_embeddings", "megatron_overrides.mtp.heads.wrappers:detach_inputs"),
     ),
 )

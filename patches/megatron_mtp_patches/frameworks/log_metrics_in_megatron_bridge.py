@@ -35,16 +35,16 @@ PATCH = Patch(
         ),
         Wrap(  # an imported name; training_log, which prints by it, is checked
             f"{_TRAIN_UTILS}:print_rank_last",
-            "megatron_overrides.report.training_metrics:append_to_log_line",
+            "megatron_overrides.report.wrappers:append_to_log_line",
             check_source=False,
         ),
         Wrap(
             f"{_EVAL}:evaluate",
-            "megatron_overrides.report.validation_metrics:measure_heads",
+            "megatron_overrides.report.wrappers:measure_heads",
         ),
         Wrap(
             f"{_EVAL}:evaluate_and_print_results",
-            "megatron_overrides.frameworks.bridge_validation:report_heads",
+            "megatron_overrides.frameworks.bridge:report_heads",
         ),
         AddField(
             f"{_CONFIG}:LoggerConfig",

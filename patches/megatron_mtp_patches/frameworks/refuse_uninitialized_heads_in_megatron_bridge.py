@@ -26,7 +26,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.bridge.models.conversion.model_bridge:MegatronModelBridge.load_weights_hf_to_megatron",
-            "megatron_overrides.frameworks.bridge_heads:refuse_uninitialized_heads",
+            "megatron_overrides.frameworks.bridge:refuse_uninitialized_heads",
         ),
     ),
 )

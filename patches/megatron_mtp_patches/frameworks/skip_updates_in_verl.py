@@ -29,7 +29,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{_WORKERS}.engine.megatron.transformer_impl:MegatronEngine.optimizer_step",
-            "megatron_overrides.frameworks.verl_engine:return_from_skipped_update",
+            "megatron_overrides.frameworks.verl:return_from_skipped_update",
         ),
         Wrap(
             f"{_WORKERS}.engine_workers:TrainingWorker._postprocess_output",
@@ -37,7 +37,7 @@ PATCH = Patch(
         ),
         Wrap(
             "verl.utils.megatron_utils:check_mtp_config",
-            "megatron_overrides.frameworks.verl_heads:warn_of_untrained_heads",
+            "megatron_overrides.frameworks.verl:warn_of_untrained_heads",
             check_source=False,
         ),
     ),

@@ -31,7 +31,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{_MODULE}:fully_shard_optimizer",
-            "megatron_overrides.fsdp.fully_shard:create_state_without_a_step",
+            "megatron_overrides.fsdp.wrappers:create_state_without_a_step",
         ),
     ),
 )

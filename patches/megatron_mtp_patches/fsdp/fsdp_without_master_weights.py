@@ -3,8 +3,8 @@
 from ..engine import Defect, Patch, Probe, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
-_OVERRIDES = "megatron_overrides.norms.build"
-_COUNT_ZEROS = "megatron_overrides.norms.optimizer_step:count_zeros_without_params"
+_WRAPPERS = "megatron_overrides.fsdp.wrappers"
+_COUNT_ZEROS = "megatron_overrides.norms.wrappers:count_zeros_without_params"
 
 PATCH = Patch(
     id="fsdp-without-master-weights",
@@ -73,18 +73,18 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{_OPTIMIZER}:_get_megatron_optimizer_based_on_param_groups",
-            f"{_OVERRIDES}:build_without_master_weights",
+            f"{_WRAPPERS}:build_without_master_weights",
         ),
         Wrap(
             f"{_OPTIMIZER}.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
-            "megatron_overrides.fsdp.main_weights:reload_main_weights",
+            "megatron_overrides.fsdp.wrappers:reload_main_weights",
         ),
-        Wrap(f"{_OPTIMIZER}.clip_grads:count_zeros_fp32", "megatron_overrides.norms.measuring:count_zeros_of_fsdp"),
+        Wrap(f"{_OPTIMIZER}.clip_grads:count_zeros_fp32", "megatron_overrides.norms.wrappers:count_zeros_of_fsdp"),
         Wrap(f"{_OPTIMIZER}.optimizer:MegatronOptimizer.count_zeros", _COUNT_ZEROS),
         Wrap(f"{_OPTIMIZER}.optimizer:ChainedOptimizer.count_zeros", _COUNT_ZEROS),
         Wrap(
             "megatron.training.arguments:validate_args",
-            "megatron_overrides.settings.arguments:enforce_megatron_fsdp_args",
+            "megatron_overrides.settings.wrappers:enforce_megatron_fsdp_args",
             check_source=False,
         ),
     ),

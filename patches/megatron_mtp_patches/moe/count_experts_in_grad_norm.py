@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
-_OVERRIDES = "megatron_overrides.norms.replicas"
+_WRAPPERS = "megatron_overrides.moe.wrappers"
+_IS_COUNTED = "megatron_overrides.norms.replicas:param_is_not_tensor_parallel_duplicate"
 _TRANSFORMER_ENGINE = "megatron.core.extensions.transformer_engine"
 
 
@@ -98,24 +99,25 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.core.transformer.moe.moe_layer:MoELayer.__init__",
-            "megatron_overrides.moe.moe_layer:mark_experts_of_layer",
+            "megatron_overrides.moe.wrappers:mark_experts_of_layer",
         ),
         *(
-            Wrap(f"{module}:{layer}.__init__", f"{_OVERRIDES}:mark_experts_of_{kind}_layer", check_source=False)
+            Wrap(f"{module}:{layer}.__init__", f"{_WRAPPERS}:mark_experts_of_{kind}_layer", check_source=False)
             for module, prefix in ((_LAYERS, ""), (_TRANSFORMER_ENGINE, "TE"))
             for kind, layer in (("column", f"{prefix}ColumnParallelLinear"), ("row", f"{prefix}RowParallelLinear"))
         ),
         *(
             Wrap(
                 f"{_TRANSFORMER_ENGINE}:{layer}.__init__",
-                "megatron_overrides.moe.transformer_engine_layers:mark_experts_of_linear",
+                "megatron_overrides.moe.wrappers:mark_experts_of_linear",
                 check_source=False,
             )
             for layer in ("TELinear", "TEGroupedLinear")
         ),
         Provide(
-            f"{_LAYERS}:param_is_not_tensor_parallel_duplicate", f"{_OVERRIDES}:param_is_not_tensor_parallel_duplicate"
+            f"{_LAYERS}:param_is_not_tensor_parallel_duplicate",
+            _IS_COUNTED,
         ),
-        Wrap(f"{_LAYERS}:copy_tensor_model_parallel_attributes", f"{_OVERRIDES}:copy_expert_mark", check_source=False),
+        Wrap(f"{_LAYERS}:copy_tensor_model_parallel_attributes", f"{_WRAPPERS}:copy_expert_mark", check_source=False),
     ),
 )

@@ -3,7 +3,7 @@
 from ..engine import Defect, Patch, Probe, PullRequest, Wrap
 from ..shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS, SCHEDULED_MTP_LAYER
 
-_RESTORE_TOKENS = "megatron_overrides.mtp.packed.overlapped_layers:restore_main_model_tokens"
+_RESTORE_TOKENS = "megatron_overrides.mtp.packed.wrappers:restore_main_model_tokens"
 
 PATCH = Patch(
     id="derive-mtp-labels",
@@ -50,10 +50,10 @@ PATCH = Patch(
     edits=(
         *MTP_LOSS,
         *MTP_FORWARD_PASS,
-        Wrap(f"{MTP}:roll_tensor", "megatron_overrides.mtp.packed.roll:roll_nothing", check_source=False),
+        Wrap(f"{MTP}:roll_tensor", "megatron_overrides.mtp.packed.wrappers:roll_nothing", check_source=False),
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward",
-            "megatron_overrides.mtp.heads.recompute_with_mask:accept_padding_mask",
+            "megatron_overrides.mtp.heads.wrappers:accept_padding_mask",
         ),
         *(Wrap(target, _RESTORE_TOKENS) for target in SCHEDULED_MTP_LAYER),
     ),

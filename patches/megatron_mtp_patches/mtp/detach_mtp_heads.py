@@ -10,7 +10,7 @@ from ..shared_edits import (
     TRANSFORMER_CONFIG,
 )
 
-_SCHEDULED = "megatron_overrides.mtp.packed.overlapped_layers:detach_scheduled_layer"
+_SCHEDULED = "megatron_overrides.mtp.heads.wrappers:detach_scheduled_layer"
 
 PATCH = Patch(
     id="detach-mtp-heads",
@@ -76,7 +76,7 @@ PATCH = Patch(
         *DETACHED_HEADS,
         Wrap(
             "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
-            "megatron_overrides.mtp.frozen.data_parallel:mark_layers_needing_embedding_grad",
+            "megatron_overrides.mtp.frozen.wrappers:mark_layers_needing_embedding_grad",
             check_source=False,
         ),
         *(Wrap(target, _SCHEDULED) for target in SCHEDULED_MTP_LAYER),

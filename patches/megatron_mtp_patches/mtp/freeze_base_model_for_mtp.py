@@ -16,17 +16,15 @@ from ..shared_edits import (
 )
 
 _DISTRIBUTED = "megatron.core.distributed"
-_FROZEN = "megatron_overrides.mtp.frozen.frozen_main_model"
+_WRAPPERS = "megatron_overrides.mtp.frozen.wrappers"
 _MODELS = ("gpt.gpt_model:GPTModel", "hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
-_FREEZE = "megatron_overrides.mtp.frozen.data_parallel:freeze_what_is_wrapped"
-_WRAPPERS = (
+_FREEZE = f"{_WRAPPERS}:freeze_what_is_wrapped"
+_DATA_PARALLEL_CLASSES = (
     "distributed_data_parallel:DistributedDataParallel",
     "torch_fully_sharded_data_parallel:TorchFullyShardedDataParallel",
 )
 _FSDP = f"{_DISTRIBUTED}.fsdp.src.megatron_fsdp"
-_FSDP_OVERRIDES = "megatron_overrides.core.distributed.fsdp.src.megatron_fsdp"
 _CHECKPOINTING = "megatron.training.checkpointing"
-_LOADING = "megatron_overrides.mtp.new_heads.checkpoint"
 _NO_HOOK = "register_no_hook_on_frozen_parameters"
 
 PATCH = Patch(
@@ -96,44 +94,44 @@ PATCH = Patch(
         *DETACHED_HEADS,
         *MTP_FORWARD_PASS,
         *(
-            Wrap(f"megatron.core.models.{model}.{method}", f"{_FROZEN}:{wrapper}", check_source="gpt" not in model)
+            Wrap(f"megatron.core.models.{model}.{method}", f"{_WRAPPERS}:{wrapper}", check_source="gpt" not in model)
             for method, wrapper in (("__init__", "freeze_new_model"), ("forward", "run_main_model_without_gradients"))
             for model in _MODELS
         ),
-        Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_FROZEN}:run_heads_with_gradients"),
-        *(Wrap(f"{_DISTRIBUTED}.{wrapper}.__init__", _FREEZE, check_source=False) for wrapper in _WRAPPERS),
+        Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_WRAPPERS}:run_heads_with_gradients"),
+        *(Wrap(f"{_DISTRIBUTED}.{name}.__init__", _FREEZE, check_source=False) for name in _DATA_PARALLEL_CLASSES),
         *(Wrap(f"{wrapper}.__init__", _FREEZE) for wrapper in MEGATRON_FSDP),
         Wrap(
             f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks",
-            f"megatron_overrides.mtp.frozen.fsdp_hooks:{_NO_HOOK}",
+            f"{_WRAPPERS}:{_NO_HOOK}",
         ),
         Wrap(
             f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.reduce_scatter_gradients",
-            "megatron_overrides.mtp.frozen.fsdp_buffers:reduce_groups_that_train",
+            f"{_WRAPPERS}:reduce_groups_that_train",
         ),
         *(
             Wrap(
                 f"{_DISTRIBUTED}.finalize_model_grads:{update}",
-                "megatron_overrides.mtp.frozen.routers:update_routers_of_heads",
+                f"{_WRAPPERS}:update_routers_of_heads",
             )
             for update in ("_update_router_expert_bias", "_update_router_qb_beta")
         ),
         Wrap(
             "megatron.core.pipeline_parallel.schedules:backward_step",
-            "megatron_overrides.mtp.losses.loss_scale:return_zero_gradient",
+            f"{_WRAPPERS}:return_zero_gradient",
         ),
         Wrap(
             "megatron.training.training:num_floating_point_operations",
-            "megatron_overrides.report.megatron_trainer:count_no_backward_of_main_model",
+            f"{_WRAPPERS}:count_no_backward_of_main_model",
             check_source=False,
         ),
         Wrap(
             f"{_CHECKPOINTING}:generate_state_dict",
-            f"{_LOADING}:share_state_of_heads",
+            f"{_WRAPPERS}:share_state_of_heads",
             check_source=False,
         ),
-        Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_LOADING}:watch_for_other_state", check_source=False),
-        Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_LOADING}:refuse_other_state", check_source=False),
+        Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_WRAPPERS}:watch_for_other_state", check_source=False),
+        Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_WRAPPERS}:refuse_other_state", check_source=False),
         MARK_TRAINING_LOG,
         *(Wrap(report, f"{MOE_LOGGING}:average_over_heads") for report in REPORTS_OF_AUX_LOSSES),
     ),

@@ -4,7 +4,7 @@ from ..engine import AddFlag, Patch, Wrap
 from ..shared_edits import ADD_ARGUMENTS, CHECK_SETTINGS
 
 _CHECKPOINTING = "megatron.training.checkpointing"
-_OVERRIDES = "megatron_overrides.mtp.new_heads.checkpoint"
+_WRAPPERS = "megatron_overrides.mtp.new_heads.wrappers"
 
 PATCH = Patch(
     id="initialize-mtp-heads",
@@ -48,10 +48,10 @@ PATCH = Patch(
             metavar="START",
         ),
         *CHECK_SETTINGS,
-        Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_OVERRIDES}:load_main_model", check_source=False),
+        Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_WRAPPERS}:load_main_model", check_source=False),
         Wrap(
             f"{_CHECKPOINTING}:load_args_from_checkpoint",
-            f"{_OVERRIDES}:keep_settings_of_new_heads",
+            f"{_WRAPPERS}:keep_settings_of_new_heads",
             check_source=False,
         ),
     ),

@@ -66,12 +66,12 @@ PATCH = Patch(
         *SHOW_METRICS,
         Wrap(
             "megatron.training.training:evaluate",
-            "megatron_overrides.report.validation_metrics:measure_heads",
+            "megatron_overrides.report.wrappers:measure_heads",
             check_source=False,
         ),
         Wrap(
             "megatron.training.training:evaluate_and_print_results",
-            "megatron_overrides.report.megatron_trainer:report_heads",
+            "megatron_overrides.report.wrappers:report_heads",
             check_source=False,
         ),
     ),

@@ -52,7 +52,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward",
-            "megatron_overrides.mtp.heads.quantized_recompute:checkpoint_layer",
+            "megatron_overrides.mtp.heads.wrappers:checkpoint_layer",
         ),
     ),
 )

@@ -34,14 +34,14 @@ PATCH = Patch(
         *(
             Wrap(
                 f"{_SCHEDULES}:forward_backward_{pipeline}",
-                "megatron_overrides.mtp.losses.loss_scale:check_heads_once",
+                "megatron_overrides.mtp.heads.wrappers:check_heads_once",
                 check_source=False,
             )
             for pipeline in _PIPELINES
         ),
         Wrap(
             f"{MTP}:MTPLossLoggingHelper.track_mtp_metrics",
-            "megatron_overrides.mtp.metrics.nan_losses:keep_losses",
+            "megatron_overrides.mtp.metrics.wrappers:keep_losses",
             check_source=False,
         ),
         *SHOW_METRICS,

@@ -4,6 +4,7 @@ from ..engine import AddIfMissing, Defect, Patch, PullRequest, Wrap
 from ..shared_edits import MTP, MTP_LOSS
 
 _ROLL = "megatron_overrides.mtp.packed.padded_roll"
+_WRAPPERS = "megatron_overrides.mtp.packed.wrappers"
 
 PATCH = Patch(
     id="roll-padded-packed-sequences",
@@ -51,9 +52,9 @@ PATCH = Patch(
         ),
     ),
     edits=(
-        Wrap(f"{MTP}:_roll_tensor_packed_seq", f"{_ROLL}:roll_packed_sequences"),
+        Wrap(f"{MTP}:_roll_tensor_packed_seq", f"{_WRAPPERS}:roll_packed_sequences"),
         AddIfMissing(f"{MTP}:ones_without_padding", f"{_ROLL}:ones_without_padding"),
         *MTP_LOSS,
-        Wrap(f"{MTP}:MultiTokenPredictionLayer._get_embeddings", f"{_ROLL}:roll_padding_mask"),
+        Wrap(f"{MTP}:MultiTokenPredictionLayer._get_embeddings", f"{_WRAPPERS}:roll_padding_mask"),
     ),
 )

@@ -45,7 +45,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             _SETUP,
-            "megatron_overrides.mtp.heads.stage_weights:tag_mtp_stage_embedding",
+            "megatron_overrides.mtp.heads.wrappers:tag_mtp_stage_embedding",
         ),
     ),
 )

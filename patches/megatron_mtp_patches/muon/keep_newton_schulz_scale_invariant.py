@@ -3,7 +3,7 @@
 from ..engine import Defect, Patch, Probe, PullRequest, Wrap
 
 _MUON_UTILS = "emerging_optimizers.orthogonalized_optimizers.muon_utils"
-_OVERRIDES = "megatron_overrides.muon.newton_schulz"
+_WRAPPERS = "megatron_overrides.muon.wrappers"
 
 PATCH = Patch(
     id="keep-newton-schulz-scale-invariant",
@@ -38,7 +38,7 @@ PATCH = Patch(
     ),
     probe=Probe(f"{_MUON_UTILS}:newton_schulz", contains="normalize_in_double"),
     edits=(
-        Wrap(f"{_MUON_UTILS}:newton_schulz", f"{_OVERRIDES}:rescale_small_input", check_source=False),
-        Wrap(f"{_MUON_UTILS}:distributed_normalize_p2", f"{_OVERRIDES}:normalize_with_rescaling", check_source=False),
+        Wrap(f"{_MUON_UTILS}:newton_schulz", f"{_WRAPPERS}:rescale_small_input", check_source=False),
+        Wrap(f"{_MUON_UTILS}:distributed_normalize_p2", f"{_WRAPPERS}:normalize_with_rescaling", check_source=False),
     ),
 )

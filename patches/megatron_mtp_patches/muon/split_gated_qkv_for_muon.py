@@ -3,7 +3,7 @@
 from ..engine import Defect, Patch, Probe, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
-_OVERRIDES = "megatron_overrides.muon.gated_qkv"
+_WRAPPERS = "megatron_overrides.muon.wrappers"
 _SHAPES = f"{_OPTIMIZER}.emerging_optimizers:_get_qkv_split_shapes"
 
 PATCH = Patch(
@@ -42,7 +42,7 @@ PATCH = Patch(
     ),
     probe=Probe(_SHAPES, contains="getattr(model_cfg, 'attention_output_gate', False)"),
     edits=(
-        Wrap(_SHAPES, f"{_OVERRIDES}:insert_gate"),
-        Wrap(f"{_OPTIMIZER}.muon:get_megatron_muon_optimizer", f"{_OVERRIDES}:split_gate_from_query"),
+        Wrap(_SHAPES, f"{_WRAPPERS}:insert_gate"),
+        Wrap(f"{_OPTIMIZER}.muon:get_megatron_muon_optimizer", f"{_WRAPPERS}:split_gate_from_query"),
     ),
 )

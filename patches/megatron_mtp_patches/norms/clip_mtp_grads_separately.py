@@ -92,12 +92,12 @@ PATCH = Patch(
         # tags
         Wrap(
             f"{MTP}:MultiTokenPredictionBlock.__init__",
-            "megatron_overrides.norms.tagged_heads:tag_block",
+            "megatron_overrides.norms.wrappers:tag_block",
             check_source=False,
         ),
         Wrap(
             "megatron.core.optimizer:_get_param_groups",
-            "megatron_overrides.norms.build:retag_mtp_heads",
+            "megatron_overrides.norms.wrappers:retag_mtp_heads",
             check_source=False,
         ),
         COPY_GRAD_NORM_TAGS,

@@ -44,7 +44,7 @@ PATCH = Patch(
         *CHECK_SETTINGS,
         Wrap(
             "megatron.core.optimizer:_get_param_groups",
-            "megatron_overrides.norms.build:tag_groups",
+            "megatron_overrides.norms.wrappers:tag_groups",
             check_source=False,
         ),
         COPY_GRAD_NORM_TAGS,

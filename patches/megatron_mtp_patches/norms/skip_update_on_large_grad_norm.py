@@ -82,11 +82,11 @@ PATCH = Patch(
         *OPTIMIZER_STEP,
         Wrap(
             "megatron.core.optimizer.qk_clip:clip_qk",
-            "megatron_overrides.muon.qk_clip:clip_after_update",
+            "megatron_overrides.muon.wrappers:clip_after_update",
         ),
         Wrap(
             f"{MTP}:MTPLossLoggingHelper.track_mtp_metrics",
-            "megatron_overrides.mtp.metrics.skipped_steps:leave_out_skipped_step",
+            "megatron_overrides.mtp.metrics.wrappers:leave_out_skipped_step",
             check_source=False,
         ),
         *SHOW_METRICS,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.frameworks.bridge_heads import refuse_uninitialized_heads
+from megatron_overrides.frameworks.bridge import refuse_uninitialized_heads
 
 pytestmark = pytest.mark.forked("patched")
 

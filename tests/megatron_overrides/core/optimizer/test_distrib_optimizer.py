@@ -6,8 +6,7 @@ import pytest
 import torch
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.fsdp.main_weights import reload_main_weights
-from megatron_overrides.norms.build import build_without_master_weights
+from megatron_overrides.fsdp.wrappers import build_without_master_weights, reload_main_weights
 
 pytestmark = pytest.mark.forked("patched")
 

@@ -1,0 +1,132 @@
+"""The wrappers around Megatron's experts: marks on their parameters, and the mean of their auxiliary losses.
+
+NVIDIA/Megatron-LM#5916: a parameter of an expert is marked wherever its layer is built, so that its gradient is
+averaged over the right replicas and counts in the norm.
+
+NVIDIA/Megatron-LM#6748: the auxiliary losses are logged as their mean over the MoE layers that have one. A layer of the
+main model and a head add one loss each; a repeated head adds the mean of its passes, one loss as well. The trainer's
+own count takes every head for an MoE layer and every pass for a head, and counts the heads of a hybrid model twice.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from megatron_overrides.call import Call
+from megatron_overrides.moe.expert_parameters import mark_expert_parameters
+from megatron_overrides.moe.moe_layers import count_moe_layers
+from megatron_overrides.settings.model_settings import is_main_model_frozen
+
+_PARALLEL_MODES = {"linear_fc1": "column", "linear_fc2": "row"}
+
+
+def copy_expert_mark(call: Call) -> None:
+    """Wraps copy_tensor_model_parallel_attributes(destination, source): a shard of an expert's parameter stays one."""
+    call.proceed()
+    if hasattr(call["source_tensor"], "allreduce"):
+        call["destination_tensor"].allreduce = call["source_tensor"].allreduce
+
+
+def _mark_experts_of_layer(parallel_mode: str, call: Call) -> None:
+    call.proceed()
+    if call.get("is_expert"):
+        mark_expert_parameters(call.instance, parallel_mode, call["config"])
+
+
+def mark_experts_of_column_layer(call: Call) -> None:
+    """Wraps ColumnParallelLinear.__init__ and TEColumnParallelLinear.__init__: marks the parameters of an expert's."""
+    _mark_experts_of_layer("column", call)
+
+
+def mark_experts_of_row_layer(call: Call) -> None:
+    """Wraps RowParallelLinear.__init__ and TERowParallelLinear.__init__: marks the parameters of an expert's."""
+    _mark_experts_of_layer("row", call)
+
+
+def mark_experts_of_linear(call: Call) -> None:
+    """Wraps TELinear.__init__ and TEGroupedLinear.__init__, which are told how the layer is split."""
+    call.proceed()
+    if call.get("is_expert"):
+        mark_expert_parameters(call.instance, call.get("parallel_mode"), call["config"])
+
+
+def mark_experts_of_layer(call: Call) -> None:
+    """Wraps MoELayer.__init__: marks the parameters of its experts.
+
+    Linear layers mark their own; GroupedMLP of 0.16.1 has weights without a linear layer.
+    """
+    call.proceed()
+    for path, module in call.instance.experts.named_modules():
+        mark_expert_parameters(module, _PARALLEL_MODES.get(path.rpartition(".")[2]), call.instance.config)
+
+
+def mark_routers_of_head(call: Call) -> None:
+    """Wraps MultiTokenPredictionLayer.__init__.
+
+    The number of a router is its layer's in the pattern of the head, where that of any other head is the depth. There
+    are no more slots than depths.
+    """
+    call.proceed()
+    if getattr(call.instance, "mtp_layer_pattern", None) is None:
+        return
+    from megatron.core.transformer.moe.router import Router
+
+    for module in call.instance.modules():
+        if isinstance(module, Router):
+            module.is_mtp_layer = True
+            module.layer_number = call.instance.layer_number
+
+
+_is_training_log: ContextVar[bool] = ContextVar("the trainer asks for the log line", default=False)
+
+
+def count_in_training_log(call: Call) -> Any:
+    """Wraps training_log: what it asks to be logged is the mean over the MoE layers of the run."""
+    token = _is_training_log.set(True)
+    try:
+        return call.proceed()
+    finally:
+        _is_training_log.reset(token)
+
+
+def average_over_moe_layers(call: Call) -> Any:
+    """Wraps track_moe_metrics and MoEMetricsTracker.report: they divide by `num_moe_layers`.
+
+    Where Megatron has no such parameter, it divides by the sum of `moe_layer_freq` where that is a list. Where it has
+    one, its own count is right unless the main model is frozen.
+    """
+    if "num_moe_layers" in call.parameters:
+        if _is_training_log.get():
+            from megatron.training.global_vars import get_args
+
+            run = get_args()
+            if is_main_model_frozen(run):
+                call["num_moe_layers"] = count_moe_layers(run)
+        return call.proceed()
+    moe_layers = call.kwargs.pop("num_moe_layers", None)  # before the arguments are asked by name
+    heads = call["mtp_num_layers"] or 0
+    if _is_training_log.get():
+        from megatron.training.global_vars import get_args
+
+        run = get_args()
+        moe_layers = count_moe_layers(run)
+        heads = run.mtp_num_layers or 0  # also if the call comes from another of these wrappers
+        call["num_layers"] = run.num_layers
+    if moe_layers is None:
+        return call.proceed()
+    call["mtp_num_layers"] = None  # by which it would add layers that have no place in `moe_layer_freq`
+    if call.get("num_layers") is not None:
+        call["num_layers"] += heads  # a slot for each layer, in which routers put their losses
+    call["moe_layer_freq"] = [1] * max(1, moe_layers)  # it divides a sum of zero by 1 where there is none
+    return call.proceed()
+
+
+def average_over_heads(call: Call) -> Any:
+    """Wraps the same, for a run whose main model is frozen: only its heads have an auxiliary loss."""
+    if _is_training_log.get():
+        from megatron.training.global_vars import get_args
+
+        if is_main_model_frozen(get_args()):
+            return average_over_moe_layers(call)
+    return call.proceed()

@@ -1,0 +1,239 @@
+"""The wrappers that train MTP heads over a frozen main model: `config.freeze_base_model_for_mtp`.
+
+They freeze new models, run the main model without gradients, send gradients of zero back through the pipeline, keep
+data parallelism and Megatron-FSDP from waiting for gradients that never come, and refuse optimizer state of another
+kind.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from megatron.core.transformer import multi_token_prediction as mtp
+from torch.utils.hooks import RemovableHandle
+
+from megatron_overrides.call import Call
+from megatron_overrides.mtp.frozen.frozen_main_model import (
+    freeze,
+    heads_of,
+    is_training_heads,
+    losses_of_heads,
+    with_gradients_of_heads,
+)
+from megatron_overrides.mtp.frozen.optimizer_state import check_optimizer_state, share_plain_values
+from megatron_overrides.mtp.heads.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
+from megatron_overrides.mtp.losses.flops import tokens_in_batch
+from megatron_overrides.settings.model_settings import check_frozen_main_model, is_main_model_frozen
+
+
+def _zero_where_missing(gradient: torch.Tensor | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return torch.zeros_like(tensor) if gradient is None and tensor is not None else gradient
+
+
+def return_zero_gradient(call: Call) -> Any:
+    """Wraps backward_step(input_tensor, ..., config): the previous pipeline stage waits for a gradient of its output.
+
+    A frozen main model gives none, so the schedule sends a gradient of zero.
+    """
+    gradients = call.proceed()
+    if not is_main_model_frozen(call["config"]):
+        return gradients
+    inputs = call["input_tensor"]
+    if not isinstance(inputs, list):
+        return _zero_where_missing(gradients, inputs)
+    return [_zero_where_missing(gradient, tensor) for gradient, tensor in zip(gradients, inputs, strict=True)]
+
+
+def count_no_backward_of_main_model(call: Call) -> Any:
+    """Wraps num_floating_point_operations(args, batch_size, ...): a frozen main model has a forward pass only.
+
+    Megatron counts three times the forward pass for everything. A head trains through the output layer without a
+    gradient of its weight.
+    """
+    flops = call.proceed()
+    settings = call["args"]
+    if not is_main_model_frozen(settings):
+        return flops
+    call["args"] = main_model = copy.copy(settings)
+    main_model.mtp_num_layers = None
+    if pattern := getattr(settings, "hybrid_layer_pattern", None):
+        main_model.hybrid_layer_pattern = pattern.partition("/")[0]
+    if isinstance(frequency := getattr(settings, "linear_attention_freq", None), list):
+        main_model.linear_attention_freq = frequency[: settings.num_layers]
+    of_main_model = call.proceed()
+    of_heads = flops - of_main_model
+    if of_heads:  # Megatron 0.16 counts none in a hybrid model
+        weight_gradients = 2 * tokens_in_batch(call) * settings.hidden_size * settings.padded_vocab_size
+        of_heads -= settings.mtp_num_layers * weight_gradients
+    return of_main_model / 3 + of_heads
+
+
+def freeze_new_model(call: Call) -> None:
+    """Wraps the __init__ of GPTModel, HybridModel and MambaModel.
+
+    From 0.18 on, gradient buffers are laid out from the parameters that require gradients before DDP sees the model.
+
+    Raises:
+        ValueError: the class knows no MTP heads, as MambaModel of 0.16.
+    """
+    call.proceed()
+    if is_main_model_frozen(call.instance.config):
+        if not hasattr(call.instance, "mtp_process"):
+            raise ValueError(
+                f"--freeze-base-model-for-mtp trains only the MTP heads, and {type(call.instance).__name__} of this "
+                f"Megatron has none: use a newer megatron-core, or leave the flag out"
+            )
+        freeze(call.instance)
+
+
+def run_main_model_without_gradients(call: Call) -> torch.Tensor:
+    """Wraps the forward of GPTModel, HybridModel and MambaModel.
+
+    A last stage without heads (`mtp_standalone`) gets their hidden states as its input. It passes them on through a
+    decoder without layers, and the loss of the heads sends a gradient back.
+    """
+    if not is_main_model_frozen(call.instance.config) or not torch.is_grad_enabled():
+        return call.proceed()
+    losses: list[torch.Tensor] = []
+    token = losses_of_heads.set(losses)
+    try:
+        with torch.set_grad_enabled(call.instance.post_process and not call.instance.mtp_process):
+            output = call.proceed()
+    finally:
+        losses_of_heads.reset(token)
+    for loss in losses:
+        output = mtp.MTPLossAutoScaler.apply(output, loss)
+    return output
+
+
+def run_heads_with_gradients(call: Call) -> Any:
+    """Wraps MultiTokenPredictionBlock.forward, which is called inside `run_main_model_without_gradients`."""
+    if not is_training_heads():
+        return call.proceed()
+    # A stage without layers of the main model passes on what it has received, which requires a gradient.
+    call["hidden_states"] = call["hidden_states"].detach()
+    return with_gradients_of_heads(call.proceed)()
+
+
+def mark_layers_needing_embedding_grad(call: Call) -> None:
+    """Wraps DistributedDataParallel.__init__(config, ddp_config, module, ...): marks layers that must report a zero.
+
+    With --overlap-grad-reduce DDP asserts, after the first step, that each parameter of a bucket has had a gradient.
+    The MTP stage's copy of the embedding gets none from detached heads. The distributed optimizer gives the copy a
+    separate bucket, unless buckets of fp8 and bf16 parameters are joined.
+    """
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
+
+    call.proceed()
+    config, ddp = call["config"], call["ddp_config"]
+    separate_bucket = ddp.use_distributed_optimizer and not getattr(ddp, "fp8_param_gather", False)
+    if ddp.overlap_grad_reduce and not separate_bucket and getattr(config, "pipeline_model_parallel_size", 1) > 1:
+        for module in call["module"].modules():
+            if isinstance(module, MultiTokenPredictionLayer):
+                setattr(module, REPORTS_ZERO_EMBEDDING_GRAD, True)
+
+
+def freeze_what_is_wrapped(call: Call) -> None:
+    """Wraps the __init__(config, ddp_config, module, ...) of DDP, Megatron-FSDP and FSDP2.
+
+    A GPTModel is frozen already; what has one as a part of it is not.
+
+    Raises:
+        ValueError: the settings of the frozen model cannot work; a trainer without argparse learns of it here.
+    """
+    if is_main_model_frozen(call["config"]):
+        # Imported here: this module is imported while the first of these classes is being imported.
+        from megatron_overrides.mtp.frozen.frozen_main_model import freeze
+
+        check_frozen_main_model(call["config"], is_complete=True)
+        freeze(call["module"])
+    call.proceed()
+
+
+def update_routers_of_heads(call: Call) -> None:
+    """Wraps _update_router_expert_bias and _update_router_qb_beta(model, config, ...), which walk the model chunks.
+
+    The bias of a router in the frozen main model is part of it. The quantile balancing of 0.19 would move it towards
+    zero, since routers collect no quantiles without gradients.
+    """
+    # Imported here: this module is imported while finalize_model_grads is being imported, and MTP after it.
+    from megatron_overrides.mtp.frozen.frozen_main_model import heads_of
+
+    if is_main_model_frozen(call["config"]):
+        call["model"] = list(heads_of(call["model"]))
+    call.proceed()
+
+
+def register_no_hook_on_frozen_parameters(call: Call) -> None:
+    """Wraps MegatronFSDP._register_fsdp_hooks, which in 0.16 also hooks into the gradients of frozen parameters.
+
+    torch refuses that. Later releases leave these parameters out themselves.
+    """
+    frozen = [param for param in call.instance.parameters() if not param.requires_grad]
+    for param in frozen:
+        param.register_post_accumulate_grad_hook = lambda hook: RemovableHandle(OrderedDict())
+    try:
+        call.proceed()
+    finally:
+        for param in frozen:
+            del param.register_post_accumulate_grad_hook
+
+
+def reduce_groups_that_train(call: Call) -> None:
+    """Wraps ParamAndGradBuffer.reduce_scatter_gradients: it asks each group of parameters for its gradient buffer.
+
+    Groups of frozen parameters have none, and it would raise an AttributeError.
+    """
+    groups = call.instance.parameter_groups
+    call.instance.parameter_groups = [group for group in groups if group.main_grad_buffer is not None]
+    try:
+        call.proceed()
+    finally:
+        call.instance.parameter_groups = groups
+
+
+def share_state_of_heads(call: Call) -> dict[str, Any]:
+    """Wraps generate_state_dict(args, model, optimizer, ...), which lays out what is saved and what is loaded."""
+    state: dict[str, Any] = call.proceed()
+    settings = call["args"]
+    has_optimizer = call.get("optimizer") is not None and not settings.no_save_optim
+    is_split = settings.ckpt_format == "torch_dist" and settings.pipeline_model_parallel_size > 1
+    if has_optimizer and is_split and is_main_model_frozen(settings):
+        has_heads = any(True for _ in heads_of(call["model"]))
+        state["optimizer"] = share_plain_values(state.get("optimizer"), has_heads)
+    return state
+
+
+# Whether load_checkpoint is running for a model with an optimizer. Others read checkpoints by the same function.
+_loads_optimizer: ContextVar[bool] = ContextVar("load_checkpoint has an optimizer", default=False)
+
+
+def watch_for_other_state(call: Call) -> Any:
+    """Wraps load_checkpoint(ddp_model, optimizer, ...): only with an optimizer its state can be another one."""
+    token = _loads_optimizer.set(call.get("optimizer") is not None)
+    try:
+        return call.proceed()
+    finally:
+        _loads_optimizer.reset(token)
+
+
+def refuse_other_state(call: Call) -> Any:
+    """Wraps _load_base_checkpoint(load_dir, args, ...), which returns (state dict or None, name, is a release, ...).
+
+    In the format torch_dist load_checkpoint calls it twice: for what all ranks share, the arguments of the saved run
+    among it, and then for the tensors.
+
+    Raises:
+        ValueError: the optimizer state of other parameters would be loaded.
+    """
+    result = call.proceed()
+    settings, (state, _, is_release, *_) = call["args"], result
+    saved = (state or {}).get("args")
+    loads_state = _loads_optimizer.get() and not (is_release or settings.finetune or settings.no_load_optim)
+    if loads_state and saved is not None:
+        check_optimizer_state(call["load_dir"], is_main_model_frozen(saved), is_main_model_frozen(settings))
+    return result

@@ -1,0 +1,65 @@
+"""The wrappers that tag parameters for norms of their own, and that count zeros of what was clipped.
+
+NVIDIA/Megatron-LM#4116. The tag of the MTP heads is `grad_norm_group = "mtp"`; the original pull request calls it
+`is_mtp_param`, which is set as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_overrides.call import Call
+from megatron_overrides.norms.measuring import with_one_gradient
+from megatron_overrides.norms.norm_groups import tag, tag_of
+from megatron_overrides.norms.norm_tags import as_list, tag_mtp_block, tag_mtp_blocks, tag_named_groups
+from megatron_overrides.norms.optimizer_tree import leaves
+
+
+def tag_block(call: Call) -> None:
+    """Wraps MultiTokenPredictionBlock.__init__: tags the parameters of the new block."""
+    call.proceed()
+    tag_mtp_block(call.instance)
+
+
+def retag_mtp_heads(call: Call) -> Any:
+    """Wraps _get_param_groups(model_chunks, config, ...), with which every optimizer begins."""
+    tag_mtp_blocks(as_list(call["model_chunks"]))
+    return call.proceed()
+
+
+def tag_groups(call: Call) -> Any:
+    """Wraps _get_param_groups(model_chunks, config, ...): parameters get the groups of --grad-norm-group."""
+    tag_named_groups(as_list(call["model_chunks"]), call["config"])
+    return call.proceed()
+
+
+def count_zeros_of_fsdp(call: Call) -> float:
+    """Wraps count_zeros_fp32, which looks for the gradients of Megatron-FSDP under one name (NVIDIA/Megatron-LM#4802).
+
+    Before 0.19 that is `grad`, later what the caller says; here each parameter says where its gradient is.
+    """
+    params = call["parameters"]
+    params = [params] if hasattr(params, "grad") else params
+    call["parameters"] = [with_one_gradient(p) if getattr(p, "__fsdp_param__", False) else p for p in params]
+    return call.proceed()
+
+
+def count_zeros_without_params(call: Call) -> float:
+    """Wraps count_zeros of MegatronOptimizer and ChainedOptimizer: from 0.18 on both read params[0].
+
+    A rank without parameters fails there, and the others hang in its all-reduce.
+    """
+    from megatron.core.optimizer.clip_grads import count_zeros_fp32
+
+    is_shared = getattr(call.instance, "grads_states_parallel_group_is_shared", lambda: True)
+    if any(leaf.get_parameters() for leaf in leaves(call.instance)) or not is_shared():
+        return call.proceed()
+    return count_zeros_fp32([], grad_stats_parallel_group=call.instance.get_grad_stats_parallel_group())
+
+
+def copy_grad_norm_tags(call: Call) -> None:
+    """Wraps copy_tensor_model_parallel_attributes(destination, source), called for every shard and main copy."""
+    call.proceed()
+    group = tag_of(call["source_tensor"])
+    if group is not None:
+        tag(call["destination_tensor"], group)

@@ -1,0 +1,80 @@
+"""The wrappers that put our metrics into Megatron's log lines of training and validation, TensorBoard and W&B."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.utils import get_model_config
+
+from megatron_overrides.call import Call
+from megatron_overrides.mtp.metrics.nan_losses import nan_losses
+from megatron_overrides.mtp.mtp_pass import mtp_pass
+from megatron_overrides.report.training_metrics import in_training_log, is_logging, training_metrics
+from megatron_overrides.report.validation_metrics import evaluated_sets, validate, validation_line
+
+
+def append_to_log_line(call: Call) -> Any:
+    """Wraps print_rank_last: the one line that a training log prints gets our metrics at its end."""
+    if is_logging.get():
+        call["message"] += "".join(metric.text for metric in [*nan_losses(), *training_metrics()])
+    return call.proceed()
+
+
+def measure_heads(call: Call) -> Any:
+    """Wraps evaluate(..., model, ...), which evaluates one validation set: its forward passes run the heads."""
+    model = call["model"]
+    chunks = model if isinstance(model, list) else [model]
+    config = get_model_config(chunks[0])
+    if not getattr(config, "mtp_num_layers", None) or not config.mtp_eval:
+        return call.proceed()
+    with mtp_pass(compute=True) as metrics:
+        result = call.proceed()
+    measured = metrics.reduce()
+    sets = evaluated_sets.get()
+    if sets is not None:
+        sets.append(measured)
+    return result
+
+
+def log_metrics(call: Call) -> Any:
+    """Wraps training_log, which builds its line in a local variable and prints it with print_rank_last."""
+    iteration = call.get("iteration")
+    with in_training_log():
+        result = call.proceed()
+    from megatron.training import global_vars  # not in every wheel, and Megatron-Bridge goes without
+
+    writer, wandb = global_vars.get_tensorboard_writer(), global_vars.get_wandb_writer()
+    if writer and iteration is not None and iteration % global_vars.get_args().tensorboard_log_interval == 0:
+        for metric in training_metrics():
+            if metric.tag:
+                writer.add_scalar(metric.tag, float(metric.value), iteration)
+                if wandb:
+                    wandb.log({metric.tag: float(metric.value)}, iteration)
+    return result
+
+
+def report_heads(call: Call) -> Any:
+    """Wraps evaluate_and_print_results(prefix, ..., iteration, ..., write_to_tensorboard): adds a line for each set."""
+    from megatron.training import global_vars, utils
+
+    result, sets = validate(call)
+    for number, measured in enumerate(sets):
+        suffix = _suffix(number, global_vars.get_args())
+        utils.print_rank_last(validation_line(call["prefix"], measured, suffix))
+        writer, wandb = global_vars.get_tensorboard_writer(), global_vars.get_wandb_writer()
+        if not writer or not call["write_to_tensorboard"]:
+            continue
+        for name, value in measured.items():
+            tag = f"{name} validation{suffix}"
+            writer.add_scalar(tag, value, call["iteration"])
+            if wandb:
+                wandb.log({tag: value}, call["iteration"])
+    return result
+
+
+def _suffix(number: int, settings: Any) -> str:
+    """What Megatron writes after "validation" for one of several validation sets."""
+    if not getattr(settings, "multiple_validation_sets", False):
+        return ""
+    names = getattr(settings, "validation_set_names", None)
+    return f"-{names[number] if names else number}"

@@ -1,0 +1,100 @@
+"""The wrappers that check settings where Megatron reads them: arguments, configurations, and the optimizer's start."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+from megatron.core.utils import log_single_rank
+
+from megatron_overrides.call import Call
+from megatron_overrides.norms.norm_tags import as_list
+from megatron_overrides.settings.arguments import check_new_heads, logger
+from megatron_overrides.settings.model_settings import check_frozen_main_model, check_heads, check_token_counts
+from megatron_overrides.settings.optimizer_settings import (
+    check_places,
+    check_separate_clip,
+    check_settings,
+    warn_of_missing_heads,
+)
+
+
+def check_configs(call: Call) -> Any:
+    """Wraps _get_param_groups(model_chunks, config, ...): the first place where both configurations are known.
+
+    A trainer without Megatron's command line may also have changed them since they were created.
+    """
+    settings = call["config"]
+    check_settings(settings)
+    of_model = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
+    check_places(settings, of_model)
+    if getattr(of_model, "mtp_num_layers", None):
+        both = SimpleNamespace(**{**vars(settings), **vars(of_model)})
+        check_heads(both)
+        check_separate_clip(both)
+    else:
+        for name in ("mtp_detach_heads", "separate_mtp_grad_clip"):
+            if getattr(of_model, name, False):
+                warn_of_missing_heads(name)
+    return call.proceed()
+
+
+def check_arguments(call: Call) -> Any:
+    """Wraps validate_args(args, defaults)."""
+    settings = call["args"]
+    check_settings(settings)
+    check_heads(settings)
+    check_separate_clip(settings)
+    check_new_heads(settings)
+    validated = call.proceed()
+    # Now it has read the heads of a hybrid model's pattern; only a checkpoint may still add some.
+    check_frozen_main_model(settings, is_complete=not getattr(settings, "use_checkpoint_args", False))
+    check_token_counts(settings)
+    return validated
+
+
+def enforce_megatron_fsdp_args(call: Call) -> Any:
+    """Wraps validate_args(args, defaults): what Megatron-FSDP needs of the optimizer, as NVIDIA/Megatron-LM#4133."""
+    settings = call["args"]
+    if getattr(settings, "use_megatron_fsdp", False) and getattr(settings, "megatron_fsdp_version", 1) == 1:
+        if settings.optimizer not in ("adam", "sgd"):
+            raise ValueError(
+                f"--use-megatron-fsdp cannot shard the state of --optimizer {settings.optimizer}: choose adam or sgd, "
+                f"or leave --use-megatron-fsdp out"
+            )
+        if not settings.use_distributed_optimizer:
+            log_single_rank(logger, logging.WARNING, "--use-megatron-fsdp sets --use-distributed-optimizer")
+        if getattr(settings, "reuse_grad_buf_for_mxfp8_param_ag", False):
+            log_single_rank(logger, logging.WARNING, "--use-megatron-fsdp unsets --reuse-grad-buf-for-mxfp8-param-ag")
+        settings.use_distributed_optimizer = True
+        settings.reuse_grad_buf_for_mxfp8_param_ag = False  # a buffer that Megatron-FSDP does not have
+    return call.proceed()
+
+
+def exclude_callable_fields(call: Call) -> None:
+    """Wraps ArgumentGroupFactory.__init__, whose callers list what to leave out: a Callable has no argparse type."""
+    call.proceed()
+    call.instance.exclude.add("mtp_grad_scale_func")
+
+
+def default_added_fields(call: Call) -> dict[str, Any]:
+    """Wraps core_config_from_args(args, dataclass), to which a field that the YAML does not name is an error."""
+    arguments, config_class = call.args
+    for field in dataclasses.fields(config_class):
+        if field.metadata.get("added_in_place") and not hasattr(arguments, field.name):
+            setattr(arguments, field.name, field.default)
+    return call.proceed()
+
+
+def check_new_model_configuration(call: Call) -> None:
+    """Wraps TransformerConfig.__post_init__: checks a configuration that does not come from Megatron's parser, too."""
+    call.proceed()
+    check_heads(call.instance)
+
+
+def check_new_optimizer_configuration(call: Call) -> None:
+    """Wraps OptimizerConfig.__post_init__: a configuration made without Megatron's parser is checked too."""
+    call.proceed()
+    check_settings(call.instance)
