@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from megatron.bridge.utils.common_utils import print_rank_last
 from megatron.core.utils import get_model_config, unwrap_model
 
 from megatron_overrides.call import Call
@@ -46,6 +45,8 @@ def log_scalars(state: Any, scalars: dict[str, float]) -> None:
 
 def report_heads(call: Call) -> Any:
     """Wraps evaluate_and_print_results(state, prefix, ..., write_to_tensorboard, ...): adds a line and scalars."""
+    from megatron.bridge.utils.common_utils import print_rank_last
+
     result, sets = validate(call)
     for measured in sets:
         print_rank_last(validation_line(call["prefix"], measured))

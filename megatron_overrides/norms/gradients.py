@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -77,3 +78,10 @@ def get_grads_for_grad_norm(self: Any, grad_norm_group: Group = None) -> list[to
 def get_main_grads_for_grad_norm(self: Any) -> list[torch.Tensor]:
     """The name that 0.18 and earlier call; the same gradients."""
     return self.get_grads_for_grad_norm()
+
+
+def with_one_gradient(param: Any) -> Any:
+    """A stand-in that count_zeros_fp32 takes for `param`, whichever attribute it reads."""
+    grad = getattr(param, "decoupled_grad", None)
+    grad = param.grad if grad is None else grad
+    return SimpleNamespace(**{"__fsdp_param__": True, "grad": grad, "decoupled_grad": grad})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from enum import IntEnum
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -233,10 +232,3 @@ def mtp_grad_norm(self: Any) -> GradNorm | None:
 
 
 # -- zero gradients ---------------------------------------------------------------------------------------------------
-
-
-def with_one_gradient(param: Any) -> Any:
-    """A stand-in that count_zeros_fp32 takes for `param`, whichever attribute it reads."""
-    grad = getattr(param, "decoupled_grad", None)
-    grad = param.grad if grad is None else grad
-    return SimpleNamespace(**{"__fsdp_param__": True, "grad": grad, "decoupled_grad": grad})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_overrides.call import Call
-from megatron_overrides.norms.measuring import with_one_gradient
+from megatron_overrides.norms.gradients import with_one_gradient
 from megatron_overrides.norms.norm_groups import tag, tag_of
 from megatron_overrides.norms.norm_tags import as_list, tag_mtp_block, tag_mtp_blocks, tag_named_groups
 from megatron_overrides.norms.optimizer_tree import leaves
@@ -38,6 +38,7 @@ def count_zeros_of_fsdp(call: Call) -> float:
 
     Before 0.19 that is `grad`, later what the caller says; here each parameter says where its gradient is.
     """
+
     params = call["parameters"]
     params = [params] if hasattr(params, "grad") else params
     call["parameters"] = [with_one_gradient(p) if getattr(p, "__fsdp_param__", False) else p for p in params]

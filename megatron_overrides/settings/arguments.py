@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-from megatron_overrides.mtp.new_heads.initialization import STARTS
-
-logger = logging.getLogger(__name__)
+STARTS = ("random", "last-layer")
 
 
 def check_new_heads(settings: Any) -> None:

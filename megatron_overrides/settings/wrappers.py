@@ -11,7 +11,7 @@ from megatron.core.utils import log_single_rank
 
 from megatron_overrides.call import Call
 from megatron_overrides.norms.norm_tags import as_list
-from megatron_overrides.settings.arguments import check_new_heads, logger
+from megatron_overrides.settings.arguments import check_new_heads
 from megatron_overrides.settings.model_settings import check_frozen_main_model, check_heads, check_token_counts
 from megatron_overrides.settings.optimizer_settings import (
     check_places,
@@ -19,6 +19,8 @@ from megatron_overrides.settings.optimizer_settings import (
     check_settings,
     warn_of_missing_heads,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def check_configs(call: Call) -> Any:

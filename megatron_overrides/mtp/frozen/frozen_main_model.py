@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
 import torch
-from megatron.core.transformer import multi_token_prediction as mtp
 from torch.nn.modules.batchnorm import _NormBase
 
 P = ParamSpec("P")
@@ -26,8 +25,10 @@ losses_of_heads: ContextVar[list[torch.Tensor] | None] = ContextVar("losses to a
 
 def heads_of(modules: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
     """Yield the MTP blocks in some modules; the heads of Megatron's models are all in these blocks."""
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
+
     for module in modules:
-        yield from (child for child in module.modules() if isinstance(child, mtp.MultiTokenPredictionBlock))
+        yield from (child for child in module.modules() if isinstance(child, MultiTokenPredictionBlock))
 
 
 def freeze(model: torch.nn.Module) -> None:
@@ -63,8 +64,10 @@ def attach_loss(main: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
 
     Where the main model is frozen, the output of the model does so instead, and `main` is returned detached.
     """
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
+
     losses = losses_of_heads.get()
     if losses is None:
-        return mtp.MTPLossAutoScaler.apply(main, loss)
+        return MTPLossAutoScaler.apply(main, loss)
     losses.append(loss)
     return main.detach()

@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from megatron.core.transformer import multi_token_prediction as mtp
 from torch.utils.hooks import RemovableHandle
 
 from megatron_overrides.call import Call
@@ -24,7 +23,6 @@ from megatron_overrides.mtp.frozen.frozen_main_model import (
     losses_of_heads,
     with_gradients_of_heads,
 )
-from megatron_overrides.mtp.frozen.optimizer_state import check_optimizer_state, share_plain_values
 from megatron_overrides.mtp.heads.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
 from megatron_overrides.mtp.losses.flops import tokens_in_batch
 from megatron_overrides.settings.model_settings import check_frozen_main_model, is_main_model_frozen
@@ -98,6 +96,8 @@ def run_main_model_without_gradients(call: Call) -> torch.Tensor:
     """
     if not is_main_model_frozen(call.instance.config) or not torch.is_grad_enabled():
         return call.proceed()
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
+
     losses: list[torch.Tensor] = []
     token = losses_of_heads.set(losses)
     try:
@@ -106,7 +106,7 @@ def run_main_model_without_gradients(call: Call) -> torch.Tensor:
     finally:
         losses_of_heads.reset(token)
     for loss in losses:
-        output = mtp.MTPLossAutoScaler.apply(output, loss)
+        output = MTPLossAutoScaler.apply(output, loss)
     return output
 
 
@@ -160,9 +160,6 @@ def update_routers_of_heads(call: Call) -> None:
     The bias of a router in the frozen main model is part of it. The quantile balancing of 0.19 would move it towards
     zero, since routers collect no quantiles without gradients.
     """
-    # Imported here: this module is imported while finalize_model_grads is being imported, and MTP after it.
-    from megatron_overrides.mtp.frozen.frozen_main_model import heads_of
-
     if is_main_model_frozen(call["config"]):
         call["model"] = list(heads_of(call["model"]))
     call.proceed()
@@ -198,6 +195,8 @@ def reduce_groups_that_train(call: Call) -> None:
 
 def share_state_of_heads(call: Call) -> dict[str, Any]:
     """Wraps generate_state_dict(args, model, optimizer, ...), which lays out what is saved and what is loaded."""
+    from megatron_overrides.mtp.frozen.optimizer_state import share_plain_values
+
     state: dict[str, Any] = call.proceed()
     settings = call["args"]
     has_optimizer = call.get("optimizer") is not None and not settings.no_save_optim
@@ -235,5 +234,7 @@ def refuse_other_state(call: Call) -> Any:
     saved = (state or {}).get("args")
     loads_state = _loads_optimizer.get() and not (is_release or settings.finetune or settings.no_load_optim)
     if loads_state and saved is not None:
+        from megatron_overrides.mtp.frozen.optimizer_state import check_optimizer_state
+
         check_optimizer_state(call["load_dir"], is_main_model_frozen(saved), is_main_model_frozen(settings))
     return result

@@ -10,14 +10,9 @@ layer of attached heads, run several times in one pass, and each backward pass o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
-from megatron.core import parallel_state, tensor_parallel
-from megatron.core.enums import Fp8Recipe
-from megatron.core.transformer import multi_token_prediction as mtp
 from megatron.core.utils import get_model_config
 
 from megatron_overrides.call import Call
@@ -87,25 +82,14 @@ def checkpoint_layer(call: Call) -> torch.Tensor:
 
     tensors = [call.kwargs[name] for name in names]
     if config.fp8 or config.fp4:
-        return _checkpoint_quantized(call.instance, run, tensors)
+        from megatron_overrides.mtp.heads.quantized_recompute import checkpoint_quantized
+
+        return checkpoint_quantized(call.instance, run, tensors)
     if call.args and any(value is not None for value in others.values()):
+        from megatron.core import tensor_parallel
+
         return tensor_parallel.checkpoint(run, config.distribute_saved_activations, *tensors)
     return call.proceed()
-
-
-def _checkpoint_quantized(layer: Any, run: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> torch.Tensor:
-    from megatron.core.extensions.transformer_engine import te_checkpoint
-
-    config = layer.config
-    group = getattr(layer, "tp_group", None)  # a layer of 0.16 knows none
-    if group is None:
-        group = parallel_state.get_tensor_model_parallel_group()
-    # With delayed scaling TransformerEngine keeps the scales of the first forward only if it is in fp8 already.
-    is_delayed = config.fp8 and config.fp8_recipe == Fp8Recipe.delayed
-    with mtp.get_fp8_context(config) if is_delayed else nullcontext():
-        return te_checkpoint(
-            run, config.distribute_saved_activations, tensor_parallel.random.get_cuda_rng_tracker, group, *tensors
-        )
 
 
 def accept_padding_mask(call: Call) -> Any:
@@ -141,7 +125,9 @@ def scatter_embeddings(call: Call) -> tuple[Any, ...]:
     embedding = call["embedding"]
     if call.instance.config.sequence_parallel and not getattr(embedding, "scatter_to_sequence_parallel", True):
         # A layer of 0.16 knows no group, and None means Megatron's own.
-        embedded = mtp.scatter_to_sequence_parallel_region(embedded, group=getattr(call.instance, "tp_group", None))
+        from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
+
+        embedded = scatter_to_sequence_parallel_region(embedded, group=getattr(call.instance, "tp_group", None))
     return (*rest, embedded, hidden_states)
 
 

@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-STARTS = ("random", "last-layer")
-
 
 @contextmanager
 def hidden_heads(chunks: Sequence[Any]) -> Iterator[None]:

@@ -61,7 +61,7 @@ def _moe_log() -> AbstractContextManager[None]:
     from megatron.core.transformer.moe import moe_utils
 
     try:
-        logging: Any = importlib.import_module("megatron.core.transformer.moe.moe_layers")
+        logging: Any = importlib.import_module("megatron.core.transformer.moe.moe_logging")
     except ImportError:  # up to 0.17 it is a dict
         return _entries(moe_utils.get_moe_layer_wise_logging_tracker())
     return _another_tracker(logging)

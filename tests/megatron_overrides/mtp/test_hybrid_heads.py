@@ -53,7 +53,7 @@ def losses(batch):
 
     def collect(model):
         try:
-            logging = importlib.import_module("megatron.core.transformer.moe.moe_layers")
+            logging = importlib.import_module("megatron.core.transformer.moe.moe_logging")
         except ModuleNotFoundError:
             tracker = importlib.import_module(
                 "megatron.core.transformer.moe.moe_utils"

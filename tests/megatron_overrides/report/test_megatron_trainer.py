@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.report import training_metrics as log_line
 from megatron_overrides.report.metric import Metric
 
 pytestmark = pytest.mark.forked("patched")
 
 training = pytest.importorskip("megatron.training.training", reason="the 0.16.1 wheel has no megatron.training")
-ours = pytest.importorskip("megatron_overrides.report.megatron_trainer")
+ours = importlib.import_module("megatron_overrides.report.wrappers")
+global_vars = importlib.import_module("megatron.training.global_vars")
 
 
 class Writer:
@@ -33,14 +33,13 @@ def log(monkeypatch):
     """log(iteration): (lines printed, TensorBoard, W&B) of a training_log with upstream's signature."""
 
     tensorboard, wandb, lines = Writer(), Writer(), []
-    monkeypatch.setattr(ours, "get_args", lambda: SimpleNamespace(tensorboard_log_interval=2))
-    monkeypatch.setattr(ours, "get_tensorboard_writer", lambda: tensorboard)
-    monkeypatch.setattr(ours, "get_wandb_writer", lambda: wandb)
-    for module in (ours, log_line):
-        monkeypatch.setattr(module, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
+    monkeypatch.setattr(global_vars, "get_args", lambda: SimpleNamespace(tensorboard_log_interval=2))
+    monkeypatch.setattr(global_vars, "get_tensorboard_writer", lambda: tensorboard)
+    monkeypatch.setattr(global_vars, "get_wandb_writer", lambda: wandb)
+    monkeypatch.setattr(ours, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
 
     def print_line(message):
-        log_line.append_to_log_line(Call(lambda message: lines.append(message), None, (message,), {}))
+        ours.append_to_log_line(Call(lambda message: lines.append(message), None, (message,), {}))
 
     def training_log(loss_dict, iteration):
         print_line(f" iteration {iteration} |")
@@ -60,7 +59,7 @@ def test_the_log_line_ends_with_our_metrics_and_other_lines_do_not(log):
 
 def test_the_line_may_be_given_by_its_name():
     lines = []
-    log_line.append_to_log_line(Call(lambda message: lines.append(message), None, (), {"message": "hello"}))
+    ours.append_to_log_line(Call(lambda message: lines.append(message), None, (), {"message": "hello"}))
     assert lines == ["hello"]
 
 
@@ -76,7 +75,7 @@ class Reached(Exception):
 
 
 def test_megatron_s_own_training_log_prints_that_line(monkeypatch, capsys):
-    monkeypatch.setattr(log_line, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
+    monkeypatch.setattr(ours, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
 
     def print_at_once():
         training.print_rank_last(" iteration 1 |")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from megatron_overrides.mtp.metrics import skipped_steps
+from megatron_overrides.mtp.metrics import wrappers
 from megatron_overrides.norms.step_record import StepRecord
 
 pytestmark = pytest.mark.forked("patched")
@@ -32,7 +32,7 @@ def track():
 @pytest.fixture
 def record(monkeypatch):
     made = StepRecord()
-    monkeypatch.setattr(skipped_steps, "last_record", lambda: made)
+    monkeypatch.setattr(wrappers, "last_record", lambda: made)
     return made
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megatron.core.optimizer.qk_clip import clip_qk
+from megatron_overrides.muon import wrappers
 
-from megatron_overrides.norms.build import qk_clip
 from megatron_overrides.norms.step_decision import Excess, StepDecision
 from megatron_overrides.norms.step_record import StepRecord
 
@@ -29,7 +29,7 @@ def model():
 def test_weights_are_rescaled_only_if_the_step_was_taken(model, monkeypatch, decision, clipped):
     record = StepRecord()
     record.decision = decision
-    monkeypatch.setattr(qk_clip, "last_record", lambda: record)
+    monkeypatch.setattr(wrappers, "last_record", lambda: record)
     assert clip_qk(model, log_max_only=False) == 7.0
     attention = model[0].module.module.decoder.layers[0].self_attention
     assert attention.clipped == clipped

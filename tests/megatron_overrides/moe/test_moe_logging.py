@@ -8,7 +8,7 @@ import torch
 from megatron_mtp_patches.engine.call import Call
 from megatron_mtp_patches.engine.source import find_file
 
-from megatron_overrides.moe import moe_logging as ours
+from megatron_overrides.moe import wrappers as ours
 
 pytestmark = pytest.mark.forked("patched")
 

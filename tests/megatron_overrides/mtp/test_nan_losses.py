@@ -5,7 +5,8 @@ import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper as Helper
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.report import training_metrics as log_line
+from megatron_overrides.report.training_metrics import in_training_log
+from megatron_overrides.report.wrappers import append_to_log_line
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -18,7 +19,7 @@ def line(monkeypatch):
 
     def log(*steps):
         printed = []
-        with log_line.in_training_log():
+        with in_training_log():
             sums = {"advanced iterations": len(steps)}
             for losses in steps:
                 for depth, loss in enumerate(losses):
@@ -26,7 +27,7 @@ def line(monkeypatch):
                 Helper.track_mtp_metrics(1.0, 1, None, None, sums)
             for name in sums:  # as training_log does before it prints
                 sums[name] = torch.tensor([0.0])
-            log_line.append_to_log_line(Call(lambda message: printed.append(message), None, (" iteration 1 |",), {}))
+            append_to_log_line(Call(lambda message: printed.append(message), None, (" iteration 1 |",), {}))
         return printed[0]
 
     return log
