@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_overrides.settings.model_settings import is_main_model_frozen
+from megatron_overrides.mtp.frozen.settings import is_main_model_frozen
 
 
 def count_moe_layers(run: Any) -> int:

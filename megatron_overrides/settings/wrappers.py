@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 from megatron.core.utils import log_single_rank
 
 from megatron_overrides.call import Call
+from megatron_overrides.mtp.frozen.settings import check_heads_to_train
+from megatron_overrides.mtp.losses.settings import check_token_counts
+from megatron_overrides.mtp.new_heads.settings import check_new_heads
 from megatron_overrides.norms.norm_tags import as_list
-from megatron_overrides.settings.arguments import check_new_heads
-from megatron_overrides.settings.model_settings import check_frozen_main_model, check_heads, check_token_counts
-from megatron_overrides.settings.optimizer_settings import (
-    check_places,
-    check_separate_clip,
-    check_settings,
-    warn_of_missing_heads,
-)
+from megatron_overrides.norms.settings import check_separate_clip
+from megatron_overrides.settings.absent_heads import warn_of_absent_heads_in_verl, warn_of_missing_heads
+from megatron_overrides.settings.checks import all_settings, check, check_places, declared_settings
 
 logger = logging.getLogger(__name__)
+
+
+def check_new_model_configuration(call: Call) -> None:
+    """Wraps TransformerConfig.__post_init__: checks a configuration that does not come from Megatron's parser, too."""
+    call.proceed()
+    _check_model(call.instance, declared_settings(type(call.instance)))
+
+
+def check_new_optimizer_configuration(call: Call) -> None:
+    """Wraps OptimizerConfig.__post_init__: a configuration made without Megatron's parser is checked too."""
+    call.proceed()
+    check(call.instance, declared_settings(type(call.instance)))
+
+
+def check_arguments(call: Call) -> Any:
+    """Wraps validate_args(args, defaults)."""
+    settings = call["args"]
+    _check_model(settings, all_settings())
+    check_separate_clip(settings)
+    check_new_heads(settings)
+    validated = call.proceed()
+    # Now it has read the heads of a hybrid model's pattern; only a checkpoint may still add some.
+    if not getattr(settings, "use_checkpoint_args", False):
+        check_heads_to_train(settings)
+    check_token_counts(settings)
+    return validated
 
 
 def check_configs(call: Call) -> Any:
@@ -29,12 +54,12 @@ def check_configs(call: Call) -> Any:
     A trainer without Megatron's command line may also have changed them since they were created.
     """
     settings = call["config"]
-    check_settings(settings)
+    check(settings, declared_settings(type(settings)))
     of_model = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
     check_places(settings, of_model)
     if getattr(of_model, "mtp_num_layers", None):
         both = SimpleNamespace(**{**vars(settings), **vars(of_model)})
-        check_heads(both)
+        _check_model(both, declared_settings(type(of_model)))
         check_separate_clip(both)
     else:
         for name in ("mtp_detach_heads", "separate_mtp_grad_clip"):
@@ -43,18 +68,10 @@ def check_configs(call: Call) -> Any:
     return call.proceed()
 
 
-def check_arguments(call: Call) -> Any:
-    """Wraps validate_args(args, defaults)."""
-    settings = call["args"]
-    check_settings(settings)
-    check_heads(settings)
-    check_separate_clip(settings)
-    check_new_heads(settings)
-    validated = call.proceed()
-    # Now it has read the heads of a hybrid model's pattern; only a checkpoint may still add some.
-    check_frozen_main_model(settings, is_complete=not getattr(settings, "use_checkpoint_args", False))
+def _check_model(settings: Any, declarations: Iterable[Any]) -> None:
+    check(settings, declarations)
+    warn_of_absent_heads_in_verl(settings)
     check_token_counts(settings)
-    return validated
 
 
 def enforce_megatron_fsdp_args(call: Call) -> Any:
@@ -88,15 +105,3 @@ def default_added_fields(call: Call) -> dict[str, Any]:
         if field.metadata.get("added_in_place") and not hasattr(arguments, field.name):
             setattr(arguments, field.name, field.default)
     return call.proceed()
-
-
-def check_new_model_configuration(call: Call) -> None:
-    """Wraps TransformerConfig.__post_init__: checks a configuration that does not come from Megatron's parser, too."""
-    call.proceed()
-    check_heads(call.instance)
-
-
-def check_new_optimizer_configuration(call: Call) -> None:
-    """Wraps OptimizerConfig.__post_init__: a configuration made without Megatron's parser is checked too."""
-    call.proceed()
-    check_settings(call.instance)

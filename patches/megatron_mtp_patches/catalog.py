@@ -1,6 +1,6 @@
 """The patches, in the order in which they apply: the table of contents."""
 
-from .engine import Patch, Wrap
+from .engine import AddField, Patch, Wrap
 from .frameworks import (
     add_settings_to_ms_swift,
     detach_heads_in_mcore_bridge,
@@ -46,8 +46,9 @@ from .norms import (
     floor_clip_coefficient,
     skip_update_on_large_grad_norm,
 )
+from .settings import OPTIMIZER_CONFIG, Setting
 
-CATALOG = (
+_PATCHES = (
     skip_update_on_large_grad_norm.PATCH,
     scale_mtp_loss_separately.PATCH,
     derive_mtp_labels.PATCH,
@@ -80,8 +81,17 @@ CATALOG = (
     refuse_uninitialized_heads_in_megatron_bridge.PATCH,
     skip_updates_in_verl.PATCH,
     detach_heads_in_mcore_bridge.PATCH,
-    add_settings_to_ms_swift.PATCH,
 )
+_FIELDS = [edit for patch in _PATCHES for edit in patch.edits if isinstance(edit, AddField)]
+_SETTINGS = {edit: edit.setting for edit in _FIELDS if isinstance(edit.setting, Setting)}
+SETTINGS_OF_OPTIMIZER = tuple(setting for edit, setting in _SETTINGS.items() if edit.target == OPTIMIZER_CONFIG)
+CATALOG = (
+    *_PATCHES,
+    add_settings_to_ms_swift.declare(
+        [edit for edit, setting in _SETTINGS.items() if setting in SETTINGS_OF_OPTIMIZER or setting.in_ms_swift]
+    ),
+)
+
 # Always applied, not selectable: the check that all ranks have the same patches, and the record of them in each run.
 BASE = (
     Patch(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .engine import AddField, AddFlag, Patch
-from .shared_edits import TRANSFORMER_CONFIG
+from .settings import TRANSFORMER_CONFIG
 
 
 def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:

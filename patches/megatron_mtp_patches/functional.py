@@ -103,18 +103,21 @@ def mtp_loss(
     from megatron_overrides.mtp.losses import head_losses
     from megatron_overrides.mtp.losses.head_settings import HeadSettings
     from megatron_overrides.mtp.losses.projection import Projection
+    from megatron_overrides.mtp.losses.settings import depth_weights as normalized_weights
     from megatron_overrides.mtp.packed.padded_roll import roll_to_next
-    from megatron_overrides.settings import model_settings as transformer_config
+    from megatron_overrides.settings.checks import check
+
+    from .mtp.chunk_mtp_logits import CHUNK_SIZE
+    from .mtp.train_mtp_heads_for_acceptance import LOSS_TYPE
 
     heads = list(head_hiddens)
     head_losses.check_shapes(main_hidden, heads, labels, loss_mask, sequence_parallel)
     head_losses.check_vocabulary(vocab_size)
     if detach_output_layer and output_weight is None and not hasattr(output_layer, "parameters"):
         raise ValueError("mtp_loss: detach_output_layer needs an output_layer that is a torch.nn.Module")
-    transformer_config.check_losses(
-        SimpleNamespace(mtp_loss_type=loss_type, mtp_logits_chunk_size=chunk_size, mtp_num_layers=len(heads))
-    )
-    weights = transformer_config.depth_weights(depth_weights, len(heads))
+    settings = SimpleNamespace(mtp_loss_type=loss_type, mtp_logits_chunk_size=chunk_size, mtp_num_layers=len(heads))
+    check(settings, (LOSS_TYPE, CHUNK_SIZE))
+    weights = normalized_weights(depth_weights, len(heads))
     head_losses.check_output_layer(output_layer)
     losses = head_losses.head_losses(
         main_hidden,
@@ -268,11 +271,13 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
     """
     from megatron_overrides.norms.grad_norms import check_norms
     from megatron_overrides.norms.step_decision import check_heads_are_tagged, decide
-    from megatron_overrides.settings.optimizer_settings import check_settings
+    from megatron_overrides.settings.checks import check
+
+    from .catalog import SETTINGS_OF_OPTIMIZER
 
     check_norms(norms)
     check_heads_are_tagged(norms, config)
-    check_settings(config)
+    check(config, SETTINGS_OF_OPTIMIZER)
     return decide(norms, config)
 
 

@@ -1,13 +1,11 @@
 """Edits that several patches need, and the names of the targets they share. The engine installs each of them once."""
 
-from types import NoneType
-
-from .engine import AddField, AddFlag, AddIfMissing, Provide, Replace, Wrap
+from .engine import AddIfMissing, Provide, Replace, Wrap
+from .settings import Conflict
 
 # -- multi-token prediction -------------------------------------------------------------------------------------------
 
 MTP = "megatron.core.transformer.multi_token_prediction"
-TRANSFORMER_CONFIG = "megatron.core.transformer.transformer_config:TransformerConfig"
 
 MTP_LOSS = (
     Provide(f"{MTP}:process_mtp_loss", "megatron_overrides.mtp.losses.loss:process_mtp_loss"),
@@ -64,10 +62,21 @@ MARK_TRAINING_LOG = Wrap(
     "megatron.training.training:training_log", f"{MOE_LOGGING}:count_in_training_log", check_source=False
 )
 
+# The output layer of heads is not called once for all rows, or not trained by its calls.
+CALLED_IN_CHUNKS = Conflict(
+    "defer_embedding_wgrad_compute",
+    "keeps the input of each of its calls for later",
+    "calls the output layer chunk by chunk",
+)
+CALLED_UNTRAINED = Conflict(
+    "defer_embedding_wgrad_compute",
+    "computes a weight gradient for each of its uses later",
+    "uses the output layer without training it",
+)
+
 # -- the optimizer ----------------------------------------------------------------------------------------------------
 
 OPTIMIZER = "megatron.core.optimizer.optimizer"
-OPTIMIZER_CONFIG = "megatron.core.optimizer.optimizer_config:OptimizerConfig"
 
 OPTIMIZER_STEP = (
     Replace(f"{OPTIMIZER}:ChainedOptimizer.step", "megatron_overrides.norms.optimizer_step:step_chained"),
@@ -115,36 +124,8 @@ COPY_GRAD_NORM_TAGS = Wrap(
     check_source=False,
 )
 
-# -- settings and the log ---------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------------------------
 
-ADD_ARGUMENTS = "megatron.training.arguments:add_megatron_arguments"
-CHECK_TRANSFORMER_CONFIG = Wrap(
-    f"{TRANSFORMER_CONFIG}.__post_init__",
-    "megatron_overrides.settings.wrappers:check_new_model_configuration",
-    check_source=False,
-)
-CHECK_SETTINGS = (
-    Wrap(
-        f"{OPTIMIZER_CONFIG}.__post_init__",
-        "megatron_overrides.settings.wrappers:check_new_optimizer_configuration",
-        check_source=False,
-    ),
-    Wrap(
-        "megatron.training.arguments:validate_args",
-        "megatron_overrides.settings.wrappers:check_arguments",
-        check_source=False,
-    ),
-    Wrap(
-        "megatron.core.optimizer:_get_param_groups",
-        "megatron_overrides.settings.wrappers:check_configs",
-        check_source=False,
-    ),
-)
-DEFAULT_IN_YAML = Wrap(
-    "megatron.training.yaml_arguments:core_config_from_args",
-    "megatron_overrides.settings.wrappers:default_added_fields",
-    check_source=False,
-)
 SHOW_METRICS = (
     Wrap(
         "megatron.training.training:training_log",
@@ -157,22 +138,3 @@ SHOW_METRICS = (
         check_source=False,
     ),
 )
-
-
-def add_optimizer_setting(
-    name: str, type: object, default: object, text: str, is_upstream: bool = False, metavar: str | None = None
-) -> tuple[AddField, AddFlag]:
-    """A field of OptimizerConfig, which newer releases may have, and its flag, which none has.
-
-    Megatron carries the one over to the other.
-    """
-    flag = f"--{name.replace('_', '-')}"
-    return (
-        AddField(OPTIMIZER_CONFIG, field=name, type=type, default=default, doc=text, is_upstream=is_upstream),
-        AddFlag(ADD_ARGUMENTS, flag=flag, type=_plain(type), default=default, help=text, metavar=metavar),
-    )
-
-
-def _plain(type: object) -> object:
-    """What argparse makes of the words: `float` for `float | None`."""
-    return next((kind for kind in getattr(type, "__args__", ()) if kind is not NoneType), type)

@@ -28,7 +28,7 @@ PATCHES = (*BASE, *CATALOG)
 MODULES = list(dict.fromkeys(module for patch in PATCHES for module in patch.modules))
 MISSING = "missing"
 # Values of fields for which no value of VALUES_OF_TYPE is valid.
-VALUES = {"grad_norm_group": ["name=regex:1"], "mtp_loss_type": "cross_entropy", "mtp_grad_scale_func": float}
+VALUES = {"mtp_grad_scale_func": float}
 VALUES_OF_TYPE = {bool: (True, False), int: (1, 3), float: (0.5, 0.25), str: ("1", "3")}
 # What a configuration cannot be made without.
 NEEDED = {"num_layers", "hidden_size", "num_attention_heads"}
@@ -125,6 +125,8 @@ def choose_value(edit: AddField) -> object:
     """A valid value of the field, chosen by its type; it is not the default."""
     if edit.field in VALUES:
         return VALUES[edit.field]
+    if getattr(edit.setting, "example", None) is not None:
+        return edit.setting.example
     types = [edit.type, *typing.get_args(edit.type)]  # float of `float | None`, too
     values = [value for kind in types for value in VALUES_OF_TYPE.get(kind, ()) if value != edit.default]
     assert values, f"give {edit.field} ({edit.type}) a value in VALUES of {__file__}"

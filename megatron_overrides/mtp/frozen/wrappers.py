@@ -23,9 +23,9 @@ from megatron_overrides.mtp.frozen.frozen_main_model import (
     losses_of_heads,
     with_gradients_of_heads,
 )
+from megatron_overrides.mtp.frozen.settings import check_heads_to_train, is_main_model_frozen
 from megatron_overrides.mtp.heads.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
 from megatron_overrides.mtp.losses.flops import tokens_in_batch
-from megatron_overrides.settings.model_settings import check_frozen_main_model, is_main_model_frozen
 
 
 def _zero_where_missing(gradient: torch.Tensor | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -149,7 +149,7 @@ def freeze_what_is_wrapped(call: Call) -> None:
         # Imported here: this module is imported while the first of these classes is being imported.
         from megatron_overrides.mtp.frozen.frozen_main_model import freeze
 
-        check_frozen_main_model(call["config"], is_complete=True)
+        check_heads_to_train(call["config"])
         freeze(call["module"])
     call.proceed()
 

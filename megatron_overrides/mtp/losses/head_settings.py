@@ -8,7 +8,8 @@ import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 
 from megatron_overrides.mtp.forward_pass import ForwardPass
-from megatron_overrides.settings.model_settings import check_losses, depth_weights
+from megatron_overrides.mtp.losses.settings import depth_weights
+from megatron_overrides.settings.checks import check, declared_settings
 
 # Rows of logits at a time where no --mtp-logits-chunk-size says it.
 DEFAULT_CHUNK_SIZE = 1024
@@ -46,7 +47,7 @@ class HeadSettings(NamedTuple):
 
         They are checked once more: a loop may have changed them since the model was built.
         """
-        check_losses(config)
+        check(config, declared_settings(type(config)))
         loss_type = getattr(config, "mtp_loss_type", "cross_entropy")
         compares = loss_type != "cross_entropy"
         length_interval = getattr(config, "mtp_acceptance_length_interval", None)

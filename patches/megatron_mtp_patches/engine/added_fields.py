@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any
 
 from .declare import AddField, PatchError
@@ -21,6 +22,9 @@ class AddedFields:
     def __init__(self) -> None:
         self._added: dict[Any, dict[str, AddField]] = {}
         self._fields: dict[tuple[Any, str], dataclasses.Field[Any]] = {}
+        self._marked: dict[
+            AddField, tuple[dataclasses.Field[Any], MappingProxyType[Any, Any]]
+        ] = {}  # native, and its metadata
         self._inits: dict[Any, tuple[Any, Any]] = {}  # class -> its own __init__, and the one in its place
         self._signatures: dict[Any, inspect.Signature] = {}  # of those own ones: hundreds of parameters each
 
@@ -30,7 +34,8 @@ class AddedFields:
 
     def add(self, cls: Any, edit: AddField) -> None:
         added = self._added.setdefault(cls, {})
-        if edit.field in cls.__dataclass_fields__:  # native here
+        if native := cls.__dataclass_fields__.get(edit.field):
+            self._mark(native, edit)
             return
         field = self._fields[cls, edit.field] = _make_field(edit)
         added[edit.field] = edit
@@ -46,7 +51,15 @@ class AddedFields:
             self._rebuild()
             raise
 
+    def _mark(self, native: dataclasses.Field[Any], edit: AddField) -> None:
+        if edit.setting is not None and "setting" not in native.metadata:
+            self._marked[edit] = native, native.metadata
+            native.metadata = MappingProxyType({**native.metadata, "setting": edit.setting})
+
     def remove(self, edit: AddField) -> None:
+        if edit in self._marked:
+            native, metadata = self._marked.pop(edit)
+            native.metadata = metadata
         for cls, added in self._added.items():
             if added.get(edit.field) == edit:
                 self._check()

@@ -173,6 +173,7 @@ class AddField(Edit):
         doc: what it does, in a line; Megatron makes a flag's help of it.
         is_upstream: newer releases have the field.
         check_source: as in Wrap.
+        setting: what the field's metadata has under "setting", also where the field is native.
     """
 
     field: str
@@ -181,11 +182,13 @@ class AddField(Edit):
     doc: str
     is_upstream: bool = False
     check_source: bool = True
+    setting: object = None
 
     @property
     def metadata(self) -> dict[str, object]:
         """The field's own: where Megatron looks for a help text, and the mark of a field that is added."""
-        return {"argparse_meta": {"help": self.doc}, "added_in_place": True}
+        marks: dict[str, object] = {"argparse_meta": {"help": self.doc}, "added_in_place": True}
+        return marks if self.setting is None else {**marks, "setting": self.setting}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,17 @@
 """Declares chunk-mtp-logits."""
 
-from ..engine import AddField, Patch, Probe
-from ..shared_edits import CHECK_SETTINGS, CHECK_TRANSFORMER_CONFIG, DEFAULT_IN_YAML, MTP_LOSS, TRANSFORMER_CONFIG
+from ..engine import Patch, Probe
+from ..settings import TRANSFORMER_CONFIG, Setting, model_setting
+from ..shared_edits import CALLED_IN_CHUNKS, MTP_LOSS
+
+CHUNK_SIZE = Setting(
+    "mtp_logits_chunk_size",
+    int,
+    0,
+    "Rows of logits that the losses of the MTP heads make at a time (0: those of all positions).",
+    unit="rows, or 0 for all at once",
+    conflicts=(CALLED_IN_CHUNKS,),
+)
 
 PATCH = Patch(
     id="chunk-mtp-logits",
@@ -24,16 +34,7 @@ PATCH = Patch(
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_logits_chunk_size"),
     edits=(
-        AddField(
-            TRANSFORMER_CONFIG,
-            field="mtp_logits_chunk_size",
-            type=int,
-            default=0,
-            doc="Rows of logits that the losses of the MTP heads make at a time (0: those of all positions).",
-        ),
-        DEFAULT_IN_YAML,
-        *CHECK_SETTINGS,
-        CHECK_TRANSFORMER_CONFIG,
+        *model_setting(CHUNK_SIZE),
         *MTP_LOSS,
     ),
 )

@@ -1,7 +1,8 @@
 """Declares count-mtp-tokens-over-ranks."""
 
 from ..engine import AddIfMissing, Defect, Patch, PullRequest
-from ..shared_edits import CHECK_SETTINGS, CHECK_TRANSFORMER_CONFIG, MTP, MTP_FORWARD_PASS, MTP_LOSS
+from ..settings import CHECK_SETTINGS
+from ..shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS
 
 PATCH = Patch(
     id="count-mtp-tokens-over-ranks",
@@ -66,6 +67,5 @@ PATCH = Patch(
         *MTP_LOSS,
         *MTP_FORWARD_PASS,
         *CHECK_SETTINGS,
-        CHECK_TRANSFORMER_CONFIG,
     ),
 )

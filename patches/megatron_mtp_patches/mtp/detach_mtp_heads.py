@@ -1,14 +1,8 @@
 """Declares detach-mtp-heads."""
 
-from ..engine import AddField, Defect, Patch, Probe, PullRequest, Wrap
-from ..shared_edits import (
-    CHECK_SETTINGS,
-    CHECK_TRANSFORMER_CONFIG,
-    DEFAULT_IN_YAML,
-    DETACHED_HEADS,
-    SCHEDULED_MTP_LAYER,
-    TRANSFORMER_CONFIG,
-)
+from ..engine import Defect, Patch, Probe, PullRequest, Wrap
+from ..settings import TRANSFORMER_CONFIG, Setting, model_setting
+from ..shared_edits import CALLED_UNTRAINED, DETACHED_HEADS, SCHEDULED_MTP_LAYER
 
 _SCHEDULED = "megatron_overrides.mtp.heads.wrappers:detach_scheduled_layer"
 
@@ -62,17 +56,18 @@ PATCH = Patch(
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_detach_heads"),
     edits=(
-        AddField(
-            TRANSFORMER_CONFIG,
-            field="mtp_detach_heads",
-            type=bool,
-            default=False,
-            doc="Train only the MTP heads by the MTP loss: not the main model, the embedding or the output layer.",
-            is_upstream=True,
+        *model_setting(
+            Setting(
+                "mtp_detach_heads",
+                bool,
+                False,
+                "Train only the MTP heads by the MTP loss: not the main model, the embedding or the output layer.",
+                conflicts=(CALLED_UNTRAINED,),
+                check="megatron_overrides.mtp.heads.settings:warn_of_shared_norm",
+                is_upstream=True,
+                in_ms_swift=True,
+            )
         ),
-        DEFAULT_IN_YAML,
-        *CHECK_SETTINGS,
-        CHECK_TRANSFORMER_CONFIG,
         *DETACHED_HEADS,
         Wrap(
             "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",

@@ -1,10 +1,9 @@
 """Declares freeze-base-model-for-mtp."""
 
-from ..engine import AddField, Patch, Probe, PullRequest, Wrap
+from ..engine import Patch, Probe, PullRequest, Wrap
+from ..settings import TRANSFORMER_CONFIG, Conflict, Setting, model_setting
 from ..shared_edits import (
-    CHECK_SETTINGS,
-    CHECK_TRANSFORMER_CONFIG,
-    DEFAULT_IN_YAML,
+    CALLED_UNTRAINED,
     DETACHED_HEADS,
     MARK_TRAINING_LOG,
     MEGATRON_FSDP,
@@ -12,7 +11,6 @@ from ..shared_edits import (
     MTP,
     MTP_FORWARD_PASS,
     REPORTS_OF_AUX_LOSSES,
-    TRANSFORMER_CONFIG,
 )
 
 _DISTRIBUTED = "megatron.core.distributed"
@@ -26,6 +24,19 @@ _DATA_PARALLEL_CLASSES = (
 _FSDP = f"{_DISTRIBUTED}.fsdp.src.megatron_fsdp"
 _CHECKPOINTING = "megatron.training.checkpointing"
 _NO_HOOK = "register_no_hook_on_frozen_parameters"
+
+# What cannot work while only the MTP heads train: a setting, its value when off, and what it does.
+_NOT_WITH_IT = (
+    ("freeze_base_for_mtp", False, "freezes the main model in a second way, that of megatron.post_training"),
+    ("qad_train_target", None, "chooses in a second way what trains"),
+    ("freeze_all_layers", False, "freezes the heads, too"),
+    ("overlap_moe_expert_parallel_comm", False, "schedules the backward pass of layers that have none"),
+    ("cuda_graph_impl", "none", "captures a backward pass of layers that have none"),
+    ("qk_clip", False, "scales the weights of the main model"),
+    ("cpu_offloading", False, "offloads activations that the main model does not keep"),
+    ("fine_grained_activation_offloading", False, "offloads activations that the main model does not keep"),
+    ("moe_paged_stash", False, "keeps activations for a backward pass that the main model does not run"),
+)
 
 PATCH = Patch(
     id="freeze-base-model-for-mtp",
@@ -80,17 +91,20 @@ PATCH = Patch(
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.freeze_base_model_for_mtp"),
     edits=(
-        AddField(
-            TRANSFORMER_CONFIG,
-            field="freeze_base_model_for_mtp",
-            type=bool,
-            default=False,
-            doc="Train only the MTP heads; the main model runs without gradients and stays as it is.",
-            is_upstream=True,
+        *model_setting(
+            Setting(
+                "freeze_base_model_for_mtp",
+                bool,
+                False,
+                "Train only the MTP heads; the main model runs without gradients and stays as it is.",
+                conflicts=(
+                    *(Conflict(name, effect, "trains only the MTP heads", off) for name, off, effect in _NOT_WITH_IT),
+                    CALLED_UNTRAINED,
+                ),
+                check="megatron_overrides.mtp.frozen.settings:check_frozen_main_model",
+                is_upstream=True,
+            )
         ),
-        DEFAULT_IN_YAML,
-        *CHECK_SETTINGS,
-        CHECK_TRANSFORMER_CONFIG,
         *DETACHED_HEADS,
         *MTP_FORWARD_PASS,
         *(

@@ -1,16 +1,8 @@
 """Declares mtp-acceptance-length."""
 
-from ..engine import AddField, Patch, Probe, Wrap
-from ..shared_edits import (
-    CHECK_SETTINGS,
-    CHECK_TRANSFORMER_CONFIG,
-    DEFAULT_IN_YAML,
-    MTP_FORWARD_PASS,
-    MTP_LOSS,
-    MTP_TRACKER,
-    SHOW_METRICS,
-    TRANSFORMER_CONFIG,
-)
+from ..engine import Patch, Probe, Wrap
+from ..settings import TRANSFORMER_CONFIG, Setting, model_setting
+from ..shared_edits import MTP_FORWARD_PASS, MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 
 PATCH = Patch(
     id="mtp-acceptance-length",
@@ -43,23 +35,17 @@ PATCH = Patch(
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_acceptance_length_interval"),
     edits=(
-        AddField(
-            TRANSFORMER_CONFIG,
-            field="mtp_acceptance_length_interval",
-            type=int,
-            default=0,
-            doc="With cross entropy, measure the accepted length of the MTP heads in every N-th step (0: never).",
+        *model_setting(
+            Setting(
+                "mtp_acceptance_length_interval",
+                int,
+                0,
+                "With cross entropy, measure the accepted length of the MTP heads in every N-th step (0: never).",
+                unit="steps, or 0 for none",
+                check="megatron_overrides.mtp.metrics.settings:check_cuda_graphs",
+            )
         ),
-        AddField(
-            TRANSFORMER_CONFIG,
-            field="mtp_eval",
-            type=bool,
-            default=True,
-            doc="Do not run the MTP heads in validation.",
-        ),
-        DEFAULT_IN_YAML,
-        *CHECK_SETTINGS,
-        CHECK_TRANSFORMER_CONFIG,
+        *model_setting(Setting("mtp_eval", bool, True, "Do not run the MTP heads in validation.")),
         *MTP_LOSS,
         *MTP_FORWARD_PASS,
         *MTP_TRACKER,

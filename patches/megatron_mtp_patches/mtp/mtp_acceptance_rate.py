@@ -1,15 +1,8 @@
 """Declares mtp-acceptance-rate."""
 
-from ..engine import AddField, Defect, Patch, Probe, Provide, PullRequest
-from ..shared_edits import (
-    CHECK_TRANSFORMER_CONFIG,
-    DEFAULT_IN_YAML,
-    MTP,
-    MTP_LOSS,
-    MTP_TRACKER,
-    SHOW_METRICS,
-    TRANSFORMER_CONFIG,
-)
+from ..engine import Defect, Patch, Probe, Provide, PullRequest
+from ..settings import Setting, model_setting
+from ..shared_edits import MTP, MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 
 _HELPER = f"{MTP}:MTPLossLoggingHelper"
 _COUNTING = ("_mtp_logits_are_vocab_sharded", "_vocab_parallel_argmax", "_compute_mtp_acceptance_counts")
@@ -66,15 +59,16 @@ PATCH = Patch(
     ),
     probe=Probe(f"{_HELPER}.save_metrics_to_tracker"),
     edits=(
-        AddField(
-            TRANSFORMER_CONFIG,
-            field="mtp_acceptance_interval",
-            type=int,
-            default=1,
-            doc="Measure the acceptance rate of the MTP heads in every N-th step (0: never).",
+        *model_setting(
+            Setting(
+                "mtp_acceptance_interval",
+                int,
+                1,
+                "Measure the acceptance rate of the MTP heads in every N-th step (0: never).",
+                unit="steps, or 0 for none",
+                check="megatron_overrides.mtp.metrics.settings:check_cuda_graphs",
+            )
         ),
-        DEFAULT_IN_YAML,
-        CHECK_TRANSFORMER_CONFIG,
         *(Provide(f"{MTP}:{name}", f"megatron_overrides.mtp.metrics.acceptance:{name}") for name in _COUNTING),
         *MTP_TRACKER,
         *MTP_LOSS,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ..engine import AddField, AddIfMissing, Patch, Probe, PullRequest, Wrap
-from ..shared_edits import DEFAULT_IN_YAML
+from ..settings import DEFAULT_IN_YAML
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _OVERRIDES = "megatron_overrides.mtp.losses.loss_scale"

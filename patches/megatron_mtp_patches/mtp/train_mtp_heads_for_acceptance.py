@@ -1,12 +1,19 @@
 """Declares train-mtp-heads-for-acceptance."""
 
-from ..engine import AddField, Patch, Probe, PullRequest, Wrap
-from ..shared_edits import (
-    CHECK_SETTINGS,
-    CHECK_TRANSFORMER_CONFIG,
-    DEFAULT_IN_YAML,
-    MTP_LOSS,
-    TRANSFORMER_CONFIG,
+from ..engine import Patch, Probe, PullRequest, Wrap
+from ..settings import TRANSFORMER_CONFIG, Setting, model_setting
+from ..shared_edits import CALLED_IN_CHUNKS, MTP_LOSS
+
+LOSS_TYPE = Setting(
+    "mtp_loss_type",
+    str,
+    "cross_entropy",
+    "What the MTP heads are trained by: cross_entropy, kl, tv or e2e_tv.",
+    choices=("cross_entropy", "kl", "tv", "e2e_tv"),
+    conflicts=(CALLED_IN_CHUNKS,),
+    check="megatron_overrides.mtp.losses.settings:check_losses",
+    example="cross_entropy",
+    is_upstream=True,
 )
 
 PATCH = Patch(
@@ -56,24 +63,15 @@ PATCH = Patch(
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_loss_type"),
     edits=(
-        AddField(
-            TRANSFORMER_CONFIG,
-            field="mtp_loss_type",
-            type=str,
-            default="cross_entropy",
-            doc="What the MTP heads are trained by: cross_entropy, kl, tv or e2e_tv.",
-            is_upstream=True,
+        *model_setting(LOSS_TYPE),
+        *model_setting(
+            Setting(
+                "mtp_depth_weights",
+                str | None,
+                None,
+                "Weights of the losses of the MTP heads, W1,W2,..., divided by their mean.",
+            )
         ),
-        AddField(
-            TRANSFORMER_CONFIG,
-            field="mtp_depth_weights",
-            type=str | None,
-            default=None,
-            doc="Weights of the losses of the MTP heads, W1,W2,..., divided by their mean.",
-        ),
-        DEFAULT_IN_YAML,
-        *CHECK_SETTINGS,
-        CHECK_TRANSFORMER_CONFIG,
         *MTP_LOSS,
         Wrap(
             "megatron.training.training:num_floating_point_operations",

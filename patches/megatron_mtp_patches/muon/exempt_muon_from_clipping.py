@@ -1,14 +1,8 @@
 """Declares exempt-muon-from-clipping."""
 
 from ..engine import AddIfMissing, Defect, Patch, Probe, PullRequest
-from ..shared_edits import (
-    CHECK_SETTINGS,
-    GRAD_NORMS,
-    OPTIMIZER,
-    OPTIMIZER_STEP,
-    SHOW_METRICS,
-    add_optimizer_setting,
-)
+from ..settings import Setting, optimizer_setting
+from ..shared_edits import GRAD_NORMS, OPTIMIZER, OPTIMIZER_STEP, SHOW_METRICS
 
 _ORTHOGONALIZED = "megatron_overrides.muon.exemption"
 
@@ -69,11 +63,13 @@ PATCH = Patch(
     notes=("The report is NVIDIA/Megatron-LM#5394.",),
     probe=Probe(f"{OPTIMIZER}:MegatronOptimizer.skip_grad_norm_clip"),
     edits=(
-        *add_optimizer_setting(
-            "clip_orthogonalizing_optimizers",
-            bool,
-            False,
-            "Clip the gradients of Muon and its family by the norm of all gradients, as Megatron does.",
+        *optimizer_setting(
+            Setting(
+                "clip_orthogonalizing_optimizers",
+                bool,
+                False,
+                "Clip the gradients of Muon and its family by the norm of all gradients, as Megatron does.",
+            )
         ),
         AddIfMissing(f"{OPTIMIZER}:MegatronOptimizer.skip_grad_norm_clip", f"{_ORTHOGONALIZED}:skip_grad_norm_clip"),
         AddIfMissing(
@@ -83,7 +79,6 @@ PATCH = Patch(
             f"{OPTIMIZER}:ChainedOptimizer._get_grad_norm_over",
             "megatron_overrides.norms.measuring:_get_grad_norm_over",
         ),
-        *CHECK_SETTINGS,
         *GRAD_NORMS,
         *OPTIMIZER_STEP,
         *SHOW_METRICS,

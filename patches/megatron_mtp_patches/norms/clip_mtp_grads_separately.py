@@ -1,31 +1,13 @@
 """Declares clip-mtp-grads-separately."""
 
 from ..conditions import is_layer_wise
-from ..engine import AddField, AddIfMissing, Defect, Patch, Probe, PullRequest, Wrap
-from ..shared_edits import (
-    CHECK_SETTINGS,
-    COPY_GRAD_NORM_TAGS,
-    DEFAULT_IN_YAML,
-    GRAD_NORMS,
-    MTP,
-    OPTIMIZER,
-    OPTIMIZER_STEP,
-    SHOW_METRICS,
-    TRANSFORMER_CONFIG,
-    add_optimizer_setting,
-)
+from ..engine import AddIfMissing, Defect, Patch, Probe, PullRequest, Wrap
+from ..settings import Setting, model_setting, optimizer_setting
+from ..shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, MTP, OPTIMIZER, OPTIMIZER_STEP, SHOW_METRICS
 
 _GROUPS = "megatron_overrides.norms.norm_groups"
 _NORMS = "megatron_overrides.norms.measuring"
 _BASE = f"{OPTIMIZER}:MegatronOptimizer"
-
-_LIMIT = (
-    "Clip MTP gradients to this norm, where they are clipped separately (none: to --clip-grad; 0: do not clip them)."
-)
-_THRESHOLD = (
-    "Skip the update of the MTP heads alone when their separate gradient norm exceeds this or is NaN "
-    "(none: as --grad-norm-skip-threshold; inf: never skip)."
-)
 
 PATCH = Patch(
     id="clip-mtp-grads-separately",
@@ -78,17 +60,35 @@ PATCH = Patch(
     ),
     probe=Probe(f"{OPTIMIZER}:copy_optimizer_param_metadata"),
     edits=(
-        AddField(
-            TRANSFORMER_CONFIG,
-            field="separate_mtp_grad_clip",
-            type=bool,
-            default=False,
-            doc="Clip MTP gradients separately from the main model's without detaching the heads.",
+        *model_setting(
+            Setting(
+                "separate_mtp_grad_clip",
+                bool,
+                False,
+                "Clip MTP gradients separately from the main model's without detaching the heads.",
+                in_ms_swift=True,
+            )
         ),
-        *add_optimizer_setting("mtp_clip_grad", float | None, None, _LIMIT),
-        *add_optimizer_setting("mtp_grad_norm_skip_threshold", float | None, None, _THRESHOLD),
-        DEFAULT_IN_YAML,
-        *CHECK_SETTINGS,
+        *optimizer_setting(
+            Setting(
+                "mtp_clip_grad",
+                float | None,
+                None,
+                "Clip MTP gradients to this norm, where they are clipped separately (none: to --clip-grad; 0: do not "
+                "clip them).",
+                check="megatron_overrides.norms.settings:check_limit",
+            )
+        ),
+        *optimizer_setting(
+            Setting(
+                "mtp_grad_norm_skip_threshold",
+                float | None,
+                None,
+                "Skip the update of the MTP heads alone when their separate gradient norm exceeds this or is NaN "
+                "(none: as --grad-norm-skip-threshold; inf: never skip).",
+                check="megatron_overrides.norms.settings:check_threshold",
+            )
+        ),
         # tags
         Wrap(
             f"{MTP}:MultiTokenPredictionBlock.__init__",

@@ -1,19 +1,8 @@
 """Declares clip-named-groups-separately."""
 
 from ..engine import Patch, Wrap
-from ..shared_edits import (
-    CHECK_SETTINGS,
-    COPY_GRAD_NORM_TAGS,
-    GRAD_NORMS,
-    OPTIMIZER_STEP,
-    SHOW_METRICS,
-    add_optimizer_setting,
-)
-
-_GROUP = (
-    "Clip the parameters whose names match REGEX to LIMIT by the norm of their group alone (0: measure only). May be "
-    "repeated; the first match wins."
-)
+from ..settings import Setting, optimizer_setting
+from ..shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, OPTIMIZER_STEP, SHOW_METRICS
 
 PATCH = Patch(
     id="clip-named-groups-separately",
@@ -40,8 +29,18 @@ PATCH = Patch(
     ),
     notes=("Asked for in NVIDIA/Megatron-LM#5431 and NVIDIA-NeMo/RL#3698.",),
     edits=(
-        *add_optimizer_setting("grad_norm_group", list[str] | None, None, _GROUP, metavar="NAME=REGEX:LIMIT"),
-        *CHECK_SETTINGS,
+        *optimizer_setting(
+            Setting(
+                "grad_norm_group",
+                list[str] | None,
+                None,
+                "Clip the parameters whose names match REGEX to LIMIT by the norm of their group alone (0: measure "
+                "only). May be repeated; the first match wins.",
+                check="megatron_overrides.norms.settings:check_named_groups",
+                example=["name=regex:1"],
+                metavar="NAME=REGEX:LIMIT",
+            )
+        ),
         Wrap(
             "megatron.core.optimizer:_get_param_groups",
             "megatron_overrides.norms.wrappers:tag_groups",

@@ -1,7 +1,8 @@
 """Declares floor-clip-coefficient."""
 
 from ..engine import Patch
-from ..shared_edits import CHECK_SETTINGS, GRAD_NORMS, OPTIMIZER_STEP, add_optimizer_setting
+from ..settings import Setting, optimizer_setting
+from ..shared_edits import GRAD_NORMS, OPTIMIZER_STEP
 
 PATCH = Patch(
     id="floor-clip-coefficient",
@@ -21,13 +22,15 @@ PATCH = Patch(
     numerics="Only with the flag, in steps whose norm exceeds `clip_grad` / X.",
     notes=("The report is NVIDIA/Megatron-LM#5394.",),
     edits=(
-        *add_optimizer_setting(
-            "min_clip_coefficient",
-            float | None,
-            None,
-            "Lower bound for the factor by which clipping scales gradients (0 < X < 1; none: no bound).",
+        *optimizer_setting(
+            Setting(
+                "min_clip_coefficient",
+                float | None,
+                None,
+                "Lower bound for the factor by which clipping scales gradients (0 < X < 1; none: no bound).",
+                check="megatron_overrides.norms.settings:check_coefficient",
+            )
         ),
-        *CHECK_SETTINGS,
         *GRAD_NORMS,
         *OPTIMIZER_STEP,
     ),

@@ -3,16 +3,8 @@
 from math import inf
 
 from ..engine import Defect, Patch, Probe, PullRequest, Wrap
-from ..shared_edits import (
-    CHECK_SETTINGS,
-    MTP,
-    OPTIMIZER_CONFIG,
-    OPTIMIZER_STEP,
-    SHOW_METRICS,
-    add_optimizer_setting,
-)
-
-_HELP = "Skip the whole update when the gradient norm, before clipping, exceeds this or is NaN (inf: never skip)."
+from ..settings import OPTIMIZER_CONFIG, Setting, optimizer_setting
+from ..shared_edits import MTP, OPTIMIZER_STEP, SHOW_METRICS
 
 
 def _is_finite(threshold: float | None) -> bool:
@@ -77,8 +69,17 @@ PATCH = Patch(
     ),
     probe=Probe(f"{OPTIMIZER_CONFIG}.grad_norm_skip_threshold"),
     edits=(
-        *add_optimizer_setting("grad_norm_skip_threshold", float, inf, _HELP, is_upstream=True),
-        *CHECK_SETTINGS,
+        *optimizer_setting(
+            Setting(
+                "grad_norm_skip_threshold",
+                float,
+                inf,
+                "Skip the whole update when the gradient norm, before clipping, exceeds this or is NaN (inf: "
+                "never skip).",
+                check="megatron_overrides.norms.settings:check_threshold",
+                is_upstream=True,
+            )
+        ),
         *OPTIMIZER_STEP,
         Wrap(
             "megatron.core.optimizer.qk_clip:clip_qk",

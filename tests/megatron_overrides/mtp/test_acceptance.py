@@ -69,14 +69,14 @@ def test_the_interval_says_how_often_to_count(make_model, batch, interval, expec
 def test_an_impossible_interval_is_refused(make_model):
     from types import SimpleNamespace
 
-    from megatron_overrides.settings.model_settings import check_heads
+    from megatron_overrides.mtp.metrics.settings import check_cuda_graphs
 
     with pytest.raises(ValueError, match="--mtp-acceptance-interval .* -1: give a number of steps"):
         make_model(mtp_acceptance_interval=-1)
     for name in ("cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules"):
-        check_heads(SimpleNamespace(**{name: "full_iteration"}, mtp_acceptance_interval=1))
+        check_cuda_graphs(SimpleNamespace(**{name: "full_iteration"}, mtp_acceptance_interval=1))
         with pytest.raises(ValueError, match="set the interval to 1 or 0"):
-            check_heads(SimpleNamespace(**{name: ["full_iteration"]}, mtp_acceptance_interval=2))
+            check_cuda_graphs(SimpleNamespace(**{name: ["full_iteration"]}, mtp_acceptance_interval=2))
 
 
 def test_interval_0_does_not_read_the_logits(make_model, batch, monkeypatch):

@@ -168,22 +168,22 @@ def test_evaluation_needs_no_gradient_and_gives_the_same_loss(make, batch):
     ],
 )
 def test_what_cannot_work_is_refused_by_its_flag(name, value):
-    from megatron_overrides.settings.model_settings import check_heads
+    from megatron_overrides.settings.checks import check, declared_settings
 
     settings = partial(TransformerConfig, num_layers=1, hidden_size=8, num_attention_heads=1, mtp_num_layers=1)
     config = settings(**FROZEN)
     setattr(config, name, value)
     with pytest.raises(ValueError, match=f"--freeze-base-model-for-mtp .*--{name.replace('_', '-')}"):
-        check_heads(config)
+        check(config, declared_settings(TransformerConfig))
     config.freeze_base_model_for_mtp = False
-    check_heads(config)
+    check(config, declared_settings(TransformerConfig))
 
 
 @pytest.mark.parametrize(
     "settings", [{"use_layer_wise_distributed_optimizer": True}, {"optimizer": "dist_muon"}], ids=["setting", "name"]
 )
 def test_a_layer_wise_optimizer_is_refused_over_pipeline_stages(settings):
-    from megatron_overrides.settings.model_settings import check_frozen_main_model
+    from megatron_overrides.mtp.frozen.settings import check_frozen_main_model
 
     run = SimpleNamespace(**FROZEN, **settings, pipeline_model_parallel_size=1)
     check_frozen_main_model(run)

@@ -21,16 +21,16 @@ def test_a_threshold_that_would_skip_every_update_is_refused(threshold):
 
 
 def test_a_threshold_and_an_optimizer_cuda_graph_are_refused_together():
-    from megatron_overrides.settings.optimizer_settings import check_settings
+    from megatron_overrides.norms.settings import check_threshold
 
     class Settings:  # 0.16.1's OptimizerConfig has no optimizer_cuda_graph
         optimizer_cuda_graph = True
         grad_norm_skip_threshold = 5.0
 
     with pytest.raises(ValueError, match="--optimizer-cuda-graph"):
-        check_settings(Settings)
+        check_threshold(Settings)
     Settings.grad_norm_skip_threshold = math.inf
-    check_settings(Settings)
+    check_threshold(Settings)
     if "optimizer_cuda_graph" in {field.name for field in dataclasses.fields(OptimizerConfig)}:
         with pytest.raises(ValueError, match="--optimizer-cuda-graph"):
             OptimizerConfig(grad_norm_skip_threshold=5.0, optimizer_cuda_graph=True)

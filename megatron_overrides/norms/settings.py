@@ -1,0 +1,72 @@
+"""Refuse thresholds, limits and factors of gradient norms that cannot work."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from megatron_overrides.norms.norm_groups import SETTINGS_OF_MTP_GROUP, named_groups
+from megatron_overrides.settings.names import spell
+
+
+def check_threshold(settings: Any) -> None:
+    """Raise ValueError if each update would be skipped, or by what is not a number, or if the host has no norm."""
+    thresholds = {"grad_norm_skip_threshold": getattr(settings, "grad_norm_skip_threshold", math.inf)}
+    if getattr(settings, "mtp_grad_norm_skip_threshold", None) is not None:
+        thresholds["mtp_grad_norm_skip_threshold"] = settings.mtp_grad_norm_skip_threshold
+    for name, threshold in thresholds.items():
+        if not isinstance(threshold, (int, float)) or not threshold > 0.0:
+            raise ValueError(
+                f"{spell(name)} {threshold!r} would skip every update or is not a number: give a positive number, or "
+                f"leave it out to skip none"
+            )
+        if math.isfinite(threshold) and getattr(settings, "optimizer_cuda_graph", False):
+            raise ValueError(
+                f"{spell(name)} needs the gradient norm on the host each step, which {spell('optimizer_cuda_graph')} "
+                f"cannot give: leave one of the two out"
+            )
+
+
+def check_limit(settings: Any) -> None:
+    """Raise ValueError if `mtp_clip_grad` is not a norm."""
+    limit = getattr(settings, "mtp_clip_grad", None)
+    if limit is not None and not (isinstance(limit, (int, float)) and limit >= 0.0):
+        raise ValueError(
+            f"{spell('mtp_clip_grad')} {limit!r} is not a norm to clip to: give a positive number, 0 to clip no MTP "
+            f"gradient, or leave it out to use clip_grad"
+        )
+
+
+def check_named_groups(settings: Any) -> None:
+    """Raise ValueError if a group of `grad_norm_group` cannot be read."""
+    named_groups(settings)
+
+
+def check_coefficient(settings: Any) -> None:
+    """Raise ValueError if `min_clip_coefficient` is not a factor, or if nothing is clipped."""
+    least = getattr(settings, "min_clip_coefficient", None)
+    if least is None:
+        return
+    if not isinstance(least, (int, float)) or not 0.0 < least < 1.0:
+        raise ValueError(
+            f"{spell('min_clip_coefficient')} {least!r} is not a factor to scale gradients down by: give a number "
+            f"between 0 and 1, or leave it out to clip by any factor"
+        )
+    limits = [getattr(settings, name, None) or 0.0 for name in ("clip_grad", "mtp_clip_grad")]
+    if not max(*limits, *(group.limit for group in named_groups(settings))) > 0.0:
+        raise ValueError(
+            f"{spell('min_clip_coefficient')} {least!r} has nothing to hold back, because no gradient is clipped: set "
+            f"clip_grad, mtp_clip_grad or a limit of grad_norm_group, or leave it out"
+        )
+
+
+def check_separate_clip(settings: Any) -> None:
+    """Raise ValueError if `settings`, those of model and optimizer, clip MTP heads that have no separate norm."""
+    if getattr(settings, "mtp_detach_heads", False) or getattr(settings, "separate_mtp_grad_clip", False):
+        return
+    for name in SETTINGS_OF_MTP_GROUP:
+        if getattr(settings, name, None) is not None:
+            raise ValueError(
+                f"{spell(name)} needs MTP heads with a separate norm: add {spell('mtp_detach_heads')}, or "
+                f"{spell('separate_mtp_grad_clip')} to keep training the main model with the MTP loss"
+            )

@@ -1,0 +1,77 @@
+"""Check settings by their declarations (`Setting` in the package's settings.py), which their fields carry."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from megatron_overrides.settings.names import spell
+
+
+def declared_settings(*configurations: type) -> Iterator[Any]:
+    """Yield the declarations of the settings that the patches have added to configuration classes."""
+    for configuration in configurations:
+        for field in getattr(configuration, "__dataclass_fields__", {}).values():
+            if "setting" in field.metadata:
+                yield field.metadata["setting"]
+
+
+def all_settings() -> Iterator[Any]:
+    """Yield the declarations of both configurations of a run."""
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+
+    return declared_settings(TransformerConfig, OptimizerConfig)
+
+
+def check(settings: Any, declarations: Iterable[Any]) -> None:
+    """Raise ValueError if `settings` ask for what cannot work.
+
+    Args:
+        settings: a TransformerConfig, an OptimizerConfig, both in one, or Megatron's arguments. It may lack any.
+        declarations: what is checked.
+    """
+    for declared in declarations:
+        _check_value(declared, getattr(settings, declared.name, declared.default))
+        if getattr(settings, declared.name, declared.default) != declared.default:
+            _check_conflicts(declared, settings)
+        if declared.check:
+            module, _, function = declared.check.partition(":")
+            getattr(importlib.import_module(module), function)(settings)
+
+
+def _check_value(declared: Any, value: Any) -> None:
+    """Refuse a string where a switch is asked for, even "false", which would turn it on; and what counts nothing."""
+    if declared.type is bool and value is not None and not isinstance(value, bool):
+        raise ValueError(f"{spell(declared.name)} {value!r}: give True or False")
+    if declared.unit and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ValueError(f"{spell(declared.name)} {value!r}: give a number of {declared.unit}")
+    if declared.choices and value not in declared.choices:
+        raise ValueError(f"{spell(declared.name)} must be one of {', '.join(declared.choices)}, not {value!r}")
+
+
+def _check_conflicts(declared: Any, settings: Any) -> None:
+    for conflict in declared.conflicts:
+        if getattr(settings, conflict.name, None) not in (conflict.off, None):
+            raise ValueError(
+                f"{spell(declared.name)} {conflict.reason}, but {spell(conflict.name)} {conflict.effect}: leave one of "
+                f"the two out"
+            )
+
+
+def check_places(of_optimizer: Any, of_model: Any) -> None:
+    """Raise ValueError if a setting of the patches is an attribute of the configuration that does not have the field.
+
+    Python sets any attribute of a dataclass, and nothing would read it there.
+    """
+    for config, other in ((of_optimizer, of_model), (of_model, of_optimizer)):
+        own, fields = (getattr(type(one), "__dataclass_fields__", {}) for one in (config, other))
+        strays = vars(config).keys() - own.keys() if own else set()
+        for name in sorted(strays & fields.keys()):
+            # Some of them are fields of newer releases, without the mark.
+            if fields[name].metadata.get("added_in_place") or "mtp" in name or "grad_norm" in name:
+                raise ValueError(
+                    f"{spell(name)} is set on the {type(config).__name__}, where nothing reads it: it is a field of "
+                    f"the {type(other).__name__}"
+                )
