@@ -5,6 +5,7 @@ Each session leaves pytest's JUnit report in .nox/results/ for scripts/test_repo
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -28,15 +29,16 @@ if os.environ.get("MEGATRON_LM"):
     nox.options.sessions += ["replay"]
 
 MATRIX = nox.project.load_toml("ci/matrix.toml")
+MEGATRONS = json.loads(Path("patches/megatron_mtp_patches/megatrons.json").read_text(encoding="utf-8"))
 RESULTS = Path(".nox", "results")
 RELEASES = [
     release["version"]
-    for release in MATRIX["release"]
+    for release in MEGATRONS["megatrons"]
     if sys.version_info >= tuple(map(int, release["python"].split(".")))
 ]
 THIS_PYTHON = "{}.{}".format(*sys.version_info)  # which the other environments have
 # The suites that depend on torch or on this Python alone run here.
-TORCH_RELEASE = "0.18.2" if "0.18.2" in RELEASES else RELEASES[-1]
+TORCH_RELEASE = MEGATRONS["default"] if MEGATRONS["default"] in RELEASES else RELEASES[-1]
 # Other tests of conformance look for each edit, whatever it does, and tests of the engine and the command know none.
 NOTICE_EDITS = [
     "tests/conformance/test_conformance.py::test_the_record_is_in_megatron_s_arguments",
@@ -45,7 +47,7 @@ NOTICE_EDITS = [
     "tests/end_to_end",
 ]
 ENVIRONMENTS = [one for one in MATRIX["environment"] if one["release"] in RELEASES]
-TABLE_RELEASES = {"0.18.2", "0.19.2"}  # without which there is nothing to compare
+TABLE_RELEASES = {MEGATRONS["default"], MEGATRONS["reference"]}  # without which there is nothing to compare
 
 
 def paths(*depends: str, quick: bool = False, key: str = "tests") -> list[str]:
@@ -110,7 +112,7 @@ def compatibility(session: nox.Session, library: dict) -> None:
 
 def transformer_engine(release: str) -> str:
     """The requirement of the TransformerEngine that a release was made for."""
-    version = next(one["transformer_engine"] for one in MATRIX["release"] if one["version"] == release)
+    version = next(one["transformer_engine"] for one in MEGATRONS["megatrons"] if one["version"] == release)
     return f"transformer-engine=={version}"
 
 

@@ -15,7 +15,7 @@ python=${PYTHON:-$(scripts/find_python.sh)}
 echo "Python: $python ($("$python" -c 'import platform; print(platform.python_version())'))"
 newest=0.18.2
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
-    echo "Left out: megatron-core 0.17.1, 0.18.2 and 0.19.2 need Python >= 3.12, and none was found. Testing 0.16.1 only."
+    echo "Left out: every megatron-core after 0.16.1 needs Python >= 3.12, and none was found. Testing 0.16.1 only."
     newest=0.16.1
 fi
 

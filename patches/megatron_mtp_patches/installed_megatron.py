@@ -12,9 +12,7 @@ from pathlib import Path
 from . import _engine
 from .engine.fingerprints import KnownSources, fingerprint, open_known_sources
 from .engine.source import find_file
-
-# The TransformerEngine that each release was made for: the commits that Megatron's pyproject.toml pins.
-TRANSFORMER_ENGINE = {"0.16.1": "2.12.0", "0.17.1": "2.14.1", "0.18.2": "2.16.1", "0.19.2": "2.17.1"}
+from .megatrons import TRANSFORMER_ENGINE
 
 # Modules that Megatron imports and pip knows by other names.
 PACKAGES = {"yaml": "pyyaml", "huggingface_hub": "huggingface-hub"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 
-REFERENCE = "0.19.2"  # the release that the others are compared with
+from megatron_mtp_patches.megatrons import REFERENCE as REFERENCE  # the release that the others are compared with
 
 
 def make_parser(module: str, doc: str | None) -> argparse.ArgumentParser:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,12 +10,13 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.description import Setting, sections, settings
 from megatron_mtp_patches.engine import Patch, PullRequest
 from megatron_mtp_patches.engine.state import State
+from megatron_mtp_patches.megatrons import RELEASES
 from packaging.version import Version
 
 from scripts.common.markdown import table
 
 FINGERPRINTS = Path(megatron_mtp_patches.__file__).with_name("fingerprints.json")
-RELEASES = json.loads(FINGERPRINTS.read_text(encoding="utf-8"))["releases"]
+COLUMNS = (*RELEASES, "main")
 
 
 def blocks() -> dict[str, str]:
@@ -31,11 +31,11 @@ def releases_table() -> str:
         [
             _page(patch),
             ", ".join(map(_link, patch.upstream)) or "none",
-            *(state(patch, release) for release in RELEASES),
+            *(state(patch, release) for release in COLUMNS),
         ]
         for patch in CATALOG
     )
-    return "\n".join(table(["patch", "upstream", *RELEASES], rows))
+    return "\n".join(table(["patch", "upstream", *COLUMNS], rows))
 
 
 def summaries() -> str:
@@ -65,7 +65,7 @@ def flag_reference() -> str:
 def head(patch: Patch) -> str:
     """What stands under the title of the patch's page."""
     upstream = ", ".join(f"[{change}]({change.url}) ({change.fate})" for change in patch.upstream) or "none"
-    states = table(["upstream", *RELEASES], [[upstream, *(state(patch, release) for release in RELEASES)]])
+    states = table(["upstream", *COLUMNS], [[upstream, *(state(patch, release) for release in COLUMNS)]])
     parts = [f"{patch.summary}.", "\n".join(states)]
     if found := settings(patch):
         parts.append("\n".join(table(["flag or config field", "default", "effect"], map(_cells, found))))

@@ -12,14 +12,14 @@ from megatron_mtp_patches.engine.state import State
 
 from scripts.common.markdown import table
 
-from .declared import RELEASES, state
+from .declared import COLUMNS, state
 
 CHECKPOINTS = "Checkpoints:"
 
 
 def blocks() -> dict[str, str]:
     """The blocks `upgrade-steps` and `checkpoints`."""
-    steps = [row for before, after in pairwise(RELEASES) for row in changes(before, after)]
+    steps = [row for before, after in pairwise(COLUMNS) for row in changes(before, after)]
     return {
         "upgrade-steps": "\n".join(table(["from", "patch", "state", "what to do"], steps)),
         "checkpoints": checkpoints(),

@@ -34,6 +34,7 @@ try:
 except ImportError:
     import tomli as tomllib
 
+from megatron_mtp_patches.megatrons import REFS
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
@@ -65,7 +66,7 @@ def main() -> int:
     options.work = options.work.resolve()
     try:
         repository = Repository(options.megatron, options.work)
-        releases = options.release or ([repository.version()] if repository.plain else list(SETTINGS["refs"]))
+        releases = options.release or ([repository.version()] if repository.plain else list(REFS))
         check(options, releases, repository)
         return int(sum(replay_release(release, repository, options) for release in releases) > 0)
     except SourceError as error:
@@ -86,14 +87,14 @@ def check(options: argparse.Namespace, releases: list[str], repository: Reposito
                 f"--release {release}: {repository.plain} is {repository.version()} and has no history. Leave "
                 f"--release out, or give a git repository."
             )
-        if repository.git and release not in SETTINGS["refs"]:
+        if repository.git and release not in REFS:
             repository.commit(release)  # raises if it names no tag, branch or commit
 
 
 def replay_release(release: str, repository: Repository, options: argparse.Namespace) -> int:
     """Write the tables of a release; how much is bad there."""
     console = Console()
-    tree = repository.unpack(release, SETTINGS["refs"].get(release, release))
+    tree = repository.unpack(release, REFS.get(release, release))
     found = {}
     for ranks in options.ranks:
         suites = [suite for suite in SETTINGS["suite"] if applies(suite, release, ranks, options, repository)]

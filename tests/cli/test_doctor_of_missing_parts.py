@@ -5,23 +5,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-try:
-    import tomllib
-except ImportError:
-    import tomli as tomllib
 import pytest
 from megatron_mtp_patches.engine.source import find_file
+from megatron_mtp_patches.megatrons import RELEASES, TRANSFORMER_ENGINE
 from megatron_mtp_patches.rehearsal.transformer_engine import NEEDED
 
 from .interpreters import REPOSITORY, run_command, standard_library
 
 pytestmark = pytest.mark.forked("python")
-
-MATRIX = Path(__file__).resolve().parents[2] / "ci" / "matrix.toml"
-TESTED_WITH = {
-    one["version"]: one["transformer_engine"] for one in tomllib.loads(MATRIX.read_text(encoding="utf-8"))["release"]
-}
-RELEASES = ("0.16.1", "0.17.1", "0.18.2", "0.19.2")
 
 
 @pytest.fixture
@@ -107,7 +98,7 @@ def test_a_version_that_does_not_fit_has_its_cost_beside_it(
 def test_it_says_which_transformer_engine_fits_and_what_its_python_imports(doctor, furnish, rows, tmp_path, release):
     furnish("wrapt", "triton")
     found, told = rows(doctor().output)["transformer-engine"]
-    assert found == "missing" and told.endswith(f"{release} was made for {TESTED_WITH[release]}")
+    assert found == "missing" and told.endswith(f"{release} was made for {TRANSFORMER_ENGINE[release]}")
     (tmp_path / "transformer_engine").mkdir()
     found, told = rows(doctor().output)["transformer-engine"]
     assert found == "present" and told.startswith("does not import without onnxscript and onnx and pydantic")

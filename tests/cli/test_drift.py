@@ -11,13 +11,13 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import drift
 from megatron_mtp_patches.engine.fingerprints import KnownSources
 from megatron_mtp_patches.engine.source import find_file
+from megatron_mtp_patches.megatrons import RELEASES
 
 from tests.conformance.expected import EXPECTED
 
 pytestmark = pytest.mark.forked("python")
 
 TARGETS = [edit.target for patch in CATALOG if not patch.package for edit in patch.edits if edit.check_source]
-RELEASES = ["0.16.1", "0.17.1", "0.18.2", "0.19.2"]
 POSTPROCESS = "verl.workers.engine_workers:TrainingWorker._postprocess_output"
 STEP = "megatron.core.optimizer.optimizer:ChainedOptimizer.step"
 

@@ -13,6 +13,7 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import make_parser
 from megatron_mtp_patches.description import settings
 from megatron_mtp_patches.engine.state import State
+from megatron_mtp_patches.megatrons import MEGATRONS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,7 +26,7 @@ from tests.pages import PAGES, ROOT, blocks, shown
 BLOCKS = blocks()
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MATRIX = tomllib.loads((ROOT / "ci/matrix.toml").read_text(encoding="utf-8"))
-RELEASES = [release["version"] for release in MATRIX["release"]]
+RELEASES = [release["version"] for release in MEGATRONS]
 PATCHES = {patch.id: patch for patch in CATALOG}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {
@@ -144,7 +145,7 @@ def test_megatron_bridge_is_installed_as_in_ci():
     block = next(one.text for one in blocks() if "those that CI installs" in one.marker)
     words = {word.strip("'") for word in block.split()}
     bridge = next(one for one in MATRIX["environment"] if one["name"] == "Megatron-Bridge 0.5.1")
-    release = next(one for one in MATRIX["release"] if one["version"] == bridge["release"])
+    release = next(one for one in MEGATRONS if one["version"] == bridge["release"])
     wanted = {*bridge["installs"], *bridge["alone"], f"megatron-core=={bridge['release']}"}
     assert wanted | {f"transformer-engine=={release['transformer_engine']}"} <= words
 

@@ -13,7 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from rich.table import Table
 
 from ..engine.source import find_file
-from ..installed_megatron import PACKAGES, TRANSFORMER_ENGINE, describe_megatron, find_releases
+from ..installed_megatron import PACKAGES, describe_megatron, find_releases
+from ..megatrons import TRANSFORMER_ENGINE, since
 from ..rehearsal import LOWEST_TORCH
 from ..rehearsal.transformer_engine import NEEDED
 from .console import make_console
@@ -53,7 +54,6 @@ class Part:
     made_for: Mapping[str, str] = field(default_factory=dict)
 
 
-SINCE_0_18 = ("0.18.2", "0.19.2", "main")
 PARTS = (
     Part(
         "torch",
@@ -77,7 +77,7 @@ PARTS = (
         needed=True,
         limits=(Limit("older than the patches are written for: wrapt >= 1.16", (1, 16)),),
     ),
-    Part("triton", "triton", "megatron-core >= 0.18 does not import", needed_by=SINCE_0_18),
+    Part("triton", "triton", "megatron-core >= 0.18 does not import", needed_by=since("0.18")),
     Part(
         "transformer-engine",
         "transformer_engine",
@@ -87,7 +87,7 @@ PARTS = (
                 "Megatron's multi-tensor kernels are left out in silence: megatron-core >= 0.17 takes all or none of "
                 "them, and multi_tensor_scale_tensor is in transformer-engine >= 2.14",
                 (2, 14),
-                megatron=("0.17.1", *SINCE_0_18),
+                megatron=since("0.17"),
             ),
         ),
         imports={"": tuple(NEEDED)},
@@ -105,7 +105,7 @@ PARTS = (
         "no Muon, SOAP or Lion",
         limits=(
             Limit("no Muon: megatron-core 0.16 was written for 0.1.0", first_unfit=(0, 2), megatron=("0.16.1",)),
-            Limit("no Muon: megatron-core >= 0.18 was written for >= 0.2.0", (0, 2), megatron=SINCE_0_18),
+            Limit("no Muon: megatron-core >= 0.18 was written for >= 0.2.0", (0, 2), megatron=since("0.18")),
         ),
     ),
     Part("einops", "einops", "no Megatron-FSDP"),
