@@ -98,6 +98,15 @@ def test_patches_that_are_left_out_share_a_line(command, monkeypatch):
     assert "detach-mtp-heads, floor-clip-coefficient (disabled): left out" in command("status").out.splitlines()
 
 
+@pytest.mark.parametrize("name", ["GPTModel._postprocess", "megatron.core.models.gpt.gpt_model:GPTModel._postprocess"])
+def test_explain_names_the_code_that_changes_a_function(command, name):
+    done = command("explain", name)
+    words = done.out.replace("\n", "")
+    assert done.code == 0 and "train-mtp-heads-for-acceptance" in words
+    assert "megatron_overrides.mtp.losses.wrappers:call_process_mtp_loss" in "".join(words.split())
+    assert "ChainedOptimizer" not in words
+
+
 @pytest.mark.parametrize("patch", CATALOG, ids=IDS)
 def test_explain_shows_what_the_declaration_says_links_state_and_edits(command, release, patch):
     done = command("explain", patch.id)

@@ -54,9 +54,14 @@ def make_parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(carry_out=_status)
 
-    explain = commands.add_parser("explain", help="what one patch does, and where it stands here")
+    explain = commands.add_parser(
+        "explain", help="what one patch does and where it stands here, or who changes a function"
+    )
     explain.add_argument(
-        "id", metavar="ID", choices=[patch.id for patch in CATALOG], help=", ".join(p.id for p in CATALOG)
+        "name",
+        metavar="ID_OR_FUNCTION",
+        help=f"a function of Megatron's that the patches change, GPTModel._postprocess, or a patch: "
+        f"{', '.join(patch.id for patch in CATALOG)}",
     )
     explain.set_defaults(carry_out=_explain)
 
@@ -121,9 +126,10 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from .explain import explain
+    from .explain import explain, explain_function
 
-    return explain(arguments.id)
+    patch = next((patch for patch in CATALOG if patch.id == arguments.name), None)
+    return explain(patch) if patch else explain_function(arguments.name)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`explain ID`: what one patch does, and where it stands here."""
+"""`explain`: what one patch does and where it stands here, or which code changes a function of Megatron's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.text import Text
 from .. import _engine, apply
 from ..catalog import CATALOG
 from ..description import sections, settings
-from ..engine import AddField, AddFlag, Patch
+from ..engine import AddField, AddFlag, Patch, UsageError
 from ..engine.declare import Edit
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
 from ..engine.state import State
@@ -17,9 +17,8 @@ from ..installed_megatron import describe_megatron, import_targets, known_source
 from .console import make_console
 
 
-def explain(patch_id: str) -> int:
+def explain(patch: Patch) -> int:
     """Print what there is to say of the patch, its state and its edits; 1 if it is refused."""
-    patch = next(patch for patch in CATALOG if patch.id == patch_id)
     apply(on_drift="skip")
     import_targets()
     report = _engine.report(patch)
@@ -42,6 +41,31 @@ def explain(patch_id: str) -> int:
         table.add_row(_describe(edit), edit.target, report.targets[edit.target], _known_as(edit, known))
     console.print(table)
     return int(report.state is State.REFUSED)
+
+
+def explain_function(name: str) -> int:
+    """Print which patches change the functions or classes that end with `name`, and by which code.
+
+    Raises:
+        UsageError: no patch has that id or changes such a function.
+    """
+    changes = [(edit, patch) for patch in CATALOG for edit in patch.edits if _is_named(edit.target, name)]
+    if not changes:
+        ids = ", ".join(patch.id for patch in CATALOG)
+        raise UsageError(
+            f"explain {name!r}: no patch has this id, and none changes a function of this name. `megatron-mtp-patches "
+            f"drift` lists the functions; the patches are: {ids}"
+        )
+    table = Table(Column("function", overflow="fold"), "by", Column("code", overflow="fold"), "patch")
+    for edit, patch in changes:
+        table.add_row(edit.target, _describe(edit), edit.implementation or "", patch.id)
+    make_console().print(table)
+    return 0
+
+
+def _is_named(target: str, name: str) -> bool:
+    """Whether `name` is `target` (package.module:Class.function), or the end of it from a dot or colon on."""
+    return target == name or target.endswith((f".{name}", f":{name}"))
 
 
 def _table_of_settings(patch: Patch) -> Table:

@@ -15,8 +15,8 @@ def declare(fields: Sequence[AddField]) -> Patch:
         package="ms-swift",
         problem=(
             "ms-swift fills Megatron's configurations from the arguments that it declares. It has none for the "
-            "settings of the patches, so those of the optimizer cannot be set at all, and its log has no metrics of the "
-            "optimizer step."
+            "settings of the patches, so those of the optimizer cannot be set at all, and its log has no metrics of "
+            "the optimizer step."
         ),
         adds=(
             "Arguments of `megatron sft` and the others: " + ", ".join(f"`--{edit.field}`" for edit in fields) + ".",
