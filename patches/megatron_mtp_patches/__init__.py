@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from megatron_overrides.mtp.metrics.head_metrics import PassMetrics
 
-    from .diagnosis import Finding
+    from .defects.diagnosis import Finding
     from .engine.report import Report
     from .verification.mtp_step import Verification
 
@@ -111,7 +111,7 @@ def diagnose(*settings: object, transformer_engine: str | None = None) -> list[F
         TypeError: `settings` has something else than objects with settings as attributes, or nothing.
         ValueError: `transformer_engine` is not a version.
     """
-    from .diagnosis import diagnose as find
+    from .defects.diagnosis import diagnose as find
 
     return find(settings, transformer_engine)
 
@@ -214,7 +214,7 @@ def verify(model: Module | Sequence[Module], optimizer: object, forward_backward
 def __getattr__(name: str) -> object:
     """`Report` and `Finding`, once asked for: making dataclasses of them would add to every import of this package."""
     if name == "Finding":
-        from .diagnosis import Finding
+        from .defects.diagnosis import Finding
 
         return Finding
     if name == "Report":

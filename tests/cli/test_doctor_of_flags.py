@@ -83,7 +83,7 @@ def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release)
 
 @pytest.mark.parametrize("is_installed", [False, True], ids=["missing", "installed"])
 def test_a_patch_of_a_package_that_is_not_installed_applies_later(doctor, monkeypatch, is_installed):
-    from megatron_mtp_patches import diagnosis
+    from megatron_mtp_patches.defects import diagnosis
 
     monkeypatch.setattr(diagnosis, "find_file", lambda module: module if is_installed else None)
     pending = SimpleNamespace(state=diagnosis.State.PENDING)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.defects.unpatched import UNPATCHED
 from megatron_mtp_patches.engine.fingerprints import KnownSources
-from megatron_mtp_patches.unpatched import UNPATCHED
 
 from .expected import STATE_BY_RELEASE
 
@@ -39,7 +39,7 @@ def test_the_releases_of_a_defect_leave_out_none_between_the_first_and_the_last(
 
 @pytest.mark.parametrize("defect", [defect for _, defect in DEFECTS], ids=lambda defect: defect.text)
 def test_a_run_without_settings_meets_nothing(defect):
-    from megatron_mtp_patches.diagnosis import Settings
+    from megatron_mtp_patches.defects.diagnosis import Settings
 
     assert not defect.meets(Settings([], None))
 

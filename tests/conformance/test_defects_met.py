@@ -15,7 +15,7 @@ MEAN, TWICE, INDEX = "divided by more than", "as many times as it has passes", "
 @pytest.fixture
 def find():
     """find(patch, release, settings): the defects that the patch removes from such a run."""
-    from megatron_mtp_patches.diagnosis import Settings, find_defects
+    from megatron_mtp_patches.defects.diagnosis import Settings, find_defects
 
     def search(patch, release, settings):
         found = find_defects(Settings([SimpleNamespace(**settings)], "2.16.1"), frozenset({release}))

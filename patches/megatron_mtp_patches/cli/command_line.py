@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from ..diagnosis import Settings
+from ..defects.diagnosis import Settings
 from ..engine import UsageError
 from ..installed_megatron import PACKAGES, describe_mixture
 from .refusals import flags_left_out, reason

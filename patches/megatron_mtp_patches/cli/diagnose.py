@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from .. import apply, rehearsal
 from ..catalog import CATALOG
+from ..defects.diagnosis import Finding, Settings, check_version, find_defects
 from ..description import argument_of, flag_of
-from ..diagnosis import Finding, Settings, check_version, find_defects
 from ..engine import AddField, AddFlag, PatchError, UsageError
 from ..engine.source import find_file
 from ..installed_megatron import describe_megatron, find_releases, find_transformer_engine, import_targets

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..conditions import is_layer_wise
+from ..defects.conditions import is_layer_wise
 from ..engine import Defect, Patch, Probe, Provide, PullRequest, Wrap
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..conditions import has_heads_on_last_stage
+from ..defects.conditions import has_heads_on_last_stage
 from ..engine import Defect, Patch, Wrap
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported

@@ -1,6 +1,6 @@
 """Declares recompute-quantized-mtp-heads."""
 
-from ..conditions import recomputes_heads
+from ..defects.conditions import recomputes_heads
 from ..engine import Defect, Patch, PullRequest, Wrap
 from ..shared_edits import MTP
 

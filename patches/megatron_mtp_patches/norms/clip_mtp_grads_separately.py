@@ -1,6 +1,6 @@
 """Declares clip-mtp-grads-separately."""
 
-from ..conditions import is_layer_wise
+from ..defects.conditions import is_layer_wise
 from ..engine import AddIfMissing, Defect, Patch, Probe, PullRequest, Wrap
 from ..settings import Setting, model_setting, optimizer_setting
 from ..shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, MTP, OPTIMIZER, OPTIMIZER_STEP, SHOW_METRICS

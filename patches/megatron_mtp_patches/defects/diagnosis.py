@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import _engine
-from .catalog import CATALOG
-from .engine import Defect, Patch
-from .engine.source import find_file
-from .engine.state import State
+from .. import _engine
+from ..catalog import CATALOG
+from ..engine import Defect, Patch
+from ..engine.source import find_file
+from ..engine.state import State
 from .unpatched import UNPATCHED
 
 # What Megatron's configurations call differently from its command line.
@@ -78,7 +78,7 @@ def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[
         )
     if transformer_engine is not None:
         check_version(transformer_engine)
-    from .installed_megatron import find_releases, find_transformer_engine
+    from ..installed_megatron import find_releases, find_transformer_engine
 
     releases = find_releases()
     if transformer_engine is None:

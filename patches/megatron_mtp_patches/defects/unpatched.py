@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..engine import Defect
 from .conditions import resumes_optimizer
-from .engine import Defect
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
