@@ -29,7 +29,8 @@ if os.environ.get("MEGATRON_LM"):
     nox.options.sessions += ["replay"]
 
 MATRIX = nox.project.load_toml("ci/matrix.toml")
-MEGATRONS = json.loads(Path("patches/megatron_mtp_patches/megatrons.json").read_text(encoding="utf-8"))
+LIST = Path("patches", "megatron_mtp_patches", "megatrons.json")
+MEGATRONS = json.loads(LIST.read_text(encoding="utf-8"))
 RESULTS = Path(".nox", "results")
 RELEASES = [
     release["version"]
@@ -152,6 +153,30 @@ def replay(session: nox.Session) -> None:
     for folder in os.environ["MEGATRON_LM"].split(":"):
         release = ["--release", "HEAD"] if Path(folder, ".git").exists() else []
         session.run("python", "-m", "scripts.replay", "--megatron", folder, *release, *session.posargs)
+
+
+@nox.session(venv_backend="none", default=False)
+def megatron(session: nox.Session) -> None:
+    """Make a Megatron known: nox -s megatron -- VERSION FOLDER TRANSFORMER_ENGINE [TAG], where FOLDER has its sources.
+
+    Lists what a person has to compare with the newest release, and writes the list of Megatrons, fingerprints, pages and
+    golden numbers. Needs the environment that `tests` makes for that release.
+    """
+    version, folder, engine, *tag = session.posargs
+    newest = MEGATRONS["megatrons"][-1]
+    python = str(python_of("tests", newest["version"]))
+    command = [python, "-m", "megatron_mtp_patches", "drift", "--against", folder]
+    session.run(*command, "--since", newest["version"], success_codes=[0, 1])
+    new = {"version": version, "tag": tag[0] if tag else f"core_v{version}", "transformer_engine": engine}
+    MEGATRONS["megatrons"].append({**newest, **new})
+    LIST.write_text(json.dumps(MEGATRONS, indent=1) + "\n", encoding="utf-8")
+    session.run(*command, "--accept", version)
+    session.run(python, "-m", "scripts.docs")
+    environment = {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+    session.run(python, "-m", "pytest", "-q", "tests/end_to_end/test_golden.py", "--update-golden", env=environment)
+    session.log(
+        f"compare the targets above with {newest['version']}, then see CONTRIBUTING, When a new Megatron appears"
+    )
 
 
 @nox.session(venv_backend="venv", venv_params=["--system-site-packages"], reuse_venv=True, default=False)
