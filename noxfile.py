@@ -159,8 +159,8 @@ def replay(session: nox.Session) -> None:
 def megatron(session: nox.Session) -> None:
     """Make a Megatron known: nox -s megatron -- VERSION FOLDER TRANSFORMER_ENGINE [TAG], where FOLDER has its sources.
 
-    Lists what a person has to compare with the newest release, and writes the list of Megatrons, fingerprints, pages and
-    golden numbers. Needs the environment that `tests` makes for that release.
+    Lists what a person has to compare with the newest release, and writes the list of Megatrons, fingerprints, pages
+    and golden numbers. Needs the environment that `tests` makes for that release.
     """
     version, folder, engine, *tag = session.posargs
     newest = MEGATRONS["megatrons"][-1]
