@@ -1,7 +1,7 @@
 """Read a module's source, and find a name in it, without importing anything.
 
-`megatron` is a namespace package, so a checkout on the path may shadow the wheel: the module's file is found
-the way the import system would find it, and everything else is read from that file.
+A namespace package may be shadowed in part by a checkout on the path: the module's file is found the way the import
+system would find it, and everything else is read from that file.
 """
 
 from __future__ import annotations
