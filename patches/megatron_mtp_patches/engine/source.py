@@ -104,5 +104,6 @@ def _names_bound_by(statement: ast.stmt) -> list[str]:
 
 def contains_expression(node: ast.AST, expression: str) -> bool:
     """Whether `expression` occurs under `node`, whatever its formatting."""
-    wanted = ast.dump(ast.parse(expression, mode="eval").body)
-    return any(ast.dump(child) == wanted for child in ast.walk(node) if isinstance(child, ast.expr))
+    wanted = ast.parse(expression, mode="eval").body
+    text = ast.dump(wanted)
+    return any(ast.dump(child) == text for child in ast.walk(node) if type(child) is type(wanted))
