@@ -242,7 +242,6 @@ class Installer:
             )
         for edit in reversed(list(self._asked_by)):
             self._remove(edit)
-        self._asked_by.clear()
 
     def _remove_for(self, patch: Patch) -> list[str]:
         """Take out what no other patch wants. What cannot be taken out stays noted; the answer says why not."""

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 TYPE_CHECKING = False  # as in declare.py
 if TYPE_CHECKING:
     from .declare import PullRequest
 
 
-@dataclass(frozen=True)
 class Project:
     """What the engine is told about the project that uses it.
 
-    Attributes:
+    Args:
         package: the project's own package; its command and its environment variables have the same name.
         library: the library that it patches, as users call it.
         library_package: the package that the library is imported as.
         repository: the library's owner and name on GitHub.
     """
 
-    package: str
-    library: str
-    library_package: str
-    repository: str
-
-    @property
-    def command(self) -> str:
-        """The command that users run."""
-        return self.package.replace("_", "-")
-
-    @property
-    def choice_variable(self) -> str:
-        """The environment variable that selects patches."""
-        return self.package.upper()
-
-    @property
-    def drift_variable(self) -> str:
-        """The environment variable that says what a refused patch does."""
-        return f"{self.choice_variable}_ON_DRIFT"
+    def __init__(self, package: str, library: str, library_package: str, repository: str) -> None:
+        self.package = package
+        self.library = library
+        self.library_package = library_package
+        self.repository = repository
+        self.command = package.replace("_", "-")
+        self.choice_variable = package.upper()  # selects patches
+        self.drift_variable = f"{self.choice_variable}_ON_DRIFT"  # says what a refused patch does
 
     def name_of(self, package: str) -> str:
         """How users call a top-level package."""
