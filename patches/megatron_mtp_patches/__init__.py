@@ -19,7 +19,7 @@ if sys.version_info < (3, 10):  # noqa: UP036 - by PYTHONPATH an older Python co
     raise ImportError(f"megatron_mtp_patches needs Python >= 3.10; this is {sys.version.split()[0]}, {sys.executable}")
 
 from .catalog import BASE, CATALOG
-from .engine import Patch, PatchError
+from .engine import Patch, PatchError, Project
 from .engine.engine import Engine
 from .mtp import mtp_acceptance_length
 
@@ -54,7 +54,10 @@ __all__ = [
 ]
 
 if "_engine" not in globals():  # importlib.reload keeps the engine, which knows what it has patched
-    _engine = Engine(CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
+    _project = Project(
+        package=__name__, library="Megatron", library_package="megatron", repository="NVIDIA/Megatron-LM"
+    )
+    _engine = Engine(_project, CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
 
 
 def apply(patches: str | None = None, on_drift: str | None = None) -> None:
@@ -68,8 +71,8 @@ def apply(patches: str | None = None, on_drift: str | None = None) -> None:
         PatchError: an unknown patch id, or a patch that this Megatron refuses.
     """
     _engine.apply(
-        os.environ.get("MEGATRON_MTP_PATCHES", "all") if patches is None else patches,
-        os.environ.get("MEGATRON_MTP_PATCHES_ON_DRIFT", "raise") if on_drift is None else on_drift,
+        os.environ.get(_engine.project.choice_variable, "all") if patches is None else patches,
+        os.environ.get(_engine.project.drift_variable, "raise") if on_drift is None else on_drift,
     )
 
 

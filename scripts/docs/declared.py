@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import megatron_mtp_patches
+from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.description import Setting, sections, settings
 from megatron_mtp_patches.engine import Patch, PullRequest
@@ -64,7 +65,8 @@ def flag_reference() -> str:
 
 def head(patch: Patch) -> str:
     """What stands under the title of the patch's page."""
-    upstream = ", ".join(f"[{change}]({change.url}) ({change.fate})" for change in patch.upstream) or "none"
+    links = (f"[{change}]({_engine.project.url_of(change)}) ({change.fate})" for change in patch.upstream)
+    upstream = ", ".join(links) or "none"
     states = table(["upstream", *COLUMNS], [[upstream, *(state(patch, release) for release in COLUMNS)]])
     parts = [f"{patch.summary}.", "\n".join(states)]
     if found := settings(patch):
@@ -104,11 +106,11 @@ def _cells(setting: Setting) -> list[str]:
 
 
 def _link(change: PullRequest) -> str:
-    link = f"[{change}]({change.url})"
+    link = f"[{change}]({_engine.project.url_of(change)})"
     if _elsewhere(change):
         return f"{link} (its {change.native_since})"
     return link if change.native_since not in (None, "main") else f"{link} ({change.fate})"
 
 
 def _elsewhere(change: PullRequest) -> bool:
-    return change.repository != PullRequest(0).repository
+    return change.repository != ""

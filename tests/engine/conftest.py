@@ -10,9 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from megatron_mtp_patches.engine import Edit, Patch, Probe, PullRequest
+from megatron_mtp_patches.engine import Edit, Patch, Probe, Project, PullRequest
 from megatron_mtp_patches.engine.engine import Engine
 from megatron_mtp_patches.engine.new_release import make_known_sources, write_known_sources
+
+PROJECT = Project(package="lib_patches", library="Lib", library_package="lib", repository="example/lib")
 
 # The library to patch, and the overrides.
 LIB = '''
@@ -104,7 +106,7 @@ class Library:
         """An engine that knows the sources as they are now."""
         file = self.folder.parent / "fingerprints.json"
         write_known_sources(make_known_sources((*catalog, *base), {"1.0": [str(self.folder)]}), file)
-        return Engine(catalog, str(file), base=base)
+        return Engine(PROJECT, catalog, str(file), base=base)
 
     def applied(self, *edits: Edit) -> Engine:
         """An engine that has applied one patch made of `edits`."""

@@ -147,7 +147,7 @@ def test_a_module_imported_past_the_hook_is_patched_later(library):
 def test_a_missing_target_of_an_added_patch_is_a_warning(library):
     library.load()
     engine = library.applied(METHOD)
-    with pytest.warns(UserWarning, match="has no lib:absent, on which it relies"):
+    with pytest.warns(UserWarning, match="lib_patches: this Lib has no lib:absent, on which it relies"):
         engine.add_base(added(library, Wrap("lib:absent", "overrides:add_mark", check_source=False), SUFFIX))
     assert library.load().f(1) == "original 1 suffix"
 

@@ -14,6 +14,8 @@ from megatron_mtp_patches.engine.fingerprints import KnownSources, open_known_so
 from megatron_mtp_patches.engine.new_release import make_known_sources
 from megatron_mtp_patches.engine.state import State
 
+from .conftest import PROJECT
+
 REPLACE_F = Replace("lib:f", "overrides:f")
 F_LINE = 'return f"original {x}"'
 
@@ -23,7 +25,7 @@ def known(engine: Engine) -> KnownSources:
 
 
 def state(engine: Engine, patch: Patch) -> State:
-    return decide(patch, known(engine)).state
+    return decide(patch, known(engine), PROJECT).state
 
 
 def test_a_changed_line_is_refused_with_the_cause_and_the_ways_out(library):
@@ -38,8 +40,9 @@ def test_a_changed_line_is_refused_with_the_cause_and_the_ways_out(library):
         "lib:f is not the source of any release",
         str(file),
         "nearest: 1.0",
-        "MEGATRON_MTP_PATCHES=-a-patch",
-        "MEGATRON_MTP_PATCHES_ON_DRIFT=warn",
+        "`lib-patches drift --against FOLDER --accept NAME --only lib:f`",
+        "LIB_PATCHES=-a-patch",
+        "LIB_PATCHES_ON_DRIFT=warn",
         "install a known release",
     ):
         assert part in message
@@ -122,7 +125,7 @@ def test_an_unchecked_edit_still_needs_its_target(library, edit):
     library.edit("lib.py", F_LINE, "return 1")
     assert state(engine, patch) is State.APPLIED
     library.edit("lib.py", "def f", "def g")
-    decision = decide(patch, known(engine))
+    decision = decide(patch, known(engine), PROJECT)
     assert decision.state is State.REFUSED and "lib:f is missing in" in decision.reason
 
 
@@ -143,24 +146,24 @@ def test_a_function_that_every_known_release_has_may_not_be_absent(library):
     patch = library.patch(REPLACE_F)
     engine = library.engine(patch)
     library.edit("lib.py", "def f", "def g")
-    decision = decide(patch, known(engine))
+    decision = decide(patch, known(engine), PROJECT)
     assert decision.state is State.REFUSED
     assert "lib:f is missing in" in decision.reason
 
 
 def test_a_module_that_is_not_installed_is_named_in_the_refusal(library):
     patch = library.patch(Replace("not_installed:f", "overrides:f"))
-    decision = decide(patch, KnownSources(("1.0",), {}))
+    decision = decide(patch, KnownSources(("1.0",), {}), PROJECT)
     assert decision.state is State.REFUSED and "not_installed is not installed" in decision.reason
 
 
 def test_a_patch_without_edits_has_nothing_to_do(library):
-    decision = decide(replace(library.patch(REPLACE_F), edits=()), KnownSources(("1.0",), {}))
+    decision = decide(replace(library.patch(REPLACE_F), edits=()), KnownSources(("1.0",), {}), PROJECT)
     assert (decision.state, decision.reason) == (State.NATIVE, "it edits nothing")
 
 
 def test_a_patch_without_fingerprints_is_told_how_to_get_them(library):
-    decision = decide(library.patch(REPLACE_F), KnownSources(("1.0",), {}))
+    decision = decide(library.patch(REPLACE_F), KnownSources(("1.0",), {}), PROJECT)
     assert decision.state is State.REFUSED
     assert decision.reason.startswith("lib:f has no known source in any release: the patch is new.")
     assert "drift --against FOLDER --accept RELEASE" in decision.reason
@@ -172,15 +175,15 @@ def test_of_another_package_its_own_releases_are_named(library):
     patch = replace(library.patch(Wrap("lib2:g", "overrides:add_mark")), package="a-package")
     patches = (library.patch(REPLACE_F), patch)
     sources = make_known_sources(patches, {"1.0": [str(library.folder)], "a-package 2.0": [str(library.folder)]})
-    decision = decide(patch, sources)
+    decision = decide(patch, sources, PROJECT)
     assert (decision.state, decision.reason) == (State.APPLIED, "this a-package lacks it")
     library.write("lib2.py", "def g():\n    return 'h'\n")
-    decision = decide(patch, sources)
+    decision = decide(patch, sources, PROJECT)
     assert decision.state is State.REFUSED
     assert "Known: a-package 2.0; nearest: a-package 2.0. " in decision.reason
     (library.folder / "lib2.py").unlink()
     importlib.invalidate_caches()
-    decision = decide(patch, sources)
+    decision = decide(patch, sources, PROJECT)
     assert (decision.state, decision.reason) == (State.PENDING, "lib2 is not installed")
 
 
@@ -193,7 +196,7 @@ def test_another_folder_can_be_asked(library, tmp_path):
         folder.mkdir()
         text = (library.folder / "lib.py").read_text(encoding="utf-8").replace("def f", line)
         (folder / "lib.py").write_text(text, encoding="utf-8")
-        decision = decide(patch, sources, [str(folder)])
+        decision = decide(patch, sources, PROJECT, [str(folder)])
         states[decision.state] = decision.reason
     assert list(states) == [State.APPLIED, State.REPAIRED, State.REFUSED]
     assert str(folder / "lib.py") in states[State.REFUSED]
@@ -237,8 +240,8 @@ def test_a_probe_sees_in_the_source_whether_the_change_is_there(library, probe, 
     bare = library.patch(REPLACE_F, probe=probe)
     repairing = library.patch(REPLACE_F, probe=probe, repairs=("A defect.",))
     sources = known(library.engine(bare))
-    assert decide(bare, sources).state is (State.NATIVE if native else State.APPLIED)
-    assert decide(repairing, sources).state is (State.REPAIRED if native else State.APPLIED)
+    assert decide(bare, sources, PROJECT).state is (State.NATIVE if native else State.APPLIED)
+    assert decide(repairing, sources, PROJECT).state is (State.REPAIRED if native else State.APPLIED)
 
 
 def test_a_native_change_is_left_alone_even_if_its_source_is_unknown(library):
@@ -261,7 +264,7 @@ def test_a_change_that_no_release_has_is_unknown_where_it_is_found(library, repa
     engine.apply("all", "raise")
     with pytest.raises(PatchError, match="a-patch is refused: lib:Config.depth is in .*, but in no release") as refused:
         library.load()
-    for words in (str(file), "Known: 1.0; nearest: 1.0.", "MEGATRON_MTP_PATCHES=-a-patch"):
+    for words in (str(file), "Known: 1.0; nearest: 1.0.", "LIB_PATCHES=-a-patch"):
         assert words in str(refused.value)
 
 
@@ -279,4 +282,4 @@ def test_a_repair_needs_a_known_source(library):
 
 def test_add_if_missing_needs_no_fingerprint(library):
     patch = library.patch(AddIfMissing("lib:C.new_method", "overrides:new_method"))
-    assert decide(patch, KnownSources(("1.0",), {})).state is State.APPLIED
+    assert decide(patch, KnownSources(("1.0",), {}), PROJECT).state is State.APPLIED

@@ -29,7 +29,8 @@ def test_a_patch_is_pending_until_its_module_is_imported(library):
     engine = library.applied(REPLACE_F)
     report = engine.report(engine.catalog[0])
     assert (report.state, report.targets) == ("pending", {"lib:f": "pending"})
-    assert "lib" in report.reason and "lib" not in sys.modules
+    assert report.reason == "this Lib lacks it; waits for the import of lib"
+    assert "lib" not in sys.modules
     library.load()
     report = engine.report(engine.catalog[0])
     assert (report.state, report.targets, report.summary) == ("applied", {"lib:f": "applied"}, "Do something")

@@ -24,37 +24,37 @@ IDS = ("one", "two", "three-four")
     ],
 )
 def test_select(choice, selected):
-    assert select(choice, IDS) == selected
+    assert select(choice, IDS, "CHOICE") == selected
 
 
 @pytest.mark.parametrize("choice", ["five", "one,five", "-five", "--one", "One", "one two"])
 def test_an_unknown_word_is_an_error_that_lists_the_ids(choice):
-    with pytest.raises(PatchError, match="unknown patch .*one, two, three-four"):
-        select(choice, IDS)
+    with pytest.raises(PatchError, match="unknown patch .* CHOICE and .*one, two, three-four"):
+        select(choice, IDS, "CHOICE")
 
 
 @pytest.mark.parametrize("choice", ["one,-two", "-one,one", "all,one", "all,all"])
 def test_taking_and_leaving_out_do_not_mix(choice):
     with pytest.raises(PatchError, match="mixes"):
-        select(choice, IDS)
+        select(choice, IDS, "CHOICE")
 
 
 @pytest.mark.parametrize(
-    "choice, part", [(",", "names no patch"), ("none,one", "none alone"), ("none,-one", "none alone")]
+    "choice, part", [(",", "names no patch; CHOICE and apply"), ("none,one", "none alone"), ("none,-one", "none alone")]
 )
 def test_words_that_say_nothing_or_two_things(choice, part):
     with pytest.raises(PatchError, match=part):
-        select(choice, IDS)
+        select(choice, IDS, "CHOICE")
 
 
 @pytest.mark.parametrize(
     "word, policy", [("raise", "raise"), ("warn", "warn"), ("skip", "skip"), ("", "raise"), (" warn ", "warn")]
 )
 def test_policies(word, policy):
-    assert check_policy(word) == policy
+    assert check_policy(word, "DRIFT") == policy
 
 
 @pytest.mark.parametrize("policy", ["RAISE", "ignore"])
 def test_an_unknown_policy_is_an_error_that_lists_them(policy):
-    with pytest.raises(PatchError, match="raise, warn, skip"):
-        check_policy(policy)
+    with pytest.raises(PatchError, match="DRIFT, .* raise, warn, skip"):
+        check_policy(policy, "DRIFT")

@@ -213,7 +213,7 @@ def test_a_question_that_only_another_engine_asks_is_answered_from_the_source(li
     first = library.engine(library.patch(REPLACE_F))
     use(first)
     other = library.patch(Replace("lib:C.static", "overrides:new_method"))
-    second = type(first)((other,), first.table_file)
+    second = type(first)(first.project, (other,), first.table_file)
     assert record(lambda: second.apply("all", "skip")) == {"read lib.py": 1, "parse lib.py": 1}
     assert "has no known source in any release" in second.report(other).reason
 

@@ -9,7 +9,7 @@ import pytest
 from megatron_mtp_patches.engine import Patch
 from megatron_mtp_patches.engine.added_fields import AddedFields
 from megatron_mtp_patches.engine.declare import Edit
-from megatron_mtp_patches.engine.installed_edits import InstalledEdits
+from megatron_mtp_patches.engine.installer import Installer
 from megatron_mtp_patches.engine.patched_attribute import PatchedAttribute
 
 
@@ -20,21 +20,21 @@ class Broken(Exception):
 @contextmanager
 def failing(patch: Patch, edit: Edit, late: bool) -> Iterator[None]:
     """`edit` fails where it is `patch` that asks for it: before it has changed anything or, if `late`, after it has."""
-    add = InstalledEdits.add
+    add = Installer._add
 
-    def fail(self, other, asking, *target):
+    def fail(self, other, asking, module):
         if asking is not patch or other is not edit:
-            add(self, other, asking, *target)
+            add(self, other, asking, module)
         elif late:
             with failing_once_rebuilt(edit) as failed:
-                add(self, other, asking, *target)
+                add(self, other, asking, module)
             if not failed:  # another patch has installed it, or there is nothing to do
                 raise Broken(edit.target)
         else:
             raise Broken(edit.target)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(InstalledEdits, "add", fail)
+        monkeypatch.setattr(Installer, "_add", fail)
         yield
 
 

@@ -119,7 +119,8 @@ def _compare(
                 shown.append((edit.target, text if same else f"[red]{text}[/]"))
         if shown or not release:
             table.add_section()
-            table.add_row(f"[bold]{patch.id}[/]", "" if release else f"[bold]{decide(patch, known, path).state}[/]")
+            state = "" if release else f"[bold]{decide(patch, known, _engine.project, path).state}[/]"
+            table.add_row(f"[bold]{patch.id}[/]", state)
             for cells in shown:
                 table.add_row(*cells)
     return table, sorted(differing)

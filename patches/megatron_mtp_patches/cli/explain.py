@@ -30,7 +30,7 @@ def explain(patch: Patch) -> int:
             bullet = "* " if len(paragraphs) > 1 else ""
             console.print(Padding(Text(f"{bullet}{paragraph}"), (0, 0, 0, 2), expand=False))
     for change in patch.upstream:
-        console.print(f"\n{change.url}  {change.fate}", end="")
+        console.print(f"\n{_engine.project.url_of(change)}  {change.fate}", end="")
     console.print()
     if settings(patch):
         console.print(_table_of_settings(patch))

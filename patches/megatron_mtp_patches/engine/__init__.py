@@ -1,4 +1,4 @@
-"""Applies declared patches: it knows Python modules and their source, and no Megatron.
+"""Applies declared patches: it knows Python modules and their source. A `Project` says whose, and to which library.
 
 What a declaration needs is imported here; the rest only once there is something to patch.
 """
@@ -19,6 +19,7 @@ from .declare import (
     UsageError,
     Wrap,
 )
+from .project import Project
 
 __all__ = [
     "AddArgument",
@@ -30,6 +31,7 @@ __all__ = [
     "Patch",
     "PatchError",
     "Probe",
+    "Project",
     "Provide",
     "PullRequest",
     "Replace",

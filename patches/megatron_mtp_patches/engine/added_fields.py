@@ -1,7 +1,7 @@
 """Add keyword fields to an existing dataclass, in place, and take them out again.
 
-In place because Megatron's modules hold their config classes by name, and its argument generator reads the
-source of the class. Subclasses made later by @dataclass inherit the field from the base by themselves.
+In place because modules hold the class by name, and an argument generator may read its source. Subclasses
+made later by @dataclass inherit the field from the base by themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of a patch in this Megatron, read from its source before anything is changed."""
+"""What becomes of a patch here, read from the source that it would change before anything is changed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .declare import Edit, Patch, Probe
 from .fingerprints import ABSENT, KnownSources, fingerprint, target_exists
+from .project import Project
 from .source import find_file
 from .source_cache import ask
 from .source_questions import ask_probe
@@ -28,8 +29,8 @@ class Decision:
         return self.state in (State.APPLIED, State.REPAIRED)
 
 
-def decide(patch: Patch, sources: KnownSources, path: list[str] | None = None) -> Decision:
-    """Whether to apply, leave alone or refuse `patch` in the Megatron that an import would find.
+def decide(patch: Patch, sources: KnownSources, project: Project, path: list[str] | None = None) -> Decision:
+    """Whether to apply, leave alone or refuse `patch` in the library that an import would find.
 
     `path` reads these directories instead of the running interpreter's.
     """
@@ -42,11 +43,11 @@ def decide(patch: Patch, sources: KnownSources, path: list[str] | None = None) -
         return Decision(State.REFUSED, f"{patch.modules[0]} is not installed, nor is anything else that it patches")
     native = patch.probe is not None and is_present(patch.probe, path)
     if native and not patch.is_native_anywhere:
-        return Decision(State.REFUSED, _explain_unknown_change(patch, sources, path))
-    here = "this Megatron" if package == "megatron" else f"this {package}"
+        return Decision(State.REFUSED, _explain_unknown_change(patch, sources, project, path))
+    here = f"this {project.name_of(package)}"
     if native and not patch.repairs:
         return Decision(State.NATIVE, f"{here} has it")
-    problem = find_drift(patch, sources, path)
+    problem = find_drift(patch, sources, project, path)
     if problem:
         return Decision(State.REFUSED, problem)
     if native:
@@ -58,7 +59,7 @@ def is_present(probe: Probe, path: list[str] | None = None) -> bool:
     return bool(ask(probe.target.partition(":")[0], ask_probe(probe), path))
 
 
-def find_drift(patch: Patch, sources: KnownSources, path: list[str] | None = None) -> str | None:
+def find_drift(patch: Patch, sources: KnownSources, project: Project, path: list[str] | None = None) -> str | None:
     """Why the patch may not be applied to this source, or None. The sentence says what to do."""
     for edit in patch.edits:
         if edit.check_source:
@@ -68,33 +69,35 @@ def find_drift(patch: Patch, sources: KnownSources, path: list[str] | None = Non
             digest = ABSENT
             known = edit.adds_name or target_exists(edit, path) or find_file(edit.module, path) is None
         if not known:
-            return _explain_drift(patch, edit, digest, sources, path)
+            return _explain_drift(patch, edit, digest, sources, project, path)
     return None
 
 
-def _explain_drift(patch: Patch, edit: Edit, digest: str, sources: KnownSources, path: list[str] | None) -> str:
+def _explain_drift(
+    patch: Patch, edit: Edit, digest: str, sources: KnownSources, project: Project, path: list[str] | None
+) -> str:
     if edit.check_source and edit.target not in sources.targets:
         return (
             f"{edit.target} has no known source in any release: the patch is new. Review it in each release, and run "
-            f"`megatron-mtp-patches drift --against FOLDER --accept RELEASE` for each"
+            f"`{project.command} drift --against FOLDER --accept RELEASE` for each"
         )
     file = find_file(edit.module, path)
     where = f"in {file}" if file else "(its module is not installed)"
     what = "is missing" if digest == ABSENT else "is not the source of any release that these patches know"
     return (
         f"{edit.target} {what} {where}. {_known_releases(patch, sources, path)} Compare that function with the nearest "
-        f"release. If the patch still fits it, make it known: `megatron-mtp-patches drift --against FOLDER --accept "
-        f"NAME --only {edit.target}`. If not, {_ways_out(patch)}"
+        f"release. If the patch still fits it, make it known: `{project.command} drift --against FOLDER --accept NAME "
+        f"--only {edit.target}`. If not, {_ways_out(patch, project)}"
     )
 
 
-def _explain_unknown_change(patch: Patch, sources: KnownSources, path: list[str] | None) -> str:
+def _explain_unknown_change(patch: Patch, sources: KnownSources, project: Project, path: list[str] | None) -> str:
     assert patch.probe is not None
     target = patch.probe.target
     return (
         f"{target} is in {find_file(target.partition(':')[0], path)}, but in no release that these patches know, so "
         f"what it does is not known. {_known_releases(patch, sources, path)} Compare it with what "
-        f"`megatron-mtp-patches explain {patch.id}` says. Then {_ways_out(patch)}"
+        f"`{project.command} explain {patch.id}` says. Then {_ways_out(patch, project)}"
     )
 
 
@@ -103,8 +106,8 @@ def _known_releases(patch: Patch, sources: KnownSources, path: list[str] | None)
     return f"Known: {releases}; nearest: {sources.nearest_release((patch,), path)}."
 
 
-def _ways_out(patch: Patch) -> str:
+def _ways_out(patch: Patch, project: Project) -> str:
     return (
-        f"install a known release, or leave the patch out with MEGATRON_MTP_PATCHES=-{patch.id} (`status` names all "
-        f"that are refused), or set MEGATRON_MTP_PATCHES_ON_DRIFT=warn to train without every patch that is refused."
+        f"install a known release, or leave the patch out with {project.choice_variable}=-{patch.id} (`status` names "
+        f"all that are refused), or set {project.drift_variable}=warn to train without every patch that is refused."
     )

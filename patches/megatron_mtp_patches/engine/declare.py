@@ -1,4 +1,4 @@
-"""The words in which a patch is declared. Data only: nothing here touches Megatron.
+"""The words in which a patch is declared. Data only: nothing here touches what is patched.
 
 A target is written `package.module:Qualified.name`; so is the override that takes its place. docs/engine.md shows a
 whole declaration, and runs it. The kinds of edit:
@@ -43,20 +43,19 @@ class PullRequest:
     Attributes:
         number: of the pull request.
         native_since: the first release that has it; "main" where only upstream's main has; None where nothing has.
-        repository: its owner and name on GitHub.
+        repository: its owner and name on GitHub; '' for that of the library which the project patches.
         twin_of: the number of another one that brings the same change, for another branch.
         part: what of it the patch brings and what not, where that is not all, in a sentence.
     """
 
     number: int
     native_since: str | None = None
-    repository: str = "NVIDIA/Megatron-LM"
+    repository: str = ""
     twin_of: int | None = None
     part: str = ""
 
     def __str__(self) -> str:
-        place = "" if self.repository == "NVIDIA/Megatron-LM" else self.repository.partition("/")[2]
-        return f"{place}#{self.number}"
+        return f"{self.repository.partition('/')[2]}#{self.number}"
 
     @property
     def fate(self) -> str:
@@ -66,11 +65,6 @@ class PullRequest:
         if self.native_since == "main":
             return "on main"
         return f"since {self.native_since}" if self.native_since else "in no release"
-
-    @property
-    def url(self) -> str:
-        """Where it can be read."""
-        return f"https://github.com/{self.repository}/pull/{self.number}"
 
 
 @dataclass(frozen=True)
@@ -170,7 +164,7 @@ class AddField(Edit):
         field: its name.
         type: its annotation.
         default: its value where none is given.
-        doc: what it does, in a line; Megatron makes a flag's help of it.
+        doc: what it does, in a line; the help of its flag.
         is_upstream: newer releases have the field.
         check_source: as in Wrap.
         setting: what the field's metadata has under "setting", also where the field is native.
@@ -186,7 +180,7 @@ class AddField(Edit):
 
     @property
     def metadata(self) -> dict[str, object]:
-        """The field's own: where Megatron looks for a help text, and the mark of a field that is added."""
+        """The field's own: its help text, and the mark of a field that is added."""
         marks: dict[str, object] = {"argparse_meta": {"help": self.doc}, "added_in_place": True}
         return marks if self.setting is None else {**marks, "setting": self.setting}
 
@@ -223,7 +217,7 @@ class AddFlag(Edit):
 
 @dataclass(frozen=True)
 class Probe:
-    """How to see in the source that a Megatron has a change.
+    """How to see in the source that a release has a change.
 
     Attributes:
         target: what exists then.
@@ -267,8 +261,8 @@ class Patch:
         summary: what it does, in a line without a full stop.
         edits: what it changes; all of them or none.
         upstream: the pull requests that it brings; the first decides since when the change is native.
-        probe: how to see that a Megatron has the change; None where no release has it. A Megatron that has it, although
-            by `upstream` none does, has an unknown implementation: the patch is refused.
+        probe: how to see that a release has the change; None where none has it. A release that has it, although by
+            `upstream` none does, has an unknown implementation: the patch is refused.
         problem: what goes wrong without it.
         adds: what a user, or other code, can see of it.
         repairs: the defects of upstream's own version, which it removes where the change is native. Without any, the
@@ -278,7 +272,7 @@ class Patch:
         refuses: the settings with which training does not start.
         numerics: which numbers change, and when.
         notes: what else to know, on memory or checkpoints.
-        package: the distribution that it patches, where that is not Megatron; its known releases are called
+        package: the distribution that it patches, where that is not the library; its known releases are called
             "PACKAGE VERSION". It need not be installed: until it is imported, the patch is pending.
     """
 
@@ -299,7 +293,7 @@ class Patch:
 
     @property
     def is_native_anywhere(self) -> bool:
-        """Whether a known Megatron has the change."""
+        """Whether a known release has the change."""
         return bool(self.upstream) and self.upstream[0].native_since is not None
 
     @property

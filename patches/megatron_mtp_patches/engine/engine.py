@@ -1,4 +1,4 @@
-"""Applies a catalog of patches as Megatron's modules are imported, and takes them out again.
+"""Applies a catalog of patches as the modules that they edit are imported, and takes them out again.
 
 This much is loaded in every process that imports the package; the installer, only once there is a module to patch.
 """
@@ -21,31 +21,28 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .installer import Installer
+    from .project import Project
     from .report import Report
-
-
-class Session:
-    """What lasts from `apply()` to `revert()`: the user's choice, and what has been installed for it."""
-
-    def __init__(self, selected: frozenset[str], on_drift: str) -> None:
-        self.selected = selected
-        self.on_drift = on_drift
-        self.installer: Installer | None = None  # loaded by the engine when it is needed first
-        self.postponed: dict[str, ModuleType] = {}  # modules that arrived before their overrides could be imported
 
 
 class Engine:
     """The patches of `catalog`, of which the user selects some, and those of `base`, which always apply.
 
-    A command may add base patches later: those wrap around all others, whenever Megatron is imported.
+    A command may add base patches later: those wrap around all others, whenever the modules are imported.
     """
 
-    def __init__(self, catalog: Iterable[Patch], table_file: str, base: Iterable[Patch] = ()) -> None:
+    def __init__(self, project: Project, catalog: Iterable[Patch], table_file: str, base: Iterable[Patch] = ()) -> None:
+        self.project = project
         self.catalog = tuple(catalog)
         self.base = tuple(base)
         self.added: tuple[Patch, ...] = ()
         self.table_file = table_file
-        self._session: Session | None = None
+        # These last from apply() to revert().
+        self._choice: tuple[frozenset[str], str] | None = (
+            None  # the ids that the user selected, and the policy on drift
+        )
+        self._installer: Installer | None = None  # loaded when it is needed first
+        self._postponed: dict[str, ModuleType] = {}  # modules that arrived before their overrides could be imported
         self._hooked: frozenset[str] = frozenset()
         self._lock = threading.RLock()
         self._thread = threading.local()
@@ -53,7 +50,7 @@ class Engine:
     @property
     def is_active(self) -> bool:
         """Whether patches are applied to each module that is imported."""
-        return self._session is not None
+        return self._choice is not None
 
     @property
     def modules(self) -> dict[str, None]:
@@ -68,9 +65,10 @@ class Engine:
     def apply(self, choice: str, on_drift: str) -> None:
         """Patch what is imported already, and each further module as it arrives. See `selection` for the words."""
         with self._lock:
-            session = Session(select(choice, [patch.id for patch in self.catalog]), check_policy(on_drift))
+            selected = select(choice, [patch.id for patch in self.catalog], self.project.choice_variable)
+            policy = check_policy(on_drift, self.project.drift_variable)
             self.revert()
-            self._session = session
+            self._choice = selected, policy
         try:
             self._install_or_await(self.modules)
         except BaseException:
@@ -84,13 +82,12 @@ class Engine:
             PatchError: another library has changed the same after these patches; then nothing is put back.
         """
         with self._lock:
-            installer = self._loaded_installer
-            if installer is None:
-                self._session = None
-                return
-            installer.edits.remove_all()
-            self._session = None
-            installer.copies.follow_all()
+            installer = self._installer
+            if installer:
+                installer.remove_all()
+            self._choice, self._installer, self._postponed = None, None, {}
+            if installer:
+                installer.copies.follow_all()
 
     def revert_earlier_import(self) -> None:
         """Revert what an engine of this table has applied whose package was taken out of sys.modules since.
@@ -121,8 +118,8 @@ class Engine:
             self._install_or_await(patch.modules)
         except BaseException:
             with self._lock:
-                if self._loaded_installer:
-                    self._loaded_installer.uninstall(patch)
+                if self._installer:
+                    self._installer.uninstall(patch)
                 self._set_added(tuple(other for other in self.added if other != patch))
             raise
 
@@ -130,7 +127,8 @@ class Engine:
         """Patch what was imported past the hook: by a finder that comes before ours, or while `apply()` ran."""
         for name in fully_imported(self.modules):
             with self._lock:
-                missed = self._session is not None and self._load_installer(self._session).has_missing_edits(name)
+                installer = self._load_installer()
+                missed = installer is not None and installer.has_missing_edits(name)
             if missed:
                 self._on_import(sys.modules[name])
 
@@ -141,34 +139,31 @@ class Engine:
         from .report import report_on
 
         with self._lock:
-            return report_on(patch, self._load_installer(self._session) if self._session else None)
+            return report_on(patch, self._load_installer())
 
     def record(self) -> str:
         """One line that identifies the patches, what became of each, and the sources that they met."""
         from .report import identify
 
         with self._lock:
-            return identify(self.catalog, self._load_installer(self._session) if self._session else None)
+            return identify(self.catalog, self._load_installer())
 
     # -- modules ----------------------------------------------------------------------------------------------------
 
-    @property
-    def _loaded_installer(self) -> Installer | None:
-        return self._session.installer if self._session else None
-
-    def _load_installer(self, session: Session) -> Installer:
-        if session.installer is None:
+    def _load_installer(self) -> Installer | None:
+        """The installer of this choice; None while nothing is applied."""
+        if self._installer is None and self._choice is not None:
             from .installer import Installer
 
-            session.installer = Installer(
-                self.catalog, self.base, session.selected, session.on_drift, self.table_file, self.added
+            self._installer = Installer(
+                self.project, self.catalog, self.base, *self._choice, self.table_file, self.added
             )
-        return session.installer
+        return self._installer
 
     def _set_added(self, patches: tuple[Patch, ...]) -> None:
         self.added = patches
-        if self._loaded_installer:
-            self._loaded_installer.set_added(patches)
+        if self._installer:
+            self._installer.set_added(patches)
 
     def _install_or_await(self, modules: Iterable[str]) -> None:
         """Patch those of `modules` that are imported, and from now on each that is imported while patches apply."""
@@ -196,28 +191,29 @@ class Engine:
             if outermost:
                 self._thread.nested = False
                 with self._lock:
-                    if self._loaded_installer:
-                        self._loaded_installer.rebind_copies()
+                    if self._installer:
+                        self._installer.rebind_copies()
 
     def _patch(self, module: ModuleType) -> None:
         """Install into `module`, and into those that were postponed."""
         with self._lock:
-            needed = self._find_implementation_modules(self._session, module.__name__) if self._session else []
+            installer = self._load_installer()
+            needed = self._find_implementation_modules(installer, module.__name__) if installer else []
         # Without the lock: whoever imports one of them in another thread may have to come here before it is imported.
         errors = _import_all(needed)
         with self._lock:
-            if self._session:
-                self._install(self._session, module, module.__name__, errors)
-                for name in list(self._session.postponed):
-                    self._install(self._session, self._session.postponed.pop(name), module.__name__, errors)
+            installer = self._load_installer()
+            if installer:
+                self._install(installer, module, module.__name__, errors)
+                for name in list(self._postponed):
+                    self._install(installer, self._postponed.pop(name), module.__name__, errors)
 
-    def _find_implementation_modules(self, session: Session, module: str) -> list[str]:
+    def _find_implementation_modules(self, installer: Installer, module: str) -> list[str]:
         """The modules of the overrides that `module` needs, and of those that failed while others waited for them."""
-        installer = self._load_installer(session)
-        waiting = [name for other in session.postponed for name in installer.implementation_modules(other)]
+        waiting = [name for other in self._postponed for name in installer.implementation_modules(other)]
         return installer.implementation_modules(module) + [name for name in waiting if name not in sys.modules]
 
-    def _install(self, session: Session, module: ModuleType, imported: str, errors: dict[str, Exception]) -> None:
+    def _install(self, installer: Installer, module: ModuleType, imported: str, errors: dict[str, Exception]) -> None:
         """Install into `module` now or, if an override that it needs is not imported, after a later import.
 
         An override that failed is final only when nothing else is being imported: another thread may have been in its
@@ -227,11 +223,10 @@ class Engine:
             imported: the module whose import brought this about; it counts as imported.
             errors: why the import of an override failed.
         """
-        installer = self._load_installer(session)
         needed = installer.implementation_modules(module.__name__)
         missing = set(needed) - {imported, *fully_imported(needed)}
         if missing and (being_imported(self._hooked) - {imported} or not missing <= set(errors)):
-            session.postponed[module.__name__] = module
+            self._postponed[module.__name__] = module
         else:
             installer.install_into(module, errors)
 

@@ -22,13 +22,13 @@ __all__ = ["ABSENT", "KnownSources", "fingerprint", "open_known_sources", "targe
 
 
 def fingerprint(edit: Edit, path: list[str] | None = None) -> str:
-    """The fingerprint of what `edit` touches, or `ABSENT` where this Megatron has no such thing."""
+    """The fingerprint of what `edit` touches, or `ABSENT` where this release has no such thing."""
     found = ask(edit.module, ask_fingerprint(edit), path)
     return ABSENT if found is None else str(found)
 
 
 def target_exists(edit: Edit, path: list[str] | None = None) -> bool:
-    """Whether this Megatron has what `edit` changes or, where it may add the name, the class or module for it."""
+    """Whether this release has what `edit` changes or, where it may add the name, the class or module for it."""
     if edit.check_source and not edit.adds_name:
         return fingerprint(edit, path) != ABSENT
     return bool(ask(edit.module, ask_existence(edit), path))
@@ -39,7 +39,7 @@ class KnownSources:
     """The sources that the patches were written against.
 
     Attributes:
-        releases: of Megatron, in order of age.
+        releases: of the library, in order of age.
         targets: {target: {fingerprint: [release, ...]}}; those of another package are called "PACKAGE VERSION".
         files: {module: {hash of a known file's bytes: {question: answer}}}; such a file need not be parsed.
     """
@@ -63,15 +63,15 @@ class KnownSources:
         return {target: digest for target, digest, names in rows if release in names}
 
     def releases_of(self, package: str) -> tuple[str, ...]:
-        """The known releases of a package; '' stands for Megatron."""
+        """The known releases of a package; '' stands for the library."""
         if not package:
             return self.releases
         names = (name for row in self.targets.values() for releases in row.values() for name in releases)
         return tuple(dict.fromkeys(name for name in names if package_of(name) == package))
 
     def nearest_release(self, patches: tuple[Patch, ...], path: list[str] | None = None) -> str:
-        """The release that agrees on the most targets ("0.19.2 or main" where two do): of Megatron or, if all patches
-        are of one other package, of that."""
+        """The release that agrees on the most targets ("0.19.2 or main" where two do): of the library or, if all
+        patches are of one other package, of that."""
         packages = {patch.package for patch in patches}
         candidates = self.releases_of(packages.pop() if len(packages) == 1 else "")
         votes: Counter[str] = Counter()
@@ -82,7 +82,7 @@ class KnownSources:
 
 
 def package_of(release: str) -> str:
-    """ "verl" of "verl 0.9.1", '' of Megatron's "0.19.2"."""
+    """ "verl" of "verl 0.9.1", '' of the library's "0.19.2"."""
     return release.rpartition(" ")[0]
 
 

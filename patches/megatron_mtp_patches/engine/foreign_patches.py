@@ -1,4 +1,4 @@
-"""Finds what another library has put in the place of one of Megatron's functions."""
+"""Finds what another library has put in the place of a library's function."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
-_DECORATING = ("builtins", "functools", "torch")  # whose objects decorate Megatron's own functions
+_DECORATING = ("builtins", "functools", "torch")  # whose objects decorate a library's own functions
 
 
 def find_foreign_patch(value: Any, module: ModuleType, deep: bool) -> str | None:
-    """Who, other than Megatron itself and torch's decorators, has put this function into `module`; None for no one.
+    """Who, other than the library itself and torch's decorators, has put this function into `module`; None for no one.
 
-    `deep` looks at each layer of a decorated function, otherwise only the innermost has to be Megatron's.
+    `deep` looks at each layer of a decorated function, otherwise only the innermost has to be the library's.
     """
     layers = [value]
     while hasattr(layers[-1], "__wrapped__"):

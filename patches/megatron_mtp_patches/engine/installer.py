@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 
+from .added_fields import AddedFields
 from .compatibility import Decision, decide
 from .copies import Copies
-from .declare import Edit, Patch, PatchError
+from .declare import AddField, Edit, Patch, PatchError
 from .fingerprints import KnownSources, open_known_sources, target_exists
-from .installed_edits import InstalledEdits
-from .patched_attribute import has_class_of, is_bound
+from .patched_attribute import PatchedAttribute, has_class_of, is_bound
+from .project import Project
 from .source_questions import ask_existence
 from .state import State
 
@@ -23,11 +24,14 @@ from .state import State
 class Installer:
     """What has been decided and installed since the last `apply()`.
 
-    The patches of `base` and `added` cannot be left out. Edits of one target are stacked in the order of `patches`.
+    Each edit is put in once, for however many patches, and taken out when the last of them no longer wants it. An edit
+    whose target is missing here is noted, too. The patches of `base` and `added` cannot be left out. Edits of one
+    target are stacked in the order of the patches.
     """
 
     def __init__(
         self,
+        project: Project,
         catalog: tuple[Patch, ...],
         base: tuple[Patch, ...],
         selected: frozenset[str],
@@ -35,13 +39,16 @@ class Installer:
         table_file: str,
         added: tuple[Patch, ...] = (),
     ) -> None:
+        self._project = project
         self._table_file = table_file
         self.catalog = catalog
         self.base = base
         self.selected = selected
         self.on_drift = on_drift
         self.copies = Copies()
-        self.edits = InstalledEdits(self.copies)
+        self._fields = AddedFields()
+        self._attributes: dict[str, PatchedAttribute] = {}  # by target
+        self._asked_by: dict[Edit, list[str]] = {}  # ids of patches
         self._decisions: dict[str, Decision] = {}
         self._warned_of: set[str] = set()
         self.set_added(added)
@@ -76,14 +83,14 @@ class Installer:
             return Decision(State.APPLIED, "always")
         if patch.id not in self.selected:
             return Decision(State.DISABLED, "left out")
-        return decide(patch, self.known_sources)
+        return decide(patch, self.known_sources, self._project)
 
     def _decide_again(self, patch: Patch) -> None:
         """A module that was executed again may have another source now."""
         if self.decision(patch).installs:
             del self._decisions[patch.id]
             if not self.decision(patch).installs:
-                self.edits.remove_for(patch)
+                self._remove_for(patch)
 
     def implementation_modules(self, module: str) -> list[str]:
         """The modules of the overrides and wrappers that the edits of `module` need."""
@@ -94,7 +101,7 @@ class Installer:
     def has_missing_edits(self, module: str) -> bool:
         """Whether an edit of `module` that should be there is not."""
         return any(
-            edit.module == module and not self.edits.is_installed(edit, patch) and self._target_exists(edit)
+            edit.module == module and not self.is_installed(edit, patch) and self._target_exists(edit)
             for patch in self._patches_of.get(module, ())
             if self.decision(patch).installs
             for edit in patch.edits
@@ -121,7 +128,7 @@ class Installer:
             PatchError: a patch is refused, and the user wants that to be an error. The others are installed.
         """
         patches = self._patches_of.get(module.__name__, [])
-        if self.edits.forget_if_executed_again(module):
+        if self._forget_if_executed_again(module):
             for patch in patches:
                 self._decide_again(patch)
         errors = []
@@ -141,7 +148,7 @@ class Installer:
             return
         try:
             for edit in patch.edits:
-                if edit.module == module.__name__ and not self.edits.is_installed(edit, patch):
+                if edit.module == module.__name__ and not self.is_installed(edit, patch):
                     if edit.implementation_module in import_errors:
                         raise import_errors[edit.implementation_module]
                     self._add(edit, patch, module)
@@ -149,10 +156,34 @@ class Installer:
             self._refuse(patch, str(error) if isinstance(error, PatchError) else f"{module.__name__}: {error!r}", error)
 
     def _add(self, edit: Edit, patch: Patch, module: ModuleType) -> None:
-        exists = edit in self.edits or self._target_exists(edit)
-        if not exists and any(edit in always.edits for always in (*self.base, *self.added)):
-            warnings.warn(f"megatron_mtp_patches: this Megatron has no {edit.target}, on which it relies", stacklevel=2)
-        self.edits.add(edit, patch, module, exists and has_class_of(edit, module))
+        """Put `edit` into `module`, unless it is there already, for the sake of `patch`."""
+        if edit not in self._asked_by:
+            exists = self._target_exists(edit)
+            if not exists and any(edit in always.edits for always in (*self.base, *self.added)):
+                self._warn(f"this {self._project.library} has no {edit.target}, on which it relies")
+            if exists and has_class_of(edit, module):
+                if isinstance(edit, AddField):
+                    self._fields.add(getattr(module, edit.name), edit)
+                else:
+                    if edit.target not in self._attributes:
+                        attribute = PatchedAttribute(module, edit.name, self.copies, self._project)
+                        self._attributes[edit.target] = attribute
+                    self._attributes[edit.target].add(edit)
+        self._asked_by.setdefault(edit, []).append(patch.id)
+
+    def _forget_if_executed_again(self, module: ModuleType) -> bool:
+        """Whether `module` was executed again, which undid its edits: they are no longer noted."""
+        gone = [edit for edit in self._asked_by if edit.module == module.__name__ and self._is_gone(edit, module)]
+        for edit in gone:
+            del self._asked_by[edit]
+            self._attributes.pop(edit.target, None)
+        return bool(gone)
+
+    def _is_gone(self, edit: Edit, module: ModuleType) -> bool:
+        if isinstance(edit, AddField):
+            return not self._fields.has(getattr(module, edit.name, None))
+        attribute = self._attributes.get(edit.target)
+        return attribute is None or attribute.is_gone(module)
 
     def rebind_copies(self) -> None:
         """Rebind the copies of what was replaced, in one scan. Where that fails, the patches are taken out.
@@ -164,7 +195,7 @@ class Installer:
         try:
             self.copies.follow_all()
         except Exception as error:
-            asking = self.edits.asking_for(targets)
+            asking = {id for edit, ids in self._asked_by.items() if edit.target in targets for id in ids}
             errors = []
             for patch in (*self.base, *self.catalog):
                 if patch.id in asking:
@@ -177,16 +208,63 @@ class Installer:
             if errors:
                 raise errors[0] from error
 
+    # -- installed edits ----------------------------------------------------------------------------------------
+
+    def is_installed(self, edit: Edit, patch: Patch) -> bool:
+        """Whether `edit` is in for the sake of `patch`."""
+        return patch.id in self._asked_by.get(edit, ())
+
+    def lacks_target(self, edit: Edit) -> bool:
+        """Whether `edit` was noted without anything to change: the module has another object in place of its class."""
+        return not isinstance(edit, AddField) and edit.target not in self._attributes
+
+    def changed_since(self, edit: Edit) -> list[str]:
+        """The places of `edit` that no longer hold what it put there."""
+        if isinstance(edit, AddField):
+            return self._fields.changed_since(edit)
+        attribute = self._attributes.get(edit.target)
+        return [edit.target] if attribute is not None and attribute.is_changed_since else []
+
     # -- taking out ---------------------------------------------------------------------------------------------
 
     def uninstall(self, patch: Patch) -> None:
         """Take out what was installed for `patch` alone, and forget what was decided of it."""
-        self.edits.remove_for(patch)
+        self._remove_for(patch)
         self._decisions.pop(patch.id, None)
+
+    def remove_all(self) -> None:
+        """Raises PatchError, before anything is removed, where another library has changed the same since."""
+        changed = [place for edit in self._asked_by for place in self.changed_since(edit)]
+        if changed:
+            raise PatchError(
+                f"{', '.join(dict.fromkeys(changed))} was changed by another library after these patches were "
+                f"applied; undo that first. Until then these patches stay as they are"
+            )
+        for edit in reversed(list(self._asked_by)):
+            self._remove(edit)
+
+    def _remove_for(self, patch: Patch) -> list[str]:
+        """Take out what no other patch wants. What cannot be taken out stays noted; the answer says why not."""
+        problems = []
+        for edit in reversed([edit for edit, ids in self._asked_by.items() if patch.id in ids]):
+            self._asked_by[edit].remove(patch.id)
+            if not self._asked_by[edit]:
+                try:
+                    self._remove(edit)
+                    del self._asked_by[edit]
+                except PatchError as error:
+                    problems.append(str(error))
+        return problems
+
+    def _remove(self, edit: Edit) -> None:
+        if isinstance(edit, AddField):
+            self._fields.remove(edit)
+        elif edit.target in self._attributes and edit in self._attributes[edit.target].edits:
+            self._attributes[edit.target].remove(edit)
 
     def _refuse(self, patch: Patch, reason: str, cause: Exception) -> None:
         """Take out `patch`, which cannot be installed whole."""
-        reason = ". ".join([reason, *self.edits.remove_for(patch)])
+        reason = ". ".join([reason, *self._remove_for(patch)])
         self._decisions[patch.id] = Decision(State.REFUSED, reason)
         self._raise_or_warn(patch, reason, cause)
 
@@ -196,4 +274,7 @@ class Installer:
             raise PatchError(message) from cause
         if self.on_drift == "warn" and patch.id not in self._warned_of:
             self._warned_of.add(patch.id)
-            warnings.warn(f"megatron_mtp_patches: {message}", stacklevel=2)
+            self._warn(message)
+
+    def _warn(self, message: str) -> None:
+        warnings.warn(f"{self._project.package}: {message}", stacklevel=3)

@@ -1,4 +1,4 @@
-"""One attribute of Megatron's: its original value, the edits stacked on it, and the value they make together."""
+"""One attribute of a library: its original value, the edits stacked on it, and the value they make together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, cast
 from .copies import Copies
 from .declare import AddFlag, AddIfMissing, Edit, Override, PatchError, Wrap
 from .foreign_patches import find_foreign_patch
+from .project import Project
 from .source_cache import ask
 from .source_questions import ask_lines
 from .wrappers import Wrapped, with_flag
@@ -21,11 +22,12 @@ MISSING = object()
 class PatchedAttribute:
     """The attribute `name` of a module. Edits may come and go in any order: each time its value is built again."""
 
-    def __init__(self, module: ModuleType, name: str, copies: Copies) -> None:
+    def __init__(self, module: ModuleType, name: str, copies: Copies, project: Project) -> None:
         *self._parents, self.name = name.split(".")
         self.module = module
         self.qualified_name = name
         self._copies = copies
+        self._project = project
         copies.follow(module)  # the name may be a copy of what has been replaced elsewhere
         self.owner: Any = functools.reduce(getattr, self._parents, module)
         self.original = self.value = vars(self.owner).get(self.name, MISSING)
@@ -64,8 +66,8 @@ class PatchedAttribute:
         found = find_foreign_patch(self.original, self.module, deep=_replaces(edit))
         if found:
             raise PatchError(
-                f"{edit.target} was already changed by {found}. Import megatron_mtp_patches before it, or leave "
-                f"out one of the two"
+                f"{edit.target} was already changed by {found}. Import {self._project.package} before it, or "
+                f"leave out one of the two"
             )
         code = getattr(inspect.unwrap(self.original), "__code__", None)
         if edit.check_source and code is not None and not _code_matches_source(code, self.module.__name__):
@@ -146,7 +148,7 @@ def is_bound(module: ModuleType, name: str) -> bool:
 def has_class_of(edit: Edit, module: ModuleType) -> bool:
     """Whether the class whose attribute `edit` changes is a class in `module`; of other edits always.
 
-    Where TransformerEngine is not installed, Megatron has None or a mock in the place of classes made from it.
+    Where an optional package is not installed, a library may have None or a mock in the place of classes made from it.
     """
     owner, _, _ = edit.name.rpartition(".")
     return not owner or not is_bound(module, owner) or inspect.isclass(_follow(module, owner))

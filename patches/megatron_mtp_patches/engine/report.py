@@ -23,7 +23,7 @@ class Report:
     """Where one patch stands in this process.
 
     Attributes:
-        id: the patch, as in MEGATRON_MTP_PATCHES.
+        id: what the user calls the patch.
         state: pending, applied, repaired, native, disabled or refused.
         reason: why, in a sentence.
         upstream: the upstream changes that it brings, as `#number`.
@@ -54,11 +54,11 @@ def _target_state(edit: Edit, patch: Patch, installer: Installer | None) -> Targ
         return TargetState.UNTOUCHED
     if not target_exists(edit):
         return TargetState.ABSENT
-    if not installer.edits.is_installed(edit, patch):
+    if not installer.is_installed(edit, patch):
         return TargetState.PENDING
-    if installer.edits.lacks_target(edit):
+    if installer.lacks_target(edit):
         return TargetState.ABSENT
-    return TargetState.CHANGED if installer.edits.changed_since(edit) else TargetState.APPLIED
+    return TargetState.CHANGED if installer.changed_since(edit) else TargetState.APPLIED
 
 
 def identify(catalog: Iterable[Patch], installer: Installer | None) -> str:

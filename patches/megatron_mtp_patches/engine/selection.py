@@ -9,10 +9,10 @@ from .declare import PatchError
 POLICIES = ("raise", "warn", "skip")
 
 
-def select(choice: str, ids: Iterable[str]) -> frozenset[str]:
+def select(choice: str, ids: Iterable[str], variable: str) -> frozenset[str]:
     """The ids that `choice` picks: 'all', 'none', 'id,id' (only these) or '-id,-id' (all but these).
 
-    'all,-id' is '-id'.
+    'all,-id' is '-id'. `variable` is the environment variable that holds a choice.
 
     Raises:
         PatchError: an id that does not exist, ids to take mixed with ids to leave out, or commas alone.
@@ -20,7 +20,7 @@ def select(choice: str, ids: Iterable[str]) -> frozenset[str]:
     ids = tuple(ids)
     words = [word.strip() for word in choice.split(",") if word.strip()]
     if not words and choice.strip():
-        raise PatchError(f"{choice!r} names no patch; MEGATRON_MTP_PATCHES and apply() take all, none, or ids")
+        raise PatchError(f"{choice!r} names no patch; {variable} and apply() take all, none, or ids")
     if words[:1] == ["all"] and all(word.startswith("-") for word in words[1:]):
         words = words[1:]
     if not words:
@@ -36,8 +36,8 @@ def select(choice: str, ids: Iterable[str]) -> frozenset[str]:
         close = difflib.get_close_matches(unknown[0].removeprefix("-").lower(), ("all", "none", *ids), n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise PatchError(
-            f"unknown patch {', '.join(map(repr, unknown))}{hint}; MEGATRON_MTP_PATCHES and apply() take all, none, or "
-            f"some of: {', '.join(ids)}"
+            f"unknown patch {', '.join(map(repr, unknown))}{hint}; {variable} and apply() take all, none, or some of: "
+            f"{', '.join(ids)}"
         )
     left_out = {word[1:] for word in words if word.startswith("-")}
     if not left_out:
@@ -47,10 +47,13 @@ def select(choice: str, ids: Iterable[str]) -> frozenset[str]:
     return frozenset(ids) - left_out
 
 
-def check_policy(on_drift: str) -> str:
-    """Return the policy that `on_drift` says; '' is the first of `POLICIES`. Raises PatchError for any other word."""
+def check_policy(on_drift: str, variable: str) -> str:
+    """Return the policy that `on_drift` says; '' is the first of `POLICIES`. Raises PatchError for any other word.
+
+    `variable` is the environment variable that holds a policy.
+    """
     policy = on_drift.strip() or POLICIES[0]
     if policy not in POLICIES:
         words = ", ".join(POLICIES)
-        raise PatchError(f"MEGATRON_MTP_PATCHES_ON_DRIFT, what a refused patch does, can be {words}, not {on_drift!r}")
+        raise PatchError(f"{variable}, what a refused patch does, can be {words}, not {on_drift!r}")
     return policy

@@ -1,7 +1,7 @@
 """Read a module's source, and find a name in it, without importing anything.
 
-`megatron` is a namespace package, so a checkout on the path may shadow the wheel: the module's file is found
-the way the import system would find it, and everything else is read from that file.
+A namespace package may be shadowed in part by a checkout on the path: the module's file is found the way the import
+system would find it, and everything else is read from that file.
 """
 
 from __future__ import annotations
@@ -104,5 +104,6 @@ def _names_bound_by(statement: ast.stmt) -> list[str]:
 
 def contains_expression(node: ast.AST, expression: str) -> bool:
     """Whether `expression` occurs under `node`, whatever its formatting."""
-    wanted = ast.dump(ast.parse(expression, mode="eval").body)
-    return any(ast.dump(child) == wanted for child in ast.walk(node) if isinstance(child, ast.expr))
+    wanted = ast.parse(expression, mode="eval").body
+    text = ast.dump(wanted)
+    return any(ast.dump(child) == text for child in ast.walk(node) if type(child) is type(wanted))

@@ -103,10 +103,10 @@ def _first_lines(tree: ast.Module) -> dict[str, list[int]]:
 
 def _functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """All functions under `node`. Only statements hold functions, so the expressions are passed over."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield child
-        if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+    for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, block, ()):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield child
             yield from _functions(child)
 
 

@@ -19,7 +19,7 @@ from .declare import AddFlag
 class BoundWrapped(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt 1 takes none
     """A method that was looked up. `Class.method(something)` is a method of `something` even if that is no Class.
 
-    It is copied and pickled as a bound method is: models of verl keep one on themselves.
+    It is copied and pickled as a bound method is: some models keep one on themselves.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,5 +104,5 @@ def _add_flag(edit: AddFlag, call: Call) -> ArgumentParser:
         else:
             parser.add_argument(edit.flag, type=flag_type, **value)
     except ArgumentError:
-        pass  # this Megatron, or the user's own script, has the flag
+        pass  # this release, or the user's own script, has the flag
     return parser

@@ -1,0 +1,35 @@
+"""The project that applies patches, and the library that it patches, as messages name them."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as in declare.py
+if TYPE_CHECKING:
+    from .declare import PullRequest
+
+
+class Project:
+    """What the engine is told about the project that uses it.
+
+    Args:
+        package: the project's own package; its command and its environment variables have the same name.
+        library: the library that it patches, as users call it.
+        library_package: the package that the library is imported as.
+        repository: the library's owner and name on GitHub.
+    """
+
+    def __init__(self, package: str, library: str, library_package: str, repository: str) -> None:
+        self.package = package
+        self.library = library
+        self.library_package = library_package
+        self.repository = repository
+        self.command = package.replace("_", "-")
+        self.choice_variable = package.upper()  # selects patches
+        self.drift_variable = f"{self.choice_variable}_ON_DRIFT"  # says what a refused patch does
+
+    def name_of(self, package: str) -> str:
+        """How users call a top-level package."""
+        return self.library if package == self.library_package else package
+
+    def url_of(self, change: PullRequest) -> str:
+        """Where an upstream change can be read."""
+        return f"https://github.com/{change.repository or self.repository}/pull/{change.number}"
