@@ -181,18 +181,15 @@ class AddField(Edit):
     @property
     def metadata(self) -> dict[str, object]:
         """The field's own: its help text, and the mark of a field that is added."""
-        marks: dict[str, object] = {"argparse_meta": {"help": self.doc}, "added_in_place": True}
-        return marks if self.setting is None else {**marks, "setting": self.setting}
+        marks = {"argparse_meta": {"help": self.doc}, "added_in_place": True, "setting": self.setting}
+        return {name: mark for name, mark in marks.items() if mark is not None}
 
 
 @dataclass(frozen=True)
 class AddArgument(AddField):
     """The same for a dataclass of which transformers makes a command line."""
 
-    @property
-    def metadata(self) -> dict[str, object]:
-        """What argparse is given."""
-        return {"help": self.doc}
+    metadata = property(lambda self: {"help": self.doc})  # what argparse is given
 
 
 @dataclass(frozen=True)
