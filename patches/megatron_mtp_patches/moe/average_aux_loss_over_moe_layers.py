@@ -84,7 +84,9 @@ PATCH = Patch(
             meets=lambda run: len(_experts_of_hybrid_head(run)) > (run.mtp_num_layers or 0),
         ),
     ),
-    probe=Probe("megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report", contains="num_moe_layers is None"),
+    probe=Probe(
+        "megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report", contains="num_moe_layers is None"
+    ),
     edits=(
         MARK_TRAINING_LOG,
         *(Wrap(report, f"{MOE_LOGGING}:average_over_moe_layers") for report in REPORTS_OF_AUX_LOSSES),

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megatron.core.optimizer.qk_clip import clip_qk
-from megatron_overrides.muon import wrappers
 
+from megatron_overrides.muon import wrappers
 from megatron_overrides.norms.step_decision import Excess, StepDecision
 from megatron_overrides.norms.step_record import StepRecord
 
