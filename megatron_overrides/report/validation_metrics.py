@@ -1,6 +1,6 @@
 """Measure the MTP heads in the validation of a trainer, and put what was measured into words.
 
-Which numbers: mtp/metrics/head_metrics.py.
+Which numbers: `mtp_metrics` in report/metrics.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 from megatron_mtp_patches.engine.call import Call
 from megatron_mtp_patches.engine.source import find_file
 
-from megatron_overrides.moe import wrappers as ours
+from megatron_overrides.report.wrappers import mark_training_log
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -93,7 +93,7 @@ def log(monkeypatch, report):
                 force_initialize=True,
             )
 
-        return ours.count_in_training_log(Call(training_log, None, (), {}))
+        return mark_training_log(Call(training_log, None, (), {}))
 
     return ask
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper as Helper
 
-from megatron_overrides.report.training_metrics import training_metrics
+from megatron_overrides.report.metrics import training_metrics
 
 pytestmark = pytest.mark.forked("patched")
 
