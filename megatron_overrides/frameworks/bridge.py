@@ -11,20 +11,21 @@ from megatron.core.utils import get_model_config, unwrap_model
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.heads.finite_heads import listed, parameters_of_heads
 from megatron_overrides.norms.model_ranks import is_on_any_rank
-from megatron_overrides.report.training_metrics import in_training_log, training_metrics
+from megatron_overrides.report.metrics import MEGATRON_BRIDGE, logging_trainer, step_scalars
 from megatron_overrides.report.validation_metrics import validate, validation_line
+from megatron_overrides.scoped import scoped
 
 
 def log_metrics(call: Call) -> Any:
     """Wraps training_log(..., config, global_state, ...), which prints its line with print_rank_last.
 
-    What track_mtp_metrics gives to TensorBoard has no tag, so nothing is logged twice.
+    track_mtp_metrics gives the metrics of the heads to TensorBoard itself.
     """
-    with in_training_log():
+    with scoped(logging_trainer, MEGATRON_BRIDGE):
         result = call.proceed()
     state = call["global_state"]
     if state.train_state.step % call["config"].logger.tensorboard_log_interval == 0:
-        log_scalars(state, {metric.tag: float(metric.value) for metric in training_metrics() if metric.tag})
+        log_scalars(state, step_scalars())
     return result
 
 

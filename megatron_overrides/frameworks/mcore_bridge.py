@@ -6,14 +6,12 @@ main model do.
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from typing import Any
 
 from megatron_overrides.call import Call
-from megatron_overrides.mtp.forward_pass import current
+from megatron_overrides.mtp.forward_pass import current, recorded_pass, running_pass
 from megatron_overrides.mtp.heads.detached_heads import TAKES_MAIN_HIDDEN_STATES, are_detached
 from megatron_overrides.mtp.heads.detached_output import detached_calls
-from megatron_overrides.mtp.metrics.acceptance import logits_of
 from megatron_overrides.settings.names import spell
 
 # What acts in Megatron's own loss of the heads, with the value that is off.
@@ -25,28 +23,6 @@ _OF_MEGATRON_S_LOSS = {
     "mtp_acceptance_length_interval": 0,
     "freeze_base_model_for_mtp": False,
 }
-
-
-class _Projection:
-    """One call of _postprocess.
-
-    Attributes:
-        heads: how many have run and are not projected yet.
-    """
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-        self.heads = 0
-
-    def is_of_detached_head(self) -> bool:
-        """Whether the output layer is called for a head that trains nothing but itself; counts the calls."""
-        if not self.heads:
-            return False
-        self.heads -= 1
-        return are_detached(self.config)
-
-
-_projection: ContextVar[_Projection | None] = ContextVar("what mcore-bridge projects", default=None)
 
 
 def refuse_settings(call: Call) -> None:
@@ -73,23 +49,23 @@ def project_heads(call: Call) -> Any:
     """
     if not (call.instance.post_process and getattr(call.instance, "mtp_process", False)):
         return call.proceed()
-    current()
-    gathers = call.get("runtime_gather_output")
-    projection = _Projection(call.instance.config)
-    token = _projection.set(projection)
-    layer = call.instance.output_layer
-    try:
-        with logits_of(layer, gathers), detached_calls(layer, projection.is_of_detached_head):
-            return call.proceed()
-    finally:
-        _projection.reset(token)
+    recorded_pass()
+    layer, is_detached = call.instance.output_layer, are_detached(call.instance.config)
+    logits_source = layer, call.get("runtime_gather_output")
+    heads: list[Any] = []
 
+    def projects_detached_head() -> bool:
+        """Whether the output layer is called for a head that trains nothing but itself; the main model comes last."""
+        if not heads:
+            return False
+        heads.pop()
+        return is_detached
 
-def add_head_to_project() -> None:
-    """A head has run; the output layer is called for it before it is for the main model."""
-    projection = _projection.get()
-    if projection is not None:
-        projection.heads += 1
+    with (
+        running_pass(output_layer=logits_source, unprojected_heads=heads),
+        detached_calls(layer, projects_detached_head),
+    ):
+        return call.proceed()
 
 
 def mark_first_head(call: Call) -> Any:
@@ -100,5 +76,7 @@ def mark_first_head(call: Call) -> Any:
     number = call.get("layer_number")
     if are_detached(call.instance.config) and (call.instance.layer_number if number is None else number) == 1:
         setattr(call.instance, TAKES_MAIN_HIDDEN_STATES, True)
-    add_head_to_project()
+    heads = current().unprojected_heads
+    if heads is not None:
+        heads.append(call.instance)
     return call.proceed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_overrides.call import Call
-from megatron_overrides.report.training_metrics import training_metrics
+from megatron_overrides.report.metrics import step_scalars
 
 
 def report_metrics(call: Call) -> Any:
@@ -14,7 +14,6 @@ def report_metrics(call: Call) -> Any:
     What is known of MTP heads reaches ms-swift with their losses, as `mtp_1_acceptance_rate`.
     """
     if not call.get("prefix"):
-        for metric in training_metrics(call.instance.optimizer):
-            if metric.tag:
-                call["logs"][metric.tag.replace("-", "_")] = float(metric.value)
+        for tag, value in step_scalars(call.instance.optimizer).items():
+            call["logs"][tag.replace("-", "_")] = value
     return call.proceed()

@@ -11,6 +11,7 @@ from verl.utils import tensordict_utils
 from megatron_overrides.call import Call
 from megatron_overrides.norms.step_record import record_of
 from megatron_overrides.settings.absent_heads import settings_of_heads
+from megatron_overrides.report.metrics import step_scalars
 
 logger = logging.getLogger(__name__)
 
@@ -28,15 +29,8 @@ def report_metrics(call: Call) -> Any:
     if "grad_norm" not in output["metrics"] or not hasattr(optimizer, "get_grad_norm"):
         return call.proceed()
     result = call.proceed()
-    from megatron_overrides.report.training_metrics import training_metrics  # imports Megatron
-
-    tensordict_utils.get(result, "metrics").update(
-        {
-            f"megatron/{metric.tag.replace('-', '_')}": float(metric.value)
-            for metric in training_metrics(optimizer)
-            if metric.tag
-        }
-    )
+    scalars = {f"megatron/{tag.replace('-', '_')}": value for tag, value in step_scalars(optimizer).items()}
+    tensordict_utils.get(result, "metrics").update(scalars)
     return result
 
 

@@ -10,13 +10,13 @@ own count takes every head for an MoE layer and every pass for a head, and count
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.moe.expert_parameters import mark_expert_parameters
 from megatron_overrides.moe.moe_layers import count_moe_layers
 from megatron_overrides.mtp.frozen.settings import is_main_model_frozen
+from megatron_overrides.report.metrics import MEGATRON_TRAINER, logging_trainer
 
 _PARALLEL_MODES = {"linear_fc1": "column", "linear_fc2": "row"}
 
@@ -78,16 +78,13 @@ def mark_routers_of_head(call: Call) -> None:
             module.layer_number = call.instance.layer_number
 
 
-_is_training_log: ContextVar[bool] = ContextVar("the trainer asks for the log line", default=False)
+def _logged_run() -> Any:
+    """Return the arguments of the run whose log Megatron's trainer is making; None where another caller asks."""
+    if logging_trainer.get() != MEGATRON_TRAINER:
+        return None
+    from megatron.training.global_vars import get_args
 
-
-def count_in_training_log(call: Call) -> Any:
-    """Wraps training_log: what it asks to be logged is the mean over the MoE layers of the run."""
-    token = _is_training_log.set(True)
-    try:
-        return call.proceed()
-    finally:
-        _is_training_log.reset(token)
+    return get_args()
 
 
 def average_over_moe_layers(call: Call) -> Any:
@@ -96,20 +93,14 @@ def average_over_moe_layers(call: Call) -> Any:
     Where Megatron has no such parameter, it divides by the sum of `moe_layer_freq` where that is a list. Where it has
     one, its own count is right unless the main model is frozen.
     """
+    run = _logged_run()
     if "num_moe_layers" in call.parameters:
-        if _is_training_log.get():
-            from megatron.training.global_vars import get_args
-
-            run = get_args()
-            if is_main_model_frozen(run):
-                call["num_moe_layers"] = count_moe_layers(run)
+        if run is not None and is_main_model_frozen(run):
+            call["num_moe_layers"] = count_moe_layers(run)
         return call.proceed()
     moe_layers = call.kwargs.pop("num_moe_layers", None)  # before the arguments are asked by name
     heads = call["mtp_num_layers"] or 0
-    if _is_training_log.get():
-        from megatron.training.global_vars import get_args
-
-        run = get_args()
+    if run is not None:
         moe_layers = count_moe_layers(run)
         heads = run.mtp_num_layers or 0  # also if the call comes from another of these wrappers
         call["num_layers"] = run.num_layers
@@ -124,9 +115,5 @@ def average_over_moe_layers(call: Call) -> Any:
 
 def average_over_heads(call: Call) -> Any:
     """Wraps the same, for a run whose main model is frozen: only its heads have an auxiliary loss."""
-    if _is_training_log.get():
-        from megatron.training.global_vars import get_args
-
-        if is_main_model_frozen(get_args()):
-            return average_over_moe_layers(call)
-    return call.proceed()
+    run = _logged_run()
+    return average_over_moe_layers(call) if run is not None and is_main_model_frozen(run) else call.proceed()

@@ -1,37 +1,72 @@
-"""Tell the MTP loss, which gets neither as an argument, the tokens of a forward pass and whether it trains anything."""
+"""What is known of the forward pass that is running: one object in one context variable.
+
+The functions that need it (the MTP block, the loss of the heads) get none of it as an argument. This module imports
+nothing of Megatron, because wrappers import it while modules of Megatron are being imported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from megatron_overrides.mtp.metrics.head_metrics import PassMetrics
-from megatron_overrides.mtp.mtp_pass import requested
+from megatron_overrides.scoped import scoped
+
+if TYPE_CHECKING:
+    from megatron_overrides.mtp.metrics.head_metrics import PassMetrics
+
+
+class Request(NamedTuple):
+    """What the caller of some forward passes wants of the heads; see `megatron_mtp_patches.mtp_pass`."""
+
+    compute: bool
+    metrics: PassMetrics
+    labels: torch.Tensor | None = None
+    loss_mask: torch.Tensor | None = None
+
+
+mtp_pass_request: ContextVar[Request | None] = ContextVar("mtp_pass_request", default=None)
 
 
 class ForwardPass(NamedTuple):
-    """The forward pass of a model that is running.
+    """The forward pass of a model. The wrappers around it add what they know (`running_pass`).
 
-    input_ids: the tokens that the main model sees.
-    computes_loss: the losses of the heads are computed: there are gradients, modelopt observes the heads, or an
-        `mtp_pass` says so.
-    is_idle: the MTP block is skipped, so there are no hidden states of heads.
-    metrics: what an `mtp_pass` measures without gradients; None leaves the metrics to Megatron's tracker.
-    labels, loss_mask: what an `mtp_pass` gives to the heads, in place of what the model is given.
-    process_groups: the ProcessGroupCollection of the model; None stands for Megatron's global groups.
+    record_forward_inputs adds:
+        is_recorded: this wrapper has run.
+        input_ids: the tokens that the main model sees.
+        computes_loss: the losses of the heads are computed: there are gradients, modelopt observes the heads, or an
+            `mtp_pass` says so.
+        is_idle: the MTP block is skipped, so there are no hidden states of heads.
+        request: that of an `mtp_pass`. Its labels and its mask are those of the heads.
+        metrics: what an `mtp_pass` measures without gradients; None leaves the metrics to Megatron's tracker.
+        process_groups: the ProcessGroupCollection of the model; None stands for Megatron's global groups.
+
+    run_main_model_without_gradients adds:
+        head_losses: the losses that the output of the model is to train, because the main model is frozen.
+
+    project_heads of mcore-bridge adds:
+        output_layer: (output layer, runtime_gather_output) of logits that are counted without one.
+        unprojected_heads: the heads that have run, and for which the output layer has not been called yet.
     """
 
+    is_recorded: bool = False
     input_ids: torch.Tensor | None = None
     computes_loss: bool = True
     is_idle: bool = False
+    request: Request | None = None
     metrics: PassMetrics | None = None
-    labels: torch.Tensor | None = None
-    loss_mask: torch.Tensor | None = None
     process_groups: Any = None
+    head_losses: list[torch.Tensor] | None = None
+    output_layer: tuple[Any, bool | None] | None = None
+    unprojected_heads: list[torch.nn.Module] | None = None
+
+    @property
+    def trains_heads(self) -> bool:
+        """Whether there are gradients. A frozen main model runs without them also where its heads train."""
+        return torch.is_grad_enabled() or self.head_losses is not None
 
     def targets(
         self, labels: torch.Tensor | None, loss_mask: torch.Tensor | None
@@ -41,36 +76,48 @@ class ForwardPass(NamedTuple):
         Raises:
             ValueError: what an `mtp_pass` gives has another shape than the tokens of this pass.
         """
-        for name, given in (("labels", self.labels), ("loss_mask", self.loss_mask)):
-            if given is not None and self.input_ids is not None and given.shape != self.input_ids.shape:
+        if self.request is None:
+            return labels, loss_mask
+        for name in ("labels", "loss_mask"):
+            tensor = getattr(self.request, name)
+            if tensor is not None and self.input_ids is not None and tensor.shape != self.input_ids.shape:
                 raise ValueError(
-                    f"mtp_pass({name}=...) has the shape {list(given.shape)}, the tokens of this forward pass have "
+                    f"mtp_pass({name}=...) has the shape {list(tensor.shape)}, the tokens of this forward pass have "
                     f"{list(self.input_ids.shape)}: open an mtp_pass for each microbatch"
                 )
         return (
-            labels if self.labels is None else self.labels,
-            loss_mask if self.loss_mask is None else self.loss_mask,
+            labels if self.request.labels is None else self.request.labels,
+            loss_mask if self.request.loss_mask is None else self.request.loss_mask,
         )
 
 
-_NOT_RECORDED = ForwardPass()
-_current: ContextVar[ForwardPass] = ContextVar("the forward pass of the model", default=_NOT_RECORDED)
+_NOTHING_KNOWN = ForwardPass()
+_forward_pass: ContextVar[ForwardPass] = ContextVar("forward_pass", default=_NOTHING_KNOWN)
 
 
 def current() -> ForwardPass:
-    """Return the forward pass that is running; a default ForwardPass if no model has recorded one.
+    """Return the forward pass that is running; a default ForwardPass if no wrapper has added anything."""
+    return _forward_pass.get()
+
+
+def running_pass(**facts: Any) -> AbstractContextManager[ForwardPass]:
+    """Within, these fields are added to what is known of the forward pass that is running."""
+    return scoped(_forward_pass, current()._replace(**facts))
+
+
+def recorded_pass() -> ForwardPass:
+    """Return the forward pass that is running, for a function that does what an `mtp_pass` asks for.
 
     Raises:
-        NotImplementedError: none has, and an `mtp_pass` asks for something: another library has replaced the model's
-            method that records it, as verl and mcore-bridge do.
+        NotImplementedError: an `mtp_pass` asks for something, and another library has replaced the model's method that
+            records the pass, as verl and mcore-bridge do.
     """
-    running = _current.get()
-    if running is _NOT_RECORDED and requested() is not None:
+    if not current().is_recorded and mtp_pass_request.get() is not None:
         raise NotImplementedError(
             "mtp_pass has no effect on this model: another library has replaced the method of its class that records "
             "the forward pass (GPTModel._postprocess; verl and mcore-bridge do). Run the model without mtp_pass"
         )
-    return running
+    return current()
 
 
 def modelopt_observes(block: torch.nn.Module) -> bool:
@@ -97,12 +144,3 @@ def _python_modules(block: torch.nn.Module) -> Iterator[str]:
     for module in block.modules():
         for part in (type(module), *module._forward_hooks.values()):
             yield getattr(part, "__module__", "")
-
-
-@contextmanager
-def running_pass(forward_pass: ForwardPass) -> Iterator[None]:
-    token = _current.set(forward_pass)
-    try:
-        yield
-    finally:
-        _current.reset(token)

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import NamedTuple
 
 import torch
 
+from megatron_overrides.mtp.forward_pass import Request, mtp_pass_request
 from megatron_overrides.mtp.metrics.head_metrics import PassMetrics
-
-
-class Request(NamedTuple):
-    """What the caller of some forward passes wants of the heads; see `megatron_mtp_patches.mtp_pass`."""
-
-    compute: bool
-    metrics: PassMetrics
-    labels: torch.Tensor | None = None
-    loss_mask: torch.Tensor | None = None
-
-
-_requested: ContextVar[Request | None] = ContextVar("what is wanted of the MTP heads", default=None)
-
-
-def requested() -> Request | None:
-    """Return what the caller wants, or None if it has said nothing."""
-    return _requested.get()
+from megatron_overrides.scoped import scoped
 
 
 @contextmanager
@@ -38,8 +21,5 @@ def mtp_pass(
     See `megatron_mtp_patches.mtp_pass`.
     """
     metrics = PassMetrics()
-    token = _requested.set(Request(compute, metrics, labels, loss_mask))
-    try:
+    with scoped(mtp_pass_request, Request(compute, metrics, labels, loss_mask)):
         yield metrics
-    finally:
-        _requested.reset(token)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from megatron.core.utils import log_single_rank
@@ -17,7 +16,6 @@ from megatron.core.utils import log_single_rank
 from megatron_overrides.norms.grad_norms import Census, GradNorms
 from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, SETTINGS_OF_MTP_GROUP
 from megatron_overrides.norms.step_decision import Excess, StepDecision, mtp_skip_threshold, skip_threshold
-from megatron_overrides.report.metric import Metric
 from megatron_overrides.settings.names import spell
 
 logger = logging.getLogger(__name__)
@@ -26,7 +24,6 @@ logger = logging.getLogger(__name__)
 class SkipCounter(NamedTuple):
     """How often an update was skipped, and how a skip is reported."""
 
-    label: str
     warning: str
     total: int = 0
 
@@ -41,10 +38,6 @@ class SkipCounter(NamedTuple):
         log_single_rank(logger, logging.WARNING, text)
         return self._replace(total=total)
 
-    @property
-    def metric(self) -> Metric:
-        return Metric(self.label, self.total, self.label.replace(" ", "-"))
-
 
 class StepRecord:
     """Of one optimizer tree, kept by its root.
@@ -52,6 +45,9 @@ class StepRecord:
     Attributes:
         census: what there was on any rank in the last step that measured; None before anything was measured.
         norms: None after a step that measured none.
+        published_norms: the norms of the last step; `norms` may be newer, of a call of clip_grad_norm or get_grad_norm.
+        may_skip_updates, may_skip_mtp_updates: whether the last step had a finite threshold; for the latter, MTP heads
+            with a separate norm as well.
         steps, skips: steps since Megatron logged the MTP losses, and how many of them were skipped for any reason.
         skipped_updates, skipped_mtp_updates: for their norm, since the optimizer was created.
     """
@@ -59,20 +55,19 @@ class StepRecord:
     def __init__(self) -> None:
         self.census: Census | None = None
         self.norms: GradNorms | None = None
+        self.published_norms: GradNorms | None = None
+        self.may_skip_updates = self.may_skip_mtp_updates = False
         self.has_measured = False
         self.decision = StepDecision()
         self.steps = self.skips = 0
         self.skipped_updates = SkipCounter(
-            "updates skipped for grad norm",
             "update skipped: grad norm {norm} {is_over} --grad-norm-skip-threshold {threshold} "
             "({total} skipped so far)",
         )
         self.skipped_mtp_updates = SkipCounter(
-            "mtp updates skipped for grad norm",
             "MTP heads not updated: their grad norm {norm} {is_over} their skip threshold {threshold} "
             "({total} times so far)",
         )
-        self.metrics: list[Metric] = []
 
 
 def record_of(optimizer: Any) -> StepRecord:
@@ -108,7 +103,11 @@ def publish(optimizer: Any, norms: GradNorms | None = None, decision: StepDecisi
     record.skips += record.decision.skips_update
     record.skipped_updates = record.skipped_updates.plus(record.decision.update_excess)
     record.skipped_mtp_updates = record.skipped_mtp_updates.plus(record.decision.mtp_excess)
-    record.metrics = list(_metrics(record, optimizer.config))
+    record.published_norms = norms
+    groups = (record.census.groups if record.census else frozenset()).union(norms.total if norms else ())
+    record.may_skip_updates = math.isfinite(skip_threshold(optimizer.config))
+    threshold = mtp_skip_threshold(optimizer.config) if MTP_GRAD_NORM_GROUP in groups else math.inf
+    record.may_skip_mtp_updates = math.isfinite(threshold)
 
 
 def _warn_of_settings_without_heads(norms: GradNorms, config: Any) -> None:
@@ -130,18 +129,3 @@ def set_norms(optimizer: Any, norms: GradNorms | None) -> None:
     record_of(optimizer).norms = norms
     optimizer.grad_norms_by_group = {} if norms is None else norms.by_group
     optimizer.clippable_grad_norms = {} if norms is None else norms.clipping
-
-
-def _metrics(record: StepRecord, config: Any) -> Iterator[Metric]:
-    groups = record.census.groups if record.census else frozenset()
-    if record.norms is not None:
-        groups |= record.norms.total.keys()
-        for group, norm in record.norms.by_group.items():
-            yield Metric(f"{group} grad norm", norm, f"{group}-grad-norm")
-        census = record.norms.census
-        if census is not None and census.has_clipped and census.has_exempt:
-            yield Metric("clippable grad norm", record.norms.clipping[None], "clippable-grad-norm")
-    if math.isfinite(skip_threshold(config)):
-        yield record.skipped_updates.metric
-    if MTP_GRAD_NORM_GROUP in groups and math.isfinite(mtp_skip_threshold(config)):
-        yield record.skipped_mtp_updates.metric

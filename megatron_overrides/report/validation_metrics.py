@@ -1,6 +1,6 @@
 """Measure the MTP heads in the validation of a trainer, and put what was measured into words.
 
-Which numbers: mtp/metrics/head_metrics.py.
+Which numbers: `mtp_metrics` in report/metrics.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from megatron_overrides.call import Call
+from megatron_overrides.scoped import scoped
 
-evaluated_sets: ContextVar[list[dict[str, float]] | None] = ContextVar(
-    "what each evaluation has measured", default=None
-)
+# What is measured of each validation set, while a trainer evaluates them.
+evaluated_sets: ContextVar[list[dict[str, float]] | None] = ContextVar("evaluated_sets", default=None)
 
 
 class Validation(NamedTuple):
@@ -25,11 +25,8 @@ class Validation(NamedTuple):
 def validate(call: Call) -> Validation:
     """Call a trainer's function that evaluates validation sets and prints their losses."""
     sets: list[dict[str, float]] = []
-    token = evaluated_sets.set(sets)
-    try:
+    with scoped(evaluated_sets, sets):
         return Validation(call.proceed(), sets)
-    finally:
-        evaluated_sets.reset(token)
 
 
 def validation_line(prefix: str, measured: dict[str, float], suffix: str = "") -> str:

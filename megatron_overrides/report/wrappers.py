@@ -7,16 +7,16 @@ from typing import Any
 from megatron.core.utils import get_model_config
 
 from megatron_overrides.call import Call
-from megatron_overrides.mtp.metrics.nan_losses import nan_losses
 from megatron_overrides.mtp.mtp_pass import mtp_pass
-from megatron_overrides.report.training_metrics import in_training_log, is_logging, training_metrics
+from megatron_overrides.report.metrics import MEGATRON_TRAINER, end_of_log_line, logging_trainer, step_scalars
 from megatron_overrides.report.validation_metrics import evaluated_sets, validate, validation_line
+from megatron_overrides.scoped import scoped
 
 
 def append_to_log_line(call: Call) -> Any:
     """Wraps print_rank_last: the one line that a training log prints gets our metrics at its end."""
-    if is_logging.get():
-        call["message"] += "".join(metric.text for metric in [*nan_losses(), *training_metrics()])
+    if logging_trainer.get():
+        call["message"] += end_of_log_line()
     return call.proceed()
 
 
@@ -36,20 +36,24 @@ def measure_heads(call: Call) -> Any:
     return result
 
 
+def mark_training_log(call: Call) -> Any:
+    """Wraps training_log: what it prints and asks for is the log of a run of Megatron's trainer."""
+    with scoped(logging_trainer, MEGATRON_TRAINER):
+        return call.proceed()
+
+
 def log_metrics(call: Call) -> Any:
     """Wraps training_log, which builds its line in a local variable and prints it with print_rank_last."""
     iteration = call.get("iteration")
-    with in_training_log():
-        result = call.proceed()
+    result = mark_training_log(call)
     from megatron.training import global_vars  # not in every wheel, and Megatron-Bridge goes without
 
     writer, wandb = global_vars.get_tensorboard_writer(), global_vars.get_wandb_writer()
     if writer and iteration is not None and iteration % global_vars.get_args().tensorboard_log_interval == 0:
-        for metric in training_metrics():
-            if metric.tag:
-                writer.add_scalar(metric.tag, float(metric.value), iteration)
-                if wandb:
-                    wandb.log({metric.tag: float(metric.value)}, iteration)
+        for tag, value in step_scalars().items():
+            writer.add_scalar(tag, value, iteration)
+            if wandb:
+                wandb.log({tag: value}, iteration)
     return result
 
 

@@ -142,7 +142,7 @@ def metrics(optimizer: object = None) -> dict[str, float]:
         return {}
     from importlib import import_module
 
-    overrides = import_module("megatron_overrides.report.training_metrics")
+    overrides = import_module("megatron_overrides.report.metrics")
     return {metric.label: float(metric.value) for metric in overrides.training_metrics(optimizer)}
 
 

@@ -59,7 +59,9 @@ _MOE = "megatron.core.transformer.moe"
 MOE_LOGGING = "megatron_overrides.moe.wrappers"
 REPORTS_OF_AUX_LOSSES = (f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE}.moe_logging:MoEMetricsTracker.report")
 MARK_TRAINING_LOG = Wrap(
-    "megatron.training.training:training_log", f"{MOE_LOGGING}:count_in_training_log", check_source=False
+    "megatron.training.training:training_log",
+    "megatron_overrides.report.wrappers:mark_training_log",
+    check_source=False,
 )
 
 # The output layer of heads is not called once for all rows, or not trained by its calls.

@@ -23,7 +23,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from megatron_overrides.report.training_metrics import training_metrics
+from megatron_overrides.report.metrics import training_metrics
 from scripts.demo import dataset
 from scripts.demo.trainer import be_one_process, build_model, forward_step
 

@@ -64,7 +64,7 @@ def test_a_limit_of_zero_measures_without_clipping(make, rank, world_size):
 
 
 def test_the_norm_of_a_group_is_in_the_training_log(make):
-    from megatron_overrides.report.training_metrics import training_metrics
+    from megatron_overrides.report.metrics import training_metrics
 
     optimizer, _ = make("router=router:2.0")
     optimizer.step()

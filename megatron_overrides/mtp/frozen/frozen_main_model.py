@@ -8,19 +8,13 @@ model, so the backward pass does not go through the output layer and the main lo
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-# The losses of the heads in the forward pass that is running, where the main model is frozen.
-losses_of_heads: ContextVar[list[torch.Tensor] | None] = ContextVar("losses to attach to the output", default=None)
+from megatron_overrides.mtp.forward_pass import current
 
 
 def heads_of(modules: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
@@ -43,20 +37,11 @@ def freeze(model: torch.nn.Module) -> None:
             module.track_running_stats = False
 
 
-def is_training_heads() -> bool:
-    """Whether a forward pass is running in which heads train and the main model is frozen."""
-    return losses_of_heads.get() is not None
-
-
-def with_gradients_of_heads(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that records gradients also inside `run_main_model_without_gradients`."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.set_grad_enabled(torch.is_grad_enabled() or is_training_heads()):
-            return function(*args, **kwargs)
-
-    return call
+@contextmanager
+def gradients_of_heads() -> Iterator[None]:
+    """Record gradients also inside `run_main_model_without_gradients`; for a `with` statement or as a decorator."""
+    with torch.set_grad_enabled(current().trains_heads):
+        yield
 
 
 def attach_loss(main: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
@@ -66,7 +51,7 @@ def attach_loss(main: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
     """
     from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 
-    losses = losses_of_heads.get()
+    losses = current().head_losses
     if losses is None:
         return MTPLossAutoScaler.apply(main, loss)
     losses.append(loss)

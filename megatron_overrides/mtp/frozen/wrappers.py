@@ -16,16 +16,12 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from megatron_overrides.call import Call
-from megatron_overrides.mtp.frozen.frozen_main_model import (
-    freeze,
-    heads_of,
-    is_training_heads,
-    losses_of_heads,
-    with_gradients_of_heads,
-)
-from megatron_overrides.mtp.frozen.settings import check_heads_to_train, is_main_model_frozen
+from megatron_overrides.mtp.forward_pass import current, running_pass
+from megatron_overrides.mtp.frozen.frozen_main_model import freeze, gradients_of_heads, heads_of
 from megatron_overrides.mtp.heads.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
 from megatron_overrides.mtp.losses.flops import tokens_in_batch
+from megatron_overrides.scoped import scoped
+from megatron_overrides.mtp.frozen.settings import check_heads_to_train, is_main_model_frozen
 
 
 def _zero_where_missing(gradient: torch.Tensor | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -99,12 +95,9 @@ def run_main_model_without_gradients(call: Call) -> torch.Tensor:
     from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 
     losses: list[torch.Tensor] = []
-    token = losses_of_heads.set(losses)
-    try:
-        with torch.set_grad_enabled(call.instance.post_process and not call.instance.mtp_process):
-            output = call.proceed()
-    finally:
-        losses_of_heads.reset(token)
+    has_gradients = call.instance.post_process and not call.instance.mtp_process
+    with running_pass(head_losses=losses), torch.set_grad_enabled(has_gradients):
+        output = call.proceed()
     for loss in losses:
         output = MTPLossAutoScaler.apply(output, loss)
     return output
@@ -112,11 +105,12 @@ def run_main_model_without_gradients(call: Call) -> torch.Tensor:
 
 def run_heads_with_gradients(call: Call) -> Any:
     """Wraps MultiTokenPredictionBlock.forward, which is called inside `run_main_model_without_gradients`."""
-    if not is_training_heads():
+    if current().head_losses is None:
         return call.proceed()
     # A stage without layers of the main model passes on what it has received, which requires a gradient.
     call["hidden_states"] = call["hidden_states"].detach()
-    return with_gradients_of_heads(call.proceed)()
+    with gradients_of_heads():
+        return call.proceed()
 
 
 def mark_layers_needing_embedding_grad(call: Call) -> None:
@@ -146,9 +140,6 @@ def freeze_what_is_wrapped(call: Call) -> None:
         ValueError: the settings of the frozen model cannot work; a trainer without argparse learns of it here.
     """
     if is_main_model_frozen(call["config"]):
-        # Imported here: this module is imported while the first of these classes is being imported.
-        from megatron_overrides.mtp.frozen.frozen_main_model import freeze
-
         check_heads_to_train(call["config"])
         freeze(call["module"])
     call.proceed()
@@ -208,16 +199,13 @@ def share_state_of_heads(call: Call) -> dict[str, Any]:
 
 
 # Whether load_checkpoint is running for a model with an optimizer. Others read checkpoints by the same function.
-_loads_optimizer: ContextVar[bool] = ContextVar("load_checkpoint has an optimizer", default=False)
+_loads_optimizer: ContextVar[bool] = ContextVar("loads_optimizer", default=False)
 
 
 def watch_for_other_state(call: Call) -> Any:
     """Wraps load_checkpoint(ddp_model, optimizer, ...): only with an optimizer its state can be another one."""
-    token = _loads_optimizer.set(call.get("optimizer") is not None)
-    try:
+    with scoped(_loads_optimizer, call.get("optimizer") is not None):
         return call.proceed()
-    finally:
-        _loads_optimizer.reset(token)
 
 
 def refuse_other_state(call: Call) -> Any:

@@ -15,11 +15,8 @@ import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 from megatron.core.utils import log_single_rank
 
-from megatron_overrides.mtp import forward_pass
-from megatron_overrides.mtp.frozen.frozen_main_model import (
-    attach_loss,
-    with_gradients_of_heads,
-)
+from megatron_overrides.mtp.forward_pass import recorded_pass
+from megatron_overrides.mtp.frozen.frozen_main_model import attach_loss, gradients_of_heads
 from megatron_overrides.mtp.heads.detached_heads import are_detached
 from megatron_overrides.mtp.losses.head_losses import head_losses
 from megatron_overrides.mtp.losses.head_settings import HeadSettings
@@ -31,7 +28,7 @@ from megatron_overrides.mtp.metrics import head_metrics
 logger = logging.getLogger(__name__)
 
 
-@with_gradients_of_heads
+@gradients_of_heads()
 def process_mtp_loss(
     hidden_states: torch.Tensor,
     labels: torch.Tensor | None,
@@ -70,7 +67,7 @@ def process_mtp_loss(
     Returns:
         The hidden states of the main model, [s, b, h]; backward through them trains the heads too.
     """
-    model_pass = forward_pass.current()
+    model_pass = recorded_pass()
     if model_pass.is_idle:
         return hidden_states
     labels, loss_mask = model_pass.targets(labels, loss_mask)

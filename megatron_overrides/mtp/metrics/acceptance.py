@@ -5,16 +5,13 @@ NVIDIA/Megatron-LM#3458, with exact counts and one tensor-parallel collective in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from megatron_overrides.mtp.forward_pass import current
 from megatron_overrides.mtp.losses.vocabulary import tensor_parallel_group
-
-_output_layer: ContextVar[tuple[Any, bool | None] | None] = ContextVar("where logits come from", default=None)
 
 
 def _mtp_logits_are_vocab_sharded(output_layer: Callable[..., Any] | None, runtime_gather_output: bool | None) -> bool:
@@ -61,16 +58,6 @@ def check_shapes(logits: torch.Tensor, labels: torch.Tensor, loss_mask: torch.Te
         raise ValueError(f"acceptance takes logits [s, b, v], labels [b, s] and loss_mask [b, s], not {passed}")
 
 
-@contextmanager
-def logits_of(output_layer: Callable[..., Any], runtime_gather_output: bool | None) -> Iterator[None]:
-    """Inside, counts of logits whose output layer is not given are of this one: mcore-bridge gives None."""
-    token = _output_layer.set((output_layer, runtime_gather_output))
-    try:
-        yield
-    finally:
-        _output_layer.reset(token)
-
-
 @torch.no_grad()
 def _compute_mtp_acceptance_counts(
     mtp_logits: torch.Tensor,
@@ -86,13 +73,14 @@ def _compute_mtp_acceptance_counts(
         mtp_logits: [s, b, v], or [s, b, v / tp] if the logits are not gathered.
         mtp_labels: [b, s] int64.
         loss_mask: [b, s]; positions with 0 do not count.
+        output_layer, runtime_gather_output: None for those of the forward pass (mcore-bridge gives no output layer).
         tp_group: None means the group of the output layer; if that has none, Megatron's own.
 
     Returns:
         (correct, total), int64 scalars for this rank's tokens, the same on all ranks of `tp_group`.
     """
     if output_layer is None:
-        output_layer, runtime_gather_output = _output_layer.get() or (None, runtime_gather_output)
+        output_layer, runtime_gather_output = current().output_layer or (None, runtime_gather_output)
     is_sharded = _mtp_logits_are_vocab_sharded(output_layer, runtime_gather_output)
     predicted = most_likely_token(mtp_logits, tensor_parallel_group(output_layer, tp_group) if is_sharded else None)
     counts = loss_mask.transpose(0, 1).bool()

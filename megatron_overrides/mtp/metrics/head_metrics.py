@@ -9,6 +9,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer import multi_token_prediction as mtp
 
 from megatron_overrides.mtp.losses.token_counts import TokenCounts
+from megatron_overrides.report.metrics import mtp_metrics
 
 
 class HeadMetrics(NamedTuple):
@@ -105,21 +106,15 @@ def named_means(sums: dict[str, torch.Tensor], group: Any) -> dict[str, float]:
         torch.distributed.all_reduce(flat, group=group)
     pieces = flat.cpu().split([value.numel() for value in sums.values()])
     total = dict(zip(sums, pieces, strict=True))
-    means = total["losses"] / total["tokens"].clamp(min=1)
-    named = {f"mtp_{depth} loss": mean.item() for depth, mean in enumerate(means, start=1)}
+    means = {"losses": total["losses"] / total["tokens"].clamp(min=1)}
     if "counts" in total:
         correct, predictions = total["counts"].chunk(2)
-        for depth, rate in enumerate(100 * correct / predictions.clamp(min=1), start=1):
-            named[f"mtp_{depth} acceptance %"] = rate.item()
+        means["rates"] = 100 * correct / predictions.clamp(min=1)
     if "lengths" in total:
-        named.update((name, length.item()) for name, length in named_lengths(total["lengths"]).items())
-    return named
+        means["lengths"] = mean_lengths(total["lengths"])
+    return {metric.label: metric.value.item() for metric in mtp_metrics(**means)}
 
 
-def named_lengths(lengths: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the mean accepted lengths by name, each with the token that the main model adds itself."""
-    expected, greedy, positions = lengths.unbind()
-    return {
-        "mtp acceptance length": 1 + expected / positions.clamp(min=1),
-        "mtp greedy acceptance length": 1 + greedy / positions.clamp(min=1),
-    }
+def mean_lengths(lengths: torch.Tensor) -> torch.Tensor:
+    """Return [2], the mean accepted lengths, each with the token that the main model adds itself."""
+    return 1 + lengths[:2] / lengths[2].clamp(min=1)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 
-from megatron_overrides.mtp.metrics.head_metrics import named_lengths
-from megatron_overrides.report.metric import Metric
+from megatron_overrides.mtp.metrics.head_metrics import mean_lengths
+from megatron_overrides.report.metrics import MTP_LOSS, mtp_metrics
 
 _COUNTS = ("correct_values", "total_values")
 _GROUPS = ("reduce_group", "avg_group")
@@ -112,25 +112,22 @@ class MTPLossLoggingHelper:
         tracker = helper.tracker
         if "loss_values" not in tracker:
             return
-        losses = tracker["loss_values"] * loss_scale
-        sums = {f"mtp_{depth} loss": loss for depth, loss in enumerate(losses, start=1)}
-        scalars = dict(sums)
+        measured = {"losses": tracker["loss_values"] * loss_scale}
         # ms-swift reports its evaluation, too, in which mcore-bridge counts nothing.
         is_report = total_loss_dict is not None and not total_loss_dict
         if tracker.get("counted") and not (is_report and not tracker["total_values"].any()):
-            scalars.update(_acceptance_rates(tracker))
+            measured |= _acceptance_rates(tracker)
         if tracker.get("measured_lengths"):
-            lengths = named_lengths(tracker["length_values"])
-            tracker["length_metrics"] = [Metric(name, value) for name, value in lengths.items()]
-            scalars.update((name.replace(" ", "_"), value) for name, value in lengths.items())
-        if total_loss_dict is not None:
-            for name, value in (sums if total_loss_dict else scalars).items():
-                total_loss_dict[name] = total_loss_dict.get(name, torch.zeros_like(value)) + value
-        for name, value in scalars.items():
+            measured["lengths"] = mean_lengths(tracker["length_values"])
+        for _, tag, value in mtp_metrics(**measured):
+            if total_loss_dict is not None and (is_report or MTP_LOSS.fullmatch(tag)):
+                total_loss_dict[tag] = total_loss_dict.get(tag, torch.zeros_like(value)) + value
             if writer is not None:
-                writer.add_scalar(name, value, iteration)
+                writer.add_scalar(tag, value, iteration)
             if wandb_writer is not None:
-                wandb_writer.log({name: value}, iteration)
+                wandb_writer.log({tag: value}, iteration)
+        del measured["losses"]
+        tracker["measured_last"] = tracker.get("measured_last", {}) | measured
         tracker["steps"] = tracker.get("steps", 0) + 1
         helper.clean_metrics_in_tracker()
 
@@ -159,16 +156,13 @@ class MTPLossLoggingHelper:
 
 
 def _acceptance_rates(tracker: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the rates by name, in percent. They stay on the device until they are printed."""
-    rates = {}
+    """Return the rates of this step and of all steps, [D] each, in percent. They stay on the device."""
     step = torch.stack([tracker[key] for key in _COUNTS])
     cumulative = tracker.get("cumulative_counts")
     if cumulative is None or cumulative.shape != step.shape:
         cumulative = torch.zeros_like(step)
     tracker["cumulative_counts"] = cumulative = cumulative + step
-    tracker["acceptance_metrics"] = metrics = []
-    for prefix, label, (correct, total) in (("", "", step), ("cumulative_", " so far", cumulative)):
-        for depth, rate in enumerate((100.0 * correct.double() / total.clamp(min=1)).float(), start=1):
-            rates[f"mtp_{depth}_{prefix}acceptance_rate"] = rate
-            metrics.append(Metric(f"mtp_{depth} acceptance %{label}", rate))
-    return rates
+    return {
+        name: (100.0 * correct.double() / total.clamp(min=1)).float()
+        for name, (correct, total) in (("rates", step), ("cumulative_rates", cumulative))
+    }

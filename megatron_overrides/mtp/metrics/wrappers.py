@@ -7,8 +7,8 @@ from typing import Any
 from megatron.core.transformer import multi_token_prediction as mtp
 
 from megatron_overrides.call import Call
-from megatron_overrides.mtp.metrics.nan_losses import NAME_OF_LOSS
 from megatron_overrides.norms.step_record import last_record
+from megatron_overrides.report.metrics import MTP_LOSS
 
 
 def keep_losses(call: Call) -> Any:
@@ -18,9 +18,8 @@ def keep_losses(call: Call) -> Any:
     """
     result = call.proceed()
     sums = call.get("total_loss_dict") or {}
-    mtp.MTPLossLoggingHelper.tracker["sums_of_log_interval"] = {
-        name: loss for name, loss in sums.items() if NAME_OF_LOSS.fullmatch(name)
-    }
+    losses = [loss for name, loss in sums.items() if MTP_LOSS.fullmatch(name)]
+    mtp.MTPLossLoggingHelper.tracker["losses_of_log_interval"] = losses
     return result
 
 

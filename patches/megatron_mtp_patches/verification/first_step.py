@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..engine.call import Call
-from .mtp_step import Seen, gather, only_mtp_loss
+from .mtp_step import MTPStep, gather, only_mtp_loss
 
 
 class Tensors(NamedTuple):
@@ -49,18 +49,18 @@ def report_after_schedule(call: Call) -> Any:
         compares = bool(_before)
         if not compares and _is_frozen(chunks):
             _before.append(_copy(chunks))
-        with only_mtp_loss() as seen:
+        with only_mtp_loss() as step:
             result = run(*schedule_args, **schedule_kwargs)
         if not _before or (compares and _on_any_rank(_changed(_before[0].heads, _copy(chunks).heads))):
-            _report(chunks, seen)
+            _report(chunks, step)
         return result
 
     return run_and_report
 
 
-def _report(chunks: list[torch.nn.Module], seen: Seen) -> None:
+def _report(chunks: list[torch.nn.Module], step: MTPStep) -> None:
     """Print what has a gradient; exit with 0 on every rank if that is heads alone, and only heads have changed."""
-    found = gather(chunks, seen)
+    found = gather(chunks, step)
     after = _copy(chunks).main_model if _before else {}
     changed = _changed(_before[0].main_model, after) if _before else set()
     everyone: list[Any] = [None] * torch.distributed.get_world_size()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 
 from megatron_overrides.norms.grad_norms import GradNorms
 from megatron_overrides.norms.optimizer_tree import check_optimizer, leaves
+from megatron_overrides.scoped import scoped
 
 from ..engine import PatchError
 from ..engine.call import Call
@@ -25,8 +26,8 @@ class Positions(NamedTuple):
     masked: bool
 
 
-class Seen:
-    """What this rank has seen of a step: the positions of each MTP loss, and whether a main loss was silenced."""
+class MTPStep:
+    """A step on this rank: the positions of each MTP loss, and whether a main loss was silenced."""
 
     def __init__(self) -> None:
         self.positions: list[Positions] = []
@@ -65,28 +66,22 @@ class Verification(NamedTuple):
         return "\n".join(self.sentences)
 
 
-_seen: ContextVar[Seen] = ContextVar("what is seen of a step in which only the MTP loss has a gradient")
+_mtp_step: ContextVar[MTPStep] = ContextVar("mtp_step")
 
 
-@contextmanager
-def only_mtp_loss() -> Iterator[Seen]:
+def only_mtp_loss() -> AbstractContextManager[MTPStep]:
     """Within, the main loss has no gradient in Megatron's schedules, and the positions of the MTP losses are noted."""
-    seen = Seen()
-    token = _seen.set(seen)
-    try:
-        yield seen
-    finally:
-        _seen.reset(token)
+    return scoped(_mtp_step, MTPStep())
 
 
 def silence_main_loss(call: Call) -> Any:
     """Wraps forward_step_calc_loss: inside `only_mtp_loss` the main and the auxiliary losses get a weight of zero."""
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
-    seen = _seen.get(None)
-    if seen is None:
+    step = _mtp_step.get(None)
+    if step is None:
         return call.proceed()
-    seen.has_silenced = True
+    step.has_silenced = True
     loss_func = call["loss_func"]
 
     def silent(*loss_args: Any, **loss_kwargs: Any) -> Any:
@@ -102,10 +97,10 @@ def silence_main_loss(call: Call) -> Any:
 def count_positions(call: Call) -> Any:
     """Wraps process_mtp_loss: notes how many positions its loss mask counts."""
     mask = call.get("loss_mask")
-    seen = _seen.get(None)
-    if seen is not None:
+    step = _mtp_step.get(None)
+    if step is not None:
         counted = Positions(0, 0, False) if mask is None else Positions(int(mask.sum()), mask.numel(), True)
-        seen.positions.append(counted)
+        step.positions.append(counted)
     return call.proceed()
 
 
@@ -116,9 +111,9 @@ def run(chunks: Sequence[torch.nn.Module], optimizer: Any, forward_backward: Cal
         raise TypeError("verify: give a function that runs a step, as in `lambda: step(batch)`, not what it returns")
     _zero(chunks, optimizer)
     try:
-        with without_traces(chunks), _without_update(optimizer), only_mtp_loss() as seen:
+        with without_traces(chunks), _without_update(optimizer), only_mtp_loss() as step:
             forward_backward()
-        return gather(chunks, seen)._replace(norms=_norms(optimizer))
+        return gather(chunks, step)._replace(norms=_norms(optimizer))
     finally:
         _zero(chunks, optimizer)
 
@@ -141,7 +136,7 @@ def _without_update(optimizer: Any) -> Iterator[None]:
             optimizer.step = own
 
 
-def gather(chunks: Sequence[torch.nn.Module], seen: Seen) -> Verification:
+def gather(chunks: Sequence[torch.nn.Module], step: MTPStep) -> Verification:
     """Look for gradients in the parameters. A collective of all ranks."""
     reached: dict[bool, set[str]] = {True: set(), False: set()}
     for chunk in chunks:
@@ -151,7 +146,7 @@ def gather(chunks: Sequence[torch.nn.Module], seen: Seen) -> Verification:
             if gradient is not None and getattr(gradient, "_local_tensor", gradient).any():
                 reached[is_head].add(name)
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, (reached, seen.positions, seen.has_silenced))
+    torch.distributed.all_gather_object(everyone, (reached, step.positions, step.has_silenced))
     heads, others = (tuple(sorted(set().union(*(one[0][is_head] for one in everyone)))) for is_head in (True, False))
     positions = tuple(one for _, of_rank, _ in everyone for one in of_rank)
     return Verification(heads, others, positions, any(one[2] for one in everyone), {})

@@ -39,11 +39,9 @@ def test_they_reach_the_configuration_of_the_optimizer_and_default_to_its_defaul
 
 @pytest.mark.parametrize("prefix", ["", "eval_"])
 def test_its_log_of_training_has_the_metrics_of_the_step(prefix, monkeypatch):
-    from megatron_overrides.frameworks import ms_swift as base
-    from megatron_overrides.report.metric import Metric
+    from megatron_overrides.frameworks import ms_swift
 
-    metrics = [Metric("mtp grad norm", 0.5, "mtp-grad-norm"), Metric("mtp_1 acceptance %", 2.0)]
-    monkeypatch.setattr(base, "training_metrics", lambda optimizer: metrics if optimizer == "optimizer" else [])
+    monkeypatch.setattr(ms_swift, "step_scalars", lambda optimizer: {"mtp-grad-norm": 0.5} if optimizer else {})
     logged = {}
     trainer = SimpleNamespace(
         optimizer="optimizer",

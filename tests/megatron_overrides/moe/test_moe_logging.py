@@ -8,7 +8,9 @@ import torch
 from megatron_mtp_patches.engine.call import Call
 from megatron_mtp_patches.engine.source import find_file
 
-from megatron_overrides.moe import wrappers as ours
+from megatron_overrides.report.metrics import MEGATRON_BRIDGE, logging_trainer
+from megatron_overrides.report.wrappers import mark_training_log
+from megatron_overrides.scoped import scoped
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -93,7 +95,7 @@ def log(monkeypatch, report):
                 force_initialize=True,
             )
 
-        return ours.count_in_training_log(Call(training_log, None, (), {}))
+        return mark_training_log(Call(training_log, None, (), {}))
 
     return ask
 
@@ -116,9 +118,11 @@ def test_a_stage_without_experts_has_as_many_slots_as_the_others(record, log):
     assert len(values) == 4 + 3
 
 
-def test_other_callers_are_answered_as_before(record, report):
+@pytest.mark.parametrize("trainer", [None, MEGATRON_BRIDGE])
+def test_other_callers_are_answered_as_before(record, report, trainer):
     record([1.0] * 6)
-    assert report(num_layers=4, moe_layer_freq=2, mtp_num_layers=1) == pytest.approx(6 / 3)
+    with scoped(logging_trainer, trainer):
+        assert report(num_layers=4, moe_layer_freq=2, mtp_num_layers=1) == pytest.approx(6 / 3)
 
 
 def test_other_callers_may_say_the_number(record, report):

@@ -63,7 +63,7 @@ def test_the_log_has_the_lengths_of_the_steps_that_are_due(make_model, batch, ex
     for name, value in zip(("mtp_acceptance_length", "mtp_greedy_acceptance_length"), expected, strict=True):
         found = [(iteration, length) for iteration, tag, length in seen if tag == name]
         assert found == [(0, pytest.approx(value)), (2, pytest.approx(value))]
-    from megatron_overrides.report.training_metrics import training_metrics
+    from megatron_overrides.report.metrics import training_metrics
 
     texts = "".join(metric.text for metric in training_metrics())
     assert f" mtp acceptance length: {expected[0]:.3f} | mtp greedy acceptance length: {expected[1]:.3f} |" in texts

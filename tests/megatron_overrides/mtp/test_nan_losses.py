@@ -5,8 +5,7 @@ import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper as Helper
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.report.training_metrics import in_training_log
-from megatron_overrides.report.wrappers import append_to_log_line
+from megatron_overrides.report.wrappers import append_to_log_line, mark_training_log
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -18,8 +17,7 @@ def line(monkeypatch):
     monkeypatch.setattr(Helper, "tracker", {})
 
     def log(*steps):
-        printed = []
-        with in_training_log():
+        def training_log():
             sums = {"advanced iterations": len(steps)}
             for losses in steps:
                 for depth, loss in enumerate(losses):
@@ -27,8 +25,9 @@ def line(monkeypatch):
                 Helper.track_mtp_metrics(1.0, 1, None, None, sums)
             for name in sums:  # as training_log does before it prints
                 sums[name] = torch.tensor([0.0])
-            append_to_log_line(Call(lambda message: printed.append(message), None, (" iteration 1 |",), {}))
-        return printed[0]
+            return append_to_log_line(Call(lambda message: message, None, (" iteration 1 |",), {}))
+
+        return mark_training_log(Call(training_log, None, (), {}))
 
     return log
 

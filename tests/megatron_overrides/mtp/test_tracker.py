@@ -4,7 +4,7 @@ import pytest
 import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper as Helper
 
-from megatron_overrides.report.training_metrics import training_metrics
+from megatron_overrides.report.metrics import training_metrics
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -73,8 +73,9 @@ def test_an_evaluation_that_counts_nothing_reports_no_rate():
     assert list(reported) == ["mtp_1 loss"]
 
 
-def test_rates_are_in_the_log_line(step):
+def test_rates_are_in_the_log_line_until_others_are_measured(step):
     step((4.0, 3, 4))
+    step((4.0, None, None))
     texts = [metric.text for metric in training_metrics() if metric.label.startswith("mtp_1 acc")]
     assert texts == [" mtp_1 acceptance %: 75.000 |", " mtp_1 acceptance % so far: 75.000 |"]
 

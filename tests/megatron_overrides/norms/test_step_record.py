@@ -8,7 +8,8 @@ import pytest
 
 from megatron_overrides.norms.grad_norms import Census, GradNorms
 from megatron_overrides.norms.step_decision import Excess, StepDecision
-from megatron_overrides.norms.step_record import last_record, publish, record_of
+from megatron_overrides.norms.step_record import last_record, publish, record_of, set_norms
+from megatron_overrides.report.metrics import step_metrics
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -26,20 +27,27 @@ def norms(census=None, **by_group):
 
 
 def texts(optimizer):
-    return [metric.text for metric in record_of(optimizer).metrics]
+    return [metric.text for metric in step_metrics(record_of(optimizer))]
 
 
 def test_skipped_updates_are_counted_and_shown():
-    optimizer = Optimizer(grad_norm_skip_threshold=2.0)
+    optimizer = Optimizer(grad_norm_skip_threshold=2.0, mtp_grad_norm_skip_threshold=None)  # and no MTP heads
     for decision in (StepDecision(), SKIPPED, SKIPPED, StepDecision()):
         publish(optimizer, norms(), decision)
     assert texts(optimizer) == [" updates skipped for grad norm:   2 |"]
-    assert record_of(optimizer).metrics[0].tag == "updates-skipped-for-grad-norm"
+    assert next(step_metrics(record_of(optimizer))).tag == "updates-skipped-for-grad-norm"
 
 
 def test_without_a_threshold_no_count_is_shown():
     optimizer = Optimizer()
     publish(optimizer, norms(mtp=2.0))
+    assert texts(optimizer) == [" mtp grad norm: 2.000 |"]
+
+
+def test_a_norm_that_is_measured_after_the_step_is_not_shown():
+    optimizer = Optimizer()
+    publish(optimizer, norms(mtp=2.0))
+    set_norms(optimizer, norms(mtp=3.0))
     assert texts(optimizer) == [" mtp grad norm: 2.000 |"]
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.report.metric import Metric
+from megatron_overrides.report import metrics
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -29,14 +29,19 @@ class Writer:
 
 
 @pytest.fixture
-def log(monkeypatch):
+def heads(monkeypatch):
+    """There is one metric of a step."""
+    monkeypatch.setattr(metrics, "step_metrics", lambda record: [metrics.Metric("heads", "heads-tag", 3)])
+
+
+@pytest.fixture
+def log(heads, monkeypatch):
     """log(iteration): (lines printed, TensorBoard, W&B) of a training_log with upstream's signature."""
 
     tensorboard, wandb, lines = Writer(), Writer(), []
     monkeypatch.setattr(global_vars, "get_args", lambda: SimpleNamespace(tensorboard_log_interval=2))
     monkeypatch.setattr(global_vars, "get_tensorboard_writer", lambda: tensorboard)
     monkeypatch.setattr(global_vars, "get_wandb_writer", lambda: wandb)
-    monkeypatch.setattr(ours, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
 
     def print_line(message):
         ours.append_to_log_line(Call(lambda message: lines.append(message), None, (message,), {}))
@@ -74,9 +79,7 @@ class Reached(Exception):
     pass
 
 
-def test_megatron_s_own_training_log_prints_that_line(monkeypatch, capsys):
-    monkeypatch.setattr(ours, "training_metrics", lambda: [Metric("heads", 3, "heads-tag")])
-
+def test_megatron_s_own_training_log_prints_that_line(heads, monkeypatch, capsys):
     def print_at_once():
         training.print_rank_last(" iteration 1 |")
         raise Reached
