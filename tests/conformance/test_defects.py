@@ -35,8 +35,8 @@ def test_the_releases_of_a_defect_leave_out_none_between_the_first_and_the_last(
     run = known[known.index(defect.releases[0]) : known.index(defect.releases[-1]) + 1]
     left_out = [release for release in run if release not in defect.releases]
     assert not left_out, (
-        f"{patch.id if patch else 'unpatched.py'}: the defect {defect.text!r} is in {run[0]} and in {run[-1]}, but its `releases` "
-        f"leave out {', '.join(left_out)}: add that, or make two defects of it"
+        f"{patch.id if patch else 'unpatched.py'}: the defect {defect.text!r} is in {run[0]} and in {run[-1]}, but its "
+        f"`releases` leave out {', '.join(left_out)}: add that, or make two defects of it"
     )
 
 

@@ -1,4 +1,4 @@
-"""One rank: runs tests that the process of their file has collected, and sends the reports of each when it has ended."""
+"""One rank: runs tests that the process of their file has collected, and sends the reports of each."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def serve(address: str, level: str) -> None:
     with Client(address) as connection:
         try:
             levels.climb(level)
-            if (threads := len(os.listdir("/proc/self/task"))) > 1:
-                raise RuntimeError(f"level {level} has {threads} threads; forks of it would lose all but one")
+            if len(threads := list(Path("/proc/self/task").iterdir())) > 1:
+                raise RuntimeError(f"level {level} has {len(threads)} threads; forks of it would lose all but one")
             gc.collect()
             gc.freeze()
         except BaseException:
