@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import signal
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,9 +18,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 GRACE = 10.0  # seconds that a process has to end after SIGTERM
 TAIL = 40  # lines
-FIRST_PORT, PORTS = 15000, 17000
-_ports_asked_for = itertools.count()
-_reservations: deque[socket.socket] = deque(maxlen=32)  # by then rank 0 listens on the oldest port
+_reservations: list[socket.socket] = []
 
 
 class Result(NamedTuple):
@@ -52,20 +48,14 @@ def environment(patches: str = "all", one_thread: bool = True, **more: str) -> d
 
 
 def free_port() -> str:
-    """A port of this machine that nothing listens on and that no other process has got from this function.
-
-    It is below those that the kernel gives to outgoing connections, one of which could take it before it is used.
-    Until rank 0 listens, a UDP socket of the same number keeps it for this process.
-    """
-    while True:
-        port = FIRST_PORT + (16 * os.getpid() + next(_ports_asked_for)) % PORTS
-        reservation = socket.socket(type=socket.SOCK_DGRAM)
-        with socket.socket() as probe, suppress(OSError):
-            reservation.bind(("localhost", port))
-            probe.bind(("localhost", port))
-            _reservations.append(reservation)
-            return str(port)
-        reservation.close()
+    """A port for rank 0 to listen on. As long as this process lives, the kernel gives it to no one who asks for any."""
+    reservation = socket.socket()
+    reservation.setsockopt(
+        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+    )  # for a listener that sets it, too, as torch's does
+    reservation.bind(("", 0))
+    _reservations.append(reservation)
+    return str(reservation.getsockname()[1])
 
 
 def rank_variables(rank: int, ranks: int, port: str) -> dict[str, str]:
@@ -135,25 +125,16 @@ def run_or_exit(command: list[str], env: Mapping[str, str] | None = None, **word
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that leads a group, its group and its descendants: torchrun's ranks lead groups too."""
-    family = [process.pid, *_descendants(process.pid)]
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in family:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
+    import psutil  # not every environment that imports this module has it
 
-
-def _descendants(pid: int) -> list[int]:
-    """What Linux knows of the processes there are; elsewhere none."""
-    children: dict[int, list[int]] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            parent = int(file.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(file.parent.name))
-    found = [pid]
-    for one in found:
-        found += children.get(one, [])
-    return found[1:]
+    with suppress(psutil.NoSuchProcess):
+        leader = psutil.Process(process.pid)
+        family = [leader, *leader.children(recursive=True)]
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for one in family:
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(number)
+            _, family = psutil.wait_procs(family, GRACE)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

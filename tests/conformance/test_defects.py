@@ -1,4 +1,4 @@
-"""What `doctor -- FLAGS` looks for agrees with what the table of docs/patches.md says of the releases."""
+"""What `doctor -- FLAGS` looks for agrees with the state of each patch in each release."""
 
 from pathlib import Path
 
@@ -8,10 +8,13 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.defects.unpatched import UNPATCHED
 from megatron_mtp_patches.engine.fingerprints import KnownSources
 
-from .expected import STATE_BY_RELEASE
+from scripts.docs.declared import RELEASES, state
 
-ALL = tuple(STATE_BY_RELEASE)
-DEFECTS = [(patch.id, defect) for patch in CATALOG for defect in patch.defects] + [(None, one) for one in UNPATCHED]
+DEFECTS = [(patch, defect) for patch in CATALOG for defect in patch.defects] + [(None, one) for one in UNPATCHED]
+
+
+def name(value):
+    return getattr(value, "text", None) or getattr(value, "id", None)
 
 
 @pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
@@ -19,21 +22,21 @@ def test_each_patch_has_defects_or_a_reason_why_no_flag_tells(patch):
     assert bool(patch.defects) is not bool(patch.undetected), "declare `defects`, or say in `undetected` why not"
 
 
-@pytest.mark.parametrize("patch, defect", DEFECTS, ids=lambda value: getattr(value, "text", value))
+@pytest.mark.parametrize("patch, defect", DEFECTS, ids=name)
 def test_a_defect_is_in_known_releases_where_its_patch_does_something(patch, defect):
-    assert defect.releases and [release for release in ALL if release in defect.releases] == list(defect.releases)
+    assert defect.releases and [release for release in RELEASES if release in defect.releases] == list(defect.releases)
     if patch is not None:
-        assert not {release for release in defect.releases if STATE_BY_RELEASE[release][patch] == "native"}
+        assert not {release for release in defect.releases if state(patch, release) == "native"}
 
 
-@pytest.mark.parametrize("patch, defect", DEFECTS, ids=lambda value: getattr(value, "text", value))
+@pytest.mark.parametrize("patch, defect", DEFECTS, ids=name)
 def test_the_releases_of_a_defect_leave_out_none_between_the_first_and_the_last(patch, defect):
     known = KnownSources.read(Path(_engine.table_file)).releases
     run = known[known.index(defect.releases[0]) : known.index(defect.releases[-1]) + 1]
     left_out = [release for release in run if release not in defect.releases]
     assert not left_out, (
-        f"{patch or 'unpatched.py'}: the defect {defect.text!r} is in {run[0]} and in {run[-1]}, but its `releases` "
-        f"leave out {', '.join(left_out)}: add that, or make two defects of it"
+        f"{patch.id if patch else 'unpatched.py'}: the defect {defect.text!r} is in {run[0]} and in {run[-1]}, but its "
+        f"`releases` leave out {', '.join(left_out)}: add that, or make two defects of it"
     )
 
 

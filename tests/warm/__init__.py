@@ -8,16 +8,14 @@ A test file says what its tests need:
 and a test may say it for itself: `@pytest.mark.ranks(2, 4)` runs it on 2 ranks and again on 4. A file without such a
 mark runs in the process of pytest itself, which imports neither torch nor Megatron.
 
-The files of this package, from the command to the test:
+The processes, each a fork of the one above it, and the files with their code:
 
-    plugin.py     pytest's hooks: collects such files in forks, reports what their forks report
-    jobs.py       starts a job for each file and number of ranks, as many at once as keep the processors busy
-    connection.py talks to the warm processes
-    server.py     the warm processes, one for each level, each a fork of the level before
-    inside.py     pytest in a fork: runs the tests of one job on one rank and sends its reports
-    merge.py      one report of a test from those of its ranks
-    processes.py  forked ranks for tests that start some themselves (trainings, ranks that are killed)
+    pytest          plugin.py   collects such files and reports their tests; as many run at once as keep the CPUs busy
+      a level       server.py   has imported what levels.py says and forks when it is told to; further levels, or
+        a test file file.py     collects the file, runs its tests on ranks and merges their reports (reports.py)
+          a rank    rank.py     runs the tests that it is given
 
+    processes.py      forked ranks for tests that start some themselves (trainings, ranks that are killed)
     dropped_edits.py  pytest --drop-edits: runs tests without one edit of the patches, until one fails
     edits.py          the names of the edits; leaves one out in a fork
 """

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 
 
 @dataclass(frozen=True)
@@ -32,31 +33,25 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run_tests(tmp_path_factory):
-    """run_tests(source, *options): run this test file, in forks of a process that has imported nothing.
+    """run_tests(source, *options, marks=..., folder=None): run this test file, in a new folder unless one is given."""
 
-    `folder` is one in which tests have run before; `head` comes first in the file.
-    """
-
-    def run(source: str, *options: str, head: str = "", folder: Path | None = None) -> Run:
-        tmp_path = folder or tmp_path_factory.mktemp("project")
-        (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.warm.plugin"]\n')
-        mark = head or 'import os, pytest\npytestmark = pytest.mark.forked("python")\n'
-        (tmp_path / "test_it.py").write_text(mark + textwrap.dedent(source))
-        junit = tmp_path / "junit.xml"
-        words = ["-q", "-o", "warm_limit=5", f"--junitxml={junit}", f"--rootdir={tmp_path}", *options]
+    def run(source: str, *options: str, marks: str = 'pytest.mark.forked("python")', folder: Path | None = None) -> Run:
+        folder = folder or tmp_path_factory.mktemp("project")
+        (folder / "conftest.py").write_text('pytest_plugins = ["tests.warm.plugin"]\n')
+        (folder / "test_it.py").write_text(f"import os, pytest\npytestmark = {marks}\n{textwrap.dedent(source)}")
+        words = ["-q", "-o", "warm_limit=7", "--junitxml=junit.xml", f"--rootdir={folder}", *options]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *words, *([] if "::" in "".join(options) else [str(tmp_path)])],
+            [sys.executable, "-m", "pytest", *words],
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-            cwd=tmp_path,
+            cwd=folder,
             capture_output=True,
             text=True,
         )
         outcomes, details = {}, {}
-        for case in ElementTree.parse(junit).iter("testcase"):
-            found = [child for child in case if child.tag in ("failure", "error", "skipped")]
-            kinds = {"failure": "failed", "error": "error", "skipped": "skipped"}
-            outcomes[case.get("name")] = kinds[found[0].tag] if found else "passed"
-            details[case.get("name")] = "".join(f"{child.get('message')}\n{child.text}" for child in found)
+        for case in ElementTree.parse(folder / "junit.xml").iter("testcase"):
+            ends = [child for child in case if child.tag in OUTCOMES]
+            outcomes[case.get("name")] = OUTCOMES[ends[0].tag] if ends else "passed"
+            details[case.get("name")] = "".join(f"{end.get('message')}\n{end.text}" for end in ends)
         return Run(outcomes, details, done.stdout + done.stderr)
 
     return run

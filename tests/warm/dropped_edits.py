@@ -7,32 +7,27 @@ the edit's override, then the files near it. An edit that no test notices needs 
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import re
-import subprocess
-import tempfile
 from collections.abc import Iterable
+from functools import partial
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
 
-from scripts.common.process import free_port
-
 from . import edits
-from .jobs import Job, Jobs, Location, Need
-from .plugin import Controller, needs_of
+from .plugin import Controller, ForkedFile, ForkedTest, Job, Jobs, tests_by_file
+from .reports import first_failure
 
 try:
     import tomllib
 except ImportError:
     import tomli as tomllib
 
-LEVEL = "megatron"  # the last one at which no override is imported
 SURVIVORS = "ci/dropped_edits.toml"
+Tests = dict[ForkedFile, list[ForkedTest]]
 
 
 class DropEdits:
@@ -40,60 +35,41 @@ class DropEdits:
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
-        self.config = controller.config
-        self.needs: dict[Need, dict[str, Location]] = {}
+        self.tests: Tests = {}
         self.sound: set[str] = set()  # tests that pass with every edit
 
     @pytest.hookimpl(tryfirst=True)  # -k and --deselect choose edits
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        self.needs = needs_of(items)
-        reasons = read_survivors(self.config.rootpath / SURVIVORS, metadata.version("megatron-core"))
-        chosen = self._find_effective()
-        if self.config.option.sample:
-            commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=self.config.rootpath)
-            noticed = [name for name in chosen if name not in reasons]  # the others take all tests
-            chosen = random.Random(commit).sample(noticed, self.config.option.sample)
+        self.tests = tests_by_file(items)
+        reasons = read_survivors(session.config.rootpath / SURVIVORS, metadata.version("megatron-core"))
+        warm = self.controller.warm
+        kind, effective = warm.receive(warm.fork("megatron", edits.send_effective, "edits"), "edits")
+        if kind == "failed":
+            raise pytest.UsageError(f"the patches cannot be applied:\n{effective}")
         items[:] = [
             DroppedEdit.from_parent(session, name=name, nodeid=name, reason=reasons.get(name), run=self)
-            for name in chosen
+            for name in effective
         ]
-        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter:
+        if reporter := session.config.pluginmanager.get_plugin("terminalreporter"):
             reporter._numcollected = len(items)  # it has counted the tests
 
-    def _find_effective(self) -> list[str]:
-        with tempfile.TemporaryDirectory() as folder:
-            file, log = Path(folder, "effective"), Path(folder, "log")
-            before = [["tests.warm.edits:write_effective", str(file)]]
-            mine = {"before": before, "file": "", "tests": [], "port": free_port(), "log": str(log)}
-            forks = self.controller.warm.fork(LEVEL, 1, {**self.controller.request, **mine})
-            while not forks.control.ended:
-                forks.control.read()
-            for source in (*forks.ranks, forks.control):
-                source.close()
-            if not file.exists():
-                raise pytest.UsageError(f"the patches cannot be applied:\n{Path(f'{log}.0').read_text()}")
-            return json.loads(file.read_text())
-
-    def first_failure(self, tests: dict[Need, dict[str, Location]], without: str | None) -> str | None:
+    def first_failure(self, tests: Tests, without: str | None) -> ForkedTest | None:
         """The first of these tests that fails without this edit; None if all pass."""
-        before = [["tests.warm.edits:leave_out", without]] if without else []
-        made = [Job(*need, places, fork_from=LEVEL) for need, places in tests.items()]
-        jobs = Jobs(self.controller.warm, made, {**self.controller.request, "before": before}, self.config)
+        start = partial(self.controller.fork, without=without)
+        jobs = Jobs(
+            self.controller.warm,
+            [Job(list(some), partial(start, file.path, file.level)) for file, some in tests.items()],
+        )
         try:
-            for test in jobs.of_test:
-                if any(report.failed for report in jobs.reports_of(test)):
-                    return test
+            chosen = (test for some in tests.values() for test in some)
+            return next((test for test in chosen if first_failure(jobs.reports_of(test.nodeid))), None)
         finally:
             jobs.close()
-        return None
 
-    def passes_with_every_edit(self, test: str) -> bool:
-        if test not in self.sound:
-            alone = {need: {test: places[test]} for need, places in self.needs.items() if test in places}
-            if self.first_failure(alone, None) is None:
-                self.sound.add(test)
-        return test in self.sound
+    def passes_with_every_edit(self, test: ForkedTest) -> bool:
+        if test.nodeid not in self.sound and self.first_failure({test.parent: [test]}, None) is None:
+            self.sound.add(test.nodeid)
+        return test.nodeid in self.sound
 
 
 class DroppedEdit(pytest.Item):
@@ -103,23 +79,23 @@ class DroppedEdit(pytest.Item):
         super().__init__(**rest)
         self.reason, self.run = reason, run
         # -k finds a flag by the name of its field, too, a field by that of its flag, and both by their patch
-        for name in (self.name, *edits.patches_with(self.name)):
+        for name in (self.name, *(patch for patch, _ in edits.declared()[self.name])):
             self.extra_keyword_matches.update({name.replace("-", "_"), name.replace("_", "-")})
 
     def runtest(self) -> None:
-        test = None
-        nearest, *others = sort_by_distance(self.name, self.run.needs, self.config.rootpath)
-        for needs in ([nearest], others):
-            test = test or self.run.first_failure({need: self.run.needs[need] for need in needs}, self.name)
+        nearest, *others = sort_by_distance(self.name, self.run.tests, self.config.rootpath)
+        tests = self.run.tests
+        test = self.run.first_failure({nearest: tests[nearest]}, self.name)
+        test = test or self.run.first_failure({file: tests[file] for file in others}, self.name)
         if test is None:
             if self.reason:
                 pytest.xfail(self.reason)
             pytest.fail(f"no test notices: write one, or say in {SURVIVORS} why none can", pytrace=False)
-        self.user_properties.append(("noticed by", test))
+        self.user_properties.append(("noticed by", test.nodeid))
         if not self.run.passes_with_every_edit(test):
-            pytest.fail(f"{test} fails with this edit, too", pytrace=False)
+            pytest.fail(f"{test.nodeid} fails with this edit, too", pytrace=False)
         if self.reason:
-            pytest.fail(f"{test} notices: take it out of {SURVIVORS}", pytrace=False)
+            pytest.fail(f"{test.nodeid} notices: take it out of {SURVIVORS}", pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, f"without [{self.name}]"  # pytest replaces dots outside of brackets
@@ -138,7 +114,7 @@ def read_survivors(file: Path, release: str) -> dict[str, str]:
     return {entry["edit"]: entry["reason"] for entry in entries if release in entry["releases"]}
 
 
-def sort_by_distance(edit: str, needs: Iterable[Need], root: Path) -> list[Need]:
+def sort_by_distance(edit: str, files: Iterable[ForkedFile], root: Path) -> list[ForkedFile]:
     """First the test file that mirrors the module of the edit's override, or of its target.
 
     Then those that name what the edit changes or adds, and those near the first in the tree.
@@ -147,13 +123,13 @@ def sort_by_distance(edit: str, needs: Iterable[Need], root: Path) -> list[Need]
     mirrors = [mirror(part.partition(":")[0]) for part in parts if ":" in part]
     names = [re.split(r"[:.]", part)[-1].strip("-_").replace("-", "_") for part in parts]
 
-    def closeness(need: Need) -> tuple[bool, int, int]:
-        file = Path(need[0])
-        text = file.read_text(encoding="utf-8")
-        shared = max(len(PurePath(os.path.commonpath([file.relative_to(root), other])).parts) for other in mirrors)
-        return file.name in {other.name for other in mirrors}, sum(name in text for name in names), shared
+    def closeness(file: ForkedFile) -> tuple[bool, int, int]:
+        text = file.path.read_text(encoding="utf-8")
+        here = file.path.relative_to(root)
+        shared = max(len(PurePath(os.path.commonpath([here, other])).parts) for other in mirrors)
+        return here.name in {other.name for other in mirrors}, sum(name in text for name in names), shared
 
-    return sorted(needs, key=closeness, reverse=True)
+    return sorted(files, key=closeness, reverse=True)
 
 
 def mirror(module: str) -> PurePath:

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
 import sys
 from dataclasses import fields
-from pathlib import Path
+from multiprocessing.connection import Client
 from typing import Any
 
 
-def declared() -> dict[str, Any]:
-    """{name: edit}. Edits that put the same thing at the same target share a name, and are left out together."""
+def declared() -> dict[str, list[tuple[str, Any]]]:
+    """{name: [(the id of a patch, its edit)]}. Edits that share a name are left out together.
+
+    The name is the target, and what the edit puts there: an override, a wrapper, a field or a flag.
+    """
     from megatron_mtp_patches.catalog import BASE, CATALOG
 
-    return {name_of(edit): edit for patch in (*BASE, *CATALOG) for edit in patch.edits}
-
-
-def patches_with(name: str) -> list[str]:
-    """The ids of the patches that declare this edit."""
-    from megatron_mtp_patches.catalog import BASE, CATALOG
-
-    return [patch.id for patch in (*BASE, *CATALOG) if name in map(name_of, patch.edits)]
-
-
-def name_of(edit: Any) -> str:
-    """The target, and what the edit puts there: an override, a wrapper, a field or a flag."""
-    return f"{edit.target} {_added(edit)}"
+    edits: dict[str, list[tuple[str, Any]]] = {}
+    for patch in (*BASE, *CATALOG):
+        for edit in patch.edits:
+            edits.setdefault(f"{edit.target} {_added(edit)}", []).append((patch.id, edit))
+    return edits
 
 
 def _added(edit: Any) -> str:
@@ -38,42 +31,43 @@ def leave_out(name: str) -> None:
     """Take this edit out of every patch that declares it."""
     from megatron_mtp_patches.catalog import BASE, CATALOG
 
+    left_out = [edit for _, edit in declared()[name]]
     for patch in (*BASE, *CATALOG):
-        object.__setattr__(patch, "edits", tuple(edit for edit in patch.edits if name_of(edit) != name))
+        object.__setattr__(patch, "edits", tuple(edit for edit in patch.edits if edit not in left_out))
 
 
-def write_effective(file: str) -> None:
-    """Write the names of the edits that change something in this Megatron to `file`, and end the process."""
+def send_effective(address: str) -> None:
+    """Send the names of the edits that change something in this Megatron."""
     import megatron_mtp_patches
 
-    edits = declared()
+    edits = {name: edit for name, [(_, edit), *_] in declared().items()}
     before = {name: _find(edit) for name, edit in edits.items()}
     had = {name: _has_field(edit) for name, edit in edits.items()}
     megatron_mtp_patches.apply()
     # If two modules have one class and each has an edit, the edit of the module that defines the class is applied.
     own = {(id(before[name]), _added(edit)) for name, edit in edits.items() if _is_own(edit, before[name])}
-    found = [
+    effective = [
         name
         for name, edit in edits.items()
         if (_find(edit) is not before[name] or _has_field(edit) != had[name])
         and (_is_own(edit, before[name]) or (id(before[name]), _added(edit)) not in own)
     ]
-    Path(file).write_text(json.dumps(found))
-    os._exit(0)
+    with Client(address) as connection:
+        connection.send(("effective", effective))
 
 
 def _find(edit: Any) -> Any:
     """What is at the target; None if nothing is."""
     module, _, name = edit.target.partition(":")
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = inspect.getattr_static(found, part, None)
-    return found
+        value = inspect.getattr_static(value, part, None)
+    return value
 
 
 def _has_field(edit: Any) -> bool:
     return _added(edit) in getattr(_find(edit), "__dataclass_fields__", ())
 
 
-def _is_own(edit: Any, found: Any) -> bool:
-    return getattr(found, "__module__", None) == edit.target.partition(":")[0]
+def _is_own(edit: Any, value: Any) -> bool:
+    return getattr(value, "__module__", None) == edit.target.partition(":")[0]

@@ -11,71 +11,52 @@ With TEST_DEVICE=gpu there is no rehearsal: torch.cuda is the GPU's.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import importlib.util
 import os
+import re
 import warnings
-from importlib.metadata import entry_points
+from collections.abc import Callable
 from pathlib import Path
 
 OF_MEGATRON = ("megatron.core.", "megatron.training.", "emerging_optimizers.")
 LEVELS = ("python", "torch", "megatron", "patched")
 MOST_RANKS = 4  # of a test; a rehearsal makes as many imaginary devices
-_reached: list[str] = []  # by this process
+_reached: list[Callable[[], None]] = []  # by this process
 ON_GPU = os.environ.get("TEST_DEVICE") == "gpu"
 
 
 def missing(level: str) -> str | None:
     """Which package this level needs and this environment lacks."""
-    needed = {"torch": ["torch"], "megatron": ["torch", "megatron.core"], "patched": ["torch", "megatron.core"]}
-    for package in needed.get(level, ()):
+    if level not in LEVELS:
+        raise ValueError(f"there is no level {level!r}; there are {', '.join(LEVELS)}")
+    for package in {"python": (), "torch": ("torch",)}.get(level, ("torch", "megatron.core")):
         try:
-            found = importlib.util.find_spec(package)
+            if importlib.util.find_spec(package) is None:
+                return package
         except ModuleNotFoundError:  # of its parent
-            found = None
-        if found is None:
             return package
     return None
 
 
 def declared_level(file: Path) -> str | None:
     """The level that the `pytestmark` of a test file names; the file itself is not imported."""
-    source = file.read_text(encoding="utf-8")
-    if "forked" not in source:
-        return None
-    for statement in ast.parse(source).body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark":
-            for call in ast.walk(statement.value):
-                if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.forked":
-                    return ast.literal_eval(call.args[0])
-    return None
-
-
-def check(level: str) -> None:
-    """Raise ValueError where there is no such level."""
-    if level not in LEVELS:
-        raise ValueError(f"there is no level {level!r}; there are {', '.join(LEVELS)}")
+    mark = re.search(r'^pytestmark = \[?\s*pytest\.mark\.forked\("(\w+)"\)', file.read_text("utf-8"), re.MULTILINE)
+    return mark[1] if mark else None
 
 
 def climb(level: str) -> None:
     """Bring this process to `level`, past those between; forks of it are there already."""
-    steps = {"python": _python, "torch": _torch, "megatron": _megatron, "patched": _patched}
-    for wanted in LEVELS[len(_reached) : LEVELS.index(level) + 1]:
-        steps[wanted]()
-        _reached.append(wanted)
+    for step in (_python, _torch, _megatron, _patched)[len(_reached) : LEVELS.index(level) + 1]:
+        step()
+        _reached.append(step)
 
 
 def _python() -> None:
     warnings.simplefilter("ignore")
-    import pytest  # noqa: F401
-
-    if "PYTEST_DISABLE_PLUGIN_AUTOLOAD" not in os.environ:
-        for plugin in entry_points(group="pytest11"):  # which each fork's pytest would load
-            plugin.load()
-        with contextlib.suppress(ImportError):
-            import hypothesis  # noqa: F401 - its plugin imports it when a run begins
+    with contextlib.suppress(ImportError):
+        import hypothesis  # noqa: F401 - its plugin would import it in each fork
 
 
 def _torch() -> None:

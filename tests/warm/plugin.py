@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.common.process import free_port
+from . import file, levels
+from .file import Order, ranks_of
+from .reports import Reports, fail
+from .server import LevelFailed, WarmProcesses
 
-from . import levels
-from .connection import Forks, LevelFailed, WarmProcesses
-from .jobs import Job, Jobs, Location, Need
-
-COLLECTED_AT_ONCE = 3  # files
-# What a fork is told of the command line. It is given its tests, and what comes of them is told elsewhere.
-_TOLD = ("tbstyle", "showlocals", "update_golden")
+RANKS_PER_PROCESSOR = 2  # ranks wait for each other, and for what they start
+SHARED_OPTIONS = ("tbstyle", "showlocals", "update_golden")  # of the command line, with the processes of the files
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="leave out each edit of the patches: does a test fail? -k chooses by target, override, field or flag",
     )
-    group.addoption("--sample", type=int, metavar="N", help="leave out only N edits, others with each commit")
     parser.addini("warm_limit", "seconds after which a forked test counts as hanging", default="900")
 
 
@@ -44,13 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "real_process(why): starts interpreters, where a fork would not do")
     if config.option.inside:
         levels.climb(config.option.inside)
-    else:
-        controller = Controller(config)
-        config.pluginmanager.register(controller, "warm processes")
-        if config.option.drop_edits:
-            from .dropped_edits import DropEdits
+        return
+    controller = Controller(config)
+    config.pluginmanager.register(controller, "warm processes")
+    if config.option.drop_edits:
+        from .dropped_edits import DropEdits
 
-            config.pluginmanager.register(DropEdits(controller), "dropped edits")
+        config.pluginmanager.register(DropEdits(controller), "dropped edits")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -62,31 +59,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    started, wanted = int(os.environ.get("WORLD_SIZE", "1")), ranks_of(item)
-    if started != wanted:
-        pytest.skip(f"runs on {wanted} ranks: torchrun --nproc-per-node {wanted} -m pytest --inside ...")
-
-
-def level_of(item: pytest.Item) -> str | None:
-    """The level that the test asks for; None where it runs in pytest's own process."""
-    mark = item.get_closest_marker("forked")
-    return mark.args[0] if mark else None
-
-
-def ranks_of(item: pytest.Item) -> int:
-    if isinstance(item, ForkedTest):
-        return item.ranks
-    return getattr(item, "callspec", None) and item.callspec.params.get("number_of_ranks") or 1  # type: ignore[attr-defined]
-
-
-def needs_of(items: Iterable[pytest.Item]) -> dict[Need, dict[str, Location]]:
-    """{need: {test: where it is}} of the forked tests."""
-    needs: dict[Need, dict[str, Location]] = {}
-    for item in items:
-        level = level_of(item)
-        if level:
-            needs.setdefault((str(item.path), level, ranks_of(item)), {})[item.nodeid] = item.location
-    return needs
+    if int(os.environ.get("WORLD_SIZE", "1")) != ranks_of(item):
+        pytest.skip(f"runs under torchrun --nproc-per-node {ranks_of(item)} -m pytest --inside ...")
 
 
 class Controller:
@@ -94,45 +68,46 @@ class Controller:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        path = [str(config.rootpath / folder) for folder in config.getini("pythonpath")]
-        self.warm = WarmProcesses(path)
-        self.jobs: Jobs | None = None
+        self.warm = WarmProcesses()
         self.files: list[ForkedFile] = []
-        self.request = {
-            "folder": str(config.rootpath),
-            "words": ["--rootdir", str(config.rootpath), *(["-c", str(config.inipath)] if config.inipath else [])],
-            "options": {name: value for name, value in vars(config.option).items() if name in _TOLD},
-            "before": [],
-        }
+        self.jobs: Jobs | None = None
+
+    def fork(self, path: Path, level: str, without: str | None = None) -> Connection:
+        """The process of a file, in which `without` is left out of the patches. Raises LevelFailed."""
+        config = self.config
+        words = ["-q", "--rootdir", str(config.rootpath), *(["-c", str(config.inipath)] if config.inipath else [])]
+        options = {name: value for name, value in vars(config.option).items() if name in SHARED_OPTIONS}
+        order = Order(path, level, words, options, float(config.getini("warm_limit")), without)
+        origin = "megatron" if without else level  # the last level at which no override is imported
+        return self.warm.fork(origin, partial(file.run, order=order), path.name)
+
+    def start(self, forked_file: ForkedFile) -> None:
+        """Have this file, and the next one, collected."""
+        at = self.files.index(forked_file)
+        for coming in self.files[at : at + 2]:
+            if coming.level == forked_file.level:
+                coming.start()
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> ForkedFile | None:
         level = levels.declared_level(module_path)
         if level is None:
             return None
-        file = ForkedFile.from_parent(parent, path=module_path, level=level, controller=self)
-        self.files.append(file)
-        return file
-
-    def collect(self, file: ForkedFile) -> dict[str, Any]:
-        """What a fork says of `file` when it collects it; forks for the files that come next are started."""
-        at = self.files.index(file)
-        for coming in self.files[at : at + COLLECTED_AT_ONCE]:
-            if coming.collection is None and coming.level == file.level:
-                coming.collection = Collection(self.warm, coming, self.request)
-        assert file.collection
-        return file.collection.result
+        self.files.append(ForkedFile.from_parent(parent, path=module_path, level=level, controller=self))
+        return self.files[-1]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        if session.config.option.collectonly:
-            return
-        jobs = [Job(*need, tests) for need, tests in needs_of(session.items).items()]
-        self.jobs = Jobs(self.warm, jobs, self.request, self.config)
+        tests = tests_by_file(session.items)
+        for forked_file in self.files:
+            if forked_file.connection and forked_file not in tests:
+                forked_file.connection.close()
+        jobs = [Job(some, partial(getattr, forked_file, "connection")) for forked_file, some in tests.items()]
+        self.jobs = Jobs(self.warm, jobs)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         assert self.jobs
-        if level_of(item) is None:
-            self.jobs.poll()
+        if not isinstance(item, ForkedTest):
+            self.jobs.turn(0)
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self.jobs.reports_of(item.nodeid):
@@ -142,38 +117,20 @@ class Controller:
         return True
 
     def pytest_unconfigure(self) -> None:
+        for forked_file in self.files:
+            if forked_file.connection:
+                forked_file.connection.close()
         if self.jobs:
             self.jobs.close()
         self.warm.close()
 
 
-class Collection:
-    """A fork that collects a file."""
-
-    def __init__(self, warm: WarmProcesses, file: ForkedFile, request: dict[str, Any]) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="warm-log-")
-        self.log = Path(self.folder.name, "rank")
-        mine = {"file": str(file.path), "tests": None, "port": free_port(), "log": str(self.log)}
-        self.forks: Forks | None = None
-        self.problem = ""
-        try:
-            self.forks = warm.fork(file.level, 1, {**request, **mine})
-        except LevelFailed as failed:
-            self.problem = f"the process of level {file.level!r} cannot be made:\n{failed}"
-
-    @cached_property
-    def result(self) -> dict[str, Any]:
-        """What the fork says, once it has ended; see inside.py."""
-        if self.forks is None:
-            return {"problem": self.problem}
-        said: dict[str, Any] = {}
-        (rank,) = self.forks.ranks
-        while not rank.ended:
-            for message in rank.read():
-                said |= message
-        for source in (rank, self.forks.control):
-            source.close()
-        return said or {"problem": Path(f"{self.log}.0").read_text(errors="replace")}
+def tests_by_file(items: Iterable[pytest.Item]) -> dict[ForkedFile, list[ForkedTest]]:
+    tests: dict[ForkedFile, list[ForkedTest]] = {}
+    for item in items:
+        if isinstance(item, ForkedTest):
+            tests.setdefault(item.parent, []).append(item)
+    return tests
 
 
 class ForkedFile(pytest.File):
@@ -182,65 +139,89 @@ class ForkedFile(pytest.File):
     def __init__(self, *, level: str, controller: Controller, **rest: Any) -> None:
         super().__init__(**rest)
         self.level, self.controller = level, controller
-        self.collection: Collection | None = None
+        self.connection: Connection | None = None
 
-    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
-        try:
-            levels.check(self.level)
-        except ValueError as error:
-            raise self.CollectError(str(error)) from None
+    def start(self) -> None:
+        """Have a fork collect this file, unless one does already."""
+        if self.connection is None and not levels.missing(self.level):
+            self.connection = self.controller.fork(self.path, self.level)
+
+    def collect(self) -> Iterator[pytest.Item]:
         package = levels.missing(self.level)
         if package:
             pytest.skip(f"{package} is not installed", allow_module_level=True)
-        found = self.controller.collect(self)
-        if "skipped" in found:
-            pytest.skip(found["skipped"].removeprefix("Skipped: "), allow_module_level=True)
-        if "items" not in found:
-            raise self.CollectError(found["problem"])
-        items = sorted(found["items"], key=lambda item: item["ranks"] or 1)  # forks serve one number of ranks
-        yield from _nodes(self, [(item["nodeid"].split("::", 1)[1], item) for item in items])
-
-
-class ForkedClass(pytest.Collector):
-    """A class of tests in such a file."""
-
-    def __init__(self, *, items: list[tuple[str, dict[str, Any]]], **rest: Any) -> None:
-        super().__init__(**rest)
-        self.items = items
-
-    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
-        yield from _nodes(self, self.items)
+        try:
+            self.controller.start(self)
+        except LevelFailed as error:
+            raise self.CollectError(str(error)) from None
+        kind, content = self.controller.warm.receive(self.connection, self.path.name)
+        if kind == "skipped":
+            pytest.skip(content, allow_module_level=True)
+        if kind == "failed":
+            raise self.CollectError(content)
+        for test in sorted(content, key=lambda test: test["ranks"]):
+            name = test["nodeid"].split("::", 1)[1]
+            yield ForkedTest.from_parent(self, name=name, nodeid=test["nodeid"], described=test)
 
 
 class ForkedTest(pytest.Item):
-    """A test of such a file: what the fork has said of it."""
+    """A test of such a file: what its process has told of it."""
 
     def __init__(self, *, described: dict[str, Any], **rest: Any) -> None:
         super().__init__(**rest)
-        self.described = described
-        self.ranks: int = described["ranks"] or 1
-        self.extra_keyword_matches.update(described["keywords"])
-        for name, args in reversed(described["marks"]):
-            self.add_marker(getattr(pytest.mark, name).with_args(*args))
+        self.location = described["location"]
+        self.ranks: int = described["ranks"]
+        for mark in described["marks"]:
+            self.add_marker(mark)
 
     def runtest(self) -> None:
         raise AssertionError("a forked test runs in its fork")
 
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        _, line, name = self.described["location"]
-        return self.path, line, name
+
+class Job:
+    """Tests of one file, in this order; `start` returns the connection of a process that has collected the file."""
+
+    def __init__(self, tests: list[ForkedTest], start: Callable[[], Connection]) -> None:
+        self.path, self.tests, self.start = tests[0].path, tests, start
+        self.ranks = max(test.ranks for test in tests)
 
 
-def _nodes(
-    parent: pytest.Collector, items: list[tuple[str, dict[str, Any]]]
-) -> Iterator[pytest.Item | pytest.Collector]:
-    """The tests at this place, and the classes with those below them; `items` has each one's name from here on."""
-    classes: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for name, described in items:
-        head, separator, rest = name.partition("::")
-        if separator and "[" not in head:
-            classes.setdefault(head, []).append((rest, described))
-        else:
-            yield ForkedTest.from_parent(parent, name=name, nodeid=described["nodeid"], described=described)
-    for name, below in classes.items():
-        yield ForkedClass.from_parent(parent, name=name, items=below)
+class Jobs:
+    """Runs jobs ahead of the test that is asked for, as far as processors are free."""
+
+    def __init__(self, warm: WarmProcesses, jobs: list[Job]) -> None:
+        self.warm, self.waiting = warm, jobs
+        self.job_of = {test.nodeid: job for job in jobs for test in job.tests}
+        self.running: dict[Connection, Job] = {}
+        self.reports: dict[str, Reports] = {}
+
+    def reports_of(self, test: str) -> Reports:
+        """Wait for `test`, which belongs to one of the jobs."""
+        while test not in self.reports:
+            self.turn(None, self.job_of[test])
+        return self.reports.pop(test)
+
+    def turn(self, seconds: float | None, wanted: Job | None = None) -> None:
+        """Start what can be started, and take in what comes within some seconds."""
+        for job in list(self.waiting):
+            free = RANKS_PER_PROCESSOR * len(os.sched_getaffinity(0)) - sum(one.ranks for one in self.running.values())
+            if job is wanted or job.ranks <= free:
+                self.waiting.remove(job)
+                connection = job.start()
+                connection.send([test.nodeid for test in job.tests])
+                self.running[connection] = job
+        for connection in wait(list(self.running), seconds):
+            job = self.running[connection]
+            kind, content = self.warm.receive(connection, job.path.name)
+            if kind == "reports":
+                self.reports[job.tests.pop(0).nodeid] = content
+            elif kind != "collected":
+                self.reports |= {test.nodeid: fail(test.nodeid, test.location, content) for test in job.tests}
+                job.tests.clear()
+            if not job.tests:
+                del self.running[connection]
+                connection.close()
+
+    def close(self) -> None:
+        for connection in self.running:
+            connection.close()

@@ -1,0 +1,42 @@
+"""The state of each patch, and of its targets, while the patches are applied."""
+
+from __future__ import annotations
+
+import functools
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches.engine.source import find_definition, parse
+
+from .expected import IDS, STATE
+from .inspection import count, problems, reports
+
+parse_once = functools.cache(parse)
+pytestmark = [
+    pytest.mark.forked("megatron"),
+    pytest.mark.parametrize("patch", IDS, indirect=True),
+    pytest.mark.parametrize("reverted_before", [False, True], ids=["first", "after a revert"], scope="module"),
+]
+
+
+@pytest.fixture(scope="module")
+def reported(reverted_before):
+    """What is reported of the patches, while they are applied."""
+    megatron_mtp_patches.apply()
+    if reverted_before:
+        megatron_mtp_patches.revert()
+        megatron_mtp_patches.apply()
+    yield reports()
+    megatron_mtp_patches.revert()
+
+
+def test_applied_exactly_once(patch, reported):
+    assert problems(patch, reported[patch.id], STATE[patch.id]) == []
+
+
+def test_a_target_is_missing_only_where_the_source_lacks_it(patch, reported):
+    for edit in patch.edits:
+        tree = parse_once(edit.module)
+        name = edit.name.rpartition(".")[0] if edit.adds_name else edit.name
+        in_source = tree is not None and (not name or find_definition(tree, name) is not None)
+        assert (count(edit) is not None) == in_source, edit
