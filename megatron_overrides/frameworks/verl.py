@@ -10,8 +10,8 @@ from verl.utils import tensordict_utils
 
 from megatron_overrides.call import Call
 from megatron_overrides.norms.step_record import record_of
-from megatron_overrides.settings.absent_heads import settings_of_heads
 from megatron_overrides.report.metrics import step_scalars
+from megatron_overrides.settings.absent_heads import settings_of_heads
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from torch.utils.hooks import RemovableHandle
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.forward_pass import current, running_pass
 from megatron_overrides.mtp.frozen.frozen_main_model import freeze, gradients_of_heads, heads_of
+from megatron_overrides.mtp.frozen.settings import check_heads_to_train, is_main_model_frozen
 from megatron_overrides.mtp.heads.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
 from megatron_overrides.mtp.losses.flops import tokens_in_batch
 from megatron_overrides.scoped import scoped
-from megatron_overrides.mtp.frozen.settings import check_heads_to_train, is_main_model_frozen
 
 
 def _zero_where_missing(gradient: torch.Tensor | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
