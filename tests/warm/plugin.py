@@ -19,7 +19,7 @@ from .jobs import Job, Jobs, Location, Need
 
 COLLECTED_AT_ONCE = 3  # files
 # What a fork is told of the command line. It is given its tests, and what comes of them is told elsewhere.
-_TOLD = ("tbstyle", "showlocals", "update_golden")
+_TOLD = ("tbstyle", "showlocals", "update_golden", "write_tables")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
