@@ -15,6 +15,16 @@ from scripts.common.process import ROOT, environment, run_or_exit
 DONE = "done: "  # begins the line that says which part of a study is done
 
 
+def rehearse() -> None:
+    """Have this process rehearse on the CPU as the only rank, with the patches."""
+    from megatron_mtp_patches import rehearsal
+
+    rehearsal.install()
+    from scripts.tiny_gpt import start_process_groups
+
+    start_process_groups()
+
+
 def measure(
     python: str,
     module: str,
@@ -30,7 +40,6 @@ def measure(
         device: "cpu" or "gpu", to have `megatron-mtp-patches run` prepare the process; else it does that itself.
         on_done: is given each part that `MODULE` has printed with `tell_done`.
     """
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     program = ["-m", module]
     if device:
         script = ROOT.joinpath(*module.split(".")).with_suffix(".py")
@@ -43,9 +52,14 @@ def measure(
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measured.json")
-        command = [python, "-W", "ignore", *launcher, *program, str(file), *map(str, words)]
+        command = [*launcher(python, ranks), *program, str(file), *map(str, words)]
         run_or_exit(command, environment(patches, TORCHDYNAMO_DISABLE="1"), on_line=on_line)
         return json.loads(file.read_text(encoding="utf-8"))
+
+
+def launcher(python: str, ranks: int) -> list[str]:
+    """The words before `-m MODULE` that start it on these ranks."""
+    return [python, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 
 
 def tell_done(part: object) -> None:
@@ -53,16 +67,22 @@ def tell_done(part: object) -> None:
     print(f"{DONE}{part}", flush=True)
 
 
-def write(file: Path, record: Any, title: str, tables: Iterable[Table]) -> None:
+def write(file: Path, record: Any, title: str, tables: Iterable[Table], about: str = "") -> None:
     """Write FILE.json and FILE.md."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.with_name(f"{file.name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    file.with_name(f"{file.name}.md").write_text(page(title, tables), encoding="utf-8")
+    file.with_name(f"{file.name}.md").write_text(page(title, tables, about), encoding="utf-8")
 
 
-def page(title: str, tables: Iterable[Table]) -> str:
-    """The Markdown of the tables; one that has the title of the page gets no heading."""
-    lines = [f"# {title}", ""]
+def keep(folder: Path, table: Table, record: Any) -> None:
+    """Print the only table of a study, and write it to `folder`."""
+    table.show()
+    write(folder / "cpu", record, table.title, [table])
+
+
+def page(title: str, tables: Iterable[Table], about: str = "") -> str:
+    """The Markdown of the tables, below `about`; one that has the title of the page gets no heading."""
+    lines = [f"# {title}", "", *([about, ""] if about else [])]
     for table in tables:
         lines += table.section()[2 * (table.title == title) :]
     return "\n".join(lines)
@@ -77,3 +97,8 @@ def versions(*packages: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             pass
     return found
+
+
+def made_with() -> str:
+    """Megatron and torch with their versions, in words."""
+    return ", ".join(f"{name} {version}" for name, version in versions("megatron-core", "torch").items())

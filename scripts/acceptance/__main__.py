@@ -16,12 +16,12 @@ from typing import Any
 
 from rich.console import Console
 
+from scripts import study
 from scripts.acceptance import training
-from scripts.acceptance.table import columns, numbers, versions
+from scripts.acceptance.table import columns, numbers
 from scripts.common.arguments import make_parser
 from scripts.common.markdown import Table
 from scripts.common.process import ROOT
-from scripts.common.recording import keep
 
 PROMPT, SAMPLES = 16, 8
 LOSSES = ("cross_entropy", "kl", "tv", "e2e_tv")
@@ -41,7 +41,7 @@ def main() -> int:
             model, curve = training.train_heads(*trained, loss_type)
             found[loss_type] = {"curve": curve, **decode(model, trained.held_out)}
             console.print({name: value for name, value in found[loss_type].items() if name != "curve"})
-    keep(options.out, make_table(found), found)
+    study.keep(options.out, make_table(found), found)
     draw(found, options.figure)
     return 0
 
@@ -75,7 +75,7 @@ def make_table(found: dict[str, dict[str, Any]]) -> Table:
         f"{training.HEAD_STEPS} steps of training the heads by each loss from one frozen main model. Decoded: "
         f"{SAMPLES} texts of {training.LENGTH} bytes. From every position: drafts begin after each token of the "
         f"decoded text; logged: what the log says of that text. Made by `python -m scripts.acceptance` with "
-        f"{versions()} on a CPU."
+        f"{study.made_with()} on a CPU."
     )
     return Table("Accepted lengths, logged and decoded", columns(found), numbers(found), note=note)
 

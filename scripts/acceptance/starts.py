@@ -14,12 +14,12 @@ from typing import Any
 
 from rich.console import Console
 
+from scripts import study
 from scripts.acceptance import training
-from scripts.acceptance.table import starts_columns, starts_numbers, versions
+from scripts.acceptance.table import starts_columns, starts_numbers
 from scripts.common.arguments import make_parser
 from scripts.common.markdown import Table
 from scripts.common.process import ROOT
-from scripts.common.recording import keep
 
 STARTS = ("random", "last-layer")
 LOSS_TYPE, LENGTH = "e2e_tv", "mtp acceptance length"
@@ -37,7 +37,7 @@ def main() -> int:
             console.print(f"training the heads: {start}")
             _, curve = training.train_heads(*trained, LOSS_TYPE, start)
             curves[start] = [(step, metrics[LENGTH]) for step, metrics in curve]
-    keep(options.out, make_table(curves), curves)
+    study.keep(options.out, make_table(curves), curves)
     draw(curves, options.figure)
     return 0
 
@@ -46,7 +46,7 @@ def make_table(curves: dict[str, Any]) -> Table:
     """The rows of table.py, and how they were made."""
     note = (
         f"The accepted length ({LENGTH}) of {training.DEPTHS} heads on held-out text, over the steps of training them "
-        f"by {LOSS_TYPE}. Made by `python -m scripts.acceptance.starts` with {versions()} on a CPU."
+        f"by {LOSS_TYPE}. Made by `python -m scripts.acceptance.starts` with {study.made_with()} on a CPU."
     )
     columns = starts_columns(curves)
     return Table("Starts of MTP heads", columns, starts_numbers(curves), range(1, len(columns)), note=note)
