@@ -51,7 +51,7 @@ def acceptance(found: dict[str, Any]) -> str:
 
 
 def starts(curves: dict[str, Any]) -> str:
-    """What `python -m scripts.acceptance.starts` found."""
+    """What `python -m scripts.acceptance starts` found."""
     columns = accepted.starts_columns(curves)
     return "\n".join(table(columns, accepted.starts_numbers(curves), right=range(1, len(columns))))
 

@@ -23,8 +23,8 @@ ABOUT = (
     "`--transformer-impl local`, without the flags that need TransformerEngine. For context parallelism, which "
     "Megatron does not allow with local layers, the reference is one rank. Largest difference: over all losses of all "
     f"iterations; at most {TOLERANCE} is accepted. It includes the losses of the MTP heads, except with packed "
-    "samples: there Megatron logs a mean over all ranks, including those that have no counted token. Resumes: training from "
-    f"iteration {cases.SAVED_AT} prints the same numbers to the last digit."
+    "samples: there Megatron logs a mean over all ranks, including those that have no counted token. Resumes: training "
+    f"from iteration {cases.SAVED_AT} prints the same numbers to the last digit."
 )
 
 
