@@ -21,8 +21,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.common import markdown
+from scripts import study
 from scripts.common.arguments import add_pythons, make_parser, positive
+from scripts.common.markdown import Table
 from scripts.common.process import ROOT, environment, run
 
 PACKAGES = ("torch", "megatron-core", "emerging-optimizers", "transformer-engine", "apex", "pytest")
@@ -106,19 +107,17 @@ class Record:
     def add(self, name: str, state: str, seconds: float, versions: dict[str, str]) -> None:
         self.stages[name] = {"state": state, "seconds": round(seconds), "versions": versions}
         found = {"machine": self.machine, "stages": self.stages}
-        self.file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         rows = [
             [stage, row["state"], str(row["seconds"]), ", ".join(f"{name} {v}" for name, v in row["versions"].items())]
             for stage, row in self.stages.items()
         ]
-        table = markdown.table(["stage", "state", "seconds", "with"], rows, right=[2])
-        text = "\n".join([f"# Stages on {self.machine}", "", *table, ""])
-        self.file.with_suffix(".md").write_text(text, encoding="utf-8")
+        table = Table(f"Stages on {self.machine}", ["stage", "state", "seconds", "with"], rows, right=[2])
+        study.write(self.file.with_suffix(""), found, table.title, [table])
 
 
 def run_stages(stages: list[Stage], record: Record, minutes: float) -> bool:
     """Whether all have passed, now or before."""
-    found = {name: version for name in PACKAGES if (version := _installed(name))}
+    versions = study.versions(*PACKAGES)
     good = True
     for stage in stages:
         if record.stages.get(stage.name, {}).get("state") == "passed":
@@ -130,17 +129,10 @@ def run_stages(stages: list[Stage], record: Record, minutes: float) -> bool:
         start = time.monotonic()
         result = run(stage.command, environment(**stage.variables), log, timeout=60 * minutes)
         state = {0: "passed", None: "ran out of time"}.get(result.code, "failed")
-        record.add(stage.name, state, time.monotonic() - start, found)
+        record.add(stage.name, state, time.monotonic() - start, versions)
         print(f"{stage.name}: {state}" if state == "passed" else f"{result.tail}\n{stage.name}: {state}; see {log}")
         good &= state == "passed"
     return good
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def name_machine(device: str) -> str:

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-pytest_plugins = ["tests.warm.plugin"]
+pytest_plugins = ["tests.warm.plugin", "tests.testing.tables"]
 
 
 @pytest.fixture
@@ -32,52 +32,21 @@ def make_gpt():
     the chunk of an interleaved pipeline. `transformer_engine` makes layers of that.
     """
     import torch
-    from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_layer_specs import (
-        get_gpt_layer_local_spec,
-        get_gpt_layer_with_transformer_engine_spec,
-        get_gpt_mtp_block_spec,
-    )
-    from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer import TransformerConfig
+
+    from scripts.tiny_gpt import build_gpt, make_config
 
     def make(vocabulary, length, tied=False, scatters=True, vp_stage=None, transformer_engine=False, **settings):
         torch.manual_seed(11)
         model_parallel_cuda_manual_seed(11)
-        settings = {
-            "num_layers": 2,
-            "hidden_size": 16,
-            "num_attention_heads": 2,
-            "mtp_num_layers": 2,
-            "hidden_dropout": 0.0,
-            "attention_dropout": 0.0,
-            "use_cpu_initialization": True,
-        } | settings
-        config = TransformerConfig(**settings)
-        if transformer_engine:
-            spec = get_gpt_layer_with_transformer_engine_spec(num_experts=config.num_moe_experts)
-        else:
-            spec = get_gpt_layer_local_spec(
-                num_experts=config.num_moe_experts, moe_grouped_gemm=False, normalization=config.normalization
-            )
-        chunks = config.virtual_pipeline_model_parallel_size
-        first = parallel_state.is_pipeline_first_stage(ignore_virtual=True) and not vp_stage
-        last = parallel_state.is_pipeline_last_stage(ignore_virtual=True) and vp_stage in (None, (chunks or 1) - 1)
-        heads = None
-        if config.mtp_num_layers and (last or config.pipeline_model_parallel_layout):
-            heads = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=transformer_engine, vp_stage=vp_stage)
-        return GPTModel(
-            config,
-            spec,
-            vocab_size=vocabulary,
-            max_sequence_length=length,
-            pre_process=first,
-            post_process=last,
-            position_embedding_type="rope",
+        defaults = {"hidden_size": 16, "num_attention_heads": 2, "mtp_num_layers": 2, "use_cpu_initialization": True}
+        return build_gpt(
+            make_config(**{**defaults, **settings}),
+            vocabulary,
+            length,
+            transformer_engine,
+            tied,
             scatter_embedding_sequence_parallel=scatters,
-            share_embeddings_and_output_weights=tied,
-            mtp_block_spec=heads,
             vp_stage=vp_stage,
         )
 

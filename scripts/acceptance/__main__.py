@@ -1,49 +1,86 @@
-"""Train MTP heads by each loss from one frozen main model, and compare accepted lengths in the log and in a decoder.
+"""Train MTP heads from one frozen main model, and compare accepted lengths: by each loss, and from each --mtp-init.
 
-    python -m scripts.acceptance [--out ci/acceptance] [--figure docs/mtp_acceptance_length.png]
+    python -m scripts.acceptance [losses] [starts] [--out DIR]      without a word, both
 
-Trains a small GPT on the bytes of the standard library (CPU, one process, 20 minutes), then its heads by each
---mtp-loss-type for the same steps. Draws the accepted length over the steps on held-out text; decodes with a small
-speculative decoder, greedily and by rejection sampling, and compares with what the log says. Needs torch, megatron-core
-and matplotlib.
+Trains a small GPT on the bytes of the standard library (CPU, one process, 20 minutes), then its heads: by each
+--mtp-loss-type for the same steps (`losses`), by e2e_tv from both values of --mtp-init (`starts`). Draws the accepted
+length over the steps on held-out text. With `losses`, decodes with a small speculative decoder, greedily and by
+rejection sampling, and compares with what the log says. Writes ci/acceptance, ci/starts and their pictures in docs, or
+all of it to DIR. Needs torch, megatron-core and matplotlib.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from scripts import study
 from scripts.acceptance import training
-from scripts.acceptance.table import columns, numbers, versions
+from scripts.acceptance.table import columns, numbers, starts_columns, starts_numbers
 from scripts.common.arguments import make_parser
 from scripts.common.markdown import Table
 from scripts.common.process import ROOT
-from scripts.common.recording import keep
 
 PROMPT, SAMPLES = 16, 8
 LOSSES = ("cross_entropy", "kl", "tv", "e2e_tv")
 GREEDY, SAMPLED = "mtp greedy acceptance length", "mtp acceptance length"
+Curves = dict[str, list[tuple[int, dict[str, float]]]]  # by run: the metrics after so many steps
 
 
 def main() -> int:
     parser = make_parser("scripts.acceptance", __doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "ci" / "acceptance", help="folder of the table")
-    parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "mtp_acceptance_length.png")
+    parser.add_argument("studies", nargs="*", metavar="losses|starts", default=[*STUDIES])
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the tables and pictures")
     options = parser.parse_args()
+    if unknown := set(options.studies) - set(STUDIES):
+        parser.error(f"there is no study {', '.join(sorted(unknown))}; there are {', '.join(STUDIES)}")
     console = Console()
-    found = {}
     with training.trained_main_model(console) as trained:
-        for loss_type in LOSSES:
-            console.print(f"training the heads: {loss_type}")
-            model, curve = training.train_heads(*trained, loss_type)
-            found[loss_type] = {"curve": curve, **decode(model, trained.held_out)}
-            console.print({name: value for name, value in found[loss_type].items() if name != "curve"})
-    keep(options.out, make_table(found), found)
-    draw(found, options.figure)
+        for name in options.studies:
+            STUDIES[name](trained, console, options.out or ROOT / "ci", options.out or ROOT / "docs")
     return 0
+
+
+def compare_losses(trained: training.Trained, console: Console, tables: Path, pictures: Path) -> None:
+    found = {}
+    for loss_type in LOSSES:
+        console.print(f"training the heads: {loss_type}")
+        model, curve = training.train_heads(*trained, loss_type)
+        found[loss_type] = {"curve": curve, **decode(model, trained.held_out)}
+    note = (
+        f"Tokens per verification step of a speculative decoder with {training.DEPTHS} heads, after "
+        f"{training.HEAD_STEPS} steps of training the heads by each loss from one frozen main model. Decoded: "
+        f"{SAMPLES} texts of {training.LENGTH} bytes. From every position: drafts begin after each token of the "
+        f"decoded text; logged: what the log says of that text. Made by `python -m scripts.acceptance` with "
+        f"{study.made_with()} on a CPU."
+    )
+    table = Table("Accepted lengths, logged and decoded", columns(found), numbers(found), note=note)
+    study.keep(tables / "acceptance", table, found)
+    curves = {loss_type: one["curve"] for loss_type, one in found.items()}
+    draw(curves, (SAMPLED, GREEDY), pictures / "mtp_acceptance_length.png")
+
+
+def compare_starts(trained: training.Trained, console: Console, tables: Path, pictures: Path) -> None:
+    curves: Curves = {}
+    for start in ("random", "last-layer"):
+        console.print(f"training the heads: --mtp-init {start}")
+        _, curves[start] = training.train_heads(*trained, "e2e_tv", start)
+    lengths = {start: [(step, metrics[SAMPLED]) for step, metrics in curve] for start, curve in curves.items()}
+    note = (
+        f"The accepted length ({SAMPLED}) of {training.DEPTHS} heads on held-out text, over the steps of training them "
+        f"by e2e_tv. Made by `python -m scripts.acceptance starts` with {study.made_with()} on a CPU."
+    )
+    header = starts_columns(lengths)
+    table = Table("Starts of MTP heads", header, starts_numbers(lengths), range(1, len(header)), note=note)
+    study.keep(tables / "starts", table, lengths)
+    draw({f"--mtp-init {start}": curve for start, curve in curves.items()}, (SAMPLED,), pictures / "mtp_starts.png")
+
+
+STUDIES = {"losses": compare_losses, "starts": compare_starts}
 
 
 def decode(model: Any, held_out: Any) -> dict[str, float]:
@@ -68,36 +105,24 @@ def decode(model: Any, held_out: Any) -> dict[str, float]:
     return found
 
 
-def make_table(found: dict[str, dict[str, Any]]) -> Table:
-    """The rows of table.py, and how they were made."""
-    note = (
-        f"Tokens per verification step of a speculative decoder with {training.DEPTHS} heads, after "
-        f"{training.HEAD_STEPS} steps of training the heads by each loss from one frozen main model. Decoded: "
-        f"{SAMPLES} texts of {training.LENGTH} bytes. From every position: drafts begin after each token of the "
-        f"decoded text; logged: what the log says of that text. Made by `python -m scripts.acceptance` with "
-        f"{versions()} on a CPU."
-    )
-    return Table("Accepted lengths, logged and decoded", columns(found), numbers(found), note=note)
-
-
-def draw(found: dict[str, dict[str, Any]], file: Path) -> None:
-    """Draw the accepted lengths on held-out text over the steps."""
+def draw(curves: Curves, metrics: Sequence[str], file: Path) -> None:
+    """Draw these metrics, accepted lengths on held-out text, over the steps."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
-    colors = dict(zip(LOSSES, ("#8a8a8a", "#c99700", "#1f6fb2", "#c8452f"), strict=True))
-    for axis, name in zip(axes, (SAMPLED, GREEDY), strict=True):
-        for loss_type, one in found.items():
-            steps = [step for step, _ in one["curve"]]
-            axis.plot(steps, [metrics[name] for _, metrics in one["curve"]], color=colors[loss_type], label=loss_type)
+    figure, axes = plt.subplots(1, len(metrics), figsize=(1 + 4.5 * len(metrics), 4), sharey=True, squeeze=False)
+    colors = ("#8a8a8a", "#c99700", "#1f6fb2", "#c8452f")
+    for axis, name in zip(axes[0], metrics, strict=True):
+        for (label, curve), color in zip(curves.items(), colors, strict=False):
+            steps = [step for step, _ in curve]
+            axis.plot(steps, [measured[name] for _, measured in curve], color=color, label=label)
         axis.set_title(name, fontsize=10)
         axis.set_xlabel("steps of training the heads")
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("tokens per verification step")
-    axes[1].legend(frameon=False)
+    axes[0][0].set_ylabel("tokens per verification step")
+    axes[0][-1].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(file, dpi=110)
 

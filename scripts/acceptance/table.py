@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
-
-
-def versions() -> str:
-    """Of what the numbers were made with."""
-    return ", ".join(f"{name} {metadata.version(name)}" for name in ("megatron-core", "torch"))
 
 
 def columns(found: dict[str, dict[str, Any]]) -> list[str]:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
+from scripts import study
+
 VOCABULARY, LENGTH, BATCH, DEPTHS = 256, 96, 16, 3
 MAIN_STEPS, HEAD_STEPS, MEASURE_EVERY = 700, 400, 50
 LEARNING_RATE = 2e-3
@@ -27,14 +29,7 @@ class Trained(NamedTuple):
 @contextmanager
 def trained_main_model(console: Console) -> Iterator[Trained]:
     """Train a main model on one rehearsed rank, whose process group is there inside the context."""
-    from megatron_mtp_patches import rehearsal
-
-    rehearsal.install()
-    import megatron_mtp_patches  # noqa: F401
-    from megatron.core import parallel_state
-
-    torch.distributed.init_process_group("gloo")
-    parallel_state.initialize_model_parallel()
+    study.rehearse()
     text, held_out = texts()
     console.print(f"training the main model: {MAIN_STEPS} steps")
     yield Trained(train_main_model(text), text, held_out)
@@ -61,25 +56,21 @@ def batches(text: torch.Tensor, count: int, seed: int) -> Iterator[torch.Tensor]
 def make_model(loss_type: str) -> Any:
     """Return a seeded GPTModel with detached heads."""
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer import TransformerConfig
 
-    from scripts.demo.trainer import build_model
+    from scripts.tiny_gpt import build_gpt, make_config
 
     torch.manual_seed(1)
     model_parallel_cuda_manual_seed(1)
-    config = TransformerConfig(
+    config = make_config(
         num_layers=3,
         hidden_size=128,
-        num_attention_heads=4,
         mtp_num_layers=DEPTHS,
         mtp_loss_scaling_factor=float(DEPTHS),
         mtp_loss_type=loss_type,
         mtp_detach_heads=True,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
         use_cpu_initialization=True,
     )
-    return build_model(config, VOCABULARY, LENGTH, tied=False)
+    return build_gpt(config, VOCABULARY, LENGTH, tied=False)
 
 
 def run(model: Any, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from scripts.bench import acceptance, frozen, memory, muon, startup, step, training
+from scripts.bench import acceptance, frozen, losses, memory, muon, startup, step, training
 from scripts.common.arguments import make_parser
 
 COMMANDS = {
@@ -12,6 +12,7 @@ COMMANDS = {
     "import": startup,
     "acceptance": acceptance,
     "frozen": frozen,
+    "losses": losses,
     "memory": memory,
     "muon": muon,
     "training": training,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +17,9 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+from scripts import study
 from scripts.bench import record
-from scripts.bench.workers import command
 from scripts.common.arguments import positive
-from scripts.common.process import environment, run_or_exit
 
 LIMIT = 1.5  # times one read of the logits
 REPEATS, WARM_UP = 20, 3
@@ -35,12 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     release = max(options.python)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "seconds.json")
-        python, device = options.python[release], options.device
-        words = command(python, device, "acceptance.py", file, options.tokens, options.vocabulary)
-        run_or_exit(words, environment())
-        seconds = json.loads(file.read_text())
+    python, device = options.python[release], options.device
+    seconds = study.measure(python, "scripts.bench.acceptance", options.tokens, options.vocabulary, device=device)
     shape = {"tokens": options.tokens, "vocabulary": options.vocabulary}
     record.report("acceptance", [row(release, device, shape, **seconds)], options)
 

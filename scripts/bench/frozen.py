@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from scripts import study
 from scripts.common.arguments import positive
 from scripts.common.markdown import Table
 from scripts.common.process import ROOT
-from scripts.common.recording import keep
 
 HIDDEN, HEADS, LENGTH, VOCABULARY, WARM_UP = 256, 4, 256, 512, 3
 KINDS = {"detached": {"mtp_detach_heads": True}, "frozen": {"freeze_base_model_for_mtp": True}}
@@ -31,15 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from megatron_mtp_patches import rehearsal
-
-    rehearsal.install()
-    import megatron_mtp_patches  # noqa: F401
     import torch
-    from megatron.core import parallel_state
 
-    torch.distributed.init_process_group("gloo")
-    parallel_state.initialize_model_parallel()
+    study.rehearse()
     torch.set_num_threads(1)
     trainings = {kind: Training(options.layers, **settings) for kind, settings in KINDS.items()}
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -56,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
         "bytes of gradients": 4 * trainings["frozen"].elements_of_heads,
         "bytes of optimizer state": 8 * trainings["frozen"].elements_of_heads,
     }
-    keep(options.out, make_table(found, theory, options.layers), {"found": found, "theory": theory})
+    study.keep(options.out, make_table(found, theory, options.layers), {"found": found, "theory": theory})
     torch.distributed.destroy_process_group()
 
 
@@ -68,21 +61,18 @@ class Training:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
         from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-        from megatron.core.transformer import TransformerConfig
 
-        from scripts.demo.trainer import build_model
+        from scripts.tiny_gpt import build_gpt, make_config
 
         model_parallel_cuda_manual_seed(1)
-        config = TransformerConfig(
+        config = make_config(
             num_layers=layers,
             hidden_size=HIDDEN,
             num_attention_heads=HEADS,
             mtp_num_layers=1,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
             **settings,
         )
-        gpt = build_model(config, VOCABULARY, LENGTH, tied=False)
+        gpt = build_gpt(config, VOCABULARY, LENGTH, tied=False)
         self.elements_of_heads = sum(param.numel() for param in gpt.mtp.parameters())
         self.model = DistributedDataParallel(config, DistributedDataParallelConfig(), gpt)
         self.optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), [self.model])
@@ -149,7 +139,6 @@ def make_table(found: dict[str, dict[str, float]], theory: dict[str, int], layer
         f"One step of a GPT with {layers} layers and one MTP head: hidden size {HIDDEN}, {LENGTH} tokens, vocabulary "
         f"{VOCABULARY}, fp32, one core, medians. In theory: four bytes for the gradient of each parameter of the head, "
         f"eight for Adam's moments; torch also counts the steps of each tensor in four bytes. Made by "
-        f"`python -m scripts.bench frozen` with megatron-core {version('megatron-core')}, torch {version('torch')} on "
-        f"a CPU."
+        f"`python -m scripts.bench frozen` with {study.made_with()} on a CPU."
     )
     return Table("The price of heads that train alone", COLUMNS, rows(found, theory), range(1, 5), note=note)

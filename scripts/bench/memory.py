@@ -12,21 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from scripts import study
 from scripts.common.arguments import positive
 from scripts.common.markdown import Table
-from scripts.common.process import environment, run_or_exit
 
 NEEDS = {
     "fsdp-without-master-weights": ("einops", "transformer_engine"),
     "tag-mtp-stage-embedding": ("emerging_optimizers",),
 }
-WORKER = Path(__file__).with_name("memory_worker.py")
 SAME = "This Megatron holds the same without the patch: there is nothing to measure it against."
 Rank = dict[str, Any]  # what memory_worker.py writes of a rank
 
@@ -54,23 +52,20 @@ def run(options: argparse.Namespace) -> None:
     found: dict[str, dict[str, list[Rank]]] = {patch: {} for patch in patches}
     for patch in track(patches, "Counting", transient=True):
         for side in ("without", "with"):
-            found[patch][side] = run_ranks(patch, side == "with", on_cpu, options)
+            asked = {"case": patch, "patched": side == "with", "on_cpu": on_cpu}
+            words = json.dumps({**asked, "layers": options.layers, "hidden": options.hidden})
+            found[patch][side] = study.measure(
+                sys.executable,
+                "scripts.bench.memory_worker",
+                words,
+                ranks=options.ranks,
+                device="cpu" if on_cpu else "gpu",
+                patches="all" if side == "with" else f"-{patch}",
+            )
     for patch, sides in found.items():
         compare(patch, sides["without"], sides["with"]).show()
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
-
-
-def run_ranks(patch: str, patched: bool, on_cpu: bool, options: argparse.Namespace) -> list[Rank]:
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {"case": patch, "patched": patched, "on_cpu": on_cpu, "folder": folder}
-        settings |= {"layers": options.layers, "hidden": options.hidden}
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks)]
-        program = ["-m", "megatron_mtp_patches", "run", "--device", "cpu" if on_cpu else "cuda", str(WORKER)]
-        patches = "all" if patched else f"-{patch}"
-        command = [sys.executable, *launcher, *program, json.dumps(settings)]
-        run_or_exit(command, environment(patches, TORCHDYNAMO_DISABLE="1"))
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(options.ranks)]
 
 
 def compare(patch: str, before: list[Rank], after: list[Rank]) -> Table:

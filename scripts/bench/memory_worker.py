@@ -1,6 +1,6 @@
-"""One rank of memory.py: trains what a patch is about and writes the bytes that this rank holds.
+"""The ranks of memory.py: train what a patch is about; rank 0 writes the bytes that each rank holds.
 
-torchrun ... -m megatron_mtp_patches run scripts/bench/memory_worker.py '{"case": PATCH, "patched": true, ...}'
+torchrun ... -m megatron_mtp_patches run scripts/bench/memory_worker.py FILE '{"case": PATCH, "patched": true, ...}'
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
-from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from megatron.core.transformer import TransformerConfig
 
 from scripts.bench.held import Held, held, shard_elements
+from scripts.tiny_gpt import build_gpt, make_config, start_process_groups
 
 LENGTH = 32
 
@@ -33,25 +29,15 @@ class Found(NamedTuple):
     note: str = ""
 
 
-def make_model(asked: SimpleNamespace, vocabulary: int, **placement: Any) -> tuple[TransformerConfig, GPTModel]:
-    parallel_state.initialize_model_parallel()
-    model_parallel_cuda_manual_seed(1)
-    heads = placement.pop("heads", 0)
-    config = TransformerConfig(
+def make_model(asked: SimpleNamespace, vocabulary: int, heads: int | None = None, **placement: Any) -> tuple[Any, Any]:
+    config = make_config(
         num_layers=asked.layers,
         hidden_size=asked.hidden,
-        num_attention_heads=4,
-        mtp_num_layers=heads or None,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
+        mtp_num_layers=heads,
         bf16=True,
         params_dtype=torch.bfloat16,
     )
-    spec = get_gpt_layer_local_spec()
-    if heads:
-        placement["mtp_block_spec"] = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False)
-    net = GPTModel(config, spec, vocabulary, LENGTH, position_embedding_type="rope", **placement)
-    return config, net.bfloat16().cuda()
+    return config, build_gpt(config, vocabulary, LENGTH, tied=False, **placement).bfloat16().cuda()
 
 
 def fsdp_without_master_weights(asked: SimpleNamespace) -> Found:
@@ -96,9 +82,7 @@ def tag_mtp_stage_embedding(asked: SimpleNamespace) -> Found:
 
     Newer releases tag it themselves; without the patch it loses the tag here, to see what that would hold.
     """
-    config, net = make_model(
-        asked, 64 * asked.hidden, heads=1, pre_process=False, share_embeddings_and_output_weights=False
-    )
+    config, net = make_model(asked, 64 * asked.hidden, heads=1, pre_process=False)
     copy = net.embedding.word_embeddings.weight
     if not asked.patched and hasattr(copy, "is_embedding_or_output_parameter"):
         del copy.is_embedding_or_output_parameter
@@ -138,13 +122,16 @@ CASES = {
 
 
 def main() -> None:
-    asked = SimpleNamespace(**json.loads(sys.argv[1]))
-    torch.distributed.init_process_group("nccl" if torch.distributed.is_nccl_available() else "gloo")
+    file, asked = Path(sys.argv[1]), SimpleNamespace(**json.loads(sys.argv[2]))
+    start_process_groups()
     found = CASES[asked.case](asked)
     result = {"held": found.held._asdict(), "saves": found.saves, "note": found.note}
     if not asked.on_cpu:
         result["allocator"] = {"allocated": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_allocated()}
-    Path(asked.folder, f"{torch.distributed.get_rank()}.json").write_text(json.dumps(result))
+    everyones: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyones, result)
+    if torch.distributed.get_rank() == 0:
+        file.write_text(json.dumps(everyones))
     torch.distributed.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from scripts import study
 from scripts.common.arguments import add_pythons
 
 from .tables import Row, tables
@@ -23,12 +24,10 @@ def report(kind: str, rows: list[Row], options: argparse.Namespace, versions: di
     for table in tables({kind: rows}):
         table.show()
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        file = options.out / f"{options.device}.json"
         about = {"device": _device_name(options.device), **({"versions": versions} if versions else {})}
-        record = update(file, {"about": about, kind: rows})
-        file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        file.with_suffix(".md").write_text(page(record), encoding="utf-8")
+        record = update(options.out / f"{options.device}.json", {"about": about, kind: rows})
+        title = f"What the patches cost on {record['about']['device']}"
+        study.write(options.out / options.device, record, title, tables(record))
 
 
 def update(file: Path, found: dict[str, Any]) -> dict[str, Any]:
@@ -37,11 +36,6 @@ def update(file: Path, found: dict[str, Any]) -> dict[str, Any]:
         return found
     before = json.loads(file.read_text(encoding="utf-8"))
     return {**before, **found, "about": {**before["about"], **found["about"]}}
-
-
-def page(record: dict[str, Any]) -> str:
-    lines = [f"# What the patches cost on {record['about']['device']}", ""]
-    return "\n".join([*lines, *(line for table in tables(record) for line in table.section())])
 
 
 def _device_name(device: str) -> str:

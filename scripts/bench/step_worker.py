@@ -8,6 +8,7 @@ every tenth is in a norm group, if the case has them. Ranks are tensor-parallel:
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -69,14 +70,13 @@ def timed(refill: Callable[[], None], step: Callable[[], Any]) -> float:
 
 def main() -> None:
     device, parameters = sys.argv[1], int(sys.argv[2])
-    from megatron.core import package_info, parallel_state
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core import package_info
+
+    from scripts.tiny_gpt import start_process_groups
 
     if device == "gpu":
         torch.cuda.set_device(dist.get_node_local_rank(0))
-    dist.init_process_group("nccl" if dist.is_nccl_available() else "gloo")
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
-    model_parallel_cuda_manual_seed(1)
+    start_process_groups(tensor_model_parallel_size=int(os.environ["WORLD_SIZE"]))
     made: dict[str, Any] = {}
 
     def answer(value: Any) -> None:

@@ -21,13 +21,6 @@ CASES = {  # the type of the parameters, and whether some are in a norm group
 }
 
 
-def command(python: str, device: str, script: str, *arguments: object) -> list[str]:
-    """The command that runs `script` of this folder under the patches."""
-    launcher = [python, "-W", "ignore", "-m", "megatron_mtp_patches", "run"]
-    device = "cuda" if device == "gpu" else device
-    return [*launcher, "--device", device, str(Path(__file__).with_name(script)), *map(str, arguments)]
-
-
 class Worker:
     def __init__(
         self, release: str, python: str, patches: str, ranks: int, options: argparse.Namespace, logs: Path
@@ -36,7 +29,9 @@ class Worker:
         self.name = f"{release} with patches {patches}"
         self.about: dict[str, str] = {}
         port = free_port()
-        words = command(python, options.device, "step_worker.py", options.device, options.parameters)
+        device = "cuda" if options.device == "gpu" else "cpu"
+        words = [python, "-W", "ignore", "-m", "megatron_mtp_patches", "run", "--device", device]
+        words += [str(Path(__file__).with_name("step_worker.py")), options.device, str(options.parameters)]
         self.logs = [logs / f"{id(self)}-{rank}.log" for rank in range(ranks)]
         self.ranks = []
         for rank, log in enumerate(self.logs):

@@ -27,8 +27,7 @@ Check in one step that the heads leave the main model as it is, to the bit:
 See what each patch does in this environment:
     .venv/bin/megatron-mtp-patches status
 Compare all four losses, 20 minutes on a CPU:
-    .venv/bin/python -m scripts.acceptance --out {output} \\
-        --figure {output}/all.png
+    .venv/bin/python -m scripts.acceptance losses --out {output}
 Add heads to your model, by --mtp-init last-layer:
     docs/add-mtp-heads.md
 Read about the losses, and about skipped updates:

@@ -10,43 +10,11 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import (
-    get_gpt_layer_local_spec,
-    get_gpt_layer_with_transformer_engine_spec,
-    get_gpt_mtp_block_spec,
-)
-from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from scripts.common.process import free_port, rank_variables
 from scripts.demo import dataset
-
-
-def build_model(
-    config: TransformerConfig,
-    vocab_size: int,
-    seq_length: int,
-    transformer_engine: bool = False,
-    tied: bool = True,
-    **placement: Any,
-) -> GPTModel:
-    """Of Megatron's own layers, or of TransformerEngine's; with one weight for embedding and output layer if `tied`.
-
-    `placement`: what the release passes of pre_process, post_process, vp_stage etc.
-    """
-    get_layer_spec = get_gpt_layer_with_transformer_engine_spec if transformer_engine else get_gpt_layer_local_spec
-    layer_spec = get_layer_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False)
-    mtp_spec = get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=transformer_engine)
-    return GPTModel(
-        config,
-        layer_spec,
-        vocab_size=vocab_size,
-        max_sequence_length=seq_length,
-        position_embedding_type="rope",
-        share_embeddings_and_output_weights=tied,
-        mtp_block_spec=mtp_spec,
-        **placement,
-    )
+from scripts.tiny_gpt import build_gpt
 
 
 def loss_function(loss_mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -92,7 +60,7 @@ def train() -> GPTModel:
         placement = {"pre_process": pre_process, "post_process": post_process, **rest}
         placement["transformer_engine"] = args.transformer_impl == "transformer_engine"
         placement["tied"] = not args.untie_embeddings_and_output_weights
-        models.append(build_model(config, args.padded_vocab_size, args.seq_length, **placement))
+        models.append(build_gpt(config, args.padded_vocab_size, args.seq_length, **placement))
         return models[-1]
 
     def provide_datasets(sizes: list[int | None], vp_stage: int | None = None) -> Any:

@@ -18,15 +18,14 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from scripts.demo.trainer import be_one_process, build_model
+from scripts.demo.trainer import be_one_process
+from scripts.tiny_gpt import build_gpt, make_config, start_process_groups
 
 STEPS, LENGTH, BATCH = 150, 64, 16
 COLOURS = ("#1f6fb2", "#c99700", "#c8452f")
@@ -46,19 +45,15 @@ def train(data: torch.Tensor, with_labels: bool, scale: float | None = None) -> 
     """A small GPT with one detached head; without labels the script makes its own loss of the logits, as in RL."""
     torch.manual_seed(5)
     model_parallel_cuda_manual_seed(5)
-    config = TransformerConfig(
-        num_layers=2,
+    config = make_config(
         hidden_size=64,
-        num_attention_heads=4,
         mtp_num_layers=1,
         mtp_detach_heads=True,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
         finalize_model_grads_func=finalize_model_grads,
         mtp_grad_scale_func=None if scale is None else lambda: scale,
     )
     ddp = DistributedDataParallelConfig()
-    model = DistributedDataParallel(config, ddp, build_model(config, 256, LENGTH).cuda())
+    model = DistributedDataParallel(config, ddp, build_gpt(config, 256, LENGTH).cuda())
     optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=3e-3, clip_grad=1.0), [model])
     generator = torch.Generator().manual_seed(9)
 
@@ -115,8 +110,7 @@ def draw(path: Path, title: str, name: str, ylabel: str, runs: dict[str, list[di
 def main() -> None:
     prefix, output = Path(sys.argv[1]), Path(sys.argv[2])
     be_one_process()
-    torch.distributed.init_process_group("nccl" if torch.distributed.is_nccl_available() else "gloo")
-    parallel_state.initialize_model_parallel()
+    start_process_groups()
     data = torch.frombuffer(bytearray(Path(f"{prefix}.bin").read_bytes()[: 1 << 22]), dtype=torch.uint8).long()
     labels = {"labels given": train(data, True), "labels=None": train(data, False)}
     title = "A head learns from the tokens what it learns from labels"

@@ -15,7 +15,7 @@ from scripts.bench import frozen as price
 from scripts.common.arguments import REFERENCE
 from scripts.common.markdown import table
 from scripts.common.process import ROOT
-from scripts.experts.table import make_table
+from scripts.evidence import make_experts
 from scripts.pins.table import make_page
 
 if sys.version_info >= (3, 11):
@@ -24,9 +24,7 @@ else:
     import tomli as tomllib
 
 CI = ROOT / "ci"
-SHOWN = re.compile(
-    r"(, bias)?, (adam|dist_muon)(: copies of an expert, apart)?"
-)  # of the conditions of scripts.experts
+SHOWN = re.compile(r"(, bias)?, (adam|dist_muon)(: copies of an expert, apart)?")  # of the rows of ci/experts
 
 
 def blocks() -> dict[str, str]:
@@ -53,7 +51,7 @@ def acceptance(found: dict[str, Any]) -> str:
 
 
 def starts(curves: dict[str, Any]) -> str:
-    """What `python -m scripts.acceptance.starts` found."""
+    """What `python -m scripts.acceptance starts` found."""
     columns = accepted.starts_columns(curves)
     return "\n".join(table(columns, accepted.starts_numbers(curves), right=range(1, len(columns))))
 
@@ -64,8 +62,8 @@ def frozen(found: dict[str, Any]) -> str:
 
 
 def experts(found: list[dict[str, Any]]) -> str:
-    """Of what `python -m scripts.experts` found: two of the optimizers, without a separate MTP norm; replicas."""
-    whole = make_table(found)
+    """Of ci/experts: two of the optimizers, without a separate MTP norm; replicas."""
+    whole = make_experts(found)
     columns = [number for number, name in enumerate(whole.columns) if name != "patched"]
     rows = [[row[number] for number in columns] for row in whole.rows if SHOWN.fullmatch(row[0], row[0].index(","))]
     return "\n".join(table([whole.columns[number] for number in columns], rows))

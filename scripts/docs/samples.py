@@ -20,6 +20,7 @@ from typing import Any
 
 from scripts.common.arguments import add_pythons, make_parser
 from scripts.common.process import ROOT, environment
+from scripts.parity.record import cases
 
 CI = ROOT / "ci"
 CASES = ("optimizer/bf16/data/upstream", "model/detached/bf16")
@@ -27,8 +28,7 @@ CASES = ("optimizer/bf16/data/upstream", "model/detached/bf16")
 
 def parity(pythons: dict[str, str], folder: Path) -> Iterator[str]:
     """What differs in the sample of ci/parity."""
-    records = folder / "records"
-    words = ["--ranks", "1", "--out", str(folder), "--records", str(records), *CASES]
+    words = ["--ranks", "1", "--out", str(folder), *CASES]
     if run("scripts.parity", pythons, {min(pythons), max(pythons)}, *words):
         yield "numbers differ, or could not be made; see above"
         return
@@ -38,8 +38,7 @@ def parity(pythons: dict[str, str], folder: Path) -> Iterator[str]:
             before = known[row["case"]]["largest differences"][release]
             if before.keys() != differences.keys():
                 yield f"{row['case']} on {release}: {differences or 'bitwise'} instead of {before or 'bitwise'}"
-    patched = json.loads((records / f"{max(pythons)}-1.json").read_text(encoding="utf-8"))
-    yield from (f"{case} is not in it" for case in patched["declared"] if case not in known)
+    yield from (f"{case.name} is not in it" for case in cases(ranks=1) if case.name not in known)
 
 
 def bench(pythons: dict[str, str], folder: Path) -> Iterator[str]:

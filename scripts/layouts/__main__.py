@@ -25,7 +25,6 @@ from rich.console import Console
 from scripts.common.arguments import make_parser
 from scripts.common.process import ROOT
 from scripts.replay.source import Repository, SourceError
-from tests.warm.levels import climb
 
 from . import table
 from .cases import LAYOUTS
@@ -59,7 +58,6 @@ def main() -> int:
         parser.error(str(error))
     if not (tree.folder / "pretrain_gpt.py").is_file():
         parser.error(f"--megatron {options.megatron}: {tree.folder} holds no pretrain_gpt.py; give Megatron-LM itself.")
-    climb("torch")
     about = {
         "Megatron-LM": tree.commit[:12] or tree.release,
         **{package: metadata.version(package) for package in ("torch", "transformer-engine")},

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import sys
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.warm.processes import run_ranks
+from scripts import study
+from scripts.common.process import environment, run
 
 from . import cases, packed_data
 
@@ -109,30 +108,19 @@ def _train(checkout: Path, ranks: int, words: list[str]) -> Numbers:
     found = {int(i): [float(number) for number in numbers] for i, *numbers in LINE.findall(output)}
     first = cases.SAVED_AT + 1 if "--load" in words else 1
     if sorted(found) != list(range(first, cases.ITERATIONS + 1)):
-        raise TrainingError(f"iterations {sorted(found)} have printed all numbers:\n{_tail(output)}")
+        raise TrainingError(f"iterations {sorted(found)} have printed all numbers:\n{output[-2000:]}")
     if not all(math.isfinite(number) for numbers in found.values() for number in numbers):
-        raise TrainingError(f"a loss or a norm is not finite:\n{_tail(output)}")
+        raise TrainingError(f"a loss or a norm is not finite:\n{output[-2000:]}")
     return found
 
 
 def _run(checkout: Path, ranks: int, command: str, words: list[str]) -> str:
     """Run a command on the ranks and return their output."""
-    ended = run_ranks(ranks, partial(_be_command, checkout, command, words), LIMIT)
-    output = "".join(rank.output for rank in ended)
-    if any(rank.code for rank in ended):
-        failed = max(ended, key=lambda rank: (rank.code or 0) > 0)  # the others were killed after it
-        raise TrainingError(f"{command} ended with {failed.code}:\n{_tail(failed.output)}")
-    if None in {rank.code for rank in ended}:
-        raise TrainingError(f"{command} was killed after {LIMIT:.0f} s:\n{_tail(output)}")
-    return output
-
-
-def _tail(output: str) -> str:
-    return "\n".join(output.splitlines()[-12:])
-
-
-def _be_command(checkout: Path, command: str, words: list[str]) -> None:
-    from megatron_mtp_patches.cli import main
-
-    os.environ |= {"MEGATRON_MTP_PATCHES": "all", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    sys.exit(main([command, "--device", "cpu", str(checkout / "pretrain_gpt.py"), *words]))
+    program = ["-m", "megatron_mtp_patches", command, "--device", "cpu", str(checkout / "pretrain_gpt.py"), *words]
+    variables = environment(CUDA_DEVICE_MAX_CONNECTIONS="1")
+    result = run([*study.launcher(sys.executable, ranks), *program], variables, timeout=LIMIT)
+    if result.code is None:
+        raise TrainingError(f"{command} was killed after {LIMIT:.0f} s:\n{result.tail}")
+    if result.code:
+        raise TrainingError(f"{command} ended with {result.code}:\n{result.tail}")
+    return result.output

@@ -74,35 +74,21 @@ def run(layout: str, bf16: bool) -> dict[str, Any]:
 def make_training(layout: dict[str, Any], bf16: bool) -> tuple[Any, Any, Any]:
     """Return a seeded GPT, the same GPT in Megatron's DDP, and its optimizer."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.transformer import TransformerConfig
+
+    from scripts.tiny_gpt import build_gpt, make_config
 
     dtype = torch.bfloat16 if bf16 else torch.float32
-    config = TransformerConfig(
-        num_layers=2,
+    config = make_config(
         hidden_size=32,
-        num_attention_heads=4,
         mtp_num_layers=2,
         mtp_loss_scaling_factor=0.5,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
         bf16=bf16,
         params_dtype=dtype,
         finalize_model_grads_func=finalize_model_grads,
         **layout,
     )
-    spec = get_gpt_layer_local_spec()
-    gpt = GPTModel(
-        config,
-        spec,
-        vocab_size=VOCABULARY,
-        max_sequence_length=LENGTH,
-        position_embedding_type="rope",
-        mtp_block_spec=get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False),
-    )
-    gpt = gpt.cuda().to(dtype)
+    gpt = build_gpt(config, VOCABULARY, LENGTH, tied=False).cuda().to(dtype)
     fill(gpt)
     model = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=bf16), gpt)
     settings = OptimizerConfig(

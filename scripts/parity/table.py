@@ -51,16 +51,28 @@ def compare_all(records: Records, releases: list[str], ranks: int) -> list[Row]:
     return rows
 
 
-def make_table(rows: list[Row], releases: list[str], title: str) -> Table:
+def make_table(rows: list[Row], releases: list[str], device: str) -> Table:
+    """The rows of all numbers of ranks."""
     merged = merge(rows)
     cells = [cell for row in rows for cell in row.cells.values()]
     causes = list(dict.fromkeys(cell.cause for cell in cells if cell.largest and cell.cause))
     return Table(
-        title,
+        f"The same seeded work on every release, on the {device.upper()}",
         ["case", "ranks", "reference", *releases],
         [row.texts(releases, causes) for row in merged],
         bad=[number for number, row in enumerate(merged) if row.is_wrong],
         note="\n".join(f"({number}) {cause}" for number, cause in enumerate(causes, 1)),
+    )
+
+
+def describe(torch: dict[str, str]) -> str:
+    """What the numbers of the table are; `torch` has the version of each release."""
+    versions = ", ".join(f"torch {version} with {release}" for release, version in torch.items())
+    if len(set(torch.values())) == 1:
+        versions = f"torch {next(iter(torch.values()))}"
+    return (
+        f"Largest absolute differences from {REFERENCE}, without the patches (native) or with them (patched), of each "
+        f'release with them; "bitwise": none. What a case does: scripts/parity/*_cases.py. {versions}.'
     )
 
 

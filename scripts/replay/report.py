@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from scripts.common.markdown import Table, table
+from scripts import study
+from scripts.common.markdown import Table
 
 from .verdicts import EITHER, FIXED, NEW, NOT_RUN, SKIPPED, STILL, VERDICTS, Verdict
 
@@ -29,7 +30,6 @@ def write(
         left_out: {reason: files}.
         other: has the tables without TransformerEngine, to compare with.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     passing: dict[str, dict[str, list[str]]] = {}
     for test in sorted({test for found in verdicts.values() for test in found}):
         ranks = [ranks for ranks, found in sorted(verdicts.items()) if test in found and found[test].word in PASSING]
@@ -41,11 +41,17 @@ def write(
         "causes of the rest": {ranks: _counted_causes(found) for ranks, found in verdicts.items()},
         "passing with the patches": passing,
     }
-    (folder / f"{release}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    lines = [*_markdown(release, about, verdicts), *_left_out(left_out)]
+    tables = [*(_counts(ranks, found) for ranks, found in sorted(verdicts.items()))]
+    tables += [_tests(word, verdicts) for word in (NEW, FIXED)]
+    tables += [_causes(word, verdicts) for word in (EITHER, SKIPPED, NOT_RUN)]
+    rows = [[reason, ", ".join(files)] for reason, files in left_out.items() if files]
+    tables.append(Table("Left out", ["why", "files"], rows))
     if other and (other / f"{release}.json").is_file():
-        lines += _compared(other / f"{release}.json", folder / f"{release}.json")
-    (folder / f"{release}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        earlier = json.loads((other / f"{release}.json").read_text(encoding="utf-8"))
+        tables.append(_beside(passing_tests(earlier), passing_tests(record)))
+    made = "Made by `python -m scripts.replay`: " + ", ".join(f"{key} {value}" for key, value in about.items()) + "."
+    tables = [table for table in tables if table.rows]
+    study.write(folder / release, record, f"Upstream's unit tests, {release}", tables, made)
 
 
 def totals(verdicts: dict[str, Verdict]) -> Counter[str]:
@@ -65,7 +71,7 @@ def lost(file: Path, verdicts: Verdicts) -> list[str]:
     files = {(ranks, _file(test)) for ranks, found in verdicts.items() for test in found}
     short = {ranks: {_short(test): verdict for test, verdict in found.items()} for ranks, found in verdicts.items()}
     lines = []
-    for ranks, tests in passing_tests(file).items():
+    for ranks, tests in passing_tests(json.loads(file.read_text(encoding="utf-8"))).items():
         for test in sorted(tests):
             found = short.get(ranks, {}).get(test)
             if (ranks, _file(test)) not in files:
@@ -77,14 +83,14 @@ def lost(file: Path, verdicts: Verdicts) -> list[str]:
     return lines
 
 
-def passing_tests(file: Path) -> dict[int, set[str]]:
+def passing_tests(record: dict[str, Any]) -> dict[int, set[str]]:
     """Return {ranks: tests that pass with the patches} of a RELEASE.json."""
-    found: dict[int, set[str]] = {}
-    for test_file, by_ranks in json.loads(file.read_text(encoding="utf-8"))["passing with the patches"].items():
+    tests: dict[int, set[str]] = {}
+    for test_file, by_ranks in record["passing with the patches"].items():
         for together, names in by_ranks.items():
             for ranks in map(int, together.split(", ")):
-                found.setdefault(ranks, set()).update(f"{test_file}::{name}" for name in names)
-    return found
+                tests.setdefault(ranks, set()).update(f"{test_file}::{name}" for name in names)
+    return tests
 
 
 def _counted_causes(found: dict[str, Verdict]) -> dict[str, dict[str, int]]:
@@ -92,70 +98,54 @@ def _counted_causes(found: dict[str, Verdict]) -> dict[str, dict[str, int]]:
     return {word: dict(sorted(counts.items())) for word, counts in rest.items() if counts and word not in PASSING}
 
 
-def _compared(without: Path, file: Path) -> Iterable[str]:
-    """Yield the section of what passes only with TransformerEngine, or only without."""
-    yield from ("", "## Beside the table without TransformerEngine", "")
-    before, after = passing_tests(without), passing_tests(file)
+def _beside(before: dict[int, set[str]], after: dict[int, set[str]]) -> Table:
+    """What passes only with TransformerEngine, or only without."""
     both = sorted(before.keys() & after.keys())
-    rows = [[ranks, len(after[ranks] - before[ranks]), len(before[ranks] - after[ranks])] for ranks in both]
-    yield from table(["ranks", "pass with it only", "pass without it only"], rows, right=range(3))
-    for ranks in both:
-        yield from (f"\nOnly without, on {ranks}: `{test}`." for test in sorted(before[ranks] - after[ranks]))
+    rows = [[str(n), str(len(after[n] - before[n])), str(len(before[n] - after[n]))] for n in both]
+    lost = [f"Only without, on {n}: `{test}`." for n in both for test in sorted(before[n] - after[n])]
+    columns = ["ranks", "pass with it only", "pass without it only"]
+    return Table("Beside the table without TransformerEngine", columns, rows, range(3), note="\n\n".join(lost))
 
 
-def _markdown(release: str, about: dict[str, str], verdicts: Verdicts) -> Iterable[str]:
-    yield f"# Upstream's unit tests, {release}"
-    yield ""
-    yield "Made by `python -m scripts.replay`: " + ", ".join(f"{key} {value}" for key, value in about.items()) + "."
-    for ranks, found in sorted(verdicts.items()):
-        yield from ("", f"## {ranks} rank{'s' * (ranks > 1)}", "")
-        files: dict[str, Counter] = {}
-        for test, verdict in found.items():
-            files.setdefault(_file(test), Counter())[verdict.word] += 1
-        rows = [[file, *(counts[word] or "" for word in VERDICTS)] for file, counts in sorted(files.items())]
-        counts = totals(found)
-        rows.append(["**all**", *(f"**{counts[word]}**" for word in VERDICTS)])
-        yield from table(["file", *VERDICTS], rows, right=range(1, len(VERDICTS) + 1))
-    for word in (NEW, FIXED):
-        yield from _names(word, verdicts)
-    for word in (EITHER, SKIPPED, NOT_RUN):
-        yield from _causes(word, verdicts)
+def _counts(ranks: int, verdicts: dict[str, Verdict]) -> Table:
+    """How many tests of each file have which verdict."""
+    files: dict[str, Counter] = {}
+    for test, verdict in verdicts.items():
+        files.setdefault(_file(test), Counter())[verdict.word] += 1
+    rows = [[file, *(str(counts[word] or "") for word in VERDICTS)] for file, counts in sorted(files.items())]
+    rows.append(["**all**", *(f"**{totals(verdicts)[word]}**" for word in VERDICTS)])
+    return Table(_ranks(ranks), ["file", *VERDICTS], rows, range(1, len(VERDICTS) + 1))
 
 
-def _names(word: str, verdicts: Verdicts) -> Iterable[str]:
+def _tests(word: str, verdicts: Verdicts) -> Table:
+    """The tests of this verdict."""
     tests: dict[tuple[str, str], list[str]] = {}
-    for ranks, found in sorted(verdicts.items()):
-        for test, verdict in found.items():
+    for ranks, by_test in sorted(verdicts.items()):
+        for test, verdict in by_test.items():
             if verdict.word == word:
                 tests.setdefault((test, verdict.cause), []).append(str(ranks))
-    if tests:
-        yield from ("", f"## {word.capitalize()}", "")
-        rows = ([f"`{_short(test)}`", ", ".join(ranks), cause] for (test, cause), ranks in sorted(tests.items()))
-        yield from table(["test", "ranks", "failed with"], rows)
+    rows = [[f"`{_short(test)}`", ", ".join(ranks), cause] for (test, cause), ranks in sorted(tests.items())]
+    return Table(word.capitalize(), ["test", "ranks", "failed with"], rows)
 
 
-def _causes(word: str, verdicts: Verdicts) -> Iterable[str]:
+def _causes(word: str, verdicts: Verdicts) -> Table:
+    """How many tests have this verdict for which cause."""
     causes: dict[str, dict[int, list[str]]] = {}
-    for ranks, found in verdicts.items():
-        for test, verdict in found.items():
+    for ranks, by_test in verdicts.items():
+        for test, verdict in by_test.items():
             if verdict.word == word:
                 causes.setdefault(verdict.cause, {}).setdefault(ranks, []).append(test)
-    if causes:
-        yield from ("", f"## {word.capitalize()}: why", "")
-        numbers = sorted(verdicts)
-        header = ["cause", "files", *(f"{ranks} rank{'s' * (ranks > 1)}" for ranks in numbers)]
-        rows = []
-        for cause, tests in sorted(causes.items()):
-            files = sorted({Path(_file(test)).name for names in tests.values() for test in names})
-            rows.append([cause, ", ".join(files), *(len(tests.get(ranks, [])) or "" for ranks in numbers)])
-        yield from table(header, rows, right=range(2, len(header)))
+    columns = ["cause", "files", *map(_ranks, sorted(verdicts))]
+    rows = []
+    for cause, tests in sorted(causes.items()):
+        files = sorted({Path(_file(test)).name for names in tests.values() for test in names})
+        counts = (str(len(tests.get(ranks, [])) or "") for ranks in sorted(verdicts))
+        rows.append([cause, ", ".join(files), *counts])
+    return Table(f"{word.capitalize()}: why", columns, rows, range(2, len(columns)))
 
 
-def _left_out(left_out: dict[str, list[str]]) -> Iterable[str]:
-    rows = [[reason, ", ".join(files)] for reason, files in left_out.items() if files]
-    if rows:
-        yield from ("", "## Left out", "")
-        yield from table(["why", "files"], rows)
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' * (number > 1)}"
 
 
 def _file(test: str) -> str:

@@ -12,20 +12,19 @@ from math import inf
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.tokenizers import MegatronTokenizer
-from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from megatron_overrides.report.metrics import training_metrics
 from scripts.demo import dataset
-from scripts.demo.trainer import be_one_process, build_model, forward_step
+from scripts.demo.trainer import be_one_process, forward_step
+from scripts.tiny_gpt import build_gpt, make_config, start_process_groups
 
 NUMBERS = """
     num-layers hidden-size ffn-hidden-size num-attention-heads seq-length vocab-size mtp-num-layers global-batch-size
@@ -60,17 +59,15 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, OptimizerParamScheduler]:
     torch.manual_seed(args.seed)
     model_parallel_cuda_manual_seed(args.seed)
     same = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
-    config = TransformerConfig(
+    config = make_config(
         **{name: getattr(args, name) for name in (*same, "mtp_num_layers", "mtp_loss_scaling_factor")},
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
         masked_softmax_fusion=False,
         attention_backend=AttnBackend.unfused,
         finalize_model_grads_func=finalize_model_grads,
         **asked_for(args, mtp_detach_heads=False, freeze_base_model_for_mtp=False, mtp_acceptance_interval=1),
     )
     transformer_engine = args.transformer_impl == "transformer_engine"
-    gpt = build_model(config, args.vocab_size, args.seq_length, transformer_engine).cuda()
+    gpt = build_gpt(config, args.vocab_size, args.seq_length, transformer_engine).cuda()
     print(f"attention: {type(gpt.decoder.layers[0].self_attention.core_attention).__name__}", flush=True)
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), gpt)
     same = ("lr", "min_lr", "weight_decay", "adam_beta2", "clip_grad")
@@ -107,8 +104,7 @@ def main() -> None:
     args = read_flags()
     be_one_process()
     torch.cuda.set_device(0)
-    torch.distributed.init_process_group("nccl" if torch.distributed.is_nccl_available() else "gloo")
-    parallel_state.initialize_model_parallel()
+    start_process_groups()
     model, optimizer, scheduler = build(args)
     data = batches(args)
     model.train()

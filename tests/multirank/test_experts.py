@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.experts.conditions import LAYOUTS, RANKS, WITH_REPLICAS, conditions
+from tests.oracles.experts.conditions import LAYOUTS, RANKS, WITH_REPLICAS, conditions
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(RANKS)]
 
@@ -18,25 +18,50 @@ def initialize(parallel):
     return initialize
 
 
+@pytest.fixture
+def both_sides(pytestconfig):
+    """both_sides(measure): what `measure` returns with the patches and, with --write-tables, without the experts'."""
+    import megatron_mtp_patches
+
+    def measure_both(measure):
+        sides = {"patched": measure()}
+        if pytestconfig.option.write_tables:
+            megatron_mtp_patches.apply("-count-experts-in-grad-norm")
+            try:
+                sides["unpatched"] = measure()
+            finally:
+                megatron_mtp_patches.apply()
+        return sides
+
+    return measure_both
+
+
 @pytest.mark.parametrize("condition", [one for layout in LAYOUTS for one in conditions(layout)], ids=str)
-def test_what_is_reported_is_what_all_gradients_give(initialize, condition):
-    from scripts.experts.norms import by_hand, reported, why_not
+def test_what_is_reported_is_what_all_gradients_give(initialize, condition, both_sides, record_property):
+    from tests.oracles.experts.norms import by_hand, reported, why_not
 
     if reason := why_not(condition.optimizer):
+        record_property("experts", [str(condition), {"not run": reason}])
         pytest.skip(reason)
     initialize(condition.layout)
-    right, found = by_hand(condition), reported(condition)
-    assert found.zeros == right.zeros
-    assert found.main == pytest.approx(right.main, rel=1e-5)
-    assert found.mtp == (right.mtp and pytest.approx(right.mtp, rel=1e-5))
-    if found.parameters is not None:  # the wheel of 0.16.1 has no trainer
-        assert found.parameters == pytest.approx(right.parameters, rel=1e-5)
+    right, sides = by_hand(condition), both_sides(lambda: reported(condition))
+    record_property("experts", [str(condition), {"by hand": right, **sides}])
+    norms = sides["patched"]
+    assert norms.zeros == right.zeros
+    assert norms.main == pytest.approx(right.main, rel=1e-5)
+    assert norms.mtp == (right.mtp and pytest.approx(right.mtp, rel=1e-5))
+    if norms.parameters is not None:  # the wheel of 0.16.1 has no trainer
+        assert norms.parameters == pytest.approx(right.parameters, rel=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "distributed optimizer"])
-def test_tensor_parallel_ranks_that_hold_the_same_expert_train_it_alike(initialize, optimizer):
+def test_tensor_parallel_ranks_that_hold_the_same_expert_train_it_alike(
+    initialize, optimizer, both_sides, record_property
+):
     """Up to 0.18 each of them reduced its gradient over the ranks of the dense layers, which leave the others out."""
-    from scripts.experts.replicas import largest_difference
+    from tests.oracles.experts.model import largest_difference_of_replicas
 
     initialize(WITH_REPLICAS)
-    assert largest_difference(optimizer) == 0.0
+    apart = both_sides(lambda: largest_difference_of_replicas(optimizer))
+    record_property("experts", [f"{WITH_REPLICAS}, {optimizer}: copies of an expert, apart", {"apart": apart}])
+    assert apart["patched"] == 0.0

@@ -9,16 +9,13 @@ pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 @pytest.fixture
 def stage(parallel):
     """This rank's stage of a two-stage GPT with untied embeddings and one MTP head, on the last stage."""
-    from megatron.core import parallel_state
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer import TransformerConfig
+
+    from scripts.tiny_gpt import build_gpt, make_config
 
     parallel(pipeline_model_parallel_size=2)
     model_parallel_cuda_manual_seed(1)
-    config = TransformerConfig(
-        num_layers=2,
+    config = make_config(
         hidden_size=16,
         num_attention_heads=2,
         mtp_num_layers=1,
@@ -26,18 +23,7 @@ def stage(parallel):
         pipeline_dtype=torch.float32,
         masked_softmax_fusion=False,
     )
-    layer = get_gpt_layer_local_spec()
-    return GPTModel(
-        config,
-        layer,
-        vocab_size=32,
-        max_sequence_length=8,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        position_embedding_type="rope",
-        share_embeddings_and_output_weights=False,
-        mtp_block_spec=get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False),
-    )
+    return build_gpt(config, vocabulary=32, length=8, tied=False)
 
 
 def test_every_copy_of_the_word_embedding_trains_at_the_decoupled_learning_rate(stage):

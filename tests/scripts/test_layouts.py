@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import study
 from scripts.layouts import table, training
 from scripts.layouts.__main__ import main
 from scripts.layouts.cases import LAYOUTS
@@ -36,7 +37,8 @@ def refused(monkeypatch, capsys):
 
 def test_the_page_says_what_the_record_says():
     record = json.loads((TABLE / "cpu.json").read_text(encoding="utf-8"))
-    assert table.markdown(record) == (TABLE / "cpu.md").read_text(encoding="utf-8")
+    page = study.page(table.TITLE, table.make_tables(record), table.ABOUT)
+    assert page == (TABLE / "cpu.md").read_text(encoding="utf-8")
 
 
 def test_the_record_has_each_layout_of_five_megatrons_and_all_are_good():

@@ -41,6 +41,7 @@ FLAG = re.compile(r"(?<![\w/#-])--[a-z][\w-]*")
 OTHERS = {
     "pip": {"--find-links", "--no-deps", "--no-index", "--user"},
     "nox": {"--no-venv"},
+    "pytest": {"--write-tables"},
     "torchrun": {"--nproc-per-node"},
     "slime": {"--custom-megatron-init-path"},
     "scripts.docs": {"--memory", "--runs"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-from argparse import Namespace
 
 import pytest
 
@@ -103,8 +102,7 @@ def test_each_case_has_its_reference_and_equal_rows_are_one(make_record, tmp_pat
     releases = ["0.18.2", "0.19.2"]
     rows = [row for ranks in (1, 2) for row in compare_all(records, releases, ranks)]
     assert [row.is_wrong for row in rows] == [False, False, False, True]
-    options = Namespace(device="cpu", python=dict.fromkeys(releases, "python"), out=tmp_path)
-    report(rows, dict.fromkeys(releases, "2.15.0"), options)
+    report(rows, dict.fromkeys(releases, "2.15.0"), "cpu", tmp_path)
     assert "optimizer/own, 0.18.2: rank 1 steps 0 norms mtp: 2.5 instead of 2.0" in capsys.readouterr().out
     assert [line for line in (tmp_path / "cpu.md").read_text().splitlines() if line.startswith("| optimizer")] == [
         "| optimizer/one | 1 | native | norms 2.0e+00 (1) | bitwise |",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer import multi_token_prediction as mtp
 
-from scripts.losses.packs import Pack
+from tests.oracles.losses.packs import Pack
 
 DEPTHS = 3
 

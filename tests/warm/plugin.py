@@ -17,7 +17,13 @@ from .reports import Reports, fail
 from .server import LevelFailed, WarmProcesses
 
 RANKS_PER_PROCESSOR = 2  # ranks wait for each other, and for what they start
-SHARED_OPTIONS = ("tbstyle", "showlocals", "update_golden")  # of the command line, with the processes of the files
+# Of the command line, with the processes of the files.
+SHARED_OPTIONS = ("tbstyle", "showlocals", "update_golden", "write_tables")
+    "tbstyle",
+    "showlocals",
+    "update_golden",
+    "write_tables",
+)  # of the command line, with the processes of the files
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

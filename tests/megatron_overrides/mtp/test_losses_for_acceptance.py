@@ -12,9 +12,9 @@ from random_optimizers import examples
 
 from megatron_overrides.mtp.losses.objectives import Divergence
 from megatron_overrides.mtp.losses.vocabulary import Vocabulary
-from scripts.losses.conditions import LAYOUTS, LOSSES, Condition, Layout
-from scripts.losses.packs import Pack
-from scripts.losses.reference import make_problem
+from tests.oracles.losses.conditions import LAYOUTS, LOSSES, Condition, Layout
+from tests.oracles.losses.packs import Pack
+from tests.oracles.losses.reference import make_problem
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -23,7 +23,7 @@ ONE_RANK = LAYOUTS[0]
 
 def compute(condition, chunk_size=1024, depth_weights=None):
     """The loss and the gradients of heads and output weight."""
-    from scripts.losses.measured import compute
+    from tests.oracles.losses.measured import compute
 
     problem = make_problem(condition)._replace(depth_weights=depth_weights)
     return compute(condition, problem, list(range(condition.layout.pack.size)), chunk_size)
@@ -65,7 +65,7 @@ def test_equal_depth_weights_are_none(loss_type):
 
 def test_bfloat16_is_as_near_as_its_logits():
     """Logits of bfloat16 have eight bits; probabilities and sums are float32."""
-    from scripts.losses.measured import difference
+    from tests.oracles.losses.measured import difference
 
     for loss_type in LOSSES:
         found = difference(Condition(ONE_RANK, loss_type, is_tied=True, is_detached=False, dtype="bfloat16"))

@@ -8,7 +8,7 @@ from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 from megatron.core.tensor_parallel import layers
 
 from megatron_overrides.norms.optimizer_tree import leaves
-from scripts.experts.norms import why_not
+from tests.oracles.experts.norms import why_not
 
 pytestmark = pytest.mark.forked("patched")
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import package_info
 
-from scripts.experts.conditions import Condition, Layout
-from scripts.experts.model import backward, make_config, make_model
+from tests.oracles.experts.conditions import Condition, Layout
+from tests.oracles.experts.model import backward, make_model
 
 _SHARDED = re.compile(r"word_embeddings|output_layer|linear_qkv\.(weight|bias)|linear_proj\.weight|eh_proj\.weight")
 _SHARDED_EXPERT = re.compile(r"linear_fc1\.|linear_fc2\.weight")
@@ -52,7 +52,7 @@ def by_hand(condition: Condition) -> Norms:
 @functools.cache
 def _gather(layout: Layout, has_bias: bool) -> tuple[float, ...]:
     """Squared norms of the gradients of the main model and of the MTP head; zeros; squared norm of the parameters."""
-    model = make_model(make_config(layout, has_bias), distributed_optimizer=False)
+    model = make_model(layout, has_bias, distributed_optimizer=False)
     backward(model)
     sums = torch.zeros(4, dtype=torch.float64)
     for name, param in _distinct(model):
@@ -66,8 +66,7 @@ def _gather(layout: Layout, has_bias: bool) -> tuple[float, ...]:
 
 def reported(condition: Condition) -> Norms:
     """What the step of the optimizer reports, and Megatron's parameter norm where its trainer is installed."""
-    config = make_config(condition.layout, condition.has_bias)
-    model = make_model(config, condition.optimizer == "distributed optimizer")
+    model = make_model(condition.layout, condition.has_bias, condition.optimizer == "distributed optimizer")
     if condition.clips_mtp:
         for name, param in model.module.named_parameters():
             if "mtp.layers" in name:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import NamedTuple
 
-from scripts.losses.packs import Pack
+from tests.oracles.losses.packs import Pack
 
 RANKS = 2
 DEPTHS = 3

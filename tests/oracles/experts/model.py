@@ -6,32 +6,22 @@ from typing import Any
 
 import torch
 
-from scripts.experts.conditions import Layout
+from scripts.tiny_gpt import build_gpt, make_config
+from tests.oracles.experts.conditions import WITH_REPLICAS, Layout
 
-VOCABULARY, LENGTH, BATCH, EXPERTS, SEED = 32, 16, 2, 4, 5
-
-
-def initialize(layout: Layout) -> None:
-    """Set up Megatron's process groups."""
-    from megatron.core import parallel_state
-
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tensor,
-        expert_model_parallel_size=layout.expert,
-        expert_tensor_parallel_size=layout.expert_tensor,
-    )
+VOCABULARY, LENGTH, BATCH, EXPERTS, SEED, STEPS = 32, 16, 2, 4, 5, 3
 
 
-def make_config(layout: Layout, has_bias: bool, **settings: Any) -> Any:
-    """The TransformerConfig of the model."""
-    from megatron.core.transformer import TransformerConfig
+def make_model(layout: Layout, has_bias: bool, distributed_optimizer: bool) -> Any:
+    """A seeded bf16 GPTModel in Megatron's DDP; `distributed_optimizer` shards its gradients."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-    return TransformerConfig(
+    config = make_config(
         num_layers=1,
         hidden_size=16,
         ffn_hidden_size=32,
         moe_ffn_hidden_size=16,
-        num_attention_heads=4,
         num_moe_experts=EXPERTS,
         moe_router_topk=2,
         moe_grouped_gemm=True,
@@ -45,42 +35,16 @@ def make_config(layout: Layout, has_bias: bool, **settings: Any) -> Any:
         activation_func=torch.nn.functional.silu,
         bias_activation_fusion=False,
         init_method_std=0.2,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
         bf16=True,
         params_dtype=torch.bfloat16,
         tensor_model_parallel_size=layout.tensor,
         sequence_parallel=layout.tensor > 1,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
-        **settings,
     )
-
-
-def make_model(config: Any, distributed_optimizer: bool) -> Any:
-    """A seeded bf16 GPTModel in Megatron's DDP; `distributed_optimizer` shards its gradients."""
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.models.gpt.gpt_layer_specs import (
-        get_gpt_layer_with_transformer_engine_spec,
-        get_gpt_mtp_block_spec,
-    )
-    from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-
     torch.manual_seed(SEED)
     model_parallel_cuda_manual_seed(SEED)
-    spec = get_gpt_layer_with_transformer_engine_spec(
-        num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm
-    )
-    net = GPTModel(
-        config,
-        spec,
-        vocab_size=VOCABULARY,
-        max_sequence_length=LENGTH,
-        position_embedding_type="rope",
-        share_embeddings_and_output_weights=False,
-        mtp_block_spec=get_gpt_mtp_block_spec(config, spec, use_transformer_engine=True),
-    )
+    net = build_gpt(config, VOCABULARY, LENGTH, transformer_engine=True, tied=False)
     # Biases begin at zero; others show in the parameter norm whether they are counted.
     with torch.no_grad():
         for name, param in net.named_parameters():
@@ -104,3 +68,24 @@ def backward(model: Any, step: int = 0) -> None:
     loss = model(tokens[:, :-1].contiguous(), positions, None, labels=tokens[:, 1:].contiguous())
     loss.mean().backward()
     finalize_model_grads([model], None)
+
+
+def largest_difference_of_replicas(optimizer: str) -> float:
+    """Train a model of the layout WITH_REPLICAS for three steps; return how far two copies of an expert are apart."""
+    import torch.distributed as dist
+
+    from tests.oracles.experts.norms import make_optimizer
+
+    model = make_model(WITH_REPLICAS, has_bias=False, distributed_optimizer=optimizer == "distributed optimizer")
+    trainer = make_optimizer(optimizer, model)
+    for step in range(STEPS):
+        backward(model, step)
+        trainer.step()
+    largest = torch.zeros(())
+    for name, param in model.named_parameters():
+        if ".experts." in name:
+            of_first_rank = param.detach().clone()
+            dist.broadcast(of_first_rank, src=0)
+            largest = largest.maximum((param - of_first_rank).abs().max().float())
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return float(largest)

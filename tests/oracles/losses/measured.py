@@ -10,8 +10,8 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer import multi_token_prediction as mtp
 
-from scripts.losses.conditions import DEPTHS, Condition
-from scripts.losses.reference import Problem, answer, make_problem
+from tests.oracles.losses.conditions import DEPTHS, Condition
+from tests.oracles.losses.reference import Problem, answer, make_problem
 
 
 class Difference(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from scripts.losses.conditions import DEPTHS, Condition
+from tests.oracles.losses.conditions import DEPTHS, Condition
 
 
 class Problem(NamedTuple):

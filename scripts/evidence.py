@@ -1,0 +1,98 @@
+"""The tables that tests write with `pytest --write-tables`: ci/losses and ci/experts.
+
+The record of a table is a list of columns: the versions of the Megatrons that have the same numbers, and their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from scripts.common.markdown import Table
+
+Column = dict[str, Any]
+NORMS = ("norm", "MTP norm", "zeros", "parameters")
+TOLERANCE = 1e-5  # of the norms
+
+
+def make_losses(columns: list[Column]) -> Table:
+    """For each condition the differences of loss and gradient from the reference, in float32 and bfloat16."""
+    header = ["condition"]
+    for column in columns:
+        header += [f"{_megatrons(column)}: loss", "gradient", "bf16: loss", "gradient"]
+    conditions = [name.removesuffix(", float32") for name in columns[0]["rows"] if name.endswith(", float32")]
+    rows = []
+    for condition in conditions:
+        differences = (
+            column["rows"][f"{condition}, {dtype}"] for column in columns for dtype in ("float32", "bfloat16")
+        )
+        rows.append([condition, *(f"{number:.1e}" for numbers in differences for number in numbers)])
+    note = (
+        "Norm of the difference over norm of the reference; the gradient is that of all hidden states of the heads and "
+        "of the output weight, on the rank where it is farthest off. Megatrons with the same numbers share a column. 3 "
+        "heads, depth weights 1, 0.5 and 2, a padded vocabulary, scaled logits, chunks of 9 rows. float32 may be off "
+        f"by 1e-06 and 1e-05. 2 ranks of a rehearsal; torch {_torch(columns)}."
+    )
+    return Table("Losses of MTP heads, compared with float64 autograd on full logits", header, rows, note=note)
+
+
+def make_experts(columns: list[Column]) -> Table:
+    """For each condition what is reported without the patch, and how far off it is with it."""
+    header = ["condition"]
+    for column in columns:
+        header += [_megatrons(column), "patched"]
+    rows = []
+    for condition in columns[0]["rows"]:
+        cells = [cell for column in columns for cell in _experts_cells(column["rows"][condition])]
+        rows.append([condition, *cells])
+    note = (
+        "Without the patch count-experts-in-grad-norm: what is reported, as a part of what all gradients give, "
+        "gathered by hand (1: all of it). Patched: the largest relative difference of these numbers. Last rows: the "
+        "largest difference of a weight between ranks that hold the same expert, after three steps with learning rate "
+        "0.01. Megatron refuses biases of experts with ETP larger than 1. 4 ranks of a rehearsal; TE: "
+        f"TransformerEngine; torch {_torch(columns)}."
+    )
+    return Table("Norms of a mixture of experts, as parts of those of all gradients", header, rows, note=note)
+
+
+def _experts_cells(row: dict[str, Any]) -> tuple[str, str]:
+    if "not run" in row:
+        return "not run", "not run"
+    if "apart" in row:
+        return f"{row['apart']['unpatched']:.2g}", f"{row['apart']['patched']:.2g}"
+    missing = [f"{name} {part:.4f}" for name, part in _parts(row, "unpatched").items() if abs(part - 1.0) > TOLERANCE]
+    return ", ".join(missing) or "1", f"{max(abs(part - 1.0) for part in _parts(row, 'patched').values()):.0e}"
+
+
+def _parts(row: dict[str, Any], side: str) -> dict[str, float]:
+    """What is reported as parts of what is there; nothing of what was not measured."""
+    return {
+        name: part / whole
+        for name, whole, part in zip(NORMS, row["by hand"], row[side], strict=True)
+        if None not in (whole, part)
+    }
+
+
+def _megatrons(column: Column) -> str:
+    names = []
+    for versions in column["megatrons"]:
+        te = versions.get("transformer-engine")
+        names.append(f"{versions['megatron-core']}, TE {te}" if te else versions["megatron-core"])
+    return ("; " if "TE" in names[0] else ", ").join(names)
+
+
+def _torch(columns: list[Column]) -> str:
+    return ", ".join(sorted({versions["torch"] for column in columns for versions in column["megatrons"]}))
+
+
+class Evidence(NamedTuple):
+    """A table, and the packages beside Megatron whose versions it names."""
+
+    make: Callable[[list[Column]], Table]
+    packages: tuple[str, ...]
+
+
+TABLES = {
+    "losses": Evidence(make_losses, ("torch",)),
+    "experts": Evidence(make_experts, ("transformer-engine", "torch")),
+}

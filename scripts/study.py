@@ -1,0 +1,104 @@
+"""What the studies share: measuring in the ranks of another Python, and writing what was measured."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from scripts.common.markdown import Table
+from scripts.common.process import ROOT, environment, run_or_exit
+
+DONE = "done: "  # begins the line that says which part of a study is done
+
+
+def rehearse() -> None:
+    """Have this process rehearse on the CPU as the only rank, with the patches."""
+    from megatron_mtp_patches import rehearsal
+
+    rehearsal.install()
+    from scripts.tiny_gpt import start_process_groups
+
+    start_process_groups()
+
+
+def measure(
+    python: str,
+    module: str,
+    *words: object,
+    ranks: int = 1,
+    device: str | None = None,
+    patches: str = "all",
+    on_done: Callable[[str], object] = lambda part: None,
+) -> Any:
+    """Run `python -m MODULE FILE WORDS` on these ranks; return the JSON that it wrote to FILE.
+
+    Args:
+        device: "cpu" or "gpu", to have `megatron-mtp-patches run` prepare the process; else it does that itself.
+        on_done: is given each part that `MODULE` has printed with `tell_done`.
+    """
+    program = ["-m", module]
+    if device:
+        script = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        kind = "cuda" if device == "gpu" else device
+        program = ["-m", "megatron_mtp_patches", "run", "--device", kind, str(script)]
+
+    def on_line(line: str) -> None:
+        if line.startswith(DONE):
+            on_done(line.removeprefix(DONE))
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "measured.json")
+        command = [*launcher(python, ranks), *program, str(file), *map(str, words)]
+        run_or_exit(command, environment(patches, TORCHDYNAMO_DISABLE="1"), on_line=on_line)
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def launcher(python: str, ranks: int) -> list[str]:
+    """The words before `-m MODULE` that start it on these ranks."""
+    return [python, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+
+
+def tell_done(part: object) -> None:
+    """Print on rank 0 which part is done."""
+    print(f"{DONE}{part}", flush=True)
+
+
+def write(file: Path, record: Any, title: str, tables: Iterable[Table], about: str = "") -> None:
+    """Write FILE.json and FILE.md."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.with_name(f"{file.name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    file.with_name(f"{file.name}.md").write_text(page(title, tables, about), encoding="utf-8")
+
+
+def keep(folder: Path, table: Table, record: Any) -> None:
+    """Print the only table of a study, and write it to `folder`."""
+    table.show()
+    write(folder / "cpu", record, table.title, [table])
+
+
+def page(title: str, tables: Iterable[Table], about: str = "") -> str:
+    """The Markdown of the tables, below `about`; one that has the title of the page gets no heading."""
+    lines = [f"# {title}", "", *([about, ""] if about else [])]
+    for table in tables:
+        lines += table.section()[2 * (table.title == title) :]
+    return "\n".join(lines)
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def made_with() -> str:
+    """Megatron and torch with their versions, in words."""
+    return ", ".join(f"{name} {version}" for name, version in versions("megatron-core", "torch").items())
