@@ -19,11 +19,6 @@ from .server import LevelFailed, WarmProcesses
 RANKS_PER_PROCESSOR = 2  # ranks wait for each other, and for what they start
 # Of the command line, with the processes of the files.
 SHARED_OPTIONS = ("tbstyle", "showlocals", "update_golden", "write_tables")
-    "tbstyle",
-    "showlocals",
-    "update_golden",
-    "write_tables",
-)  # of the command line, with the processes of the files
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
