@@ -20,6 +20,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 OF_MEGATRON = ("megatron.core.", "megatron.training.", "emerging_optimizers.")
 LEVELS = ("python", "torch", "megatron", "patched")
 MOST_RANKS = 4  # of a test; a rehearsal makes as many imaginary devices
@@ -66,9 +68,10 @@ def _torch() -> None:
     from megatron_mtp_patches import rehearsal
 
     if not ON_GPU:
-        os.environ |= {"RANK": "0", "LOCAL_WORLD_SIZE": str(MOST_RANKS)}  # it makes a device for each local rank
-        rehearsal.install(megatron_flags=False)
-        del os.environ["RANK"], os.environ["LOCAL_WORLD_SIZE"]
+        with pytest.MonkeyPatch.context() as variables:  # it makes a device for each local rank
+            variables.setenv("RANK", "0")
+            variables.setenv("LOCAL_WORLD_SIZE", str(MOST_RANKS))
+            rehearsal.install(megatron_flags=False)
     import torch
 
     torch.set_num_threads(1)

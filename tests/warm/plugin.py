@@ -79,15 +79,15 @@ class Controller:
         words = ["-q", "--rootdir", str(config.rootpath), *(["-c", str(config.inipath)] if config.inipath else [])]
         options = {name: value for name, value in vars(config.option).items() if name in SHARED_OPTIONS}
         order = Order(path, level, words, options, float(config.getini("warm_limit")), without)
-        origin = "megatron" if without else level  # the last level at which no override is imported
+        origin = "megatron" if without and level == "patched" else level  # the last at which no override is imported
         return self.warm.fork(origin, partial(file.run, order=order), path.name)
 
     def start(self, forked_file: ForkedFile) -> None:
         """Have this file, and the next one, collected."""
         at = self.files.index(forked_file)
         for coming in self.files[at : at + 2]:
-            if coming.level == forked_file.level:
-                coming.start()
+            if coming.connection is None and coming.level == forked_file.level:
+                coming.connection = self.fork(coming.path, coming.level)
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> ForkedFile | None:
         level = levels.declared_level(module_path)
@@ -121,8 +121,6 @@ class Controller:
         for forked_file in self.files:
             if forked_file.connection:
                 forked_file.connection.close()
-        if self.jobs:
-            self.jobs.close()
         self.warm.close()
 
 
@@ -141,11 +139,6 @@ class ForkedFile(pytest.File):
         super().__init__(**rest)
         self.level, self.controller = level, controller
         self.connection: Connection | None = None
-
-    def start(self) -> None:
-        """Have a fork collect this file, unless one does already."""
-        if self.connection is None and not levels.missing(self.level):
-            self.connection = self.controller.fork(self.path, self.level)
 
     def collect(self) -> Iterator[pytest.Item]:
         package = levels.missing(self.level)
