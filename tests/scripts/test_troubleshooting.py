@@ -34,7 +34,9 @@ PRINTED = [text for source in SOURCES for text in texts(ast.parse(source))]
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_a_message_is_one_that_is_printed(message):
-    parts = [re.escape(part.strip()) for part in message.split("...") if part.strip(" :;,.")]
+    # The engine is told the name of the variable.
+    pieces = re.split(r"\.\.\.|MEGATRON_MTP_PATCHES(?!_)", message)
+    parts = [re.escape(piece.strip()) for piece in pieces if piece.strip(" :;,.")]
     assert any(re.search(".*".join(parts), text, re.DOTALL) for text in PRINTED)
     assert parts
 
