@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import NoneType
 
 from .engine import AddField, AddFlag, Edit, Wrap
@@ -25,7 +25,7 @@ DEFAULT_IN_YAML = Wrap(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Conflict:
     """A setting of Megatron's that cannot be on at the same time.
 
@@ -42,7 +42,7 @@ class Conflict:
     off: object = False
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Setting:
     """A field of one of Megatron's configurations, the flag that sets it, and the values that it refuses.
 
@@ -70,7 +70,7 @@ class Setting:
     choices: tuple[object, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     check: str = ""
-    example: object = field(default=None, compare=False)
+    example: object = None
     metavar: str | None = None
     is_upstream: bool = False
     in_ms_swift: bool = False
