@@ -102,7 +102,7 @@ def record() -> str:
 
 
 def diagnose(*settings: object, transformer_engine: str | None = None) -> list[Finding]:
-    """The known defects of this Megatron that a run meets, as `megatron-mtp-patches doctor -- FLAGS` finds them.
+    """The known defects of this Megatron that affect a run, as `megatron-mtp-patches doctor -- FLAGS` finds them.
 
     Args:
         settings: Megatron's arguments after validate_args, or the configurations of a trainer: TransformerConfig (or

@@ -44,7 +44,7 @@ def test_the_releases_of_a_defect_leave_out_none_between_the_first_and_the_last(
 def test_a_run_without_settings_meets_nothing(defect):
     from megatron_mtp_patches.defects.diagnosis import Settings
 
-    assert not defect.meets(Settings([], None))
+    assert not defect.affects(Settings([], None))
 
 
 @pytest.mark.parametrize("defect", UNPATCHED, ids=lambda defect: defect.text)

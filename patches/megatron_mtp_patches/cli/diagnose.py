@@ -1,4 +1,4 @@
-"""`doctor -- FLAGS`: which known defects a command line of Megatron's trainer meets on the installed release."""
+"""`doctor -- FLAGS`: which known defects affect a command line of Megatron's trainer on the installed release."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FROM_CHECKPOINT = (
 
 
 def diagnose(words: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
-    """Print the defects that the command line meets; 1 if the patches do not remove all of them.
+    """Print the defects that affect the command line; 1 if the patches do not remove all of them.
 
     Args:
         words: the flags, as after the name of the script.

@@ -1,4 +1,4 @@
-"""Which known defects of the installed Megatron a run meets, and which patch removes each of them."""
+"""Which known defects of the installed Megatron affect a run, and which patch removes each of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Finding:
-    """A defect that a run meets.
+    """A defect that affects a run.
 
     Attributes:
         text: what it does, in a sentence without a full stop.
@@ -87,7 +87,7 @@ def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[
 
 
 def find_defects(settings: Settings, releases: frozenset[str]) -> Iterator[Finding]:
-    """The defects that a run with these settings meets on a Megatron that is like one of the `releases`."""
+    """The defects that affect a run with these settings on a Megatron that is like one of the `releases`."""
     for patch in CATALOG:
         for defect in _met(patch.defects, settings, releases):
             yield _judge(defect, patch)
@@ -96,7 +96,7 @@ def find_defects(settings: Settings, releases: frozenset[str]) -> Iterator[Findi
 
 
 def _met(defects: Iterable[Defect], settings: Settings, releases: frozenset[str]) -> Iterator[Defect]:
-    return (defect for defect in defects if releases.intersection(defect.releases) and defect.meets(settings))
+    return (defect for defect in defects if releases.intersection(defect.releases) and defect.affects(settings))
 
 
 def _judge(defect: Defect, patch: Patch) -> Finding:

@@ -232,13 +232,13 @@ class Defect:
     Attributes:
         text: what it does to the numbers, or to the run, in a sentence without a full stop.
         releases: the known releases that have it.
-        meets: called with the settings of a run on such a release; whether they meet the defect.
+        affects: called with the settings of a run on such a release; whether it is affected by the defect.
         avoid: what to set instead, where no patch removes it.
     """
 
     text: str
     releases: tuple[str, ...]
-    meets: Callable[[Any], object]
+    affects: Callable[[Any], object]
     avoid: str = ""
 
     @property

@@ -46,19 +46,21 @@ PATCH = Patch(
         Defect(
             "Megatron-FSDP trains nothing and prints no error: FusedAdam looks for the gradients under another name",
             releases=("0.16.1", "0.17.1"),
-            meets=lambda run: run.use_megatron_fsdp and run.use_precision_aware_optimizer,
+            affects=lambda run: run.use_megatron_fsdp and run.use_precision_aware_optimizer,
         ),
         Defect(
             "Loading a checkpoint without its optimizer ends in a NotImplementedError of reload_model_params",
             releases=("0.18.2", "0.19.2", "main"),
-            meets=lambda run: (
+            affects=lambda run: (
                 run.use_megatron_fsdp and run.load and (run.finetune or run.no_load_optim) and (run.bf16 or run.fp16)
             ),
         ),
         Defect(
             "--log-num-zeros-in-grad counts no zeros",
             releases=("0.18.2",),
-            meets=lambda run: run.use_megatron_fsdp and run.use_precision_aware_optimizer and run.log_num_zeros_in_grad,
+            affects=lambda run: (
+                run.use_megatron_fsdp and run.use_precision_aware_optimizer and run.log_num_zeros_in_grad
+            ),
         ),
     ),
     refuses=("Megatron-FSDP with an `--optimizer` other than adam and sgd.",),

@@ -71,17 +71,17 @@ PATCH = Patch(
         Defect(
             "The logged MoE auxiliary loss is too small, because it is divided by more than the number of MoE layers",
             releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2"),
-            meets=_is_divided_wrongly,
+            affects=_is_divided_wrongly,
         ),
         Defect(
             "A repeated head of a hybrid model trains with its auxiliary loss as many times as it has passes",
             releases=("0.17.1", "0.18.2", "0.19.2"),
-            meets=lambda run: _experts_of_hybrid_head(run) and _is_repeated(run),
+            affects=lambda run: _experts_of_hybrid_head(run) and _is_repeated(run),
         ),
         Defect(
             "Training ends in an IndexError when a router of a hybrid head records its auxiliary loss",
             releases=("main",),
-            meets=lambda run: len(_experts_of_hybrid_head(run)) > (run.mtp_num_layers or 0),
+            affects=lambda run: len(_experts_of_hybrid_head(run)) > (run.mtp_num_layers or 0),
         ),
     ),
     probe=Probe(

@@ -56,23 +56,23 @@ PATCH = Patch(
             "The gradient norm leaves out the experts of all tensor-parallel ranks but the first, so gradients are "
             "clipped too little",
             releases=("0.16.1", "0.17.1", "0.18.2"),
-            meets=lambda run: _has_grouped_experts(run) and run.transformer_engine >= (2, 13),
+            affects=lambda run: _has_grouped_experts(run) and run.transformer_engine >= (2, 13),
         ),
         Defect(
             "The gradient norm leaves out the biases of experts",
             releases=("0.16.1", "0.17.1", "0.18.2"),
-            meets=lambda run: _has_biases(run) and run.transformer_impl != "local",
+            affects=lambda run: _has_biases(run) and run.transformer_impl != "local",
         ),
         Defect(
             "The gradient norm of dist_muon leaves out the biases of experts",
             releases=("0.19.2",),
-            meets=lambda run: _has_biases(run) and is_layer_wise(run),
+            affects=lambda run: _has_biases(run) and is_layer_wise(run),
         ),
         Defect(
             "Gradients of experts are averaged over the wrong ranks, so copies of an expert drift apart, or shards of "
             "one are mixed",
             releases=("0.16.1", "0.17.1", "0.18.2"),
-            meets=lambda run: (
+            affects=lambda run: (
                 run.num_experts
                 and (run.expert_model_parallel_size or 1) == 1
                 and run.expert_tensor_parallel_size not in (None, run.tensor_model_parallel_size or 1)

@@ -31,7 +31,7 @@ PATCH = Patch(
             "The tokens of MTP heads are weighted by counts of each rank, so their gradients and logged losses depend "
             "on how sequences and masks lie on the ranks",
             releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
-            meets=lambda run: (
+            affects=lambda run: (
                 run.mtp_num_layers and not run.calculate_per_token_loss and (run.context_parallel_size or 1) > 1
             ),
         ),
@@ -39,7 +39,7 @@ PATCH = Patch(
             "With a per-token loss, data- and context-parallel ranks with different numbers of tokens weight those of "
             "MTP heads by their own counts",
             releases=("0.17.1", "0.18.2", "0.19.2", "main"),
-            meets=lambda run: (
+            affects=lambda run: (
                 run.mtp_num_layers
                 and run.calculate_per_token_loss
                 and max(run.context_parallel_size or 1, run.data_parallel_size or 1) > 1

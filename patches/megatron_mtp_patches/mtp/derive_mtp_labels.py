@@ -36,7 +36,7 @@ PATCH = Patch(
         Defect(
             "Full activation recomputation ends in a TypeError about padding_mask in the first MTP head",
             releases=("0.18.2",),
-            meets=lambda run: run.mtp_num_layers and run.recompute_granularity == "full",
+            affects=lambda run: run.mtp_num_layers and run.recompute_granularity == "full",
         ),
     ),
     numerics=(

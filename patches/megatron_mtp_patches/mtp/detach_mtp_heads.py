@@ -34,13 +34,13 @@ PATCH = Patch(
         Defect(
             "The MTP loss trains the main model although the heads are detached",
             releases=("0.19.2", "main"),
-            meets=lambda run: run.mtp_detach_heads and run.overlap_moe_expert_parallel_comm,
+            affects=lambda run: run.mtp_detach_heads and run.overlap_moe_expert_parallel_comm,
         ),
         Defect(
             "An assertion of DDP fails in the second step, because the MTP stage's copy of the embedding has no "
             "gradient",
             releases=("0.19.2", "main"),
-            meets=lambda run: (
+            affects=lambda run: (
                 run.mtp_detach_heads
                 and (run.pipeline_model_parallel_size or 1) > 1
                 and run.overlap_grad_reduce

@@ -37,14 +37,16 @@ PATCH = Patch(
             "Saving a checkpoint fails with an AssertionError, because the stage of the heads has an output weight "
             "that nothing uses",
             releases=_RELEASES,
-            meets=lambda run: (
+            affects=lambda run: (
                 _has_unused_weight(run) and run.save and (run.ckpt_format or "torch_dist") == "torch_dist"
             ),
         ),
         Defect(
             "An assertion of DDP fails in the second step, because an output weight that nothing uses has no gradient",
             releases=_RELEASES,
-            meets=lambda run: _has_unused_weight(run) and run.overlap_grad_reduce and not run.use_distributed_optimizer,
+            affects=lambda run: (
+                _has_unused_weight(run) and run.overlap_grad_reduce and not run.use_distributed_optimizer
+            ),
         ),
     ),
     numerics="None: the weight takes part in no computation.",

@@ -38,14 +38,14 @@ PATCH = Patch(
             "The acceptance rate of the MTP heads is 0, because the fused cross entropy overwrites the logits before "
             "they are compared with the labels",
             releases=("0.19.2", "main"),
-            meets=lambda run: (
+            affects=lambda run: (
                 run.mtp_num_layers and run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te"
             ),
         ),
         Defect(
             "The cumulative acceptance rate stops at 16.8 million tokens, where its float32 counters do",
             releases=("0.19.2", "main"),
-            meets=lambda run: run.mtp_num_layers,
+            affects=lambda run: run.mtp_num_layers,
         ),
     ),
     refuses=("`--mtp-acceptance-interval` N > 1 with a CUDA graph of the whole iteration.",),

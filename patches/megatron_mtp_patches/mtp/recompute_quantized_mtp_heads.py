@@ -36,12 +36,12 @@ PATCH = Patch(
         Defect(
             "MTP heads get no gradient, because TransformerEngine's checkpoint does not see their tensors",
             releases=("0.16.1", "0.17.1"),
-            meets=lambda run: recomputes_heads(run) and run.fp8,
+            affects=lambda run: recomputes_heads(run) and run.fp8,
         ),
         Defect(
             "Full activation recomputation of packed sequences ends in a TypeError in the first MTP head",
             releases=("0.16.1", "0.17.1"),
-            meets=lambda run: recomputes_heads(run) and run.sft and not run.fp8,
+            affects=lambda run: recomputes_heads(run) and run.sft and not run.fp8,
         ),
     ),
     numerics=(

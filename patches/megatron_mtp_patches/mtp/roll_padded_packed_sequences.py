@@ -48,7 +48,7 @@ PATCH = Patch(
             "MTP heads train on tokens of other sequences and on padding, because packed sequences are rolled as if "
             "they had no padding",
             releases=("0.16.1", "0.17.1"),
-            meets=lambda run: run.mtp_num_layers and run.sft,
+            affects=lambda run: run.mtp_num_layers and run.sft,
         ),
     ),
     edits=(

@@ -23,7 +23,7 @@ PATCH = Patch(
             "The first MTP head ends in a RuntimeError, because the embedding is not scattered over the "
             "sequence-parallel ranks",
             releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2"),
-            meets=lambda run: (
+            affects=lambda run: (
                 run.mtp_num_layers and run.sequence_parallel and run.scatter_embedding_sequence_parallel is False
             ),
         ),

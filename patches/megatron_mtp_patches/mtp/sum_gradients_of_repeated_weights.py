@@ -58,17 +58,17 @@ PATCH = Patch(
             "A repeated MTP head loses the gradients of all depths but one: in bf16 in the first step, in fp8 and fp4 "
             "in the first microbatch of each step",
             releases=("0.17.1", "0.18.2", "0.19.2"),
-            meets=lambda run: _loses_depths(run) and not run.use_megatron_fsdp,
+            affects=lambda run: _loses_depths(run) and not run.use_megatron_fsdp,
         ),
         Defect(
             "Under Megatron-FSDP the output weight of attached MTP heads keeps the gradient of only one of its uses",
             releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
-            meets=_loses_uses_of_output_weight,
+            affects=_loses_uses_of_output_weight,
         ),
         Defect(
             "Under Megatron-FSDP a repeated MTP head keeps the gradient of only one of its depths",
             releases=("0.17.1", "0.18.2", "0.19.2", "main"),
-            meets=lambda run: _is_repeated(run) and run.use_megatron_fsdp and _fuses_gradients(run),
+            affects=lambda run: _is_repeated(run) and run.use_megatron_fsdp and _fuses_gradients(run),
         ),
     ),
     numerics=(

@@ -23,7 +23,7 @@ PATCH = Patch(
             "The first stage and the MTP stage train their copies of the word embedding by different rules, and the "
             "copies drift apart",
             releases=("0.16.1", "0.17.1"),
-            meets=lambda run: (
+            affects=lambda run: (
                 run.mtp_num_layers
                 and (run.pipeline_model_parallel_size or 1) > 1
                 and (run.decoupled_lr is not None or "muon" in str(run.optimizer))

@@ -46,7 +46,7 @@ PATCH = Patch(
             "If the gradients of one module explode, clipping shrinks those of all others below the floor of "
             "Newton-Schulz, and Muon stops training them",
             releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
-            meets=lambda run: (
+            affects=lambda run: (
                 "muon" in str(run.optimizer)
                 and (run.clip_grad or 0.0) > 0.0
                 and not run.clip_orthogonalizing_optimizers

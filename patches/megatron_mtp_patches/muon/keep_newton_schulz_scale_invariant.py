@@ -26,7 +26,7 @@ PATCH = Patch(
         Defect(
             "Muon's update shrinks with the gradient where the norm of a matrix is below about 1e-9",
             releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
-            meets=lambda run: "muon" in str(run.optimizer),
+            affects=lambda run: "muon" in str(run.optimizer),
         ),
     ),
     numerics="Updates from gradients whose norm is below 1e-7 change. All others are the same to the bit.",

@@ -31,7 +31,7 @@ PATCH = Patch(
         Defect(
             "Muon orthogonalizes rows of query, gate, key and value together, or its first step raises an error",
             releases=("0.16.1", "0.17.1", "0.18.2"),
-            meets=lambda run: (
+            affects=lambda run: (
                 run.attention_output_gate and "muon" in str(run.optimizer) and run.muon_split_qkv is not False
             ),
         ),

@@ -42,12 +42,12 @@ PATCH = Patch(
         Defect(
             "Ranks clip the MTP heads by different norms, because that norm is reduced over the wrong ranks",
             releases=("0.19.2", "main"),
-            meets=lambda run: run.mtp_detach_heads and is_layer_wise(run),
+            affects=lambda run: run.mtp_detach_heads and is_layer_wise(run),
         ),
         Defect(
             "The MTP heads are clipped by the norm of the main model, because Megatron-FSDP loses their tag",
             releases=("0.19.2", "main"),
-            meets=lambda run: run.mtp_detach_heads and run.use_megatron_fsdp,
+            affects=lambda run: run.mtp_detach_heads and run.use_megatron_fsdp,
         ),
     ),
     refuses=(

@@ -42,23 +42,23 @@ PATCH = Patch(
         Defect(
             "Ranks that own no main parameters take the update that the others skip, and hang or diverge",
             releases=("0.18.2", "0.19.2", "main"),
-            meets=lambda run: _is_finite(run.grad_norm_skip_threshold),
+            affects=lambda run: _is_finite(run.grad_norm_skip_threshold),
         ),
         Defect(
             "An update whose gradient norm is NaN is not skipped",
             releases=("0.18.2", "0.19.2", "main"),
-            meets=lambda run: _is_finite(run.grad_norm_skip_threshold),
+            affects=lambda run: _is_finite(run.grad_norm_skip_threshold),
         ),
         Defect(
             "Megatron-FSDP ignores --grad-norm-skip-threshold",
             releases=("0.18.2", "0.19.2", "main"),
-            meets=lambda run: _is_finite(run.grad_norm_skip_threshold) and run.use_megatron_fsdp,
+            affects=lambda run: _is_finite(run.grad_norm_skip_threshold) and run.use_megatron_fsdp,
         ),
         Defect(
             "The mean of the MTP losses in the log counts steps that the loss scaler skipped in its sum, but not in "
             "its number",
             releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
-            meets=lambda run: run.mtp_num_layers and run.fp16,
+            affects=lambda run: run.mtp_num_layers and run.fp16,
         ),
     ),
     refuses=("A finite threshold together with `--optimizer-cuda-graph`.",),
