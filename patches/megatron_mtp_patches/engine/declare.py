@@ -189,7 +189,7 @@ class AddField(Edit):
 class AddArgument(AddField):
     """The same for a dataclass of which transformers makes a command line."""
 
-    metadata = property(lambda self: {"help": self.doc})  # what argparse is given
+    metadata = property(lambda self: {"help": self.doc}, doc="What argparse is given.")
 
 
 @dataclass(frozen=True)
