@@ -37,48 +37,38 @@ LAST = 8000  # characters of what a rank printed
 PYTEST = re.compile("/_?(pytest|pluggy)/|<frozen runpy>")
 
 
-@dataclass(frozen=True)
-class Order:
-    """What the process of a file is to do.
+def run(
+    address: str, words: list[str], file: Path, level: str, without: str | None, options: dict[str, Any], limit: float
+) -> None:
+    """Be the process of a file, in a fork of a warm process of its level, or of one before it.
 
-    Attributes:
+    Args:
         words: of the command line of its pytest.
-        options: that it shares with pytest's.
-        limit: the seconds after which a test counts as hanging.
         without: an edit that is left out of the patches.
+        options: that it shares with the first pytest.
+        limit: the seconds after which a test counts as hanging.
     """
-
-    file: Path
-    level: str
-    words: list[str]
-    options: dict[str, Any]
-    limit: float
-    without: str | None = None
-
-
-def run(address: str, order: Order) -> None:
-    """Be the process of a file, in a fork of a warm process of its level, or of one before it."""
     with Client(address) as connection:
-        if order.without:
+        if without:
             from .edits import leave_out
 
-            leave_out(order.without)
-        sys.argv[:] = ["pytest", str(order.file)]
+            leave_out(without)
+        sys.argv[:] = ["pytest", str(file)]
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        off = ("cacheprovider", "timeout", "faulthandler")
-        words = [*order.words, *(word for name in off for word in ("-p", f"no:{name}")), "--inside", order.level]
-        pytest.main([*words, str(order.file)], plugins=[FileProcess(connection, order)])
+        off = ("-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:faulthandler")
+        process = FileProcess(connection, options, limit)
+        pytest.main([*words, *off, "--inside", level, str(file)], plugins=[process])
 
 
 class FileProcess:
     """A plugin of the pytest that collects the file."""
 
-    def __init__(self, connection: Connection, order: Order) -> None:
-        self.connection, self.order = connection, order
+    def __init__(self, connection: Connection, options: dict[str, Any], limit: float) -> None:
+        self.connection, self.options, self.limit = connection, options, limit
         self.problem: tuple[str, str] | None = None
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        vars(config.option).update(self.order.options)
+        vars(config.option).update(self.options)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if not report.passed:
@@ -100,7 +90,7 @@ class FileProcess:
     def run_tests(self, waiting: list[pytest.Item], ranks: int) -> None:
         """Run these on `ranks` forks; on new ones after a test that failed on some ranks only, or ended its process."""
         while waiting:
-            with Forks(waiting, ranks, self.order.limit, self.connection) as forks:
+            with Forks(waiting, ranks, self.limit, self.connection) as forks:
                 while waiting:
                     reports = forks.wait_for(waiting.pop(0))
                     self.connection.send(("reports", reports))

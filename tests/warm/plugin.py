@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from . import file, levels
-from .file import Order, ranks_of
+from .file import ranks_of
 from .reports import Reports, fail
 from .server import LevelFailed, WarmProcesses
 
@@ -69,6 +69,7 @@ class Controller:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self.limit = float(config.getini("warm_limit"))
         self.warm = WarmProcesses()
         self.files: list[ForkedFile] = []
         self.jobs: Jobs | None = None
@@ -78,9 +79,9 @@ class Controller:
         config = self.config
         words = ["-q", "--rootdir", str(config.rootpath), *(["-c", str(config.inipath)] if config.inipath else [])]
         options = {name: value for name, value in vars(config.option).items() if name in SHARED_OPTIONS}
-        order = Order(path, level, words, options, float(config.getini("warm_limit")), without)
+        run = partial(file.run, words=words, file=path, level=level, without=without, options=options, limit=self.limit)
         origin = "megatron" if without and level == "patched" else level  # the last at which no override is imported
-        return self.warm.fork(origin, partial(file.run, order=order), path.name)
+        return self.warm.fork(origin, run, path.name)
 
     def start(self, forked_file: ForkedFile) -> None:
         """Have this file, and the next one, collected."""
