@@ -49,7 +49,7 @@ def test_what_is_reported_is_what_all_gradients_give(initialize, condition, both
         pytest.skip(reason)
     initialize(condition.layout)
     right, sides = by_hand(condition), both_sides(lambda: reported(condition))
-    record_property("experts", [str(condition), {"by hand": right, **sides}])
+    record_property("experts", [str(condition), {"by hand": [*right], **{side: [*row] for side, row in sides.items()}}])
     norms = sides["patched"]
     assert norms.zeros == right.zeros
     assert norms.main == pytest.approx(right.main, rel=1e-5)

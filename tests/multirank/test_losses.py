@@ -32,8 +32,8 @@ def test_loss_and_gradient_are_those_of_full_logits(parallel, layout, loss_type,
         chosen = [condition for condition in conditions(layout, dtype) if condition.loss_type == loss_type]
         differences = {str(condition): compare(condition) for condition in chosen}
         assert len(differences) == 4
-        for row in differences.items():
-            record_property("losses", row)
+        for row, difference in differences.items():
+            record_property("losses", [row, [*difference]])
         if dtype == "float32":
             assert_close(differences)
 
