@@ -8,7 +8,7 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.defects.unpatched import UNPATCHED
 from megatron_mtp_patches.engine.fingerprints import KnownSources
 
-from scripts.docs.declared import RELEASES, state
+from scripts.docs.declared import COLUMNS, state
 
 DEFECTS = [(patch, defect) for patch in CATALOG for defect in patch.defects] + [(None, one) for one in UNPATCHED]
 
@@ -24,7 +24,7 @@ def test_each_patch_has_defects_or_a_reason_why_no_flag_tells(patch):
 
 @pytest.mark.parametrize("patch, defect", DEFECTS, ids=name)
 def test_a_defect_is_in_known_releases_where_its_patch_does_something(patch, defect):
-    assert defect.releases and [release for release in RELEASES if release in defect.releases] == list(defect.releases)
+    assert defect.releases and [release for release in COLUMNS if release in defect.releases] == list(defect.releases)
     if patch is not None:
         assert not {release for release in defect.releases if state(patch, release) == "native"}
 
