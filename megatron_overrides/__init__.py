@@ -1,1 +1,1 @@
-"""The new behaviour, as a tree that mirrors Megatron's: the override of megatron/core/x.py is core/x.py here."""
+"""The new behaviour, in a folder for each topic; a wrappers.py has what is called in place of Megatron's functions."""

@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-$(scripts/find_python.sh)}
 echo "Python: $python ($("$python" -c 'import platform; print(platform.python_version())'))"
-newest=0.18.2
+newest=$("$python" -c 'import json; print(json.load(open("patches/megatron_mtp_patches/megatrons.json"))["default"])')
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
     echo "Left out: every megatron-core after 0.16.1 needs Python >= 3.12, and none was found. Testing 0.16.1 only."
     newest=0.16.1

@@ -1,9 +1,9 @@
 """One optimizer step for chained, bare and nested optimizers of every release: all of an update or nothing of it.
 
 Upstream decides skipping once per child from the parameters that this rank owns, so ranks can disagree and hang in the
-parameter all-gather (NVIDIA/Megatron-LM#3460). Here a step hands its results on: norms_of (clip_grads.py), decide
-(support/step_decision.py), publish (support/step_record.py), limit_gradients (support/clipping.py), update. The step of
-MimoOptimizer, at core/models/mimo/optimizer.py, has the same parts.
+parameter all-gather (NVIDIA/Megatron-LM#3460). Here a step hands its results on: norms_of (measuring.py), decide
+(step_decision.py), publish (step_record.py), limit_gradients and update. The step of MimoOptimizer (mimo_optimizer.py)
+has the same parts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer, MixedPrecisionOptimizer
 
 from megatron_overrides.norms.clipping import clip
+from megatron_overrides.norms.dropped_gradients import count_dropped_step, drop_mtp_gradients, skip_update
 from megatron_overrides.norms.grad_norms import GradNorm, GradNorms
 from megatron_overrides.norms.measuring import norms_of
-from megatron_overrides.norms.skipping import count_dropped_step, drop_mtp_gradients, skip_update
 from megatron_overrides.norms.step_decision import StepDecision, decide, needs_norms
 from megatron_overrides.norms.step_record import publish, set_norms
 

@@ -101,9 +101,9 @@ def mtp_loss(
     import megatron.core.transformer.multi_token_prediction  # noqa: F401
 
     from megatron_overrides.mtp.losses import head_losses
+    from megatron_overrides.mtp.losses.checks import depth_weights as normalized_weights
     from megatron_overrides.mtp.losses.head_settings import HeadSettings
     from megatron_overrides.mtp.losses.projection import Projection
-    from megatron_overrides.mtp.losses.settings import depth_weights as normalized_weights
     from megatron_overrides.mtp.packed.padded_roll import roll_to_next
     from megatron_overrides.settings.checks import check
 

@@ -1,4 +1,7 @@
-"""A setting that a patch adds: one declaration, from which its field, flag, checks and texts are made."""
+"""A setting that a patch adds, among its `edits`: its field, flag, checks and texts are made from one declaration.
+
+norms/floor_clip_coefficient.py is a short example.
+"""
 
 from __future__ import annotations
 

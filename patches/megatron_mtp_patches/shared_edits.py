@@ -8,7 +8,7 @@ from .settings import Conflict
 MTP = "megatron.core.transformer.multi_token_prediction"
 
 MTP_LOSS = (
-    Provide(f"{MTP}:process_mtp_loss", "megatron_overrides.mtp.losses.loss:process_mtp_loss"),
+    Provide(f"{MTP}:process_mtp_loss", "megatron_overrides.mtp.losses.process_mtp_loss:process_mtp_loss"),
     # 0.16 has the loss inside GPTModel, which must then call ours.
     Wrap(
         "megatron.core.models.gpt.gpt_model:GPTModel._postprocess",

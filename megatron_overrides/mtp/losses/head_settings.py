@@ -8,7 +8,7 @@ import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 
 from megatron_overrides.mtp.forward_pass import ForwardPass
-from megatron_overrides.mtp.losses.settings import depth_weights
+from megatron_overrides.mtp.losses.checks import depth_weights
 from megatron_overrides.settings.checks import check, declared_settings
 
 # Rows of logits at a time where no --mtp-logits-chunk-size says it.

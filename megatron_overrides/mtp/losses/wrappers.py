@@ -13,7 +13,7 @@ from megatron_overrides.mtp.losses.loss_scale import _get_mtp_loss_scale
 
 def _attach_mtp_loss(call: Call) -> None:
     """Replace the hidden states of the call by those of the main model, with the losses of the heads attached."""
-    from megatron_overrides.mtp.losses.loss import process_mtp_loss
+    from megatron_overrides.mtp.losses.process_mtp_loss import process_mtp_loss
 
     model = call.instance
     if call["mtp_in_postprocess"]:

@@ -139,7 +139,7 @@ class AddIfMissing(Override):
 
 @dataclass(frozen=True)
 class Wrap(Edit):
-    """Call `wrapper(wrapped, instance, args, kwargs)` instead of the target, as wrapt does.
+    """Call `wrapper(call)` instead of the target; `call` is an engine.call.Call.
 
     Attributes:
         wrapper: its `module:name`.

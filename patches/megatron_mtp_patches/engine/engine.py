@@ -38,9 +38,7 @@ class Engine:
         self.added: tuple[Patch, ...] = ()
         self.table_file = table_file
         # These last from apply() to revert().
-        self._choice: tuple[frozenset[str], str] | None = (
-            None  # the ids that the user selected, and the policy on drift
-        )
+        self._choice: tuple[frozenset[str], str] | None = None  # ids that the user selected, and the policy on drift
         self._installer: Installer | None = None  # loaded when it is needed first
         self._postponed: dict[str, ModuleType] = {}  # modules that arrived before their overrides could be imported
         self._hooked: frozenset[str] = frozenset()

@@ -63,7 +63,7 @@ PATCH = Patch(
                 False,
                 "Train only the MTP heads by the MTP loss: not the main model, the embedding or the output layer.",
                 conflicts=(CALLED_UNTRAINED,),
-                check="megatron_overrides.mtp.heads.settings:warn_of_shared_norm",
+                check="megatron_overrides.mtp.heads.checks:warn_of_shared_norm",
                 is_upstream=True,
                 in_ms_swift=True,
             )

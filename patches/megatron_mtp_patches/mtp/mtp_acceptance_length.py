@@ -42,7 +42,7 @@ PATCH = Patch(
                 0,
                 "With cross entropy, measure the accepted length of the MTP heads in every N-th step (0: never).",
                 unit="steps, or 0 for none",
-                check="megatron_overrides.mtp.metrics.settings:check_cuda_graphs",
+                check="megatron_overrides.mtp.metrics.checks:check_cuda_graphs",
             )
         ),
         *model_setting(Setting("mtp_eval", bool, True, "Do not run the MTP heads in validation.")),

@@ -66,7 +66,7 @@ PATCH = Patch(
                 1,
                 "Measure the acceptance rate of the MTP heads in every N-th step (0: never).",
                 unit="steps, or 0 for none",
-                check="megatron_overrides.mtp.metrics.settings:check_cuda_graphs",
+                check="megatron_overrides.mtp.metrics.checks:check_cuda_graphs",
             )
         ),
         *(Provide(f"{MTP}:{name}", f"megatron_overrides.mtp.metrics.acceptance:{name}") for name in _COUNTING),

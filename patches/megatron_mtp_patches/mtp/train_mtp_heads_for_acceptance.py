@@ -11,7 +11,7 @@ LOSS_TYPE = Setting(
     "What the MTP heads are trained by: cross_entropy, kl, tv or e2e_tv.",
     choices=("cross_entropy", "kl", "tv", "e2e_tv"),
     conflicts=(CALLED_IN_CHUNKS,),
-    check="megatron_overrides.mtp.losses.settings:check_losses",
+    check="megatron_overrides.mtp.losses.checks:check_losses",
     example="cross_entropy",
     is_upstream=True,
 )

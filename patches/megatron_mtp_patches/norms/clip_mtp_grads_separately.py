@@ -76,7 +76,7 @@ PATCH = Patch(
                 None,
                 "Clip MTP gradients to this norm, where they are clipped separately (none: to --clip-grad; 0: do not "
                 "clip them).",
-                check="megatron_overrides.norms.settings:check_limit",
+                check="megatron_overrides.norms.checks:check_limit",
             )
         ),
         *optimizer_setting(
@@ -86,7 +86,7 @@ PATCH = Patch(
                 None,
                 "Skip the update of the MTP heads alone when their separate gradient norm exceeds this or is NaN "
                 "(none: as --grad-norm-skip-threshold; inf: never skip).",
-                check="megatron_overrides.norms.settings:check_threshold",
+                check="megatron_overrides.norms.checks:check_threshold",
             )
         ),
         # tags

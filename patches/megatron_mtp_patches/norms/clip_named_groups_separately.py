@@ -36,7 +36,7 @@ PATCH = Patch(
                 None,
                 "Clip the parameters whose names match REGEX to LIMIT by the norm of their group alone (0: measure "
                 "only). May be repeated; the first match wins.",
-                check="megatron_overrides.norms.settings:check_named_groups",
+                check="megatron_overrides.norms.checks:check_named_groups",
                 example=["name=regex:1"],
                 metavar="NAME=REGEX:LIMIT",
             )

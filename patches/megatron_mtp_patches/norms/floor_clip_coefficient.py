@@ -28,7 +28,7 @@ PATCH = Patch(
                 float | None,
                 None,
                 "Lower bound for the factor by which clipping scales gradients (0 < X < 1; none: no bound).",
-                check="megatron_overrides.norms.settings:check_coefficient",
+                check="megatron_overrides.norms.checks:check_coefficient",
             )
         ),
         *GRAD_NORMS,

@@ -76,7 +76,7 @@ PATCH = Patch(
                 inf,
                 "Skip the whole update when the gradient norm, before clipping, exceeds this or is NaN (inf: "
                 "never skip).",
-                check="megatron_overrides.norms.settings:check_threshold",
+                check="megatron_overrides.norms.checks:check_threshold",
                 is_upstream=True,
             )
         ),

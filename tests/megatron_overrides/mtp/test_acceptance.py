@@ -69,7 +69,7 @@ def test_the_interval_says_how_often_to_count(make_model, batch, interval, expec
 def test_an_impossible_interval_is_refused(make_model):
     from types import SimpleNamespace
 
-    from megatron_overrides.mtp.metrics.settings import check_cuda_graphs
+    from megatron_overrides.mtp.metrics.checks import check_cuda_graphs
 
     with pytest.raises(ValueError, match="--mtp-acceptance-interval .* -1: give a number of steps"):
         make_model(mtp_acceptance_interval=-1)

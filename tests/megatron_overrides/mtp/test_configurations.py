@@ -88,7 +88,7 @@ def test_a_loss_type_that_is_set_after_the_model_was_built_is_checked_in_its_for
 @pytest.fixture
 def warnings_of_shared_norm(caplog):
     """warnings_of_shared_norm(): how often detached heads were said to share the norm of the main model."""
-    from megatron_overrides.mtp.heads import settings
+    from megatron_overrides.mtp.heads import checks as settings
 
     settings._warn_of_shared_norm.cache_clear()
     return lambda: [record.message for record in caplog.records if "clip-mtp-grads-separately" in record.message]

@@ -6,6 +6,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, process_mtp_loss, roll_tensor
 
+from megatron_overrides.mtp.losses import process_mtp_loss as override
+
 pytestmark = pytest.mark.forked("patched")
 
 LENGTH = 8
@@ -104,9 +106,8 @@ def test_a_loss_per_token_is_weighed_as_the_main_models(run):
 
 
 def test_labels_without_a_mask_are_warned_about_once(run, caplog):
-    from megatron_overrides.mtp.losses import loss
 
-    loss._warn_of_missing_mask.cache_clear()
+    override._warn_of_missing_mask.cache_clear()
     run(labels=TOKENS, loss_mask=torch.ones_like(TOKENS), is_training=True)
     run(input_ids=TOKENS, is_training=True)
     run(labels=TOKENS, is_training=False)

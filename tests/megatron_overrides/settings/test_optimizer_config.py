@@ -21,7 +21,7 @@ def test_a_threshold_that_would_skip_every_update_is_refused(threshold):
 
 
 def test_a_threshold_and_an_optimizer_cuda_graph_are_refused_together():
-    from megatron_overrides.norms.settings import check_threshold
+    from megatron_overrides.norms.checks import check_threshold
 
     class Settings:  # 0.16.1's OptimizerConfig has no optimizer_cuda_graph
         optimizer_cuda_graph = True

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megatron_overrides.norms.skipping import drop_gradients, keep_in_step
+from megatron_overrides.norms.dropped_gradients import drop_gradients, keep_in_step
 
 pytestmark = pytest.mark.forked("patched")
 
