@@ -8,7 +8,7 @@ A test file says what its tests need:
 and a test may say it for itself: `@pytest.mark.ranks(2, 4)` runs it on 2 ranks and again on 4. A file without such a
 mark runs in the process of pytest itself, which imports neither torch nor Megatron.
 
-The processes, each a fork of the one above it, and the files with their code:
+The processes, and the files with their code. From "python" on each is a fork of the one above it, or of a level:
 
     pytest          plugin.py   collects such files and reports their tests; as many run at once as keep the CPUs busy
       a level       server.py   has imported what levels.py says and forks when it is told to; further levels, or

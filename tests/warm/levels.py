@@ -18,6 +18,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,8 @@ def climb(level: str) -> None:
 
 def _python() -> None:
     warnings.simplefilter("ignore")
+    for plugin in entry_points(group="pytest11"):
+        plugin.load()  # which each fork's pytest would do
     with contextlib.suppress(ImportError):
         import hypothesis  # noqa: F401 - its plugin would import it in each fork
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import subprocess
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -17,22 +19,26 @@ from scripts.common.forks import fork
 
 from . import levels
 
+# pytest's own process may have imported anything.
+START = "import sys; sys.path[:] = sys.argv[2:]; from tests.warm.server import serve; serve(sys.argv[1], 'python')"
+
 
 class LevelFailed(Exception):
     """A warm process cannot import what its level wants; the message is the traceback."""
 
 
 class WarmProcesses:
-    """The warm processes of this process: it forks the first at once, the others when they are first asked for."""
+    """The warm processes of this process: the first starts at once, the others when they are asked for."""
 
     def __init__(self) -> None:
         self.listener = Listener(family="AF_UNIX")
         self.logs = tempfile.TemporaryDirectory(prefix="warm-")
         self.connections: dict[str, Connection] = {}
         self.problems: dict[str, str] = {}  # level -> why it cannot be reached, or ""
-        first = levels.LEVELS[0]
-        self.first = fork(partial(serve, self.listener.address, first), Path(self.logs.name, first))
-        self.connections[first] = self.listener.accept()
+        words = [sys.executable, "-W", "ignore", "-c", START, self.listener.address, *sys.path]
+        with Path(self.logs.name, "python").open("w") as log:
+            self.first = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+        self.connections["python"] = self.listener.accept()
 
     def fork(self, level: str, action: Callable[..., object], log: str) -> Connection:
         """Have the process of `level` fork, and the fork run action(address of self.listener); return its connection.
@@ -62,7 +68,7 @@ class WarmProcesses:
         """Wait for the warm processes, which end, and end their forks, when their connections are closed."""
         for connection in self.connections.values():
             connection.close()
-        os.waitpid(self.first, 0)
+        self.first.wait()
         self.listener.close()
         self.logs.cleanup()
 
