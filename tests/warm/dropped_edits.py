@@ -115,7 +115,7 @@ def read_survivors(file: Path, release: str) -> dict[str, str]:
 
 
 def sort_by_distance(edit: str, files: Iterable[ForkedFile], root: Path) -> list[ForkedFile]:
-    """First the test file that mirrors the module of the edit's override, or of its target.
+    """First the test file that mirrors the module of the edit's override.
 
     Then those that name what the edit changes or adds, and those near the first in the tree.
     """
@@ -133,7 +133,6 @@ def sort_by_distance(edit: str, files: Iterable[ForkedFile], root: Path) -> list
 
 
 def mirror(module: str) -> PurePath:
-    """The test file of an override's module, or of what overrides a module of Megatron."""
+    """The test file of an override's module."""
     *folders, name = module.split(".")
-    places = ("megatron_overrides" if folder == "megatron" else folder for folder in folders)
-    return PurePath("tests", *places, f"test_{name}.py")
+    return PurePath("tests", *folders, f"test_{name}.py")

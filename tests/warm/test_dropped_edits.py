@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from importlib import metadata
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from .dropped_edits import SURVIVORS, mirror, read_survivors, sort_by_distance
+from .dropped_edits import SURVIVORS, read_survivors, sort_by_distance
 
 pytestmark = pytest.mark.real_process("a separate pytest leaves out edits")
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,4 +112,3 @@ def test_the_file_that_mirrors_the_override_comes_first(tmp_path):
     ordered = sort_by_distance("megatron.opt:Optimizer.step lib.core.opt.clip:clip_by_norm", forked, tmp_path)
     names = ["test_clip", "test_names_it", "test_near", "test_far", "test_it"]
     assert [file.path.stem for file in ordered] == names
-    assert mirror("megatron.core.opt") == PurePath("tests/megatron_overrides/core/test_opt.py")
