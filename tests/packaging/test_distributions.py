@@ -38,7 +38,8 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel):
     found = set(zipfile.ZipFile(wheel).namelist())
     code = {name for name in found if ".dist-info/" not in name}
     expected = files_of("megatron_mtp_patches") | files_of("megatron_overrides")
-    data = {"megatron_mtp_patches/fingerprints.json", "megatron_mtp_patches/py.typed", "megatron_overrides/py.typed"}
+    files = ("fingerprints.json", "megatrons.json", "py.typed")
+    data = {*(f"megatron_mtp_patches/{file}" for file in files), "megatron_overrides/py.typed"}
     assert code == expected | data
     assert any(name.endswith("LICENSE") for name in found)
 
