@@ -162,7 +162,13 @@ def megatron(session: nox.Session) -> None:
     Lists what a person has to compare with the newest release, and writes the list of Megatrons, fingerprints, pages
     and golden numbers. Needs the environment that `tests` makes for that release.
     """
+    if len(session.posargs) not in (3, 4) or not Path(session.posargs[1], "megatron", "core").is_dir():
+        session.error(
+            "usage: nox -s megatron -- VERSION FOLDER TRANSFORMER_ENGINE [TAG], where FOLDER holds megatron/core"
+        )
     version, folder, engine, *tag = session.posargs
+    if version in (one["version"] for one in MEGATRONS["megatrons"]):
+        session.error(f"{LIST} has {version} already")
     newest = MEGATRONS["megatrons"][-1]
     python = str(python_of("tests", newest["version"]))
     command = [python, "-m", "megatron_mtp_patches", "drift", "--against", folder]

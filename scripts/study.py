@@ -90,13 +90,13 @@ def page(title: str, tables: Iterable[Table], about: str = "") -> str:
 
 def versions(*packages: str) -> dict[str, str]:
     """The versions of those packages that are installed."""
-    found = {}
+    installed = {}
     for package in packages:
         try:
-            found[package] = metadata.version(package).partition("+")[0]
+            installed[package] = metadata.version(package).partition("+")[0]
         except metadata.PackageNotFoundError:
             pass
-    return found
+    return installed
 
 
 def made_with() -> str:

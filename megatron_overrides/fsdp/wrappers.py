@@ -29,7 +29,7 @@ def build_without_master_weights(call: Call) -> Any:
     optimizer = call.proceed()
     if not call["config"].use_precision_aware_optimizer:
         return optimizer
-    buffers = [chunk.param_and_grad_buffer for chunk in call["model_chunks"] if is_megatron_fsdp(chunk)]
+    buffers = [chunk.param_and_grad_buffer for chunk in call["model_chunks"] if _is_megatron_fsdp(chunk)]
     fused_adam: Any = getattr(optimizer, "optimizer", None)
     if buffers and getattr(fused_adam, "master_weights", None) is not None:
         fused_adam.master_weights = False
@@ -39,6 +39,11 @@ def build_without_master_weights(call: Call) -> Any:
             buffer.use_decoupled_grad = True  # from 0.18 on
             buffer.use_precision_aware_optimizer = True  # its name before, which nothing ever set
     return optimizer
+
+
+def _is_megatron_fsdp(chunk: Any) -> bool:
+    """Whether `chunk` is a model in Megatron-FSDP. Its version 2, of main, manages gradients in another way."""
+    return getattr(chunk.ddp_config, "use_megatron_fsdp", False) and hasattr(chunk, "param_and_grad_buffer")
 
 
 def reload_main_weights(call: Call) -> None:
@@ -116,8 +121,3 @@ def _copy(value: Any) -> Any:
 def _zero_of(value: Any) -> Any:
     """Zero as a tensor where `value` is one: a capturable optimizer needs its learning rate on the device."""
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)
-
-
-def is_megatron_fsdp(chunk: Any) -> bool:
-    """Whether `chunk` is a model in Megatron-FSDP. Its version 2, of main, manages gradients in another way."""
-    return getattr(chunk.ddp_config, "use_megatron_fsdp", False) and hasattr(chunk, "param_and_grad_buffer")

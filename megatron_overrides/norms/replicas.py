@@ -1,4 +1,4 @@
-"""Which parameters are replicas, and what their shards and main copies inherit from them."""
+"""Which rank counts a parameter that tensor-parallel ranks replicate."""
 
 from __future__ import annotations
 

@@ -33,8 +33,9 @@ def check(settings: Any, declarations: Iterable[Any]) -> None:
         declarations: what is checked.
     """
     for declared in declarations:
-        _check_value(declared, getattr(settings, declared.name, declared.default))
-        if getattr(settings, declared.name, declared.default) != declared.default:
+        value = getattr(settings, declared.name, declared.default)
+        _check_value(declared, value)
+        if value != declared.default:
             _check_conflicts(declared, settings)
         if declared.check:
             module, _, function = declared.check.partition(":")
@@ -42,7 +43,7 @@ def check(settings: Any, declarations: Iterable[Any]) -> None:
 
 
 def _check_value(declared: Any, value: Any) -> None:
-    """Refuse a string where a switch is asked for, even "false", which would turn it on; and what counts nothing."""
+    """Refuse a value of another kind: a string for a switch, even "false", would turn it on."""
     if declared.type is bool and value is not None and not isinstance(value, bool):
         raise ValueError(f"{spell(declared.name)} {value!r}: give True or False")
     if declared.unit and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
@@ -60,12 +61,12 @@ def _check_conflicts(declared: Any, settings: Any) -> None:
             )
 
 
-def check_places(of_optimizer: Any, of_model: Any) -> None:
+def check_places(optimizer_config: Any, model_config: Any) -> None:
     """Raise ValueError if a setting of the patches is an attribute of the configuration that does not have the field.
 
     Python sets any attribute of a dataclass, and nothing would read it there.
     """
-    for config, other in ((of_optimizer, of_model), (of_model, of_optimizer)):
+    for config, other in ((optimizer_config, model_config), (model_config, optimizer_config)):
         own, fields = (getattr(type(one), "__dataclass_fields__", {}) for one in (config, other))
         strays = vars(config).keys() - own.keys() if own else set()
         for name in sorted(strays & fields.keys()):

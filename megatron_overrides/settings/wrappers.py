@@ -55,15 +55,15 @@ def check_configs(call: Call) -> Any:
     """
     settings = call["config"]
     check(settings, declared_settings(type(settings)))
-    of_model = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
-    check_places(settings, of_model)
-    if getattr(of_model, "mtp_num_layers", None):
-        both = SimpleNamespace(**{**vars(settings), **vars(of_model)})
-        _check_model(both, declared_settings(type(of_model)))
+    model_config = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
+    check_places(settings, model_config)
+    if getattr(model_config, "mtp_num_layers", None):
+        both = SimpleNamespace(**{**vars(settings), **vars(model_config)})
+        _check_model(both, declared_settings(type(model_config)))
         check_separate_clip(both)
     else:
         for name in ("mtp_detach_heads", "separate_mtp_grad_clip"):
-            if getattr(of_model, name, False):
+            if getattr(model_config, name, False):
                 warn_of_missing_heads(name)
     return call.proceed()
 

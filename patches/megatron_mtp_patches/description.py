@@ -27,8 +27,8 @@ def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield heading, paragraphs
 
 
-class Setting(NamedTuple):
-    """A flag, or a config field that has none.
+class SettingText(NamedTuple):
+    """What is said of a flag, or of a config field that has none.
 
     Attributes:
         name: `--flag X`, or the field.
@@ -45,7 +45,7 @@ class Setting(NamedTuple):
     is_upstream: bool
 
 
-def settings(patch: Patch) -> list[Setting]:
+def settings(patch: Patch) -> list[SettingText]:
     """What the patch lets a user of Megatron set, which makes flags of the fields of its TransformerConfig itself."""
     if patch.package:
         return []
@@ -53,7 +53,7 @@ def settings(patch: Patch) -> list[Setting]:
     fields = [edit for edit in patch.edits if isinstance(edit, AddField)]
     field_of = {edit.field: f"{edit.name}.{edit.field}" for edit in fields}
     found = [
-        Setting(
+        SettingText(
             _flag(edit.flag, edit.type, edit.metavar),
             field_of.get(argument_of(edit), ""),
             _default(edit),
@@ -67,7 +67,7 @@ def settings(patch: Patch) -> list[Setting]:
         if flag not in {edit.flag for edit in flags}:
             has_flag = edit.target == TRANSFORMER_CONFIG
             name = _flag(flag, edit.type) if has_flag else f"{edit.name}.{edit.field}"
-            found.append(Setting(name, field_of[edit.field], _default(edit), edit.doc, edit.is_upstream))
+            found.append(SettingText(name, field_of[edit.field], _default(edit), edit.doc, edit.is_upstream))
     return found
 
 

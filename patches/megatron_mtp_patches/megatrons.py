@@ -1,8 +1,8 @@
 """The Megatrons that the patches are made for. megatrons.json is the one list of them; noxfile.py reads it by path.
 
-Of a release it says: the tag of its sources (the newest one that exists), the oldest Python that it accepts, the
-TransformerEngine that its pyproject.toml pins, and whether its wheel has megatron.training or only a checkout does.
-`reference` is the release that the others are compared with, `default` the one that runs what runs on one release.
+Of a release it says: the tag of its sources (the newest one that exists), the oldest Python that it accepts, and the
+TransformerEngine that its pyproject.toml pins. `reference` is the release that the others are compared with, `default`
+the one that runs what runs on one release, `main` the commit of upstream's main whose sources are known.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ _LIST: dict[str, Any] = json.loads(Path(__file__).with_name("megatrons.json").re
 MEGATRONS: list[dict[str, str]] = _LIST["megatrons"]
 RELEASES: tuple[str, ...] = tuple(one["version"] for one in MEGATRONS)
 REFERENCE: str = _LIST["reference"]
+MAIN: str = _LIST["main"]
 # The TransformerEngine that each release was made for.
 TRANSFORMER_ENGINE = {one["version"]: one["transformer_engine"] for one in MEGATRONS}
 # {name in the tables of upstream's tests: git ref}; those are named by the tag, which 0.19.2 shares with 0.19.0.

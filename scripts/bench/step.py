@@ -16,7 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scripts.common.arguments import REFERENCE, numbers, positive
+from megatron_mtp_patches.megatrons import REFERENCE
+
+from scripts.common.arguments import numbers, positive
 
 from . import record
 from .ratios import Side, step_row

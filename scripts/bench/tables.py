@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from scripts.common.arguments import REFERENCE
+from megatron_mtp_patches.megatrons import REFERENCE
+
 from scripts.common.markdown import Table
 
 Row = dict[str, Any]

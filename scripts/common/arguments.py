@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import shutil
 
-from megatron_mtp_patches.megatrons import REFERENCE as REFERENCE  # the release that the others are compared with
-
 
 def make_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
     """The parser of `python -m MODULE`; its help is the module's docstring."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
-import megatron_mtp_patches
 from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.description import Setting, sections, settings
+from megatron_mtp_patches.description import SettingText, sections, settings
 from megatron_mtp_patches.engine import Patch, PullRequest
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatrons import RELEASES
@@ -16,7 +14,6 @@ from packaging.version import Version
 
 from scripts.common.markdown import table
 
-FINGERPRINTS = Path(megatron_mtp_patches.__file__).with_name("fingerprints.json")
 COLUMNS = (*RELEASES, "main")
 
 
@@ -101,7 +98,7 @@ def _page(patch: Patch) -> str:
     return f"[`{patch.id}`]({patch.id}.md)"
 
 
-def _cells(setting: Setting) -> list[str]:
+def _cells(setting: SettingText) -> list[str]:
     return [f"`{setting.name}`", setting.default, setting.effect]
 
 

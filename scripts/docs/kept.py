@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.megatrons import REFERENCE
 
 from scripts.acceptance import table as accepted
 from scripts.bench import frozen as price
-from scripts.common.arguments import REFERENCE
 from scripts.common.markdown import table
 from scripts.common.process import ROOT
 from scripts.evidence import make_experts

@@ -13,11 +13,12 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from megatron_mtp_patches.megatrons import REFERENCE
 from rich.console import Console
 from rich.progress import Progress
 
 from scripts import study
-from scripts.common.arguments import REFERENCE, add_pythons, make_parser, numbers
+from scripts.common.arguments import add_pythons, make_parser, numbers
 from scripts.common.process import ROOT
 
 from .table import Records, Row, compare_all, describe, make_table

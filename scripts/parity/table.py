@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from scripts.common.arguments import REFERENCE
+from megatron_mtp_patches.megatrons import REFERENCE
+
 from scripts.common.markdown import Table
 
 from .differences import Difference, compare

@@ -49,9 +49,9 @@ def write(
     if other and (other / f"{release}.json").is_file():
         earlier = json.loads((other / f"{release}.json").read_text(encoding="utf-8"))
         tables.append(_beside(passing_tests(earlier), passing_tests(record)))
-    made = "Made by `python -m scripts.replay`: " + ", ".join(f"{key} {value}" for key, value in about.items()) + "."
+    origin = "Made by `python -m scripts.replay`: " + ", ".join(f"{key} {value}" for key, value in about.items()) + "."
     tables = [table for table in tables if table.rows]
-    study.write(folder / release, record, f"Upstream's unit tests, {release}", tables, made)
+    study.write(folder / release, record, f"Upstream's unit tests, {release}", tables, origin)
 
 
 def totals(verdicts: dict[str, Verdict]) -> Counter[str]:

@@ -52,6 +52,15 @@ def test_the_constructor_takes_the_field_as_a_keyword(config):
         config(dept=2)
 
 
+def test_a_native_field_carries_the_setting_until_it_is_reverted(library):
+    native = AddField("lib:Config", field="width", type=int, default=1, doc="How wide.", setting="checks of width")
+    engine = library.applied(native)
+    field = library.load().Config.__dataclass_fields__["width"]
+    assert dict(field.metadata) == {"setting": "checks of width"}
+    engine.revert()
+    assert dict(field.metadata) == {}
+
+
 def test_type_hints_include_the_field_until_it_is_removed(library):
     """transformers makes a parser of them."""
     made = library.applied(DEPTH)

@@ -23,6 +23,9 @@ from megatron_overrides.mtp.heads.detached_heads import REPORTS_ZERO_EMBEDDING_G
 from megatron_overrides.mtp.losses.flops import tokens_in_batch
 from megatron_overrides.scoped import scoped
 
+# Whether load_checkpoint is running for a model with an optimizer. Others read checkpoints by the same function.
+_loads_optimizer: ContextVar[bool] = ContextVar("loads_optimizer", default=False)
+
 
 def _zero_where_missing(gradient: torch.Tensor | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
     return torch.zeros_like(tensor) if gradient is None and tensor is not None else gradient
@@ -58,12 +61,12 @@ def count_no_backward_of_main_model(call: Call) -> Any:
         main_model.hybrid_layer_pattern = pattern.partition("/")[0]
     if isinstance(frequency := getattr(settings, "linear_attention_freq", None), list):
         main_model.linear_attention_freq = frequency[: settings.num_layers]
-    of_main_model = call.proceed()
-    of_heads = flops - of_main_model
-    if of_heads:  # Megatron 0.16 counts none in a hybrid model
+    main_model_flops = call.proceed()
+    head_flops = flops - main_model_flops
+    if head_flops:  # Megatron 0.16 counts none in a hybrid model
         weight_gradients = 2 * tokens_in_batch(call) * settings.hidden_size * settings.padded_vocab_size
-        of_heads -= settings.mtp_num_layers * weight_gradients
-    return of_main_model / 3 + of_heads
+        head_flops -= settings.mtp_num_layers * weight_gradients
+    return main_model_flops / 3 + head_flops
 
 
 def freeze_new_model(call: Call) -> None:
@@ -196,10 +199,6 @@ def share_state_of_heads(call: Call) -> dict[str, Any]:
         has_heads = any(True for _ in heads_of(call["model"]))
         state["optimizer"] = share_plain_values(state.get("optimizer"), has_heads)
     return state
-
-
-# Whether load_checkpoint is running for a model with an optimizer. Others read checkpoints by the same function.
-_loads_optimizer: ContextVar[bool] = ContextVar("loads_optimizer", default=False)
 
 
 def watch_for_other_state(call: Call) -> Any:

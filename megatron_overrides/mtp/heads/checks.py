@@ -1,4 +1,4 @@
-"""Say what detached MTP heads share with the main model."""
+"""Warn of detached MTP heads that are clipped together with the main model."""
 
 from __future__ import annotations
 

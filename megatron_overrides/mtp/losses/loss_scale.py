@@ -1,8 +1,4 @@
-"""What training with MTP heads needs of the schedules.
-
-The MTP loss is scaled separately from the main loss, gradients of zero are sent back where the main model is frozen,
-and the heads are checked before the first step.
-"""
+"""The scale of the MTP loss, which may differ from that of the main loss: `config.mtp_grad_scale_func`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Load checkpoints without MTP heads into models that have some (`--mtp-init`); save and resume heads that train."""
+"""Read from a checkpoint whether it has the MTP heads of a model: all, none, or some of them."""
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +12,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.training import checkpointing
-
-logger = logging.getLogger(__name__)
 
 _HEAD = re.compile(r"(?:module\.)*mtp\.layers\.(\d+)\.")
 # What `load_args_from_checkpoint` sets, although a checkpoint without heads has no say in it.
@@ -89,12 +86,12 @@ def _read_names(file: str, chunks: Sequence[Any]) -> tuple[set[str], set[str]]:
     keys = ["model"] if len(chunks) == 1 else [f"model{place}" for place in range(len(chunks))]
     names, missing = set(), set()
     for key, chunk in zip(keys, chunks, strict=True):
-        of_chunk = set(state.get(key, ()))
-        names |= of_chunk
+        chunk_names = set(state.get(key, ()))
+        names |= chunk_names
         wanted = {name for name in chunk.state_dict_for_save_checkpoint() if not name.endswith("_extra_state")}
         if getattr(chunk, "mtp_process", False) and not chunk.pre_process:
             wanted = {name for name in wanted if not name.startswith("embedding.")}
-        missing |= wanted - of_chunk
+        missing |= wanted - chunk_names
     return names, missing
 
 

@@ -1,4 +1,4 @@
-"""Checks of Megatron's arguments, before a model is built."""
+"""Refuse `--mtp-init` where no trained main model is loaded, or where its checkpoint cannot be read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ STARTS = ("random", "last-layer")
 
 
 def check_new_heads(settings: Any) -> None:
+    """Raise ValueError if Megatron's arguments ask for new heads that cannot be initialized."""
     start = getattr(settings, "mtp_init", None)
     if start is None:
         return

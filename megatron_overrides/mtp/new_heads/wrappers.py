@@ -14,9 +14,10 @@ from megatron_overrides.mtp.new_heads.checkpoint import (
     SETTINGS_OF_HEADS,
     describe_other_heads,
     lacks_heads,
-    logger,
     name_mtp_init,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def keep_settings_of_new_heads(call: Call) -> Any:
@@ -28,10 +29,10 @@ def keep_settings_of_new_heads(call: Call) -> Any:
     settings = call["args"]
     asked = {name: getattr(settings, name) for name in SETTINGS_OF_HEADS if hasattr(settings, name)}
     result = call.proceed()
-    of_checkpoint = result[1] if isinstance(result, tuple) else None
-    if getattr(settings, "mtp_init", None) is None or of_checkpoint is None:
+    saved_arguments = result[1] if isinstance(result, tuple) else None
+    if getattr(settings, "mtp_init", None) is None or saved_arguments is None:
         return result
-    heads = getattr(of_checkpoint, "mtp_num_layers", None)
+    heads = getattr(saved_arguments, "mtp_num_layers", None)
     if not heads:
         vars(settings).update(asked)
     elif asked["mtp_num_layers"] not in (None, heads):

@@ -1,7 +1,7 @@
-"""The wrappers that roll packed sequences with padding, masks that are None, and scheduled layers' tokens.
+"""The wrappers that roll tokens and masks: of packed sequences with padding, and masks that are None.
 
-The nodes of an MTP layer under the 1F1B overlap of experts (--overlap-moe-expert-parallel-comm) never call the MTP
-block.
+Under the 1F1B overlap of experts (--overlap-moe-expert-parallel-comm) no MTP block runs, and its scheduled layers leave
+rolled tokens behind: those of the main model are restored.
 """
 
 from __future__ import annotations

@@ -22,9 +22,8 @@ class AddedFields:
     def __init__(self) -> None:
         self._added: dict[Any, dict[str, AddField]] = {}
         self._fields: dict[tuple[Any, str], dataclasses.Field[Any]] = {}
-        self._marked: dict[
-            AddField, tuple[dataclasses.Field[Any], MappingProxyType[Any, Any]]
-        ] = {}  # native, and its metadata
+        # Native fields that carry the setting of an edit, and the metadata that they had.
+        self._marked: dict[AddField, tuple[dataclasses.Field[Any], MappingProxyType[Any, Any]]] = {}
         self._inits: dict[Any, tuple[Any, Any]] = {}  # class -> its own __init__, and the one in its place
         self._signatures: dict[Any, inspect.Signature] = {}  # of those own ones: hundreds of parameters each
 

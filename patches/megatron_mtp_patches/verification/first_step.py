@@ -60,19 +60,19 @@ def report_after_schedule(call: Call) -> Any:
 
 def _report(chunks: list[torch.nn.Module], step: MTPStep) -> None:
     """Print what has a gradient; exit with 0 on every rank if that is heads alone, and only heads have changed."""
-    found = gather(chunks, step)
+    evidence = gather(chunks, step)
     after = _copy(chunks).main_model if _before else {}
     changed = _changed(_before[0].main_model, after) if _before else set()
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, (changed, len(after)))
     all_changed = sorted(set().union(*(one[0] for one in everyone)))
     if torch.distributed.get_rank() == 0:
-        for sentence in found.sentences:
+        for sentence in evidence.sentences:
             print(f"verify-mtp: {sentence}", file=sys.stderr, flush=True)
         if compared := sum(one[1] for one in everyone):
             print(f"verify-mtp: {_bits_in_words(all_changed, compared)}", file=sys.stderr, flush=True)
     torch.distributed.barrier()
-    raise VerificationExit(0 if found.ok and not all_changed else 1)
+    raise VerificationExit(0 if evidence.ok and not all_changed else 1)
 
 
 def _is_frozen(chunks: list[torch.nn.Module]) -> bool:
