@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer import optimizer as upstream
-from megatron.core.utils import to_local_if_dtensor
 
 from megatron_overrides.muon.exemption import is_exempt
 from megatron_overrides.norms.grad_norms import GradNorm, GradNorms
-from megatron_overrides.norms.gradients import has_decoupled_grad
+from megatron_overrides.norms.gradients import has_decoupled_grad, local_part
 from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, clip_limit
-from megatron_overrides.norms.optimizer_tree import leaves, params_by_group
+from megatron_overrides.norms.optimizer_tree import leaves, params_to_clip
 
 
 def clip(optimizer: Any, norms: GradNorms, main_limit: float | None = None, skips_mtp: bool = False) -> None:
@@ -25,7 +24,7 @@ def clip(optimizer: Any, norms: GradNorms, main_limit: float | None = None, skip
     for leaf in leaves(optimizer):
         if is_exempt(leaf):
             continue
-        for group, params in params_by_group(leaf, norms.census).items():
+        for group, params in params_to_clip(leaf, norms.census).items():
             if skips_mtp and group == MTP_GRAD_NORM_GROUP:
                 continue
             limit = main_limit if group is None and main_limit is not None else clip_limit(leaf.config, group)
@@ -54,7 +53,7 @@ def _launches(params: list[torch.nn.Parameter], config: Any) -> list[tuple[bool,
     grouped: dict[tuple[bool, torch.dtype], list[torch.nn.Parameter]] = {}
     for param in params:
         decoupled = has_decoupled_grad(param, config)
-        grad = to_local_if_dtensor(param.decoupled_grad if decoupled else param.grad)
+        grad = local_part(param.decoupled_grad if decoupled else param.grad)
         if grad is not None and grad.numel():
             grouped.setdefault((decoupled, grad.dtype), []).append(param)
     return [(decoupled, same_dtype) for (decoupled, _), same_dtype in grouped.items()]

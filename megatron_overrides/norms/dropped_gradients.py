@@ -9,7 +9,7 @@ import torch
 
 from megatron_overrides.norms.grad_norms import GradNorms
 from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP
-from megatron_overrides.norms.optimizer_tree import leaves, params_by_group
+from megatron_overrides.norms.optimizer_tree import leaves, params_to_clip
 
 
 def skip_update(optimizer: Any) -> None:
@@ -37,7 +37,7 @@ def count_dropped_step(optimizer: Any, norms: GradNorms) -> None:
 
 
 def _mtp_params(optimizer: Any, norms: GradNorms) -> list[tuple[Any, list[torch.nn.Parameter]]]:
-    owned = ((leaf, params_by_group(leaf, norms.census).get(MTP_GRAD_NORM_GROUP)) for leaf in leaves(optimizer))
+    owned = ((leaf, params_to_clip(leaf, norms.census).get(MTP_GRAD_NORM_GROUP)) for leaf in leaves(optimizer))
     return [(leaf, params) for leaf, params in owned if params]
 
 

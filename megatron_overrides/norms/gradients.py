@@ -15,9 +15,15 @@ from megatron_overrides.norms.norm_groups import Group, check_group, group_of, s
 def gradient_of(param: Any, config: Any) -> torch.Tensor | None:
     """The gradient that the optimizer will use; of a DTensor under Megatron-FSDP, its local part."""
     grad = param.decoupled_grad if has_decoupled_grad(param, config) else param.grad
-    if getattr(param, "__fsdp_param__", False):
-        return getattr(grad, "_local_tensor", grad)
-    return grad
+    return local_part(grad) if getattr(param, "__fsdp_param__", False) else grad
+
+
+def local_part(tensor: Any) -> Any:
+    """What this rank has of a DTensor; any other tensor, or None, itself.
+
+    Megatron's to_local_if_dtensor is too slow for a call for each parameter in each step.
+    """
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def has_decoupled_grad(param: Any, config: Any) -> bool:
@@ -70,9 +76,13 @@ def get_grads_for_grad_norm(self: Any, grad_norm_group: Group = None) -> list[to
     known = separate_groups(self.config)
     if grad_norm_group is not None:
         check_group(grad_norm_group, known)
-    # Megatron has the method from 0.19 on, or with the patches.
-    keep = getattr(self, "_filter_grads_for_norm", None) or functools.partial(_filter_grads_for_norm, self)
-    return keep(self.get_parameters(), lambda param: group_of(param, known) == grad_norm_group)
+    return filter_grads(self, [param for param in self.get_parameters() if group_of(param, known) == grad_norm_group])
+
+
+def filter_grads(leaf: Any, params: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """The gradients of `params` that count in a norm; Megatron says which from 0.19 on, or with the patches."""
+    keep = getattr(leaf, "_filter_grads_for_norm", None) or functools.partial(_filter_grads_for_norm, leaf)
+    return keep(params)
 
 
 def get_main_grads_for_grad_norm(self: Any) -> list[torch.Tensor]:

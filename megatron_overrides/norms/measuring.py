@@ -13,13 +13,19 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer import clip_grads as upstream
-from megatron.core.utils import get_data_parallel_group_if_dtensor, to_local_if_dtensor
+from megatron.core.utils import get_data_parallel_group_if_dtensor
 
 from megatron_overrides.muon.exemption import is_exempt
 from megatron_overrides.norms.grad_norms import Census, GradNorm, GradNorms
-from megatron_overrides.norms.gradients import by_dtype, get_grads_for_grad_norm, get_main_grads_for_grad_norm
-from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups, tag_of
-from megatron_overrides.norms.optimizer_tree import Reduction, leaves, reductions
+from megatron_overrides.norms.gradients import (
+    by_dtype,
+    filter_grads,
+    get_grads_for_grad_norm,
+    get_main_grads_for_grad_norm,
+    local_part,
+)
+from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups
+from megatron_overrides.norms.optimizer_tree import Reduction, leaves, params_by_group, reductions
 from megatron_overrides.norms.step_decision import reads_norms
 from megatron_overrides.norms.step_record import record_of, set_norms
 
@@ -38,8 +44,9 @@ def measure(optimizer: Any) -> GradNorms:
     """Every norm of the gradients of `optimizer`, however nested. A collective: all its ranks must come here."""
     record = record_of(optimizer)
     separate = separate_groups(getattr(optimizer, "config", None))
-    sums = _sum_over_ranks(reductions(optimizer), optimizer, separate)
-    record.census = census = _take_census(sums, separate, optimizer, record.census)
+    sums, owned = _sum_over_ranks(reductions(optimizer), optimizer, separate)
+    may_skip = reads_norms(getattr(optimizer, "config", None))
+    record.census = census = _take_census(sums, separate, owned, may_skip, record.census)
     squares = {
         group: (sums[Row.SQUARES][column], sums[Row.EXEMPT_SQUARES][column])
         for column, group in enumerate((None, *separate))
@@ -52,61 +59,72 @@ def measure(optimizer: Any) -> GradNorms:
     )
 
 
-def _take_census(sums: list[list[GradNorm]], separate: tuple[str, ...], root: Any, last: Census | None) -> Census:
+def _take_census(
+    sums: list[list[GradNorm]], separate: tuple[str, ...], owned: set[Group], may_skip: bool, last: Census | None
+) -> Census:
     """What there is on any rank in this step, from the owners that were summed along with the squares.
 
-    Owners on the device are read once, and again only in steps that compare norms with a threshold, which reads those
-    anyway. In other steps a rank adds to the `last` census what it owns: a group that joins later is measured and
-    clipped like any other, but ranks that own none of it do not report its norm.
+    Owners on the device are read once, and again only in steps that compare norms with a threshold (`may_skip`), which
+    reads those anyway. In other steps a rank adds the groups that it has `owned` to the `last` census: a group that
+    joins later is measured and clipped like any other, but ranks that own none of it do not report its norm.
     """
     rows = sums[Row.OWNERS], sums[Row.EXEMPT_OWNERS]
     are_on_device = isinstance(rows[0][0], torch.Tensor)
-    if are_on_device and last is not None and not reads_norms(getattr(root, "config", None)):
-        return last._replace(groups=last.groups.union(*(_separate_groups_of(leaf, separate) for leaf in leaves(root))))
+    if are_on_device and last is not None and not may_skip:
+        return last._replace(groups=last.groups | owned)
     (clipped, *owners), (exempt, *exempt_owners) = (torch.cat(row).tolist() if are_on_device else row for row in rows)
     present = (group for group, *counts in zip(separate, owners, exempt_owners, strict=True) if any(counts))
     return Census(frozenset((None, *present)), has_clipped=clipped > 0, has_exempt=exempt > 0)
 
 
-def _sum_over_ranks(found: list[Reduction], root: Any, separate: tuple[str, ...]) -> list[list[GradNorm]]:
-    """The rows of `Row`, a column for each group (main one first), summed over `found`, which are leaves of `root`."""
-    reduced = torch.stack([_reduce(reduction, root, separate) for reduction in found])
+def _sum_over_ranks(
+    shared: list[Reduction], root: Any, separate: tuple[str, ...]
+) -> tuple[list[list[GradNorm]], set[Group]]:
+    """(sums, groups) of what is `shared` by ranks, whose leaves are below `root`.
+
+    The sums over all ranks are the rows of `Row`, with a column for each group (main one first). The groups are those
+    of which this rank owns parameters.
+    """
+    owned: set[Group] = set()
+    reduced = torch.stack([_reduce(reduction, root, separate, owned) for reduction in shared])
     sums: list[list[GradNorm]]
     if getattr(upstream, "multi_tensor_scale_tensor_impl", None) is not None:  # norms stay on the device
         sums = [list(row.split(1)) for row in reduced.sum(dim=0)]
     else:
         # tolist is the one host-device sync
         sums = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*reduced.tolist(), strict=True)]
-    for reduction in found:
+    for reduction in shared:
         for leaf in reduction.optimizers:
             if leaf is not root and measures_itself(leaf):
                 row = sums[Row.EXEMPT_SQUARES if is_exempt(leaf) else Row.SQUARES]
                 row[0] = row[0] + (leaf.get_grad_norm() or 0.0) ** 2
-    return sums
+    return sums, owned
 
 
-def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...]) -> torch.Tensor:
+def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...], owned: set[Group]) -> torch.Tensor:
     """Float32 tensor [rows of `Row`, 1 + groups] of the leaves of `reduction`, below `root`, summed over its ranks.
 
     It has a column for each group that the configuration allows: a rank may own one of which the others know nothing.
+    Those of which this rank owns parameters are added to `owned`.
     """
     sums = torch.zeros(len(Row), 1 + len(separate), dtype=torch.float32, device="cuda")
     grads: dict[tuple[Row, int], list[torch.Tensor]] = {}
     for leaf in reduction.optimizers:
         squares, owners = (Row.EXEMPT_SQUARES, Row.EXEMPT_OWNERS) if is_exempt(leaf) else (Row.SQUARES, Row.OWNERS)
         sums[owners, 0] += 1
+        params = params_by_group(leaf, separate)
+        owned.update(params)
         if leaf is root or not measures_itself(leaf):
-            grads.setdefault((squares, 0), []).extend(_grads_of(leaf, None))
-        owned = _separate_groups_of(leaf, separate)
+            grads.setdefault((squares, 0), []).extend(_grads_of(leaf, None, params.get(None, [])))
         for column, group in enumerate(separate, start=1):
-            if group in owned:
+            if group in params:
                 sums[owners, column] += 1
-                grads.setdefault((squares, column), []).extend(_grads_of(leaf, group))
+                grads.setdefault((squares, column), []).extend(_grads_of(leaf, group, params[group]))
     shards = None
-    for (row, column), of_group in grads.items():
-        for grad in of_group:
+    for (row, column), of_column in grads.items():
+        for grad in of_column:
             shards = get_data_parallel_group_if_dtensor(grad, shards)
-        for local in by_dtype(map(to_local_if_dtensor, of_group)).values():
+        for local in by_dtype(map(local_part, of_column)).values():
             overflow = torch.zeros(1, dtype=torch.int, device="cuda")
             norm, _ = upstream.multi_tensor_applier(upstream.l2_norm_impl, overflow, [local], False)
             sums[row, column : column + 1] += norm**2.0
@@ -131,23 +149,18 @@ def _is_of_another_library(owner: Any, name: str, ours: Any) -> bool:
     return method is not ours and not getattr(method, "__module__", "").startswith("megatron.core.")
 
 
-def _grads_of(leaf: Any, group: Group) -> list[torch.Tensor]:
-    """The gradients of a group; another library's class may choose those of the main one by the name of up to 0.18."""
+def _grads_of(leaf: Any, group: Group, params: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """The gradients of a group, which has these parameters.
+
+    Another library's class may choose them itself, those of the main group by the name of up to 0.18.
+    """
     if group is None and _is_of_another_library(
         type(leaf), "get_main_grads_for_grad_norm", get_main_grads_for_grad_norm
     ):
         return leaf.get_main_grads_for_grad_norm()
     if _is_of_another_library(type(leaf), "get_grads_for_grad_norm", get_grads_for_grad_norm):
         return leaf.get_grads_for_grad_norm(group)
-    return get_grads_for_grad_norm(leaf, group)
-
-
-def _separate_groups_of(leaf: Any, known: tuple[str, ...]) -> set[str]:
-    """The separate groups of which `leaf` owns parameters on this rank; asked in each step, as some may join late."""
-    groups = {group for group in map(tag_of, leaf.get_parameters()) if group is not None}
-    for group in groups:
-        check_group(group, known)
-    return groups
+    return filter_grads(leaf, params)
 
 
 def norms_of(optimizer: Any, needs_groups: bool = True) -> GradNorms:
@@ -203,11 +216,11 @@ def _compute_grad_norms_by_group(self: Any) -> dict[str, GradNorm]:
 def _get_grad_norm_over(self: Any, optimizers: list[Any]) -> GradNorm:
     """The main norm of some of `chained_optimizers`. A collective, with the same choice on all ranks."""
     chosen = {id(leaf) for optimizer in optimizers for leaf in leaves(optimizer)}
-    found = [
+    shared = [
         reduction._replace(optimizers=[leaf for leaf in reduction.optimizers if id(leaf) in chosen])
         for reduction in reductions(self)
     ]
-    sums = _sum_over_ranks(found, self, separate_groups(self.config))
+    sums, _ = _sum_over_ranks(shared, self, separate_groups(self.config))
     return (sums[Row.SQUARES][0] + sums[Row.EXEMPT_SQUARES][0]) ** 0.5
 
 
@@ -219,7 +232,7 @@ def has_grad_norm_group(self: Any, grad_norm_group: str) -> bool:
     if grad_norm_group not in cache:
         flag = torch.zeros(1, dtype=torch.int, device="cuda")
         for reduction in reductions(self):
-            flag += any(grad_norm_group in _separate_groups_of(leaf, known) for leaf in reduction.optimizers)
+            flag += any(grad_norm_group in params_by_group(leaf, known) for leaf in reduction.optimizers)
             reduction.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
         cache[grad_norm_group] = bool(flag.item())
     return cache[grad_norm_group]

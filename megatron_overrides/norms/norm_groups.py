@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -115,7 +115,7 @@ def tag_of(param: Any) -> Group:
     return group
 
 
-def group_of(param: Any, known: tuple[str, ...]) -> Group:
+def group_of(param: Any, known: Collection[str]) -> Group:
     """The same for a parameter of an optimizer that measures the `known` groups.
 
     Raises:
@@ -127,7 +127,7 @@ def group_of(param: Any, known: tuple[str, ...]) -> Group:
     return group
 
 
-def check_group(group: str, known: tuple[str, ...]) -> None:
+def check_group(group: str, known: Collection[str]) -> None:
     if group not in known:
         raise ValueError(f"Unknown grad_norm_group {group!r}; known: {', '.join(known)}")
 

@@ -6,7 +6,7 @@ summed, and the parameters of a leaf by norm group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -70,16 +70,25 @@ def reductions(optimizer: Any) -> list[Reduction]:
     return list(found.values())
 
 
-def params_by_group(leaf: Any, census: Census | None) -> dict[Group, list[torch.nn.Parameter]]:
-    """The parameters of `leaf` by the norm that clips them; `census` says which groups exist, if that is known."""
+def params_by_group(leaf: Any, groups: Collection[str]) -> dict[Group, list[torch.nn.Parameter]]:
+    """The parameters of `leaf` by the norm that clips them: one of these separate `groups`, or the main one (None).
+
+    Raises:
+        ValueError: a parameter is tagged with another group, so its gradient would enter no norm.
+    """
     params = [] if getattr(leaf, "is_stub_optimizer", False) else leaf.get_parameters()
-    if census is not None and len(census.groups) == 1:  # the main one, so no parameter needs to be asked
-        return {None: params} if params else {}
-    known = separate_groups(leaf.config)
     by_group: dict[Group, list[torch.nn.Parameter]] = {}
     for param in params:
-        by_group.setdefault(group_of(param, known), []).append(param)
+        by_group.setdefault(group_of(param, groups), []).append(param)
     return by_group
+
+
+def params_to_clip(leaf: Any, census: Census | None) -> dict[Group, list[torch.nn.Parameter]]:
+    """The same in a step with this census; where that has no separate group, no parameter needs to be asked."""
+    if census is not None and len(census.groups) == 1:
+        params = leaf.get_parameters()
+        return {None: params} if params else {}
+    return params_by_group(leaf, separate_groups(leaf.config))
 
 
 def _walk(optimizer: Any, over_all_ranks: bool) -> Iterator[Leaf]:
