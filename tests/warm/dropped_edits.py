@@ -1,16 +1,19 @@
 """`pytest --drop-edits`: does a test notice when an edit that the patches declare is missing?
 
 Each item of such a run is one edit that changes something in this Megatron. Forks of a Megatron without patches apply
-the patches without this edit, and run the collected tests until one fails: first the file that mirrors the module of
-the edit's override, then the files near it. An edit that no test notices needs a reason in ci/dropped_edits.toml.
+the patches without this edit, and run the collected tests until one fails: first the test that noticed it the last
+time, then those that call the edit's function, then those in files that name it or lie near it. The run writes which
+test noticed which edit (ci/noticed_edits.json). An edit that no test notices needs a reason in ci/dropped_edits.toml.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Iterable
-from functools import partial
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
@@ -18,8 +21,10 @@ from typing import Any
 import pytest
 
 from . import edits
+from .noticed import Noticed
 from .plugin import Controller, ForkedFile, ForkedTest, Job, Jobs, tests_by_file
-from .reports import first_failure
+from .rank import CALLED
+from .reports import Reports, first_failure
 
 try:
     import tomllib
@@ -37,11 +42,12 @@ class DropEdits:
         self.controller = controller
         self.tests: Tests = {}
         self.sound: set[str] = set()  # tests that pass with every edit
+        self.noticed = Noticed(controller.config.rootpath, metadata.version("megatron-core"))
 
     @pytest.hookimpl(tryfirst=True)  # -k and --deselect choose edits
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         self.tests = tests_by_file(items)
-        reasons = read_survivors(session.config.rootpath / SURVIVORS, metadata.version("megatron-core"))
+        reasons = read_survivors(session.config.rootpath / SURVIVORS, self.noticed.release)
         warm = self.controller.warm
         kind, effective = warm.receive(warm.fork("megatron", edits.send_effective, "edits"), "edits")
         if kind == "failed":
@@ -53,21 +59,57 @@ class DropEdits:
         if reporter := session.config.pluginmanager.get_plugin("terminalreporter"):
             reporter._numcollected = len(items)  # it has counted the tests
 
-    def first_failure(self, tests: Tests, without: str | None) -> ForkedTest | None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not session.config.option.collectonly:
+            self.noticed.write()
+
+    def noticing_test(self, edit: str) -> ForkedTest | None:
+        """The first test that fails without this edit; None if no test does."""
+        by_id = {test.nodeid: test for tests in self.tests.values() for test in tests}
+        for name in self.noticed.candidates(edit):
+            if name in by_id and self.first_failure([by_id[name]], edit):
+                return by_id[name]
+        likely = self.callers.get(edit, [])
+        nearest = sort_by_distance(edit, self.tests, self.controller.config.rootpath)
+        others = [test for file in nearest for test in self.tests[file] if test not in likely]
+        return self.first_failure(likely, edit) or self.first_failure(others, edit)
+
+    @cached_property
+    def callers(self) -> dict[str, list[ForkedTest]]:
+        """{edit: the tests that call its function}, the quickest file first. For this, all run with every edit."""
+        callers: dict[str, list[ForkedTest]] = {}
+        seconds: Counter[ForkedFile] = Counter()
+        every_test = [test for tests in self.tests.values() for test in tests]
+        for test, reports in self.run_tests(every_test, watched=True):
+            if not first_failure(reports):
+                self.sound.add(test.nodeid)
+            seconds[test.parent] += sum(report.duration for report in reports)
+            for edit in dict(reports[0].user_properties).get(CALLED, ()):
+                callers.setdefault(edit, []).append(test)
+        return {edit: sorted(tests, key=lambda test: seconds[test.parent]) for edit, tests in callers.items()}
+
+    def first_failure(self, tests: list[ForkedTest], without: str | None) -> ForkedTest | None:
         """The first of these tests that fails without this edit; None if all pass."""
-        start = partial(self.controller.fork, without=without)
+        return next((test for test, reports in self.run_tests(tests, without) if first_failure(reports)), None)
+
+    def run_tests(
+        self, tests: list[ForkedTest], without: str | None = None, watched: bool = False
+    ) -> Iterator[tuple[ForkedTest, Reports]]:
+        """Yield each test with its reports."""
+        start = partial(self.controller.fork, without=without, watched=watched)
+        by_file = tests_by_file(tests)
         jobs = Jobs(
             self.controller.warm,
-            [Job(list(some), partial(start, file.path, file.level)) for file, some in tests.items()],
+            [Job(list(some), partial(start, file.path, file.level)) for file, some in by_file.items()],
         )
         try:
-            chosen = (test for some in tests.values() for test in some)
-            return next((test for test in chosen if first_failure(jobs.reports_of(test.nodeid))), None)
+            for test in itertools.chain.from_iterable(by_file.values()):
+                yield test, jobs.reports_of(test.nodeid)
         finally:
             jobs.close()
 
     def passes_with_every_edit(self, test: ForkedTest) -> bool:
-        if test.nodeid not in self.sound and self.first_failure({test.parent: [test]}, None) is None:
+        if test.nodeid not in self.sound and self.first_failure([test], None) is None:
             self.sound.add(test.nodeid)
         return test.nodeid in self.sound
 
@@ -83,10 +125,8 @@ class DroppedEdit(pytest.Item):
             self.extra_keyword_matches.update({name.replace("-", "_"), name.replace("_", "-")})
 
     def runtest(self) -> None:
-        nearest, *others = sort_by_distance(self.name, self.run.tests, self.config.rootpath)
-        tests = self.run.tests
-        test = self.run.first_failure({nearest: tests[nearest]}, self.name)
-        test = test or self.run.first_failure({file: tests[file] for file in others}, self.name)
+        test = self.run.noticing_test(self.name)
+        self.run.noticed.record(self.name, test and test.nodeid)
         if test is None:
             if self.reason:
                 pytest.xfail(self.reason)

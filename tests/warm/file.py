@@ -38,21 +38,29 @@ PYTEST = re.compile("/_?(pytest|pluggy)/|<frozen runpy>")
 
 
 def run(
-    address: str, words: list[str], file: Path, level: str, without: str | None, options: dict[str, Any], limit: float
+    address: str,
+    words: list[str],
+    file: Path,
+    level: str,
+    without: str | None,
+    watched: bool,
+    options: dict[str, Any],
+    limit: float,
 ) -> None:
     """Be the process of a file, in a fork of a warm process of its level, or of one before it.
 
     Args:
         words: of the command line of its pytest.
         without: an edit that is left out of the patches.
+        watched: the reports say which edits a test calls.
         options: that it shares with the first pytest.
         limit: the seconds after which a test counts as hanging.
     """
     with Client(address) as connection:
-        if without:
-            from .edits import leave_out
+        if without or watched:
+            from . import edits
 
-            leave_out(without)
+            edits.leave_out(without) if without else edits.watch()
         sys.argv[:] = ["pytest", str(file)]
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         off = ("-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:faulthandler")

@@ -74,12 +74,21 @@ class Controller:
         self.files: list[ForkedFile] = []
         self.jobs: Jobs | None = None
 
-    def fork(self, path: Path, level: str, without: str | None = None) -> Connection:
-        """The process of a file, in which `without` is left out of the patches. Raises LevelFailed."""
+    def fork(self, path: Path, level: str, without: str | None = None, watched: bool = False) -> Connection:
+        """The process of a file: `without` an edit of the patches, or with all edits `watched`. Raises LevelFailed."""
         config = self.config
         words = ["-q", "--rootdir", str(config.rootpath), *(["-c", str(config.inipath)] if config.inipath else [])]
         options = {name: value for name, value in vars(config.option).items() if name in SHARED_OPTIONS}
-        run = partial(file.run, words=words, file=path, level=level, without=without, options=options, limit=self.limit)
+        run = partial(
+            file.run,
+            words=words,
+            file=path,
+            level=level,
+            without=without,
+            watched=watched and level == "patched",
+            options=options,
+            limit=self.limit,
+        )
         origin = "megatron" if without and level == "patched" else level  # the last at which no override is imported
         return self.warm.fork(origin, run, path.name)
 
