@@ -7,6 +7,56 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+def tensor_parallel(run: Any) -> int:
+    """Over how many ranks a dense layer is split."""
+    return run.tensor_model_parallel_size or 1
+
+
+def pipeline_parallel(run: Any) -> int:
+    """The number of pipeline stages."""
+    return run.pipeline_model_parallel_size or 1
+
+
+def context_parallel(run: Any) -> int:
+    """Over how many ranks a sequence is split."""
+    return run.context_parallel_size or 1
+
+
+def expert_parallel(run: Any) -> int:
+    """Over how many ranks the experts of a layer are dealt out."""
+    return run.expert_model_parallel_size or 1
+
+
+def expert_tensor_parallel(run: Any) -> int:
+    """Over how many ranks each expert is split."""
+    return run.expert_tensor_parallel_size or tensor_parallel(run)
+
+
+def data_parallel(run: Any) -> int:
+    """How many replicas of the dense layers there are, without those of context parallelism; 1 if unknown."""
+    ranks = run.world_size or 1
+    return run.data_parallel_size or max(
+        1, ranks // (tensor_parallel(run) * pipeline_parallel(run) * context_parallel(run))
+    )
+
+
+def microbatches(run: Any) -> int:
+    """How many microbatches a step has; 1 if unknown."""
+    if not run.global_batch_size or not run.micro_batch_size:
+        return 1
+    return max(1, run.global_batch_size // (run.micro_batch_size * data_parallel(run)))
+
+
+def shares_gradient_buffer(run: Any) -> bool:
+    """Whether MXFP8 parameters are gathered through the buffer of the gradients."""
+    return bool(run.fp8_recipe == "mxfp8" and run.fp8_param_gather and run.reuse_grad_buf_for_mxfp8_param_ag)
+
+
+def loads_optimizer(run: Any) -> bool:
+    """Whether the run resumes with the state of an optimizer."""
+    return bool(run.load and not (run.no_load_optim or run.finetune))
+
+
 def is_layer_wise(run: Any) -> bool:
     """Whether ranks share out whole parameters: dist_muon, which 0.19 reads as muon with this setting."""
     return bool(run.use_layer_wise_distributed_optimizer) or str(run.optimizer).startswith("dist_")

@@ -1,0 +1,74 @@
+"""The words in which a known defect of Megatron is declared. Data only: nothing here reads a source or a run.
+
+A defect is declared once, in `known/`, for every Megatron: its `signs` say how to see in a source whether that Megatron
+has it, so a release, a commit that a framework pins and a checkout with cherry-picks each get a true answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TYPE_CHECKING = False  # typing and collections.abc are not imported for annotations
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Literal
+
+    Kind = Literal["wrong numbers", "wrong log", "lost state", "hang", "crash"]
+    Evidence = Literal["reproduced", "read", "reported"]
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What the source of a Megatron with a defect has in one place. All that is said of it must hold.
+
+    Code is compared after normalisation: formatting, comments and docstrings do not matter.
+
+    Attributes:
+        target: a function, class or other name, as `package.module:Qualified.name`, which must exist; no name
+            ("package.module:") stands for the whole module.
+        has: code that its definition contains, or several pieces.
+        lacks: code that its definition does not contain, or several pieces.
+    """
+
+    target: str
+    has: str | tuple[str, ...] = ()
+    lacks: str | tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Defect:
+    """Something that goes wrong in runs of some Megatrons.
+
+    Attributes:
+        id: "ML-4047" after upstream's pull request or issue, with a letter where that covers several defects; a name
+            where upstream has neither.
+        effect: what it does to the numbers, or to the run, in a sentence without a full stop.
+        kind: what the user loses.
+        severity: 5 (trains something else) to 1 (a number in the log).
+        signs: the source of a Megatron has the defect if one of these is in it, and
+        fixed_by: none of these.
+        affects: called with the settings of a run (defects.diagnosis.Settings); whether the defect acts on it, as far
+            as settings can tell.
+        when: the same in words: flags, as a user writes them.
+        only_if: what settings cannot tell, as the end of a sentence that begins with "if"; '' where they decide.
+        instead: what to set instead, without a patch; '' where nothing helps but the patch or another release.
+        links: upstream's pull requests and issues, "NVIDIA/Megatron-LM#4047".
+        state: "fixed in 0.18.0", "fixed on main", "open" or "unreported".
+        evidence: how sure we are: reproduced by running Megatron, read in its source, or reported by others.
+        patch: the id of the patch that removes it; '' for none.
+    """
+
+    id: str
+    effect: str
+    kind: Kind
+    severity: int
+    signs: tuple[Sign, ...]
+    affects: Callable[[Any], object]
+    when: str
+    links: tuple[str, ...]
+    state: str
+    evidence: Evidence
+    fixed_by: tuple[Sign, ...] = ()
+    only_if: str = ""
+    instead: str = ""
+    patch: str = ""
