@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .defects.catalog import removed_by, span_of
 from .engine import AddField, AddFlag, Patch
 from .settings import TRANSFORMER_CONFIG
 
@@ -14,7 +15,7 @@ def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:
     is_native = any(change.native_since for change in patch.upstream)
     for heading, paragraphs in (
         ("Without it", (patch.problem,)),
-        ("Found by `doctor -- FLAGS`", tuple(f"{defect.text} ({defect.span})." for defect in patch.defects)),
+        ("Found by `doctor -- FLAGS`", tuple(f"{one.effect} ({span_of(one)})." for one in removed_by(patch))),
         ("Not found by `doctor -- FLAGS`", (patch.undetected,)),
         ("Adds", patch.adds),
         ("Upstream's change in part", tuple(change.part for change in patch.upstream if change.part)),

@@ -31,7 +31,7 @@ def defects(doctor):
 def test_a_command_line_that_meets_nothing(doctor):
     done = doctor(SMALL)
     assert done.code == 0
-    assert done.out.splitlines()[-1] == "These flags meet no known defect of this release."
+    assert done.out.splitlines()[-1] == "No known defect of this Megatron affects these flags."
 
 
 @pytest.mark.parametrize("version, is_met", [("2.12.0", False), ("2.13", True), ("2.17.1", True)])
@@ -74,11 +74,14 @@ def test_a_version_that_is_none_is_wrong_usage(doctor):
 def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release):
     done = doctor(f"{EXPERTS} --optimizer muon", "--te", "2.16.1")
     lines = [line for line in done.out.splitlines() if line.startswith("* ")]
-    ids = ["exempt-muon-from-clipping", "keep-newton-schulz-scale-invariant"]
-    ids += ["count-experts-in-grad-norm"] * (release in UP_TO_0_18)
+    ids = ["count-experts-in-grad-norm"] * (release in UP_TO_0_18)
+    ids += ["exempt-muon-from-clipping", "keep-newton-schulz-scale-invariant"]
     assert [line.rpartition(": removed by ")[2].partition(";")[0] for line in lines] == ids
     assert done.code == 0
-    assert done.out.splitlines()[-1] == f"These flags meet {len(ids)} known defects; the patches remove all."
+    assert (
+        done.out.splitlines()[-1]
+        == f"Known defects that affect these flags: {len(ids)}. The patches remove all of them."
+    )
 
 
 @pytest.mark.parametrize("is_installed", [False, True], ids=["missing", "installed"])
@@ -101,7 +104,7 @@ def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):
     done = doctor(f"{SMALL} --optimizer muon")
     assert done.code == 1
     assert "NOT REMOVED: MEGATRON_MTP_PATCHES leaves exempt-muon-from-clipping out" in done.out
-    assert done.out.splitlines()[-1] == "1 of 2 defects that these flags meet are not removed."
+    assert done.out.splitlines()[-1] == "1 of 2 known defects that affect these flags are not removed."
 
 
 @pytest.mark.parametrize("words, ranks", [((), 8), (("--world-size", "16"), 16)])

@@ -1,52 +1,60 @@
-"""What `doctor -- FLAGS` looks for agrees with the state of each patch in each release."""
-
-from pathlib import Path
+"""The known defects: what is declared of each, and that the sources of this Megatron agree with what pages say."""
 
 import pytest
-from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.defects.unpatched import UNPATCHED
-from megatron_mtp_patches.engine.fingerprints import KnownSources
+from megatron_mtp_patches.defects.catalog import known_defects, read_releases, releases_with, removed_by
+from megatron_mtp_patches.defects.diagnosis import Settings
+from megatron_mtp_patches.defects.probe import has_defect
+from megatron_mtp_patches.installed_megatron import find_releases
 
-from scripts.docs.declared import COLUMNS, state
+from scripts.docs.declared import state
 
-DEFECTS = [(patch, defect) for patch in CATALOG for defect in patch.defects] + [(None, one) for one in UNPATCHED]
-
-
-def name(value):
-    return getattr(value, "text", None) or getattr(value, "id", None)
-
-
-@pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
-def test_each_patch_has_defects_or_a_reason_why_no_flag_tells(patch):
-    assert bool(patch.defects) is not bool(patch.undetected), "declare `defects`, or say in `undetected` why not"
+KINDS = {"wrong numbers", "wrong log", "lost state", "hang", "crash"}
+every_defect = pytest.mark.parametrize("defect", known_defects(), ids=lambda defect: defect.id)
 
 
-@pytest.mark.parametrize("patch, defect", DEFECTS, ids=name)
-def test_a_defect_is_in_known_releases_where_its_patch_does_something(patch, defect):
-    assert defect.releases and [release for release in COLUMNS if release in defect.releases] == list(defect.releases)
-    if patch is not None:
-        assert not {release for release in defect.releases if state(patch, release) == "native"}
+def test_each_has_a_name_of_its_own():
+    ids = [defect.id for defect in known_defects()]
+    assert len(set(ids)) == len(ids)
 
 
-@pytest.mark.parametrize("patch, defect", DEFECTS, ids=name)
-def test_the_releases_of_a_defect_leave_out_none_between_the_first_and_the_last(patch, defect):
-    known = KnownSources.read(Path(_engine.table_file)).releases
-    run = known[known.index(defect.releases[0]) : known.index(defect.releases[-1]) + 1]
-    left_out = [release for release in run if release not in defect.releases]
-    assert not left_out, (
-        f"{patch.id if patch else 'unpatched.py'}: the defect {defect.text!r} is in {run[0]} and in {run[-1]}, but its "
-        f"`releases` leave out {', '.join(left_out)}: add that, or make two defects of it"
-    )
+@every_defect
+def test_what_is_said_of_it(defect):
+    assert defect.kind in KINDS and defect.severity in range(1, 6)
+    assert defect.evidence in {"reproduced", "read", "reported"}
+    assert defect.state.startswith("fixed ") or defect.state in {"open", "unreported"}
+    assert defect.effect[0].isupper() or defect.effect.startswith("--")
+    assert not defect.effect.endswith(".") and not defect.when.endswith(".")
+    assert defect.when and defect.signs
 
 
-@pytest.mark.parametrize("defect", [defect for _, defect in DEFECTS], ids=lambda defect: defect.text)
-def test_a_run_without_settings_meets_nothing(defect):
-    from megatron_mtp_patches.defects.diagnosis import Settings
+@every_defect
+def test_its_sources_say_here_what_the_table_says(defect):
+    (release,) = find_releases()
+    answer = has_defect(defect)
+    assert answer is None or answer is read_releases()[release][defect.id]  # a wheel has not the scripts of a checkout
 
+
+@every_defect
+def test_some_release_has_it(defect):
+    assert releases_with(defect), "remove it, or correct its signs"
+
+
+@every_defect
+def test_a_run_without_settings_is_not_affected(defect):
     assert not defect.affects(Settings([], None))
 
 
-@pytest.mark.parametrize("defect", UNPATCHED, ids=lambda defect: defect.text)
-def test_what_no_patch_removes_can_be_avoided(defect):
-    assert defect.avoid
+@pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
+def test_each_patch_removes_defects_or_says_why_no_setting_tells(patch):
+    assert bool(removed_by(patch)) is not bool(patch.undetected), "declare one in defects/known, or fill `undetected`"
+
+
+@pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
+def test_no_release_in_which_a_patch_is_native_has_what_it_removes(patch):
+    for defect in removed_by(patch):
+        assert not {release for release in releases_with(defect) if state(patch, release) == "native"}
+
+
+def test_a_patch_that_removes_a_defect_exists():
+    assert {defect.patch for defect in known_defects()} <= {"", *(patch.id for patch in CATALOG)}

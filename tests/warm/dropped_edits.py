@@ -71,6 +71,9 @@ class DropEdits:
                 return by_id[name]
         likely = self.callers.get(edit, [])
         nearest = sort_by_distance(edit, self.tests, self.controller.config.rootpath)
+        if not likely and ":" in edit.split()[1]:  # a function that only trainings in forks of a test call
+            calling = {test.parent for tests in self.callers.values() for test in tests}
+            nearest.sort(key=lambda file: file in calling)
         others = [test for file in nearest for test in self.tests[file] if test not in likely]
         return self.first_failure(likely, edit) or self.first_failure(others, edit)
 

@@ -18,7 +18,7 @@ from .server import LevelFailed, WarmProcesses
 
 RANKS_PER_PROCESSOR = 2  # ranks wait for each other, and for what they start
 # Of the command line, with the processes of the files.
-SHARED_OPTIONS = ("tbstyle", "showlocals", "update_golden", "write_tables")
+SHARED_OPTIONS = ("tbstyle", "showlocals", "update_golden", "write_tables", "everywhere")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="leave out each edit of the patches: does a test fail? -k chooses by target, override, field or flag",
     )
+    group.addoption("--everywhere", action="store_true", help="also what CI runs on some of the releases only")
     parser.addini("warm_limit", "seconds after which a forked test counts as hanging", default="900")
 
 

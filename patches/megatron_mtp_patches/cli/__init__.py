@@ -88,6 +88,33 @@ def make_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="for programs; only with FLAGS")
     doctor.set_defaults(carry_out=_doctor)
 
+    audit = commands.add_parser("audit", help="all known defects of a Megatron, read from its sources")
+    audit.add_argument(
+        "--against",
+        metavar="PATH",
+        help="a Megatron-LM checkout or a folder of packages, PATH:PATH for both (default: the installed Megatron)",
+    )
+    form = audit.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="for programs")
+    form.add_argument("--sarif", action="store_true", help="for code hosts")
+    audit.add_argument(
+        "--fail-on",
+        type=int,
+        choices=range(1, 6),
+        metavar="SEVERITY",
+        help="end with 1 if there is a defect of this severity or more, 1 to 5",
+    )
+    audit.set_defaults(carry_out=_audit, needs_patches=False)
+
+    reproduce = commands.add_parser(
+        "reproduce", help="show a known defect on this machine's CPU, as Megatron is and with the patches"
+    )
+    which = reproduce.add_mutually_exclusive_group(required=True)
+    which.add_argument("id", nargs="?", metavar="ID", help="of the defect, as `audit` prints it")
+    which.add_argument("--all", action="store_true", help="each defect that has a program")
+    reproduce.add_argument("--json", action="store_true", help="for programs")
+    reproduce.set_defaults(carry_out=_reproduce, needs_patches=False)
+
     enable = commands.add_parser(
         "enable", help="apply the patches in every Python of this environment in which MEGATRON_MTP_PATCHES is set"
     )
@@ -162,6 +189,18 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     flags = arguments.words[arguments.words.index("--") + 1 :]
     return diagnose(flags, arguments.world_size, arguments.te, as_json=arguments.json)
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from .audit import audit
+
+    return audit(arguments.against, arguments.json, arguments.sarif, arguments.fail_on)
+
+
+def _reproduce(arguments: argparse.Namespace) -> int:
+    from .reproduce import reproduce
+
+    return reproduce(None if arguments.all else arguments.id, arguments.json)
 
 
 def _enable(arguments: argparse.Namespace) -> int:

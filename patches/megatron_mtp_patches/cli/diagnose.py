@@ -20,6 +20,7 @@ from ..installed_megatron import describe_megatron, find_releases, find_transfor
 from .command_line import CommandLine, read, refusals
 from .console import make_console
 
+FAILS_FROM = 3  # the severity of a defect from which on the command ends with 1
 # What --use-checkpoint-args reads from the checkpoint and some defect depends on.
 FROM_CHECKPOINT = (
     "--num-experts",
@@ -33,7 +34,7 @@ FROM_CHECKPOINT = (
 
 
 def diagnose(words: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
-    """Print the defects that affect the command line; 1 if the patches do not remove all of them.
+    """Print the defects that affect the command line; 1 if one of severity 3 or more is not removed by the patches.
 
     Args:
         words: the flags, as after the name of the script.
@@ -67,7 +68,7 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
     releases = find_releases()
     version, is_known = (transformer_engine, True) if transformer_engine else find_transformer_engine(releases)
     with refusals():
-        findings = list(find_defects(Settings(line.sources, version), releases))
+        findings = list(find_defects(Settings(line.sources, version)))
     if as_json:
         print(
             json.dumps(
@@ -88,7 +89,7 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
     else:
         origin = "" if is_known else " (not installed; this release was made for it)"
         _show(line, findings, f"TransformerEngine {version}{origin}" if version else "no TransformerEngine")
-    return int(not all(finding.is_removed for finding in findings))
+    return int(any(finding.severity >= FAILS_FROM and not finding.is_removed for finding in findings))
 
 
 def decided_by_checkpoint(line: CommandLine) -> list[str]:
@@ -140,11 +141,16 @@ def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -
     for finding in findings:
         removed = f"removed by {finding.patch}" + (f"; {finding.remedy}" if finding.remedy else "")
         answer = removed if finding.is_removed else f"NOT REMOVED: {finding.remedy}"
-        say(f"* {finding.text} ({finding.releases}): {answer}", None if finding.is_removed else "red")
+        condition = f", if {finding.only_if}" if finding.only_if else ""
+        style = None if finding.is_removed else "red" if finding.severity >= FAILS_FROM else "yellow"
+        say(
+            f"* {finding.id}, severity {finding.severity}: {finding.text}{condition} ({finding.releases}): {answer}",
+            style,
+        )
     left = sum(not finding.is_removed for finding in findings)
     if not findings:
-        say("These flags meet no known defect of this release.")
+        say("No known defect of this Megatron affects these flags.")
     elif left:
-        say(f"{left} of {len(findings)} defects that these flags meet are not removed.")
+        say(f"{left} of {len(findings)} known defects that affect these flags are not removed.")
     else:
-        say(f"These flags meet {len(findings)} known defect{'s' * (len(findings) > 1)}; the patches remove all.")
+        say(f"Known defects that affect these flags: {len(findings)}. The patches remove all of them.")

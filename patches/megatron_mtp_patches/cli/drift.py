@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from .. import _engine
 from ..catalog import BASE, CATALOG
+from ..defects.catalog import write_releases
 from ..engine import Patch, PatchError, UsageError
 from ..engine.compatibility import decide
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint, package_of
@@ -132,6 +133,8 @@ def _accept(known: KnownSources, release: str, folders: list[str], only: Collect
     accepted = add_release(known, (*BASE, *CATALOG), release, folders, only)
     try:
         write_known_sources(accepted, file)
+        if not only and not package_of(release):
+            write_releases(release, folders)
     except OSError as error:
         raise PatchError(f"cannot write {file}: {error.strerror}") from error
     return accepted

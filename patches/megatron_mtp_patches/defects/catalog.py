@@ -1,15 +1,62 @@
-"""All known defects, the most severe first."""
+"""All known defects, and the releases that have each of them."""
 
 from __future__ import annotations
 
+import functools
+import json
 from importlib import import_module
+from pathlib import Path
 
+from ..engine import Patch
 from .declare import Defect
+from .probe import has_defect
 
-TOPICS: tuple[str, ...] = ()
+TOPICS: tuple[str, ...] = (
+    "fsdp_optimizer",
+    "moe_log",
+    "mtp_heads",
+    "mtp_log",
+    "muon",
+    "norms",
+)
+RELEASES = Path(__file__).with_name("releases.json")
 
 
+@functools.cache
 def known_defects() -> tuple[Defect, ...]:
-    """The defects of every module in `known`."""
+    """The defects of every module in `known`, the most severe first."""
     defects = (one for topic in TOPICS for one in import_module(f"{__package__}.known.{topic}").DEFECTS)
     return tuple(sorted(defects, key=lambda defect: -defect.severity))
+
+
+def removed_by(patch: Patch) -> list[Defect]:
+    """The known defects that a patch removes."""
+    return [defect for defect in known_defects() if defect.patch == patch.id]
+
+
+@functools.cache
+def read_releases() -> dict[str, dict[str, bool | None]]:
+    """{release: {id of a defect: whether it has it}}; None where the trees of a release do not show it.
+
+    The sources of each release were asked once (`drift --accept`): a page and a message are made where they are not.
+    """
+    return json.loads(RELEASES.read_text(encoding="utf-8"))
+
+
+def write_releases(release: str, path: list[str]) -> None:
+    """Ask the sources in `path` for all defects, and keep the answers as those of `release`."""
+    answers = {defect.id: has_defect(defect, path) for defect in known_defects()}
+    table = read_releases() | {release: dict(sorted(answers.items()))}
+    RELEASES.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    read_releases.cache_clear()
+
+
+def releases_with(defect: Defect) -> list[str]:
+    """The known releases that have it, oldest first."""
+    return [release for release, answers in read_releases().items() if answers.get(defect.id)]
+
+
+def span_of(defect: Defect) -> str:
+    """The first and the last of these: "0.16.1 to 0.18.2"; '' for none."""
+    releases = releases_with(defect)
+    return " to ".join(dict.fromkeys((releases[0], releases[-1]))) if releases else ""

@@ -82,3 +82,13 @@ def resumes_optimizer(run: Any) -> bool:
     """Whether the state of the optimizer is saved for later or loaded."""
     loads = run.load and not (run.no_load_optim or run.finetune)
     return bool(loads or (run.save and not run.no_save_optim))
+
+
+def repeats_a_head(run: Any) -> bool:
+    """Whether one MTP head runs for several depths."""
+    return bool(run.mtp_use_repeated_layer and (run.mtp_num_layers or 0) > 1)
+
+
+def fuses_weight_gradients(run: Any) -> bool:
+    """Whether a backward pass adds weight gradients to `main_grad` itself, as it does by default."""
+    return run.gradient_accumulation_fusion is not False

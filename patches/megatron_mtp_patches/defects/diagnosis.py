@@ -1,4 +1,4 @@
-"""Which known defects of the installed Megatron affect a run, and which patch removes each of them."""
+"""Which known defects of a Megatron affect a run, and which patch removes each of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from .. import _engine
 from ..catalog import CATALOG
-from ..engine import Defect, Patch
+from ..engine import Patch
 from ..engine.source import find_file
 from ..engine.state import State
-from .unpatched import UNPATCHED
+from .catalog import known_defects, span_of
+from .declare import Defect
+from .probe import has_defect
 
 # What Megatron's configurations call differently from its command line.
 OTHER_NAMES = {"num_experts": "num_moe_experts"}
@@ -42,14 +44,22 @@ class Finding:
     """A defect that affects a run.
 
     Attributes:
+        id: of the defect.
         text: what it does, in a sentence without a full stop.
-        releases: the first and the last release that has it.
+        kind: "wrong numbers", "wrong log", "lost state", "hang" or "crash".
+        severity: 5 (trains something else) to 1 (a number in the log).
+        only_if: what the settings of a run cannot tell; '' where they decide.
+        releases: the first and the last known release that has it.
         patch: the id of the patch that removes it; None if none does.
         is_removed: that patch is applied, or will be as soon as the package that it patches is installed.
         remedy: what to do if the defect is not removed, or not yet; '' if there is nothing to do.
     """
 
+    id: str
     text: str
+    kind: str
+    severity: int
+    only_if: str
     releases: str
     patch: str | None
     is_removed: bool
@@ -80,33 +90,44 @@ def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[
         check_version(transformer_engine)
     from ..installed_megatron import find_releases, find_transformer_engine
 
-    releases = find_releases()
     if transformer_engine is None:
-        transformer_engine, _ = find_transformer_engine(releases)
-    return list(find_defects(Settings(sources, transformer_engine), releases))
+        transformer_engine, _ = find_transformer_engine(find_releases())
+    return list(find_defects(Settings(sources, transformer_engine)))
 
 
-def find_defects(settings: Settings, releases: frozenset[str]) -> Iterator[Finding]:
-    """The defects that affect a run with these settings on a Megatron that is like one of the `releases`."""
-    for patch in CATALOG:
-        for defect in _met(patch.defects, settings, releases):
-            yield _judge(defect, patch)
-    for defect in _met(UNPATCHED, settings, releases):
-        yield Finding(defect.text, defect.span, None, False, f"no patch: {defect.avoid}")
+def find_defects(settings: Settings) -> Iterator[Finding]:
+    """The defects of the installed Megatron that affect a run with these settings, the most severe first."""
+    patches = {patch.id: patch for patch in CATALOG}
+    for defect in known_defects():
+        if defect.affects(settings) and has_defect(defect):  # reading a run is quicker than reading a source
+            yield _judge(defect, patches.get(defect.patch))
 
 
-def _met(defects: Iterable[Defect], settings: Settings, releases: frozenset[str]) -> Iterator[Defect]:
-    return (defect for defect in defects if releases.intersection(defect.releases) and defect.affects(settings))
+def _judge(defect: Defect, patch: Patch | None) -> Finding:
+    if patch:
+        is_removed, remedy = _is_removed_by(patch)
+    else:
+        is_removed, remedy = False, f"no patch; {defect.instead or 'no other setting avoids it'}"
+    return Finding(
+        id=defect.id,
+        text=defect.effect,
+        kind=defect.kind,
+        severity=defect.severity,
+        only_if=defect.only_if,
+        releases=span_of(defect),
+        patch=defect.patch or None,
+        is_removed=is_removed,
+        remedy=remedy,
+    )
 
 
-def _judge(defect: Defect, patch: Patch) -> Finding:
+def _is_removed_by(patch: Patch) -> tuple[bool, str]:
+    """(whether a patch removes its defects, what to do or to know)."""
     report = _engine.report(patch)
     if report.state is State.DISABLED:
-        remedy = f"MEGATRON_MTP_PATCHES leaves {patch.id} out"
-    elif report.state is State.REFUSED:
-        remedy = f"{patch.id} is refused: {report.reason}"
-    elif report.state is State.PENDING and patch.package and not any(map(find_file, patch.modules)):
-        return Finding(defect.text, defect.span, patch.id, True, f"it applies once {patch.package} is installed")
-    else:
-        remedy = ""
-    return Finding(defect.text, defect.span, patch.id, not remedy, remedy)
+        return False, f"MEGATRON_MTP_PATCHES leaves {patch.id} out"
+    if report.state is State.REFUSED:
+        return False, f"{patch.id} is refused: {report.reason}"
+    if report.state is State.PENDING and patch.package and not any(map(find_file, patch.modules)):
+        return True, f"it applies once {patch.package} is installed"
+    return True, ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 from pathlib import Path
+from typing import NamedTuple
 
 from ..engine.source import find_definition, find_file, parse_bytes
 from .declare import Defect, Sign
@@ -27,22 +29,49 @@ def is_there(sign: Sign, path: list[str] | None = None) -> bool | None:
     Raises:
         megatron_mtp_patches.engine.PatchError: the module does not parse.
     """
-    module, _, name = sign.target.partition(":")
+    definition = _find(sign.target, path)
+    if definition is None or definition.code is None:
+        return None if definition is None else False
+    has_all = all(_contains(definition.code, piece) for piece in _pieces(sign.has))
+    return has_all and not any(_contains(definition.code, piece) for piece in _pieces(sign.lacks))
+
+
+def locate(defect: Defect, path: list[str] | None = None) -> tuple[Path, int]:
+    """The file and the line in which a Megatron shows `defect`, which it has."""
+    definition = next(_find(sign.target, path) for sign in defect.signs if is_there(sign, path))
+    assert definition is not None
+    return definition.file, definition.line
+
+
+class _Definition(NamedTuple):
+    """A name in a source: its file and first line, and its normalised code; None where the file lacks it."""
+
+    file: Path
+    line: int
+    code: str | None
+
+
+def _find(target: str, path: list[str] | None) -> _Definition | None:
+    module, _, name = target.partition(":")
     file = find_file(module, path)
-    if file is None:
-        return None
-    code = _code_of(file, file.stat().st_mtime_ns, name)
-    if code is None:
-        return False
-    return all(piece in code for piece in _pieces(sign.has)) and not any(piece in code for piece in _pieces(sign.lacks))
+    return None if file is None else _read(file, file.stat().st_mtime_ns, name)
 
 
 @functools.cache
-def _code_of(file: Path, changed: int, name: str) -> str | None:
-    """The normalised code of a definition, or of the whole file; None where it has no such definition."""
+def _read(file: Path, changed: int, name: str) -> _Definition:
     tree = _parse(file, changed)
     node = find_definition(tree, name) if name else tree
-    return None if node is None else _normalise(node)
+    if node is None:
+        return _Definition(file, 1, None)
+    return _Definition(file, getattr(node, "lineno", 1), _normalise(node))
+
+
+def _pieces(code: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (code,) if isinstance(code, str) else code
+
+
+def _contains(code: str, piece: str) -> bool:
+    return any(spelling in code for spelling in _spellings(piece))
 
 
 @functools.lru_cache(maxsize=8)  # the defects of a module follow each other
@@ -63,13 +92,10 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 @functools.cache
-def _pieces(code: str | tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(_normalise_piece(piece) for piece in ([code] if isinstance(code, str) else code))
-
-
-def _normalise_piece(piece: str) -> str:
-    """A piece need not be whole: `if config.perform_initialization:` is compared as it is written."""
-    try:
-        return _normalise(ast.parse(piece))
-    except SyntaxError:
-        return " ".join(piece.split())
+def _spellings(piece: str) -> set[str]:
+    """As it is written, because it need not be whole code (`if config.fp8:`, `group=self.group`), and normalised."""
+    spellings = {" ".join(piece.split())}
+    for mode in ("eval", "exec"):  # a string alone would be taken for a docstring
+        with contextlib.suppress(SyntaxError):
+            return spellings | {_normalise(ast.parse(piece, mode=mode))}
+    return spellings

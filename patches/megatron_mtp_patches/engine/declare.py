@@ -10,18 +10,11 @@ whole declaration, and runs it. The kinds of edit:
     AddField        a dataclass has one more keyword field
     AddArgument     the same, where transformers makes a command line of it
     AddFlag         a command line has one more flag
-
-A Defect says what goes wrong without a patch, and which runs meet it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-TYPE_CHECKING = False  # typing and collections.abc are not imported for annotations
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 
 class PatchError(RuntimeError):
@@ -226,28 +219,6 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Defect:
-    """What goes wrong in runs of some releases without a patch.
-
-    Attributes:
-        text: what it does to the numbers, or to the run, in a sentence without a full stop.
-        releases: the known releases that have it.
-        affects: called with the settings of a run on such a release; whether it is affected by the defect.
-        avoid: what to set instead, where no patch removes it.
-    """
-
-    text: str
-    releases: tuple[str, ...]
-    affects: Callable[[Any], object]
-    avoid: str = ""
-
-    @property
-    def span(self) -> str:
-        """The first and the last of the releases."""
-        return " to ".join(dict.fromkeys((self.releases[0], self.releases[-1])))
-
-
-@dataclass(frozen=True)
 class Patch:
     """One upstream change for every release, and all that is said of it.
 
@@ -264,8 +235,7 @@ class Patch:
         adds: what a user, or other code, can see of it.
         repairs: the defects of upstream's own version, which it removes where the change is native. Without any, the
             patch leaves such a release alone.
-        defects: those that the settings of a run tell; `doctor` looks for them.
-        undetected: why there are none, where there are none.
+        undetected: why `doctor` does not find the runs that go wrong without it, where it does not.
         refuses: the settings with which training does not start.
         numerics: which numbers change, and when.
         notes: what else to know, on memory or checkpoints.
@@ -281,7 +251,6 @@ class Patch:
     problem: str = ""
     adds: tuple[str, ...] = ()
     repairs: tuple[str, ...] = ()
-    defects: tuple[Defect, ...] = ()
     undetected: str = ""
     refuses: tuple[str, ...] = ()
     numerics: str = ""

@@ -1,6 +1,6 @@
 """Declares fsdp-without-master-weights."""
 
-from ..engine import Defect, Patch, Probe, PullRequest, Wrap
+from ..engine import Patch, Probe, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
 _WRAPPERS = "megatron_overrides.fsdp.wrappers"
@@ -41,27 +41,6 @@ PATCH = Patch(
         "Where model weights were changed before `optimizer.reload_model_params()`, the main weights stayed as they "
         "were, and the next update wrote the old ones back (0.16.1, 0.17.1).",
         "FusedAdam kept `store_param_remainders` for master weights that it no longer has (0.19.2, main).",
-    ),
-    defects=(
-        Defect(
-            "Megatron-FSDP trains nothing and prints no error: FusedAdam looks for the gradients under another name",
-            releases=("0.16.1", "0.17.1"),
-            affects=lambda run: run.use_megatron_fsdp and run.use_precision_aware_optimizer,
-        ),
-        Defect(
-            "Loading a checkpoint without its optimizer ends in a NotImplementedError of reload_model_params",
-            releases=("0.18.2", "0.19.2", "main"),
-            affects=lambda run: (
-                run.use_megatron_fsdp and run.load and (run.finetune or run.no_load_optim) and (run.bf16 or run.fp16)
-            ),
-        ),
-        Defect(
-            "--log-num-zeros-in-grad counts no zeros",
-            releases=("0.18.2",),
-            affects=lambda run: (
-                run.use_megatron_fsdp and run.use_precision_aware_optimizer and run.log_num_zeros_in_grad
-            ),
-        ),
     ),
     refuses=("Megatron-FSDP with an `--optimizer` other than adam and sgd.",),
     numerics="Only with both flags, where nothing was trained before.",

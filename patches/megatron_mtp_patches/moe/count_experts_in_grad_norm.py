@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from ..defects.conditions import is_layer_wise
-from ..engine import Defect, Patch, Probe, Provide, PullRequest, Wrap
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
+from ..engine import Patch, Probe, Provide, PullRequest, Wrap
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
 _WRAPPERS = "megatron_overrides.moe.wrappers"
 _IS_COUNTED = "megatron_overrides.norms.replicas:param_is_not_tensor_parallel_duplicate"
 _TRANSFORMER_ENGINE = "megatron.core.extensions.transformer_engine"
-
-
-def _splits(run: Any) -> bool:
-    """Whether the run has experts and dense layers that are split over ranks."""
-    return bool(run.num_experts and (run.tensor_model_parallel_size or 1) > 1)
-
-
-def _has_grouped_experts(run: Any) -> bool:
-    """Whether these experts are grouped layers of TransformerEngine."""
-    is_megatrons = run.transformer_impl == "local" or run.moe_use_legacy_grouped_gemm
-    return bool(_splits(run) and run.moe_grouped_gemm and not is_megatrons)
-
-
-def _has_biases(run: Any) -> bool:
-    """Whether these experts have biases, which Megatron refuses if it splits each expert."""
-    return bool(_splits(run) and run.add_bias_linear and run.expert_tensor_parallel_size == 1)
-
 
 PATCH = Patch(
     id="count-experts-in-grad-norm",
@@ -50,34 +28,6 @@ PATCH = Patch(
         "than those of dense layers. The linear layers mark them, Megatron's and TransformerEngine's, so experts that "
         "no `MoELayer` has built are marked, too: adapters added later, layers of other libraries.",
         "`param_is_not_tensor_parallel_duplicate` takes `expert_tp_group`.",
-    ),
-    defects=(
-        Defect(
-            "The gradient norm leaves out the experts of all tensor-parallel ranks but the first, so gradients are "
-            "clipped too little",
-            releases=("0.16.1", "0.17.1", "0.18.2"),
-            affects=lambda run: _has_grouped_experts(run) and run.transformer_engine >= (2, 13),
-        ),
-        Defect(
-            "The gradient norm leaves out the biases of experts",
-            releases=("0.16.1", "0.17.1", "0.18.2"),
-            affects=lambda run: _has_biases(run) and run.transformer_impl != "local",
-        ),
-        Defect(
-            "The gradient norm of dist_muon leaves out the biases of experts",
-            releases=("0.19.2",),
-            affects=lambda run: _has_biases(run) and is_layer_wise(run),
-        ),
-        Defect(
-            "Gradients of experts are averaged over the wrong ranks, so copies of an expert drift apart, or shards of "
-            "one are mixed",
-            releases=("0.16.1", "0.17.1", "0.18.2"),
-            affects=lambda run: (
-                run.num_experts
-                and (run.expert_model_parallel_size or 1) == 1
-                and run.expert_tensor_parallel_size not in (None, run.tensor_model_parallel_size or 1)
-            ),
-        ),
     ),
     numerics=(
         "With TP > 1 and experts: the gradient norm, the MTP norm, the number of zeros and the norm of the parameters "

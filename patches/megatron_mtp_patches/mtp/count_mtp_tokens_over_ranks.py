@@ -1,6 +1,6 @@
 """Declares count-mtp-tokens-over-ranks."""
 
-from ..engine import AddIfMissing, Defect, Patch, PullRequest
+from ..engine import AddIfMissing, Patch, PullRequest
 from ..settings import CHECK_SETTINGS
 from ..shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS
 
@@ -25,26 +25,6 @@ PATCH = Patch(
         "The logged `mtp_N loss` is that mean.",
         "It costs one all-reduce of one number for the main model and one for each head (one for all heads with "
         "`e2e_tv`) in each microbatch that trains heads; none where the group has one rank.",
-    ),
-    defects=(
-        Defect(
-            "The tokens of MTP heads are weighted by counts of each rank, so their gradients and logged losses depend "
-            "on how sequences and masks lie on the ranks",
-            releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
-            affects=lambda run: (
-                run.mtp_num_layers and not run.calculate_per_token_loss and (run.context_parallel_size or 1) > 1
-            ),
-        ),
-        Defect(
-            "With a per-token loss, data- and context-parallel ranks with different numbers of tokens weight those of "
-            "MTP heads by their own counts",
-            releases=("0.17.1", "0.18.2", "0.19.2", "main"),
-            affects=lambda run: (
-                run.mtp_num_layers
-                and run.calculate_per_token_loss
-                and max(run.context_parallel_size or 1, run.data_parallel_size or 1) > 1
-            ),
-        ),
     ),
     refuses=("`--hybrid-context-parallel` with MTP heads, where ranks have different numbers of microbatches.",),
     numerics=(

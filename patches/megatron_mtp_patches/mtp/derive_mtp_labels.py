@@ -1,6 +1,6 @@
 """Declares derive-mtp-labels."""
 
-from ..engine import Defect, Patch, Probe, PullRequest, Wrap
+from ..engine import Patch, Probe, PullRequest, Wrap
 from ..shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS, SCHEDULED_MTP_LAYER
 
 _RESTORE_TOKENS = "megatron_overrides.mtp.packed.wrappers:restore_main_model_tokens"
@@ -31,13 +31,6 @@ PATCH = Patch(
         "gradients and observes what the heads compute. Under Megatron-FSDP with `optim_grads_params` (main: with any "
         "strategy) the block runs, and only its logits and its loss are skipped: Megatron-FSDP gathers the weights of "
         "the heads before they run and releases them after.",
-    ),
-    defects=(
-        Defect(
-            "Full activation recomputation ends in a TypeError about padding_mask in the first MTP head",
-            releases=("0.18.2",),
-            affects=lambda run: run.mtp_num_layers and run.recompute_granularity == "full",
-        ),
     ),
     numerics=(
         "If labels are None, the heads get a gradient: the same as with the labels that a data set makes from these "

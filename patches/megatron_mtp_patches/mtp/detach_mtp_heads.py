@@ -1,6 +1,6 @@
 """Declares detach-mtp-heads."""
 
-from ..engine import Defect, Patch, Probe, PullRequest, Wrap
+from ..engine import Patch, Probe, PullRequest, Wrap
 from ..settings import TRANSFORMER_CONFIG, Setting, model_setting
 from ..shared_edits import CALLED_UNTRAINED, DETACHED_HEADS, SCHEDULED_MTP_LAYER
 
@@ -29,24 +29,6 @@ PATCH = Patch(
         "With pipeline parallelism, `--overlap-grad-reduce` and no distributed optimizer, an assertion of DDP failed "
         "in the second step, because the MTP stage's copy of the embedding got no gradient. Now it gets a gradient of "
         "zero.",
-    ),
-    defects=(
-        Defect(
-            "The MTP loss trains the main model although the heads are detached",
-            releases=("0.19.2", "main"),
-            affects=lambda run: run.mtp_detach_heads and run.overlap_moe_expert_parallel_comm,
-        ),
-        Defect(
-            "An assertion of DDP fails in the second step, because the MTP stage's copy of the embedding has no "
-            "gradient",
-            releases=("0.19.2", "main"),
-            affects=lambda run: (
-                run.mtp_detach_heads
-                and (run.pipeline_model_parallel_size or 1) > 1
-                and run.overlap_grad_reduce
-                and not run.use_distributed_optimizer
-            ),
-        ),
     ),
     refuses=("`--mtp-detach-heads` together with `--defer-embedding-wgrad-compute`.",),
     numerics=(

@@ -2,24 +2,7 @@
 
 from __future__ import annotations
 
-from ..defects.conditions import has_heads_on_last_stage
-from ..engine import Defect, Patch, Wrap
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
-
-_RELEASES = ("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main")
-
-
-def _has_unused_weight(run: Any) -> bool:
-    """Whether the last pipeline stage has MTP heads and takes the word embedding for the output layer."""
-    return bool(
-        has_heads_on_last_stage(run)
-        and (run.pipeline_model_parallel_size or 1) > 1
-        and not run.untie_embeddings_and_output_weights
-    )
-
+from ..engine import Patch, Wrap
 
 PATCH = Patch(
     id="drop-unused-output-weight",
@@ -32,23 +15,6 @@ PATCH = Patch(
         "Otherwise it takes memory for its gradient and its optimizer state."
     ),
     adds=("On that stage `output_layer.weight` is None, as it is on a first stage that is the last one as well.",),
-    defects=(
-        Defect(
-            "Saving a checkpoint fails with an AssertionError, because the stage of the heads has an output weight "
-            "that nothing uses",
-            releases=_RELEASES,
-            affects=lambda run: (
-                _has_unused_weight(run) and run.save and (run.ckpt_format or "torch_dist") == "torch_dist"
-            ),
-        ),
-        Defect(
-            "An assertion of DDP fails in the second step, because an output weight that nothing uses has no gradient",
-            releases=_RELEASES,
-            affects=lambda run: (
-                _has_unused_weight(run) and run.overlap_grad_reduce and not run.use_distributed_optimizer
-            ),
-        ),
-    ),
     numerics="None: the weight takes part in no computation.",
     notes=(
         "Checkpoints in the format torch that were saved without the patch hold the weight. Megatron says that it is "

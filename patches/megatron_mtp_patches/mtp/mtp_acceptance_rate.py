@@ -1,6 +1,6 @@
 """Declares mtp-acceptance-rate."""
 
-from ..engine import Defect, Patch, Probe, Provide, PullRequest
+from ..engine import Patch, Probe, Provide, PullRequest
 from ..settings import Setting, model_setting
 from ..shared_edits import MTP, MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 
@@ -32,21 +32,6 @@ PATCH = Patch(
         "takes one and one.",
         "Counting without `tp_group` raised an error, although the output layer has the group.",
         "When a CUDA graph replayed the whole iteration, rates were no longer reduced over the ranks.",
-    ),
-    defects=(
-        Defect(
-            "The acceptance rate of the MTP heads is 0, because the fused cross entropy overwrites the logits before "
-            "they are compared with the labels",
-            releases=("0.19.2", "main"),
-            affects=lambda run: (
-                run.mtp_num_layers and run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te"
-            ),
-        ),
-        Defect(
-            "The cumulative acceptance rate stops at 16.8 million tokens, where its float32 counters do",
-            releases=("0.19.2", "main"),
-            affects=lambda run: run.mtp_num_layers,
-        ),
     ),
     refuses=("`--mtp-acceptance-interval` N > 1 with a CUDA graph of the whole iteration.",),
     numerics=(

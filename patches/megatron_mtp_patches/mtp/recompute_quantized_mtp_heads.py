@@ -1,7 +1,6 @@
 """Declares recompute-quantized-mtp-heads."""
 
-from ..defects.conditions import recomputes_heads
-from ..engine import Defect, Patch, PullRequest, Wrap
+from ..engine import Patch, PullRequest, Wrap
 from ..shared_edits import MTP
 
 PATCH = Patch(
@@ -31,18 +30,6 @@ PATCH = Patch(
         "In fp8 and fp4 heads are recomputed over the tensor-parallel group of their layer, and all tensors get their "
         "gradient.",
         "Packed sequences can be recomputed (0.16, 0.17).",
-    ),
-    defects=(
-        Defect(
-            "MTP heads get no gradient, because TransformerEngine's checkpoint does not see their tensors",
-            releases=("0.16.1", "0.17.1"),
-            affects=lambda run: recomputes_heads(run) and run.fp8,
-        ),
-        Defect(
-            "Full activation recomputation of packed sequences ends in a TypeError in the first MTP head",
-            releases=("0.16.1", "0.17.1"),
-            affects=lambda run: recomputes_heads(run) and run.sft and not run.fp8,
-        ),
     ),
     numerics=(
         "With fp8 and full recomputation on 0.16 and 0.17, the heads get a gradient, and the main model gets one "

@@ -1,6 +1,6 @@
 """Declares roll-padded-packed-sequences."""
 
-from ..engine import AddIfMissing, Defect, Patch, PullRequest, Wrap
+from ..engine import AddIfMissing, Patch, PullRequest, Wrap
 from ..shared_edits import MTP, MTP_LOSS
 
 _ROLL = "megatron_overrides.mtp.packed.padded_roll"
@@ -43,14 +43,6 @@ PATCH = Patch(
         "rolls as before, to the bit."
     ),
     notes=("The reports are NVIDIA/Megatron-LM#4495, #6205, #6912 and #7278.",),
-    defects=(
-        Defect(
-            "MTP heads train on tokens of other sequences and on padding, because packed sequences are rolled as if "
-            "they had no padding",
-            releases=("0.16.1", "0.17.1"),
-            affects=lambda run: run.mtp_num_layers and run.sft,
-        ),
-    ),
     edits=(
         Wrap(f"{MTP}:_roll_tensor_packed_seq", f"{_WRAPPERS}:roll_packed_sequences"),
         AddIfMissing(f"{MTP}:ones_without_padding", f"{_ROLL}:ones_without_padding"),

@@ -1,6 +1,6 @@
 """Declares scatter-mtp-embeddings."""
 
-from ..engine import Defect, Patch, Probe, PullRequest, Wrap
+from ..engine import Patch, Probe, PullRequest, Wrap
 from ..shared_edits import MTP
 
 _GET_EMBEDDINGS = f"{MTP}:MultiTokenPredictionLayer._get_embeddings"
@@ -18,16 +18,6 @@ PATCH = Patch(
         "about their sizes."
     ),
     adds=("A head scatters what it embeds where the embedding does not.",),
-    defects=(
-        Defect(
-            "The first MTP head ends in a RuntimeError, because the embedding is not scattered over the "
-            "sequence-parallel ranks",
-            releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2"),
-            affects=lambda run: (
-                run.mtp_num_layers and run.sequence_parallel and run.scatter_embedding_sequence_parallel is False
-            ),
-        ),
-    ),
     numerics=(
         "None of a run that trained before. Where the patch acts, losses and gradients are those of a model whose "
         "embedding scatters, to the bit."

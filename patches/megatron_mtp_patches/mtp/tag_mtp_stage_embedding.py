@@ -1,6 +1,6 @@
 """Declares tag-mtp-stage-embedding."""
 
-from ..engine import Defect, Patch, Probe, PullRequest, Wrap
+from ..engine import Patch, Probe, PullRequest, Wrap
 
 _SETUP = "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer"
 
@@ -17,18 +17,6 @@ PATCH = Patch(
     adds=(
         "`is_embedding_or_output_parameter` on that weight, which `--decoupled-lr`, Muon, dist_muon and Megatron-FSDP "
         "read.",
-    ),
-    defects=(
-        Defect(
-            "The first stage and the MTP stage train their copies of the word embedding by different rules, and the "
-            "copies drift apart",
-            releases=("0.16.1", "0.17.1"),
-            affects=lambda run: (
-                run.mtp_num_layers
-                and (run.pipeline_model_parallel_size or 1) > 1
-                and (run.decoupled_lr is not None or "muon" in str(run.optimizer))
-            ),
-        ),
     ),
     numerics=(
         "With MTP heads, more than one pipeline stage, and one of `--decoupled-lr`, Muon or dist_muon. Plain Adam "

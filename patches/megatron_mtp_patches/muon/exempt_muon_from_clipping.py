@@ -1,6 +1,6 @@
 """Declares exempt-muon-from-clipping."""
 
-from ..engine import AddIfMissing, Defect, Patch, Probe, PullRequest
+from ..engine import AddIfMissing, Patch, Probe, PullRequest
 from ..settings import Setting, optimizer_setting
 from ..shared_edits import GRAD_NORMS, OPTIMIZER, OPTIMIZER_STEP, SHOW_METRICS
 
@@ -40,18 +40,6 @@ PATCH = Patch(
         "In the pull request a threshold does not see NaN in exempt gradients. With this patch it does.",
         "In the pull request an optimizer of another library that lacks the attribute raises an error. With this "
         "patch it needs none.",
-    ),
-    defects=(
-        Defect(
-            "If the gradients of one module explode, clipping shrinks those of all others below the floor of "
-            "Newton-Schulz, and Muon stops training them",
-            releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
-            affects=lambda run: (
-                "muon" in str(run.optimizer)
-                and (run.clip_grad or 0.0) > 0.0
-                and not run.clip_orthogonalizing_optimizers
-            ),
-        ),
     ),
     numerics=(
         "With Muon and `--clip-grad` > 0, everything changes as soon as the norm exceeds it. A single step of Muon "

@@ -1,6 +1,6 @@
 """Declares keep-newton-schulz-scale-invariant."""
 
-from ..engine import Defect, Patch, Probe, PullRequest, Wrap
+from ..engine import Patch, Probe, PullRequest, Wrap
 
 _MUON_UTILS = "emerging_optimizers.orthogonalized_optimizers.muon_utils"
 _WRAPPERS = "megatron_overrides.muon.wrappers"
@@ -21,13 +21,6 @@ PATCH = Patch(
         "update is the same, to the bit, as that of the larger matrix, and the floor is at 1e-25. This works on one "
         "rank, in batches, and in `distributed` tensor parallelism, where the existing reduction carries both norms, "
         "without a host-device sync.",
-    ),
-    defects=(
-        Defect(
-            "Muon's update shrinks with the gradient where the norm of a matrix is below about 1e-9",
-            releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
-            affects=lambda run: "muon" in str(run.optimizer),
-        ),
     ),
     numerics="Updates from gradients whose norm is below 1e-7 change. All others are the same to the bit.",
     notes=(

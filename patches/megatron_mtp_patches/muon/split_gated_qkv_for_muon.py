@@ -1,6 +1,6 @@
 """Declares split-gated-qkv-for-muon."""
 
-from ..engine import Defect, Patch, Probe, PullRequest, Wrap
+from ..engine import Patch, Probe, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
 _WRAPPERS = "megatron_overrides.muon.wrappers"
@@ -27,15 +27,6 @@ PATCH = Patch(
         "query, the gate, the key and the value; where they do not, the first step raises an error."
     ),
     adds=("With `attention_output_gate`, `qkv_split_shapes` of Muon has four sizes: query, gate, key and value.",),
-    defects=(
-        Defect(
-            "Muon orthogonalizes rows of query, gate, key and value together, or its first step raises an error",
-            releases=("0.16.1", "0.17.1", "0.18.2"),
-            affects=lambda run: (
-                run.attention_output_gate and "muon" in str(run.optimizer) and run.muon_split_qkv is not False
-            ),
-        ),
-    ),
     numerics=(
         "Only with Muon, `attention_output_gate` and without `--muon-no-split-qkv`: the update of the QKV weights, if "
         "there was one. All other updates are the same to the bit."

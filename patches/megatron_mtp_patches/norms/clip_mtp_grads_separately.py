@@ -1,7 +1,6 @@
 """Declares clip-mtp-grads-separately."""
 
-from ..defects.conditions import is_layer_wise
-from ..engine import AddIfMissing, Defect, Patch, Probe, PullRequest, Wrap
+from ..engine import AddIfMissing, Patch, Probe, PullRequest, Wrap
 from ..settings import Setting, model_setting, optimizer_setting
 from ..shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, MTP, OPTIMIZER, OPTIMIZER_STEP, SHOW_METRICS
 
@@ -37,18 +36,6 @@ PATCH = Patch(
         "(0.19.2, main). Each step measures what the optimizer owns then.",
         "A step took two or more all-reduces (0.19). Now it takes one for each group of ranks that share an "
         "optimizer, whatever the number of norms.",
-    ),
-    defects=(
-        Defect(
-            "Ranks clip the MTP heads by different norms, because that norm is reduced over the wrong ranks",
-            releases=("0.19.2", "main"),
-            affects=lambda run: run.mtp_detach_heads and is_layer_wise(run),
-        ),
-        Defect(
-            "The MTP heads are clipped by the norm of the main model, because Megatron-FSDP loses their tag",
-            releases=("0.19.2", "main"),
-            affects=lambda run: run.mtp_detach_heads and run.use_megatron_fsdp,
-        ),
     ),
     refuses=(
         "`--mtp-clip-grad` or `--mtp-grad-norm-skip-threshold` where nothing clips the heads separately: neither "

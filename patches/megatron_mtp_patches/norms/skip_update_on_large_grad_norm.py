@@ -2,14 +2,9 @@
 
 from math import inf
 
-from ..engine import Defect, Patch, Probe, PullRequest, Wrap
+from ..engine import Patch, Probe, PullRequest, Wrap
 from ..settings import OPTIMIZER_CONFIG, Setting, optimizer_setting
 from ..shared_edits import MTP, OPTIMIZER_STEP, SHOW_METRICS
-
-
-def _is_finite(threshold: float | None) -> bool:
-    return threshold is not None and threshold < float("inf")
-
 
 PATCH = Patch(
     id="skip-update-on-large-grad-norm",
@@ -37,29 +32,6 @@ PATCH = Patch(
         "Megatron-FSDP before 0.18.",
         "QK clipping rescaled weights after a skipped step.",
         "The mean of the MTP losses in the log line counted skipped steps in its sum but not in its number.",
-    ),
-    defects=(
-        Defect(
-            "Ranks that own no main parameters take the update that the others skip, and hang or diverge",
-            releases=("0.18.2", "0.19.2", "main"),
-            affects=lambda run: _is_finite(run.grad_norm_skip_threshold),
-        ),
-        Defect(
-            "An update whose gradient norm is NaN is not skipped",
-            releases=("0.18.2", "0.19.2", "main"),
-            affects=lambda run: _is_finite(run.grad_norm_skip_threshold),
-        ),
-        Defect(
-            "Megatron-FSDP ignores --grad-norm-skip-threshold",
-            releases=("0.18.2", "0.19.2", "main"),
-            affects=lambda run: _is_finite(run.grad_norm_skip_threshold) and run.use_megatron_fsdp,
-        ),
-        Defect(
-            "The mean of the MTP losses in the log counts steps that the loss scaler skipped in its sum, but not in "
-            "its number",
-            releases=("0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"),
-            affects=lambda run: run.mtp_num_layers and run.fp16,
-        ),
     ),
     refuses=("A finite threshold together with `--optimizer-cuda-graph`.",),
     numerics=(

@@ -1,0 +1,83 @@
+"""Auxiliary losses of experts beside MTP heads, in the log and in training."""
+
+from __future__ import annotations
+
+from ..conditions import repeats_a_head
+from ..declare import Defect, Sign
+
+TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
+if TYPE_CHECKING:
+    from typing import Any
+
+_REPORT = "megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report"
+_COUNTS = "num_moe_layers is None"
+_TRACK = "megatron.core.transformer.moe.moe_utils:track_moe_metrics"
+_DIVIDES_BY_LAYERS = (Sign(_REPORT, lacks=_COUNTS), Sign(_TRACK, has="num_moe_layers += mtp_num_layers"))
+
+
+def _experts_of_hybrid_head(run: Any) -> str:
+    """The layers of a hybrid model's head up to its last one with experts; '' where it has none."""
+    _, _, heads = (run.hybrid_layer_pattern or "").partition("/")
+    before, experts, _ = heads.partition("/")[0].rpartition("E")
+    return before + experts
+
+
+def _ends_dense(run: Any) -> bool:
+    """Whether the last layer of the main model, which heads are like, has no experts."""
+    frequency = run.moe_layer_freq
+    if isinstance(frequency, str):  # "2" or "([0]*1+[1]*23)": a configuration that Megatron's parser has not read
+        last = frequency.rpartition("[")[2].partition("]")[0].split(",")[-1:]
+        frequency = last if "[" in frequency else int(frequency)
+    if isinstance(frequency, (list, tuple)):
+        return not int(frequency[-1])
+    return ((run.num_layers or 1) - 1) % (frequency or 1) != 0
+
+
+def _is_divided_wrongly(run: Any) -> bool:
+    """Whether the number of MoE layers that the trainer counts is not that of the model."""
+    if not (run.num_experts and run.mtp_num_layers):
+        return False
+    return bool(run.hybrid_layer_pattern) or repeats_a_head(run) or _ends_dense(run)
+
+
+DEFECTS = (
+    Defect(
+        "ML-6748",
+        "The logged MoE auxiliary loss is too small, because it is divided by more than the number of MoE layers",
+        kind="wrong log",
+        severity=2,
+        signs=_DIVIDES_BY_LAYERS,
+        affects=_is_divided_wrongly,
+        when="--num-experts with --mtp-num-layers, where heads have no experts or share a layer, or in a hybrid model",
+        links=("NVIDIA/Megatron-LM#6748",),
+        state="fixed on main",
+        evidence="reproduced",
+        patch="average-aux-loss-over-moe-layers",
+    ),
+    Defect(
+        "ML-6748b",
+        "A repeated head of a hybrid model trains with its auxiliary loss as many times as it has passes",
+        kind="wrong numbers",
+        severity=3,
+        signs=_DIVIDES_BY_LAYERS,
+        affects=lambda run: _experts_of_hybrid_head(run) and repeats_a_head(run),
+        when="--hybrid-layer-pattern with experts in a head, --mtp-use-repeated-layer and --mtp-num-layers > 1",
+        links=("NVIDIA/Megatron-LM#6748",),
+        state="fixed on main",
+        evidence="reproduced",
+        patch="average-aux-loss-over-moe-layers",
+    ),
+    Defect(
+        "ML-6748c",
+        "Training ends in an IndexError when a router of a hybrid head records its auxiliary loss",
+        kind="crash",
+        severity=3,
+        signs=(Sign(_REPORT, has=_COUNTS),),
+        affects=lambda run: len(_experts_of_hybrid_head(run)) > (run.mtp_num_layers or 0),
+        when="--hybrid-layer-pattern whose heads have more layers than --mtp-num-layers before their last experts",
+        links=("NVIDIA/Megatron-LM#6748",),
+        state="unreported",
+        evidence="reproduced",
+        patch="average-aux-loss-over-moe-layers",
+    ),
+)

@@ -1,0 +1,54 @@
+"""What the log says of MTP heads."""
+
+from __future__ import annotations
+
+from ..declare import Defect, Sign
+
+_HELPER = "megatron.core.transformer.multi_token_prediction:MTPLossLoggingHelper"
+
+DEFECTS = (
+    Defect(
+        "acceptance-after-loss",
+        "The acceptance rate of the MTP heads is 0, because the fused cross entropy overwrites the logits before they "
+        "are compared with the labels",
+        kind="wrong log",
+        severity=2,
+        signs=(Sign(f"{_HELPER}.save_metrics_to_tracker"),),
+        affects=lambda run: (
+            run.mtp_num_layers and run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te"
+        ),
+        when="--mtp-num-layers with --cross-entropy-loss-fusion and --cross-entropy-fusion-impl te",
+        links=("NVIDIA/Megatron-LM#3458",),
+        state="unreported",
+        evidence="read",
+        instead="--cross-entropy-fusion-impl native",
+        patch="mtp-acceptance-rate",
+    ),
+    Defect(
+        "acceptance-float32",
+        "The cumulative acceptance rate stops at 16.8 million tokens, where its float32 counters do",
+        kind="wrong log",
+        severity=1,
+        signs=(Sign(f"{_HELPER}.save_metrics_to_tracker"),),
+        affects=lambda run: run.mtp_num_layers,
+        when="--mtp-num-layers",
+        links=("NVIDIA/Megatron-LM#3458",),
+        state="unreported",
+        evidence="reproduced",
+        patch="mtp-acceptance-rate",
+    ),
+    Defect(
+        "mtp-loss-of-skipped-steps",
+        "The mean of the MTP losses in the log counts steps that the loss scaler skipped in its sum, but not in its "
+        "number",
+        kind="wrong log",
+        severity=1,
+        signs=(Sign(f"{_HELPER}.track_mtp_metrics", has="total_loss_dict"),),
+        affects=lambda run: run.mtp_num_layers and run.fp16,
+        when="--mtp-num-layers with --fp16",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        patch="skip-update-on-large-grad-norm",
+    ),
+)

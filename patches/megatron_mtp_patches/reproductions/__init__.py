@@ -1,0 +1,14 @@
+"""Small programs that show known defects on a CPU, one for each: `megatron-mtp-patches reproduce ID`.
+
+    programs/   one module for each defect that a CPU can show, called after its id (ML-3007: ml_3007.py)
+    lab.py      what they share: process groups, small models, comparisons
+    runner.py   runs a program on forked ranks, as Megatron is and with the patches
+
+A program has a docstring that says what it does, and
+
+    RANKS = 2                 # of 1 to 4; 1 if it says nothing
+    EXPECTED = "a step"       # where the defect is an error or a hang: what should come of it
+
+    def reproduce():          # on each rank, in a fresh fork with Megatron imported
+        return expected, seen   # numbers, texts, or lists of them
+"""

@@ -1,0 +1,1 @@
+"""A program for each defect that a CPU can show."""

@@ -1,0 +1,138 @@
+"""Runs a reproduction: imports torch and Megatron once, then forks ranks for Megatron as it is and with the patches."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+LIMIT = 60.0  # seconds, after which a program hangs
+MOST_RANKS = 4
+TOLERANCE = 1e-4  # relative, of numbers
+
+
+class Outcome(NamedTuple):
+    """What a program expects and what it has seen, on the first rank on which they differ, or on rank 0."""
+
+    expected: Any
+    seen: Any
+    is_right: bool
+
+
+def program_names() -> list[str]:
+    """The modules of all programs."""
+    return sorted(file.stem for file in Path(__file__).parent.glob("programs/*.py") if file.stem != "__init__")
+
+
+def find_program(identifier: str) -> ModuleType | None:
+    """The program of a defect; None where a CPU cannot show it."""
+    name = f"{__package__}.programs.{identifier.lower().replace('-', '_')}"
+    return importlib.import_module(name) if find_spec(name) else None
+
+
+def prepare() -> None:
+    """Import torch, in a rehearsal, and Megatron without the patches; all forks share this."""
+    import megatron_mtp_patches
+
+    from .. import rehearsal
+    from ..installed_megatron import import_targets
+
+    megatron_mtp_patches.revert()
+    os.environ |= {"OMP_NUM_THREADS": "1", "MEGATRON_MTP_PATCHES": "none"}
+    os.environ |= {"RANK": "0", "LOCAL_WORLD_SIZE": str(MOST_RANKS)}  # as many imaginary devices
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    rehearsal.install(megatron_flags=False)
+    import torch
+
+    torch.set_num_threads(1)
+    import_targets()
+    del os.environ["MEGATRON_MTP_PATCHES"]
+
+
+def run(program: ModuleType, with_patches: bool) -> Outcome:
+    """Run a program in forks of this process, which `prepare` has made ready."""
+    ranks = getattr(program, "RANKS", 1)
+
+    def be_rank() -> Outcome:
+        if with_patches:
+            import megatron_mtp_patches
+
+            megatron_mtp_patches.apply()
+        expected, seen = program.reproduce()
+        return Outcome(expected, seen, is_same(expected, seen))
+
+    outcomes = run_ranks(ranks, be_rank, getattr(program, "LIMIT", LIMIT), getattr(program, "EXPECTED", "no error"))
+    return next((outcome for outcome in outcomes if not outcome.is_right), outcomes[0])
+
+
+def is_same(expected: Any, seen: Any) -> bool:
+    """Whether they are equal, numbers within TOLERANCE."""
+    if isinstance(expected, (list, tuple)) and isinstance(seen, (list, tuple)):
+        return len(expected) == len(seen) and all(map(is_same, expected, seen))
+    if isinstance(expected, (int, float)) and isinstance(seen, (int, float)):
+        return math.isclose(expected, seen, rel_tol=TOLERANCE, abs_tol=TOLERANCE * 1e-3)
+    return bool(expected == seen)
+
+
+def run_ranks(ranks: int, action: Callable[[], Outcome], limit: float, otherwise: str) -> list[Outcome]:
+    """The outcomes of `action` in forks with the variables of torchrun, by rank.
+
+    An error, or a rank that does not end in time, is what is seen in place of `otherwise`.
+    """
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = str(probe.getsockname()[1])
+    forks = [_fork(rank, ranks, port, action, otherwise) for rank in range(ranks)]
+    until = time.monotonic() + limit
+    outcomes = []
+    try:
+        for _, pipe in forks:
+            seconds = max(0.0, until - time.monotonic())
+            if not pipe.poll(seconds):
+                outcomes.append(Outcome(otherwise, f"nothing within {limit:.0f} s", False))
+                continue
+            try:
+                outcomes.append(pipe.recv())
+            except EOFError:
+                outcomes.append(Outcome(otherwise, "the process has died", False))
+    finally:
+        for pid, pipe in forks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pipe.close()
+    return outcomes
+
+
+def _fork(rank: int, ranks: int, port: str, action: Callable[[], Outcome], otherwise: str) -> tuple[int, Connection]:
+    receiver, sender = Pipe(duplex=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        sender.close()
+        return pid, receiver
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ |= {name: str(number) for name, number in numbers.items()}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    try:
+        outcome = action()
+    except BaseException as error:
+        first_line = str(error).strip().partition("\n")[0]
+        outcome = Outcome(otherwise, f"{type(error).__name__}: {first_line}", False)
+    sender.send(outcome)
+    os._exit(0)

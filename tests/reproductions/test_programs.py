@@ -1,0 +1,76 @@
+"""Each program sees its defect in a Megatron that has it, not in a later one that has not, nor with the patches.
+
+A program runs on the newest release that has its defect and on the oldest after it; with --everywhere on each from the
+first that has it.
+"""
+
+import pytest
+from megatron_mtp_patches.defects.catalog import known_defects, read_releases, releases_with
+from megatron_mtp_patches.installed_megatron import find_releases
+from megatron_mtp_patches.reproductions import runner
+
+pytestmark = pytest.mark.forked("megatron")
+
+
+def pytest_generate_tests(metafunc):
+    if "defect" not in metafunc.fixturenames:
+        return
+    (here,) = find_releases()
+    everywhere = metafunc.config.getoption("everywhere")
+    defects = [one for one in known_defects() if runner.find_program(one.id) and runs_on(one, here, everywhere)]
+    metafunc.parametrize("defect", defects, ids=lambda defect: defect.id)
+
+
+def runs_on(defect, release, everywhere):
+    order = [one for one in read_releases() if one != "main"]
+    ill = [order.index(one) for one in releases_with(defect) if one in order]
+    if not ill or release not in order:
+        return False
+    here = order.index(release)
+    return here >= ill[0] if everywhere else here in (ill[-1], ill[-1] + 1)
+
+
+@pytest.fixture
+def has_it(defect):
+    (here,) = find_releases()
+    return here in releases_with(defect)
+
+
+def test_megatron_as_it_is(defect, has_it):
+    outcome = runner.run(runner.find_program(defect.id), with_patches=False)
+    assert outcome.is_right is not has_it, outcome
+
+
+def test_with_the_patches(defect, has_it):
+    outcome = runner.run(runner.find_program(defect.id), with_patches=True)
+    assert outcome.is_right is (bool(defect.patch) or not has_it), outcome
+
+
+def test_each_program_is_of_a_known_defect():
+    names = {one.id.lower().replace("-", "_") for one in known_defects()}
+    assert {name for name in runner.program_names()} <= names
+
+
+def test_what_is_reproduced_by_a_program_is_said_to_be():
+    assert {one.evidence for one in known_defects() if runner.find_program(one.id)} <= {"reproduced"}
+
+
+def test_an_error_and_a_hang_are_outcomes():
+    def fail():
+        raise ValueError("for a reason\nand more")
+
+    def hang():
+        import time
+
+        time.sleep(60)
+
+    assert runner.run_ranks(1, fail, 20.0, "a step") == [("a step", "ValueError: for a reason", False)]
+    assert runner.run_ranks(1, hang, 0.5, "a step") == [("a step", "nothing within 0 s", False)]
+
+
+@pytest.mark.parametrize(
+    "expected, seen, same",
+    [(1.0, 1.00001, True), (1.0, 1.001, False), ([1, "a"], [1, "a"], True), ([1], [1, 2], False), ("a", "b", False)],
+)
+def test_numbers_may_be_rounded(expected, seen, same):
+    assert runner.is_same(expected, seen) is same
