@@ -63,14 +63,16 @@ class DropEdits:
         if not session.config.option.collectonly:
             self.noticed.write()
 
-    def noticing_test(self, edit: str) -> ForkedTest | None:
-        """The first test that fails without this edit; None if no test does."""
+    def noticing_test(self, edit: str, is_excused: bool) -> ForkedTest | None:
+        """The first test that fails without this edit; None if no test does, or none near one that is excused."""
         by_id = {test.nodeid: test for tests in self.tests.values() for test in tests}
         for name in self.noticed.candidates(edit):
             if name in by_id and self.first_failure([by_id[name]], edit):
                 return by_id[name]
-        likely = self.callers.get(edit, [])
         nearest = sort_by_distance(edit, self.tests, self.controller.config.rootpath)
+        if is_excused:
+            return self.first_failure(self.tests[nearest[0]], edit)
+        likely = self.callers.get(edit, [])
         if not likely and ":" in edit.split()[1]:  # a function that only trainings in forks of a test call
             calling = {test.parent for tests in self.callers.values() for test in tests}
             nearest.sort(key=lambda file: file in calling)
@@ -128,7 +130,7 @@ class DroppedEdit(pytest.Item):
             self.extra_keyword_matches.update({name.replace("-", "_"), name.replace("_", "-")})
 
     def runtest(self) -> None:
-        test = self.run.noticing_test(self.name)
+        test = self.run.noticing_test(self.name, bool(self.reason))
         self.run.noticed.record(self.name, test and test.nodeid)
         if test is None:
             if self.reason:
