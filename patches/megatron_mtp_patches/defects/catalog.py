@@ -6,7 +6,13 @@ from importlib import import_module
 
 from .declare import Defect
 
-TOPICS: tuple[str, ...] = ()
+TOPICS: tuple[str, ...] = (
+    "attention",
+    "checkpoints",
+    "layers",
+    "pipeline",
+    "resume",
+)
 
 
 def known_defects() -> tuple[Defect, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 from pathlib import Path
 
@@ -34,7 +35,17 @@ def is_there(sign: Sign, path: list[str] | None = None) -> bool | None:
     code = _code_of(file, file.stat().st_mtime_ns, name)
     if code is None:
         return False
-    return all(piece in code for piece in _pieces(sign.has)) and not any(piece in code for piece in _pieces(sign.lacks))
+    return all(_contains(code, piece) for piece in _pieces(sign.has)) and not any(
+        _contains(code, piece) for piece in _pieces(sign.lacks)
+    )
+
+
+def _pieces(code: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (code,) if isinstance(code, str) else code
+
+
+def _contains(code: str, piece: str) -> bool:
+    return any(spelling in code for spelling in _spellings(piece))
 
 
 @functools.cache
@@ -63,13 +74,10 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 @functools.cache
-def _pieces(code: str | tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(_normalise_piece(piece) for piece in ([code] if isinstance(code, str) else code))
-
-
-def _normalise_piece(piece: str) -> str:
-    """A piece need not be whole: `if config.perform_initialization:` is compared as it is written."""
-    try:
-        return _normalise(ast.parse(piece))
-    except SyntaxError:
-        return " ".join(piece.split())
+def _spellings(piece: str) -> set[str]:
+    """As it is written, because it need not be whole code (`if config.fp8:`, `group=self.group`), and normalised."""
+    spellings = {" ".join(piece.split())}
+    for mode in ("eval", "exec"):  # a string alone would be taken for a docstring
+        with contextlib.suppress(SyntaxError):
+            return spellings | {_normalise(ast.parse(piece, mode=mode))}
+    return spellings
