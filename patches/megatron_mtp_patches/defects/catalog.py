@@ -9,8 +9,10 @@ from .declare import Defect
 TOPICS: tuple[str, ...] = (
     "attention",
     "checkpoints",
+    "cuda_graphs",
     "layers",
     "pipeline",
+    "quantization",
     "resume",
 )
 

@@ -172,11 +172,7 @@ DEFECTS = (
         kind="lost state",
         severity=2,
         signs=(Sign(f"{_CHECKPOINTING}:get_rng_state", has="if ep_size > 1:"),),
-        affects=lambda run: (
-            ((run.save and not run.no_save_rng) or (run.load and not (run.no_load_rng or run.finetune)))
-            and run.ckpt_format == "torch_dist"
-            and expert_parallel(run) > 1
-        ),
+        affects=lambda run: _keeps_random_state(run) and run.ckpt_format == "torch_dist" and expert_parallel(run) > 1,
         when="--ckpt-format torch_dist with --expert-model-parallel-size > 1",
         only_if="the checkpoint is loaded with another number of ranks, or by 0.17 or newer",
         instead="--no-load-rng in the run that loads it",
