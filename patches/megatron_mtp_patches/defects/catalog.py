@@ -10,6 +10,8 @@ TOPICS: tuple[str, ...] = (
     "attention",
     "checkpoints",
     "cuda_graphs",
+    "fused_operations",
+    "gtp",
     "layers",
     "pipeline",
     "quantization",

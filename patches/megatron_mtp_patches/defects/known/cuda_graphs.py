@@ -17,7 +17,7 @@ _OTHERS = "--cuda-graph-impl transformer_engine or none"
 def _scopes(run: Any) -> set[str]:
     """What is captured, by the names of 0.16 to 0.19: attn, moe_router, full_iteration, ..."""
     scopes = run.cuda_graph_modules or run.cuda_graph_scope or ()
-    scopes = [scopes] if isinstance(scopes, str) else scopes
+    scopes = scopes if isinstance(scopes, (list, tuple, set, frozenset)) else [scopes]
     return {str(getattr(scope, "name", scope)) for scope in scopes}
 
 
@@ -179,13 +179,13 @@ DEFECTS = (
     ),
     Defect(
         id="ML-6643",
-        effect="Graphs of different layers may run on one stream that PyTorch hands out twice, so they do not wait for "
-        "each other as planned",
+        effect="With generalized tensor parallelism graphs of different layers may run on one stream, which PyTorch "
+        "hands out twice",
         kind="wrong numbers",
-        severity=3,
+        severity=2,
         signs=(Sign(_RUNNER, has="self.stream = torch.cuda.Stream()", lacks="_get_cuda_graph_stream"),),
-        affects=_captures_layers,
-        when=_PER_LAYER,
+        affects=lambda run: _captures_layers(run) and (run.gtp_weight_remat_size or 1) > 1,
+        when=f"{_PER_LAYER}, and --tensor-parallel-num-weight-shards greater than --tensor-model-parallel-size",
         only_if="the run uses more streams than PyTorch's pool has",
         instead=_OTHERS,
         links=("NVIDIA/Megatron-LM#6643",),

@@ -1,8 +1,8 @@
-"""Known defects of training in FP8, MXFP8 and FP4, and of TransformerEngine's fused operations."""
+"""Known defects of training in FP8, MXFP8 and FP4."""
 
 from __future__ import annotations
 
-from ..conditions import expert_parallel, shares_gradient_buffer
+from ..conditions import expert_parallel, loads_optimizer, shares_gradient_buffer
 from ..declare import Defect, Sign
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
@@ -13,7 +13,6 @@ _BUFFER = "megatron.core.distributed.param_and_grad_buffer"
 _START_SYNC = f"{_BUFFER}:_ParamAndGradBucketGroup.start_param_sync"
 _DDP = "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel"
 _DISTRIBUTED = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
-_TE = "megatron.core.extensions.transformer_engine"
 _SHARED = "--fp8-recipe mxfp8 with --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag"
 
 
@@ -141,49 +140,7 @@ DEFECTS = (
         evidence="read",
     ),
     Defect(
-        id="ML-5850",
-        effect="The bias of each expert's second layer is not multiplied by the router's probability",
-        kind="wrong numbers",
-        severity=3,
-        signs=(
-            Sign(
-                "megatron.core.transformer.moe.experts:TEGroupedMLP._is_fused_impl_supported",
-                lacks="scale_bias",
-            ),
-        ),
-        affects=lambda run: (
-            run.use_transformer_engine_op_fuser
-            and run.num_experts
-            and run.moe_grouped_gemm
-            and run.add_bias_linear
-            and run.transformer_engine >= (2, 14)
-        ),
-        when="--use-transformer-engine-op-fuser with --num-experts and --moe-grouped-gemm, without "
-        "--disable-bias-linear, and TransformerEngine 2.14 or newer",
-        only_if="the activation is one that TransformerEngine fuses (SwiGLU, quick GEGLU or squared ReLU)",
-        instead="leave out --use-transformer-engine-op-fuser",
-        links=("NVIDIA/Megatron-LM#5850",),
-        state="fixed in 0.19.0",
-        evidence="read",
-    ),
-    Defect(
-        id="ML-6132",
-        effect="A dense MLP computes with weights whose all-gather may not have ended",
-        kind="wrong numbers",
-        severity=3,
-        signs=(Sign(f"{_TE}:TEFusedMLP._register_hooks_on_fused_impl", has="for submodule in self.modules():"),),
-        affects=lambda run: (
-            run.use_transformer_engine_op_fuser and run.overlap_param_gather and not run.use_megatron_fsdp
-        ),
-        when="--use-transformer-engine-op-fuser with --overlap-param-gather",
-        only_if="the model has dense layers (a race)",
-        instead="leave out --use-transformer-engine-op-fuser",
-        links=("NVIDIA/Megatron-LM#6132", "NVIDIA/Megatron-LM#6654"),
-        state="fixed on main",
-        evidence="read",
-    ),
-    Defect(
-        id="ML-6135",
+        id="ML-6135a",
         effect="--fp4-format has no effect: with overlapped communication of experts all layers compute in half "
         "precision",
         kind="wrong numbers",
@@ -197,6 +154,32 @@ DEFECTS = (
         ),
         affects=lambda run: run.fp4 and run.overlap_moe_expert_parallel_comm,
         when="--fp4-format with --overlap-moe-expert-parallel-comm",
+        links=("NVIDIA/Megatron-LM#6135",),
+        state="fixed in 0.19.2",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6135b",
+        effect="MTP heads compute in half precision: with overlapped communication of experts they count as the first "
+        "layer, which --first-last-layers-bf16 leaves out",
+        kind="wrong numbers",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.core.models.common.model_chunk_schedule_plan:TransformerLayerSchedulePlan.get_fp8_context",
+                has="self.layer.config.fp8",
+                lacks="get_inner_quantization_context",
+            ),
+        ),
+        affects=lambda run: (
+            run.fp8
+            and run.fp8_recipe != "delayed"
+            and run.first_last_layers_bf16
+            and run.mtp_num_layers
+            and run.overlap_moe_expert_parallel_comm
+        ),
+        when="--fp8-format with --first-last-layers-bf16, --mtp-num-layers and --overlap-moe-expert-parallel-comm",
+        only_if="--num-layers-at-start-in-bf16 is not 0",
         links=("NVIDIA/Megatron-LM#6135",),
         state="fixed in 0.19.2",
         evidence="read",
@@ -238,22 +221,18 @@ DEFECTS = (
         evidence="read",
     ),
     Defect(
-        id="ML-5487b",
-        effect="Fused experts keep stale weights of their own beside the grouped one, so a step may train others than "
-        "those that are used",
+        id="ML-6666",
+        effect="The first step after a resume computes with weights that were quantized from the checkpoint's half "
+        "precision, not from the main parameters",
         kind="wrong numbers",
-        severity=2,
-        signs=(
-            Sign(
-                "megatron.core.transformer.moe.experts:TEGroupedMLP._make_fused_ops",
-                has="fc1_single_grouped_weight",
-                lacks="register_grouped_linear_params",
-            ),
+        severity=1,
+        signs=(Sign(_DISTRIBUTED, lacks="quantize_and_sync_model_params_from_main_params"),),
+        affects=lambda run: (
+            (run.fp8_param_gather or run.fp4_param_gather) and run.use_distributed_optimizer and loads_optimizer(run)
         ),
-        affects=lambda run: run.moe_single_grouped_weight and run.use_transformer_engine_op_fuser,
-        when="moe_single_grouped_weight with --use-transformer-engine-op-fuser",
-        links=("NVIDIA/Megatron-LM#5487",),
-        state="fixed in 0.19.0",
+        when="--fp8-param-gather or --fp4-param-gather with --use-distributed-optimizer and --load",
+        links=("NVIDIA/Megatron-LM#6666",),
+        state="open",
         evidence="reported",
     ),
 )
