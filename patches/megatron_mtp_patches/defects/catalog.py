@@ -12,12 +12,21 @@ from .declare import Defect
 from .probe import has_defect
 
 TOPICS: tuple[str, ...] = (
+    "attention",
+    "checkpoints",
+    "cuda_graphs",
     "fsdp_optimizer",
+    "fused_operations",
+    "gtp",
+    "layers",
     "moe_log",
     "mtp_heads",
     "mtp_log",
     "muon",
     "norms",
+    "pipeline",
+    "quantization",
+    "resume",
 )
 RELEASES = Path(__file__).with_name("releases.json")
 

@@ -1,0 +1,186 @@
+"""Known defects of attention: rotary embeddings, sparse attention (DSA), GatedDeltaNet, attention sinks."""
+
+from __future__ import annotations
+
+from ..conditions import context_parallel, microbatches, tensor_parallel
+from ..declare import Defect, Sign
+
+TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
+if TYPE_CHECKING:
+    from typing import Any
+
+_SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
+
+
+def _layers_of_hybrid(run: Any) -> str:
+    """The kinds of layers of a hybrid model, one letter each; '' for other models."""
+    return str(run.hybrid_layer_pattern or run.hybrid_override_pattern or "")
+
+
+def _has_gated_delta_net(run: Any) -> bool:
+    is_gpt = run.experimental_attention_variant in ("gated_delta_net", "gdn", "gdn2")
+    return bool(is_gpt or "G" in _layers_of_hybrid(run))
+
+
+def _has_sparse_attention(run: Any) -> bool:
+    return bool(run.experimental_attention_variant == "dsa" or "D" in _layers_of_hybrid(run))
+
+
+def _scales_indexer_loss(run: Any) -> bool:
+    """Whether the loss of the indexer should be scaled, as the main loss is."""
+    is_mean = not run.calculate_per_token_loss and (microbatches(run) > 1 or context_parallel(run) > 1)
+    return bool(_has_sparse_attention(run) and run.dsa_indexer_loss_coeff and (is_mean or run.fp16))
+
+
+DEFECTS = (
+    Defect(
+        id="ML-3794",
+        effect="Fused rotary embeddings of packed sequences rotate the halves of each head, though the model's are "
+        "interleaved, so all positions are wrong",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
+                has="fused_apply_rotary_pos_emb_thd(",
+                lacks="cp_rank=cp_group.rank(), interleaved=config.rotary_interleaved",
+            ),
+        ),
+        affects=lambda run: run.rotary_interleaved and run.apply_rope_fusion and run.sft is not False,
+        when="--rotary-interleaved without --no-rope-fusion, with packed sequences (--sft)",
+        only_if="sequences are packed",
+        instead="--no-rope-fusion",
+        links=("NVIDIA/Megatron-LM#3794",),
+        state="fixed in 0.17.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6306",
+        effect="--rope-scaling-factor does not reach the model, which scales its rotary embeddings by 8",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.training.argument_utils:gpt_config_from_args",
+                has='kwargs["rope_scaling"] = args.use_rope_scaling',
+                lacks="rope_scaling_factor",
+            ),
+            Sign("gpt_builders:gpt_builder", has="rope_scaling=args.use_rope_scaling", lacks="rope_scaling_factor"),
+        ),
+        affects=lambda run: run.use_rope_scaling and run.rope_scaling_factor not in (None, 8),
+        when="--use-rope-scaling with --rope-scaling-factor other than 8",
+        links=("NVIDIA/Megatron-LM#6306",),
+        state="open",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-4070",
+        effect="The loss of the sparse attention's indexer is not divided by the number of microbatches, nor "
+        "multiplied by the loss scale of FP16 or the context-parallel size, so its gradients are too large or too "
+        "small against those of the main loss",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
+                lacks=("experimental_attention_variant", "DSAIndexerLossAutoScaler"),
+            ),
+        ),
+        affects=_scales_indexer_loss,
+        when="--experimental-attention-variant dsa with --dsa-indexer-loss-coeff, and several microbatches, "
+        "--context-parallel-size > 1 or --fp16",
+        links=("NVIDIA/Megatron-LM#4070", "NVIDIA/Megatron-LM#5244"),
+        state="fixed in 0.19.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-3026a",
+        effect="The sparse attention's indexer gets the latent query before its normalization, unlike DeepSeek's",
+        kind="wrong numbers",
+        severity=3,
+        signs=(Sign(f"{_SPECS}:get_dsa_module_spec_for_backend", has="q_layernorm=IdentityOp"),),
+        affects=lambda run: _has_sparse_attention(run) and run.qk_layernorm,
+        when="--experimental-attention-variant dsa with --qk-layernorm",
+        links=("NVIDIA/Megatron-LM#3026",),
+        state="fixed in 0.19.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-3026b",
+        effect="The sparse attention's indexer interleaves its rotary embeddings, unlike DeepSeek's, so it selects "
+        "other tokens than those that the weights were trained for",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
+                has="multi_latent_attention=config.multi_latent_attention",
+                lacks="mla_rotary_interleaved",
+            ),
+        ),
+        affects=lambda run: _has_sparse_attention(run) and (run.load or run.pretrained_checkpoint),
+        when="--experimental-attention-variant dsa with --load or --pretrained-checkpoint",
+        only_if="the weights come from another implementation, as DeepSeek's do",
+        links=("NVIDIA/Megatron-LM#3026",),
+        state="fixed in 0.19.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-4395",
+        effect="The vision encoder uses a causal mask: each image patch attends only to earlier ones, so a pretrained "
+        "encoder gives wrong features",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.models.vision.vit_layer_specs:get_vit_layer_with_local_spec",
+                has="AttnMaskType.causal",
+            ),
+        ),
+        affects=lambda run: run.transformer_impl == "local" and run.freeze_ViT is not None,
+        when="pretrain_vlm.py with --transformer-impl local",
+        instead="--transformer-impl transformer_engine",
+        links=("NVIDIA/Megatron-LM#4395",),
+        state="fixed in 0.18.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-7452k",
+        effect="Each tensor-parallel rank updates the output norm of GatedDeltaNet with the gradient of its own heads "
+        "only, so the copies of its weight drift apart",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.distributed.finalize_model_grads:_allreduce_non_tensor_model_parallel_grads",
+                has='"q_layernorm" in name',
+                lacks="out_norm",
+            ),
+        ),
+        affects=lambda run: _has_gated_delta_net(run) and tensor_parallel(run) > 1 and not run.sequence_parallel,
+        when="GatedDeltaNet layers with --tensor-model-parallel-size > 1, without --sequence-parallel",
+        instead="--sequence-parallel",
+        links=("NVIDIA/Megatron-LM#7452",),
+        state="open",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-7530",
+        effect="The gradient norm counts the learnable attention sinks of the first tensor-parallel rank only, so "
+        "gradients are clipped slightly too little",
+        kind="wrong numbers",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
+                has="softmax_offset",
+                lacks=("set_tensor_model_parallel_attributes", "tensor_model_parallel"),
+            ),
+        ),
+        affects=lambda run: run.softmax_type == "learnable" and tensor_parallel(run) > 1,
+        when="--softmax-type learnable with --tensor-model-parallel-size > 1",
+        links=("NVIDIA/Megatron-LM#7530", "NVIDIA/Megatron-LM#7452"),
+        state="open",
+        evidence="read",
+    ),
+)

@@ -1,0 +1,199 @@
+"""Known defects of generalized tensor parallelism (GTP), which shards each weight over more ranks than its product."""
+
+from __future__ import annotations
+
+from ..declare import Defect, Sign
+
+TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
+if TYPE_CHECKING:
+    from typing import Any
+
+_GTP = "megatron.core.tensor_parallel.generalized_tensor_parallelism"
+_LAYERS = "megatron.core.tensor_parallel.layers"
+_FLAG = "--tensor-parallel-num-weight-shards greater than --tensor-model-parallel-size"
+_INSTEAD = "leave out --tensor-parallel-num-weight-shards"
+
+
+def _weight_shards(run: Any) -> int:
+    """Over how many ranks each shard of a dense weight is split again."""
+    return run.gtp_weight_remat_size or 1
+
+
+def _has_gtp(run: Any) -> bool:
+    return _weight_shards(run) > 1 or (run.expert_gtp_weight_remat_size or 1) > 1
+
+
+DEFECTS = (
+    Defect(
+        id="ML-6080",
+        effect="Gradients of experts are reduced over the wrong ranks",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.extensions.transformer_engine:TELinear.__init__",
+                has="gtp",
+                lacks="expert_gtp_weight_remat_size != self.config.gtp_weight_remat_size",
+            ),
+        ),
+        affects=lambda run: (
+            run.num_experts
+            and (run.expert_model_parallel_size or 1) == 1
+            and _weight_shards(run) != (run.expert_gtp_weight_remat_size or 1)
+        ),
+        when="--num-experts with --expert-model-parallel-size 1, and other numbers of weight shards for experts than "
+        "for dense layers",
+        instead=_INSTEAD,
+        links=("NVIDIA/Megatron-LM#6080",),
+        state="fixed on main",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6207",
+        effect="Neighbouring weights share a buffer, so a layer may compute with the weights of the next one",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                f"{_GTP}:GTPShardedParam",
+                has="prev_w",
+                lacks=("_ensure_distinct_buffer_from_prev", "_ensure_no_shared_buffer_with"),
+            ),
+        ),
+        affects=_has_gtp,
+        when=_FLAG,
+        only_if="two weights of one shape follow each other, as the embedding and the output layer with CUDA graphs",
+        instead=_INSTEAD,
+        links=("NVIDIA/Megatron-LM#6207", "NVIDIA/Megatron-LM#6407"),
+        state="fixed on main",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6388",
+        effect="A weight may be prefetched before its data-parallel all-gather has ended",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.distributed.distributed_data_parallel:",
+                has="gtp",
+                lacks="class _BucketParamReadyCallback",
+            ),
+        ),
+        affects=lambda run: _has_gtp(run) and run.overlap_param_gather,
+        when=f"{_FLAG}, with --overlap-param-gather",
+        only_if="the all-gather ends too late (a race)",
+        instead=_INSTEAD,
+        links=("NVIDIA/Megatron-LM#6388",),
+        state="fixed on main",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6242",
+        effect="MTP heads that share one layer compute with stale weights from the second depth on",
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(f"{_GTP}:GTPShardedParam", has="prev_w", lacks="_prefetch_available"),),
+        affects=lambda run: _has_gtp(run) and run.mtp_num_layers and run.mtp_use_repeated_layer,
+        when=f"{_FLAG}, with --mtp-use-repeated-layer",
+        instead=_INSTEAD,
+        links=("NVIDIA/Megatron-LM#6242",),
+        state="fixed on main",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6565",
+        effect="A placeholder, whose memory is not set to zero, is added to the gradients of shared embeddings",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                f"{_GTP}:GTPShardedParam",
+                has="get_dummy_wgrad(list(param.main_grad.shape), param.dtype)",
+                lacks="get_dummy_wgrad(list(param.main_grad.shape), param.dtype, zero=True)",
+            ),
+        ),
+        affects=lambda run: _has_gtp(run) and run.mtp_num_layers,
+        when=f"{_FLAG}, with --mtp-num-layers",
+        instead=_INSTEAD,
+        links=("NVIDIA/Megatron-LM#6565",),
+        state="fixed on main",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6624",
+        effect="Gradients are rounded to half precision before they are summed over ranks, though the run accumulates "
+        "and reduces in fp32",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                f"{_LAYERS}:LinearWithGradAccumulationAndAsyncCommunication.backward",
+                has="gtp_remat_size",
+                lacks="_wgrad_gemm",
+            ),
+        ),
+        affects=lambda run: _has_gtp(run) and run.bf16 and run.accumulate_allreduce_grads_in_fp32,
+        when=f"{_FLAG}, with --bf16 and without --grad-reduce-in-bf16",
+        instead=_INSTEAD,
+        links=("NVIDIA/Megatron-LM#6624",),
+        state="fixed on main",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6717",
+        effect="The loss of an evaluation is that of a part of its samples",
+        kind="wrong log",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.training.training:evaluate",
+                has="torch.distributed.all_reduce(val, group=eval_pgc.dp_cp)",
+            ),
+        ),
+        affects=lambda run: _weight_shards(run) > 1 and run.eval_iters,
+        when=f"{_FLAG}, with --eval-iters",
+        links=("NVIDIA/Megatron-LM#6717",),
+        state="fixed on main",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6740",
+        effect="Muon orthogonalizes weights together with the zeros that pad them",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.optimizer.emerging_optimizers:TensorParallelMuon",
+                has="gtp_remat",
+                lacks="_strip_pad",
+            ),
+        ),
+        affects=lambda run: _has_gtp(run) and "muon" in str(run.optimizer),
+        when=f"{_FLAG}, with --optimizer muon",
+        only_if="weights are padded, because their rows do not divide evenly",
+        instead=_INSTEAD,
+        links=("NVIDIA/Megatron-LM#6740",),
+        state="fixed on main",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6775",
+        effect="Which ranks write a shard of a checkpoint is decided in Megatron's global groups, so with groups of "
+        "your own shards may be missing",
+        kind="lost state",
+        severity=2,
+        signs=(
+            Sign(
+                f"{_LAYERS}:ColumnParallelLinear.__init__",
+                has='wrap_module_params_gtp(self, ["weight"], gtp_remat_group)',
+            ),
+        ),
+        affects=lambda run: _has_gtp(run) and run.save,
+        when=f"{_FLAG}, with --save",
+        only_if="the model is built with process groups of its own (pg_collection)",
+        links=("NVIDIA/Megatron-LM#6775",),
+        state="fixed on main",
+        evidence="read",
+    ),
+)

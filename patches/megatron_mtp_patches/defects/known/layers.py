@@ -1,0 +1,122 @@
+"""Known defects of tensor-parallel layers, of their collectives and of the loss that follows them."""
+
+from __future__ import annotations
+
+from ..conditions import tensor_parallel
+from ..declare import Defect, Sign
+
+TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
+if TYPE_CHECKING:
+    from typing import Any
+
+_LAYERS = "megatron.core.tensor_parallel.layers"
+
+
+def _keeps_residual_in_fp32(run: Any) -> bool:
+    """Whether the residual should be in float32 though the weights are not."""
+    return bool(run.fp32_residual_connection and (run.bf16 or run.fp16))
+
+
+def _fuses_norms(run: Any) -> bool:
+    """Whether each layer begins with TransformerEngine's norm and linear in one, as in GPT."""
+    is_hybrid = run.hybrid_layer_pattern or run.hybrid_override_pattern
+    return run.transformer_impl != "local" and not is_hybrid
+
+
+DEFECTS = (
+    Defect(
+        id="ML-4084",
+        effect="The gradient norm counts the embedding and the output layer, with the local implementation all linear "
+        "layers, of the first tensor-parallel rank only, so gradients are clipped too little",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                f"{_LAYERS}:VocabParallelEmbedding.__init__",
+                has="if config.perform_initialization:",
+                lacks="set_tensor_model_parallel_attributes",
+            ),
+        ),
+        affects=lambda run: run.perform_initialization is False and tensor_parallel(run) > 1,
+        when="--no-initialization (perform_initialization=False) with --tensor-model-parallel-size > 1",
+        instead="leave out --no-initialization",
+        links=("NVIDIA/Megatron-LM#4084",),
+        state="fixed in 0.18.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-5115",
+        effect="TransformerEngine's fused cross entropy keeps the gradient of the logits in half precision; users "
+        "report diverging losses and gradient norms of 0",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.models.common.language_module.language_module:"
+                "LanguageModule.compute_language_model_loss",
+                has="self.config.cross_entropy_fusion_impl == 'te'",
+            ),
+        ),
+        affects=lambda run: run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te",
+        when="--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te (from 0.18.2 on Megatron's own trainer "
+        "refuses this, other trainers only warn)",
+        instead="--cross-entropy-fusion-impl native",
+        links=("NVIDIA/Megatron-LM#5115", "NVIDIA/Megatron-LM#1627", "NVIDIA/TransformerEngine#3193"),
+        state="open",
+        evidence="reported",
+    ),
+    Defect(
+        id="ML-3504",
+        effect="--fp32-residual-connection has no effect: every layer casts the residual back to half precision",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.fusions.fused_bias_dropout:_bias_dropout_add_func",
+                has="residual = residual if residual.dtype == x.dtype else residual.to(x.dtype)",
+            ),
+        ),
+        affects=lambda run: _keeps_residual_in_fp32(run) and not _fuses_norms(run),
+        when="--fp32-residual-connection in a hybrid model or with --transformer-impl local",
+        links=("NVIDIA/Megatron-LM#3504",),
+        state="fixed in 0.17.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6272",
+        effect="With TransformerEngine the first layer ends in an assertion, because its input is in float32 and its "
+        "weights are not",
+        kind="crash",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.core.extensions.transformer_engine:TELayerNormColumnParallelLinear.forward",
+                lacks="if x.dtype != self.layer_norm_weight.dtype:",
+            ),
+        ),
+        affects=lambda run: _keeps_residual_in_fp32(run) and _fuses_norms(run),
+        when="GPT with --fp32-residual-connection and --transformer-impl transformer_engine",
+        links=("NVIDIA/Megatron-LM#6272",),
+        state="fixed on main",
+        evidence="reported",
+    ),
+    Defect(
+        id="ML-5338",
+        effect="An all-reduce over tensor-parallel ranks returns its input unreduced, so each rank goes on with its "
+        "own part of the sum",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.tensor_parallel.mappings:_reduce",
+                has="torch.distributed.all_reduce(input_.contiguous(), group=group)",
+            ),
+        ),
+        affects=lambda run: tensor_parallel(run) > 1 and not run.sequence_parallel,
+        when="--tensor-model-parallel-size > 1 without --sequence-parallel",
+        only_if="a tensor to be reduced is not contiguous in memory, as in a layer of your own",
+        links=("NVIDIA/Megatron-LM#5338",),
+        state="fixed in 0.19.0",
+        evidence="read",
+    ),
+)

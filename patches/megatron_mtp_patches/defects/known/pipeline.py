@@ -1,0 +1,62 @@
+"""Known defects of pipeline parallelism and of the schedules of a step."""
+
+from __future__ import annotations
+
+from ..declare import Defect, Sign
+
+TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
+if TYPE_CHECKING:
+    from typing import Any
+
+_PLAN = "megatron.core.models.common.model_chunk_schedule_plan"
+
+
+def _frees_what_it_sends(run: Any) -> bool:
+    """Whether interleaved stages send asynchronously and free what they sent."""
+    is_overlapped = run.virtual_pipeline_model_parallel_size and run.overlap_p2p_comm
+    return bool(is_overlapped and run.deallocate_pipeline_outputs is not False)  # no argument: Megatron sets it
+
+
+DEFECTS = (
+    Defect(
+        id="ML-4047",
+        effect="A pipeline stage frees its output while it is still sending it, so the next stage may compute on other "
+        "data: wrong losses and gradients, up to NaN",
+        kind="wrong numbers",
+        severity=5,
+        signs=(
+            Sign(
+                "megatron.core.pipeline_parallel.schedules:forward_backward_pipelining_with_interleaving",
+                has="deallocate_output_tensor(output_tensor, config.deallocate_pipeline_outputs)",
+                lacks="if send_next_wait_handle is not None and config.deallocate_pipeline_outputs:",
+            ),
+        ),
+        affects=_frees_what_it_sends,
+        when="--num-virtual-stages-per-pipeline-rank (or another interleaved layout) without "
+        "--no-overlap-p2p-communication",
+        only_if="PyTorch gives the memory of a tensor back while it is being sent (a race: with NCCL it depends on "
+        "PyTorch's version and on TORCH_NCCL_AVOID_RECORD_STREAMS)",
+        instead="--no-overlap-p2p-communication",
+        links=("NVIDIA/Megatron-LM#4047",),
+        state="fixed in 0.18.0",
+        evidence="reproduced",
+    ),
+    Defect(
+        id="ML-5761",
+        effect="Overlapping the communication of experts turns autocast off: of the two contexts that wrap a layer "
+        "only the one for FP8 is entered",
+        kind="wrong numbers",
+        severity=1,
+        signs=(
+            Sign(
+                "megatron.core.pipeline_parallel.combined_1f1b:combined_forward_backward_step",
+                has="with context_manager and outer_fp8_context",
+            ),
+        ),
+        affects=lambda run: run.overlap_moe_expert_parallel_comm and run.enable_autocast,
+        when="--overlap-moe-expert-parallel-comm, in a trainer that sets enable_autocast",
+        links=("NVIDIA/Megatron-LM#5761",),
+        state="open",
+        evidence="read",
+    ),
+)
