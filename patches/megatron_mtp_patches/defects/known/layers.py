@@ -112,9 +112,9 @@ DEFECTS = (
                 has="torch.distributed.all_reduce(input_.contiguous(), group=group)",
             ),
         ),
-        affects=lambda run: tensor_parallel(run) > 1 and not run.sequence_parallel,
+        affects=lambda run: False,  # no layer of Megatron's is known that does it, and no setting tells of others
         when="--tensor-model-parallel-size > 1 without --sequence-parallel",
-        only_if="a tensor to be reduced is not contiguous in memory, as in a layer of your own",
+        only_if="a layer of your own reduces a tensor that is not contiguous in memory",
         links=("NVIDIA/Megatron-LM#5338",),
         state="fixed in 0.19.0",
         evidence="read",
