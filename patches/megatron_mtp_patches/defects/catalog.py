@@ -6,7 +6,7 @@ from importlib import import_module
 
 from .declare import Defect
 
-TOPICS: tuple[str, ...] = ()
+TOPICS: tuple[str, ...] = ("moe", "moe_losses")
 
 
 def known_defects() -> tuple[Defect, ...]:
