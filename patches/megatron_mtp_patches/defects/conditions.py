@@ -110,5 +110,11 @@ def has_low_precision(run: Any) -> bool:
 
 
 def sharding_strategy(run: Any) -> str:
-    """What Megatron-FSDP shards; '' without Megatron-FSDP."""
-    return str(run.data_parallel_sharding_strategy or "no_shard") if run.use_megatron_fsdp else ""
+    """What Megatron-FSDP shards; '' without Megatron-FSDP, and if unknown."""
+    return str(run.data_parallel_sharding_strategy or "") if run.use_megatron_fsdp else ""
+
+
+def expert_data_parallel(run: Any) -> int:
+    """How many replicas of the experts there are; 1 if unknown."""
+    ranks = data_parallel(run) * context_parallel(run) * tensor_parallel(run)
+    return max(1, ranks // (expert_parallel(run) * expert_tensor_parallel(run)))
