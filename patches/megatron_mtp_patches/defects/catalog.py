@@ -6,7 +6,7 @@ from importlib import import_module
 
 from .declare import Defect
 
-TOPICS: tuple[str, ...] = ("fsdp", "moe", "moe_losses")
+TOPICS: tuple[str, ...] = ("fsdp", "fsdp_buffers", "moe", "moe_losses", "mtp")
 
 
 def known_defects() -> tuple[Defect, ...]:

@@ -133,7 +133,7 @@ DEFECTS = (
         ),
         affects=_captures_router,
         when="--cuda-graph-impl local with --cuda-graph-scope moe_router",
-        only_if="the GPU is late",
+        only_if="the copy takes longer than the host needs to get there",
         links=("NVIDIA/Megatron-LM#3373",),
         state="fixed in 0.17.0",
         evidence="read",
