@@ -6,7 +6,16 @@ from importlib import import_module
 
 from .declare import Defect
 
-TOPICS: tuple[str, ...] = ("fsdp", "fsdp_buffers", "moe", "moe_losses", "mtp")
+TOPICS: tuple[str, ...] = (
+    "data",
+    "fsdp",
+    "fsdp_buffers",
+    "log",
+    "moe",
+    "moe_losses",
+    "mtp",
+    "trainer",
+)
 
 
 def known_defects() -> tuple[Defect, ...]:
