@@ -249,10 +249,7 @@ DEFECTS = (
         signs=(
             Sign(
                 "megatron.core.models.gpt.gpt_model:GPTModel._preprocess",
-                has=(
-                    "decoder_input = self.embedding(input_ids=input_ids, position_ids=position_ids)\n"
-                    "if padding_mask is not None and self.config.sequence_parallel:"
-                ),
+                has=".transpose(0, 1).contiguous() else: decoder_input = None",  # only where the embedding is
             ),
         ),
         affects=lambda run: run.num_experts and run.sequence_parallel and pipeline_parallel(run) > 1,
