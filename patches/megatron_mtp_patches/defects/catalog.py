@@ -15,11 +15,18 @@ TOPICS: tuple[str, ...] = (
     "attention",
     "checkpoints",
     "cuda_graphs",
+    "data",
+    "fsdp",
+    "fsdp_buffers",
     "fsdp_optimizer",
     "fused_operations",
     "gtp",
     "layers",
+    "log",
+    "moe",
     "moe_log",
+    "moe_losses",
+    "mtp",
     "mtp_heads",
     "mtp_log",
     "muon",
@@ -27,6 +34,7 @@ TOPICS: tuple[str, ...] = (
     "pipeline",
     "quantization",
     "resume",
+    "trainer",
 )
 RELEASES = Path(__file__).with_name("releases.json")
 

@@ -92,3 +92,39 @@ def repeats_a_head(run: Any) -> bool:
 def fuses_weight_gradients(run: Any) -> bool:
     """Whether a backward pass adds weight gradients to `main_grad` itself, as it does by default."""
     return run.gradient_accumulation_fusion is not False
+
+
+def has_aux_loss(run: Any, *kinds: str) -> bool:
+    """Whether one of these losses balances the load of experts: "aux_loss", "seq_aux_loss", "global_aux_loss"."""
+    named, weights = run.moe_router_load_balancing_type, run.moe_aux_loss_coeff
+    named = list(named) if isinstance(named, (list, tuple)) else [named]
+    weights = list(weights) if isinstance(weights, (list, tuple)) else [weights] * len(named)
+    return bool(run.num_experts) and any(kind in kinds and weight for kind, weight in zip(named, weights, strict=False))
+
+
+def has_any_aux_loss(run: Any) -> bool:
+    """Whether any loss balances the load of experts."""
+    return has_aux_loss(run, "aux_loss", "seq_aux_loss", "global_aux_loss")
+
+
+def has_graph_scope(run: Any, *names: str) -> bool:
+    """Whether CUDA graphs capture one of these parts of a layer: "moe_router", "attn"."""
+    scope = run.cuda_graph_scope
+    parts = scope if isinstance(scope, (list, tuple)) else [scope]
+    return any(getattr(part, "name", part) in names for part in parts)
+
+
+def has_low_precision(run: Any) -> bool:
+    """Whether the model computes in fp8 or fp4."""
+    return bool(run.fp8 or run.fp4)
+
+
+def sharding_strategy(run: Any) -> str:
+    """What Megatron-FSDP shards; '' without Megatron-FSDP, and if unknown."""
+    return str(run.data_parallel_sharding_strategy or "") if run.use_megatron_fsdp else ""
+
+
+def expert_data_parallel(run: Any) -> int:
+    """How many replicas of the experts there are; 1 if unknown."""
+    ranks = data_parallel(run) * context_parallel(run) * tensor_parallel(run)
+    return max(1, ranks // (expert_parallel(run) * expert_tensor_parallel(run)))

@@ -13,25 +13,31 @@ from .declare import Defect, Sign
 
 
 def has_defect(defect: Defect, path: list[str] | None = None) -> bool | None:
-    """Whether a Megatron has `defect`; None where its tree lacks the modules that would show it.
+    """Whether a Megatron has `defect`; None where its tree lacks the package that would show it.
 
     `path` reads these directories instead of the running interpreter's.
     """
     answers = [is_there(sign, path) for sign in defect.signs]
-    if all(answer is None for answer in answers):
-        return None
-    return any(answers) and not any(is_there(sign, path) for sign in defect.fixed_by)
+    if any(answers):
+        return not any(is_there(sign, path) for sign in defect.fixed_by)
+    return None if None in answers else False
 
 
 def is_there(sign: Sign, path: list[str] | None = None) -> bool | None:
-    """Whether a source has `sign`; None where there is no such module.
+    """Whether a source has `sign`; None where not even the package of its module is there.
+
+    A wheel has no scripts (gpt_builders.py), that of 0.16.1 no megatron.training.
 
     Raises:
         megatron_mtp_patches.engine.PatchError: the module does not parse.
     """
     definition = _find(sign.target, path)
-    if definition is None or definition.code is None:
-        return None if definition is None else False
+    if definition is None:
+        parts = sign.target.partition(":")[0].split(".")
+        package = ".".join(parts[: 2 if parts[0] == "megatron" else 1])
+        return None if find_file(package, path) is None else False
+    if definition.code is None:
+        return False
     has_all = all(_contains(definition.code, piece) for piece in _pieces(sign.has))
     return has_all and not any(_contains(definition.code, piece) for piece in _pieces(sign.lacks))
 

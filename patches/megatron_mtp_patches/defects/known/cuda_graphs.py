@@ -100,46 +100,6 @@ DEFECTS = (
         evidence="reported",
     ),
     Defect(
-        id="ML-3373",
-        effect="Experts may read token counts that are not on the host yet, those of an earlier microbatch",
-        kind="wrong numbers",
-        severity=3,
-        signs=(
-            Sign(
-                "megatron.core.transformer.transformer_layer:MoETransformerLayer",
-                has="_forward_mlp_router",
-                lacks="_router_dtoh_event",
-            ),
-        ),
-        affects=_captures_routers,
-        when="--cuda-graph-impl local with --cuda-graph-scope moe_router or moe_preprocess",
-        only_if="the copy to the host ends too late (a race)",
-        instead=_OTHERS,
-        links=("NVIDIA/Megatron-LM#3373",),
-        state="fixed in 0.17.0",
-        evidence="reported",
-    ),
-    Defect(
-        id="ML-4500",
-        effect="Routers get no gradient: the probabilities that HybridEP dispatches are detached",
-        kind="wrong numbers",
-        severity=3,
-        signs=(
-            Sign(
-                "megatron.core.transformer.transformer_layer:MoETransformerLayer",
-                has="self.token_dispatcher_attrs[attr_name] = attr.detach()",
-                lacks="_comm_manager.token_probs",
-            ),
-        ),
-        affects=lambda run: _captures_routers(run) and run.moe_flex_dispatcher_backend == "hybridep",
-        when="--cuda-graph-impl local with --cuda-graph-scope moe_router or moe_preprocess, and "
-        "--moe-flex-dispatcher-backend hybridep",
-        instead=_OTHERS,
-        links=("NVIDIA/Megatron-LM#4500",),
-        state="fixed in 0.18.0",
-        evidence="reported",
-    ),
-    Defect(
         id="ML-5975",
         effect="Graphs share memory that is still needed: what a layer saved for its backward pass may be overwritten",
         kind="wrong numbers",

@@ -41,22 +41,4 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
     ),
-    Defect(
-        id="ML-5761",
-        effect="Overlapping the communication of experts turns autocast off: of the two contexts that wrap a layer "
-        "only the one for FP8 is entered",
-        kind="wrong numbers",
-        severity=1,
-        signs=(
-            Sign(
-                "megatron.core.pipeline_parallel.combined_1f1b:combined_forward_backward_step",
-                has="with context_manager and outer_fp8_context",
-            ),
-        ),
-        affects=lambda run: run.overlap_moe_expert_parallel_comm and run.enable_autocast,
-        when="--overlap-moe-expert-parallel-comm, in a trainer that sets enable_autocast",
-        links=("NVIDIA/Megatron-LM#5761",),
-        state="open",
-        evidence="read",
-    ),
 )

@@ -1,0 +1,275 @@
+"""Known defects of Megatron-FSDP: gradients, their reduction and their norms."""
+
+from __future__ import annotations
+
+from ..conditions import (
+    context_parallel,
+    data_parallel,
+    expert_data_parallel,
+    expert_parallel,
+    expert_tensor_parallel,
+    microbatches,
+    sharding_strategy,
+    tensor_parallel,
+)
+from ..declare import Defect, Sign
+
+TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
+if TYPE_CHECKING:
+    from typing import Any
+
+_FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
+_BUFFERS = f"{_FSDP}.param_and_grad_buffer"
+_ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataParallel"
+_REDUCE = f"{_BUFFERS}:GradReducePipeline._bucket_group_gradient_reduce"
+_SETUP = "megatron.core.optimizer:get_megatron_optimizer"
+_IS_COUNTED = "megatron.core.tensor_parallel.layers:param_is_not_tensor_parallel_duplicate"
+_OTHER_STRATEGY = "choose another --data-parallel-sharding-strategy"
+
+
+def _shards_gradients(run: Any) -> bool:
+    return sharding_strategy(run) in ("optim_grads", "optim_grads_params")
+
+
+def _has_lonely_rank(run: Any) -> bool:
+    """Whether the dense layers or the experts have one replica."""
+    if not (run.data_parallel_size or run.world_size):
+        return False
+    return data_parallel(run) * context_parallel(run) == 1 or bool(run.num_experts and expert_data_parallel(run) == 1)
+
+
+def _reduces_in_another_type(run: Any) -> bool:
+    """Whether gradients are reduced in another type than that in which they are kept."""
+    kept, sent = (_type_name(run.megatron_fsdp_main_grads_dtype), _type_name(run.megatron_fsdp_grad_comm_dtype))
+    kept = kept or ("bfloat16" if run.bf16 else "float16" if run.fp16 else "float32")
+    return bool(sent) and sent != kept
+
+
+def _type_name(value: object) -> str:
+    """That of torch's type, or of a flag's value; '' for that of the parameters."""
+    name = str(value or "").removeprefix("torch.")
+    return {"auto": "", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
+
+
+def _sums_in_fp32(run: Any) -> bool:
+    return bool(run.accumulate_allreduce_grads_in_fp32 or run.grad_reduce_in_fp32)
+
+
+DEFECTS = (
+    Defect(
+        id="ML-6660",
+        effect=(
+            "The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
+            "parallelism, are doubled with each microbatch"
+        ),
+        kind="wrong numbers",
+        severity=5,
+        signs=(
+            Sign(_REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")),
+        ),
+        affects=lambda run: _shards_gradients(run) and _has_lonely_rank(run),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, and as many "
+            "expert-parallel as data-parallel ranks, or one data-parallel rank"
+        ),
+        links=("NVIDIA/Megatron-LM#6660",),
+        state="fixed in 0.17.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6660b",
+        effect=(
+            "The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
+            "parallelism, are doubled with each microbatch"
+        ),
+        kind="wrong numbers",
+        severity=5,
+        signs=(Sign(_REDUCE, has="if gbuf.is_data_distributed or custom_grad_comm_dtype:"),),
+        affects=lambda run: _shards_gradients(run) and _has_lonely_rank(run) and _reduces_in_another_type(run),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, "
+            "--megatron-fsdp-grad-comm-dtype other than --megatron-fsdp-main-grads-dtype, and as many expert-parallel "
+            "as data-parallel ranks, or one data-parallel rank"
+        ),
+        only_if="Megatron is 0.19 or newer, or --grad-reduce-in-bf16 is given",
+        instead="set --megatron-fsdp-grad-comm-dtype and --megatron-fsdp-main-grads-dtype to the same type",
+        links=("NVIDIA/Megatron-LM#6660",),
+        state="open",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-3067",
+        effect="Each data-parallel rank adds its own gradient to the mean of all, so gradients are too large",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(_REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")),
+        ),
+        affects=lambda run: sharding_strategy(run) == "optim" and run.overlap_grad_reduce,
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim and --overlap-grad-reduce",
+        instead=f"{_OTHER_STRATEGY}, or leave out --overlap-grad-reduce",
+        links=("NVIDIA/Megatron-LM#3067",),
+        state="fixed in 0.17.0",
+        evidence="reproduced",
+    ),
+    Defect(
+        id="ML-5462",
+        effect=(
+            "Gradients are added up and reduced in bf16, although the log says fp32, so small gradients vanish next to "
+            "the sum of many microbatches"
+        ),
+        kind="wrong numbers",
+        severity=4,
+        signs=tuple(
+            Sign(
+                f"{_ADAPTER}{version}.__init__",
+                has="main_grads_dtype=ddp_config.megatron_fsdp_main_grads_dtype",
+                lacks="ddp_config.grad_reduce_in_fp32",
+            )
+            for version in ("", "V1")
+        ),
+        affects=lambda run: (
+            run.use_megatron_fsdp
+            and run.bf16
+            and _sums_in_fp32(run)
+            and not _type_name(run.megatron_fsdp_main_grads_dtype)
+        ),
+        when="--use-megatron-fsdp with --bf16 and no --megatron-fsdp-main-grads-dtype",
+        instead="add --megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype fp32",
+        links=("NVIDIA/Megatron-LM#5462",),
+        state="unreported",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6357a",
+        effect="Each microbatch overwrites the weight gradients of the one before, so only the last one counts",
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),),
+        affects=lambda run: (
+            sharding_strategy(run) in ("no_shard", "optim")
+            and run.gradient_accumulation_fusion
+            and microbatches(run) > 1
+            and run.transformer_engine >= (2, 10)
+        ),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard or optim and several microbatches, "
+            "without --no-gradient-accumulation-fusion"
+        ),
+        instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
+        links=("NVIDIA/Megatron-LM#6357",),
+        state="fixed on main",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6357b",
+        effect="Gradients are reduced twice, so they are too small, or those of experts are",
+        kind="wrong numbers",
+        severity=2,
+        signs=(
+            Sign(
+                f"{_FSDP}.megatron_fsdp:",
+                has="if grad_reduce_every_bprop or is_last_microbatch or self.model_auto_sync:",
+            ),
+        ),
+        affects=lambda run: (
+            not run.overlap_grad_reduce
+            and (
+                sharding_strategy(run) == "optim"
+                or (sharding_strategy(run) == "no_shard" and run.num_experts and expert_parallel(run) > 1)
+            )
+        ),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim, or no_shard and expert parallelism, "
+            "without --overlap-grad-reduce"
+        ),
+        only_if="the trainer calls no_sync() or sync(), which Megatron's does not",
+        instead="add --overlap-grad-reduce",
+        links=("NVIDIA/Megatron-LM#6357",),
+        state="fixed on main",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-3754a",
+        effect=(
+            "The gradient norm counts each data-parallel rank once, though all have the same gradients, so it is too "
+            "large and gradients are clipped too much"
+        ),
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),),
+        affects=lambda run: (
+            sharding_strategy(run) == "no_shard" and run.overlap_grad_reduce and run.overlap_param_gather
+        ),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
+            "0.17, --overlap-grad-reduce and --overlap-param-gather"
+        ),
+        instead=_OTHER_STRATEGY,
+        links=("NVIDIA/Megatron-LM#3754",),
+        state="fixed in 0.18.0",
+        evidence="reproduced",
+    ),
+    Defect(
+        id="ML-3754b",
+        effect="Gradients are never reduced, so each data-parallel rank trains a model of its own",
+        kind="wrong numbers",
+        severity=5,
+        signs=(
+            Sign(
+                f"{_BUFFERS}:ParamAndGradBuffer.all_reduce_gradients",
+                has="if gbuf is not None:\n    continue",
+            ),
+        ),
+        affects=lambda run: (
+            sharding_strategy(run) == "no_shard" and run.overlap_param_gather and not run.overlap_grad_reduce
+        ),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
+            "0.17, and --overlap-param-gather without --overlap-grad-reduce"
+        ),
+        instead=_OTHER_STRATEGY,
+        links=("NVIDIA/Megatron-LM#3754",),
+        state="fixed in 0.18.0",
+        evidence="reproduced",
+    ),
+    Defect(
+        id="ML-3754c",
+        effect="The first step ends in an AttributeError about fetch_bucket",
+        kind="crash",
+        severity=2,
+        signs=(Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),),
+        affects=lambda run: sharding_strategy(run) == "no_shard" and not run.overlap_param_gather,
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
+            "0.17, without --overlap-param-gather"
+        ),
+        instead=_OTHER_STRATEGY,
+        links=("NVIDIA/Megatron-LM#3754",),
+        state="fixed in 0.18.0",
+        evidence="reproduced",
+    ),
+    Defect(
+        id="fsdp-counts-experts-twice",
+        effect="The gradient norm counts experts twice, so gradients are clipped too much",
+        kind="wrong numbers",
+        severity=3,
+        signs=(Sign("megatron.core.optimizer:", has="effective_intra_dist_opt_group"),),
+        # There experts are not marked, so what their replicas add is left out.
+        fixed_by=(Sign(_IS_COUNTED, lacks="expert_tp_group"),),
+        affects=lambda run: (
+            sharding_strategy(run) == "no_shard"
+            and run.num_experts
+            and expert_parallel(run) == 1
+            and expert_tensor_parallel(run) < tensor_parallel(run)
+        ),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --num-experts and "
+            "--expert-tensor-parallel-size less than --tensor-model-parallel-size, without expert parallelism"
+        ),
+        instead=_OTHER_STRATEGY,
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+    ),
+)

@@ -1,0 +1,146 @@
+"""Known defects of what the log says: losses, norms and counts."""
+
+from __future__ import annotations
+
+from ..conditions import has_any_aux_loss, tensor_parallel
+from ..declare import Defect, Sign
+
+_TRAINING = "megatron.training.training"
+
+DEFECTS = (
+    Defect(
+        id="ML-5067",
+        effect=(
+            "The logged maximum of the attention logits is that of all steps so far, and each step keeps memory for it"
+        ),
+        kind="wrong log",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.core.optimizer.qk_clip:clip_qk",
+                has="log_max_attention_logit = max(",
+                lacks="current_max_attn_logits = None",
+            ),
+        ),
+        affects=lambda run: run.log_max_attention_logit and not run.qk_clip,
+        when="--log-max-attention-logit without --qk-clip",
+        links=("NVIDIA/Megatron-LM#5067",),
+        state="fixed in 0.19.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-3388",
+        effect=(
+            "The validation loss leaves out the last samples, and validation hangs if data-parallel ranks have "
+            "different numbers of batches"
+        ),
+        kind="wrong log",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.training.datasets.data_samplers:",
+                has="full_validation",
+                lacks="MegatronFullValidationSampler",
+            ),
+        ),
+        affects=lambda run: run.full_validation,
+        when="--full-validation",
+        links=("NVIDIA/Megatron-LM#3388",),
+        state="fixed in 0.18.0",
+        evidence="reported",
+    ),
+    Defect(
+        id="ML-3564",
+        effect="The validation loss is NaN if a microbatch has no token that counts",
+        kind="wrong log",
+        severity=1,
+        signs=(Sign(f"{_TRAINING}:evaluate", has="val = val[:, 0] / val[:, 1]\nval = val.mean()"),),
+        affects=lambda run: run.sft and run.eval_iters,
+        when="--sft with --eval-iters > 0",
+        only_if="a microbatch has no token that counts",
+        links=("NVIDIA/Megatron-LM#3564",),
+        state="fixed in 0.17.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-4015",
+        effect="The logged number of zeros in the gradients is not exact above 16.8 million",
+        kind="wrong log",
+        severity=1,
+        signs=(
+            Sign(
+                "megatron.core.optimizer.clip_grads:count_zeros_fp32",
+                has="total_num_zeros = torch.zeros(1, dtype=torch.float, device='cuda')",
+            ),
+        ),
+        affects=lambda run: run.log_num_zeros_in_grad,
+        when="--log-num-zeros-in-grad",
+        links=("NVIDIA/Megatron-LM#4015",),
+        state="fixed in 0.17.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-5879",
+        effect="The logged number of zeros counts gradients that all tensor-parallel ranks have once for each of them",
+        kind="wrong log",
+        severity=1,
+        signs=(
+            Sign(
+                "megatron.core.optimizer.clip_grads:count_zeros_fp32",
+                has=("._local_tensor", "total_num_zeros += num_zeros"),
+                lacks="if is_not_shared and is_not_tp_duplicate: grad = getattr(param, grad_attr)._local_tensor",
+            ),
+        ),
+        affects=lambda run: run.use_megatron_fsdp and run.log_num_zeros_in_grad and tensor_parallel(run) > 1,
+        when="--use-megatron-fsdp with --log-num-zeros-in-grad and --tensor-model-parallel-size > 1",
+        links=("NVIDIA/Megatron-LM#5879",),
+        state="open",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-5878",
+        effect="The logged norm of the parameters is computed in 16 bits",
+        kind="wrong log",
+        severity=1,
+        signs=tuple(
+            Sign(f"megatron.training.utils{module}:", has="params_data[param._spec].append(param._local_tensor)")
+            for module in ("", ".common_utils")
+        ),
+        affects=lambda run: run.use_megatron_fsdp and run.log_params_norm and (run.bf16 or run.fp16),
+        when="--use-megatron-fsdp with --log-params-norm and --bf16",
+        links=("NVIDIA/Megatron-LM#5878",),
+        state="open",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6238",
+        effect="The first mean of the losses after a resume counts the first step twice",
+        kind="wrong log",
+        severity=1,
+        signs=(
+            Sign(
+                f"{_TRAINING}:training_log",
+                has="should_reset = not is_first_iteration",
+                lacks="should_reset_loss_stats",
+            ),
+        ),
+        affects=lambda run: run.load and not run.finetune and (run.log_interval or 1) > 1,
+        when="--load with --log-interval > 1",
+        links=("NVIDIA/Megatron-LM#6238",),
+        state="open",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-1555",
+        effect="A loss of 0 is not printed",
+        kind="wrong log",
+        severity=1,
+        signs=(Sign(f"{_TRAINING}:training_log", has="if avg > 0.0:"),),
+        affects=has_any_aux_loss,
+        when="--moe-aux-loss-coeff",
+        only_if="a loss is exactly 0",
+        links=("NVIDIA/Megatron-LM#1555",),
+        state="fixed in 0.17.0",
+        evidence="read",
+    ),
+)

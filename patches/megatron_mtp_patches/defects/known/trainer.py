@@ -1,0 +1,77 @@
+"""Known defects of the training scripts and of the reduction of gradients in data parallelism."""
+
+from __future__ import annotations
+
+from ..declare import Defect, Sign
+
+_BUCKETS = "megatron.core.distributed.param_and_grad_buffer"
+
+DEFECTS = (
+    Defect(
+        id="ML-3693",
+        effect=(
+            "Gradients may be reduced before they are computed, because the reduction waits for the default CUDA "
+            "stream, not for the one on which backward runs"
+        ),
+        kind="wrong numbers",
+        severity=2,
+        signs=(Sign(f"{_BUCKETS}:", has="self.communication_stream.wait_stream(torch.cuda.default_stream())"),),
+        affects=lambda run: run.overlap_grad_reduce and (run.num_distributed_optimizer_instances or 1) > 1,
+        when="--num-distributed-optimizer-instances > 1 with --overlap-grad-reduce",
+        only_if="backward runs on a stream other than the default one, as it does in CUDA graphs",
+        links=("NVIDIA/Megatron-LM#3693",),
+        state="fixed in 0.17.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-4410",
+        effect="The first step ends in an assertion that a group of buckets has one bucket",
+        kind="crash",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
+                has="force_single_bucket_group=disable_bucketing",
+                lacks="reduce_scatter_with_fp32_accumulation=",
+            ),
+        ),
+        affects=lambda run: run.reduce_scatter_with_fp32_accumulation,
+        when="--reduce-scatter-with-fp32-accumulation",
+        only_if="a group has several buckets, as it has where some parameters are in fp8",
+        links=("NVIDIA/Megatron-LM#4410",),
+        state="fixed in 0.18.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-5926",
+        effect="--freeze-all-layers is ignored, so the model that should stay as it is trains",
+        kind="wrong numbers",
+        severity=3,
+        signs=(Sign("megatron.training.training:", has=("if args.freeze_all_layers:", "build_distributed_models(")),),
+        fixed_by=(Sign("megatron.training.training:", has="pre_wrap_hooks.append(_freeze_all_model_chunks)"),),
+        affects=lambda run: run.freeze_all_layers,
+        when="--freeze-all-layers",
+        only_if="the script builds the model with a ModelBuilder",
+        links=("NVIDIA/Megatron-LM#5926",),
+        state="fixed on main",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6586",
+        effect="pretrain_vlm.py ignores --rotary-base and --rope-scaling-factor: the language model uses 10000 and 8",
+        kind="wrong numbers",
+        severity=3,
+        signs=(Sign("pretrain_vlm:", has="LLaVAModel(", lacks="language_rotary_base"),),
+        affects=lambda run: (
+            run.freeze_LM is not None  # a flag of pretrain_vlm.py alone
+            and (
+                run.rotary_base not in (None, 10000)
+                or (run.use_rope_scaling and run.rope_scaling_factor not in (None, 8))
+            )
+        ),
+        when="pretrain_vlm.py with --rotary-base or --rope-scaling-factor",
+        links=("NVIDIA/Megatron-LM#6586",),
+        state="fixed on main",
+        evidence="read",
+    ),
+)
