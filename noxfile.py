@@ -1,5 +1,7 @@
 """The test matrix of ci/matrix.toml: `nox -s 'tests(release="0.18.2")'`, or all of it with scripts/test.sh.
 
+With ALL_TESTS=1 every test runs on each release (scripts/test.sh --all).
+
 Each session leaves pytest's JUnit report in .nox/results/ for scripts/test_report.py.
 """
 
@@ -47,14 +49,32 @@ NOTICE_EDITS = [
     "tests/multirank",
     "tests/end_to_end",
 ]
-ENVIRONMENTS = [one for one in MATRIX["environment"] if one["release"] in RELEASES]
+REFERENCE = MEGATRONS["reference"] if MEGATRONS["reference"] in RELEASES else RELEASES[-1]  # runs every test
+EVERYTHING = bool(os.environ.get("ALL_TESTS"))  # every suite, and every test on each release
+ENVIRONMENTS = [
+    one for one in MATRIX["environment"] if one["release"] in RELEASES and (EVERYTHING or not one.get("scheduled"))
+]
 TABLE_RELEASES = {MEGATRONS["default"], MEGATRONS["reference"]}  # without which there is nothing to compare
 
 
 def paths(*depends: str, quick: bool = False, key: str = "tests") -> list[str]:
     """What the suites that depend on one of these have under `key`."""
     suites = [suite for suite in MATRIX["suite"] if suite["depends"] in depends and (suite.get("quick") or not quick)]
+    suites = [suite for suite in suites if EVERYTHING or not suite.get("scheduled")]
     return [path for suite in suites for path in suite.get(key, [])]
+
+
+def tests_of(release: str) -> list[str]:
+    """Everything on the reference release.
+
+    On each other one what suites have under `each_release`, and the tests that notice an edit that is missing there.
+    """
+    if EVERYTHING or release == REFERENCE:
+        return [*paths("release"), *["--everywhere"] * EVERYTHING]
+    chosen = paths("release", key="each_release")
+    rows = json.loads(Path("ci", "noticed_edits.json").read_text(encoding="utf-8"))
+    noticing = {test for tests in rows.values() for test, releases in tests.items() if release in releases}
+    return chosen + sorted(test for test in noticing if not test.startswith(tuple(chosen)))
 
 
 def run_pytest(session: nox.Session, name: str, tests: list[str]) -> None:
@@ -76,7 +96,7 @@ def python(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("release", RELEASES)
 def tests(session: nox.Session, release: str) -> None:
-    """The suites that depend on a release, or what is named after --; with -- --quick, those of the inner loop.
+    """The tests that a release runs, or what is named after --; with -- --quick, the suites of the inner loop.
 
     Its TransformerEngine lacks the compiled extension: outside a rehearsal this Megatron cannot be imported.
     """
@@ -85,7 +105,7 @@ def tests(session: nox.Session, release: str) -> None:
     if session.posargs == ["--quick"]:
         chosen = paths("python", "release", quick=True)
     else:
-        chosen = session.posargs or paths("release")
+        chosen = session.posargs or tests_of(release)
     run_pytest(session, release, chosen)
 
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The test matrix: every release of megatron-core that the newest usable Python can run, through nox and uv.
 #
-#   scripts/test.sh                            everything
-#   scripts/test.sh 0.18.2                     one release
+#   scripts/test.sh                            what CI runs: every test on the reference release, on others what differs
+#   scripts/test.sh --all                      every test on each release, and the scheduled suites
+#   scripts/test.sh 0.18.2                     one release, as CI runs it
 #   scripts/test.sh --quick [0.18.2]           the inner loop: engine, conformance and overrides of one release
 #   PYTHON=/path/to/python scripts/test.sh     with this Python
 #   MEGATRON_LM=DIR[:DIR...] scripts/test.sh   also upstream's own unit tests
@@ -36,6 +37,7 @@ status=0
 # On CI, nox would fail for each Python that is not installed.
 case "${1:-}" in
     --quick) nox -R --no-error-on-missing-interpreters -s "tests(release='${2:-$newest}')" -- --quick || status=$? ;;
+    --all) ALL_TESTS=1 nox -r --no-error-on-missing-interpreters --no-stop-on-first-error || status=$? ;;
     "") nox -r --no-error-on-missing-interpreters --no-stop-on-first-error || status=$? ;;
     *) nox -r --no-error-on-missing-interpreters -s "tests(release='$1')" || status=$? ;;
 esac
