@@ -19,7 +19,7 @@ from scripts.common.arguments import executable, make_parser
 from scripts.common.markdown import BLOCK, fill
 from scripts.common.process import ROOT
 
-from . import changed_functions, commands, declared, kept, memory, upgrade
+from . import changed_functions, commands, declared, defects, kept, memory, upgrade
 
 
 def main() -> int:
@@ -30,7 +30,8 @@ def main() -> int:
     parser.add_argument("--memory", type=executable, metavar="PYTHON", help="measure with this one")
     parser.add_argument("--work", type=Path, default=ROOT / "demo_output", help="folder for the runs of --runs")
     options = parser.parse_args()
-    contents = commands.blocks() | declared.blocks() | kept.blocks() | upgrade.blocks() | changed_functions.blocks()
+    makers = (commands, declared, defects, kept, upgrade, changed_functions)
+    contents = {name: text for maker in makers for name, text in maker.blocks().items()}
     if options.runs:
         from . import runs
 

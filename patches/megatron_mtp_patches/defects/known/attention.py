@@ -1,4 +1,4 @@
-"""Known defects of attention: rotary embeddings, sparse attention (DSA), GatedDeltaNet, attention sinks."""
+"""Attention: rotary embeddings, sparse attention (DSA), GatedDeltaNet, attention sinks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known defects of checkpoints: what a save loses, and what only the run that saved it reads rightly."""
+"""Checkpoints: what a save loses, and what only the run that saved it reads rightly."""
 
 from __future__ import annotations
 

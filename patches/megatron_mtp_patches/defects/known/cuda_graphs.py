@@ -1,4 +1,4 @@
-"""Known defects of training with CUDA graphs. None of them shows without a GPU."""
+"""Training with CUDA graphs. None of them shows without a GPU."""
 
 from __future__ import annotations
 

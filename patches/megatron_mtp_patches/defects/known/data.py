@@ -1,4 +1,4 @@
-"""Known defects of batches and losses: packed sequences, context parallelism and fine-tuning."""
+"""Batches and losses: packed sequences, context parallelism and fine-tuning."""
 
 from __future__ import annotations
 

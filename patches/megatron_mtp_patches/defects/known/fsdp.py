@@ -1,4 +1,4 @@
-"""Known defects of Megatron-FSDP: gradients, their reduction and their norms."""
+"""Megatron-FSDP: gradients, their reduction and their norms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known defects of Megatron-FSDP's buffers and pipelines, and of FSDP2 of PyTorch."""
+"""Megatron-FSDP's buffers and pipelines, and of FSDP2 of PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known defects of what TransformerEngine's operations compute in place of Megatron's layers."""
+"""What TransformerEngine's operations compute in place of Megatron's layers."""
 
 from __future__ import annotations
 

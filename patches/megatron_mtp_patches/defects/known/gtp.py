@@ -1,4 +1,4 @@
-"""Known defects of generalized tensor parallelism (GTP), which shards each weight over more ranks than its product."""
+"""Generalized tensor parallelism (GTP), which shards each weight over more ranks than its product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known defects of tensor-parallel layers, of their collectives and of the loss that follows them."""
+"""Tensor-parallel layers, of their collectives and of the loss that follows them."""
 
 from __future__ import annotations
 

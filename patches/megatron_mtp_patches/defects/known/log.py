@@ -1,4 +1,4 @@
-"""Known defects of what the log says: losses, norms and counts."""
+"""What the log says: losses, norms and counts."""
 
 from __future__ import annotations
 

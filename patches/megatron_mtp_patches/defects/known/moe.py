@@ -1,4 +1,4 @@
-"""Known defects of mixture of experts: routers, latent experts, CUDA graphs of a part of the layer, padding masks."""
+"""Mixture of experts: routers, latent experts, CUDA graphs of a part of the layer, padding masks."""
 
 from __future__ import annotations
 

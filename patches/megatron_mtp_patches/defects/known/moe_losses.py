@@ -1,4 +1,4 @@
-"""Known defects of the losses of routers: their gradients, their scale and what is logged of them."""
+"""The losses of routers: their gradients, their scale and what is logged of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known defects of MTP heads."""
+"""MTP heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known defects of pipeline parallelism and of the schedules of a step."""
+"""Pipeline parallelism and of the schedules of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known defects of training in FP8, MXFP8 and FP4."""
+"""Training in FP8, MXFP8 and FP4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known defects of a resume: what a run that loads a checkpoint does otherwise than one that never stopped."""
+"""A resume: what a run that loads a checkpoint does otherwise than one that never stopped."""
 
 from __future__ import annotations
 

@@ -1,0 +1,68 @@
+"""The known defects of Megatron, as Markdown: how many each release has, and a table for each topic."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+
+from megatron_mtp_patches.cli.audit import condition_of
+from megatron_mtp_patches.defects import known
+from megatron_mtp_patches.defects.catalog import TOPICS, known_defects, read_releases, releases_with
+from megatron_mtp_patches.defects.declare import Defect
+from megatron_mtp_patches.reproductions.runner import find_program
+
+from scripts.common.markdown import table
+
+SEVERITIES = (5, 4, 3, 2, 1)
+
+
+def blocks() -> dict[str, str]:
+    """`defects-by-release`, and `known-defects`, the tables of all topics."""
+    return {"defects-by-release": by_release(), "known-defects": "\n\n".join(map(topic_table, TOPICS))}
+
+
+def by_release() -> str:
+    """Release x severity: how many known defects it has."""
+    rows = []
+    for release, answers in read_releases().items():
+        here = [defect for defect in known_defects() if answers[defect.id]]
+        counts = [sum(defect.severity == severity for defect in here) for severity in SEVERITIES]
+        rows.append([release, *map(str, counts), str(len(here)), str(sum(bool(defect.patch) for defect in here))])
+    heading = ["release", *(f"severity {severity}" for severity in SEVERITIES), "in all", "removed by a patch"]
+    return "\n".join(table(heading, rows))
+
+
+def topic_table(topic: str) -> str:
+    """The defects of a topic, the most severe first, under its title."""
+    module = import_module(f"{known.__name__}.{topic}")
+    title = module.__doc__.partition("\n")[0].rstrip(".")
+    rows = [row(defect) for defect in sorted(module.DEFECTS, key=lambda defect: -defect.severity)]
+    heading = ["id", "sev.", "what happens", "with", "releases", "way out", "upstream"]
+    return "\n".join([f"### {title}", "", *table(heading, rows)])
+
+
+def row(defect: Defect) -> list[str]:
+    ways = [f"[{defect.patch}]({defect.patch}.md)"] if defect.patch else []
+    ways += [defect.instead] if defect.instead else []
+    links = ", ".join(link(one) for one in defect.links)
+    shown = "; `reproduce` shows it" if find_program(defect.id) else f"; {defect.evidence}"
+    return [
+        defect.id,
+        str(defect.severity),
+        mark_flags(f"{defect.effect} ({defect.kind}{shown})"),
+        mark_flags(condition_of(defect)),
+        ", ".join(releases_with(defect)),
+        mark_flags("; or ".join(ways)) or "none known",
+        f"{links}: {defect.state}" if links else defect.state,
+    ]
+
+
+def mark_flags(text: str) -> str:
+    """The flags as code."""
+    return re.sub(r"(?<![\w`])--[a-zA-Z][\w-]*", r"`\g<0>`", text)
+
+
+def link(name: str) -> str:
+    """A pull request or an issue of upstream's: GitHub leads from the one address to either."""
+    repository, _, number = name.partition("#")
+    return f"[#{number}](https://github.com/{repository}/issues/{number})"
