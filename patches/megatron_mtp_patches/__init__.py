@@ -6,6 +6,7 @@ imports neither torch nor Megatron itself.
 Environment:
     MEGATRON_MTP_PATCHES            all (default), none, `id,id` (only these) or `-id,-id` (all but these)
     MEGATRON_MTP_PATCHES_ON_DRIFT   what a refused patch does: raise (default), warn or skip
+    MEGATRON_MTP_PATCHES_DEFECTS    off: a training does not say how many known defects affect it
 
 After `megatron-mtp-patches enable`, each Python in which MEGATRON_MTP_PATCHES is set imports this package as it starts.
 """

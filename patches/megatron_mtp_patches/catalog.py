@@ -92,11 +92,12 @@ CATALOG = (
     ),
 )
 
-# Always applied, not selectable: the check that all ranks have the same patches, and the record of them in each run.
+# Always applied, not selectable: the check that all ranks have the same patches, their record in each run, and the line
+# that counts the known defects of Megatron that affect it.
 BASE = (
     Patch(
         id="record-of-the-patches",
-        summary="All ranks apply the same patches, and the run says which",
+        summary="All ranks apply the same patches, and the run says which, and which defects are left",
         edits=(
             Wrap(
                 "megatron.core.parallel_state:initialize_model_parallel",
@@ -106,6 +107,11 @@ BASE = (
             Wrap(
                 "megatron.training.arguments:validate_args",
                 "megatron_mtp_patches.provenance:record_in_arguments",
+                check_source=False,
+            ),
+            Wrap(
+                "megatron.training.arguments:validate_args",
+                "megatron_mtp_patches.defects.start_line:log_open_defects",
                 check_source=False,
             ),
         ),

@@ -1,0 +1,56 @@
+"""A training of Megatron-LM's trainer begins with a line on the known defects that affect it."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.forked("patched")
+
+
+def test_nothing_is_said_where_nothing_is_left():
+    from megatron_mtp_patches.defects.start_line import describe
+
+    assert describe(SimpleNamespace(num_layers=2)) == ""
+
+
+def test_defects_that_no_patch_removes_are_counted_and_the_most_severe_named(monkeypatch):
+    from megatron_mtp_patches.defects import start_line
+
+    findings = [SimpleNamespace(id=f"ML-{n}", severity=5 - n // 3, is_removed=n == 1) for n in range(8)]
+    monkeypatch.setattr(start_line, "diagnose", lambda sources, version: findings)
+    line = start_line.describe(None)
+    assert line.startswith("7 known defects affect this run (severity up to 5 of 5: ML-0, ML-2, ML-3, ML-4, ML-5, ...)")
+
+
+@pytest.mark.parametrize(
+    "variables, said", [({}, True), ({"RANK": "1"}, False), ({"MEGATRON_MTP_PATCHES_DEFECTS": "off"}, False)]
+)
+def test_rank_0_says_it_unless_it_is_told_not_to(monkeypatch, caplog, variables, said):
+    from megatron_mtp_patches.defects import start_line
+
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(start_line, "describe", lambda arguments: "2 known defects affect this run")
+    assert start_line.log_open_defects(Arguments()) == "validated"
+    assert ("2 known defects" in caplog.text) is said
+
+
+def test_a_training_goes_on_where_a_defect_cannot_be_looked_for(monkeypatch, caplog):
+    from megatron_mtp_patches.defects import start_line
+
+    def fail(arguments):
+        raise KeyError("layout")
+
+    monkeypatch.setattr(start_line, "describe", fail)
+    assert start_line.log_open_defects(Arguments()) == "validated"
+    assert "known defects were not looked for: KeyError: 'layout'" in caplog.text
+
+
+class Arguments(dict):
+    """A call of validate_args."""
+
+    def __init__(self):
+        super().__init__(args=SimpleNamespace())
+
+    def proceed(self):
+        return "validated"
