@@ -28,7 +28,9 @@ def test_it_imports_neither_torch_nor_megatron_nor_wrapt():
 
 
 # What is needed only once there is a module to patch, and may cost more than all that the import may.
-LATE = {"json", "hashlib", "typing", "importlib.metadata", "megatron_mtp_patches.engine.installer"}
+LATE = {"json", "hashlib", "typing", "dataclasses", "inspect", "importlib.metadata"}
+LATE |= {"megatron_mtp_patches.engine.installer", "megatron_mtp_patches.defects", "megatron_mtp_patches.description"}
+OWN = 20  # modules beside a declaration for each patch and a package for each topic
 
 
 def test_it_loads_nothing_that_is_needed_only_to_patch_and_reads_no_table():
@@ -48,6 +50,8 @@ print(*set(sys.modules) - before, *(file for file in opened if file.endswith(".j
     assert "megatron_mtp_patches.engine.engine" in found
     assert found & LATE == set()
     assert not [word for word in found if word.endswith(".json")]
+    own = {name for name in found if name.startswith("megatron_mtp_patches")}
+    assert len(own) <= len(CATALOG) + OWN
 
 
 @pytest.mark.parametrize("words", ["typo", "-typo"])

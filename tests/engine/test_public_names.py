@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 import typing
@@ -56,8 +55,8 @@ def test_a_function_is_documented_and_typed(function):
 def test_a_class_and_what_is_in_it_are_documented(cls):
     doc = vars(cls).get("__doc__")
     assert doc and not doc.startswith(f"{cls.__name__}("), "what dataclass() writes says nothing"
-    own = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-    own = [name for name in own if name in cls.__annotations__]
+    fields = () if issubclass(cls, tuple) else getattr(cls, "__match_args__", ())  # of a dataclass or a record
+    own = [name for name in fields if name in cls.__annotations__]
     assert list(described(cls, "Attributes")) == own
     for name, member in vars(cls).items():
         if not name.startswith("_") and (callable(member) or isinstance(member, property)):

@@ -86,8 +86,6 @@ class DropEdits:
         seconds: Counter[ForkedFile] = Counter()
         every_test = [test for tests in self.tests.values() for test in tests]
         for test, reports in self.run_tests(every_test, watched=True):
-            if not first_failure(reports):
-                self.sound.add(test.nodeid)
             seconds[test.parent] += sum(report.duration for report in reports)
             for edit in dict(reports[0].user_properties).get(CALLED, ()):
                 callers.setdefault(edit, []).append(test)

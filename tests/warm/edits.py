@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from dataclasses import fields
 from multiprocessing.connection import Client
 from typing import Any
 
@@ -26,7 +25,7 @@ def declared() -> dict[str, list[tuple[str, Any]]]:
 
 
 def _added(edit: Any) -> str:
-    return getattr(edit, fields(edit)[1].name)  # the first field is the target
+    return getattr(edit, edit.__match_args__[1])  # the first field is the target
 
 
 def leave_out(name: str) -> None:

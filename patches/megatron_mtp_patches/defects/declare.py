@@ -6,7 +6,7 @@ has it, so a release, a commit that a framework pins and a checkout with cherry-
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ..engine.records import record
 
 TYPE_CHECKING = False  # typing and collections.abc are not imported for annotations
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Evidence = Literal["reproduced", "read", "reported"]
 
 
-@dataclass(frozen=True)
+@record
 class Sign:
     """What the source of a Megatron with a defect has in one place. All that is said of it must hold.
 
@@ -35,7 +35,7 @@ class Sign:
     lacks: str | tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@record
 class Defect:
     """Something that goes wrong in runs of some Megatrons.
 

@@ -14,7 +14,7 @@ whole declaration, and runs it. The kinds of edit:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from .records import record
 
 
 class PatchError(RuntimeError):
@@ -29,7 +29,7 @@ class UsageError(PatchError):
     exit_code = 2
 
 
-@dataclass(frozen=True)
+@record
 class PullRequest:
     """An upstream change.
 
@@ -60,7 +60,7 @@ class PullRequest:
         return f"since {self.native_since}" if self.native_since else "in no release"
 
 
-@dataclass(frozen=True)
+@record
 class Edit:
     """One change to one target.
 
@@ -96,7 +96,7 @@ class Edit:
         return self.implementation.partition(":")[0]
 
 
-@dataclass(frozen=True)
+@record
 class Override(Edit):
     """A kind of edit that may put `override` in the target's place."""
 
@@ -130,7 +130,7 @@ class AddIfMissing(Override):
     adds_name = True
 
 
-@dataclass(frozen=True)
+@record
 class Wrap(Edit):
     """Call `wrapper(call)` instead of the target; `call` is an engine.call.Call.
 
@@ -149,7 +149,7 @@ class Wrap(Edit):
         return self.wrapper
 
 
-@dataclass(frozen=True)
+@record
 class AddField(Edit):
     """Give the dataclass that is the target, and every subclass of it, one more keyword field.
 
@@ -178,14 +178,14 @@ class AddField(Edit):
         return {name: mark for name, mark in marks.items() if mark is not None}
 
 
-@dataclass(frozen=True)
+@record
 class AddArgument(AddField):
     """The same for a dataclass of which transformers makes a command line."""
 
     metadata = property(lambda self: {"help": self.doc}, doc="What argparse is given.")
 
 
-@dataclass(frozen=True)
+@record
 class AddFlag(Edit):
     """Add a command-line flag to the argparse parser that the target, a function, returns.
 
@@ -205,7 +205,7 @@ class AddFlag(Edit):
     check_source = False
 
 
-@dataclass(frozen=True)
+@record
 class Probe:
     """How to see in the source that a release has a change.
 
@@ -218,7 +218,7 @@ class Probe:
     contains: str | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Patch:
     """One upstream change for every release, and all that is said of it.
 
