@@ -59,10 +59,6 @@ class DropEdits:
         if reporter := session.config.pluginmanager.get_plugin("terminalreporter"):
             reporter._numcollected = len(items)  # it has counted the tests
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not session.config.option.collectonly:
-            self.noticed.write()
-
     def noticing_test(self, edit: str, is_excused: bool) -> ForkedTest | None:
         """The first test that fails without this edit; None if no test does, or none near one that is excused."""
         by_id = {test.nodeid: test for tests in self.tests.values() for test in tests}

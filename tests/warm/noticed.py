@@ -25,25 +25,13 @@ class Noticed:
         tests = self.rows.get(edit, {})
         return sorted(tests, key=lambda test: self.release not in tests[test])
 
-    def tests(self) -> dict[str, str]:
-        """{edit: the test that notices it on this release}."""
-        return {
-            edit: test
-            for edit, tests in self.rows.items()
-            for test, releases in tests.items()
-            if self.release in releases
-        }
-
     def record(self, edit: str, test: str | None) -> None:
-        """On this release, `test` notices that `edit` is missing, or no test does."""
+        """Write that on this release `test` notices that `edit` is missing, or that no test does; one edit on a line."""
         tests = self.rows.get(edit, {})
         tests = {other: [one for one in releases if one != self.release] for other, releases in tests.items()}
         if test is not None:
             tests[test] = sorted([*tests.get(test, []), self.release])
         self.rows[edit] = {other: releases for other, releases in tests.items() if releases}
-
-    def write(self) -> None:
-        """Write the rows, one edit on a line."""
         lines = [f" {json.dumps(edit)}: {json.dumps(tests)}" for edit, tests in sorted(self.rows.items()) if tests]
         self.path.parent.mkdir(exist_ok=True)
         self.path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
