@@ -26,7 +26,7 @@ class Noticed:
         return sorted(tests, key=lambda test: self.release not in tests[test])
 
     def record(self, edit: str, test: str | None) -> None:
-        """Write that on this release `test` notices that `edit` is missing, or that no test does; one edit on a line."""
+        """Write which test of this release notices that `edit` is missing, if any does; one edit on a line."""
         tests = self.rows.get(edit, {})
         tests = {other: [one for one in releases if one != self.release] for other, releases in tests.items()}
         if test is not None:
