@@ -79,13 +79,19 @@ def make_parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser(
         "doctor",
-        usage="%(prog)s [-h] [[--world-size N] [--te VERSION] [--json] -- FLAGS]",
+        usage="%(prog)s [-h] [[--world-size N] [--te VERSION] [--json] -- FLAGS | --batch FILE ...]",
         help="check the environment: versions, and which features missing packages disable; "
-        "or, with `-- FLAGS` of Megatron's trainer, which known defects these flags meet",
+        "or, with `-- FLAGS` of Megatron's trainer, which known defects affect them",
     )
     doctor.add_argument("--world-size", type=int, metavar="N", help="of the run (default: the smallest that fits)")
     doctor.add_argument("--te", metavar="VERSION", help="TransformerEngine's (default: the installed one)")
-    doctor.add_argument("--json", action="store_true", help="for programs; only with FLAGS")
+    doctor.add_argument(
+        "--batch",
+        nargs="+",
+        metavar="FILE",
+        help="runs in files: a model_config.yaml of Megatron-LM's tests, a run_config.yaml of Bridge, flags as text",
+    )
+    doctor.add_argument("--json", action="store_true", help="for programs; only with FLAGS or --batch")
     doctor.set_defaults(carry_out=_doctor)
 
     audit = commands.add_parser("audit", help="all known defects of a Megatron, read from its sources")
@@ -179,6 +185,10 @@ def _of_the_script(arguments: argparse.Namespace) -> list[str]:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.batch:
+        from .batch import diagnose_files
+
+        return diagnose_files(arguments.batch, arguments.te, arguments.json)
     if "--" not in arguments.words:
         if arguments.world_size or arguments.te or arguments.json:
             raise UsageError("--world-size, --te and --json need the flags of a training: doctor ... -- FLAGS")

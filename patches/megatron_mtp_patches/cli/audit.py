@@ -89,7 +89,7 @@ def _show(name: str, rows: list[Row], hidden: list[str]) -> None:
     console.print(table)
     removed = sum(bool(row.patch) for row in rows)
     console.print(
-        f"{len(rows)} known defects, {removed} of them removed by the patches. Which of them affect a run says"
+        f"{len(rows)} known defects; the patches remove {removed}. For those that affect a run:", soft_wrap=True
     )
     console.print("    megatron-mtp-patches doctor -- FLAGS")
     if hidden:

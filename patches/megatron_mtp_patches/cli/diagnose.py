@@ -7,12 +7,14 @@ import dataclasses
 import io
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 
 from .. import apply, rehearsal
 from ..catalog import CATALOG
 from ..defects.diagnosis import Finding, Settings, check_version, find_defects
+from ..defects.start_line import VARIABLE
 from ..description import argument_of, flag_of
 from ..engine import AddField, AddFlag, PatchError, UsageError
 from ..engine.source import find_file
@@ -45,28 +47,13 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
         PatchError: Megatron is not installed.
         UsageError: `transformer_engine` is not a version, Megatron's trainer is missing, or the flags are refused.
     """
-    if transformer_engine is not None:
-        try:
-            check_version(transformer_engine)
-        except ValueError as error:
-            raise UsageError(f"--te: {error}") from error
     if world_size is not None and world_size < 1:
         raise UsageError(f"--world-size {world_size}: give a number of ranks")
     if {"--help", "-h"}.intersection(words):
         raise UsageError("Megatron's own flags are listed by your training script with --help")
-    if find_file("megatron.core") is None:
-        raise PatchError(describe_megatron())
-    if find_file("megatron.training.arguments") is None:
-        raise UsageError(
-            "reading flags needs megatron.training; put a Megatron-LM checkout of this release on PYTHONPATH"
-        )
-    apply(on_drift="skip")
-    with _silence():
-        rehearsal.install(megatron_flags=False)
-        import_targets()
+    version, is_known = prepare(transformer_engine)
+    with silence():
         line = read([word for word in words if word != "--"], world_size)
-    releases = find_releases()
-    version, is_known = (transformer_engine, True) if transformer_engine else find_transformer_engine(releases)
     with refusals():
         findings = list(find_defects(Settings(line.sources, version)))
     if as_json:
@@ -92,6 +79,32 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
     return int(any(finding.severity >= FAILS_FROM and not finding.is_removed for finding in findings))
 
 
+def prepare(transformer_engine: str | None) -> tuple[str | None, bool]:
+    """Import Megatron's trainer in a rehearsal; the version of TransformerEngine, and whether it is more than assumed.
+
+    Raises:
+        PatchError: Megatron is not installed.
+        UsageError: `transformer_engine` is not a version, or Megatron's trainer is missing.
+    """
+    if transformer_engine is not None:
+        try:
+            check_version(transformer_engine)
+        except ValueError as error:
+            raise UsageError(f"--te: {error}") from error
+    if find_file("megatron.core") is None:
+        raise PatchError(describe_megatron())
+    if find_file("megatron.training.arguments") is None:
+        raise UsageError(
+            "reading flags needs megatron.training; put a Megatron-LM checkout of this release on PYTHONPATH"
+        )
+    os.environ[VARIABLE] = "off"  # reading flags would print the line of a training's start
+    apply(on_drift="skip")
+    with silence():
+        rehearsal.install(megatron_flags=False)
+        import_targets()
+    return (transformer_engine, True) if transformer_engine else find_transformer_engine(find_releases())
+
+
 def decided_by_checkpoint(line: CommandLine) -> list[str]:
     """The flags whose values the checkpoint replaces and some defect depends on."""
     return list(FROM_CHECKPOINT) if Settings(line.sources, None).use_checkpoint_args else []
@@ -112,7 +125,7 @@ def without_effect(line: CommandLine) -> list[str]:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Megatron prints what it sets."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -139,14 +152,7 @@ def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -
     if decided := decided_by_checkpoint(line):
         say(f"the checkpoint decides {', '.join(decided)} and more: give them as flags, too", "yellow")
     for finding in findings:
-        removed = f"removed by {finding.patch}" + (f"; {finding.remedy}" if finding.remedy else "")
-        answer = removed if finding.is_removed else f"NOT REMOVED: {finding.remedy}"
-        condition = f", if {finding.only_if}" if finding.only_if else ""
-        style = None if finding.is_removed else "red" if finding.severity >= FAILS_FROM else "yellow"
-        say(
-            f"* {finding.id}, severity {finding.severity}: {finding.text}{condition} ({finding.releases}): {answer}",
-            style,
-        )
+        say(describe(finding), style_of(finding))
     left = sum(not finding.is_removed for finding in findings)
     if not findings:
         say("No known defect of this Megatron affects these flags.")
@@ -154,3 +160,18 @@ def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -
         say(f"{left} of {len(findings)} known defects that affect these flags are not removed.")
     else:
         say(f"Known defects that affect these flags: {len(findings)}. The patches remove all of them.")
+
+
+def describe(finding: Finding) -> str:
+    """A finding in a line."""
+    removed = f"removed by {finding.patch}" + (f"; {finding.remedy}" if finding.remedy else "")
+    answer = removed if finding.is_removed else f"NOT REMOVED: {finding.remedy}"
+    condition = f", if {finding.only_if}" if finding.only_if else ""
+    sure = {"read": "; read in the source", "reported": "; reported by others"}.get(finding.evidence, "")
+    where = f"{finding.releases}{sure}"
+    return f"* {finding.id}, severity {finding.severity}: {finding.text}{condition} ({where}): {answer}"
+
+
+def style_of(finding: Finding) -> str | None:
+    """The colour of a finding."""
+    return None if finding.is_removed else "red" if finding.severity >= FAILS_FROM else "yellow"

@@ -48,6 +48,7 @@ class Finding:
         text: what it does, in a sentence without a full stop.
         kind: "wrong numbers", "wrong log", "lost state", "hang" or "crash".
         severity: 5 (trains something else) to 1 (a number in the log).
+        evidence: it was reproduced, read in the source, or reported by others.
         only_if: what the settings of a run cannot tell; '' where they decide.
         releases: the first and the last known release that has it.
         patch: the id of the patch that removes it; None if none does.
@@ -59,6 +60,7 @@ class Finding:
     text: str
     kind: str
     severity: int
+    evidence: str
     only_if: str
     releases: str
     patch: str | None
@@ -113,6 +115,7 @@ def _judge(defect: Defect, patch: Patch | None) -> Finding:
         text=defect.effect,
         kind=defect.kind,
         severity=defect.severity,
+        evidence=defect.evidence,
         only_if=defect.only_if,
         releases=span_of(defect),
         patch=defect.patch or None,

@@ -7,7 +7,6 @@ from ..conditions import (
     has_any_aux_loss,
     has_graph_scope,
     has_low_precision,
-    pipeline_parallel,
 )
 from ..declare import Defect, Sign
 
@@ -234,9 +233,9 @@ DEFECTS = (
                 lacks="unsqueeze",
             ),
         ),
-        affects=lambda run: run.num_experts and run.moe_router_enable_expert_bias,
+        affects=lambda run: False,
         when="--moe-router-enable-expert-bias",
-        only_if="the model gets a padding mask, which Megatron's trainer does not give it",
+        only_if="another trainer than Megatron's gives the model a padding mask",
         links=("NVIDIA/Megatron-LM#6114",),
         state="fixed on main",
         evidence="read",
@@ -252,9 +251,9 @@ DEFECTS = (
                 has=".transpose(0, 1).contiguous() else: decoder_input = None",  # only where the embedding is
             ),
         ),
-        affects=lambda run: run.num_experts and run.sequence_parallel and pipeline_parallel(run) > 1,
+        affects=lambda run: False,
         when="--num-experts with --sequence-parallel and --pipeline-model-parallel-size > 1",
-        only_if="the model gets a padding mask, which Megatron's trainer does not give it",
+        only_if="another trainer than Megatron's gives the model a padding mask",
         links=("NVIDIA/Megatron-LM#5563",),
         state="open",
         evidence="read",

@@ -1,0 +1,92 @@
+"""`doctor --batch FILES` names the defects of many runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .training_flags import EXPERTS, SMALL
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.usefixtures("trainer")]
+
+
+def recipe(flags: str, name: str = "MODEL_ARGS") -> str:
+    """The flags as a recipe of Megatron-LM's functional tests has them."""
+    lines = [f"{name}:"]
+    for word in flags.split():
+        lines += [f"  {word}: true"] if word.startswith("--") else []
+        if not word.startswith("--"):
+            lines[-1] = lines[-1].replace("true", word)
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def diagnose(command, tmp_path, monkeypatch):
+    """diagnose(**texts): {file: the ids of its defects}; a file whose name ends in _yaml is one of YAML."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(**texts):
+        files = [name.replace("_yaml", ".yaml") for name in texts]
+        for file, text in zip(files, texts.values(), strict=True):
+            (tmp_path / file).write_text(text)
+        done = command("doctor", "--te", "2.16.1", "--json", "--batch", *files)
+        return {
+            run["file"]: run["refused"] or {one["id"] for one in run["defects"]} for run in json.loads(done.out)["runs"]
+        }
+
+    return run
+
+
+def test_flags_are_the_same_as_text_and_in_a_recipe(diagnose, release):
+    flags = f"{EXPERTS} --optimizer muon"
+    found = diagnose(text=flags, recipe_yaml=recipe(flags))
+    assert found["text"] == found["recipe.yaml"] >= {"ML-5394", "EO-238"}
+    assert ("ML-5916" in found["text"]) is (release in ("0.17.1", "0.18.2"))
+
+
+def test_a_file_may_have_several_runs_and_switches_that_are_off(diagnose):
+    muon = recipe(SMALL, "MODEL_ARGS_1") + "  --optimizer: muon\n  --bf16: false\n  --log-interval: null\n"
+    found = diagnose(two_yaml=muon + recipe(SMALL, "MODEL_ARGS_2"))
+    assert "ML-5394" in found["two.yaml MODEL_ARGS_1"] and found["two.yaml MODEL_ARGS_2"] == set()
+
+
+def test_words_in_brackets_are_several(diagnose):
+    found = diagnose(graphs_yaml=recipe(SMALL) + '  --cuda-graph-impl: local\n  --cuda-graph-scope: "[attn mlp]"\n')
+    assert "KeyError" not in str(found["graphs.yaml"])
+
+
+def test_the_configuration_of_a_run_of_bridge(diagnose):
+    sections = (
+        "model:\n  _target_: x.GPTProvider\n  mtp_num_layers: 2\n  context_parallel_size: 2\noptimizer:\n  lr: 1.0\n"
+    )
+    assert "ML-7513b" in diagnose(run_config_yaml=sections)["run_config.yaml"]
+
+
+def test_what_megatron_refuses_is_said_and_the_others_are_diagnosed(diagnose):
+    found = diagnose(bad=f"{SMALL} --num-layers x", good=f"{SMALL} --optimizer muon")
+    assert "invalid int value: 'x'" in found["bad"] and "ML-5394" in found["good"]
+
+
+def test_what_no_patch_removes_ends_with_1_from_severity_3_on(command, tmp_path, monkeypatch):
+    from megatron_mtp_patches.cli import batch
+    from megatron_mtp_patches.defects.diagnosis import Finding
+
+    (tmp_path / "run").write_text(SMALL)
+    for severity in (2, 3):
+        finding = Finding("ML-1", "It fails", "crash", severity, "read", "", "0.18.2", None, False, "no patch")
+        monkeypatch.setattr(batch, "find_defects", lambda settings, finding=finding: [finding])
+        done = command("doctor", "--batch", str(tmp_path / "run"))
+        assert done.code == (severity >= 3)
+        assert "1 runs: 1 with a defect that is not removed, 0 that Megatron refuses." in done.out
+
+
+@pytest.mark.parametrize(
+    "text, problem", [("a: [", "is not YAML"), ("a: 1", "has neither MODEL_ARGS"), (None, "cannot be read")]
+)
+def test_a_file_that_is_no_run(command, tmp_path, text, problem):
+    file = tmp_path / "file.yaml"
+    if text is not None:
+        file.write_text(text)
+    done = command("doctor", "--batch", str(file))
+    assert done.code == 2 and problem in done.err and str(file) in done.err
