@@ -9,7 +9,7 @@ from typing import Any
 from verl.utils import tensordict_utils
 
 from megatron_overrides.call import Call
-from megatron_overrides.norms.step_record import record_of
+from megatron_overrides.norms.step_record import get_record
 from megatron_overrides.report.metrics import step_scalars
 from megatron_overrides.settings.absent_heads import settings_of_heads
 
@@ -43,7 +43,7 @@ def return_from_skipped_update(call: Call) -> Any:
     try:
         return call.proceed()
     except NotImplementedError:
-        record = record_of(call.instance.optimizer)
+        record = get_record(call.instance.optimizer)
         if not record.decision.skips_update:
             raise
         return None if record.norms is None else record.norms.total[None]

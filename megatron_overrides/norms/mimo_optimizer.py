@@ -9,11 +9,11 @@ import torch
 from megatron.core.models.mimo.optimizer import MimoOptimizer
 
 from megatron_overrides.norms.grad_norms import GradNorms
-from megatron_overrides.norms.measuring import norms_of
+from megatron_overrides.norms.measuring import step_norms
 from megatron_overrides.norms.norm_groups import separate_groups
 from megatron_overrides.norms.optimizer_step import limit_gradients, update
 from megatron_overrides.norms.step_decision import StepDecision, decide, needs_norms
-from megatron_overrides.norms.step_record import publish, record_of, set_norms
+from megatron_overrides.norms.step_record import get_record, publish, set_norms
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
         return False, None, None
     set_norms(self, None)
     grad_norm = self.get_grad_norm()
-    norms = record_of(self).norms or GradNorms({None: grad_norm}, {None: grad_norm})
+    norms = get_record(self).norms or GradNorms({None: grad_norm}, {None: grad_norm})
     decision = decide(norms, self.config)
     publish(self, norms, decision)
     limit_gradients(self, norms, decision)
@@ -49,15 +49,15 @@ def get_grad_norm(self: MimoOptimizer) -> float:
     numbers = torch.zeros(2, len(groups), len(self.module_infos), 3, dtype=torch.float32, device="cuda")
     for index, (_, info) in enumerate(sorted(self.module_infos.items())):
         if info.is_active and info.optimizer:
-            norms = norms_of(info.optimizer, needs_norms(info.optimizer.config))
+            norms = step_norms(info.optimizer, needs_norms(info.optimizer.config))
             for kind, by_group in enumerate((norms.total, norms.clipping)):
                 for place, group in enumerate(groups):
                     if group in by_group:
                         numbers[kind, place, index] = _describe(by_group[group])
     torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX)
     total, clipping = (
-        {group: _combine(of_group) for group, of_group in zip(groups, of_kind, strict=True) if of_group.any()}
-        for of_kind in numbers
+        {group: _combine(norms) for group, norms in zip(groups, group_norms, strict=True) if norms.any()}
+        for group_norms in numbers
     )
     set_norms(self, GradNorms({None: 0.0, **total}, {None: 0.0, **clipping}))
     return total.get(None, 0.0)

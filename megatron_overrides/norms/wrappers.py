@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.norms.gradients import with_one_gradient
-from megatron_overrides.norms.norm_groups import tag, tag_of
+from megatron_overrides.norms.norm_groups import tag, tagged_group
 from megatron_overrides.norms.norm_tags import as_list, tag_mtp_block, tag_mtp_blocks, tag_named_groups
 from megatron_overrides.norms.optimizer_tree import leaves
 
@@ -61,6 +61,6 @@ def count_zeros_without_params(call: Call) -> float:
 def copy_grad_norm_tags(call: Call) -> None:
     """Wraps copy_tensor_model_parallel_attributes(destination, source), called for every shard and main copy."""
     call.proceed()
-    group = tag_of(call["source_tensor"])
+    group = tagged_group(call["source_tensor"])
     if group is not None:
         tag(call["destination_tensor"], group)

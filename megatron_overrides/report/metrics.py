@@ -113,12 +113,12 @@ def end_of_log_line() -> str:
 
 def _record(optimizer: Any) -> StepRecord:
     from megatron_overrides.norms.optimizer_tree import check_optimizer
-    from megatron_overrides.norms.step_record import last_record, record_of
+    from megatron_overrides.norms.step_record import get_record, last_record
 
     if optimizer is None:
         return last_record()
     check_optimizer(optimizer)
-    return record_of(optimizer)
+    return get_record(optimizer)
 
 
 def _tracker() -> dict[str, Any]:

@@ -87,9 +87,9 @@ def known_sources() -> KnownSources:
 
 def _is_known() -> bool:
     """Whether each function that the patches compare is, in this Megatron, that of some known release."""
-    known = known_sources()
+    sources = known_sources()
     edits = (edit for patch in _engine.catalog if not patch.package for edit in patch.edits if edit.check_source)
-    return all(known.releases_with(edit.target, fingerprint(edit)) for edit in edits)
+    return all(sources.releases_with(edit.target, fingerprint(edit)) for edit in edits)
 
 
 def _nearest_release() -> str:

@@ -101,7 +101,7 @@ def optimizer_setting(setting: Setting) -> tuple[Edit, ...]:
     flag = AddFlag(
         ADD_ARGUMENTS,
         flag=f"--{setting.name.replace('_', '-')}",
-        type=_type_of_flag(setting.type),
+        type=_flag_type(setting.type),
         default=setting.default,
         help=setting.help,
         metavar=setting.metavar,
@@ -109,6 +109,6 @@ def optimizer_setting(setting: Setting) -> tuple[Edit, ...]:
     return (setting.field_of(OPTIMIZER_CONFIG), flag, *CHECK_SETTINGS)
 
 
-def _type_of_flag(annotation: object) -> object:
+def _flag_type(annotation: object) -> object:
     """Return `float` for `float | None`: what argparse makes of the word."""
     return next((kind for kind in getattr(annotation, "__args__", ()) if kind is not NoneType), annotation)

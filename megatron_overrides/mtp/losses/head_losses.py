@@ -45,7 +45,7 @@ class TrainedLoss(NamedTuple):
         """Return [b, s], the loss times the factor."""
         return self.factor * self.loss
 
-    def parts_of_mean(self, tokens: torch.Tensor, ranks: int) -> torch.Tensor:
+    def mean_parts(self, tokens: torch.Tensor, ranks: int) -> torch.Tensor:
         """Return [b, s]; the average of its sums over `ranks` ranks is the mean over `tokens`, times the factor."""
         return self.scaled() * ranks / tokens.clamp(min=1)
 
@@ -81,7 +81,7 @@ class MTPLoss(NamedTuple):
         """Divide by the positions of all ranks of `cp_group`; None is this rank alone."""
         counts = sum_token_counts(losses.counts, cp_group)
         means = [
-            trained.parts_of_mean(tokens, counts.ranks).sum()
+            trained.mean_parts(tokens, counts.ranks).sum()
             for trained, tokens in zip(losses.trained, counts.losses, strict=True)
         ]
         return cls(torch.stack(means).sum(), losses.metrics)
@@ -155,12 +155,12 @@ def _all_at_once(
 ) -> HeadRows:
     """Compute the cross entropy of heads from the logits of all their positions, as Megatron does."""
     losses, tokens = [], []
-    for head, of_head in zip(heads, labels, strict=True):
+    for head, head_labels in zip(heads, labels, strict=True):
         logits = projection(head)
         if settings.counts_labels:
             # Before the loss: TransformerEngine's fused cross entropy overwrites the logits with their gradient.
             tokens.append(most_likely_token(logits.detach(), projection.vocabulary.group).transpose(0, 1))
-        losses.append(cross_entropy(of_head, logits))
+        losses.append(cross_entropy(head_labels, logits))
     return HeadRows(loss=losses, token=tokens)
 
 
@@ -223,14 +223,14 @@ def check_shapes(
     if isinstance(labels, torch.Tensor) and labels.dtype != torch.int64:
         raise ValueError(f"mtp_loss: labels have the dtype {labels.dtype}; give token numbers in int64")
     length, batch = main.shape[:2]
-    for name, given in (("labels", labels), ("loss_mask", mask)):
-        if not isinstance(given, torch.Tensor):
-            raise ValueError(f"mtp_loss: {name} is {given!r}; give a tensor [b, s]")
-        fits = given.dim() == 2 and given.size(0) == batch and given.shape == labels.shape
-        if not fits or (given.size(1) % length if is_sequence_parallel else given.size(1) != length):
+    for name, tensor in (("labels", labels), ("loss_mask", mask)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"mtp_loss: {name} is {tensor!r}; give a tensor [b, s]")
+        fits = tensor.dim() == 2 and tensor.size(0) == batch and tensor.shape == labels.shape
+        if not fits or (tensor.size(1) % length if is_sequence_parallel else tensor.size(1) != length):
             raise ValueError(
-                f"mtp_loss: {name} has the shape {list(given.shape)}; for hidden states {list(main.shape)} give labels "
-                f"and loss_mask [b, s], b = {batch}"
+                f"mtp_loss: {name} has the shape {list(tensor.shape)}; for hidden states {list(main.shape)} give "
+                f"labels and loss_mask [b, s], b = {batch}"
             )
 
 

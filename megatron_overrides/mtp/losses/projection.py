@@ -78,7 +78,7 @@ class Projection(NamedTuple):
             hidden, tensor_parallel_output_grad=False, group=self.sequence_parallel_group
         )
 
-    def of_rows(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, b, v] of any number of rows [n, b, h] that `whole` has returned."""
         if self.sequence_parallel_group is None:
             return self(hidden)

@@ -74,7 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
             "--device", choices=["cpu", "cuda"], help="cpu: rehearse without a GPU; cuda: fail if there is none"
         )
         run.add_argument("script", metavar="SCRIPT")
-        run.add_argument("rest", metavar="ARGS", nargs=argparse.REMAINDER)  # for the usage; see _of_the_script
+        run.add_argument("rest", metavar="ARGS", nargs=argparse.REMAINDER)  # for the usage; see _script_arguments
         run.set_defaults(carry_out=carry_out)
 
     doctor = commands.add_parser(
@@ -135,18 +135,18 @@ def _explain(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from .run import run_script
 
-    run_script(arguments.script, _of_the_script(arguments), arguments.device)
+    run_script(arguments.script, _script_arguments(arguments), arguments.device)
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     from .verify import verify
 
-    verify(arguments.script, _of_the_script(arguments), arguments.device)
+    verify(arguments.script, _script_arguments(arguments), arguments.device)
     return 0
 
 
-def _of_the_script(arguments: argparse.Namespace) -> list[str]:
+def _script_arguments(arguments: argparse.Namespace) -> list[str]:
     # From the words themselves: argparse would take a `--` of the script's for its own.
     return arguments.words[arguments.words.index(arguments.script, 1) + 1 :]
 

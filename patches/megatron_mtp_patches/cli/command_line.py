@@ -21,7 +21,7 @@ from ..installed_megatron import PACKAGES, describe_mixture
 from .refusals import flags_left_out, reason
 
 OPTIONS = {"--json", "--te", "--world-size"}  # of `doctor`
-OF_TORCHRUN = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
+TORCHRUN_OPTIONS = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
 
 
 class UnknownFlags(NamedTuple):
@@ -43,7 +43,7 @@ class UnknownFlags(NamedTuple):
             yield f"{name}: did you mean {flag}?"
         if OPTIONS.intersection(self.names):
             yield f"{', '.join(sorted(OPTIONS))} go before --"
-        if OF_TORCHRUN.intersection(self.names):
+        if TORCHRUN_OPTIONS.intersection(self.names):
             yield "the words of torchrun are not read: give --world-size N before --"
 
 

@@ -92,5 +92,5 @@ def _reasons(reports: list[Report]) -> list[str]:
 def _find_library(target: str) -> str:
     """The module of what stands at `target` now, where that is not Megatron's."""
     module, _, name = target.partition(":")
-    found = getattr(attrgetter(name)(sys.modules[module]), "__module__", module)
-    return "another library" if found == module else str(found)
+    owner = getattr(attrgetter(name)(sys.modules[module]), "__module__", module)
+    return "another library" if owner == module else str(owner)

@@ -65,8 +65,8 @@ def find_own_folder() -> Path:
         PatchError: it is in none, or a Python without our PYTHONPATH does not find it.
     """
     folders = _site_folders()
-    metadata = distributions(name="megatron-mtp-patches")
-    home = next((place for found in metadata if (place := Path(str(found.locate_file(""))).resolve()) in folders), None)
+    places = (Path(str(one.locate_file(""))).resolve() for one in distributions(name="megatron-mtp-patches"))
+    home = next((place for place in places if place in folders), None)
     if home is None or not _imports_without_python_path(home):
         here = Path(__file__).parents[1]
         raise PatchError(
