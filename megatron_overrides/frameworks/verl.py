@@ -11,7 +11,7 @@ from verl.utils import tensordict_utils
 from megatron_overrides.call import Call
 from megatron_overrides.norms.step_record import get_record
 from megatron_overrides.report.metrics import step_scalars
-from megatron_overrides.settings.absent_heads import settings_of_heads
+from megatron_overrides.settings.absent_heads import changed_head_settings
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def warn_of_untrained_heads(call: Call) -> None:
     mtp, engine = call["model_config"].mtp, call["engine_config"]
     if not mtp.enable or mtp.enable_train or engine.forward_only:
         return
-    if names := settings_of_heads(SimpleNamespace(**engine.override_transformer_config)):
+    if names := changed_head_settings(SimpleNamespace(**engine.override_transformer_config)):
         from megatron.core.utils import log_single_rank
 
         text = (

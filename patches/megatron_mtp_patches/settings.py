@@ -62,7 +62,8 @@ class Setting:
         example: a valid value for tests, where no value of the type serves.
         metavar: what stands for the value in `--help`.
         is_upstream: newer releases have the field.
-        in_ms_swift: `megatron sft` of ms-swift takes it as an argument, as all settings of the optimizer.
+        in_ms_swift: it acts in the models of mcore-bridge, too. `megatron sft` of ms-swift takes it as an argument, as
+            all settings of the optimizer; other settings are refused there.
     """
 
     name: str
@@ -78,7 +79,12 @@ class Setting:
     is_upstream: bool = False
     in_ms_swift: bool = False
 
-    def field_of(self, configuration: str) -> AddField:
+    @property
+    def field_metadata(self) -> dict[str, object]:
+        """What Megatron reads off the field to make its flag."""
+        return {"argparse_meta": {"help": self.help}}
+
+    def field_edit(self, configuration: str) -> AddField:
         """Return the edit that adds the field to a configuration class."""
         return AddField(
             configuration,
@@ -93,7 +99,7 @@ class Setting:
 
 def model_setting(setting: Setting) -> tuple[Edit, ...]:
     """Return the edits for a field of TransformerConfig; Megatron makes the flag of it."""
-    return (setting.field_of(TRANSFORMER_CONFIG), DEFAULT_IN_YAML, *CHECK_SETTINGS)
+    return (setting.field_edit(TRANSFORMER_CONFIG), DEFAULT_IN_YAML, *CHECK_SETTINGS)
 
 
 def optimizer_setting(setting: Setting) -> tuple[Edit, ...]:
@@ -106,7 +112,7 @@ def optimizer_setting(setting: Setting) -> tuple[Edit, ...]:
         help=setting.help,
         metavar=setting.metavar,
     )
-    return (setting.field_of(OPTIMIZER_CONFIG), flag, *CHECK_SETTINGS)
+    return (setting.field_edit(OPTIMIZER_CONFIG), flag, *CHECK_SETTINGS)
 
 
 def _flag_type(annotation: object) -> object:
