@@ -77,7 +77,7 @@ class MTPLoss(NamedTuple):
     metrics: HeadMetrics
 
     @classmethod
-    def of(cls, losses: HeadLosses, cp_group: Any) -> MTPLoss:
+    def average(cls, losses: HeadLosses, cp_group: Any) -> MTPLoss:
         """Divide by the positions of all ranks of `cp_group`; None is this rank alone."""
         counts = sum_token_counts(losses.counts, cp_group)
         means = [
@@ -234,16 +234,23 @@ def check_shapes(
             )
 
 
-def check_vocabulary(size: int | None) -> None:
-    """Raise ValueError unless it is a number of tokens, or None where each column of the logits is a token."""
-    if size is not None and not (isinstance(size, int) and size > 0):
+def check_output_layer(output_layer: Callable[..., Any], vocab_size: int | None, must_be_module: bool) -> None:
+    """Check what makes logits of hidden states.
+
+    Args:
+        vocab_size: a number of tokens, or None where each column of the logits is a token.
+
+    Raises:
+        TypeError: the output layer does not take the arguments that Megatron's takes.
+        ValueError: it has to be a torch.nn.Module, or `vocab_size` is not a number of tokens.
+    """
+    if vocab_size is not None and not (isinstance(vocab_size, int) and vocab_size > 0):
         raise ValueError(
-            f"mtp_loss: vocab_size is {size!r}; give the number of tokens, or None if each column of the logits is one"
+            f"mtp_loss: vocab_size is {vocab_size!r}; give the number of tokens, or None if each column of the logits "
+            f"is one"
         )
-
-
-def check_output_layer(output_layer: Callable[..., Any]) -> None:
-    """Raise TypeError unless it takes the arguments that Megatron's output layer takes."""
+    if must_be_module and not hasattr(output_layer, "parameters"):
+        raise ValueError("mtp_loss: detach_output_layer needs an output_layer that is a torch.nn.Module")
     call = getattr(output_layer, "forward", output_layer)
     try:
         inspect.signature(call).bind(None, weight=None, runtime_gather_output=None)

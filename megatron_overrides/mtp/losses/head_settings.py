@@ -42,7 +42,7 @@ class HeadSettings(NamedTuple):
         return self.objective != "cross_entropy" or self.measures_lengths
 
     @classmethod
-    def of(cls, config: Any, is_training: bool, forward_pass: ForwardPass) -> HeadSettings:
+    def read(cls, config: Any, is_training: bool, forward_pass: ForwardPass) -> HeadSettings:
         """Read a TransformerConfig; settings of a patch that is not applied have their defaults.
 
         They are checked once more: a loop may have changed them since the model was built.

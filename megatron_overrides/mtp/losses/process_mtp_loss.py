@@ -93,7 +93,7 @@ def process_mtp_loss(
         targets,
         mask,
         roll,
-        Projection.of(
+        Projection.create(
             output_layer,
             output_weight,
             runtime_gather_output,
@@ -104,7 +104,7 @@ def process_mtp_loss(
             getattr(config, "sequence_parallel", False),
         ),
         compute_language_model_loss,
-        HeadSettings.of(config, is_training, model_pass),
+        HeadSettings.read(config, is_training, model_pass),
         config.mtp_loss_scaling_factor,
         cp_group,
         packed_seq_params,

@@ -39,7 +39,7 @@ class Projection(NamedTuple):
     sequence_parallel_group: Any
 
     @classmethod
-    def of(
+    def create(
         cls,
         output_layer: Callable[..., Any],
         weight: torch.Tensor | None,
