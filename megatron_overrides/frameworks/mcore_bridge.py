@@ -61,7 +61,7 @@ def project_heads(call: Call) -> Any:
 
 
 def mark_first_head(call: Call) -> Any:
-    """Wraps MultiTokenPredictionLayer.forward(..., layer_number=None): the input of head 1 is of the main model.
+    """Wraps MultiTokenPredictionLayer.forward(..., layer_number=None): the input of head 1 comes from the main model.
 
     Shared weights make one layer serve as all heads, so the number of the call counts.
     """

@@ -81,7 +81,7 @@ def get_grads_for_grad_norm(self: Any, grad_norm_group: Group = None) -> list[to
 
 
 def filter_grads(leaf: Any, params: list[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """The gradients of `params` that count in a norm; Megatron says which from 0.19 on, or with the patches."""
+    """The gradients of `params` that count in a norm; Megatron decides which from 0.19 on, or with the patches."""
     keep = getattr(leaf, "_filter_grads_for_norm", None) or functools.partial(_filter_grads_for_norm, leaf)
     return keep(params)
 

@@ -41,7 +41,7 @@ class Row(IntEnum):
 
 @torch.no_grad()
 def measure(optimizer: Any) -> GradNorms:
-    """Every norm of the gradients of `optimizer`, however nested. A collective: all its ranks must come here."""
+    """Every norm of the gradients of `optimizer`, however nested. A collective of all its ranks."""
     record = get_record(optimizer)
     separate = separate_groups(getattr(optimizer, "config", None))
     sums, owned = _sum_over_ranks(reductions(optimizer), optimizer, separate)
@@ -104,7 +104,7 @@ def _sum_over_ranks(
 def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...], owned: set[Group]) -> torch.Tensor:
     """Float32 tensor [rows of `Row`, 1 + groups] of the leaves of `reduction`, below `root`, summed over its ranks.
 
-    It has a column for each group that the configuration allows: a rank may own one of which the others know nothing.
+    It has a column for each group that the configuration allows: a rank may own one that no other rank owns.
     Those of which this rank owns parameters are added to `owned`.
     """
     sums = torch.zeros(len(Row), 1 + len(separate), dtype=torch.float32, device="cuda")

@@ -21,7 +21,7 @@ def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
     """Update every active module, or skip the update everywhere. Replaces MimoOptimizer.step.
 
     Returns what ChainedOptimizer.step does. All ranks of the world agree on whether gradients overflowed and on whether
-    every module was updated, because the ranks of one module know nothing about the other modules.
+    every module was updated, because the ranks of one module do not know the other modules.
     """
     if _reduce_flag(self.prepare_grads(), torch.distributed.ReduceOp.MAX):
         publish(self, decision=StepDecision(overflowed=True))
@@ -42,10 +42,10 @@ def get_grad_norm(self: MimoOptimizer) -> float:
     """Return the norm over all modules, the same on every rank; fills `grad_norms_by_group` as well.
 
     Replaces MimoOptimizer.get_grad_norm. Only the ranks of a module know its norms; the others get them with a maximum,
-    in which NaN may lose against their zeros. So a flag beside each norm says whether it is NaN.
+    in which NaN may lose against their zeros. So a flag beside each norm tells whether it is NaN.
     """
     groups = (None, *separate_groups(self.config))
-    # total and clipping, groups, modules, what _describe says
+    # total and clipping, groups, modules, the numbers of _describe
     numbers = torch.zeros(2, len(groups), len(self.module_infos), 3, dtype=torch.float32, device="cuda")
     for index, (_, info) in enumerate(sorted(self.module_infos.items())):
         if info.is_active and info.optimizer:

@@ -1,6 +1,6 @@
 """Norm groups: parameters whose gradients have a separate norm, by which they are clipped.
 
-NVIDIA/Megatron-LM#4116 has one such group, "mtp", and the names that stand here in capitals: a parameter tagged
+NVIDIA/Megatron-LM#4116 has one such group, "mtp", and the names in capitals here: a parameter tagged
 `grad_norm_group = "mtp"` is left out of the main norm. `--grad-norm-group NAME=REGEX:LIMIT` adds more groups
 (NVIDIA/Megatron-LM#5431, NVIDIA-NeMo/RL#3698). The main group, of all untagged parameters, is None.
 """
@@ -51,7 +51,7 @@ def parse_group(text: str) -> NamedGroup:
         pattern = re.compile(regex)
     except re.error as error:
         raise ValueError(
-            f"{spell('grad_norm_group')} {text!r}: {regex!r} is no regular expression ({error})"
+            f"{spell('grad_norm_group')} {text!r}: {regex!r} is not a valid regular expression ({error})"
         ) from error
     try:
         norm = float(limit)

@@ -19,7 +19,7 @@ from megatron_overrides.norms.norm_groups import (
     tag,
     tagged_group,
 )
-from megatron_overrides.norms.optimizer_tree import leaves
+from megatron_overrides.norms.optimizer_tree import check_optimizer, leaves
 
 _TIED_NAMES = ("embedding.word_embeddings.weight", "output_layer.weight")
 # Attributes of Megatron's optimizers: lists of lists of parameters, and of what the optimizer has made of each.
@@ -79,8 +79,10 @@ def tag_matching(
         The names that match on this rank.
 
     Raises:
-        TypeError: a chunk is no torch.nn.Module.
+        TypeError: a chunk is not a torch.nn.Module, or `optimizer` is not a Megatron optimizer.
     """
+    if optimizer is not None:
+        check_optimizer(optimizer)
     for chunk in chunks:
         if not isinstance(chunk, torch.nn.Module):
             raise TypeError(f"tag takes a model, or the list of its chunks, not a {type(chunk).__name__}")

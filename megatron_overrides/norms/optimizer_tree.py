@@ -50,7 +50,7 @@ def check_optimizer(optimizer: Any) -> None:
     """Raise TypeError unless `optimizer` is one of Megatron's kind, which can be chained."""
     if not hasattr(optimizer, "get_grad_norm"):
         raise TypeError(
-            f"{type(optimizer).__name__} is no optimizer of Megatron: pass what get_megatron_optimizer returned"
+            f"{type(optimizer).__name__} is not a Megatron optimizer: pass what get_megatron_optimizer returned"
         )
 
 

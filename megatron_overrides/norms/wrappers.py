@@ -1,4 +1,4 @@
-"""The wrappers that tag parameters for norms of their own, and that count zeros of what was clipped.
+"""The wrappers that tag parameters for separate norms, and that count zeros of what was clipped.
 
 NVIDIA/Megatron-LM#4116. The tag of the MTP heads is `grad_norm_group = "mtp"`; the original pull request calls it
 `is_mtp_param`, which is set as well.
@@ -36,7 +36,7 @@ def tag_groups(call: Call) -> Any:
 def count_zeros_of_fsdp(call: Call) -> float:
     """Wraps count_zeros_fp32, which looks for the gradients of Megatron-FSDP under one name (NVIDIA/Megatron-LM#4802).
 
-    Before 0.19 that is `grad`, later what the caller says; here each parameter says where its gradient is.
+    Before 0.19 that is `grad`, later the caller decides; here each parameter is asked for its gradient.
     """
 
     params = call["parameters"]

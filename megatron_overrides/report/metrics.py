@@ -90,7 +90,7 @@ def training_metrics(optimizer: Any = None) -> list[Metric]:
         optimizer: as get_megatron_optimizer returned it; None for the one that stepped last in this process.
 
     Raises:
-        TypeError: `optimizer` is no optimizer of Megatron.
+        TypeError: `optimizer` is not a Megatron optimizer.
     """
     return [*step_metrics(_record(optimizer)), *mtp_metrics(**_tracker().get("measured_last", {}))]
 

@@ -206,10 +206,7 @@ def tag(
         TypeError: `model` is neither a torch.nn.Module nor a list of them, or `optimizer` is not a Megatron optimizer.
     """
     from megatron_overrides.norms.norm_tags import tag_matching
-    from megatron_overrides.norms.optimizer_tree import check_optimizer
 
-    if optimizer is not None:
-        check_optimizer(optimizer)
     return tag_matching(model if isinstance(model, (list, tuple)) else [model], optimizer, group, match)
 
 
@@ -254,14 +251,12 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
             group in `config.grad_norm_group`, or of the MTP heads, for which `config` has a setting.
         TypeError: not the norms of `grad_norms`, or an object that has none of these settings.
     """
-    from megatron_overrides.norms.grad_norms import check_norms
-    from megatron_overrides.norms.step_decision import check_heads_are_tagged, decide
+    from megatron_overrides.norms.step_decision import check_norms_for, decide
     from megatron_overrides.settings.checks import check
 
     from .catalog import SETTINGS_OF_OPTIMIZER
 
-    check_norms(norms)
-    check_heads_are_tagged(norms, config)
+    check_norms_for(config, norms)
     check(config, SETTINGS_OF_OPTIMIZER)
     return decide(norms, config)
 
@@ -290,7 +285,10 @@ def clip(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None)
 def update(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None) -> bool:
     """Update the parameters after `clip`, or skip the update; returns whether they were updated.
 
-    The arguments, and the TypeError for others, are those of `clip`.
+    Args:
+        optimizer: as for `clip`, which raises the same TypeError.
+        norms: as for `clip`.
+        decision: as for `clip`.
     """
     from megatron_overrides.norms.optimizer_step import update
     from megatron_overrides.norms.step_decision import StepDecision, check_step

@@ -22,7 +22,7 @@ CHECK_SETTINGS = (
     Wrap("megatron.training.arguments:validate_args", f"{_WRAPPERS}:check_arguments", check_source=False),
     Wrap("megatron.core.optimizer:_get_param_groups", f"{_WRAPPERS}:check_configs", check_source=False),
 )
-# A YAML configuration that was written for the release goes on working.
+# A YAML configuration that was written for the release keeps working.
 DEFAULT_IN_YAML = Wrap(
     "megatron.training.yaml_arguments:core_config_from_args", f"{_WRAPPERS}:default_added_fields", check_source=False
 )

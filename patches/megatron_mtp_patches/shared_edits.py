@@ -108,7 +108,7 @@ _LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributed
 # All norms of a step from one reduction.
 GRAD_NORMS = (
     AddIfMissing(f"{_BASE}._filter_grads_for_norm", f"{_GRADIENTS}:_filter_grads_for_norm"),
-    # In place of the newer one too, which knows no groups of --grad-norm-group.
+    # In place of the newer one too, which does not know the groups of --grad-norm-group.
     Provide(f"{_BASE}.get_grads_for_grad_norm", f"{_GRADIENTS}:get_grads_for_grad_norm"),
     Provide(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GRADIENTS}:get_main_grads_for_grad_norm"),
     *(Replace(f"{owner}.get_grad_norm", f"{_NORMS}:get_grad_norm") for owner in (_BASE, _CHAIN, _LAYER_WISE)),

@@ -19,7 +19,7 @@ _NOT_PLAIN = ...
 def check_optimizer_state(folder: str, was_frozen: bool, is_frozen: bool) -> None:
     """Raise ValueError if the checkpoint in `folder` has the moments of other parameters than those that train now.
 
-    Depending on the optimizer Megatron would load some of them and train on, or end in a KeyError with thousands of
+    Depending on the optimizer Megatron would load some of them and keep training, or raise a KeyError with thousands of
     names or a mismatch of shapes.
 
     Args:

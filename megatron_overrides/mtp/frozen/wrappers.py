@@ -75,7 +75,7 @@ def freeze_new_model(call: Call) -> None:
     From 0.18 on, gradient buffers are laid out from the parameters that require gradients before DDP sees the model.
 
     Raises:
-        ValueError: the class knows no MTP heads, as MambaModel of 0.16.
+        ValueError: the class has no MTP heads, as MambaModel of 0.16.
     """
     call.proceed()
     if is_main_model_frozen(call.instance.config):
@@ -202,7 +202,7 @@ def share_state_of_heads(call: Call) -> dict[str, Any]:
 
 
 def watch_for_other_state(call: Call) -> Any:
-    """Wraps load_checkpoint(ddp_model, optimizer, ...): only with an optimizer its state can be another one."""
+    """Wraps load_checkpoint(ddp_model, optimizer, ...): only with an optimizer can its state be another one."""
     with scoped(_loads_optimizer, call.get("optimizer") is not None):
         return call.proceed()
 

@@ -29,7 +29,7 @@ from megatron_overrides.mtp.metrics.acceptance import most_likely_token
 
 
 class HeadRows(NamedTuple):
-    """What the heads say at each position, [D, b, s] or D times [b, s] each; None where it was not asked for.
+    """What the heads predict at each position, [D, b, s] or D times [b, s] each; None where it was not asked for.
 
     Attributes:
         loss: the loss of each head, with a gradient: its cross entropy, total variation or KL divergence.

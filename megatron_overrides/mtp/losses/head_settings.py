@@ -11,7 +11,7 @@ from megatron_overrides.mtp.forward_pass import ForwardPass
 from megatron_overrides.mtp.losses.checks import depth_weights
 from megatron_overrides.settings.checks import check, declared_settings
 
-# Rows of logits at a time where no --mtp-logits-chunk-size says it.
+# Rows of logits at a time if --mtp-logits-chunk-size is not set.
 DEFAULT_CHUNK_SIZE = 1024
 
 
@@ -74,7 +74,7 @@ class HeadSettings(NamedTuple):
         counts_labels: bool,
         measures_lengths: bool,
     ) -> HeadSettings:
-        """Take what --mtp-loss-type and the others say; a `chunk_size` of 0 leaves it to the loss type."""
+        """Build from the values of the settings; with a `chunk_size` of 0 the loss type decides."""
         compares = loss_type != "cross_entropy"
         return cls(
             objective="tv" if loss_type == "e2e_tv" else loss_type,

@@ -131,7 +131,7 @@ def process_mtp_loss(
 
 @functools.cache
 def _warn_of_missing_mask() -> None:
-    """Say once that heads train on padding; a data set masks it, and so does an RL trainer that gives no labels."""
+    """Warn once that heads train on padding; a data set masks it, and so does an RL trainer that gives no labels."""
     text = "The model gets labels and no loss_mask, so the MTP heads train on every position, padding included"
     log_single_rank(logger, logging.WARNING, text)
 

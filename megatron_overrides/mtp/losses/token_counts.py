@@ -34,7 +34,7 @@ class TokenCounts(NamedTuple):
 def sum_token_counts(local: TokenCounts, group: Any) -> TokenCounts:
     """Add the counts of this rank up over `group`, with one all-reduce; None is this rank alone.
 
-    All ranks of the group must come here, once for each microbatch.
+    A collective of all ranks of the group, once for each microbatch.
     """
     if group is None or group.size() == 1:
         return local

@@ -14,7 +14,7 @@ from megatron.core import dist_checkpointing
 from megatron.training import checkpointing
 
 _HEAD = re.compile(r"(?:module\.)*mtp\.layers\.(\d+)\.")
-# What `load_args_from_checkpoint` sets, although a checkpoint without heads has no say in it.
+# What `load_args_from_checkpoint` sets, although a checkpoint without heads cannot know it.
 HEAD_SETTINGS = ("mtp_num_layers", "mtp_use_repeated_layer", "mtp_hybrid_override_pattern")
 
 

@@ -1,7 +1,7 @@
 """The command `megatron-mtp-patches`.
 
 Exit codes: 0 all is well; 1 a patch is refused, a source has drifted or something needed is missing; 2 wrong usage.
-`run` ends with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads, or no step.
+`run` exits with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads, or no step.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "; the flags of a training go after `--`" if arguments.command == "doctor" else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
-        if arguments.needs_patches and not _engine.is_active:  # the import may have left it to us to say why
+        if arguments.needs_patches and not _engine.is_active:  # the import leaves the error to the command
             apply()
-    except PatchError as error:  # nothing of Megatron is imported yet: the environment asks for what there is not
+    except PatchError as error:  # nothing of Megatron is imported yet: the environment names an unknown patch or policy
         return _print_error(error, UsageError.exit_code)
     try:
         return arguments.carry_out(arguments)
@@ -49,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     status = commands.add_parser(
-        "status", help="apply the patches to the installed Megatron and show where each stands"
+        "status", help="apply the patches to the installed Megatron and show the state of each"
     )
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(carry_out=_status)
@@ -81,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
         "doctor",
         usage="%(prog)s [-h] [[--world-size N] [--te VERSION] [--json] -- FLAGS]",
         help="check the environment: versions, and which features missing packages disable; "
-        "or, with `-- FLAGS` of Megatron's trainer, which known defects these flags meet",
+        "or, with `-- FLAGS` of Megatron's trainer, which known defects affect them",
     )
     doctor.add_argument("--world-size", type=int, metavar="N", help="of the run (default: the smallest that fits)")
     doctor.add_argument("--te", metavar="VERSION", help="TransformerEngine's (default: the installed one)")

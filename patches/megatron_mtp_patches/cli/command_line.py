@@ -44,7 +44,7 @@ class UnknownFlags(NamedTuple):
         if OPTIONS.intersection(self.names):
             yield f"{', '.join(sorted(OPTIONS))} go before --"
         if TORCHRUN_OPTIONS.intersection(self.names):
-            yield "the words of torchrun are not read: give --world-size N before --"
+            yield "torchrun's options are ignored: give --world-size N before --"
 
 
 class CommandLine(NamedTuple):
@@ -186,7 +186,7 @@ def _as_first_rank(words: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusals(hints: Iterable[str] = ()) -> Iterator[None]:
-    """Turn whatever Megatron raises on flags into a UsageError that says it; `hints` name what may have led to it."""
+    """Turn whatever Megatron raises on flags into a UsageError with its text and `hints` at the cause."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):

@@ -1,4 +1,4 @@
-"""`enable`: every Python of this environment applies the patches, if a variable says so."""
+"""`enable`: every Python of this environment applies the patches if a variable is set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .zero_touch import FILE, TEXT, VARIABLE, find_own_folder
 
 
 def enable() -> int:
-    """Write the .pth file beside the installed package, and say what it does."""
+    """Write the .pth file beside the installed package, and print what it does."""
     file = find_own_folder() / FILE
     try:
         done = file.exists() and file.read_text(encoding="utf-8") == TEXT
@@ -16,7 +16,7 @@ def enable() -> int:
     except OSError as error:
         raise PatchError(
             f"cannot write {file}: {error.strerror}. Run this as a user who may, or install the package "
-            f"into an environment of yours (python -m venv, or pip install --user) and enable it there"
+            f"into your own environment (python -m venv, or pip install --user) and enable it there"
         ) from error
     print(
         f"{'Enabled already' if done else 'Enabled'} by {file}.\n"

@@ -18,7 +18,7 @@ from .console import make_console
 
 
 def explain(patch: Patch) -> int:
-    """Print what there is to say of the patch, its state and its edits; 1 if it is refused."""
+    """Print the texts of the patch, its state and its edits; 1 if it is refused."""
     apply(on_drift="skip")
     import_targets()
     report = _engine.report(patch)

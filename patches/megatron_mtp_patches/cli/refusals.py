@@ -1,4 +1,4 @@
-"""What to change on a command line that Megatron refuses, where Megatron's own message does not say it."""
+"""What to change on a command line that Megatron refuses, where Megatron's own message does not tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`status`: apply the patches to the installed Megatron and say where each stands."""
+"""`status`: apply the patches to the installed Megatron and show the state of each."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _make_table(reports: list[Report]) -> Table:
 
 
 def _reasons(reports: list[Report]) -> list[str]:
-    """A line for each reason why patches are pending, disabled or refused; the other states say it themselves."""
+    """A line for each reason why patches are pending, disabled or refused; the other states explain themselves."""
     ids: dict[tuple[State, str], list[str]] = {}
     for report in reports:
         if report.state not in SELF_EXPLAINING:

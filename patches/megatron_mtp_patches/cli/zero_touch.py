@@ -1,7 +1,7 @@
 """Zero-touch: one file in site-packages that applies the patches in every Python whose environment asks for it.
 
 Python runs the `import` lines of each .pth file as it starts, before the script. It prints what such a line raises and
-goes on, which would train without the patches; so what goes wrong there is kept, and fails the import of Megatron.
+continues, which would train without the patches; so an error there is kept, and fails the import of Megatron.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..engine import PatchError
 VARIABLE = "MEGATRON_MTP_PATCHES"
 FILE = "megatron_mtp_patches_zero_touch.pth"
 
-# It must do without the package, which may be uninstalled before it; and leave alone whoever has no use for Megatron.
+# It must work without the package, which may be uninstalled before it, and leave processes without Megatron alone.
 _START = """
 try:
     import megatron_mtp_patches

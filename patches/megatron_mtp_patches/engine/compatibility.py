@@ -60,7 +60,7 @@ def is_present(probe: Probe, path: list[str] | None = None) -> bool:
 
 
 def find_drift(patch: Patch, sources: KnownSources, project: Project, path: list[str] | None = None) -> str | None:
-    """Why the patch may not be applied to this source, or None. The sentence says what to do."""
+    """Why the patch may not be applied to this source, or None. The sentence includes what to do."""
     for edit in patch.edits:
         if edit.check_source:
             digest = fingerprint(edit, path)

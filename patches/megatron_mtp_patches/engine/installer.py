@@ -59,7 +59,7 @@ class Installer:
         return open_known_sources(Path(self._table_file), (*self.base, *self.catalog))
 
     def set_added(self, added: tuple[Patch, ...]) -> None:
-        """Say which patches lie around all others."""
+        """Set the patches that wrap around all others."""
         self.added = added
         self._patches_by_module: dict[str, list[Patch]] = {}  # by the modules that they touch
         for patch in (*self.base, *self.catalog, *self.added):  # innermost first
@@ -244,7 +244,7 @@ class Installer:
             self._remove(edit)
 
     def _remove_for(self, patch: Patch) -> list[str]:
-        """Take out what no other patch wants. What cannot be taken out stays noted; the answer says why not."""
+        """Take out what no other patch wants. What cannot be taken out stays noted; return why not."""
         problems = []
         for edit in reversed([edit for edit, ids in self._asked_by.items() if patch.id in ids]):
             self._asked_by[edit].remove(patch.id)

@@ -34,7 +34,7 @@ def add_release(
     A release of another package than the library, "PACKAGE VERSION", is about the targets of the patches of that
     package. With `only`, `release` names sources that need not be a release. Only these targets become known under this
     name; what is known of others under it stays.
-    Each folder holds the release; the first says what it lacks, as a wheel may have fewer modules than the checkout.
+    Each folder holds the release; the first decides what it lacks, as a wheel may have fewer modules than the checkout.
     Targets that `patches` do not check, and files that are no release's any longer, are left out.
     """
     patches = tuple(patches)

@@ -24,7 +24,7 @@ class Project:
         self.repository = repository
         self.command = package.replace("_", "-")
         self.choice_variable = package.upper()  # selects patches
-        self.drift_variable = f"{self.choice_variable}_ON_DRIFT"  # says what a refused patch does
+        self.drift_variable = f"{self.choice_variable}_ON_DRIFT"  # decides what a refused patch does
 
     def display_name(self, package: str) -> str:
         """How users call a top-level package."""

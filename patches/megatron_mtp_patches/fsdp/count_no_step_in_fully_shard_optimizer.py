@@ -20,7 +20,7 @@ PATCH = Patch(
     ),
     undetected=(
         "No flag leads there: Megatron's trainer does not call `fully_shard_optimizer` (nor `fully_shard`, which calls "
-        "it). Those who call it meet the defect."
+        "it). Callers of it are affected."
     ),
     numerics=(
         "Only for optimizers given to `fully_shard_optimizer` or `fully_shard` on 0.17 to 0.19: the first updates "

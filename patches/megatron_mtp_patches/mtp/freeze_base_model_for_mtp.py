@@ -87,7 +87,8 @@ PATCH = Patch(
         "its optimizer state is that of other parameters.",
         "Dropout of the main model is as in training: set `--hidden-dropout 0 --attention-dropout 0` for a teacher "
         "without noise.",
-        "The scaling history of fp8 is of activations; the frozen main model goes on recording it. That was not run.",
+        "The scaling history of fp8 is that of activations, which the frozen main model keeps recording. That was not "
+        "run.",
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.freeze_base_model_for_mtp"),
     edits=(

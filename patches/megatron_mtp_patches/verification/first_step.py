@@ -1,7 +1,7 @@
 """`verify-mtp`: verify the first training step of a script, print what the MTP loss has reached, and end the process.
 
 Where `freeze_base_model_for_mtp` trains the heads alone, steps are made until one has changed the heads. The bits of
-the main model are compared after the next forward pass, which gathers what the update has left to be gathered.
+the main model are compared after the next forward pass, which gathers what the update has not gathered.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class MTPStep:
 
 
 class Verification(NamedTuple):
-    """What the MTP loss has reached, the same on every rank. Its text says it in words.
+    """Which parameters the MTP loss has reached, the same on every rank; str() describes it.
 
     Attributes:
         heads: the names of the parameters of MTP heads that got a gradient, on any rank.

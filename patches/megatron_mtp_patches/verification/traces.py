@@ -1,4 +1,4 @@
-"""What a training step changes besides gradients, and how it is put back after a step that is none."""
+"""What a training step changes besides gradients, and how it is restored after a step that must leave no trace."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ def _check(kernel: str, rows: Tensor, prob: Tensor | None = None, top_k: int = 1
     """A thread reads 16 bytes of a row at a time."""
     require_contiguous(kernel, input=rows)
     require(
-        rows.shape[1] * rows.element_size() % 16 == 0, kernel, f"rows of {rows.shape[1]} x {rows.dtype} are no 16 bytes"
+        rows.shape[1] * rows.element_size() % 16 == 0,
+        kernel,
+        f"rows of {rows.shape[1]} x {rows.dtype} are not a multiple of 16 bytes",
     )
     if prob is not None and prob.numel():
         require_dtype(kernel, (torch.float32,), prob=prob)
