@@ -240,6 +240,3 @@ def has_grad_norm_group(self: Any, grad_norm_group: str) -> bool:
 def mtp_grad_norm(self: Any) -> GradNorm | None:
     """The norm of the MTP heads' gradients in the last step; None if they have no separate norm."""
     return getattr(self, "grad_norms_by_group", {}).get(MTP_GRAD_NORM_GROUP)
-
-
-# -- zero gradients ---------------------------------------------------------------------------------------------------

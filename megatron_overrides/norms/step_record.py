@@ -61,12 +61,11 @@ class StepRecord:
         self.decision = StepDecision()
         self.steps = self.skips = 0
         self.skipped_updates = SkipCounter(
-            "update skipped: grad norm {norm} {is_over} --grad-norm-skip-threshold {threshold} "
-            "({total} skipped so far)",
+            "update skipped: grad norm {norm} {is_over} --grad-norm-skip-threshold {threshold} ({total} skipped so far)"
         )
         self.skipped_mtp_updates = SkipCounter(
             "MTP heads not updated: their grad norm {norm} {is_over} their skip threshold {threshold} "
-            "({total} times so far)",
+            "({total} times so far)"
         )
 
 

@@ -88,10 +88,7 @@ OPTIMIZER_STEP = (
         f"{OPTIMIZER}:ChainedOptimizer.get_parameters",
         "megatron_overrides.norms.optimizer_step:get_parameters_of_chain",
     ),
-    Replace(
-        "megatron.core.models.mimo.optimizer:MimoOptimizer.step",
-        "megatron_overrides.norms.mimo_optimizer:step",
-    ),
+    Replace("megatron.core.models.mimo.optimizer:MimoOptimizer.step", "megatron_overrides.norms.mimo_optimizer:step"),
     Replace(
         "megatron.core.models.mimo.optimizer:MimoOptimizer.get_grad_norm",
         "megatron_overrides.norms.mimo_optimizer:get_grad_norm",
@@ -130,9 +127,7 @@ COPY_GRAD_NORM_TAGS = Wrap(
 
 SHOW_METRICS = (
     Wrap(
-        "megatron.training.training:training_log",
-        "megatron_overrides.report.wrappers:log_metrics",
-        check_source=False,
+        "megatron.training.training:training_log", "megatron_overrides.report.wrappers:log_metrics", check_source=False
     ),
     Wrap(
         "megatron.training.training:print_rank_last",

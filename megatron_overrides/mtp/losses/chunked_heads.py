@@ -119,10 +119,7 @@ class ChunkedHeads(NamedTuple):
         return [torch.stack(column) for column in zip(*results, strict=True)]
 
     def _measure(
-        self,
-        labels: torch.Tensor,
-        distribution: tuple[torch.Tensor, torch.Tensor] | None,
-        hidden: torch.Tensor,
+        self, labels: torch.Tensor, distribution: tuple[torch.Tensor, torch.Tensor] | None, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Return HeadRows of one head as [n, b], for labels [b, n] and hidden states [n, b, h]."""
         logits = self.projection.logits(hidden)

@@ -67,12 +67,7 @@ class HeadSettings(NamedTuple):
 
     @classmethod
     def create(
-        cls,
-        loss_type: str,
-        weights: tuple[float, ...],
-        chunk_size: int,
-        counts_labels: bool,
-        measures_lengths: bool,
+        cls, loss_type: str, weights: tuple[float, ...], chunk_size: int, counts_labels: bool, measures_lengths: bool
     ) -> HeadSettings:
         """Build from the values of the settings; with a `chunk_size` of 0 the loss type decides."""
         compares = loss_type != "cross_entropy"

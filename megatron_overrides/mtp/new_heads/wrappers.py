@@ -10,12 +10,7 @@ from megatron.training import checkpointing
 
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.new_heads import initialization as new_heads
-from megatron_overrides.mtp.new_heads.checkpoint import (
-    HEAD_SETTINGS,
-    describe_other_heads,
-    lacks_heads,
-    name_mtp_init,
-)
+from megatron_overrides.mtp.new_heads.checkpoint import HEAD_SETTINGS, describe_other_heads, lacks_heads, name_mtp_init
 
 logger = logging.getLogger(__name__)
 

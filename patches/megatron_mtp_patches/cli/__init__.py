@@ -165,13 +165,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _enable(arguments: argparse.Namespace) -> int:
-    from .enable import enable
+    from .zero_touch import enable
 
     return enable()
 
 
 def _disable(arguments: argparse.Namespace) -> int:
-    from .disable import disable
+    from .zero_touch import disable
 
     return disable()
 

@@ -32,10 +32,7 @@ PATCH = Patch(
     edits=(
         Wrap(f"{_MODEL}.__init__", f"{_MODEL_OVERRIDES}:refuse_settings"),
         Wrap(f"{_MODEL}._postprocess", f"{_MODEL_OVERRIDES}:project_heads"),
-        Wrap(
-            f"{_LAYER}.forward",
-            "megatron_overrides.frameworks.mcore_bridge:mark_first_head",
-        ),
+        Wrap(f"{_LAYER}.forward", "megatron_overrides.frameworks.mcore_bridge:mark_first_head"),
         Wrap(f"{_LAYER}._get_embeddings", "megatron_overrides.mtp.heads.wrappers:detach_inputs"),
     ),
 )

@@ -28,10 +28,5 @@ PATCH = Patch(
     ),
     notes=("The report is NVIDIA/Megatron-LM#5974.",),
     probe=Probe(f"{_MODULE}:fully_shard_optimizer", contains="optimizer_group_settings"),
-    edits=(
-        Wrap(
-            f"{_MODULE}:fully_shard_optimizer",
-            "megatron_overrides.fsdp.wrappers:create_state_without_a_step",
-        ),
-    ),
+    edits=(Wrap(f"{_MODULE}:fully_shard_optimizer", "megatron_overrides.fsdp.wrappers:create_state_without_a_step"),),
 )

@@ -50,9 +50,7 @@ PATCH = Patch(
         *CHECK_SETTINGS,
         Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_WRAPPERS}:load_main_model", check_source=False),
         Wrap(
-            f"{_CHECKPOINTING}:load_args_from_checkpoint",
-            f"{_WRAPPERS}:keep_settings_of_new_heads",
-            check_source=False,
+            f"{_CHECKPOINTING}:load_args_from_checkpoint", f"{_WRAPPERS}:keep_settings_of_new_heads", check_source=False
         ),
     ),
 )

@@ -34,7 +34,7 @@ def test_a_group_is_split_at_the_first_equals_sign_and_the_last_colon():
         ("router=mlp", "write NAME=REGEX:LIMIT"),
         ("=mlp:1", "write NAME=REGEX:LIMIT"),
         ("router=:1", "write NAME=REGEX:LIMIT"),
-        ("router=(:1", "no regular expression"),
+        ("router=(:1", "not a valid regular expression"),
         ("router=mlp:much", "the limit 'much' must be a number"),
         ("router=mlp:-1", "the limit '-1' must be a number"),
         ("router=mlp:nan", "the limit 'nan' must be a number"),
