@@ -12,31 +12,23 @@ from megatron_overrides.call import Call
 from megatron_overrides.mtp.forward_pass import current, recorded_pass, running_pass
 from megatron_overrides.mtp.heads.detached_heads import TAKES_MAIN_HIDDEN_STATES, are_detached
 from megatron_overrides.mtp.heads.detached_output import detached_calls
+from megatron_overrides.settings.checks import declared_settings
 from megatron_overrides.settings.names import spell
-
-# What acts in Megatron's own loss of the heads, with the value that is off.
-_OF_MEGATRON_S_LOSS = {
-    "mtp_loss_type": "cross_entropy",
-    "mtp_depth_weights": None,
-    "mtp_logits_chunk_size": 0,
-    "mtp_acceptance_interval": 1,
-    "mtp_acceptance_length_interval": 0,
-    "freeze_base_model_for_mtp": False,
-}
 
 
 def refuse_settings(call: Call) -> None:
     """Wraps GPTModel.__init__(config, ...).
 
     Raises:
-        ValueError: a setting of the heads' loss that has no effect here.
+        ValueError: a setting acts in Megatron's own loss of the heads alone, so it has no effect here.
     """
     config = call["config"]
-    for name, off in _OF_MEGATRON_S_LOSS.items():
-        if getattr(config, "mtp_num_layers", None) and getattr(config, name, off) not in (off, None):
+    for declared in declared_settings(type(config)) if getattr(config, "mtp_num_layers", None) else ():
+        value = getattr(config, declared.name)
+        if not declared.in_ms_swift and value not in (declared.default, None):
             raise ValueError(
-                f"{spell(name)} {getattr(config, name)} has no effect under mcore-bridge, which computes the loss of "
-                f"the MTP heads itself: leave it out"
+                f"{spell(declared.name)} {value} has no effect under mcore-bridge, which computes the loss of the MTP "
+                f"heads itself: leave it out"
             )
     call.proceed()
 
@@ -69,7 +61,7 @@ def project_heads(call: Call) -> Any:
 
 
 def mark_first_head(call: Call) -> Any:
-    """Wraps MultiTokenPredictionLayer.forward(..., layer_number=None): the input of head 1 is of the main model.
+    """Wraps MultiTokenPredictionLayer.forward(..., layer_number=None): the input of head 1 comes from the main model.
 
     Shared weights make one layer serve as all heads, so the number of the call counts.
     """

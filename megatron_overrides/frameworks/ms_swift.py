@@ -11,7 +11,7 @@ from megatron_overrides.report.metrics import step_scalars
 def report_metrics(call: Call) -> Any:
     """Wraps BaseMegatronTrainer.on_log(logs, prefix=""): the logs of training get `mtp_grad_norm` and the like.
 
-    What is known of MTP heads reaches ms-swift with their losses, as `mtp_1_acceptance_rate`.
+    The metrics of MTP heads reach ms-swift with their losses, as `mtp_1_acceptance_rate`.
     """
     if not call.get("prefix"):
         for tag, value in step_scalars(call.instance.optimizer).items():

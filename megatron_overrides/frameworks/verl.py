@@ -9,9 +9,9 @@ from typing import Any
 from verl.utils import tensordict_utils
 
 from megatron_overrides.call import Call
-from megatron_overrides.norms.step_record import record_of
+from megatron_overrides.norms.step_record import get_record
 from megatron_overrides.report.metrics import step_scalars
-from megatron_overrides.settings.absent_heads import settings_of_heads
+from megatron_overrides.settings.absent_heads import changed_head_settings
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +20,8 @@ def report_metrics(call: Call) -> Any:
     """Wraps TrainingWorker._postprocess_output(output): `metrics` gets `megatron/mtp_grad_norm` and the like.
 
     It gathers the metrics of all data-parallel ranks in lists, which verl's loops chain or reduce, but leaves
-    `grad_norm`, which is the same on all ranks, a number. Ours are numbers, too, and are added to its result. What is
-    known of MTP heads reaches verl with their losses, as `mtp_losses/mtp_1_acceptance_rate`. Passes that have updated
+    `grad_norm`, which is the same on all ranks, a number. Ours are numbers, too, and are added to its result. The
+    metrics of MTP heads reach verl with their losses, as `mtp_losses/mtp_1_acceptance_rate`. Passes that have updated
     nothing and engines of other backends are left alone.
     """
     output = call["output"]
@@ -43,7 +43,7 @@ def return_from_skipped_update(call: Call) -> Any:
     try:
         return call.proceed()
     except NotImplementedError:
-        record = record_of(call.instance.optimizer)
+        record = get_record(call.instance.optimizer)
         if not record.decision.skips_update:
             raise
         return None if record.norms is None else record.norms.total[None]
@@ -55,7 +55,7 @@ def warn_of_untrained_heads(call: Call) -> None:
     mtp, engine = call["model_config"].mtp, call["engine_config"]
     if not mtp.enable or mtp.enable_train or engine.forward_only:
         return
-    if names := settings_of_heads(SimpleNamespace(**engine.override_transformer_config)):
+    if names := changed_head_settings(SimpleNamespace(**engine.override_transformer_config)):
         from megatron.core.utils import log_single_rank
 
         text = (

@@ -97,14 +97,14 @@ def create_state_without_a_step(call: Call) -> torch.optim.Optimizer:
     ]
     counts = {id(place): _copy(place["step"]) for place in _places_with_steps(optimizer)}
     for group, values in settings:
-        group.update({name: _zero_of(value) for name, value in values.items()})
+        group.update({name: _zero_like(value) for name, value in values.items()})
     try:
         return call.proceed()
     finally:
         for group, values in settings:
             group.update(values)
         for place in _places_with_steps(optimizer):
-            place["step"] = counts.get(id(place), _zero_of(place["step"]))
+            place["step"] = counts.get(id(place), _zero_like(place["step"]))
 
 
 def _places_with_steps(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
@@ -118,6 +118,6 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _zero_of(value: Any) -> Any:
+def _zero_like(value: Any) -> Any:
     """Zero as a tensor where `value` is one: a capturable optimizer needs its learning rate on the device."""
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)

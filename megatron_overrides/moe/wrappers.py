@@ -28,7 +28,7 @@ def copy_expert_mark(call: Call) -> None:
         call["destination_tensor"].allreduce = call["source_tensor"].allreduce
 
 
-def _mark_experts_of_layer(parallel_mode: str, call: Call) -> None:
+def _mark_experts(parallel_mode: str, call: Call) -> None:
     call.proceed()
     if call.get("is_expert"):
         mark_expert_parameters(call.instance, parallel_mode, call["config"])
@@ -36,12 +36,12 @@ def _mark_experts_of_layer(parallel_mode: str, call: Call) -> None:
 
 def mark_experts_of_column_layer(call: Call) -> None:
     """Wraps ColumnParallelLinear.__init__ and TEColumnParallelLinear.__init__: marks the parameters of an expert's."""
-    _mark_experts_of_layer("column", call)
+    _mark_experts("column", call)
 
 
 def mark_experts_of_row_layer(call: Call) -> None:
     """Wraps RowParallelLinear.__init__ and TERowParallelLinear.__init__: marks the parameters of an expert's."""
-    _mark_experts_of_layer("row", call)
+    _mark_experts("row", call)
 
 
 def mark_experts_of_linear(call: Call) -> None:

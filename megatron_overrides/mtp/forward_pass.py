@@ -1,4 +1,4 @@
-"""What is known of the forward pass that is running: one object in one context variable.
+"""The state of the running forward pass: one object in one context variable.
 
 The functions that need it (the MTP block, the loss of the heads) get none of it as an argument. This module imports
 nothing of Megatron, because wrappers import it while modules of Megatron are being imported.
@@ -38,7 +38,7 @@ class ForwardPass(NamedTuple):
         is_recorded: this wrapper has run.
         input_ids: the tokens that the main model sees.
         computes_loss: the losses of the heads are computed: there are gradients, modelopt observes the heads, or an
-            `mtp_pass` says so.
+            `mtp_pass` asks for it.
         is_idle: the MTP block is skipped, so there are no hidden states of heads.
         request: that of an `mtp_pass`. Its labels and its mask are those of the heads.
         metrics: what an `mtp_pass` measures without gradients; None leaves the metrics to Megatron's tracker.
@@ -101,7 +101,7 @@ def current() -> ForwardPass:
 
 
 def running_pass(**facts: Any) -> AbstractContextManager[ForwardPass]:
-    """Within, these fields are added to what is known of the forward pass that is running."""
+    """Within, the running forward pass has these fields, too."""
     return scoped(_forward_pass, current()._replace(**facts))
 
 

@@ -1,4 +1,4 @@
-"""Say of some forward passes whether the MTP heads do any work in them: `megatron_mtp_patches.mtp_pass`."""
+"""Decide for some forward passes whether the MTP heads run: `megatron_mtp_patches.mtp_pass`."""
 
 from __future__ import annotations
 

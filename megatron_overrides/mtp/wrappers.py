@@ -20,7 +20,7 @@ from megatron_overrides.mtp.forward_pass import (
 def record_forward_inputs(call: Call) -> Any:
     """Wraps GPTModel._postprocess, HybridModel.forward and MambaModel.forward: records the pass.
 
-    Without gradients (evaluation, log probabilities of an RL policy) the heads are of no use, unless modelopt observes
+    Without gradients (evaluation, log probabilities of an RL policy) the heads are not needed, unless modelopt observes
     them or an `mtp_pass` asks for them. The block can be skipped if it runs in the same call as the loss; otherwise the
     next pipeline stage expects its output. It runs, without its loss, where Megatron-FSDP releases its weights.
     """

@@ -41,15 +41,17 @@ skip_grad_norm_clip = property(
 )
 
 
-def _get_of_chain(self: Any) -> bool:
+def _is_chain_exempt(self: Any) -> bool:
     return bool(self.chained_optimizers) and all(is_exempt(child) for child in self.chained_optimizers)
 
 
-def _set_of_chain(self: Any, value: bool) -> None:
+def _refuse_chain_exemption(self: Any, value: bool) -> None:
     raise AttributeError("skip_grad_norm_clip of a chain follows from what is in it: set it on its chained_optimizers")
 
 
-skip_grad_norm_clip_of_chain = property(_get_of_chain, _set_of_chain, doc="Whether all that is chained here is exempt.")
+skip_grad_norm_clip_of_chain = property(
+    _is_chain_exempt, _refuse_chain_exemption, doc="Whether all that is chained here is exempt."
+)
 
 
 def _orthogonalizes(optimizer: Any) -> bool:

@@ -2,7 +2,7 @@
 
 NVIDIA/Megatron-LM#4728: query, gate, key and value are orthogonalized separately. With `attention_output_gate`, the
 rows of the fused weight of a query group are those of the queries, as many of the gate, then key and value. Megatron
-leaves the gate out when it says how to split them.
+leaves the gate out of its split.
 
 Newton-Schulz of an input whose norm is smaller than the floor that it divides by: the input is multiplied by a power of
 two before it is squared, which changes no digit of it. So squares do not underflow, and there is no host-device sync to

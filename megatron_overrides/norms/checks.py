@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from megatron_overrides.norms.norm_groups import SETTINGS_OF_MTP_GROUP, named_groups
+from megatron_overrides.norms.norm_groups import MTP_GROUP_SETTINGS, named_groups
 from megatron_overrides.settings.names import spell
 
 
@@ -64,7 +64,7 @@ def check_separate_clip(settings: Any) -> None:
     """Raise ValueError if `settings`, those of model and optimizer, clip MTP heads that have no separate norm."""
     if getattr(settings, "mtp_detach_heads", False) or getattr(settings, "separate_mtp_grad_clip", False):
         return
-    for name in SETTINGS_OF_MTP_GROUP:
+    for name in MTP_GROUP_SETTINGS:
         if getattr(settings, name, None) is not None:
             raise ValueError(
                 f"{spell(name)} needs MTP heads with a separate norm: add {spell('mtp_detach_heads')}, or "

@@ -24,7 +24,7 @@ class GradNorms(NamedTuple):
     """The norms by group, the main one under None; the same on every rank.
 
     `total`: of all gradients; `clipping`: of those that are not exempt from clipping. The groups are those that a
-    parameter on any rank is tagged with. `census` is None if no method of ours has measured.
+    parameter on any rank is tagged with. `census` is None if another library has measured.
     """
 
     total: dict[Group, GradNorm]

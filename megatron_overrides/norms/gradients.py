@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from megatron_overrides.norms.norm_groups import Group, check_group, group_of, separate_groups
+from megatron_overrides.norms.norm_groups import Group, check_group, measured_group, separate_groups
 
 
-def gradient_of(param: Any, config: Any) -> torch.Tensor | None:
+def local_gradient(param: Any, config: Any) -> torch.Tensor | None:
     """The gradient that the optimizer will use; of a DTensor under Megatron-FSDP, its local part."""
     grad = param.decoupled_grad if has_decoupled_grad(param, config) else param.grad
     return local_part(grad) if getattr(param, "__fsdp_param__", False) else grad
@@ -61,7 +61,7 @@ def _filter_grads_for_norm(
     grads = []
     for param in params:
         if param_filter is None or param_filter(param):
-            grad = gradient_of(param, self.config)
+            grad = local_gradient(param, self.config)
             if (
                 grad is not None
                 and param_is_not_shared(param)
@@ -73,14 +73,15 @@ def _filter_grads_for_norm(
 
 def get_grads_for_grad_norm(self: Any, grad_norm_group: Group = None) -> list[torch.Tensor]:
     """The gradients on this rank that make up the norm of a group, or the main norm (None)."""
-    known = separate_groups(self.config)
+    groups = separate_groups(self.config)
     if grad_norm_group is not None:
-        check_group(grad_norm_group, known)
-    return filter_grads(self, [param for param in self.get_parameters() if group_of(param, known) == grad_norm_group])
+        check_group(grad_norm_group, groups)
+    params = self.get_parameters()
+    return filter_grads(self, [param for param in params if measured_group(param, groups) == grad_norm_group])
 
 
 def filter_grads(leaf: Any, params: list[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """The gradients of `params` that count in a norm; Megatron says which from 0.19 on, or with the patches."""
+    """The gradients of `params` that count in a norm; Megatron decides which from 0.19 on, or with the patches."""
     keep = getattr(leaf, "_filter_grads_for_norm", None) or functools.partial(_filter_grads_for_norm, leaf)
     return keep(params)
 

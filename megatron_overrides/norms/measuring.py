@@ -27,7 +27,7 @@ from megatron_overrides.norms.gradients import (
 from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups
 from megatron_overrides.norms.optimizer_tree import Reduction, leaves, params_by_group, reductions
 from megatron_overrides.norms.step_decision import reads_norms
-from megatron_overrides.norms.step_record import record_of, set_norms
+from megatron_overrides.norms.step_record import get_record, set_norms
 
 
 class Row(IntEnum):
@@ -41,8 +41,8 @@ class Row(IntEnum):
 
 @torch.no_grad()
 def measure(optimizer: Any) -> GradNorms:
-    """Every norm of the gradients of `optimizer`, however nested. A collective: all its ranks must come here."""
-    record = record_of(optimizer)
+    """Every norm of the gradients of `optimizer`, however nested. A collective of all its ranks."""
+    record = get_record(optimizer)
     separate = separate_groups(getattr(optimizer, "config", None))
     sums, owned = _sum_over_ranks(reductions(optimizer), optimizer, separate)
     may_skip = reads_norms(getattr(optimizer, "config", None))
@@ -104,7 +104,7 @@ def _sum_over_ranks(
 def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...], owned: set[Group]) -> torch.Tensor:
     """Float32 tensor [rows of `Row`, 1 + groups] of the leaves of `reduction`, below `root`, summed over its ranks.
 
-    It has a column for each group that the configuration allows: a rank may own one of which the others know nothing.
+    It has a column for each group that the configuration allows: a rank may own one that no other rank owns.
     Those of which this rank owns parameters are added to `owned`.
     """
     sums = torch.zeros(len(Row), 1 + len(separate), dtype=torch.float32, device="cuda")
@@ -115,16 +115,16 @@ def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...], owned: s
         params = params_by_group(leaf, separate)
         owned.update(params)
         if leaf is root or not measures_itself(leaf):
-            grads.setdefault((squares, 0), []).extend(_grads_of(leaf, None, params.get(None, [])))
+            grads.setdefault((squares, 0), []).extend(_group_grads(leaf, None, params.get(None, [])))
         for column, group in enumerate(separate, start=1):
             if group in params:
                 sums[owners, column] += 1
-                grads.setdefault((squares, column), []).extend(_grads_of(leaf, group, params[group]))
+                grads.setdefault((squares, column), []).extend(_group_grads(leaf, group, params[group]))
     shards = None
-    for (row, column), of_column in grads.items():
-        for grad in of_column:
+    for (row, column), column_grads in grads.items():
+        for grad in column_grads:
             shards = get_data_parallel_group_if_dtensor(grad, shards)
-        for local in by_dtype(map(local_part, of_column)).values():
+        for local in by_dtype(map(local_part, column_grads)).values():
             overflow = torch.zeros(1, dtype=torch.int, device="cuda")
             norm, _ = upstream.multi_tensor_applier(upstream.l2_norm_impl, overflow, [local], False)
             sums[row, column : column + 1] += norm**2.0
@@ -136,34 +136,32 @@ def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...], owned: s
 
 def measures_itself(leaf: Any) -> bool:
     """Whether the class of `leaf` overrides get_grad_norm, as optimizers of other libraries may."""
-    return _is_of_another_library(type(leaf), "get_grad_norm", get_grad_norm)
+    return _is_foreign(type(leaf), "get_grad_norm", get_grad_norm)
 
 
 def _is_overridden(owner: Any, name: str, ours: Any) -> bool:
     return inspect.getattr_static(owner, name, ours) is not ours
 
 
-def _is_of_another_library(owner: Any, name: str, ours: Any) -> bool:
+def _is_foreign(owner: Any, name: str, ours: Any) -> bool:
     """Whether a method is neither ours nor Megatron's own, which is there if the patch with ours is not applied."""
     method = inspect.getattr_static(owner, name, ours)
     return method is not ours and not getattr(method, "__module__", "").startswith("megatron.core.")
 
 
-def _grads_of(leaf: Any, group: Group, params: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+def _group_grads(leaf: Any, group: Group, params: list[torch.nn.Parameter]) -> list[torch.Tensor]:
     """The gradients of a group, which has these parameters.
 
     Another library's class may choose them itself, those of the main group by the name of up to 0.18.
     """
-    if group is None and _is_of_another_library(
-        type(leaf), "get_main_grads_for_grad_norm", get_main_grads_for_grad_norm
-    ):
+    if group is None and _is_foreign(type(leaf), "get_main_grads_for_grad_norm", get_main_grads_for_grad_norm):
         return leaf.get_main_grads_for_grad_norm()
-    if _is_of_another_library(type(leaf), "get_grads_for_grad_norm", get_grads_for_grad_norm):
+    if _is_foreign(type(leaf), "get_grads_for_grad_norm", get_grads_for_grad_norm):
         return leaf.get_grads_for_grad_norm(group)
     return filter_grads(leaf, params)
 
 
-def norms_of(optimizer: Any, needs_groups: bool = True) -> GradNorms:
+def step_norms(optimizer: Any, needs_groups: bool = True) -> GradNorms:
     """The norms with which `optimizer` takes this step. A collective: only what all ranks share decides its course.
 
     Another library's class may override `get_grad_norm`, `_compute_grad_norms_by_group` or both, and without the
@@ -176,7 +174,7 @@ def norms_of(optimizer: Any, needs_groups: bool = True) -> GradNorms:
     overrides_groups = compute_groups not in (None, _compute_grad_norms_by_group)
     if not overrides_main and not overrides_groups:
         return measure(optimizer)
-    record = record_of(optimizer)
+    record = get_record(optimizer)
     set_norms(optimizer, None)
     main = optimizer.get_grad_norm()
     computed: set[Group] = {None} if overrides_main else set()
@@ -226,13 +224,13 @@ def _get_grad_norm_over(self: Any, optimizers: list[Any]) -> GradNorm:
 
 def has_grad_norm_group(self: Any, grad_norm_group: str) -> bool:
     """Whether any rank has a parameter of this group. A collective at the first call."""
-    known = separate_groups(getattr(self, "config", None))
-    check_group(grad_norm_group, known)
+    groups = separate_groups(getattr(self, "config", None))
+    check_group(grad_norm_group, groups)
     cache = vars(self).setdefault("_has_grad_norm_group_cache", {})
     if grad_norm_group not in cache:
         flag = torch.zeros(1, dtype=torch.int, device="cuda")
         for reduction in reductions(self):
-            flag += any(grad_norm_group in params_by_group(leaf, known) for leaf in reduction.optimizers)
+            flag += any(grad_norm_group in params_by_group(leaf, groups) for leaf in reduction.optimizers)
             reduction.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
         cache[grad_norm_group] = bool(flag.item())
     return cache[grad_norm_group]
@@ -242,6 +240,3 @@ def has_grad_norm_group(self: Any, grad_norm_group: str) -> bool:
 def mtp_grad_norm(self: Any) -> GradNorm | None:
     """The norm of the MTP heads' gradients in the last step; None if they have no separate norm."""
     return getattr(self, "grad_norms_by_group", {}).get(MTP_GRAD_NORM_GROUP)
-
-
-# -- zero gradients ---------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import torch
 from megatron.core.models.mimo.optimizer import MimoOptimizer
 
 from megatron_overrides.norms.grad_norms import GradNorms
-from megatron_overrides.norms.measuring import norms_of
+from megatron_overrides.norms.measuring import step_norms
 from megatron_overrides.norms.norm_groups import separate_groups
 from megatron_overrides.norms.optimizer_step import limit_gradients, update
 from megatron_overrides.norms.step_decision import StepDecision, decide, needs_norms
-from megatron_overrides.norms.step_record import publish, record_of, set_norms
+from megatron_overrides.norms.step_record import get_record, publish, set_norms
 
 
 @torch.no_grad()
@@ -21,14 +21,14 @@ def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
     """Update every active module, or skip the update everywhere. Replaces MimoOptimizer.step.
 
     Returns what ChainedOptimizer.step does. All ranks of the world agree on whether gradients overflowed and on whether
-    every module was updated, because the ranks of one module know nothing about the other modules.
+    every module was updated, because the ranks of one module do not know the other modules.
     """
     if _reduce_flag(self.prepare_grads(), torch.distributed.ReduceOp.MAX):
         publish(self, decision=StepDecision(overflowed=True))
         return False, None, None
     set_norms(self, None)
     grad_norm = self.get_grad_norm()
-    norms = record_of(self).norms or GradNorms({None: grad_norm}, {None: grad_norm})
+    norms = get_record(self).norms or GradNorms({None: grad_norm}, {None: grad_norm})
     decision = decide(norms, self.config)
     publish(self, norms, decision)
     limit_gradients(self, norms, decision)
@@ -42,22 +42,22 @@ def get_grad_norm(self: MimoOptimizer) -> float:
     """Return the norm over all modules, the same on every rank; fills `grad_norms_by_group` as well.
 
     Replaces MimoOptimizer.get_grad_norm. Only the ranks of a module know its norms; the others get them with a maximum,
-    in which NaN may lose against their zeros. So a flag beside each norm says whether it is NaN.
+    in which NaN may lose against their zeros. So a flag beside each norm tells whether it is NaN.
     """
     groups = (None, *separate_groups(self.config))
-    # total and clipping, groups, modules, what _describe says
+    # total and clipping, groups, modules, the numbers of _describe
     numbers = torch.zeros(2, len(groups), len(self.module_infos), 3, dtype=torch.float32, device="cuda")
     for index, (_, info) in enumerate(sorted(self.module_infos.items())):
         if info.is_active and info.optimizer:
-            norms = norms_of(info.optimizer, needs_norms(info.optimizer.config))
+            norms = step_norms(info.optimizer, needs_norms(info.optimizer.config))
             for kind, by_group in enumerate((norms.total, norms.clipping)):
                 for place, group in enumerate(groups):
                     if group in by_group:
                         numbers[kind, place, index] = _describe(by_group[group])
     torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX)
     total, clipping = (
-        {group: _combine(of_group) for group, of_group in zip(groups, of_kind, strict=True) if of_group.any()}
-        for of_kind in numbers
+        {group: _combine(norms) for group, norms in zip(groups, group_norms, strict=True) if norms.any()}
+        for group_norms in numbers
     )
     set_norms(self, GradNorms({None: 0.0, **total}, {None: 0.0, **clipping}))
     return total.get(None, 0.0)

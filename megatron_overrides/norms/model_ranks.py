@@ -9,7 +9,7 @@ from megatron.core import parallel_state
 
 
 def is_on_any_rank(is_here: bool, process_groups: Any) -> bool:
-    """Return whether any rank of a model says True. A collective of all ranks that have a part of the model.
+    """Return whether `is_here` is True on any rank of a model. A collective of all ranks that have a part of the model.
 
     Args:
         process_groups: the ProcessGroupCollection of the model, or None for Megatron's global groups; without those

@@ -1,6 +1,6 @@
 """Norm groups: parameters whose gradients have a separate norm, by which they are clipped.
 
-NVIDIA/Megatron-LM#4116 has one such group, "mtp", and the names that stand here in capitals: a parameter tagged
+NVIDIA/Megatron-LM#4116 has one such group, "mtp", and the names in capitals here: a parameter tagged
 `grad_norm_group = "mtp"` is left out of the main norm. `--grad-norm-group NAME=REGEX:LIMIT` adds more groups
 (NVIDIA/Megatron-LM#5431, NVIDIA-NeMo/RL#3698). The main group, of all untagged parameters, is None.
 """
@@ -17,7 +17,7 @@ import torch
 from megatron_overrides.settings.names import spell
 
 MTP_GRAD_NORM_GROUP = "mtp"
-SETTINGS_OF_MTP_GROUP = ("mtp_clip_grad", "mtp_grad_norm_skip_threshold")
+MTP_GROUP_SETTINGS = ("mtp_clip_grad", "mtp_grad_norm_skip_threshold")
 GRAD_NORM_GROUP_ATTR = "grad_norm_group"
 SEPARATE_GRAD_NORM_GROUPS = (MTP_GRAD_NORM_GROUP,)
 
@@ -51,7 +51,7 @@ def parse_group(text: str) -> NamedGroup:
         pattern = re.compile(regex)
     except re.error as error:
         raise ValueError(
-            f"{spell('grad_norm_group')} {text!r}: {regex!r} is no regular expression ({error})"
+            f"{spell('grad_norm_group')} {text!r}: {regex!r} is not a valid regular expression ({error})"
         ) from error
     try:
         norm = float(limit)
@@ -105,7 +105,7 @@ def clip_limit(config: Any, group: Group) -> float:
     return config.clip_grad
 
 
-def tag_of(param: Any) -> Group:
+def tagged_group(param: Any) -> Group:
     """The group that `param` is tagged with; Megatron-FSDP's shards refer to the parameter that carries the tag."""
     group = getattr(param, GRAD_NORM_GROUP_ATTR, None)
     if group is None:
@@ -115,21 +115,21 @@ def tag_of(param: Any) -> Group:
     return group
 
 
-def group_of(param: Any, known: Collection[str]) -> Group:
-    """The same for a parameter of an optimizer that measures the `known` groups.
+def measured_group(param: Any, groups: Collection[str]) -> Group:
+    """The same for a parameter of an optimizer that measures these `groups`.
 
     Raises:
         ValueError: the group is not among them, so the gradient of `param` would enter no norm.
     """
-    group = tag_of(param)
+    group = tagged_group(param)
     if group is not None:
-        check_group(group, known)
+        check_group(group, groups)
     return group
 
 
-def check_group(group: str, known: Collection[str]) -> None:
-    if group not in known:
-        raise ValueError(f"Unknown grad_norm_group {group!r}; known: {', '.join(known)}")
+def check_group(group: str, groups: Collection[str]) -> None:
+    if group not in groups:
+        raise ValueError(f"Unknown grad_norm_group {group!r}; known: {', '.join(groups)}")
 
 
 def tag(param: Any, group: str) -> None:

@@ -17,9 +17,9 @@ from megatron_overrides.norms.norm_groups import (
     copy_optimizer_param_metadata,
     named_groups,
     tag,
-    tag_of,
+    tagged_group,
 )
-from megatron_overrides.norms.optimizer_tree import leaves
+from megatron_overrides.norms.optimizer_tree import check_optimizer, leaves
 
 _TIED_NAMES = ("embedding.word_embeddings.weight", "output_layer.weight")
 # Attributes of Megatron's optimizers: lists of lists of parameters, and of what the optimizer has made of each.
@@ -64,7 +64,7 @@ def tag_named_groups(chunks: Iterable[torch.nn.Module], config: Any) -> None:
             names = [plain_name(name)]
             if getattr(param, "shared_embedding", False):
                 names += _TIED_NAMES
-            if tag_of(param) is None:
+            if tagged_group(param) is None:
                 match = next((group for group in groups if any(map(group.pattern.search, names))), None)
                 if match is not None:
                     tag(param, match.name)
@@ -79,8 +79,10 @@ def tag_matching(
         The names that match on this rank.
 
     Raises:
-        TypeError: a chunk is no torch.nn.Module.
+        TypeError: a chunk is not a torch.nn.Module, or `optimizer` is not a Megatron optimizer.
     """
+    if optimizer is not None:
+        check_optimizer(optimizer)
     for chunk in chunks:
         if not isinstance(chunk, torch.nn.Module):
             raise TypeError(f"tag takes a model, or the list of its chunks, not a {type(chunk).__name__}")
@@ -89,8 +91,8 @@ def tag_matching(
     for _, param in tagged:
         tag(param, group)
     for leaf in leaves(optimizer) if optimizer is not None else ():
-        for param, made in _copies(leaf):
-            copy_optimizer_param_metadata(made, param)
+        for param, param_copy in _copies(leaf):
+            copy_optimizer_param_metadata(param_copy, param)
     return [name for name, _ in tagged]
 
 
@@ -101,9 +103,9 @@ def plain_name(name: str) -> str:
 
 def _copies(leaf: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield each parameter of the model with its main copy or shard in an optimizer that makes some."""
-    for of_model, of_optimizer in _COPIES:
-        for params, made in zip(getattr(leaf, of_model, ()), getattr(leaf, of_optimizer, ()), strict=False):
-            yield from ((param, copy) for param, copy in zip(params, made, strict=True) if copy is not None)
+    for names in _COPIES:
+        for params, copies in zip(*(getattr(leaf, name, ()) for name in names), strict=False):
+            yield from (pair for pair in zip(params, copies, strict=True) if pair[1] is not None)
 
 
 def as_list(chunks: Any) -> Any:

@@ -1,7 +1,7 @@
 """One optimizer step for chained, bare and nested optimizers of every release: all of an update or nothing of it.
 
 Upstream decides skipping once per child from the parameters that this rank owns, so ranks can disagree and hang in the
-parameter all-gather (NVIDIA/Megatron-LM#3460). Here a step hands its results on: norms_of (measuring.py), decide
+parameter all-gather (NVIDIA/Megatron-LM#3460). Here a step hands its results on: step_norms (measuring.py), decide
 (step_decision.py), publish (step_record.py), limit_gradients and update. The step of MimoOptimizer (mimo_optimizer.py)
 has the same parts.
 """
@@ -18,7 +18,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer, MixedPrecisionO
 from megatron_overrides.norms.clipping import clip
 from megatron_overrides.norms.dropped_gradients import count_dropped_step, drop_mtp_gradients, skip_update
 from megatron_overrides.norms.grad_norms import GradNorm, GradNorms
-from megatron_overrides.norms.measuring import norms_of
+from megatron_overrides.norms.measuring import step_norms
 from megatron_overrides.norms.step_decision import StepDecision, decide, needs_norms
 from megatron_overrides.norms.step_record import publish, set_norms
 
@@ -36,7 +36,7 @@ def step_chained(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | 
     if self.prepare_grads():
         publish(self, decision=StepDecision(overflowed=True))
         return False, None, None
-    norms = norms_of(self, needs_norms(self.config))
+    norms = step_norms(self, needs_norms(self.config))
     decision = decide(norms, self.config)
     publish(self, norms, decision)
     limit_gradients(self, norms, decision)
@@ -59,7 +59,7 @@ def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | No
     grad_norm, num_zeros = (0.0, 0) if isinstance(self, MixedPrecisionOptimizer) else (None, None)
     with _timed(self.config, "optimizer-clip-main-grad"):
         if needs_norms(self.config):
-            norms = norms_of(self)
+            norms = step_norms(self)
             grad_norm = norms.total[None]
             decision = decide(norms, self.config)
             publish(self, norms, decision)
@@ -98,7 +98,7 @@ def clip_grad_norm(self: MegatronOptimizer, clip_grad: float) -> GradNorm:
     Replaces MegatronOptimizer.clip_grad_norm. With `clip_grad` 0 it only measures. Optimizers that are exempt from
     clipping are left alone.
     """
-    norms = norms_of(self)
+    norms = step_norms(self)
     set_norms(self, norms)
     clip(self, norms, main_limit=clip_grad)
     return norms.total[None]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from megatron_overrides.norms.grad_norms import Census
-from megatron_overrides.norms.norm_groups import Group, group_of, separate_groups
+from megatron_overrides.norms.norm_groups import Group, measured_group, separate_groups
 
 
 class Leaf(NamedTuple):
@@ -50,7 +50,7 @@ def check_optimizer(optimizer: Any) -> None:
     """Raise TypeError unless `optimizer` is one of Megatron's kind, which can be chained."""
     if not hasattr(optimizer, "get_grad_norm"):
         raise TypeError(
-            f"{type(optimizer).__name__} is no optimizer of Megatron: pass what get_megatron_optimizer returned"
+            f"{type(optimizer).__name__} is not a Megatron optimizer: pass what get_megatron_optimizer returned"
         )
 
 
@@ -61,13 +61,13 @@ def leaves(optimizer: Any) -> Iterator[Any]:
 
 def reductions(optimizer: Any) -> list[Reduction]:
     """The leaves of `optimizer` by the process group that shares them, in an order that is the same on its ranks."""
-    found: dict[Any, Reduction] = {}
+    by_process_group: dict[Any, Reduction] = {}
     for leaf in _walk(optimizer, over_all_ranks=False):
-        group = _process_group_of(leaf)
-        reduction = found.setdefault(group, Reduction(group, []))
+        group = _process_group(leaf)
+        reduction = by_process_group.setdefault(group, Reduction(group, []))
         if leaf.owns_parameters:
             reduction.optimizers.append(leaf.optimizer)
-    return list(found.values())
+    return list(by_process_group.values())
 
 
 def params_by_group(leaf: Any, groups: Collection[str]) -> dict[Group, list[torch.nn.Parameter]]:
@@ -79,7 +79,7 @@ def params_by_group(leaf: Any, groups: Collection[str]) -> dict[Group, list[torc
     params = [] if getattr(leaf, "is_stub_optimizer", False) else leaf.get_parameters()
     by_group: dict[Group, list[torch.nn.Parameter]] = {}
     for param in params:
-        by_group.setdefault(group_of(param, groups), []).append(param)
+        by_group.setdefault(measured_group(param, groups), []).append(param)
     return by_group
 
 
@@ -106,7 +106,7 @@ def _walk(optimizer: Any, over_all_ranks: bool) -> Iterator[Leaf]:
     yield Leaf(optimizer, owns_parameters=True, over_all_ranks=over_all_ranks)
 
 
-def _process_group_of(leaf: Leaf) -> Any:
+def _process_group(leaf: Leaf) -> Any:
     if leaf.over_all_ranks:
         return ReduceOver.ALL_RANKS
     if not hasattr(leaf.optimizer, "get_grad_stats_parallel_group"):

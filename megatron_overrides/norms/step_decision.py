@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from megatron_overrides.norms.grad_norms import GradNorms, check_norms
 from megatron_overrides.norms.norm_groups import (
     MTP_GRAD_NORM_GROUP,
-    SETTINGS_OF_MTP_GROUP,
+    MTP_GROUP_SETTINGS,
     Group,
     clip_limit,
     named_groups,
@@ -76,16 +76,17 @@ def check_step(optimizer: Any, norms: Any, decision: Any) -> None:
         )
 
 
-def check_heads_are_tagged(norms: GradNorms, config: Any) -> None:
-    """Check the configuration of a trainer that tags the MTP heads itself.
+def check_norms_for(config: Any, norms: GradNorms) -> None:
+    """Check the norms and the configuration of a trainer that tags the MTP heads itself.
 
     Raises:
-        TypeError: `config` has no setting of an optimizer.
+        TypeError: not the norms of `measure`, or `config` has no setting of an optimizer.
         ValueError: it has a setting for MTP heads, and no rank has a parameter that is tagged as theirs.
     """
-    if not any(hasattr(config, name) for name in ("clip_grad", "grad_norm_skip_threshold", *SETTINGS_OF_MTP_GROUP)):
+    check_norms(norms)
+    if not any(hasattr(config, name) for name in ("clip_grad", "grad_norm_skip_threshold", *MTP_GROUP_SETTINGS)):
         raise TypeError(f"give the configuration of the optimizer, optimizer.config, not a {type(config).__name__}")
-    for name in SETTINGS_OF_MTP_GROUP:
+    for name in MTP_GROUP_SETTINGS:
         if getattr(config, name, None) is not None and MTP_GRAD_NORM_GROUP not in norms.total:
             raise ValueError(f"config.{name} needs tagged MTP heads: call tag(model, optimizer) after both are built")
 
@@ -94,7 +95,7 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
     """Compare the norms with the thresholds of `config`.
 
     Optimizers that are exempt from clipping count in neither comparison. But with a finite threshold, a gradient of
-    theirs that is NaN or inf skips the update all the same.
+    theirs that is NaN or inf still skips the update.
 
     Raises:
         ValueError: no rank has a parameter of a group that --grad-norm-group names.

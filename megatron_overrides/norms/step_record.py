@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from megatron.core.utils import log_single_rank
 
 from megatron_overrides.norms.grad_norms import Census, GradNorms
-from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, SETTINGS_OF_MTP_GROUP
+from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, MTP_GROUP_SETTINGS
 from megatron_overrides.norms.step_decision import Excess, StepDecision, mtp_skip_threshold, skip_threshold
 from megatron_overrides.settings.names import spell
 
@@ -61,16 +61,15 @@ class StepRecord:
         self.decision = StepDecision()
         self.steps = self.skips = 0
         self.skipped_updates = SkipCounter(
-            "update skipped: grad norm {norm} {is_over} --grad-norm-skip-threshold {threshold} "
-            "({total} skipped so far)",
+            "update skipped: grad norm {norm} {is_over} --grad-norm-skip-threshold {threshold} ({total} skipped so far)"
         )
         self.skipped_mtp_updates = SkipCounter(
             "MTP heads not updated: their grad norm {norm} {is_over} their skip threshold {threshold} "
-            "({total} times so far)",
+            "({total} times so far)"
         )
 
 
-def record_of(optimizer: Any) -> StepRecord:
+def get_record(optimizer: Any) -> StepRecord:
     """The record of `optimizer`, created at its first use."""
     record: StepRecord | None = vars(optimizer).get("_mtp_patches_record")
     if record is None:
@@ -92,7 +91,7 @@ def publish(optimizer: Any, norms: GradNorms | None = None, decision: StepDecisi
     `norms` is None for a step that measured none, because the loss scaler found inf or NaN or nothing needs them.
     """
     global _stepped_last
-    record = record_of(optimizer)
+    record = get_record(optimizer)
     _stepped_last = weakref.ref(record)
     if norms is not None and not record.has_measured:
         record.has_measured = True
@@ -114,7 +113,7 @@ def _warn_of_settings_without_heads(norms: GradNorms, config: Any) -> None:
     """At the first step: a setting for MTP heads does nothing if no rank has tagged heads."""
     if MTP_GRAD_NORM_GROUP in norms.total:
         return
-    for name in SETTINGS_OF_MTP_GROUP:
+    for name in MTP_GROUP_SETTINGS:
         value = getattr(config, name, None)
         if value is not None:
             log_single_rank(
@@ -126,6 +125,6 @@ def _warn_of_settings_without_heads(norms: GradNorms, config: Any) -> None:
 
 
 def set_norms(optimizer: Any, norms: GradNorms | None) -> None:
-    record_of(optimizer).norms = norms
+    get_record(optimizer).norms = norms
     optimizer.grad_norms_by_group = {} if norms is None else norms.by_group
     optimizer.clippable_grad_norms = {} if norms is None else norms.clipping

@@ -1,4 +1,4 @@
-"""The wrappers that tag parameters for norms of their own, and that count zeros of what was clipped.
+"""The wrappers that tag parameters for separate norms, and that count zeros of what was clipped.
 
 NVIDIA/Megatron-LM#4116. The tag of the MTP heads is `grad_norm_group = "mtp"`; the original pull request calls it
 `is_mtp_param`, which is set as well.
@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.norms.gradients import with_one_gradient
-from megatron_overrides.norms.norm_groups import tag, tag_of
+from megatron_overrides.norms.norm_groups import tag, tagged_group
 from megatron_overrides.norms.norm_tags import as_list, tag_mtp_block, tag_mtp_blocks, tag_named_groups
 from megatron_overrides.norms.optimizer_tree import leaves
 
@@ -36,7 +36,7 @@ def tag_groups(call: Call) -> Any:
 def count_zeros_of_fsdp(call: Call) -> float:
     """Wraps count_zeros_fp32, which looks for the gradients of Megatron-FSDP under one name (NVIDIA/Megatron-LM#4802).
 
-    Before 0.19 that is `grad`, later what the caller says; here each parameter says where its gradient is.
+    Before 0.19 that is `grad`, later the caller decides; here each parameter is asked for its gradient.
     """
 
     params = call["parameters"]
@@ -61,6 +61,6 @@ def count_zeros_without_params(call: Call) -> float:
 def copy_grad_norm_tags(call: Call) -> None:
     """Wraps copy_tensor_model_parallel_attributes(destination, source), called for every shard and main copy."""
     call.proceed()
-    group = tag_of(call["source_tensor"])
+    group = tagged_group(call["source_tensor"])
     if group is not None:
         tag(call["destination_tensor"], group)

@@ -90,7 +90,7 @@ def training_metrics(optimizer: Any = None) -> list[Metric]:
         optimizer: as get_megatron_optimizer returned it; None for the one that stepped last in this process.
 
     Raises:
-        TypeError: `optimizer` is no optimizer of Megatron.
+        TypeError: `optimizer` is not a Megatron optimizer.
     """
     return [*step_metrics(_record(optimizer)), *mtp_metrics(**_tracker().get("measured_last", {}))]
 
@@ -113,12 +113,12 @@ def end_of_log_line() -> str:
 
 def _record(optimizer: Any) -> StepRecord:
     from megatron_overrides.norms.optimizer_tree import check_optimizer
-    from megatron_overrides.norms.step_record import last_record, record_of
+    from megatron_overrides.norms.step_record import get_record, last_record
 
     if optimizer is None:
         return last_record()
     check_optimizer(optimizer)
-    return record_of(optimizer)
+    return get_record(optimizer)
 
 
 def _tracker() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measure the MTP heads in the validation of a trainer, and put what was measured into words.
+"""Measure the MTP heads in the validation of a trainer, and describe the result in a log line.
 
 Which numbers: `mtp_metrics` in report/metrics.py.
 """

@@ -9,23 +9,18 @@ from typing import Any
 
 from megatron.core.utils import log_single_rank
 
+from megatron_overrides.settings.checks import declared_settings
 from megatron_overrides.settings.names import spell
 
 logger = logging.getLogger(__name__)
 
-# Settings of heads that verl hands to models without heads or with heads that do not train; their values when off.
-_SETTINGS_OF_HEADS = {
-    "mtp_loss_type": "cross_entropy",
-    "mtp_depth_weights": None,
-    "mtp_logits_chunk_size": 0,
-    "mtp_detach_heads": False,
-    "freeze_base_model_for_mtp": False,
-}
 
+def changed_head_settings(settings: Any) -> list[str]:
+    """The names of the settings of heads that differ from their defaults: the fields added to TransformerConfig."""
+    from megatron.core.transformer import TransformerConfig
 
-def settings_of_heads(settings: Any) -> list[str]:
-    """The names of those that are on."""
-    return [name for name, off in _SETTINGS_OF_HEADS.items() if getattr(settings, name, off) != off]
+    declared = declared_settings(TransformerConfig)
+    return sorted(one.name for one in declared if getattr(settings, one.name, one.default) != one.default)
 
 
 def warn_of_absent_heads_in_verl(settings: Any) -> None:
@@ -35,7 +30,7 @@ def warn_of_absent_heads_in_verl(settings: Any) -> None:
     """
     if getattr(settings, "mtp_num_layers", None) or "verl" not in sys.modules:
         return
-    if names := settings_of_heads(settings):
+    if names := changed_head_settings(settings):
         _log_absent_heads(", ".join(names))
 
 

@@ -87,13 +87,13 @@ def revert() -> None:
 
 
 def status() -> list[Report]:
-    """Where each patch stands in this process, in the order of the catalog."""
+    """The state of each patch in this process, in the order of the catalog."""
     _engine.install_missed_modules()
     return [_engine.report(patch) for patch in CATALOG]
 
 
 def record() -> str:
-    """One line that identifies the patches: version, the state of each, and the Megatron sources that they met.
+    """One line that identifies the patches: version, the state of each, and the Megatron sources that it found.
 
     Raises:
         PatchError: part of a patch that should be applied by now is not, and cannot be.
@@ -126,9 +126,9 @@ def metrics(optimizer: object = None) -> dict[str, float]:
         {"mtp grad norm": 0.63, "updates skipped for grad norm": 2, "mtp_1 acceptance %": 1.19, ...}
 
     Norms and counts are those after the last `optimizer.step()`; the same on all ranks that share the optimizer's
-    gradients. What is known of the MTP heads is of the last `MTPLossLoggingHelper.track_mtp_metrics`, which reduces it:
-    the trainers of Megatron-LM, Megatron-Bridge, verl and ms-swift call that. This function communicates with no rank,
-    and synchronizes with the device.
+    gradients. The metrics of the MTP heads are those of the last `MTPLossLoggingHelper.track_mtp_metrics`, which
+    reduces them: the trainers of Megatron-LM, Megatron-Bridge, verl and ms-swift call that. This function communicates
+    with no rank, and synchronizes with the device.
 
     Args:
         optimizer: as get_megatron_optimizer returned it; None for the one that stepped last in this process.
@@ -137,7 +137,7 @@ def metrics(optimizer: object = None) -> dict[str, float]:
         The number of each metric that was measured; {} before the first step, or if no patch measures anything.
 
     Raises:
-        TypeError: `optimizer` is no optimizer of Megatron.
+        TypeError: `optimizer` is not a Megatron optimizer.
     """
     if "megatron.core.optimizer" not in sys.modules or not _engine.is_active:
         return {}
@@ -198,11 +198,11 @@ def verify(model: Module | Sequence[Module], optimizer: object, forward_backward
             losses of routers get no gradient then. Another loop must leave the main loss out (or multiply it by 0).
 
     Returns:
-        A Verification: `ok`, the names `heads` and `others` that got a gradient, `norms` by group; its text says it.
+        A Verification: `ok`, the names `heads` and `others` that got a gradient, `norms` by group; str() describes it.
 
     Raises:
         PatchError: the patches have been taken out by `revert()`, or `forward_backward` calls `optimizer.step`.
-        TypeError: `optimizer` is no optimizer of Megatron, or `forward_backward` cannot be called.
+        TypeError: `optimizer` is not a Megatron optimizer, or `forward_backward` cannot be called.
     """
     from importlib import import_module
 
@@ -240,5 +240,5 @@ try:
     _engine.revert_earlier_import()
     apply()
 except PatchError:
-    if not _is_command():  # which says it without a traceback
+    if not _is_command():  # which prints it without a traceback
         raise

@@ -69,7 +69,7 @@ def compare(store: Any, rank: int, world_size: int, mine: str, name: str, patien
 
 
 def _find_difference(store: Any, world_size: int, name: str, patience: timedelta) -> str:
-    """How the ranks differ, in words; '' where they do not."""
+    """Describe how the ranks differ; '' where they do not."""
     keys = [f"{name}/rank{rank}" for rank in range(world_size)]
     try:
         store.wait(keys, patience)

@@ -52,11 +52,11 @@ def settings(patch: Patch) -> list[SettingText]:
         return []
     flags = [edit for edit in patch.edits if isinstance(edit, AddFlag)]
     fields = [edit for edit in patch.edits if isinstance(edit, AddField)]
-    field_of = {edit.field: f"{edit.name}.{edit.field}" for edit in fields}
-    found = [
+    field_names = {edit.field: f"{edit.name}.{edit.field}" for edit in fields}
+    texts = [
         SettingText(
             _flag(edit.flag, edit.type, edit.metavar),
-            field_of.get(argument_of(edit), ""),
+            field_names.get(argument_of(edit), ""),
             _default(edit),
             edit.help,
             False,
@@ -68,8 +68,8 @@ def settings(patch: Patch) -> list[SettingText]:
         if flag not in {edit.flag for edit in flags}:
             has_flag = edit.target == TRANSFORMER_CONFIG
             name = _flag(flag, edit.type) if has_flag else f"{edit.name}.{edit.field}"
-            found.append(SettingText(name, field_of[edit.field], _default(edit), edit.doc, edit.is_upstream))
-    return found
+            texts.append(SettingText(name, field_names[edit.field], _default(edit), edit.doc, edit.is_upstream))
+    return texts
 
 
 def argument_of(edit: AddField | AddFlag) -> str:

@@ -1,8 +1,7 @@
 """The computations of the patches as functions, for trainers that neither use Megatron's loop nor want it patched.
 
-Each function does what the patched Megatron does, with the same code and the same bits, and needs no patch: with
-`MEGATRON_MTP_PATCHES=none` in the environment before it, `import megatron_mtp_patches` leaves Megatron as it is. This
-module imports torch and Megatron when a function is called.
+Each function does what the patched Megatron does, to the bit, and needs no patch: with MEGATRON_MTP_PATCHES=none in the
+environment the import leaves Megatron as it is. Torch and Megatron are imported when a function is called.
 """
 
 from __future__ import annotations
@@ -20,17 +19,7 @@ if TYPE_CHECKING:
     from megatron_overrides.norms.grad_norms import GradNorms
     from megatron_overrides.norms.step_decision import StepDecision
 
-__all__ = [
-    "acceptance",
-    "clip",
-    "decide",
-    "grad_norms",
-    "is_mtp_parameter",
-    "mtp_loss",
-    "roll",
-    "tag",
-    "update",
-]
+__all__ = ["acceptance", "clip", "decide", "grad_norms", "is_mtp_parameter", "mtp_loss", "roll", "tag", "update"]
 
 
 def mtp_loss(
@@ -91,7 +80,7 @@ def mtp_loss(
         `metrics`, sums over those of this rank; `means(group)`, their means by name over the ranks of a group.
 
     Raises:
-        ValueError: shapes, a loss type, weights or a number of tokens that cannot be.
+        ValueError: shapes, a loss type, weights or a number of tokens that are invalid.
         TypeError: the output layer does not take `weight` and `runtime_gather_output`.
     """
     from functools import partial
@@ -100,8 +89,7 @@ def mtp_loss(
     # First: while it is imported, the patches import the overrides below.
     import megatron.core.transformer.multi_token_prediction  # noqa: F401
 
-    from megatron_overrides.mtp.losses import head_losses
-    from megatron_overrides.mtp.losses.checks import depth_weights as normalized_weights
+    from megatron_overrides.mtp.losses import checks, head_losses
     from megatron_overrides.mtp.losses.head_settings import HeadSettings
     from megatron_overrides.mtp.losses.projection import Projection
     from megatron_overrides.mtp.packed.padded_roll import roll_to_next
@@ -112,20 +100,17 @@ def mtp_loss(
 
     heads = list(head_hiddens)
     head_losses.check_shapes(main_hidden, heads, labels, loss_mask, sequence_parallel)
-    head_losses.check_vocabulary(vocab_size)
-    if detach_output_layer and output_weight is None and not hasattr(output_layer, "parameters"):
-        raise ValueError("mtp_loss: detach_output_layer needs an output_layer that is a torch.nn.Module")
-    settings = SimpleNamespace(mtp_loss_type=loss_type, mtp_logits_chunk_size=chunk_size, mtp_num_layers=len(heads))
-    check(settings, (LOSS_TYPE, CHUNK_SIZE))
-    weights = normalized_weights(depth_weights, len(heads))
-    head_losses.check_output_layer(output_layer)
+    config = SimpleNamespace(mtp_loss_type=loss_type, mtp_logits_chunk_size=chunk_size, mtp_num_layers=len(heads))
+    check(config, (LOSS_TYPE, CHUNK_SIZE))
+    weights = checks.depth_weights(depth_weights, len(heads))
+    head_losses.check_output_layer(output_layer, vocab_size, detach_output_layer and output_weight is None)
     losses = head_losses.head_losses(
         main_hidden,
         heads,
         labels,
         loss_mask,
         partial(roll_to_next, packed_seq_params=packed_seq_params, cp_group=cp_group),
-        Projection.of(
+        Projection.create(
             output_layer,
             output_weight,
             gather_output,
@@ -141,7 +126,7 @@ def mtp_loss(
         cp_group,
         packed_seq_params,
     )
-    return head_losses.MTPLoss.of(losses, cp_group)
+    return head_losses.MTPLoss.average(losses, cp_group)
 
 
 def roll(tensor: Tensor, packed_seq_params: Any = None, cp_group: Any = None) -> Tensor:
@@ -156,7 +141,7 @@ def roll(tensor: Tensor, packed_seq_params: Any = None, cp_group: Any = None) ->
         A new tensor of the same shape and dtype. Slots after the last packed sequence are 0.
 
     Raises:
-        TypeError: `tensor` is no tensor, or a scalar.
+        TypeError: `tensor` is not a tensor, or is a scalar.
         ValueError: the packed sequences have more slots than the tensor.
     """
     from megatron_overrides.mtp.packed.padded_roll import check_tensor, roll_to_next
@@ -178,7 +163,7 @@ def acceptance(logits: Tensor, labels: Tensor, loss_mask: Tensor, tp_group: Any 
         (correct, total), int64 scalars, of this rank's positions; the same on all ranks of `tp_group`.
 
     Raises:
-        ValueError: the shapes are others.
+        ValueError: other shapes.
     """
     from megatron_overrides.mtp.metrics import acceptance
 
@@ -218,13 +203,10 @@ def tag(
         The names of the parameters of this rank that match.
 
     Raises:
-        TypeError: `model` is no torch.nn.Module nor a list of them, or `optimizer` no optimizer of Megatron.
+        TypeError: `model` is neither a torch.nn.Module nor a list of them, or `optimizer` is not a Megatron optimizer.
     """
     from megatron_overrides.norms.norm_tags import tag_matching
-    from megatron_overrides.norms.optimizer_tree import check_optimizer
 
-    if optimizer is not None:
-        check_optimizer(optimizer)
     return tag_matching(model if isinstance(model, (list, tuple)) else [model], optimizer, group, match)
 
 
@@ -242,7 +224,7 @@ def grad_norms(optimizer: Any) -> GradNorms:
         TransformerEngine >= 2.14 from Megatron 0.17 on, a one-element CUDA tensor.
 
     Raises:
-        TypeError: `optimizer` is no optimizer of Megatron.
+        TypeError: `optimizer` is not a Megatron optimizer.
         ValueError: a parameter is tagged with a group that `optimizer.config` does not know.
     """
     from megatron_overrides.norms.measuring import measure
@@ -269,14 +251,12 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
             group in `config.grad_norm_group`, or of the MTP heads, for which `config` has a setting.
         TypeError: not the norms of `grad_norms`, or an object that has none of these settings.
     """
-    from megatron_overrides.norms.grad_norms import check_norms
-    from megatron_overrides.norms.step_decision import check_heads_are_tagged, decide
+    from megatron_overrides.norms.step_decision import check_norms_for, decide
     from megatron_overrides.settings.checks import check
 
     from .catalog import SETTINGS_OF_OPTIMIZER
 
-    check_norms(norms)
-    check_heads_are_tagged(norms, config)
+    check_norms_for(config, norms)
     check(config, SETTINGS_OF_OPTIMIZER)
     return decide(norms, config)
 
@@ -306,12 +286,9 @@ def update(optimizer: Any, norms: GradNorms, decision: StepDecision | None = Non
     """Update the parameters after `clip`, or skip the update; returns whether they were updated.
 
     Args:
-        optimizer: as for `clip`.
-        norms: of `grad_norms`.
+        optimizer: as for `clip`, which raises the same TypeError.
+        norms: as for `clip`.
         decision: as for `clip`.
-
-    Raises:
-        TypeError: one of them is something else.
     """
     from megatron_overrides.norms.optimizer_step import update
     from megatron_overrides.norms.step_decision import StepDecision, check_step

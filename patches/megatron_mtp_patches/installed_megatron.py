@@ -45,13 +45,13 @@ def describe_megatron() -> str:
     nearest = _nearest_release()
     if _is_known():
         return f"megatron-core {nearest} (by its sources), in {file.parent}"
-    return f"megatron-core nearest to {nearest} (some of its sources are of no known release), in {file.parent}"
+    return f"megatron-core nearest to {nearest} (some of its sources are not in any known release), in {file.parent}"
 
 
 def describe_mixture() -> str:
-    """How megatron.core and megatron.training, which lie in two folders, are of two releases; '' where they are not.
+    """How megatron.core and megatron.training, which lie in two folders, differ in their release; '' where they do not.
 
-    Of which release the trainer is says the megatron.core that lies beside it, and that another one hides.
+    The trainer's release is that of the megatron.core beside it, which another one hides.
     """
     core, training = find_file("megatron.core"), find_file("megatron.training")
     if core is None or training is None or (folder := training.parents[2]) == core.parents[2]:
@@ -81,15 +81,15 @@ def find_transformer_engine(releases: frozenset[str]) -> tuple[str | None, bool]
 
 
 def known_sources() -> KnownSources:
-    """The known releases. They are read without the installer, which needs wrapt: `doctor` says if that is there."""
+    """The known releases. They are read without the installer, which needs wrapt: `doctor` reports if it is there."""
     return open_known_sources(Path(_engine.table_file), (*_engine.base, *_engine.catalog))
 
 
 def _is_known() -> bool:
     """Whether each function that the patches compare is, in this Megatron, that of some known release."""
-    known = known_sources()
+    sources = known_sources()
     edits = (edit for patch in _engine.catalog if not patch.package for edit in patch.edits if edit.check_source)
-    return all(known.releases_with(edit.target, fingerprint(edit)) for edit in edits)
+    return all(sources.releases_with(edit.target, fingerprint(edit)) for edit in edits)
 
 
 def _nearest_release() -> str:

@@ -1,6 +1,6 @@
 """The Megatrons that the patches are made for. megatrons.json is the one list of them; noxfile.py reads it by path.
 
-Of a release it says: the tag of its sources (the newest one that exists), the oldest Python that it accepts, and the
+For a release it has: the tag of its sources (the newest one that exists), the oldest Python that it accepts, and the
 TransformerEngine that its pyproject.toml pins. `reference` is the release that the others are compared with, `default`
 the one that runs what runs on one release, `main` the commit of upstream's main whose sources are known.
 """

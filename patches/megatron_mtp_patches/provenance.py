@@ -1,4 +1,4 @@
-"""A run says which patches it was made with."""
+"""Record in a run which patches it was made with."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CHECK_SETTINGS = (
     Wrap("megatron.training.arguments:validate_args", f"{_WRAPPERS}:check_arguments", check_source=False),
     Wrap("megatron.core.optimizer:_get_param_groups", f"{_WRAPPERS}:check_configs", check_source=False),
 )
-# A YAML configuration that was written for the release goes on working.
+# A YAML configuration that was written for the release keeps working.
 DEFAULT_IN_YAML = Wrap(
     "megatron.training.yaml_arguments:core_config_from_args", f"{_WRAPPERS}:default_added_fields", check_source=False
 )
@@ -62,7 +62,8 @@ class Setting:
         example: a valid value for tests, where no value of the type serves.
         metavar: what stands for the value in `--help`.
         is_upstream: newer releases have the field.
-        in_ms_swift: `megatron sft` of ms-swift takes it as an argument, as all settings of the optimizer.
+        in_ms_swift: it acts in the models of mcore-bridge, too. `megatron sft` of ms-swift takes it as an argument, as
+            all settings of the optimizer; other settings are refused there.
     """
 
     name: str
@@ -78,7 +79,12 @@ class Setting:
     is_upstream: bool = False
     in_ms_swift: bool = False
 
-    def field_of(self, configuration: str) -> AddField:
+    @property
+    def field_metadata(self) -> dict[str, object]:
+        """What Megatron reads off the field to make its flag."""
+        return {"argparse_meta": {"help": self.help}}
+
+    def field_edit(self, configuration: str) -> AddField:
         """Return the edit that adds the field to a configuration class."""
         return AddField(
             configuration,
@@ -93,7 +99,7 @@ class Setting:
 
 def model_setting(setting: Setting) -> tuple[Edit, ...]:
     """Return the edits for a field of TransformerConfig; Megatron makes the flag of it."""
-    return (setting.field_of(TRANSFORMER_CONFIG), DEFAULT_IN_YAML, *CHECK_SETTINGS)
+    return (setting.field_edit(TRANSFORMER_CONFIG), DEFAULT_IN_YAML, *CHECK_SETTINGS)
 
 
 def optimizer_setting(setting: Setting) -> tuple[Edit, ...]:
@@ -101,14 +107,14 @@ def optimizer_setting(setting: Setting) -> tuple[Edit, ...]:
     flag = AddFlag(
         ADD_ARGUMENTS,
         flag=f"--{setting.name.replace('_', '-')}",
-        type=_type_of_flag(setting.type),
+        type=_flag_type(setting.type),
         default=setting.default,
         help=setting.help,
         metavar=setting.metavar,
     )
-    return (setting.field_of(OPTIMIZER_CONFIG), flag, *CHECK_SETTINGS)
+    return (setting.field_edit(OPTIMIZER_CONFIG), flag, *CHECK_SETTINGS)
 
 
-def _type_of_flag(annotation: object) -> object:
+def _flag_type(annotation: object) -> object:
     """Return `float` for `float | None`: what argparse makes of the word."""
     return next((kind for kind in getattr(annotation, "__args__", ()) if kind is not NoneType), annotation)

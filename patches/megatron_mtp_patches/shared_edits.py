@@ -88,10 +88,7 @@ OPTIMIZER_STEP = (
         f"{OPTIMIZER}:ChainedOptimizer.get_parameters",
         "megatron_overrides.norms.optimizer_step:get_parameters_of_chain",
     ),
-    Replace(
-        "megatron.core.models.mimo.optimizer:MimoOptimizer.step",
-        "megatron_overrides.norms.mimo_optimizer:step",
-    ),
+    Replace("megatron.core.models.mimo.optimizer:MimoOptimizer.step", "megatron_overrides.norms.mimo_optimizer:step"),
     Replace(
         "megatron.core.models.mimo.optimizer:MimoOptimizer.get_grad_norm",
         "megatron_overrides.norms.mimo_optimizer:get_grad_norm",
@@ -108,7 +105,7 @@ _LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributed
 # All norms of a step from one reduction.
 GRAD_NORMS = (
     AddIfMissing(f"{_BASE}._filter_grads_for_norm", f"{_GRADIENTS}:_filter_grads_for_norm"),
-    # In place of the newer one too, which knows no groups of --grad-norm-group.
+    # In place of the newer one too, which does not know the groups of --grad-norm-group.
     Provide(f"{_BASE}.get_grads_for_grad_norm", f"{_GRADIENTS}:get_grads_for_grad_norm"),
     Provide(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GRADIENTS}:get_main_grads_for_grad_norm"),
     *(Replace(f"{owner}.get_grad_norm", f"{_NORMS}:get_grad_norm") for owner in (_BASE, _CHAIN, _LAYER_WISE)),
@@ -130,9 +127,7 @@ COPY_GRAD_NORM_TAGS = Wrap(
 
 SHOW_METRICS = (
     Wrap(
-        "megatron.training.training:training_log",
-        "megatron_overrides.report.wrappers:log_metrics",
-        check_source=False,
+        "megatron.training.training:training_log", "megatron_overrides.report.wrappers:log_metrics", check_source=False
     ),
     Wrap(
         "megatron.training.training:print_rank_last",

@@ -62,7 +62,7 @@ def flag_reference() -> str:
 
 def head(patch: Patch) -> str:
     """What stands under the title of the patch's page."""
-    links = (f"[{change}]({_engine.project.url_of(change)}) ({change.fate})" for change in patch.upstream)
+    links = (f"[{change}]({_engine.project.pull_request_url(change)}) ({change.fate})" for change in patch.upstream)
     upstream = ", ".join(links) or "none"
     states = table(["upstream", *COLUMNS], [[upstream, *(state(patch, release) for release in COLUMNS)]])
     parts = [f"{patch.summary}.", "\n".join(states)]
@@ -103,7 +103,7 @@ def _cells(setting: SettingText) -> list[str]:
 
 
 def _link(change: PullRequest) -> str:
-    link = f"[{change}]({_engine.project.url_of(change)})"
+    link = f"[{change}]({_engine.project.pull_request_url(change)})"
     if _elsewhere(change):
         return f"{link} (its {change.native_since})"
     return link if change.native_since not in (None, "main") else f"{link} ({change.fate})"

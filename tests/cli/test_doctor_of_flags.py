@@ -246,7 +246,7 @@ def test_heads_on_a_pipeline_stage_of_their_own_leave_no_unused_output_weight(de
     "flags, hint",
     [
         ("--json", "--json, --te, --world-size go before --"),
-        ("--nproc-per-node 8", "the words of torchrun are not read: give --world-size N before --"),
+        ("--nproc-per-node 8", "torchrun's options are ignored: give --world-size N before --"),
     ],
 )
 def test_words_of_other_commands_get_a_hint(doctor, flags, hint):

@@ -238,7 +238,7 @@ def test_a_release_of_another_package_is_about_its_targets_alone(command, rows, 
     assert known.code == 0
     assert rows(known.out)[POSTPROCESS] == ["verl 99.0"] and rows(known.out)["skip-updates-in-verl"] == ["applied"]
     after = KnownSources.read(table)
-    assert (after.releases, after.releases_of("verl")) == (before.releases, ("verl 0.9.1", "verl 99.0"))
+    assert (after.releases, after.package_releases("verl")) == (before.releases, ("verl 0.9.1", "verl 99.0"))
     changed = {target for target, row in after.targets.items() if row != before.targets[target]}
     assert changed == {
         edit.target for patch in CATALOG if patch.package == "verl" for edit in patch.edits if edit.check_source
@@ -266,9 +266,9 @@ def test_a_single_target_of_a_known_release_is_replaced_alone(command, release, 
     assert f"patched modules that {fork} lacks: 0\n" in accepted.out
     after = KnownSources.read(table)
     assert after.releases == before.releases
-    sources = before.sources_of(release)
-    assert {name for name, digest in after.sources_of(release).items() if sources[name] != digest} == {target}
-    assert after.sources_of(release).keys() == sources.keys()
+    sources = before.release_fingerprints(release)
+    assert {name for name, digest in after.release_fingerprints(release).items() if sources[name] != digest} == {target}
+    assert after.release_fingerprints(release).keys() == sources.keys()
 
 
 @pytest.mark.parametrize("words", [["--only", STEP], ["--accept", "a's b", "--only", f"{STEP}s"]], ids=" ".join)

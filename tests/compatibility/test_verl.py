@@ -269,7 +269,7 @@ def test_a_model_without_heads_that_inherits_settings_of_heads_is_built_with_one
     for _ in range(2):
         make_model(**settings)
     (line,) = [record.message for record in caplog.records if "no MTP heads" in record.message]
-    assert "mtp_loss_type, mtp_detach_heads" in line and "mtp.enable=true" in line
+    assert "mtp_detach_heads, mtp_loss_type" in line and "mtp.enable=true" in line
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_settings_of_heads_that_are_loaded_and_not_trained_get_one_line(mtp, is_
     transformer_impl.check_mtp_config(model, engine)
     lines = [record.message for record in caplog.records if "trains no MTP heads" in record.message]
     assert len(lines) == is_said
-    assert not is_said or ("mtp_loss_type, mtp_detach_heads of verl's" in lines[0] and "mtp.enable_train" in lines[0])
+    assert not is_said or ("mtp_detach_heads, mtp_loss_type of verl's" in lines[0] and "mtp.enable_train" in lines[0])
 
 
 def test_an_mtp_pass_is_refused(make_engine, batch):

@@ -29,7 +29,7 @@ def test_every_declared_patch_is_in_the_catalog():
 def test_the_source_of_every_target_is_known_in_every_release(patch):
     for edit in (edit for edit in patch.edits if edit.check_source):
         known = {release for releases in KNOWN.targets[edit.target].values() for release in releases}
-        missing = set(KNOWN.releases_of(patch.package)) - known
+        missing = set(KNOWN.package_releases(patch.package)) - known
         assert not missing, f"{edit.target}: run megatron-mtp-patches drift --against FOLDER --accept RELEASE for these"
 
 

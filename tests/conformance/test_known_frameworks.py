@@ -30,7 +30,7 @@ def tested():
 @pytest.mark.parametrize("patch", FRAMEWORKS, ids=lambda patch: patch.package)
 def test_known_is_what_is_tested(patch, tested):
     name = patch.package.lower()
-    known = {release.lower().replace(" ", "==") for release in SOURCES.releases_of(patch.package)}
+    known = {release.lower().replace(" ", "==") for release in SOURCES.package_releases(patch.package)}
     assert known and known == {word for word in tested if word.startswith(f"{name}==")}
 
 
@@ -38,5 +38,5 @@ def test_known_is_what_is_tested(patch, tested):
 def test_each_target_is_known_of_each_release(patch):
     for target in {edit.target for edit in patch.edits if edit.check_source}:
         row = SOURCES.targets[target]
-        assert {name for names in row.values() for name in names} == set(SOURCES.releases_of(patch.package))
+        assert {name for names in row.values() for name in names} == set(SOURCES.package_releases(patch.package))
         assert "absent" not in row

@@ -61,6 +61,15 @@ def test_a_native_field_carries_the_setting_until_it_is_reverted(library):
     assert dict(field.metadata) == {}
 
 
+def test_a_new_field_gets_the_metadata_of_its_setting(library):
+    class Height:
+        field_metadata = {"help": "How tall."}
+
+    library.applied(AddField("lib:Config", field="height", type=int, default=1, doc="", setting=Height))
+    field = library.load().Config.__dataclass_fields__["height"]
+    assert dict(field.metadata) == {"added_in_place": True, "help": "How tall.", "setting": Height}
+
+
 def test_type_hints_include_the_field_until_it_is_removed(library):
     """transformers makes a parser of them."""
     made = library.applied(DEPTH)
@@ -73,7 +82,7 @@ def test_type_hints_include_the_field_until_it_is_removed(library):
 def test_fields_replace_asdict_and_signature_include_the_field(config):
     field = {field.name: field for field in dataclasses.fields(config)}["depth"]
     assert (field.type, field.default, field.kw_only) == (int, 7, True)
-    assert field.metadata["argparse_meta"]["help"] == "How deep."
+    assert dict(field.metadata) == {"added_in_place": True}
     made = dataclasses.replace(config(width=4, depth=2), width=5)
     assert dataclasses.asdict(made) == {"width": 5, "depth": 2}
     assert dataclasses.replace(made, depth=3).depth == 3

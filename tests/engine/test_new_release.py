@@ -78,7 +78,7 @@ def test_a_release_of_another_package_is_about_the_targets_of_its_patches(librar
     assert before.targets["lib2:g"] == {}, "that a release of the library has none says nothing of the package"
     after = add_release(before, patches, "a-package 2.0", [str(library.folder)])
     assert after.releases == ("1.0",)
-    assert (after.releases_of(""), after.releases_of("a-package")) == (("1.0",), ("a-package 2.0",))
+    assert (after.package_releases(""), after.package_releases("a-package")) == (("1.0",), ("a-package 2.0",))
     assert after.targets["lib:f"] == before.targets["lib:f"]
     assert list(after.targets["lib2:g"].values()) == [["a-package 2.0"]]
     assert set(after.files) == {"lib", "lib2"}
@@ -92,7 +92,7 @@ def test_of_what_is_no_release_only_the_targets_that_are_named_become_known(libr
     Path(*old, "lib2.py").write_text("# a comment\ndef g():\n    return 'g'\n", encoding="utf-8")
     before = make_known_sources(patches, {"1.0": old})
     after = add_release(before, patches, "a's 71e418e", [str(library.folder)], only=["lib:f"])
-    assert (after.releases, after.releases_of("a's")) == (("1.0",), ("a's 71e418e",))
+    assert (after.releases, after.package_releases("a's")) == (("1.0",), ("a's 71e418e",))
     assert [*after.targets["lib:f"].values()] == [["1.0"], ["a's 71e418e"]]
     assert {target: row for target, row in after.targets.items() if target != "lib:f"} == {
         target: row for target, row in before.targets.items() if target != "lib:f"

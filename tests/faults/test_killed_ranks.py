@@ -75,7 +75,7 @@ def test_a_step_whose_norms_were_not_reduced_has_updated_nothing(ending, tmp_pat
         with pytest.raises(RuntimeError) as raised:
             training.step()
         waited_in = {frame.name for frame in traceback.extract_tb(raised.tb)}
-        assert {"norms_of", "_reduce", "all_reduce"} <= waited_in, "it waited for the norms"
+        assert {"step_norms", "_reduce", "all_reduce"} <= waited_in, "it waited for the norms"
         assert all(map(torch.equal, before, training.model.parameters()))
 
     survivor = run_pair(survive, lambda: end_in_the_last_step(tmp_path, before_the_norms, how))

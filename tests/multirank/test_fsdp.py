@@ -19,7 +19,7 @@ from fsdp_training import (
     whole,
 )
 
-from megatron_overrides.norms.norm_groups import tag_of
+from megatron_overrides.norms.norm_groups import tagged_group
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
@@ -102,7 +102,7 @@ def test_the_mtp_heads_of_a_gpt_keep_their_tag(make, make_gpt):
     """Megatron-FSDP makes parameters of its own, on which no attribute of the model's is left."""
     made = make(net=make_gpt(32, 8, mtp_detach_heads=True).bfloat16())
     named = made.model.module.param_and_grad_buffer.optimizer_named_parameters
-    groups = {name: tag_of(param) for name, param in named}
+    groups = {name: tagged_group(param) for name, param in named}
     heads = [name for name in groups if "mtp.layers." in name]
     assert heads and {name for name, group in groups.items() if group == "mtp"} == set(heads)
 

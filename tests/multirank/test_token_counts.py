@@ -123,18 +123,18 @@ def test_e2e_tv_counts_its_chains_once(parallel, run, monkeypatch):
 
 
 def test_the_groups_of_the_model_take_the_place_of_the_global_ones(parallel):
-    from megatron_overrides.mtp.losses.token_counts import ranks_of_mean
+    from megatron_overrides.mtp.losses.token_counts import mean_group
 
     parallel()
     per_token, mean = (SimpleNamespace(calculate_per_token_loss=value) for value in (True, False))
     groups = SimpleNamespace(dp_cp="data and context", dp_cp_gtp_remat=None)
-    assert ranks_of_mean(mean, "context", groups) == "context"
-    assert ranks_of_mean(per_token, "context", groups) == "data and context"
+    assert mean_group(mean, "context", groups) == "context"
+    assert mean_group(per_token, "context", groups) == "data and context"
     # finalize_model_grads of 0.19 counts over the wider group, if there is one.
     groups.dp_cp_gtp_remat = "wider"
-    assert ranks_of_mean(per_token, "context", groups) == "wider"
+    assert mean_group(per_token, "context", groups) == "wider"
     whole = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    assert ranks_of_mean(per_token, None, None) is whole
+    assert mean_group(per_token, None, None) is whole
 
 
 def test_ranks_with_different_numbers_of_microbatches_are_refused():

@@ -81,7 +81,7 @@ def test_a_step_that_would_update_is_an_error_and_changes_nothing(make):
 
 def test_wrong_arguments_are_an_error(make):
     training = make()
-    with pytest.raises(TypeError, match="no optimizer of Megatron"):
+    with pytest.raises(TypeError, match="is not a Megatron optimizer"):
         megatron_mtp_patches.verify(training.optimizer, training.model, lambda: None)
     with pytest.raises(TypeError, match="give a function that runs a step"):
         megatron_mtp_patches.verify(training.model, training.optimizer, training.run_schedule(0))

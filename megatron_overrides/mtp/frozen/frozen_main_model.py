@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from megatron_overrides.mtp.forward_pass import current
 
 
-def heads_of(modules: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
+def mtp_blocks(modules: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
     """Yield the MTP blocks in some modules; the heads of Megatron's models are all in these blocks."""
     from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
 
@@ -27,7 +27,7 @@ def heads_of(modules: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
 
 def freeze(model: torch.nn.Module) -> None:
     """Let only the parameters of the heads require gradients, and keep the main model's running statistics."""
-    heads = {module for block in heads_of([model]) for module in block.modules()}
+    heads = {module for block in mtp_blocks([model]) for module in block.modules()}
     for module in model.modules():
         if module in heads:
             continue

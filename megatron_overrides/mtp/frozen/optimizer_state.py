@@ -19,7 +19,7 @@ _NOT_PLAIN = ...
 def check_optimizer_state(folder: str, was_frozen: bool, is_frozen: bool) -> None:
     """Raise ValueError if the checkpoint in `folder` has the moments of other parameters than those that train now.
 
-    Depending on the optimizer Megatron would load some of them and train on, or end in a KeyError with thousands of
+    Depending on the optimizer Megatron would load some of them and keep training, or raise a KeyError with thousands of
     names or a mismatch of shapes.
 
     Args:
@@ -59,9 +59,9 @@ def _plain(state: Any) -> Any:
     if isinstance(state, (ShardedBase, LocalNonpersistentObject)):
         return _NOT_PLAIN
     if isinstance(state, dict):
-        found = {name: _plain(value) for name, value in state.items()}
-        kept = {name: value for name, value in found.items() if value is not _NOT_PLAIN}
-        return kept if kept or not found else _NOT_PLAIN
+        plain_values = {name: _plain(value) for name, value in state.items()}
+        kept = {name: value for name, value in plain_values.items() if value is not _NOT_PLAIN}
+        return kept if kept or not plain_values else _NOT_PLAIN
     if isinstance(state, list):
         return [_plain(value) for value in state]
     return state.cpu() if isinstance(state, torch.Tensor) else state

@@ -8,7 +8,7 @@ from megatron_overrides.settings.names import spell
 
 
 def is_main_model_frozen(settings: Any) -> bool:
-    """Whether only the MTP heads train, as `settings` (a TransformerConfig or Megatron's args) say."""
+    """Whether only the MTP heads train by `settings`, a TransformerConfig or Megatron's args."""
     return bool(getattr(settings, "freeze_base_model_for_mtp", False))
 
 

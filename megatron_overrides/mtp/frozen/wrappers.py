@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.forward_pass import current, running_pass
-from megatron_overrides.mtp.frozen.frozen_main_model import freeze, gradients_of_heads, heads_of
+from megatron_overrides.mtp.frozen.frozen_main_model import freeze, gradients_of_heads, mtp_blocks
 from megatron_overrides.mtp.frozen.settings import check_heads_to_train, is_main_model_frozen
 from megatron_overrides.mtp.heads.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
 from megatron_overrides.mtp.losses.flops import tokens_in_batch
@@ -75,7 +75,7 @@ def freeze_new_model(call: Call) -> None:
     From 0.18 on, gradient buffers are laid out from the parameters that require gradients before DDP sees the model.
 
     Raises:
-        ValueError: the class knows no MTP heads, as MambaModel of 0.16.
+        ValueError: the class has no MTP heads, as MambaModel of 0.16.
     """
     call.proceed()
     if is_main_model_frozen(call.instance.config):
@@ -155,7 +155,7 @@ def update_routers_of_heads(call: Call) -> None:
     zero, since routers collect no quantiles without gradients.
     """
     if is_main_model_frozen(call["config"]):
-        call["model"] = list(heads_of(call["model"]))
+        call["model"] = list(mtp_blocks(call["model"]))
     call.proceed()
 
 
@@ -196,13 +196,13 @@ def share_state_of_heads(call: Call) -> dict[str, Any]:
     has_optimizer = call.get("optimizer") is not None and not settings.no_save_optim
     is_split = settings.ckpt_format == "torch_dist" and settings.pipeline_model_parallel_size > 1
     if has_optimizer and is_split and is_main_model_frozen(settings):
-        has_heads = any(True for _ in heads_of(call["model"]))
+        has_heads = any(True for _ in mtp_blocks(call["model"]))
         state["optimizer"] = share_plain_values(state.get("optimizer"), has_heads)
     return state
 
 
 def watch_for_other_state(call: Call) -> Any:
-    """Wraps load_checkpoint(ddp_model, optimizer, ...): only with an optimizer its state can be another one."""
+    """Wraps load_checkpoint(ddp_model, optimizer, ...): only with an optimizer can its state be another one."""
     with scoped(_loads_optimizer, call.get("optimizer") is not None):
         return call.proceed()
 

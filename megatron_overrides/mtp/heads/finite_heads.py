@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from megatron.core.utils import to_local_if_dtensor
 
-from megatron_overrides.mtp.frozen.frozen_main_model import heads_of
+from megatron_overrides.mtp.frozen.frozen_main_model import mtp_blocks
 from megatron_overrides.norms.model_ranks import is_on_any_rank
 from megatron_overrides.norms.norm_tags import plain_name
 from megatron_overrides.settings.names import spell
@@ -46,7 +46,7 @@ def check_heads(chunks: Sequence[torch.nn.Module], process_groups: Any) -> None:
 
 def parameters_of_heads(chunks: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Parameter]]:
     """Return the parameters of all heads on this rank, by the names that the model gives them."""
-    heads = {id(param) for block in heads_of(chunks) for param in block.parameters()}
+    heads = {id(param) for block in mtp_blocks(chunks) for param in block.parameters()}
     named = (pair for chunk in chunks for pair in chunk.named_parameters())
     return [(plain_name(name), param) for name, param in named if id(param) in heads]
 

@@ -17,7 +17,7 @@ def checkpoint_quantized(layer: Any, run: Callable[..., torch.Tensor], tensors: 
     from megatron.core.extensions.transformer_engine import te_checkpoint
 
     config = layer.config
-    group = getattr(layer, "tp_group", None)  # a layer of 0.16 knows none
+    group = getattr(layer, "tp_group", None)  # a layer of 0.16 has none
     if group is None:
         group = parallel_state.get_tensor_model_parallel_group()
     # With delayed scaling TransformerEngine keeps the scales of the first forward only if it is in fp8 already.

@@ -124,7 +124,7 @@ def scatter_embeddings(call: Call) -> tuple[Any, ...]:
     *rest, embedded, hidden_states = call.proceed()
     embedding = call["embedding"]
     if call.instance.config.sequence_parallel and not getattr(embedding, "scatter_to_sequence_parallel", True):
-        # A layer of 0.16 knows no group, and None means Megatron's own.
+        # A layer of 0.16 has no group, and None means Megatron's own.
         from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 
         embedded = scatter_to_sequence_parallel_region(embedded, group=getattr(call.instance, "tp_group", None))

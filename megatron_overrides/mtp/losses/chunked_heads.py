@@ -29,7 +29,7 @@ from megatron_overrides.mtp.metrics.acceptance import most_likely_token
 
 
 class HeadRows(NamedTuple):
-    """What the heads say at each position, [D, b, s] or D times [b, s] each; None where it was not asked for.
+    """What the heads predict at each position, [D, b, s] or D times [b, s] each; None where it was not asked for.
 
     Attributes:
         loss: the loss of each head, with a gradient: its cross entropy, total variation or KL divergence.
@@ -77,11 +77,11 @@ class ChunkedHeads(NamedTuple):
             heads = [main_model.spread(head, dim=0) for head in heads]
             labels = [main_model.spread(each, dim=1) for each in labels]
         num_rows, batch = heads[0].shape[:2]
-        again = self._needs_gradient and not self.projection.is_detached
-        if again and main_model is None and len(heads) > 1:  # one after the other, so that chunks have more rows
-            apart = [self.run([head], [of_head], None) for head, of_head in zip(heads, labels, strict=True)]
-            return HeadRows(*(torch.cat(column) for column in zip(*apart, strict=True)))
-        logits_at_a_time = (0 if main_model is None else 1) + (len(heads) if again else 1)
+        recomputes = self._needs_gradient and not self.projection.is_detached
+        if recomputes and main_model is None and len(heads) > 1:  # one after the other, so that chunks have more rows
+            results = [self.run([head], [head_labels], None) for head, head_labels in zip(heads, labels, strict=True)]
+            return HeadRows(*(torch.cat(column) for column in zip(*results, strict=True)))
+        logits_at_a_time = (0 if main_model is None else 1) + (len(heads) if recomputes else 1)
         step = max(1, self.settings.chunk_size // (batch * logits_at_a_time))
         chunks = []
         for first in range(0, num_rows, step):
@@ -89,7 +89,7 @@ class ChunkedHeads(NamedTuple):
             compared = None if main_model is None else main_model.hidden[first : first + step + len(heads)]
             chunk = functools.partial(self._chunk, [each[:, rows] for each in labels], compared)
             arguments = [head[rows] for head in heads]
-            if again:
+            if recomputes:
                 results = checkpoint(chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
                 results = chunk(*arguments)
@@ -105,36 +105,33 @@ class ChunkedHeads(NamedTuple):
         """Return HeadRows of some rows as [D, n, b]."""
         if compared is not None:
             with torch.no_grad():
-                teacher, main_token = self.projection.vocabulary.log_softmax(self.projection.of_rows(compared))
+                teacher, main_token = self.projection.vocabulary.log_softmax(self.projection.logits(compared))
         results = []
-        for depth, (head, of_head) in enumerate(zip(heads, labels, strict=True), start=1):
+        for depth, (head, head_labels) in enumerate(zip(heads, labels, strict=True), start=1):
             below = slice(depth, depth + head.size(0))
             distribution = None if compared is None else (teacher[below], main_token[below])
-            measure = functools.partial(self._measure, of_head, distribution)
+            measure = functools.partial(self._measure, head_labels, distribution)
             if self._needs_gradient and self.projection.is_detached:
-                scale = _scale_of_kl if self.settings.objective == "kl" else torch.ones_like
+                scale = _kl_scale if self.settings.objective == "kl" else torch.ones_like
                 results.append(_GradientInForward.apply(measure, scale, head))
             else:
                 results.append(measure(head))
         return [torch.stack(column) for column in zip(*results, strict=True)]
 
     def _measure(
-        self,
-        labels: torch.Tensor,
-        distribution: tuple[torch.Tensor, torch.Tensor] | None,
-        hidden: torch.Tensor,
+        self, labels: torch.Tensor, distribution: tuple[torch.Tensor, torch.Tensor] | None, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Return HeadRows of one head as [n, b], for labels [b, n] and hidden states [n, b, h]."""
-        logits = self.projection.of_rows(hidden)
+        logits = self.projection.logits(hidden)
         loss = acceptance = logits.new_zeros(logits.shape[:2], dtype=torch.float32)
         agrees = torch.zeros_like(loss, dtype=torch.bool)
         token = torch.zeros_like(loss, dtype=torch.int64)
         if distribution is not None:
             teacher, main_token = distribution
             is_compared_only = self.settings.objective not in ("kl", "tv")
-            given = logits.detach() if is_compared_only else logits
+            student = logits.detach() if is_compared_only else logits
             is_kl = self.settings.objective == "kl"
-            divergence, acceptance, token = Divergence.apply(given, teacher, self.projection.vocabulary, is_kl)
+            divergence, acceptance, token = Divergence.apply(student, teacher, self.projection.vocabulary, is_kl)
             agrees = token == main_token
             loss = loss if is_compared_only else divergence
         if self.settings.objective == "cross_entropy":
@@ -145,7 +142,7 @@ class ChunkedHeads(NamedTuple):
         return loss, acceptance, agrees, token
 
 
-def _scale_of_kl(acceptance: torch.Tensor) -> torch.Tensor:
+def _kl_scale(acceptance: torch.Tensor) -> torch.Tensor:
     """Return what to scale the gradient of KL by, a power of two for each row, from the acceptance [n, b] of a head.
 
     The gradient of the logits is q - p, whose absolute values add up to twice the total variation. Scaled, they add up
@@ -182,5 +179,5 @@ class _GradientInForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[None, None, torch.Tensor]:
-        of_rows, scales = ctx.saved_tensors
-        return None, None, (of_rows * (gradient / scales).unsqueeze(-1)).to(of_rows.dtype)
+        grad_rows, scales = ctx.saved_tensors
+        return None, None, (grad_rows * (gradient / scales).unsqueeze(-1)).to(grad_rows.dtype)

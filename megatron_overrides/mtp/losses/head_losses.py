@@ -19,11 +19,7 @@ from megatron_overrides.mtp.losses.main_model_rows import Roll, line_up
 from megatron_overrides.mtp.losses.projection import Projection
 from megatron_overrides.mtp.losses.token_counts import TokenCounts, sum_token_counts
 from megatron_overrides.mtp.metrics.acceptance import most_likely_token
-from megatron_overrides.mtp.metrics.head_metrics import (
-    HeadMetrics,
-    accepted_lengths,
-    named_means,
-)
+from megatron_overrides.mtp.metrics.head_metrics import HeadMetrics, accepted_lengths, named_means
 
 
 class Aligned(NamedTuple):
@@ -45,7 +41,7 @@ class TrainedLoss(NamedTuple):
         """Return [b, s], the loss times the factor."""
         return self.factor * self.loss
 
-    def parts_of_mean(self, tokens: torch.Tensor, ranks: int) -> torch.Tensor:
+    def mean_parts(self, tokens: torch.Tensor, ranks: int) -> torch.Tensor:
         """Return [b, s]; the average of its sums over `ranks` ranks is the mean over `tokens`, times the factor."""
         return self.scaled() * ranks / tokens.clamp(min=1)
 
@@ -77,11 +73,11 @@ class MTPLoss(NamedTuple):
     metrics: HeadMetrics
 
     @classmethod
-    def of(cls, losses: HeadLosses, cp_group: Any) -> MTPLoss:
+    def average(cls, losses: HeadLosses, cp_group: Any) -> MTPLoss:
         """Divide by the positions of all ranks of `cp_group`; None is this rank alone."""
         counts = sum_token_counts(losses.counts, cp_group)
         means = [
-            trained.parts_of_mean(tokens, counts.ranks).sum()
+            trained.mean_parts(tokens, counts.ranks).sum()
             for trained, tokens in zip(losses.trained, counts.losses, strict=True)
         ]
         return cls(torch.stack(means).sum(), losses.metrics)
@@ -155,12 +151,12 @@ def _all_at_once(
 ) -> HeadRows:
     """Compute the cross entropy of heads from the logits of all their positions, as Megatron does."""
     losses, tokens = [], []
-    for head, of_head in zip(heads, labels, strict=True):
+    for head, head_labels in zip(heads, labels, strict=True):
         logits = projection(head)
         if settings.counts_labels:
             # Before the loss: TransformerEngine's fused cross entropy overwrites the logits with their gradient.
             tokens.append(most_likely_token(logits.detach(), projection.vocabulary.group).transpose(0, 1))
-        losses.append(cross_entropy(of_head, logits))
+        losses.append(cross_entropy(head_labels, logits))
     return HeadRows(loss=losses, token=tokens)
 
 
@@ -223,27 +219,34 @@ def check_shapes(
     if isinstance(labels, torch.Tensor) and labels.dtype != torch.int64:
         raise ValueError(f"mtp_loss: labels have the dtype {labels.dtype}; give token numbers in int64")
     length, batch = main.shape[:2]
-    for name, given in (("labels", labels), ("loss_mask", mask)):
-        if not isinstance(given, torch.Tensor):
-            raise ValueError(f"mtp_loss: {name} is {given!r}; give a tensor [b, s]")
-        fits = given.dim() == 2 and given.size(0) == batch and given.shape == labels.shape
-        if not fits or (given.size(1) % length if is_sequence_parallel else given.size(1) != length):
+    for name, tensor in (("labels", labels), ("loss_mask", mask)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"mtp_loss: {name} is {tensor!r}; give a tensor [b, s]")
+        fits = tensor.dim() == 2 and tensor.size(0) == batch and tensor.shape == labels.shape
+        if not fits or (tensor.size(1) % length if is_sequence_parallel else tensor.size(1) != length):
             raise ValueError(
-                f"mtp_loss: {name} has the shape {list(given.shape)}; for hidden states {list(main.shape)} give labels "
-                f"and loss_mask [b, s], b = {batch}"
+                f"mtp_loss: {name} has the shape {list(tensor.shape)}; for hidden states {list(main.shape)} give "
+                f"labels and loss_mask [b, s], b = {batch}"
             )
 
 
-def check_vocabulary(size: int | None) -> None:
-    """Raise ValueError unless it is a number of tokens, or None where each column of the logits is a token."""
-    if size is not None and not (isinstance(size, int) and size > 0):
+def check_output_layer(output_layer: Callable[..., Any], vocab_size: int | None, must_be_module: bool) -> None:
+    """Check what makes logits of hidden states.
+
+    Args:
+        vocab_size: a number of tokens, or None where each column of the logits is a token.
+
+    Raises:
+        TypeError: the output layer does not take the arguments that Megatron's takes.
+        ValueError: it has to be a torch.nn.Module, or `vocab_size` is not a number of tokens.
+    """
+    if vocab_size is not None and not (isinstance(vocab_size, int) and vocab_size > 0):
         raise ValueError(
-            f"mtp_loss: vocab_size is {size!r}; give the number of tokens, or None if each column of the logits is one"
+            f"mtp_loss: vocab_size is {vocab_size!r}; give the number of tokens, or None if each column of the logits "
+            f"is one"
         )
-
-
-def check_output_layer(output_layer: Callable[..., Any]) -> None:
-    """Raise TypeError unless it takes the arguments that Megatron's output layer takes."""
+    if must_be_module and not hasattr(output_layer, "parameters"):
+        raise ValueError("mtp_loss: detach_output_layer needs an output_layer that is a torch.nn.Module")
     call = getattr(output_layer, "forward", output_layer)
     try:
         inspect.signature(call).bind(None, weight=None, runtime_gather_output=None)

@@ -11,7 +11,7 @@ from megatron_overrides.mtp.forward_pass import ForwardPass
 from megatron_overrides.mtp.losses.checks import depth_weights
 from megatron_overrides.settings.checks import check, declared_settings
 
-# Rows of logits at a time where no --mtp-logits-chunk-size says it.
+# Rows of logits at a time if --mtp-logits-chunk-size is not set.
 DEFAULT_CHUNK_SIZE = 1024
 
 
@@ -42,7 +42,7 @@ class HeadSettings(NamedTuple):
         return self.objective != "cross_entropy" or self.measures_lengths
 
     @classmethod
-    def of(cls, config: Any, is_training: bool, forward_pass: ForwardPass) -> HeadSettings:
+    def read(cls, config: Any, is_training: bool, forward_pass: ForwardPass) -> HeadSettings:
         """Read a TransformerConfig; settings of a patch that is not applied have their defaults.
 
         They are checked once more: a loop may have changed them since the model was built.
@@ -67,14 +67,9 @@ class HeadSettings(NamedTuple):
 
     @classmethod
     def create(
-        cls,
-        loss_type: str,
-        weights: tuple[float, ...],
-        chunk_size: int,
-        counts_labels: bool,
-        measures_lengths: bool,
+        cls, loss_type: str, weights: tuple[float, ...], chunk_size: int, counts_labels: bool, measures_lengths: bool
     ) -> HeadSettings:
-        """Take what --mtp-loss-type and the others say; a `chunk_size` of 0 leaves it to the loss type."""
+        """Build from the values of the settings; with a `chunk_size` of 0 the loss type decides."""
         compares = loss_type != "cross_entropy"
         return cls(
             objective="tv" if loss_type == "e2e_tv" else loss_type,

@@ -33,22 +33,22 @@ class Divergence(torch.autograd.Function):
             q = log_q.exp()
             parts = torch.minimum(p, q).sum(dim=-1), log_q.neg_().add_(teacher).mul_(p).sum(dim=-1)
             acceptance, divergence = vocabulary.sum_over_shards(*parts)
-            slope = q.sub_(p)
+            grad_logits = q.sub_(p)
         else:
             q = log_q.exp_()
-            is_short = q < p
-            parts = torch.minimum(p, q, out=p).sum(dim=-1), torch.where(is_short, q, 0).sum(dim=-1)
-            acceptance, short = vocabulary.sum_over_shards(*parts)
+            is_under = q < p
+            parts = torch.minimum(p, q, out=p).sum(dim=-1), torch.where(is_under, q, 0).sum(dim=-1)
+            acceptance, mass_under = vocabulary.sum_over_shards(*parts)
             divergence = 1 - acceptance
-            slope = q.mul_(short.unsqueeze(-1) - is_short.float())
+            grad_logits = q.mul_(mass_under.unsqueeze(-1) - is_under.float())
         if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(slope)
+            ctx.save_for_backward(grad_logits)
         ctx.columns, ctx.dtype = logits.size(-1), logits.dtype
         ctx.mark_non_differentiable(acceptance, token)
         return divergence, acceptance, token
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor, None, None, None]:
-        (slope,) = ctx.saved_tensors
-        of_tokens = (slope * gradient.unsqueeze(-1)).to(ctx.dtype)
-        return torch.nn.functional.pad(of_tokens, (0, ctx.columns - of_tokens.size(-1))), None, None, None
+        (grad_logits,) = ctx.saved_tensors
+        token_grads = (grad_logits * gradient.unsqueeze(-1)).to(ctx.dtype)
+        return torch.nn.functional.pad(token_grads, (0, ctx.columns - token_grads.size(-1))), None, None, None

@@ -21,7 +21,7 @@ from megatron_overrides.mtp.heads.detached_heads import are_detached
 from megatron_overrides.mtp.losses.head_losses import head_losses
 from megatron_overrides.mtp.losses.head_settings import HeadSettings
 from megatron_overrides.mtp.losses.projection import Projection
-from megatron_overrides.mtp.losses.token_counts import ranks_of_mean
+from megatron_overrides.mtp.losses.token_counts import mean_group
 from megatron_overrides.mtp.losses.vocabulary import number_of_tokens
 from megatron_overrides.mtp.metrics import head_metrics
 
@@ -93,7 +93,7 @@ def process_mtp_loss(
         targets,
         mask,
         roll,
-        Projection.of(
+        Projection.create(
             output_layer,
             output_weight,
             runtime_gather_output,
@@ -104,7 +104,7 @@ def process_mtp_loss(
             getattr(config, "sequence_parallel", False),
         ),
         compute_language_model_loss,
-        HeadSettings.of(config, is_training, model_pass),
+        HeadSettings.read(config, is_training, model_pass),
         config.mtp_loss_scaling_factor,
         cp_group,
         packed_seq_params,
@@ -112,14 +112,14 @@ def process_mtp_loss(
     logs = is_training and model_pass.metrics is None
     counts = losses.counts
     if hasattr(mtp, "sum_token_counts") and (logs or torch.is_grad_enabled()):
-        counts = mtp.sum_token_counts(counts, ranks_of_mean(config, cp_group, model_pass.process_groups))
+        counts = mtp.sum_token_counts(counts, mean_group(config, cp_group, model_pass.process_groups))
     if logs:
         head_metrics.save_to_tracker(losses.metrics, counts)
     elif model_pass.metrics is not None:
         model_pass.metrics.add(losses.metrics)
     for trained, tokens in zip(losses.trained, counts.losses, strict=True):
         if not config.calculate_per_token_loss:
-            loss = trained.parts_of_mean(tokens, counts.ranks)
+            loss = trained.mean_parts(tokens, counts.ranks)
         elif rescale_per_token:
             # finalize_model_grads divides by the tokens of the main model; a head predicts fewer.
             loss = trained.scaled() * (counts.main / tokens.clamp(min=1))
@@ -131,7 +131,7 @@ def process_mtp_loss(
 
 @functools.cache
 def _warn_of_missing_mask() -> None:
-    """Say once that heads train on padding; a data set masks it, and so does an RL trainer that gives no labels."""
+    """Warn once that heads train on padding; a data set masks it, and so does an RL trainer that gives no labels."""
     text = "The model gets labels and no loss_mask, so the MTP heads train on every position, padding included"
     log_single_rank(logger, logging.WARNING, text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +11,7 @@ import torch.nn.functional as F
 from megatron.core import tensor_parallel
 
 from megatron_overrides.mtp.heads.detached_output import call_detached
-from megatron_overrides.mtp.losses.vocabulary import (
-    Vocabulary,
-    tensor_parallel_group,
-)
+from megatron_overrides.mtp.losses.vocabulary import Vocabulary, tensor_parallel_group
 from megatron_overrides.mtp.metrics.acceptance import _mtp_logits_are_vocab_sharded
 
 
@@ -39,7 +37,7 @@ class Projection(NamedTuple):
     sequence_parallel_group: Any
 
     @classmethod
-    def of(
+    def create(
         cls,
         output_layer: Callable[..., Any],
         weight: torch.Tensor | None,
@@ -65,9 +63,8 @@ class Projection(NamedTuple):
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [s, b, v] of `hidden`, which is what the output layer itself takes."""
-        call = call_detached if self.is_detached else _call_attached
-        arguments = {"weight": self.weight, "runtime_gather_output": self.runtime_gather_output}
-        logits, _ = call(self.output_layer, hidden, **arguments)
+        output_layer = partial(call_detached, self.output_layer) if self.is_detached else self.output_layer
+        logits, _ = output_layer(hidden, weight=self.weight, runtime_gather_output=self.runtime_gather_output)
         return logits if self.scale is None else self.scale(logits)
 
     def whole(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -78,7 +75,7 @@ class Projection(NamedTuple):
             hidden, tensor_parallel_output_grad=False, group=self.sequence_parallel_group
         )
 
-    def of_rows(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, b, v] of any number of rows [n, b, h] that `whole` has returned."""
         if self.sequence_parallel_group is None:
             return self(hidden)
@@ -87,7 +84,3 @@ class Projection(NamedTuple):
             F.pad(hidden, (0, 0, 0, 0, 0, padding)), group=self.sequence_parallel_group
         )
         return self(shard)[: hidden.size(0)]
-
-
-def _call_attached(output_layer: Callable[..., Any], hidden: torch.Tensor, **arguments: Any) -> Any:
-    return output_layer(hidden, **arguments)

@@ -26,7 +26,7 @@ class TokenCounts(NamedTuple):
     losses: Sequence[torch.Tensor]
     ranks: int = 1
 
-    def of_each_head(self, depths: int) -> Sequence[torch.Tensor]:
+    def by_head(self, depths: int) -> Sequence[torch.Tensor]:
         """Return a count for each of `depths` heads; those of e2e_tv have the same positions."""
         return self.losses if len(self.losses) == depths else [self.losses[0]] * depths
 
@@ -34,7 +34,7 @@ class TokenCounts(NamedTuple):
 def sum_token_counts(local: TokenCounts, group: Any) -> TokenCounts:
     """Add the counts of this rank up over `group`, with one all-reduce; None is this rank alone.
 
-    All ranks of the group must come here, once for each microbatch.
+    A collective of all ranks of the group, once for each microbatch.
     """
     if group is None or group.size() == 1:
         return local
@@ -44,7 +44,7 @@ def sum_token_counts(local: TokenCounts, group: Any) -> TokenCounts:
     return TokenCounts(main, losses, group.size())
 
 
-def ranks_of_mean(config: Any, cp_group: Any, process_groups: Any) -> Any:
+def mean_group(config: Any, cp_group: Any, process_groups: Any) -> Any:
     """Return the process group that shares the mean of an MTP loss.
 
     Without `config.calculate_per_token_loss` DDP averages over the replicas, each of which has its own mean: they are

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from megatron.core import parallel_state
 
-# Where a shard has nothing but padding: the exponential is zero, and products with it are no NaN.
+# Where a shard has nothing but padding: the exponential is zero, and products with it are not NaN.
 _IMPOSSIBLE = -1e30
 
 
@@ -81,7 +81,7 @@ def tensor_parallel_group(output_layer: Callable[..., Any] | None, tp_group: Any
 def number_of_tokens(config: Any) -> int | None:
     """Return the number of tokens, without padding; None if it is not known, and then all columns count.
 
-    Megatron-Bridge's configuration has it, and the tokenizer of megatron.training. A core TransformerConfig has not.
+    Megatron-Bridge's configuration has it, and the tokenizer of megatron.training. A core TransformerConfig does not.
     """
     size = getattr(config, "vocab_size", None)
     variables = sys.modules.get("megatron.training.global_vars")

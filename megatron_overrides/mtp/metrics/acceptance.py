@@ -50,8 +50,8 @@ def most_likely_token(logits: torch.Tensor, tp_group: Any) -> torch.Tensor:
 def check_shapes(logits: torch.Tensor, labels: torch.Tensor, loss_mask: torch.Tensor) -> None:
     """Raise ValueError unless they are tensors [s, b, v], [b, s] and [b, s]."""
     shapes = {
-        name: list(given.shape) if isinstance(given, torch.Tensor) else f"of a {type(given).__name__}"
-        for name, given in (("logits", logits), ("labels", labels), ("loss_mask", loss_mask))
+        name: list(tensor.shape) if isinstance(tensor, torch.Tensor) else f"of a {type(tensor).__name__}"
+        for name, tensor in (("logits", logits), ("labels", labels), ("loss_mask", loss_mask))
     }
     if len(shapes["logits"]) != 3 or any(shapes[name] != shapes["logits"][1::-1] for name in ("labels", "loss_mask")):
         passed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())

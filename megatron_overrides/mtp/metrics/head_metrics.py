@@ -58,7 +58,7 @@ def save_to_tracker(metrics: HeadMetrics, counts: TokenCounts) -> None:
     helper = mtp.MTPLossLoggingHelper
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     depths = len(metrics.losses)
-    for depth, (loss, tokens) in enumerate(zip(metrics.losses, counts.of_each_head(depths), strict=True)):
+    for depth, (loss, tokens) in enumerate(zip(metrics.losses, counts.by_head(depths), strict=True)):
         mean = loss * (tokens > 0).to(loss.dtype) * counts.ranks / tokens.clamp(min=1)
         if hasattr(helper, "save_metrics_to_tracker"):
             predictions = (None, None) if metrics.counts is None else metrics.counts[:, depth]

@@ -133,11 +133,7 @@ class MTPLossLoggingHelper:
 
     @staticmethod
     def save_loss_to_tracker(
-        loss: torch.Tensor,
-        layer_number: int | None,
-        num_layers: int,
-        reduce_group: Any = None,
-        avg_group: Any = None,
+        loss: torch.Tensor, layer_number: int | None, num_layers: int, reduce_group: Any = None, avg_group: Any = None
     ) -> None:
         """The method of releases up to 0.18: adds a loss and no counts."""
         mtp.MTPLossLoggingHelper.save_metrics_to_tracker(

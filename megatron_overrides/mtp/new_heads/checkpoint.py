@@ -14,8 +14,8 @@ from megatron.core import dist_checkpointing
 from megatron.training import checkpointing
 
 _HEAD = re.compile(r"(?:module\.)*mtp\.layers\.(\d+)\.")
-# What `load_args_from_checkpoint` sets, although a checkpoint without heads has no say in it.
-SETTINGS_OF_HEADS = ("mtp_num_layers", "mtp_use_repeated_layer", "mtp_hybrid_override_pattern")
+# What `load_args_from_checkpoint` sets, although a checkpoint without heads cannot know it.
+HEAD_SETTINGS = ("mtp_num_layers", "mtp_use_repeated_layer", "mtp_hybrid_override_pattern")
 
 
 @contextmanager
@@ -41,11 +41,11 @@ def lacks_heads(chunks: Sequence[Any], settings: Any) -> bool:
         names, missing = _read_names(file, chunks)
     else:
         is_readable = False
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (_depths(names), missing, is_readable))
-    depths = set().union(*(each for each, _, _ in found))
-    missing = set().union(*(each for _, each, _ in found))
-    if not all(is_readable for _, _, is_readable in found):
+    rank_contents: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rank_contents, (_depths(names), missing, is_readable))
+    depths = set().union(*(each for each, _, _ in rank_contents))
+    missing = set().union(*(each for _, each, _ in rank_contents))
+    if not all(is_readable for _, _, is_readable in rank_contents):
         raise ValueError(
             f"--mtp-init reads checkpoints of the formats torch_dist and torch, and {base} has neither the first nor a "
             f"file of the second for each rank: convert it to torch_dist, which fits any parallel layout"
@@ -107,8 +107,8 @@ def _needed_depths(settings: Any) -> set[int]:
     return {0} if getattr(settings, "mtp_use_repeated_layer", False) else set(range(count))
 
 
-def describe_other_heads(settings: Any, found: str, needed: int) -> str:
+def describe_other_heads(settings: Any, heads: str, needed: int) -> str:
     return (
-        f"--mtp-init {settings.mtp_init} initializes all {needed} MTP heads, but the checkpoint has {found}: set "
+        f"--mtp-init {settings.mtp_init} initializes all {needed} MTP heads, but the checkpoint has {heads}: set "
         f"--mtp-num-layers to what it has, or load a checkpoint without heads"
     )

@@ -114,12 +114,12 @@ def _find_last_layer(chunks: Sequence[Any]) -> LastLayer:
     dist.all_gather_object(numbers, 0 if last is None else last.layer_number, group=group)
     norms = [getattr(chunk.decoder, name, None) for chunk in chunks for name in ("final_layernorm", "final_norm")]
     owner = numbers.index(max(numbers))
-    found: list[Any] = [None]
+    message: list[Any] = [None]
     if owner == group.rank():
         norm = next((norm for norm in norms if norm is not None), torch.nn.Identity())
-        found = [LastLayer(max(numbers), _state(last), _state(norm))]
-    dist.broadcast_object_list(found, src=dist.get_process_group_ranks(group)[owner], group=group)
-    return found[0]
+        message = [LastLayer(max(numbers), _state(last), _state(norm))]
+    dist.broadcast_object_list(message, src=dist.get_process_group_ranks(group)[owner], group=group)
+    return message[0]
 
 
 def _state(module: Any) -> dict[str, Any]:

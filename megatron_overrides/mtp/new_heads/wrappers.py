@@ -10,12 +10,7 @@ from megatron.training import checkpointing
 
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.new_heads import initialization as new_heads
-from megatron_overrides.mtp.new_heads.checkpoint import (
-    SETTINGS_OF_HEADS,
-    describe_other_heads,
-    lacks_heads,
-    name_mtp_init,
-)
+from megatron_overrides.mtp.new_heads.checkpoint import HEAD_SETTINGS, describe_other_heads, lacks_heads, name_mtp_init
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +22,7 @@ def keep_settings_of_new_heads(call: Call) -> Any:
         ValueError: the checkpoint has heads, and not as many as the command line asks for.
     """
     settings = call["args"]
-    asked = {name: getattr(settings, name) for name in SETTINGS_OF_HEADS if hasattr(settings, name)}
+    asked = {name: getattr(settings, name) for name in HEAD_SETTINGS if hasattr(settings, name)}
     result = call.proceed()
     saved_arguments = result[1] if isinstance(result, tuple) else None
     if getattr(settings, "mtp_init", None) is None or saved_arguments is None:

@@ -1,6 +1,6 @@
 """Where the tokens of packed sequences with padding lie, on one rank or on those of context parallelism.
 
-`cu_seqlens_q_padded` says where each sequence begins in the pack, `cu_seqlens_q` how many tokens it has. Under context
+`cu_seqlens_q_padded` is where each sequence begins in the pack, `cu_seqlens_q` how many tokens it has. Under context
 parallelism over R ranks, TransformerEngine cuts each padded sequence into 2 R chunks of one length. Rank r has chunk r
 and, right after it, chunk 2 R - 1 - r.
 """

@@ -1,7 +1,7 @@
 """The command `megatron-mtp-patches`.
 
 Exit codes: 0 all is well; 1 a patch is refused, a source has drifted or something needed is missing; 2 wrong usage.
-`run` ends with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads, or no step.
+`run` exits with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads, or no step.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "; the flags of a training go after `--`" if arguments.command == "doctor" else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
-        if arguments.needs_patches and not _engine.is_active:  # the import may have left it to us to say why
+        if arguments.needs_patches and not _engine.is_active:  # the import leaves the error to the command
             apply()
-    except PatchError as error:  # nothing of Megatron is imported yet: the environment asks for what there is not
+    except PatchError as error:  # nothing of Megatron is imported yet: the environment names an unknown patch or policy
         return _print_error(error, UsageError.exit_code)
     try:
         return arguments.carry_out(arguments)
@@ -49,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     status = commands.add_parser(
-        "status", help="apply the patches to the installed Megatron and show where each stands"
+        "status", help="apply the patches to the installed Megatron and show the state of each"
     )
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(carry_out=_status)
@@ -74,7 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
             "--device", choices=["cpu", "cuda"], help="cpu: rehearse without a GPU; cuda: fail if there is none"
         )
         run.add_argument("script", metavar="SCRIPT")
-        run.add_argument("rest", metavar="ARGS", nargs=argparse.REMAINDER)  # for the usage; see _of_the_script
+        run.add_argument("rest", metavar="ARGS", nargs=argparse.REMAINDER)  # for the usage; see _script_arguments
         run.set_defaults(carry_out=carry_out)
 
     doctor = commands.add_parser(
@@ -168,18 +168,18 @@ def _explain(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from .run import run_script
 
-    run_script(arguments.script, _of_the_script(arguments), arguments.device)
+    run_script(arguments.script, _script_arguments(arguments), arguments.device)
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     from .verify import verify
 
-    verify(arguments.script, _of_the_script(arguments), arguments.device)
+    verify(arguments.script, _script_arguments(arguments), arguments.device)
     return 0
 
 
-def _of_the_script(arguments: argparse.Namespace) -> list[str]:
+def _script_arguments(arguments: argparse.Namespace) -> list[str]:
     # From the words themselves: argparse would take a `--` of the script's for its own.
     return arguments.words[arguments.words.index(arguments.script, 1) + 1 :]
 
@@ -214,13 +214,13 @@ def _reproduce(arguments: argparse.Namespace) -> int:
 
 
 def _enable(arguments: argparse.Namespace) -> int:
-    from .enable import enable
+    from .zero_touch import enable
 
     return enable()
 
 
 def _disable(arguments: argparse.Namespace) -> int:
-    from .disable import disable
+    from .zero_touch import disable
 
     return disable()
 

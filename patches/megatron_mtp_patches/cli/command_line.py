@@ -21,7 +21,7 @@ from ..installed_megatron import PACKAGES, describe_mixture
 from .refusals import flags_left_out, reason
 
 OPTIONS = {"--json", "--te", "--world-size"}  # of `doctor`
-OF_TORCHRUN = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
+TORCHRUN_OPTIONS = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
 
 
 class UnknownFlags(NamedTuple):
@@ -43,8 +43,8 @@ class UnknownFlags(NamedTuple):
             yield f"{name}: did you mean {flag}?"
         if OPTIONS.intersection(self.names):
             yield f"{', '.join(sorted(OPTIONS))} go before --"
-        if OF_TORCHRUN.intersection(self.names):
-            yield "the words of torchrun are not read: give --world-size N before --"
+        if TORCHRUN_OPTIONS.intersection(self.names):
+            yield "torchrun's options are ignored: give --world-size N before --"
 
 
 class CommandLine(NamedTuple):
@@ -186,7 +186,7 @@ def _as_first_rank(words: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusals(hints: Iterable[str] = ()) -> Iterator[None]:
-    """Turn whatever Megatron raises on flags into a UsageError that says it; `hints` name what may have led to it."""
+    """Turn whatever Megatron raises on flags into a UsageError with its text and `hints` at the cause."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):

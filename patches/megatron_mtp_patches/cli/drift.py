@@ -14,7 +14,7 @@ from ..catalog import BASE, CATALOG
 from ..defects.catalog import write_releases
 from ..engine import Patch, PatchError, UsageError
 from ..engine.compatibility import decide
-from ..engine.fingerprints import ABSENT, KnownSources, fingerprint, package_of
+from ..engine.fingerprints import ABSENT, KnownSources, fingerprint, release_package
 from ..engine.new_release import add_release, write_known_sources
 from ..engine.source import find_file
 from ..installed_megatron import describe_megatron, known_sources
@@ -35,11 +35,11 @@ def show_drift(
     package that is patched ("verl 0.9.2"); then the answer is 0. `only` restricts it to these targets of a Megatron,
     under any name; what is known of other targets under this name stays.
     """
-    known = known_sources()
-    folders = _find_folders(against, known)
+    sources = known_sources()
+    folders = _find_folders(against, sources)
     release = since if folders or since else against
-    if since not in (None, *known.releases):
-        raise UsageError(f"--since {since!r}: the releases are {', '.join(known.releases)}")
+    if since not in (None, *sources.releases):
+        raise UsageError(f"--since {since!r}: the releases are {', '.join(sources.releases)}")
     if since and against and not folders:
         raise UsageError("--since goes with a folder: --against FOLDER --since RELEASE")
     if accept and not folders:
@@ -48,7 +48,7 @@ def show_drift(
         raise PatchError(describe_megatron())
     patches = find_patches(folders or None)
     if release or accept:
-        package = "" if only else package_of(release or accept or "")
+        package = "" if only else release_package(release or accept or "")
         patches = [patch for patch in patches if patch.package == package]
     targets = {edit.target for patch in patches for edit in patch.edits if edit.check_source}
     if only and (not accept or not targets.issuperset(only)):
@@ -61,13 +61,13 @@ def show_drift(
         )
     console = make_console()
     if accept:
-        accepted = _accept(known, accept, folders, only)
+        accepted = _accept(sources, accept, folders, only)
         console.print(f"{accept} is known now, in {_engine.table_file}", soft_wrap=True)
-        _print_changes(console, known, accepted, accept)
+        _print_changes(console, sources, accepted, accept)
         changed = {edit.target for patch in patches for edit in patch.edits}
         _print_missing_modules(console, accept, folders, only or changed)
         return 0
-    rows, differing = _compare(known, patches, folders or None, release)
+    rows, differing = _compare(sources, patches, folders or None, release)
     what = f"targets that differ from {release}" if release else "unknown targets"
     console.print(against if folders else describe_megatron(), soft_wrap=True)
     console.print(rows)
@@ -82,9 +82,9 @@ def find_patches(path: list[str] | None) -> list[Patch]:
     return [patch for patch in CATALOG if (patch.package in there if patch.package else megatron)]
 
 
-def _find_folders(against: str | None, known: KnownSources) -> list[str]:
+def _find_folders(against: str | None, sources: KnownSources) -> list[str]:
     """The folders that `against` names; none where it is None or a release."""
-    if against in (None, *known.releases):
+    if against in (None, *sources.releases):
         return []
     assert against
     folders = against.split(os.pathsep)
@@ -92,13 +92,13 @@ def _find_folders(against: str | None, known: KnownSources) -> list[str]:
         if not find_patches([folder]):
             raise UsageError(
                 f"{folder!r} is neither a folder with megatron/core or another package in it that is patched, nor one "
-                f"of {', '.join(known.releases)}"
+                f"of {', '.join(sources.releases)}"
             )
     return folders
 
 
 def _compare(
-    known: KnownSources, patches: list[Patch], path: list[str] | None, release: str | None
+    sources: KnownSources, patches: list[Patch], path: list[str] | None, release: str | None
 ) -> tuple[Table, list[str]]:
     """A table of the targets that differ from `release`, and their names.
 
@@ -110,7 +110,7 @@ def _compare(
         shown = []
         for edit in {edit.target: edit for edit in patch.edits if edit.check_source}.values():
             digest = fingerprint(edit, path)
-            releases = known.releases_with(edit.target, digest)
+            releases = sources.releases_with(edit.target, digest)
             same = release in releases if release else bool(releases)
             if not same:
                 differing.add(edit.target)
@@ -120,17 +120,17 @@ def _compare(
                 shown.append((edit.target, text if same else f"[red]{text}[/]"))
         if shown or not release:
             table.add_section()
-            state = "" if release else f"[bold]{decide(patch, known, _engine.project, path).state}[/]"
+            state = "" if release else f"[bold]{decide(patch, sources, _engine.project, path).state}[/]"
             table.add_row(f"[bold]{patch.id}[/]", state)
             for cells in shown:
                 table.add_row(*cells)
     return table, sorted(differing)
 
 
-def _accept(known: KnownSources, release: str, folders: list[str], only: Collection[str]) -> KnownSources:
+def _accept(sources: KnownSources, release: str, folders: list[str], only: Collection[str]) -> KnownSources:
     """Write `known` with the sources of `release`, and return it."""
     file = Path(_engine.table_file)
-    accepted = add_release(known, (*BASE, *CATALOG), release, folders, only)
+    accepted = add_release(sources, (*BASE, *CATALOG), release, folders, only)
     try:
         write_known_sources(accepted, file)
         if not only and not package_of(release):
@@ -140,10 +140,10 @@ def _accept(known: KnownSources, release: str, folders: list[str], only: Collect
     return accepted
 
 
-def _print_changes(console: Console, known: KnownSources, accepted: KnownSources, release: str) -> None:
+def _print_changes(console: Console, sources: KnownSources, accepted: KnownSources, release: str) -> None:
     """Print which sources are new, and which known ones of `release` were replaced."""
-    new = [target for target, row in accepted.targets.items() if row.keys() - known.targets.get(target, {}).keys()]
-    before, after = known.sources_of(release), accepted.sources_of(release)
+    new = [target for target, row in accepted.targets.items() if row.keys() - sources.targets.get(target, {}).keys()]
+    before, after = sources.release_fingerprints(release), accepted.release_fingerprints(release)
     replaced = [target for target, digest in before.items() if after.get(target, digest) != digest]
     _print_names(console, "sources that no release had", new)
     _print_names(console, f"known sources of {release} that were replaced", replaced)

@@ -18,7 +18,7 @@ from .console import make_console
 
 
 def explain(patch: Patch) -> int:
-    """Print what there is to say of the patch, its state and its edits; 1 if it is refused."""
+    """Print the texts of the patch, its state and its edits; 1 if it is refused."""
     apply(on_drift="skip")
     import_targets()
     report = _engine.report(patch)
@@ -30,15 +30,15 @@ def explain(patch: Patch) -> int:
             bullet = "* " if len(paragraphs) > 1 else ""
             console.print(Padding(Text(f"{bullet}{paragraph}"), (0, 0, 0, 2), expand=False))
     for change in patch.upstream:
-        console.print(f"\n{_engine.project.url_of(change)}  {change.fate}", end="")
+        console.print(f"\n{_engine.project.pull_request_url(change)}  {change.fate}", end="")
     console.print()
     if settings(patch):
-        console.print(_table_of_settings(patch))
+        console.print(_settings_table(patch))
     console.print(f"\n{describe_megatron()}\n[bold]{report.state}[/]: {report.reason}\n", soft_wrap=True)
-    known = known_sources()
+    sources = known_sources()
     table = Table("edit", Column("target", overflow="fold"), "state", "source as in")
     for edit in patch.edits:
-        table.add_row(_describe(edit), edit.target, report.targets[edit.target], _known_as(edit, known))
+        table.add_row(_describe(edit), edit.target, report.targets[edit.target], _source_releases(edit, sources))
     console.print(table)
     return int(report.state is State.REFUSED)
 
@@ -68,7 +68,7 @@ def _is_named(target: str, name: str) -> bool:
     return target == name or target.endswith((f".{name}", f":{name}"))
 
 
-def _table_of_settings(patch: Patch) -> Table:
+def _settings_table(patch: Patch) -> Table:
     table = Table("flag or config field", "default", "effect")
     for setting in settings(patch):
         table.add_row(setting.name, setting.default, setting.effect)
@@ -80,9 +80,9 @@ def _describe(edit: Edit) -> str:
     return f"{type(edit).__name__} {getattr(edit, detail)}" if detail else type(edit).__name__
 
 
-def _known_as(edit: Edit, known: KnownSources) -> str:
+def _source_releases(edit: Edit, sources: KnownSources) -> str:
     if not edit.check_source:
         return "any"
     digest = fingerprint(edit)
-    releases = ", ".join(known.releases_with(edit.target, digest))
+    releases = ", ".join(sources.releases_with(edit.target, digest))
     return releases or ("[red]missing[/]" if digest == ABSENT else "[red]unknown[/]")

@@ -1,4 +1,4 @@
-"""What to change on a command line that Megatron refuses, where Megatron's own message does not say it."""
+"""What to change on a command line that Megatron refuses, where Megatron's own message does not tell."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def is_silent_refusal(error: AssertionError) -> bool:
 
 def flags_left_out(words: Iterable[str]) -> Iterator[str]:
     """A sentence for each flag among `words` whose patch was left out or refused: Megatron does not know it then."""
-    given = {word.partition("=")[0] for word in words}
+    flags = {word.partition("=")[0] for word in words}
     for patch in _engine.catalog:
         if (state := _engine.report(patch).state) in (State.DISABLED, State.REFUSED):
-            for flag in sorted(given.intersection(one.name.split()[0] for one in settings(patch))):
+            for flag in sorted(flags.intersection(one.name.split()[0] for one in settings(patch))):
                 why = "left out by MEGATRON_MTP_PATCHES" if state is State.DISABLED else "refused here: see `status`"
                 yield f"{flag} comes with the patch {patch.id}, which is {why}"

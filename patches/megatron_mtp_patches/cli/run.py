@@ -23,7 +23,7 @@ def run_script(script: str, arguments: list[str], device: str | None) -> None:
     """Run `script` as __main__ with `arguments`; returns or raises (SystemExit too) as the script does.
 
     An assertion about the flags that Megatron raises without a message gets one. Where Megatron does not know a flag
-    because its patch was left out, stderr says that. Where the script fails without a GPU, the last line on stderr
+    because its patch was left out, stderr explains it. Where the script fails without a GPU, the last line on stderr
     names the rehearsal; where there is no Megatron, or a mixture of two that does not import, it says so.
 
     device "cpu": torch.cuda resolves to the CPU first. "cuda": a GPU must be there. None: torch is left alone.

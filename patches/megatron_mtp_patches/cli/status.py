@@ -1,4 +1,4 @@
-"""`status`: apply the patches to the installed Megatron and say where each stands."""
+"""`status`: apply the patches to the installed Megatron and show the state of each."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _make_table(reports: list[Report]) -> Table:
 
 
 def _reasons(reports: list[Report]) -> list[str]:
-    """A line for each reason why patches are pending, disabled or refused; the other states say it themselves."""
+    """A line for each reason why patches are pending, disabled or refused; the other states explain themselves."""
     ids: dict[tuple[State, str], list[str]] = {}
     for report in reports:
         if report.state not in SELF_EXPLAINING:
@@ -92,5 +92,5 @@ def _reasons(reports: list[Report]) -> list[str]:
 def _find_library(target: str) -> str:
     """The module of what stands at `target` now, where that is not Megatron's."""
     module, _, name = target.partition(":")
-    found = getattr(attrgetter(name)(sys.modules[module]), "__module__", module)
-    return "another library" if found == module else str(found)
+    owner = getattr(attrgetter(name)(sys.modules[module]), "__module__", module)
+    return "another library" if owner == module else str(owner)

@@ -11,7 +11,7 @@ from .run import run_script
 
 
 def verify(script: str, arguments: list[str], device: str | None) -> None:
-    """Run `script`; ends with SystemExit 0 or 1 in its first step, on every rank.
+    """Run `script`; exits with 0 or 1 in its first step, on every rank.
 
     A script that calls `megatron_mtp_patches.revert()` takes the verification out too, until it calls `apply()`.
 

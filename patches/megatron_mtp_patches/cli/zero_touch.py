@@ -1,7 +1,7 @@
-"""Zero-touch: one file in site-packages that applies the patches in every Python whose environment asks for it.
+"""`enable` and `disable`: one file in site-packages applies the patches in every Python whose environment asks for it.
 
 Python runs the `import` lines of each .pth file as it starts, before the script. It prints what such a line raises and
-goes on, which would train without the patches; so what goes wrong there is kept, and fails the import of Megatron.
+continues, which would train without the patches; so an error there is kept, and fails the import of Megatron.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..engine import PatchError
 VARIABLE = "MEGATRON_MTP_PATCHES"
 FILE = "megatron_mtp_patches_zero_touch.pth"
 
-# It must do without the package, which may be uninstalled before it; and leave alone whoever has no use for Megatron.
+# It must work without the package, which may be uninstalled before it, and leave processes without Megatron alone.
 _START = """
 try:
     import megatron_mtp_patches
@@ -43,14 +43,48 @@ TEXT = (
 )
 
 
-def find_enabled() -> list[Path]:
+def enable() -> int:
+    """Write the .pth file beside the installed package, and print what it does."""
+    file = _find_own_folder() / FILE
+    try:
+        done = file.exists() and file.read_text(encoding="utf-8") == TEXT
+        if not done:
+            file.write_text(TEXT, encoding="utf-8")
+    except OSError as error:
+        raise PatchError(
+            f"cannot write {file}: {error.strerror}. Run this as a user who may, or install the package "
+            f"into your own environment (python -m venv, or pip install --user) and enable it there"
+        ) from error
+    print(
+        f"{'Enabled already' if done else 'Enabled'} by {file}.\n"
+        f"Each Python that reads it applies the patches as it starts, where {VARIABLE} is set (all, id,id or -id,-id); "
+        f"elsewhere nothing changes."
+    )
+    return 0
+
+
+def disable() -> int:
+    """Remove the .pth file from wherever this interpreter reads it."""
+    files = _find_enabled()
+    for file in files:
+        try:
+            file.unlink()
+        except OSError as error:
+            raise PatchError(f"cannot remove {file}: {error.strerror}. Run this as a user who may") from error
+        print(f"Disabled: removed {file}.")
+    if not files:
+        print("Not enabled here; nothing to remove.")
+    return 0
+
+
+def _find_enabled() -> list[Path]:
     """The files that make this interpreter apply the patches as it starts; none where it is not enabled."""
     return [folder / FILE for folder in _site_folders() if (folder / FILE).is_file()]
 
 
 def describe_zero_touch() -> str:
     """Whether it is enabled here, where, and whether this environment asks for it."""
-    enabled = find_enabled()
+    enabled = _find_enabled()
     is_asked = bool(os.environ.get(VARIABLE, "").strip())
     choice = f"{VARIABLE}={os.environ[VARIABLE]}" if is_asked else f"{VARIABLE} is not set"
     if enabled:
@@ -58,15 +92,15 @@ def describe_zero_touch() -> str:
     return f"not enabled; {choice} acts only where the package is imported" if is_asked else "not enabled"
 
 
-def find_own_folder() -> Path:
+def _find_own_folder() -> Path:
     """The site-packages that this package is installed in: there it can be imported when the .pth file is read.
 
     Raises:
         PatchError: it is in none, or a Python without our PYTHONPATH does not find it.
     """
     folders = _site_folders()
-    metadata = distributions(name="megatron-mtp-patches")
-    home = next((place for found in metadata if (place := Path(str(found.locate_file(""))).resolve()) in folders), None)
+    places = (Path(str(one.locate_file(""))).resolve() for one in distributions(name="megatron-mtp-patches"))
+    home = next((place for place in places if place in folders), None)
     if home is None or not _imports_without_python_path(home):
         here = Path(__file__).parents[1]
         raise PatchError(

@@ -1,4 +1,4 @@
-"""Applies declared patches: it knows Python modules and their source. A `Project` says whose, and to which library.
+"""Applies declared patches: it knows Python modules and their source. A `Project` names their owner and the library.
 
 What a declaration needs is imported here; the rest only once there is something to patch.
 """

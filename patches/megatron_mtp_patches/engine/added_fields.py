@@ -69,7 +69,7 @@ class AddedFields:
     def changed_since(self, edit: AddField) -> list[str]:
         """The constructors that take this field and that another library has changed since."""
         owners = [cls for cls, added in self._added.items() if added.get(edit.field) == edit]
-        return [_name_of_init(cls) for cls in self._changed() if any(issubclass(cls, owner) for owner in owners)]
+        return [_init_name(cls) for cls in self._changed() if any(issubclass(cls, owner) for owner in owners)]
 
     def _forget(self, cls: Any, edit: AddField) -> None:
         field = self._fields.pop((cls, edit.field))
@@ -88,7 +88,7 @@ class AddedFields:
         changed = self._changed()
         if changed:
             raise PatchError(
-                f"{', '.join(map(_name_of_init, changed))} was changed by another library after these patches were "
+                f"{', '.join(map(_init_name, changed))} was changed by another library after these patches were "
                 f"applied; undo that first"
             )
 
@@ -120,27 +120,27 @@ class AddedFields:
         return self._signatures[original]
 
 
-def _name_of_init(cls: Any) -> str:
+def _init_name(cls: Any) -> str:
     return f"{cls.__module__}:{cls.__qualname__}.__init__"
 
 
 def _dataclasses_from(cls: Any) -> Iterator[Any]:
     """`cls` and, once each, the dataclasses that inherit from it."""
-    seen: dict[Any, None] = {}
+    members: dict[Any, None] = {}
     queue = [cls]
     while queue:
         current = queue.pop(0)
-        if current not in seen and "__dataclass_fields__" in vars(current):
-            seen[current] = None
+        if current not in members and "__dataclass_fields__" in vars(current):
+            members[current] = None
         queue += current.__subclasses__()
-    return iter(seen)
+    return iter(members)
 
 
 def _make_field(edit: AddField) -> dataclasses.Field[Any]:
     # A field is complete only once a dataclass has been made of it.
     field = dataclasses.field(default=edit.default, metadata=edit.metadata, kw_only=True)
-    made = dataclasses.make_dataclass("_", [(edit.field, edit.type, field)])
-    return dataclasses.fields(made)[0]
+    one_field_class = dataclasses.make_dataclass("_", [(edit.field, edit.type, field)])
+    return dataclasses.fields(one_field_class)[0]
 
 
 def _init_with(added: dict[str, AddField], original: Any, signature: inspect.Signature) -> Any:
@@ -154,11 +154,11 @@ def _init_with(added: dict[str, AddField], original: Any, signature: inspect.Sig
                 setattr(self, name, kwargs.pop(name, edit.default))
         original(self, *args, **kwargs)
 
-    known = list(signature.parameters.values())
-    position = len(known) - (bool(known) and known[-1].kind is inspect.Parameter.VAR_KEYWORD)
-    known[position:position] = [
+    parameters = list(signature.parameters.values())
+    position = len(parameters) - (bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    parameters[position:position] = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=edit.default, annotation=edit.type)
         for name, edit in added.items()
     ]
-    __init__.__signature__ = signature.replace(parameters=known)  # type: ignore[attr-defined]
+    __init__.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return __init__

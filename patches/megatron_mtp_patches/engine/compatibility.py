@@ -44,7 +44,7 @@ def decide(patch: Patch, sources: KnownSources, project: Project, path: list[str
     native = patch.probe is not None and is_present(patch.probe, path)
     if native and not patch.is_native_anywhere:
         return Decision(State.REFUSED, _explain_unknown_change(patch, sources, project, path))
-    here = f"this {project.name_of(package)}"
+    here = f"this {project.display_name(package)}"
     if native and not patch.repairs:
         return Decision(State.NATIVE, f"{here} has it")
     problem = find_drift(patch, sources, project, path)
@@ -60,15 +60,15 @@ def is_present(probe: Probe, path: list[str] | None = None) -> bool:
 
 
 def find_drift(patch: Patch, sources: KnownSources, project: Project, path: list[str] | None = None) -> str | None:
-    """Why the patch may not be applied to this source, or None. The sentence says what to do."""
+    """Why the patch may not be applied to this source, or None. The sentence includes what to do."""
     for edit in patch.edits:
         if edit.check_source:
             digest = fingerprint(edit, path)
-            known = bool(sources.releases_with(edit.target, digest))
+            is_known = bool(sources.releases_with(edit.target, digest))
         else:
             digest = ABSENT
-            known = edit.adds_name or target_exists(edit, path) or find_file(edit.module, path) is None
-        if not known:
+            is_known = edit.adds_name or target_exists(edit, path) or find_file(edit.module, path) is None
+        if not is_known:
             return _explain_drift(patch, edit, digest, sources, project, path)
     return None
 
@@ -102,7 +102,7 @@ def _explain_unknown_change(patch: Patch, sources: KnownSources, project: Projec
 
 
 def _known_releases(patch: Patch, sources: KnownSources, path: list[str] | None) -> str:
-    releases = ", ".join(sources.releases_of(patch.package))
+    releases = ", ".join(sources.package_releases(patch.package))
     return f"Known: {releases}; nearest: {sources.nearest_release((patch,), path)}."
 
 

@@ -160,7 +160,8 @@ class AddField(Edit):
         doc: what it does, in a line; the help of its flag.
         is_upstream: newer releases have the field.
         check_source: as in Wrap.
-        setting: what the field's metadata has under "setting", also where the field is native.
+        setting: what the field's metadata has under "setting", also where the field is native. If it has
+            `field_metadata`, a new field gets that, too.
     """
 
     field: str
@@ -173,9 +174,9 @@ class AddField(Edit):
 
     @property
     def metadata(self) -> dict[str, object]:
-        """The field's own: its help text, and the mark of a field that is added."""
-        marks = {"argparse_meta": {"help": self.doc}, "added_in_place": True, "setting": self.setting}
-        return {name: mark for name, mark in marks.items() if mark is not None}
+        """The field's own: the mark of a field that is added, and what its setting hands in."""
+        marks = {"added_in_place": True, **getattr(self.setting, "field_metadata", {})}
+        return marks if self.setting is None else {**marks, "setting": self.setting}
 
 
 @record

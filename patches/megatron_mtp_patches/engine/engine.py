@@ -140,7 +140,7 @@ class Engine:
             return report_on(patch, self._load_installer())
 
     def record(self) -> str:
-        """One line that identifies the patches, what became of each, and the sources that they met."""
+        """One line that identifies the patches, the state of each, and the sources that were found."""
         from .report import identify
 
         with self._lock:
@@ -230,7 +230,7 @@ class Engine:
 
 
 def _import_all(modules: Iterable[str]) -> dict[str, Exception]:
-    """Import `modules`; the answer says why one could not be imported."""
+    """Import `modules`; return why some could not be imported."""
     errors: dict[str, Exception] = {}
     for name in modules:
         try:

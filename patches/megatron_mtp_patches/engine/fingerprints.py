@@ -23,8 +23,8 @@ __all__ = ["ABSENT", "KnownSources", "fingerprint", "open_known_sources", "targe
 
 def fingerprint(edit: Edit, path: list[str] | None = None) -> str:
     """The fingerprint of what `edit` touches, or `ABSENT` where this release has no such thing."""
-    found = ask(edit.module, ask_fingerprint(edit), path)
-    return ABSENT if found is None else str(found)
+    digest = ask(edit.module, ask_fingerprint(edit), path)
+    return ABSENT if digest is None else str(digest)
 
 
 def target_exists(edit: Edit, path: list[str] | None = None) -> bool:
@@ -57,23 +57,23 @@ class KnownSources:
         """The releases in which `target` has this fingerprint; empty where its source was never reviewed."""
         return self.targets.get(target, {}).get(digest, [])
 
-    def sources_of(self, release: str) -> dict[str, str]:
+    def release_fingerprints(self, release: str) -> dict[str, str]:
         """{target: its fingerprint in this release}."""
         rows = ((target, digest, names) for target, row in self.targets.items() for digest, names in row.items())
         return {target: digest for target, digest, names in rows if release in names}
 
-    def releases_of(self, package: str) -> tuple[str, ...]:
+    def package_releases(self, package: str) -> tuple[str, ...]:
         """The known releases of a package; '' stands for the library."""
         if not package:
             return self.releases
         names = (name for row in self.targets.values() for releases in row.values() for name in releases)
-        return tuple(dict.fromkeys(name for name in names if package_of(name) == package))
+        return tuple(dict.fromkeys(name for name in names if release_package(name) == package))
 
     def nearest_release(self, patches: tuple[Patch, ...], path: list[str] | None = None) -> str:
         """The release that agrees on the most targets ("0.19.2 or main" where two do): of the library or, if all
         patches are of one other package, of that."""
         packages = {patch.package for patch in patches}
-        candidates = self.releases_of(packages.pop() if len(packages) == 1 else "")
+        candidates = self.package_releases(packages.pop() if len(packages) == 1 else "")
         votes: Counter[str] = Counter()
         for edit in {edit for patch in patches for edit in patch.edits if edit.check_source}:
             votes.update(self.releases_with(edit.target, fingerprint(edit, path)))
@@ -81,14 +81,14 @@ class KnownSources:
         return " or ".join(release for release in candidates if votes[release] == most)
 
 
-def package_of(release: str) -> str:
+def release_package(release: str) -> str:
     """ "verl" of "verl 0.9.1", '' of the library's "0.19.2"."""
     return release.rpartition(" ")[0]
 
 
 def open_known_sources(file: Path, patches: Iterable[Patch]) -> KnownSources:
     """What `file` holds. The answers about known files, and what these patches ask of others, are remembered."""
-    known = KnownSources.read(file)
-    learn_known_files(known.files)
+    sources = KnownSources.read(file)
+    learn_known_files(sources.files)
     expect_questions(patches)
-    return known
+    return sources

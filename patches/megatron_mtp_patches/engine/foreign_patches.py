@@ -26,7 +26,7 @@ def find_foreign_patch(value: Any, module: ModuleType, deep: bool) -> str | None
         elif isinstance(layer, (property, type)):
             continue
         elif layer is layers[-1] or type(layer).__module__.partition(".")[0] not in _DECORATING:
-            return f"{type(layer).__module__}.{type(layer).__qualname__}, which is no function of {module.__name__}"
+            return f"{type(layer).__module__}.{type(layer).__qualname__}, which is not a function of {module.__name__}"
     return None
 
 

@@ -15,7 +15,7 @@ from .compatibility import Decision, decide
 from .copies import Copies
 from .declare import AddField, Edit, Patch, PatchError
 from .fingerprints import KnownSources, open_known_sources, target_exists
-from .patched_attribute import PatchedAttribute, has_class_of, is_bound
+from .patched_attribute import PatchedAttribute, is_bound, owner_is_class
 from .project import Project
 from .source_questions import ask_existence
 from .state import State
@@ -50,7 +50,7 @@ class Installer:
         self._attributes: dict[str, PatchedAttribute] = {}  # by target
         self._asked_by: dict[Edit, list[str]] = {}  # ids of patches
         self._decisions: dict[str, Decision] = {}
-        self._warned_of: set[str] = set()
+        self._warned_ids: set[str] = set()
         self.set_added(added)
 
     @cached_property
@@ -59,12 +59,12 @@ class Installer:
         return open_known_sources(Path(self._table_file), (*self.base, *self.catalog))
 
     def set_added(self, added: tuple[Patch, ...]) -> None:
-        """Say which patches lie around all others."""
+        """Set the patches that wrap around all others."""
         self.added = added
-        self._patches_of: dict[str, list[Patch]] = {}  # by the modules that they touch
+        self._patches_by_module: dict[str, list[Patch]] = {}  # by the modules that they touch
         for patch in (*self.base, *self.catalog, *self.added):  # innermost first
             for module in patch.modules:
-                self._patches_of.setdefault(module, []).append(patch)
+                self._patches_by_module.setdefault(module, []).append(patch)
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
@@ -73,10 +73,10 @@ class Installer:
 
         It is read from the source once that is there, so it stays true while modules are imported.
         """
-        found = self._decisions.get(patch.id)
-        if found is None or found.state is State.PENDING:
-            found = self._decisions[patch.id] = self._decide(patch)
-        return found
+        decision = self._decisions.get(patch.id)
+        if decision is None or decision.state is State.PENDING:
+            decision = self._decisions[patch.id] = self._decide(patch)
+        return decision
 
     def _decide(self, patch: Patch) -> Decision:
         if patch in (*self.base, *self.added):
@@ -94,7 +94,7 @@ class Installer:
 
     def implementation_modules(self, module: str) -> list[str]:
         """The modules of the overrides and wrappers that the edits of `module` need."""
-        patches = [patch for patch in self._patches_of.get(module, ()) if self.decision(patch).installs]
+        patches = [patch for patch in self._patches_by_module.get(module, ()) if self.decision(patch).installs]
         edits = [edit for patch in patches for edit in patch.edits if edit.module == module and edit.implementation]
         return list(dict.fromkeys(edit.implementation_module for edit in edits))
 
@@ -102,7 +102,7 @@ class Installer:
         """Whether an edit of `module` that should be there is not."""
         return any(
             edit.module == module and not self.is_installed(edit, patch) and self._target_exists(edit)
-            for patch in self._patches_of.get(module, ())
+            for patch in self._patches_by_module.get(module, ())
             if self.decision(patch).installs
             for edit in patch.edits
         )
@@ -127,7 +127,7 @@ class Installer:
         Raises:
             PatchError: a patch is refused, and the user wants that to be an error. The others are installed.
         """
-        patches = self._patches_of.get(module.__name__, [])
+        patches = self._patches_by_module.get(module.__name__, [])
         if self._forget_if_executed_again(module):
             for patch in patches:
                 self._decide_again(patch)
@@ -161,7 +161,7 @@ class Installer:
             exists = self._target_exists(edit)
             if not exists and any(edit in always.edits for always in (*self.base, *self.added)):
                 self._warn(f"this {self._project.library} has no {edit.target}, on which it relies")
-            if exists and has_class_of(edit, module):
+            if exists and owner_is_class(edit, module):
                 if isinstance(edit, AddField):
                     self._fields.add(getattr(module, edit.name), edit)
                 else:
@@ -244,7 +244,7 @@ class Installer:
             self._remove(edit)
 
     def _remove_for(self, patch: Patch) -> list[str]:
-        """Take out what no other patch wants. What cannot be taken out stays noted; the answer says why not."""
+        """Take out what no other patch wants. What cannot be taken out stays noted; return why not."""
         problems = []
         for edit in reversed([edit for edit, ids in self._asked_by.items() if patch.id in ids]):
             self._asked_by[edit].remove(patch.id)
@@ -272,8 +272,8 @@ class Installer:
         message = f"{patch.id} is refused: {reason}"
         if self.on_drift == "raise" or patch in self.added:
             raise PatchError(message) from cause
-        if self.on_drift == "warn" and patch.id not in self._warned_of:
-            self._warned_of.add(patch.id)
+        if self.on_drift == "warn" and patch.id not in self._warned_ids:
+            self._warned_ids.add(patch.id)
             self._warn(message)
 
     def _warn(self, message: str) -> None:

@@ -63,10 +63,10 @@ class PatchedAttribute:
             raise PatchError(f"{edit.target} is replaced by {overrides}; one override must serve both")
         if self.original is MISSING or not (edit.check_source or isinstance(edit, AddFlag)):
             return
-        found = find_foreign_patch(self.original, self.module, deep=_replaces(edit))
-        if found:
+        library = find_foreign_patch(self.original, self.module, deep=_replaces(edit))
+        if library:
             raise PatchError(
-                f"{edit.target} was already changed by {found}. Import {self._project.package} before it, or "
+                f"{edit.target} was already changed by {library}. Import {self._project.package} before it, or "
                 f"leave out one of the two"
             )
         code = getattr(inspect.unwrap(self.original), "__code__", None)
@@ -145,7 +145,7 @@ def is_bound(module: ModuleType, name: str) -> bool:
     return True
 
 
-def has_class_of(edit: Edit, module: ModuleType) -> bool:
+def owner_is_class(edit: Edit, module: ModuleType) -> bool:
     """Whether the class whose attribute `edit` changes is a class in `module`; of other edits always.
 
     Where an optional package is not installed, a library may have None or a mock in the place of classes made from it.

@@ -24,12 +24,12 @@ class Project:
         self.repository = repository
         self.command = package.replace("_", "-")
         self.choice_variable = package.upper()  # selects patches
-        self.drift_variable = f"{self.choice_variable}_ON_DRIFT"  # says what a refused patch does
+        self.drift_variable = f"{self.choice_variable}_ON_DRIFT"  # decides what a refused patch does
 
-    def name_of(self, package: str) -> str:
+    def display_name(self, package: str) -> str:
         """How users call a top-level package."""
         return self.library if package == self.library_package else package
 
-    def url_of(self, change: PullRequest) -> str:
+    def pull_request_url(self, change: PullRequest) -> str:
         """Where an upstream change can be read."""
         return f"https://github.com/{change.repository or self.repository}/pull/{change.number}"

@@ -48,12 +48,12 @@ def select(choice: str, ids: Iterable[str], variable: str) -> frozenset[str]:
 
 
 def check_policy(on_drift: str, variable: str) -> str:
-    """Return the policy that `on_drift` says; '' is the first of `POLICIES`. Raises PatchError for any other word.
+    """Return the policy `on_drift`; '' is the first of `POLICIES`. Raises PatchError for any other word.
 
     `variable` is the environment variable that holds a policy.
     """
     policy = on_drift.strip() or POLICIES[0]
     if policy not in POLICIES:
         words = ", ".join(POLICIES)
-        raise PatchError(f"{variable}, what a refused patch does, can be {words}, not {on_drift!r}")
+        raise PatchError(f"{variable} must be one of {words}, not {on_drift!r}")
     return policy

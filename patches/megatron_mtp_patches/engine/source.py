@@ -76,18 +76,18 @@ def find_definition(tree: ast.Module, name: str) -> ast.AST | None:
 
 
 def _find_in_body(body: list[ast.stmt], name: str) -> ast.AST | None:
-    found: ast.AST | None = None
+    definition: ast.AST | None = None
     for statement in body:
         if name in _names_bound_by(statement):
-            found = statement
+            definition = statement
         elif isinstance(statement, (ast.If, ast.Try)):
             branches = [statement.body, statement.orelse, getattr(statement, "finalbody", [])]
             branches += [handler.body for handler in getattr(statement, "handlers", [])]
             for branch in branches:
                 other = _find_in_body(branch, name)
-                is_substitute = isinstance(found, ast.ClassDef) and isinstance(other, ast.Assign)
-                found = found if other is None or is_substitute else other
-    return found
+                is_substitute = isinstance(definition, ast.ClassDef) and isinstance(other, ast.Assign)
+                definition = definition if other is None or is_substitute else other
+    return definition
 
 
 def _names_bound_by(statement: ast.stmt) -> list[str]:

@@ -16,12 +16,12 @@ from .declare import Patch
 from .source import find_file, parse_bytes
 from .source_questions import Answer, Question, answer, questions_about
 
-_answers_of_known_files: dict[str, dict[str, Answer]] = {}  # by the hash of the file's bytes
+_answers_by_hash: dict[str, dict[str, Answer]] = {}  # by the hash of the file's bytes
 _expected: dict[str, set[Question]] = {}  # by module: what will be asked of it
 
 
 @dataclass(frozen=True)
-class _Known:
+class _FileAnswers:
     """What is known of one file.
 
     Attributes:
@@ -33,7 +33,7 @@ class _Known:
     answers: dict[str, Answer]
 
 
-_known: dict[Path, _Known] = {}
+_answers_by_file: dict[Path, _FileAnswers] = {}
 
 
 def expect_questions(patches: Iterable[Patch]) -> None:
@@ -46,7 +46,7 @@ def learn_known_files(files: Mapping[str, Mapping[str, Mapping[str, Answer]]]) -
     """`files`: {module: {hash of the file's bytes: {question: answer}}}, of fingerprints.json."""
     for by_hash in files.values():
         for digest, answers in by_hash.items():
-            _answers_of_known_files.setdefault(digest, {}).update(answers)
+            _answers_by_hash.setdefault(digest, {}).update(answers)
 
 
 def ask(module: str, question: Question, path: list[str] | None = None) -> Answer | None:
@@ -58,10 +58,10 @@ def ask(module: str, question: Question, path: list[str] | None = None) -> Answe
     file = find_file(module, path)
     if file is None:
         return None
-    known = _known.get(file)
-    if known is None or known.stamp != _stamp(file.stat()) or str(question) not in known.answers:
-        known = _known[file] = _read(file, module, question, known)
-    return known.answers[str(question)]
+    cached = _answers_by_file.get(file)
+    if cached is None or cached.stamp != _stamp(file.stat()) or str(question) not in cached.answers:
+        cached = _answers_by_file[file] = _read(file, module, question, cached)
+    return cached.answers[str(question)]
 
 
 def hash_bytes(source: bytes) -> str:
@@ -69,7 +69,7 @@ def hash_bytes(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()
 
 
-def _read(file: Path, module: str, question: Question, before: _Known | None) -> _Known:
+def _read(file: Path, module: str, question: Question, before: _FileAnswers | None) -> _FileAnswers:
     """What is known with an answer to `question`; what is known `before` is kept if the file is the same."""
     with file.open("rb") as stream:
         stamp = _stamp(os.fstat(stream.fileno()))
@@ -77,12 +77,12 @@ def _read(file: Path, module: str, question: Question, before: _Known | None) ->
     if before is not None and before.stamp == stamp:
         answers = before.answers
     else:
-        answers = _answers_of_known_files.get(hash_bytes(source), {})
+        answers = _answers_by_hash.get(hash_bytes(source), {})
     if str(question) not in answers:
         missing = [one for one in {question, *_expected.get(module, ())} if str(one) not in answers]
         answers = answers | answer(parse_bytes(source, file), missing)
-    return _Known(stamp, answers)
+    return _FileAnswers(stamp, answers)
 
 
-def _stamp(found: os.stat_result) -> tuple[int, int]:
-    return found.st_mtime_ns, found.st_size
+def _stamp(status: os.stat_result) -> tuple[int, int]:
+    return status.st_mtime_ns, status.st_size

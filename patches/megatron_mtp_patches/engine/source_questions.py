@@ -60,13 +60,13 @@ def questions_about(patches: Iterable[Patch]) -> dict[str, set[Question]]:
     asked: dict[str, set[Question]] = {}
     for patch in patches:
         for edit in patch.edits:
-            of_module = asked.setdefault(edit.module, set())
+            module_questions = asked.setdefault(edit.module, set())
             if edit.check_source:
-                of_module.add(ask_fingerprint(edit))
+                module_questions.add(ask_fingerprint(edit))
             if edit.adds_name or not edit.check_source:
-                of_module.add(ask_existence(edit))
+                module_questions.add(ask_existence(edit))
             if edit.check_source and not isinstance(edit, AddField):
-                of_module.add(ask_lines(edit.name.rpartition(".")[2]))
+                module_questions.add(ask_lines(edit.name.rpartition(".")[2]))
         if patch.probe is not None:
             asked.setdefault(patch.probe.target.partition(":")[0], set()).add(ask_probe(patch.probe))
     return asked

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class State(str, Enum):
-    """Where a patch stands. A decision says applied or repaired of a patch whose modules are still to be imported."""
+    """Where a patch stands. A decision is applied or repaired before the modules of the patch are imported, too."""
 
     PENDING = "pending"  # what it edits is not installed, or not imported yet
     APPLIED = "applied"  # this release lacks the change

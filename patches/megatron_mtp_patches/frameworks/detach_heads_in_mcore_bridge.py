@@ -24,7 +24,7 @@ PATCH = Patch(
     refuses=(
         "Settings that act in Megatron's own MTP loss alone, where such a model has heads: `mtp_loss_type`, "
         "`mtp_depth_weights`, `mtp_logits_chunk_size`, `mtp_acceptance_interval`, `mtp_acceptance_length_interval`, "
-        "`freeze_base_model_for_mtp`.",
+        "`mtp_eval`, `freeze_base_model_for_mtp`.",
     ),
     undetected="Only runs under mcore-bridge have the defect.",
     numerics="Only with `mtp_detach_heads`, as on the page of `detach-mtp-heads`; and the acceptance rate, as above.",
@@ -32,10 +32,7 @@ PATCH = Patch(
     edits=(
         Wrap(f"{_MODEL}.__init__", f"{_MODEL_OVERRIDES}:refuse_settings"),
         Wrap(f"{_MODEL}._postprocess", f"{_MODEL_OVERRIDES}:project_heads"),
-        Wrap(
-            f"{_LAYER}.forward",
-            "megatron_overrides.frameworks.mcore_bridge:mark_first_head",
-        ),
+        Wrap(f"{_LAYER}.forward", "megatron_overrides.frameworks.mcore_bridge:mark_first_head"),
         Wrap(f"{_LAYER}._get_embeddings", "megatron_overrides.mtp.heads.wrappers:detach_inputs"),
     ),
 )

@@ -29,23 +29,14 @@ PATCH = Patch(
         "leaves them out.",
     ),
     edits=(
-        Wrap(
-            f"{_TRAIN_UTILS}:training_log",
-            "megatron_overrides.frameworks.bridge:log_metrics",
-        ),
+        Wrap(f"{_TRAIN_UTILS}:training_log", "megatron_overrides.frameworks.bridge:log_metrics"),
         Wrap(  # an imported name; training_log, which prints by it, is checked
             f"{_TRAIN_UTILS}:print_rank_last",
             "megatron_overrides.report.wrappers:append_to_log_line",
             check_source=False,
         ),
-        Wrap(
-            f"{_EVAL}:evaluate",
-            "megatron_overrides.report.wrappers:measure_heads",
-        ),
-        Wrap(
-            f"{_EVAL}:evaluate_and_print_results",
-            "megatron_overrides.frameworks.bridge:report_heads",
-        ),
+        Wrap(f"{_EVAL}:evaluate", "megatron_overrides.report.wrappers:measure_heads"),
+        Wrap(f"{_EVAL}:evaluate_and_print_results", "megatron_overrides.frameworks.bridge:report_heads"),
         AddField(
             f"{_CONFIG}:LoggerConfig",
             field="megatron_mtp_patches",
@@ -53,9 +44,6 @@ PATCH = Patch(
             default="",
             doc="The patches that this run has; set by them.",
         ),
-        Wrap(
-            f"{_CONFIG}:ConfigContainer.validate",
-            "megatron_mtp_patches.provenance:record_in_bridge_configuration",
-        ),
+        Wrap(f"{_CONFIG}:ConfigContainer.validate", "megatron_mtp_patches.provenance:record_in_bridge_configuration"),
     ),
 )

@@ -6,7 +6,7 @@ _WORKERS = "verl.workers"
 
 PATCH = Patch(
     id="skip-updates-in-verl",
-    summary="Let verl go on after a skipped update, and report the metrics of the patches",
+    summary="Let verl continue after a skipped update, and report the metrics of the patches",
     package="verl",
     problem=(
         "verl's Megatron engine ends the run with `NotImplementedError: Megatron optimizer step failed. This should "
@@ -14,7 +14,7 @@ PATCH = Patch(
         "by the loss scaler of fp16."
     ),
     adds=(
-        "After a skipped update verl goes on with the next batch, and reports its gradient norm.",
+        "After a skipped update verl continues with the next batch, and reports its gradient norm.",
         "verl's metrics get `megatron/mtp_grad_norm`, `megatron/updates_skipped_for_grad_norm` and the like.",
         "With `mtp.enable_train=false` verl loads MTP heads (Megatron's MTP layers) and does not train them. A line in "
         "the log names the settings of heads that act on nothing then.",

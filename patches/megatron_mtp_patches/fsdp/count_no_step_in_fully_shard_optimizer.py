@@ -20,7 +20,7 @@ PATCH = Patch(
     ),
     undetected=(
         "No flag leads there: Megatron's trainer does not call `fully_shard_optimizer` (nor `fully_shard`, which calls "
-        "it). Those who call it meet the defect."
+        "it). Callers of it are affected."
     ),
     numerics=(
         "Only for optimizers given to `fully_shard_optimizer` or `fully_shard` on 0.17 to 0.19: the first updates "
@@ -28,10 +28,5 @@ PATCH = Patch(
     ),
     notes=("The report is NVIDIA/Megatron-LM#5974.",),
     probe=Probe(f"{_MODULE}:fully_shard_optimizer", contains="optimizer_group_settings"),
-    edits=(
-        Wrap(
-            f"{_MODULE}:fully_shard_optimizer",
-            "megatron_overrides.fsdp.wrappers:create_state_without_a_step",
-        ),
-    ),
+    edits=(Wrap(f"{_MODULE}:fully_shard_optimizer", "megatron_overrides.fsdp.wrappers:create_state_without_a_step"),),
 )

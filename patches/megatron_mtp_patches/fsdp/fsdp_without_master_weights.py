@@ -53,8 +53,7 @@ PATCH = Patch(
     ),
     edits=(
         Wrap(
-            f"{_OPTIMIZER}:_get_megatron_optimizer_based_on_param_groups",
-            f"{_WRAPPERS}:build_without_master_weights",
+            f"{_OPTIMIZER}:_get_megatron_optimizer_based_on_param_groups", f"{_WRAPPERS}:build_without_master_weights"
         ),
         Wrap(
             f"{_OPTIMIZER}.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",

@@ -39,9 +39,6 @@ PATCH = Patch(
     edits=(
         MARK_TRAINING_LOG,
         *(Wrap(report, f"{MOE_LOGGING}:average_over_moe_layers") for report in REPORTS_OF_AUX_LOSSES),
-        Wrap(
-            f"{MTP}:MultiTokenPredictionLayer.__init__",
-            "megatron_overrides.moe.wrappers:mark_routers_of_head",
-        ),
+        Wrap(f"{MTP}:MultiTokenPredictionLayer.__init__", "megatron_overrides.moe.wrappers:mark_routers_of_head"),
     ),
 )

@@ -64,10 +64,7 @@ PATCH = Patch(
             )
             for layer in ("TELinear", "TEGroupedLinear")
         ),
-        Provide(
-            f"{_LAYERS}:param_is_not_tensor_parallel_duplicate",
-            _IS_COUNTED,
-        ),
+        Provide(f"{_LAYERS}:param_is_not_tensor_parallel_duplicate", _IS_COUNTED),
         Wrap(f"{_LAYERS}:copy_tensor_model_parallel_attributes", f"{_WRAPPERS}:copy_expert_mark", check_source=False),
     ),
 )

@@ -33,8 +33,5 @@ PATCH = Patch(
         "detached heads do not."
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_logits_chunk_size"),
-    edits=(
-        *model_setting(CHUNK_SIZE),
-        *MTP_LOSS,
-    ),
+    edits=(*model_setting(CHUNK_SIZE), *MTP_LOSS),
 )

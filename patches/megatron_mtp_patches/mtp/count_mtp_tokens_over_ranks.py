@@ -40,7 +40,7 @@ PATCH = Patch(
         "It repairs the heads alone. The main loss without `--calculate-per-token-loss` still has a mean for each "
         "context-parallel rank (NVIDIA/Megatron-LM#7513).",
         "verl's MTP models call Megatron's loss (from 0.17 on), so their heads are weighted so, too. The GPTModel of "
-        "ms-swift (mcore-bridge) brings a loss of its own, which this patch does not change.",
+        "ms-swift (mcore-bridge) has its own loss, which this patch does not change.",
     ),
     edits=(
         AddIfMissing(f"{MTP}:sum_token_counts", "megatron_overrides.mtp.losses.token_counts:sum_token_counts"),

@@ -8,7 +8,7 @@ _SCHEDULED = "megatron_overrides.mtp.heads.wrappers:detach_scheduled_layer"
 
 PATCH = Patch(
     id="detach-mtp-heads",
-    summary="Train the MTP heads without training the main model by their loss",
+    summary="Train the MTP heads without training the main model with their loss",
     upstream=(PullRequest(3456, native_since="0.19.0"),),
     problem=(
         "The loss of the MTP heads (Megatron's MTP layers) also trains the main model, the embedding and the output "
@@ -22,7 +22,7 @@ PATCH = Patch(
         "it.",
     ),
     repairs=(
-        "With `--overlap-moe-expert-parallel-comm` the main model was trained by the MTP loss all the same (0.19, "
+        "With `--overlap-moe-expert-parallel-comm` the main model was trained with the MTP loss nevertheless (0.19, "
         "main).",
         "A bias of the output layer, or a LoRA adapter in it, was trained. A wrapper without `.weight` raised an "
         "AttributeError. With FSDP2 and Megatron-FSDP the weight was taken before it was gathered.",
@@ -43,7 +43,7 @@ PATCH = Patch(
                 "mtp_detach_heads",
                 bool,
                 False,
-                "Train only the MTP heads by the MTP loss: not the main model, the embedding or the output layer.",
+                "Train only the MTP heads with the MTP loss: not the main model, the embedding or the output layer.",
                 conflicts=(CALLED_UNTRAINED,),
                 check="megatron_overrides.mtp.heads.checks:warn_of_shared_norm",
                 is_upstream=True,

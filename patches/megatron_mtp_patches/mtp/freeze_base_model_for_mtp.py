@@ -41,10 +41,7 @@ _NOT_WITH_IT = (
 PATCH = Patch(
     id="freeze-base-model-for-mtp",
     summary="Train the MTP heads alone; the main model runs without gradients and stays bit-identical",
-    upstream=(
-        PullRequest(7021),
-        PullRequest(4785, native_since="0.19.0"),
-    ),
+    upstream=(PullRequest(7021), PullRequest(4785, native_since="0.19.0")),
     problem=(
         "To add MTP heads (Megatron's MTP layers) to a trained model, or to train them again, only the heads have to "
         "train. With `--mtp-detach-heads` the main model trains as well, or, with a learning rate of zero, still pays "
@@ -87,7 +84,8 @@ PATCH = Patch(
         "its optimizer state is that of other parameters.",
         "Dropout of the main model is as in training: set `--hidden-dropout 0 --attention-dropout 0` for a teacher "
         "without noise.",
-        "The scaling history of fp8 is of activations; the frozen main model goes on recording it. That was not run.",
+        "The scaling history of fp8 is that of activations, which the frozen main model keeps recording. That was not "
+        "run.",
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.freeze_base_model_for_mtp"),
     edits=(
@@ -115,35 +113,22 @@ PATCH = Patch(
         Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_WRAPPERS}:run_heads_with_gradients"),
         *(Wrap(f"{_DISTRIBUTED}.{name}.__init__", _FREEZE, check_source=False) for name in _DATA_PARALLEL_CLASSES),
         *(Wrap(f"{wrapper}.__init__", _FREEZE) for wrapper in MEGATRON_FSDP),
-        Wrap(
-            f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks",
-            f"{_WRAPPERS}:{_NO_HOOK}",
-        ),
+        Wrap(f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks", f"{_WRAPPERS}:{_NO_HOOK}"),
         Wrap(
             f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.reduce_scatter_gradients",
             f"{_WRAPPERS}:reduce_groups_that_train",
         ),
         *(
-            Wrap(
-                f"{_DISTRIBUTED}.finalize_model_grads:{update}",
-                f"{_WRAPPERS}:update_routers_of_heads",
-            )
+            Wrap(f"{_DISTRIBUTED}.finalize_model_grads:{update}", f"{_WRAPPERS}:update_routers_of_heads")
             for update in ("_update_router_expert_bias", "_update_router_qb_beta")
         ),
-        Wrap(
-            "megatron.core.pipeline_parallel.schedules:backward_step",
-            f"{_WRAPPERS}:return_zero_gradient",
-        ),
+        Wrap("megatron.core.pipeline_parallel.schedules:backward_step", f"{_WRAPPERS}:return_zero_gradient"),
         Wrap(
             "megatron.training.training:num_floating_point_operations",
             f"{_WRAPPERS}:count_no_backward_of_main_model",
             check_source=False,
         ),
-        Wrap(
-            f"{_CHECKPOINTING}:generate_state_dict",
-            f"{_WRAPPERS}:share_state_of_heads",
-            check_source=False,
-        ),
+        Wrap(f"{_CHECKPOINTING}:generate_state_dict", f"{_WRAPPERS}:share_state_of_heads", check_source=False),
         Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_WRAPPERS}:watch_for_other_state", check_source=False),
         Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_WRAPPERS}:refuse_other_state", check_source=False),
         MARK_TRAINING_LOG,

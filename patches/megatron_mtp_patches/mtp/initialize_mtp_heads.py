@@ -12,7 +12,7 @@ PATCH = Patch(
     problem=(
         "A checkpoint without MTP heads (Megatron's MTP layers) cannot be loaded into a model that has some. In the "
         "format torch_dist Megatron stops at the first tensor that is missing. In the format torch it loads what is "
-        "there and goes on, whatever is missing; a pipeline stage's copy of the embedding, which only the heads use, "
+        "there and continues, whatever is missing; a pipeline stage's copy of the embedding, which only the heads use, "
         "then keeps its random values."
     ),
     adds=(
@@ -20,7 +20,7 @@ PATCH = Patch(
         "`--finetune`, without iteration, random state and optimizer. Then the heads are initialized: `random` leaves "
         "them as they were built; `last-layer` copies the last decoder layer and the final norm of the main model into "
         "each head.",
-        "A checkpoint that has the heads is loaded as ever, so the same command line resumes.",
+        "A checkpoint that has the heads is loaded as before, so the same command line resumes.",
         "The copy of the embedding on the stage of the heads gets the values of the first stage.",
         "With `--use-checkpoint-args`, settings of the heads come from the command line if the checkpoint has none.",
     ),
@@ -50,9 +50,7 @@ PATCH = Patch(
         *CHECK_SETTINGS,
         Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_WRAPPERS}:load_main_model", check_source=False),
         Wrap(
-            f"{_CHECKPOINTING}:load_args_from_checkpoint",
-            f"{_WRAPPERS}:keep_settings_of_new_heads",
-            check_source=False,
+            f"{_CHECKPOINTING}:load_args_from_checkpoint", f"{_WRAPPERS}:keep_settings_of_new_heads", check_source=False
         ),
     ),
 )

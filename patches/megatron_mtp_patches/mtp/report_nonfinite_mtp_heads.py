@@ -12,7 +12,7 @@ PATCH = Patch(
     problem=(
         "MTP heads (Megatron's MTP layers) that nothing has initialized may hold NaN. If the main model is frozen, its "
         "loss stays finite. Then Megatron's check of the gradients ends the run without a name, or, where it is off "
-        "(`check_for_nan_in_grad`), the run goes on to its end: the log has `grad norm: nan`, no `mtp_1 loss` and 0 "
+        "(`check_for_nan_in_grad`), the run continues to its end: the log has `grad norm: nan`, no `mtp_1 loss` and 0 "
         "nan iterations, and the checkpoint has heads of NaN. The loss is missing because Megatron and "
         "Megatron-Bridge print a loss only if it is at least 0 (0.16: larger), and NaN is not."
     ),
@@ -21,7 +21,7 @@ PATCH = Patch(
         "the parameters and what to set.",
         "A loss of NaN is in the log line: `mtp_1 loss: nan`.",
     ),
-    undetected="No setting says whether the parameters are finite.",
+    undetected="No setting shows whether the parameters are finite.",
     refuses=("Training of heads with a parameter that is inf or NaN before the first step.",),
     numerics="None.",
     notes=(

@@ -19,13 +19,13 @@ PATCH = Patch(
         "train on a wrong one; with the patch none."
     ),
     adds=(
-        "If `packed_seq_params` has a separate `cu_seqlens_q_padded`, tokens lie where that says, and each sequence "
-        "ends where `cu_seqlens_q` says: padding is neither a target nor an input, and the loss and the acceptance "
-        "rate do not count it, whatever the mask says. This holds with labels and without, on one rank and on "
+        "If `packed_seq_params` has a separate `cu_seqlens_q_padded`, tokens lie at its offsets, and each sequence has "
+        "the length that `cu_seqlens_q` gives: padding is neither a target nor an input, and the loss and the "
+        "acceptance rate do not count it, whatever the mask is. This holds with labels and without, on one rank and on "
         "context-parallel ranks, for empty sequences and those shorter than a chunk.",
         "If there is no loss mask, padding does not count as a token of the main model either (for "
         "`--calculate-per-token-loss`).",
-        "A `padding_mask` of packed sequences (0.18 and later) says padding where there is no next token. Before, the "
+        "A `padding_mask` of packed sequences (0.18 and later) marks padding where there is no next token. Before, the "
         "MoE router of a head took such positions for tokens.",
         "An empty packed sequence without `cu_seqlens_q_padded` raises no error under context parallelism (0.16).",
     ),

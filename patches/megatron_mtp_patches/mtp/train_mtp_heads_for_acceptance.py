@@ -8,7 +8,7 @@ LOSS_TYPE = Setting(
     "mtp_loss_type",
     str,
     "cross_entropy",
-    "What the MTP heads are trained by: cross_entropy, kl, tv or e2e_tv.",
+    "The loss that trains the MTP heads: cross_entropy, kl, tv or e2e_tv.",
     choices=("cross_entropy", "kl", "tv", "e2e_tv"),
     conflicts=(CALLED_IN_CHUNKS,),
     check="megatron_overrides.mtp.losses.checks:check_losses",

@@ -24,10 +24,10 @@ class InstallFirst:
             return None
         sys.meta_path.remove(self)
         install_layers()
-        return spec_of_imported(sys.modules[name]) if name in sys.modules else None
+        return imported_spec(sys.modules[name]) if name in sys.modules else None
 
 
-def spec_of_imported(module: ModuleType) -> ModuleSpec:
+def imported_spec(module: ModuleType) -> ModuleSpec:
     """The spec of a module that was imported while it was looked for; loading it once more does nothing."""
     spec: Any = module.__spec__
     spec.loader.create_module = lambda _: module

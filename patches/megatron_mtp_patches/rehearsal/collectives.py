@@ -81,14 +81,14 @@ def _gloo_on_one_device() -> type:
     gloo = c10d.ProcessGroupGloo
 
     @functools.cache
-    def device_of(process: int) -> Any:  # a fork does not inherit the thread
+    def gloo_device(process: int) -> Any:  # a fork does not inherit the thread
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         return gloo.create_device(interface=interface) if interface else gloo.create_default_device()
 
     class ProcessGroupGloo(gloo):  # type: ignore[misc, valid-type]
         def __init__(self, store: Any, rank: int, size: int, timeout: Any = c10d.default_pg_timeout, **_: Any) -> None:
             options = gloo._Options()
-            options._devices = [device_of(os.getpid())]
+            options._devices = [gloo_device(os.getpid())]
             options._timeout = timeout
             options._threads = 1  # collectives run in the order of their calls
             super().__init__(store, rank, size, options)

@@ -1,7 +1,7 @@
 """Layer 1: the factory kernels of torch's CUDA dispatch key make CPU tensors.
 
-Every factory ends in one of these two kernels, whoever calls it: Python, C++, or a name that was imported before. So
-this reaches calls that replaced Python functions do not see. It costs nothing on other devices.
+Every factory ends in one of these two kernels, however it is called: from Python, C++, or a name that was imported
+before. So this reaches calls that replaced Python functions do not see. It costs nothing on other devices.
 """
 
 from __future__ import annotations

@@ -90,9 +90,9 @@ def _with_local_layers(make_specs: Any) -> Any:
 
     @functools.wraps(make_specs)
     def make_local_specs(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.arguments["use_transformer_engine"] = False
-        return make_specs(*given.args, **given.kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments["use_transformer_engine"] = False
+        return make_specs(*bound.args, **bound.kwargs)
 
     return make_local_specs
 

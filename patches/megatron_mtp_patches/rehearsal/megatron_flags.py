@@ -110,8 +110,8 @@ def cpu_defaults() -> dict[str, Any]:
 def set_cpu_defaults(call: Call) -> Any:
     """Wraps add_megatron_arguments: gives the flags that this release has the defaults of a CPU."""
     parser: argparse.ArgumentParser = call.proceed()
-    known = {action.dest for action in parser._actions}
-    parser.set_defaults(**{dest: value for dest, value in cpu_defaults().items() if dest in known})
+    destinations = {action.dest for action in parser._actions}
+    parser.set_defaults(**{dest: value for dest, value in cpu_defaults().items() if dest in destinations})
     return parser
 
 

@@ -1,7 +1,7 @@
 """`verify-mtp`: verify the first training step of a script, print what the MTP loss has reached, and end the process.
 
 Where `freeze_base_model_for_mtp` trains the heads alone, steps are made until one has changed the heads. The bits of
-the main model are compared after the next forward pass, which gathers what the update has left to be gathered.
+the main model are compared after the next forward pass, which gathers what the update has not gathered.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def report_after_schedule(call: Call) -> Any:
 
     @functools.wraps(run)
     def run_and_report(*schedule_args: Any, **schedule_kwargs: Any) -> Any:
-        given = inspect.signature(run).bind(*schedule_args, **schedule_kwargs).arguments
-        if given.get("forward_only", False):
+        arguments = inspect.signature(run).bind(*schedule_args, **schedule_kwargs).arguments
+        if arguments.get("forward_only", False):
             return run(*schedule_args, **schedule_kwargs)
-        model = given["model"]
+        model = arguments["model"]
         chunks = model if isinstance(model, list) else [model]
         compares = bool(_before)
         if not compares and _is_frozen(chunks):
@@ -70,7 +70,7 @@ def _report(chunks: list[torch.nn.Module], step: MTPStep) -> None:
         for sentence in evidence.sentences:
             print(f"verify-mtp: {sentence}", file=sys.stderr, flush=True)
         if compared := sum(one[1] for one in everyone):
-            print(f"verify-mtp: {_bits_in_words(all_changed, compared)}", file=sys.stderr, flush=True)
+            print(f"verify-mtp: {_describe_bits(all_changed, compared)}", file=sys.stderr, flush=True)
     torch.distributed.barrier()
     raise VerificationExit(0 if evidence.ok and not all_changed else 1)
 
@@ -85,30 +85,30 @@ def _changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) ->
     return {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
 
 
-def _on_any_rank(found: set[str]) -> bool:
+def _on_any_rank(names: set[str]) -> bool:
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, bool(found))
+    torch.distributed.all_gather_object(everyone, bool(names))
     return any(everyone)
 
 
 def _copy(chunks: list[torch.nn.Module]) -> Tensors:
     """Copy this rank's parameters and persistent buffers to the CPU; of a DTensor its local part."""
-    from megatron_overrides.mtp.frozen.frozen_main_model import heads_of
+    from megatron_overrides.mtp.frozen.frozen_main_model import mtp_blocks
 
-    found = Tensors({}, {})
+    copies = Tensors({}, {})
     for place, chunk in enumerate(chunks):
-        heads = {module for block in heads_of([chunk]) for module in block.modules()}
+        heads = {module for block in mtp_blocks([chunk]) for module in block.modules()}
         for path, module in chunk.named_modules():
-            part = found.heads if module in heads else found.main_model
+            part = copies.heads if module in heads else copies.main_model
             buffers = {name for name in module._buffers if name not in module._non_persistent_buffers_set}
             for name, tensor in (*module._parameters.items(), *((name, module._buffers[name]) for name in buffers)):
                 if tensor is not None:
                     local = getattr(tensor, "_local_tensor", tensor).detach()
                     part[f"{place}.{path}.{name}"] = local.to("cpu", copy=True)
-    return found
+    return copies
 
 
-def _bits_in_words(changed: list[str], compared: int) -> str:
+def _describe_bits(changed: list[str], compared: int) -> str:
     if not changed:
         return f"an update of the heads has left {compared} tensors of the main model as they were, to the bit"
     names = "\n    ".join(changed)

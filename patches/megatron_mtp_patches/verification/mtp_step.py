@@ -35,7 +35,7 @@ class MTPStep:
 
 
 class Verification(NamedTuple):
-    """What the MTP loss has reached, the same on every rank. Its text says it in words.
+    """Which parameters the MTP loss has reached, the same on every rank; str() describes it.
 
     Attributes:
         heads: the names of the parameters of MTP heads that got a gradient, on any rank.
@@ -60,7 +60,7 @@ class Verification(NamedTuple):
     @property
     def sentences(self) -> list[str]:
         """On the parameters and, if there were MTP losses, on their positions."""
-        return [_reached_in_words(self), *([_share(self.positions)] if self.positions else [])]
+        return [_describe_reached(self), *([_share(self.positions)] if self.positions else [])]
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)
@@ -148,7 +148,7 @@ def gather(chunks: Sequence[torch.nn.Module], step: MTPStep) -> Verification:
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, (reached, step.positions, step.has_silenced))
     heads, others = (tuple(sorted(set().union(*(one[0][is_head] for one in everyone)))) for is_head in (True, False))
-    positions = tuple(one for _, of_rank, _ in everyone for one in of_rank)
+    positions = tuple(one for _, rank_positions, _ in everyone for one in rank_positions)
     return Verification(heads, others, positions, any(one[2] for one in everyone), {})
 
 
@@ -170,9 +170,9 @@ def _zero(chunks: Sequence[torch.nn.Module], optimizer: Any) -> None:
 
 
 def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, bool]]:
-    from megatron_overrides.mtp.frozen.frozen_main_model import heads_of
+    from megatron_overrides.mtp.frozen.frozen_main_model import mtp_blocks
 
-    heads = {id(param) for block in heads_of([chunk]) for param in block.parameters()}
+    heads = {id(param) for block in mtp_blocks([chunk]) for param in block.parameters()}
     for name, param in chunk.named_parameters():
         yield name.replace("module.", ""), param, id(param) in heads
 
@@ -184,22 +184,20 @@ def _share(positions: Sequence[Positions]) -> str:
     return f"the loss mask counts {counted:,} of {total:,} positions ({100.0 * counted / max(total, 1):.1f} %)"
 
 
-def _reached_in_words(found: Verification) -> str:
-    if not found.heads and not found.others:
+def _describe_reached(verification: Verification) -> str:
+    heads, others = verification.heads, verification.others
+    if not heads and not others:
         return (
-            "the MTP loss has reached no parameter at all. Has the model MTP heads (--mtp-num-layers) and a loss mask, "
-            "and has a forward and backward pass run?"
+            "the MTP loss has reached no parameter at all. Does the model have MTP heads (--mtp-num-layers) and a loss "
+            "mask, and did a forward and backward pass run?"
         )
-    if not found.others:
-        return f"the MTP loss has reached {len(found.heads)} parameters of the heads and nothing else"
-    names = "\n    ".join(found.others)
+    if not others:
+        return f"the MTP loss has reached {len(heads)} parameters of the heads and nothing else"
+    names = "".join(f"    {name}\n" for name in others)
     way_out = (
         "--mtp-detach-heads keeps it out of them."
-        if found.has_silenced
+        if verification.has_silenced
         else "No step of Megatron's schedules was seen, so the main loss could have a gradient, too. Run the step "
         "through get_forward_backward_func(), or leave the main loss out of it."
     )
-    return (
-        f"the MTP loss has reached {len(found.heads)} parameters of the heads and {len(found.others)} others:\n"
-        f"    {names}\n{way_out}"
-    )
+    return f"the MTP loss has reached {len(heads)} parameters of the heads and {len(others)} others:\n{names}{way_out}"

@@ -1,4 +1,4 @@
-"""What a training step changes besides gradients, and how it is put back after a step that is none."""
+"""What a training step changes besides gradients, and how it is restored after a step that must leave no trace."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _random_numbers() -> Iterator[None]:
 @contextmanager
 def _buffers(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
     modules = [module for chunk in chunks for module in chunk.modules()]  # DDP calls something else `buffers`
-    found = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
-    before = [(buffer, buffer.detach().clone()) for buffer in found]
+    buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+    before = [(buffer, buffer.detach().clone()) for buffer in buffers]
     try:
         yield
     finally:

@@ -119,7 +119,7 @@ def test_arguments_in_the_wrong_place_are_an_error(make_training):
 
 @pytest.mark.parametrize("function", [functional.grad_norms, lambda adam: functional.tag([], adam)])
 def test_an_optimizer_of_torch_is_an_error(function):
-    with pytest.raises(TypeError, match="Adam is no optimizer of Megatron"):
+    with pytest.raises(TypeError, match="Adam is not a Megatron optimizer"):
         function(torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]))
 
 
@@ -127,7 +127,7 @@ def test_clip_and_update_ask_for_an_optimizer_of_megatron(make_training):
     _, optimizer = make_training()
     norms = functional.grad_norms(optimizer)
     for function in (functional.clip, functional.update):
-        with pytest.raises(TypeError, match="NoneType is no optimizer of Megatron"):
+        with pytest.raises(TypeError, match="NoneType is not a Megatron optimizer"):
             function(None, norms)
 
 

@@ -5,7 +5,7 @@ import torch
 from megatron.core import tensor_parallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, optimizer
 
-from megatron_overrides.norms.norm_groups import tag_of
+from megatron_overrides.norms.norm_groups import tagged_group
 from megatron_overrides.norms.optimizer_tree import leaves
 
 pytestmark = pytest.mark.forked("patched")
@@ -25,7 +25,7 @@ def test_without_a_flag_nothing_is_tagged(make_model):
 
 def count_tagged_elements(made):
     """Return the number of tagged elements in the optimizer."""
-    return sum(p.numel() for leaf in leaves(made) for p in leaf.get_parameters() if tag_of(p) == "mtp")
+    return sum(p.numel() for leaf in leaves(made) for p in leaf.get_parameters() if tagged_group(p) == "mtp")
 
 
 @pytest.mark.parametrize("distributed", [False, True])
@@ -60,9 +60,9 @@ def test_parameters_created_again_after_the_model_was_built_are_tagged(make_mode
 def test_a_shard_of_megatron_fsdp_takes_the_tag_of_its_orig_param():
     shard, whole = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(2))
     shard.orig_param = whole
-    assert tag_of(shard) is None
+    assert tagged_group(shard) is None
     whole.grad_norm_group = "mtp"
-    assert tag_of(shard) == "mtp"
+    assert tagged_group(shard) == "mtp"
 
 
 def test_a_shard_gets_the_tag_and_the_other_attributes():

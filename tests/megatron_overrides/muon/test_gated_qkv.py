@@ -60,7 +60,7 @@ def by_hand(optimizer, weight, heads, gate=True):
     return torch.cat([one.view(heads[1], -1, HIDDEN) for one in alone], dim=1).view(weight.shape)
 
 
-def gradient_of(weight):
+def local_gradient(weight):
     return torch.randn(weight.shape, generator=torch.Generator(weight.device).manual_seed(3), dtype=torch.float32)
 
 
@@ -68,20 +68,20 @@ def gradient_of(weight):
 @pytest.mark.parametrize("heads", [DIVIDES, DOES_NOT_DIVIDE], ids=str)
 def test_query_gate_key_and_value_are_orthogonalized_alone(make, heads, settings):
     optimizer, weight = make(heads, **settings)
-    gradient = gradient_of(weight)
+    gradient = local_gradient(weight)
     assert weight.shape == ((2 * heads[0] + 2 * heads[1]) * CHANNELS, HIDDEN)
     torch.testing.assert_close(optimizer.orthogonalize(weight, gradient), by_hand(optimizer, gradient, heads))
 
 
 def test_without_a_gate_there_are_three_pieces(make):
     optimizer, weight = make(DIVIDES, gate=False)
-    gradient = gradient_of(weight)
+    gradient = local_gradient(weight)
     assert torch.equal(optimizer.orthogonalize(weight, gradient), by_hand(optimizer, gradient, DIVIDES, gate=False))
 
 
 def test_a_weight_that_is_not_split_stays_whole(make):
     optimizer, weight = make(DIVIDES, muon_split_qkv=False)
-    gradient = gradient_of(weight)
+    gradient = local_gradient(weight)
     assert torch.equal(optimizer.orthogonalize(weight, gradient), optimizer.scaled_orthogonalize_fn(gradient, None))
 
 
@@ -89,7 +89,7 @@ def test_a_weight_that_is_not_split_stays_whole(make):
 def test_without_the_patch_the_pieces_are_mixed(unpatched, make):
     with unpatched():
         optimizer, weight = make(DIVIDES)
-        gradient = gradient_of(weight)
+        gradient = local_gradient(weight)
         found, right = optimizer.orthogonalize(weight, gradient), by_hand(optimizer, gradient, DIVIDES)
         assert (found - right).norm() > 0.1 * right.norm()
 
@@ -99,4 +99,4 @@ def test_without_the_patch_rows_that_do_not_divide_raise_an_error(unpatched, mak
     with unpatched():
         optimizer, weight = make(DOES_NOT_DIVIDE)
         with pytest.raises(RuntimeError, match="invalid for input of size"):
-            optimizer.orthogonalize(weight, gradient_of(weight))
+            optimizer.orthogonalize(weight, local_gradient(weight))

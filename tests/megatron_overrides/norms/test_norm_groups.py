@@ -5,7 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megatron_overrides.norms.norm_groups import clip_limit, group_of, named_groups, separate_groups, tag, tag_of
+from megatron_overrides.norms.norm_groups import (
+    clip_limit,
+    measured_group,
+    named_groups,
+    separate_groups,
+    tag,
+    tagged_group,
+)
 from megatron_overrides.norms.norm_tags import tag_named_groups
 
 pytestmark = pytest.mark.forked("patched")
@@ -27,7 +34,7 @@ def test_a_group_is_split_at_the_first_equals_sign_and_the_last_colon():
         ("router=mlp", "write NAME=REGEX:LIMIT"),
         ("=mlp:1", "write NAME=REGEX:LIMIT"),
         ("router=:1", "write NAME=REGEX:LIMIT"),
-        ("router=(:1", "no regular expression"),
+        ("router=(:1", "not a valid regular expression"),
         ("router=mlp:much", "the limit 'much' must be a number"),
         ("router=mlp:-1", "the limit '-1' must be a number"),
         ("router=mlp:nan", "the limit 'nan' must be a number"),
@@ -68,9 +75,9 @@ def test_groups_that_another_library_adds_are_measured(monkeypatch):
 def test_a_tag_that_no_norm_knows_is_an_error():
     param = torch.nn.Parameter(torch.ones(1))
     tag(param, "router")
-    assert tag_of(param) == "router" and not hasattr(param, "is_mtp_param")
+    assert tagged_group(param) == "router" and not hasattr(param, "is_mtp_param")
     with pytest.raises(ValueError, match="Unknown grad_norm_group 'router'; known: mtp"):
-        group_of(param, ("mtp",))
+        measured_group(param, ("mtp",))
 
 
 @pytest.fixture
@@ -82,7 +89,7 @@ def model():
 
 
 def groups_of(model):
-    return [tag_of(param) for param in model.parameters()]
+    return [tagged_group(param) for param in model.parameters()]
 
 
 def test_the_first_match_wins_and_heads_stay_heads(model):

@@ -51,7 +51,7 @@ def test_before_a_step_there_are_none():
 
 
 def test_what_is_no_optimizer_of_megatron_is_an_error(step):
-    with pytest.raises(TypeError, match="AdamW is no optimizer of Megatron: pass what get_megatron_optimizer returned"):
+    with pytest.raises(TypeError, match="AdamW is not a Megatron optimizer: pass what get_megatron_optimizer returned"):
         megatron_mtp_patches.metrics(step(1.0).optimizer)
 
 

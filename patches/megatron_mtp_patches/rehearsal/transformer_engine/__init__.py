@@ -79,8 +79,8 @@ def available() -> bool:
 
 
 def _has_extension() -> bool:
-    found = find_spec("transformer_engine_torch")
-    return found is not None and found.origin != ORIGIN
+    spec = find_spec("transformer_engine_torch")
+    return spec is not None and spec.origin != ORIGIN
 
 
 def prepare() -> None:

@@ -80,8 +80,7 @@ CommOverlapAlgo = _enum(
     "ATOMIC_GEMM_RS ATOMIC_GEMM_AG_P2P ATOMIC_GEMM_RS_P2P EXTERNAL_BULK_OVERLAP_AG",
 )
 FP8FwdTensors = _enum(
-    "FP8FwdTensors",
-    " ".join(f"GEMM{gemm}_{what}" for gemm in (1, 2, 3) for what in ("INPUT", "WEIGHT", "OUTPUT")),
+    "FP8FwdTensors", " ".join(f"GEMM{gemm}_{what}" for gemm in (1, 2, 3) for what in ("INPUT", "WEIGHT", "OUTPUT"))
 )
 FP8BwdTensors = _enum(
     "FP8BwdTensors", " ".join(f"GRAD_{what}{gemm}" for gemm in (1, 2, 3) for what in ("OUTPUT", "INPUT"))

@@ -80,17 +80,17 @@ class _Call:
     arguments: dict[str, Any]
 
     def __post_init__(self) -> None:
-        found = self.arguments
+        arguments = self.arguments
         for name in ("s_quantizer", "o_quantizer", "dp_quantizer", "dqkv_quantizer"):
-            quantized(found["q"], found.get(name))
-        if found.get("page_table_k") is not None:
+            quantized(arguments["q"], arguments.get(name))
+        if arguments.get("page_table_k") is not None:
             refusal("fused_attn_fwd with a paged cache")()
-        self.q_format, self.kv_format = _formats(NVTE_QKV_Layout(int(found["qkv_layout"])).name)
-        mask = str(NVTE_Mask_Type(int(found["mask_type"])).name)
+        self.q_format, self.kv_format = _formats(NVTE_QKV_Layout(int(arguments["qkv_layout"])).name)
+        mask = str(NVTE_Mask_Type(int(arguments["mask_type"])).name)
         self.padding, self.causal, self.from_the_end = (word in mask for word in ("PADDING", "CAUSAL", "BOTTOM_RIGHT"))
-        self.q_spans = _spans(found, "q", self.q_format, self.padding)
-        self.kv_spans = _spans(found, "kv", self.kv_format, self.padding)
-        self.scale = float(found["attn_scale"])
+        self.q_spans = _spans(arguments, "q", self.q_format, self.padding)
+        self.kv_spans = _spans(arguments, "kv", self.kv_format, self.padding)
+        self.scale = float(arguments["attn_scale"])
 
     def take(self, tensor: Tensor, spans: list[tuple[int, int]], form: str) -> Tensor:
         """Return [batch, heads, longest, width] in fp32, padded with zeros."""
@@ -121,13 +121,13 @@ class _Call:
         query, key = torch.arange(queries).view(1, -1, 1), torch.arange(keys).view(1, 1, -1)
         from_the_end = self.from_the_end or (not self.causal and self.arguments["bottom_right_diagonal"])
         diagonal = query + (kv_lengths - q_lengths if from_the_end else 0)
-        seen = (query < q_lengths) & (key < kv_lengths)
+        visible = (query < q_lengths) & (key < kv_lengths)
         left, right = self.arguments["window_size"]
         if left >= 0:
-            seen = seen & (key >= diagonal - left)
+            visible = visible & (key >= diagonal - left)
         if self.causal or right >= 0:
-            seen = seen & (key <= diagonal + (0 if self.causal else right))
-        return seen[:, None]
+            visible = visible & (key <= diagonal + (0 if self.causal else right))
+        return visible[:, None]
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """Return [batch, heads, queries, keys], -inf where a query does not see the key."""
@@ -147,8 +147,8 @@ class _Call:
         kind = self.arguments["softmax_type"]
         if kind == NVTE_Softmax_Type["NVTE_VANILLA_SOFTMAX"]:
             return None
-        given = self.arguments["softmax_offset"]
-        return torch.zeros(1, 1, 1, 1) if given is None else given.float()
+        offset = self.arguments["softmax_offset"]
+        return torch.zeros(1, 1, 1, 1) if offset is None else offset.float()
 
     def dropout_factors(self, shape: torch.Size, rng_state: Tensor) -> Tensor | float:
         """Return the factors by which dropout multiplies the probabilities. The same state gives the same factors."""
@@ -168,15 +168,15 @@ def _formats(layout: str) -> tuple[str, str]:
     return parts[0], parts[-1]
 
 
-def _spans(found: dict[str, Any], which: str, form: str, padding: bool) -> list[tuple[int, int]]:
+def _spans(arguments: dict[str, Any], which: str, form: str, padding: bool) -> list[tuple[int, int]]:
     """Return (first token, length) of each sequence; in dense formats the first token is 0."""
-    cu_seqlens = found[f"cu_seqlens_{which}"].tolist()
+    cu_seqlens = arguments[f"cu_seqlens_{which}"].tolist()
     lengths = [end - begin for begin, end in zip(cu_seqlens, cu_seqlens[1:], strict=False)]
     if form == "thd":
-        padded = found[f"cu_seqlens_{which}_padded"]
+        padded = arguments[f"cu_seqlens_{which}_padded"]
         begins = cu_seqlens if padded is None else padded.tolist()
         return list(zip(begins, lengths, strict=False))
-    tensor = found["q" if which == "q" else "k"]
+    tensor = arguments["q" if which == "q" else "k"]
     batch, length = (tensor.shape[1], tensor.shape[0]) if form == "sbhd" else tensor.shape[:2]
     return [(0, lengths[i] if padding else length) for i in range(batch)]
 
@@ -197,22 +197,22 @@ def fused_attn_fwd(*args: Any) -> list[Any]:
     """
     formats = "o_format qkv_scale_inv_format" if isinstance(args[7], NVTE_QKV_Format) else ""
     call = _Call(dict(zip(_FORWARD.format(formats=formats).split(), args, strict=True)))
-    found = call.arguments
-    q = call.take(found["q"], call.q_spans, call.q_format)
-    k, v = (_expand(call.take(found[one], call.kv_spans, call.kv_format), q.shape[1]) for one in "kv")
+    arguments = call.arguments
+    q = call.take(arguments["q"], call.q_spans, call.q_format)
+    k, v = (_expand(call.take(arguments[one], call.kv_spans, call.kv_format), q.shape[1]) for one in "kv")
     scores = call.scores(q, k)
     with_offset = scores
     if call.offset is not None:
         with_offset = torch.cat((scores, call.offset.expand(*scores.shape[:-1], 1)), -1)
     statistics = torch.logsumexp(with_offset, -1, keepdim=True).clamp(min=EMPTY)
-    rng_state = torch.tensor([int(torch.randint(2**31, ())) if found["p_dropout"] else 0, 0])
+    rng_state = torch.tensor([int(torch.randint(2**31, ())) if arguments["p_dropout"] else 0, 0])
     probabilities = torch.exp(scores - statistics)
     out = (probabilities * call.dropout_factors(scores.shape, rng_state)) @ v
-    results = [call.put(out, found["q"], call.q_spans, call.q_format), _stored(call, statistics)]
-    if found["return_max_logit"]:
+    results = [call.put(out, arguments["q"], call.q_spans, call.q_format), _stored(call, statistics)]
+    if arguments["return_max_logit"]:
         results.append(_stored(call, scores.amax(-1, keepdim=True)))
     results.append(rng_state)
-    return results + [given for given in (call.bias, found["softmax_offset"]) if given is not None]
+    return results + [tensor for tensor in (call.bias, arguments["softmax_offset"]) if tensor is not None]
 
 
 def _stored(call: _Call, statistics: Tensor) -> Tensor:
@@ -228,17 +228,17 @@ def fused_attn_bwd(*args: Any) -> list[Any]:
     new = isinstance(args[6], NVTE_QKV_Format)
     formats = "o_format do_format dqkv_layout qkv_scale_inv_format do_scale_inv_format" if new else ""
     names = _BACKWARD.format(formats=formats, dtype="" if new else "dqkv_type").split()
-    found = dict(zip(names, args, strict=True))
-    statistics, rng_state, *rest = found["aux"]
-    found["bias"] = found["softmax_offset"] = None
-    if found["bias_type"] == NVTE_Bias_Type["NVTE_POST_SCALE_BIAS"]:
-        found["bias"], *rest = rest
+    arguments = dict(zip(names, args, strict=True))
+    statistics, rng_state, *rest = arguments["aux"]
+    arguments["bias"] = arguments["softmax_offset"] = None
+    if arguments["bias_type"] == NVTE_Bias_Type["NVTE_POST_SCALE_BIAS"]:
+        arguments["bias"], *rest = rest
     if rest:
-        (found["softmax_offset"],) = rest
-    call = _Call(found)
-    q, out, d_out = (call.take(found[one], call.q_spans, call.q_format) for one in ("q", "o", "d_o"))
-    kv_heads = found["k"].shape[-2]
-    k, v = (_expand(call.take(found[one], call.kv_spans, call.kv_format), q.shape[1]) for one in "kv")
+        (arguments["softmax_offset"],) = rest
+    call = _Call(arguments)
+    q, out, d_out = (call.take(arguments[one], call.q_spans, call.q_format) for one in ("q", "o", "d_o"))
+    kv_heads = arguments["k"].shape[-2]
+    k, v = (_expand(call.take(arguments[one], call.kv_spans, call.kv_format), q.shape[1]) for one in "kv")
     if call.q_format == "thd":
         statistics = call.take(statistics, call.q_spans, "thd")
     scores = call.scores(q, k)
@@ -249,9 +249,9 @@ def fused_attn_bwd(*args: Any) -> list[Any]:
     d_scores = probabilities * (d_out @ v.transpose(-1, -2) * dropout - share)
     d_q = d_scores @ k * call.scale
     d_k = d_scores.transpose(-1, -2) @ q * call.scale
-    grads: list[Any] = [call.put(d_q, found["q"], call.q_spans, call.q_format)]
+    grads: list[Any] = [call.put(d_q, arguments["q"], call.q_spans, call.q_format)]
     for grad, one in ((d_k, "k"), (d_v, "v")):
-        grads.append(call.put(_reduce(grad, kv_heads), found[one], call.kv_spans, call.kv_format))
+        grads.append(call.put(_reduce(grad, kv_heads), arguments[one], call.kv_spans, call.kv_format))
     grads.append(None if call.bias is None else d_scores.sum_to_size(call.bias.shape).to(call.bias.dtype))
     d_offset = None
     if call.offset is not None:

@@ -77,5 +77,5 @@ def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: T
     """Return the gradients of `function` at `inputs`, computed in fp32 and rounded to the dtype of each input."""
     with torch.enable_grad():
         leaves = [one.detach().float().requires_grad_() for one in inputs]
-        found = torch.autograd.grad(function(*leaves), leaves, grad.float())
-    return tuple(value.to(one.dtype) for value, one in zip(found, inputs, strict=True))
+        grads = torch.autograd.grad(function(*leaves), leaves, grad.float())
+    return tuple(value.to(one.dtype) for value, one in zip(grads, inputs, strict=True))

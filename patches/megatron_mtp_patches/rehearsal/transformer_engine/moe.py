@@ -18,7 +18,9 @@ def _check(kernel: str, rows: Tensor, prob: Tensor | None = None, top_k: int = 1
     """A thread reads 16 bytes of a row at a time."""
     require_contiguous(kernel, input=rows)
     require(
-        rows.shape[1] * rows.element_size() % 16 == 0, kernel, f"rows of {rows.shape[1]} x {rows.dtype} are no 16 bytes"
+        rows.shape[1] * rows.element_size() % 16 == 0,
+        kernel,
+        f"rows of {rows.shape[1]} x {rows.dtype} are not a multiple of 16 bytes",
     )
     if prob is not None and prob.numel():
         require_dtype(kernel, (torch.float32,), prob=prob)
@@ -45,8 +47,8 @@ def moe_unpermute_fwd(
     input: Tensor, dtype: Any, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int
 ) -> Tensor:
     _check("moe_unpermute_fwd", input, prob, topK)
-    found = row_id_map.view(topK, num_tokens).t().long()
-    value = input.float()[found.clamp(min=0)] * (found >= 0)[..., None]
+    row_ids = row_id_map.view(topK, num_tokens).t().long()
+    value = input.float()[row_ids.clamp(min=0)] * (row_ids >= 0)[..., None]
     return (value * prob.float()[..., None] if prob.numel() else value).sum(1).to(input.dtype)
 
 
@@ -60,13 +62,13 @@ def moe_unpermute_bwd(
     tokens, top_k = prob.shape if prob.numel() else (row_id_map.shape[0], 1)
     _check("moe_unpermute_bwd", input_bwd, prob, top_k)
     require_dtype("moe_unpermute_bwd", (input_bwd.dtype,), input_fwd=input_fwd)
-    found = row_id_map.view(top_k, tokens).t().long()
-    token, slot = (found >= 0).nonzero(as_tuple=True)
+    row_ids = row_id_map.view(top_k, tokens).t().long()
+    token, slot = (row_ids >= 0).nonzero(as_tuple=True)
     grads = input_bwd.float()[token]
     act_grad = torch.zeros(input_fwd.shape)
-    act_grad[found[token, slot]] = grads * prob.float()[token, slot, None] if prob.numel() else grads
+    act_grad[row_ids[token, slot]] = grads * prob.float()[token, slot, None] if prob.numel() else grads
     prob_grad = torch.zeros(tokens, top_k)
-    prob_grad[token, slot] = (grads * input_fwd.float()[found[token, slot]]).sum(-1)
+    prob_grad[token, slot] = (grads * input_fwd.float()[row_ids[token, slot]]).sum(-1)
     return act_grad.to(input_bwd.dtype), prob_grad
 
 

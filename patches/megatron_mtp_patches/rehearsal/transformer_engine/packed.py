@@ -94,9 +94,9 @@ def thd_read_second_half_lse(lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, 
     """Return [heads, second_half_lse_seqlen]: the statistics of the second chunks."""
     _check_statistics("thd_read_second_half_lse", cu_seqlens, lse_packed, lse=lse)
     at = _half(cu_seqlens, 1)
-    found = lse.new_zeros(lse.shape[0], second_half_lse_seqlen)
-    found[:, : len(at)] = lse[:, at]
-    return found
+    second_half = lse.new_zeros(lse.shape[0], second_half_lse_seqlen)
+    second_half[:, : len(at)] = lse[:, at]
+    return second_half
 
 
 def thd_out_correction(

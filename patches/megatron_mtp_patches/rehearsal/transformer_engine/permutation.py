@@ -25,10 +25,10 @@ def install(module: ModuleType) -> None:
         make_chunk_sort_map,
         sort_chunks_by_map,
     ):
-        setattr(module, function.__name__, _with_signature_of(function, getattr(module, function.__name__)))
+        setattr(module, function.__name__, _with_signature(function, getattr(module, function.__name__)))
 
 
-def _with_signature_of(function: Any, original: Any) -> Any:
+def _with_signature(function: Any, original: Any) -> Any:
     signature = inspect.signature(original)
 
     @functools.wraps(original)

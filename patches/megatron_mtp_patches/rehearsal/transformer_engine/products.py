@@ -40,8 +40,8 @@ def _check(kernel: str, A: Tensor, B: Tensor, D: Tensor | None, dtype: torch.dty
 
 
 def _check_output(kernel: str, D: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-    found, expected = (list(D.shape), D.dtype), (list(shape), dtype)
-    require(found == expected, kernel, f"D has shape and dtype {found}, expected {expected}")
+    actual, expected = (list(D.shape), D.dtype), (list(shape), dtype)
+    require(actual == expected, kernel, f"D has shape and dtype {actual}, expected {expected}")
 
 
 def _product(A: Tensor, transA: bool, B: Tensor, transB: bool) -> Tensor:

@@ -38,7 +38,7 @@ def check_lists(
 
 
 def _check(
-    called: str, tensor: Tensor, dtype: torch.dtype, of_first_list: Tensor, allowed: tuple[torch.dtype, ...]
+    called: str, tensor: Tensor, dtype: torch.dtype, first_tensor: Tensor, allowed: tuple[torch.dtype, ...]
 ) -> None:
     if tensor.dtype not in allowed:
         raise RuntimeError(f"{called} is {tensor.dtype}: expected {' or '.join(map(str, allowed))}")
@@ -52,12 +52,12 @@ def _check(
             f"{called} has no elements: with one at the end the kernel is not launched for the tensors before it; "
             f"leave it out"
         )
-    if tensor.numel() != of_first_list.numel():
+    if tensor.numel() != first_tensor.numel():
         raise RuntimeError(
             f"{called} has {tensor.numel()} elements, but the kernel takes as many as the first list's tensor has: "
-            f"{of_first_list.numel()}"
+            f"{first_tensor.numel()}"
         )
-    if not _lie_alike(tensor, of_first_list):
+    if not _lie_alike(tensor, first_tensor):
         raise RuntimeError(
             f"{called} has strides {tensor.stride()}, but the kernel reads memory in the order in which it lies: pass "
             f"tensors without gaps, and those of one place in all lists in one layout"
