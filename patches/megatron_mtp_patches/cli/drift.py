@@ -133,7 +133,7 @@ def _accept(sources: KnownSources, release: str, folders: list[str], only: Colle
     accepted = add_release(sources, (*BASE, *CATALOG), release, folders, only)
     try:
         write_known_sources(accepted, file)
-        if not only and not package_of(release):
+        if not only and not release_package(release):
             write_releases(release, folders)
     except OSError as error:
         raise PatchError(f"cannot write {file}: {error.strerror}") from error
