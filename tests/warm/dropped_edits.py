@@ -8,7 +8,6 @@ test noticed which edit (ci/noticed_edits.json). An edit that no test notices ne
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections import Counter
@@ -42,6 +41,7 @@ class DropEdits:
         self.controller = controller
         self.tests: Tests = {}
         self.sound: set[str] = set()  # tests that pass with every edit
+        self.seconds: Counter[ForkedFile] = Counter()  # that the tests of a file take
         self.noticed = Noticed(controller.config.rootpath, metadata.version("megatron-core"))
 
     @pytest.hookimpl(tryfirst=True)  # -k and --deselect choose edits
@@ -60,7 +60,7 @@ class DropEdits:
             reporter._numcollected = len(items)  # it has counted the tests
 
     def noticing_test(self, edit: str, is_excused: bool) -> ForkedTest | None:
-        """The first test that fails without this edit; None if no test does, or none near one that is excused."""
+        """A test that fails without this edit; None if no test does, or none near one that is excused."""
         by_id = {test.nodeid: test for tests in self.tests.values() for test in tests}
         for name in self.noticed.candidates(edit):
             if name in by_id and self.first_failure([by_id[name]], edit):
@@ -71,7 +71,7 @@ class DropEdits:
         likely = self.callers.get(edit, [])
         if not likely and ":" in edit.split()[1]:  # a function that only trainings in forks of a test call
             calling = {test.parent for tests in self.callers.values() for test in tests}
-            nearest.sort(key=lambda file: file in calling)
+            nearest.sort(key=lambda file: (file in calling, self.seconds[file]))
         others = [test for file in nearest for test in self.tests[file] if test not in likely]
         return self.first_failure(likely, edit) or self.first_failure(others, edit)
 
@@ -79,31 +79,33 @@ class DropEdits:
     def callers(self) -> dict[str, list[ForkedTest]]:
         """{edit: the tests that call its function}, the quickest file first. For this, all run with every edit."""
         callers: dict[str, list[ForkedTest]] = {}
-        seconds: Counter[ForkedFile] = Counter()
         every_test = [test for tests in self.tests.values() for test in tests]
         for test, reports in self.run_tests(every_test, watched=True):
-            seconds[test.parent] += sum(report.duration for report in reports)
+            self.seconds[test.parent] += sum(report.duration for report in reports)
             for edit in dict(reports[0].user_properties).get(CALLED, ()):
                 callers.setdefault(edit, []).append(test)
-        return {edit: sorted(tests, key=lambda test: seconds[test.parent]) for edit, tests in callers.items()}
+        return {edit: sorted(tests, key=lambda test: self.seconds[test.parent]) for edit, tests in callers.items()}
 
     def first_failure(self, tests: list[ForkedTest], without: str | None) -> ForkedTest | None:
-        """The first of these tests that fails without this edit; None if all pass."""
+        """One of these tests that fails without this edit; None if all pass."""
         return next((test for test, reports in self.run_tests(tests, without) if first_failure(reports)), None)
 
     def run_tests(
         self, tests: list[ForkedTest], without: str | None = None, watched: bool = False
     ) -> Iterator[tuple[ForkedTest, Reports]]:
-        """Yield each test with its reports."""
+        """Yield each test with its reports, as they come."""
         start = partial(self.controller.fork, without=without, watched=watched)
         by_file = tests_by_file(tests)
         jobs = Jobs(
             self.controller.warm,
             [Job(list(some), partial(start, file.path, file.level)) for file, some in by_file.items()],
         )
+        left = {test.nodeid: test for test in tests}
         try:
-            for test in itertools.chain.from_iterable(by_file.values()):
-                yield test, jobs.reports_of(test.nodeid)
+            while left:
+                jobs.turn(None, None if jobs.running else jobs.waiting[0])
+                for name in left.keys() & jobs.reports.keys():
+                    yield left.pop(name), jobs.reports.pop(name)
         finally:
             jobs.close()
 
