@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from importlib import metadata
@@ -97,6 +98,23 @@ def versions(*packages: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             pass
     return installed
+
+
+def installed_release() -> str:
+    """The release of the Megatron that is imported here, without the commit of the repository that this is run in."""
+    from megatron.core import package_info
+
+    return package_info.__version__.partition("+")[0]
+
+
+def check_release(release: str, installed: str) -> None:
+    """End this process if the Python that was named for `release` has another Megatron."""
+    if release[0].isdigit() and installed != release:
+        sys.exit(f"the Python of {release} has megatron-core {installed}")
+
+
+def count_ranks(ranks: int) -> str:
+    return f"{ranks} rank{'s' * (ranks > 1)}"
 
 
 def made_with() -> str:

@@ -107,24 +107,16 @@ def decode(model: Any, held_out: Any) -> dict[str, float]:
 
 def draw(curves: Curves, metrics: Sequence[str], file: Path) -> None:
     """Draw these metrics, accepted lengths on held-out text, over the steps."""
-    import matplotlib
+    from scripts.common.pictures import BLUE, GREY, RED, YELLOW, save, start
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(metrics), figsize=(1 + 4.5 * len(metrics), 4), sharey=True, squeeze=False)
-    colors = ("#8a8a8a", "#c99700", "#1f6fb2", "#c8452f")
-    for axis, name in zip(axes[0], metrics, strict=True):
-        for (label, curve), color in zip(curves.items(), colors, strict=False):
-            steps = [step for step, _ in curve]
-            axis.plot(steps, [measured[name] for _, measured in curve], color=color, label=label)
-        axis.set_title(name, fontsize=10)
-        axis.set_xlabel("steps of training the heads")
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("tokens per verification step")
-    axes[0][-1].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(file, dpi=110)
+    figure, plots = start("", list(metrics), 1, (1 + 4.5 * len(metrics), 4), sharey=True)
+    for axes, name in zip(plots, metrics, strict=True):
+        for (label, curve), color in zip(curves.items(), (GREY, YELLOW, BLUE, RED), strict=False):
+            axes.plot([step for step, _ in curve], [values[name] for _, values in curve], color=color, label=label)
+        axes.set_xlabel("steps of training the heads")
+    plots[0].set_ylabel("tokens per verification step")
+    plots[-1].legend(frameon=False)
+    save(figure, file)
 
 
 if __name__ == "__main__":

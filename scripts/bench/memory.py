@@ -49,23 +49,18 @@ def run(options: argparse.Namespace) -> None:
     from rich.progress import track
 
     on_cpu = options.cpu or torch.cuda.device_count() < options.ranks
-    found: dict[str, dict[str, list[Rank]]] = {patch: {} for patch in patches}
+    record: dict[str, dict[str, list[Rank]]] = {patch: {} for patch in patches}
     for patch in track(patches, "Counting", transient=True):
         for side in ("without", "with"):
-            asked = {"case": patch, "patched": side == "with", "on_cpu": on_cpu}
-            words = json.dumps({**asked, "layers": options.layers, "hidden": options.hidden})
-            found[patch][side] = study.measure(
-                sys.executable,
-                "scripts.bench.memory_worker",
-                words,
-                ranks=options.ranks,
-                device="cpu" if on_cpu else "gpu",
-                patches="all" if side == "with" else f"-{patch}",
-            )
-    for patch, sides in found.items():
+            case = {"patch": patch, "patched": side == "with", "layers": options.layers, "hidden": options.hidden}
+            where = {"ranks": options.ranks, "device": "cpu" if on_cpu else "gpu"}
+            patched = "all" if side == "with" else f"-{patch}"
+            words = ("scripts.bench.memory_worker", json.dumps({**case, "on_cpu": on_cpu}))
+            record[patch][side] = study.measure(sys.executable, *words, patches=patched, **where)
+    for patch, sides in record.items():
         compare(patch, sides["without"], sides["with"]).show()
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(record, indent=1))
 
 
 def compare(patch: str, before: list[Rank], after: list[Rank]) -> Table:
