@@ -1,6 +1,6 @@
 """The test matrix of ci/matrix.toml: `nox -s 'tests(release="0.18.2")'`, or all of it with scripts/test.sh.
 
-Each session leaves pytest's JUnit report in .nox/results/ for scripts/test_report.py.
+Each session leaves pytest's JUnit report in .nox/results/.
 """
 
 from __future__ import annotations

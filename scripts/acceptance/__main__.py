@@ -19,10 +19,8 @@ from typing import Any
 from rich.console import Console
 
 from scripts import study
-from scripts.acceptance import training
-from scripts.acceptance.table import columns, numbers, starts_columns, starts_numbers
+from scripts.acceptance import table, training
 from scripts.common.arguments import make_parser
-from scripts.common.markdown import Table
 from scripts.common.process import ROOT
 
 PROMPT, SAMPLES = 16, 8
@@ -46,11 +44,11 @@ def main() -> int:
 
 
 def compare_losses(trained: training.Trained, console: Console, tables: Path, pictures: Path) -> None:
-    found = {}
+    lengths = {}
     for loss_type in LOSSES:
         console.print(f"training the heads: {loss_type}")
         model, curve = training.train_heads(*trained, loss_type)
-        found[loss_type] = {"curve": curve, **decode(model, trained.held_out)}
+        lengths[loss_type] = {"curve": curve, **decode(model, trained.held_out)}
     note = (
         f"Tokens per verification step of a speculative decoder with {training.DEPTHS} heads, after "
         f"{training.HEAD_STEPS} steps of training the heads by each loss from one frozen main model. Decoded: "
@@ -58,9 +56,8 @@ def compare_losses(trained: training.Trained, console: Console, tables: Path, pi
         f"decoded text; logged: what the log says of that text. Made by `python -m scripts.acceptance` with "
         f"{study.made_with()} on a CPU."
     )
-    table = Table("Accepted lengths, logged and decoded", columns(found), numbers(found), note=note)
-    study.keep(tables / "acceptance", table, found)
-    curves = {loss_type: one["curve"] for loss_type, one in found.items()}
+    study.keep(tables / "acceptance", table.losses(lengths, note), lengths)
+    curves = {loss_type: row["curve"] for loss_type, row in lengths.items()}
     draw(curves, (SAMPLED, GREEDY), pictures / "mtp_acceptance_length.png")
 
 
@@ -74,9 +71,7 @@ def compare_starts(trained: training.Trained, console: Console, tables: Path, pi
         f"The accepted length ({SAMPLED}) of {training.DEPTHS} heads on held-out text, over the steps of training them "
         f"by e2e_tv. Made by `python -m scripts.acceptance starts` with {study.made_with()} on a CPU."
     )
-    header = starts_columns(lengths)
-    table = Table("Starts of MTP heads", header, starts_numbers(lengths), range(1, len(header)), note=note)
-    study.keep(tables / "starts", table, lengths)
+    study.keep(tables / "starts", table.starts(lengths, note), lengths)
     draw({f"--mtp-init {start}": curve for start, curve in curves.items()}, (SAMPLED,), pictures / "mtp_starts.png")
 
 
@@ -87,22 +82,18 @@ def decode(model: Any, held_out: Any) -> dict[str, float]:
     """Return tokens per verification step: decoded, from every position of the decoded text, and as the log says."""
     import torch
 
-    from scripts.acceptance.decoder import accepted_from_every_position
-    from scripts.acceptance.decoder import decode as decode_text
+    from scripts.acceptance import decoder
 
     begins = range(0, SAMPLES * 500, 500)
     prompts = torch.stack([held_out[begin : begin + PROMPT] for begin in begins])
-    found = {}
-    for name, logged, sampler in (
-        ("greedy", GREEDY, None),
-        ("sampled", SAMPLED, torch.Generator().manual_seed(5)),
-    ):
-        decoded = decode_text(model, prompts, training.LENGTH, sampler)
-        found[f"{name}, decoded"] = decoded.tokens_per_step
-        found[f"{name}, from every position"] = accepted_from_every_position(model, decoded.tokens, PROMPT, sampler)
-        found[f"{name}, logged"] = training.measure_text(model, decoded.tokens, PROMPT)[logged]
-        found[f"{name}, logged on held-out text"] = training.measure(model, held_out)[logged]
-    return found
+    lengths = {}
+    samplers = {"greedy": (GREEDY, None), "sampled": (SAMPLED, torch.Generator().manual_seed(5))}
+    for name, (logged, sampler) in samplers.items():
+        text, lengths[f"{name}, decoded"] = decoder.decode(model, prompts, training.LENGTH, sampler)
+        lengths[f"{name}, from every position"] = decoder.accepted_from_every_position(model, text, PROMPT, sampler)
+        lengths[f"{name}, logged"] = training.measure_text(model, text, PROMPT)[logged]
+        lengths[f"{name}, logged on held-out text"] = training.measure(model, held_out)[logged]
+    return lengths
 
 
 def draw(curves: Curves, metrics: Sequence[str], file: Path) -> None:

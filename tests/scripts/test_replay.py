@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from datetime import timedelta
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from scripts.common.process import environment
 from scripts.replay import __main__ as replay
 from scripts.replay import jobs, report
 from scripts.replay.source import Repository, Tree
-from scripts.replay.verdicts import EITHER, FIXED, Verdict, doubtful
+from scripts.replay.verdicts import EITHER, FIXED, Verdict, all_ranks_say, doubtful
 
 pytestmark = [
     pytest.mark.forked("python"),
@@ -209,6 +210,25 @@ def test_a_resumed_job_runs_what_time_left_out_and_nothing_else(run_job):
     outcomes = {"a": ("failed", "before"), "b": ("passed", "")}
     assert run_job(([resumed], "crashed"), resume=True) == outcomes
     assert run_job(resume=True) == outcomes
+
+
+class Store(dict):
+    """Takes and gives as torch's stores do."""
+
+    def set(self, key, text):
+        self[key] = text.encode()
+
+    def wait(self, keys, patience):
+        if not self.keys() >= set(keys):
+            raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "texts, together", [({"one": "passed"}, True), ({"one": "failed"}, False), ({"another": "passed"}, False)]
+)
+def test_ranks_are_in_step_if_all_say_the_same_in_time(texts, together):
+    store = Store({key: text.encode() for key, text in texts.items()})
+    assert all_ranks_say(store, ["zero", "one"], 0, "passed", timedelta()) == together
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
