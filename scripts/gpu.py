@@ -30,8 +30,8 @@ PACKAGES = ("torch", "megatron-core", "emerging-optimizers", "transformer-engine
 NAME_GPU = """
 import torch
 if torch.cuda.is_available():
-    found = torch.cuda.get_device_properties(0)
-    print(f"{found.name}, {found.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
+    gpu = torch.cuda.get_device_properties(0)
+    print(f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
 """
 OUT = {"gpu": "ci", "cpu": ".gpu"}
 TESTS = {
@@ -98,27 +98,25 @@ class Record:
     """`FILE.json`, and `FILE.md` with the same as a table."""
 
     def __init__(self, file: Path, machine: str) -> None:
-        self.file = file
+        self.file, self.machine = file, machine
         self.stages: dict[str, dict[str, Any]] = {}
         if file.is_file():
             self.stages = json.loads(file.read_text(encoding="utf-8"))["stages"]
-        self.machine = machine
 
-    def add(self, name: str, state: str, seconds: float, versions: dict[str, str]) -> None:
-        self.stages[name] = {"state": state, "seconds": round(seconds), "versions": versions}
-        found = {"machine": self.machine, "stages": self.stages}
+    def add(self, name: str, **outcome: Any) -> None:
+        self.stages[name] = outcome
         rows = [
-            [stage, row["state"], str(row["seconds"]), ", ".join(f"{name} {v}" for name, v in row["versions"].items())]
+            [stage, row["state"], str(row["seconds"]), ", ".join(map(" ".join, row["versions"].items()))]
             for stage, row in self.stages.items()
         ]
         table = Table(f"Stages on {self.machine}", ["stage", "state", "seconds", "with"], rows, right=[2])
-        study.write(self.file.with_suffix(""), found, table.title, [table])
+        record = {"machine": self.machine, "stages": self.stages}
+        study.write(self.file.with_suffix(""), record, table.title, [table])
 
 
 def run_stages(stages: list[Stage], record: Record, minutes: float) -> bool:
     """Whether all have passed, now or before."""
     versions = study.versions(*PACKAGES)
-    good = True
     for stage in stages:
         if record.stages.get(stage.name, {}).get("state") == "passed":
             print(f"{stage.name}: passed before")
@@ -129,10 +127,9 @@ def run_stages(stages: list[Stage], record: Record, minutes: float) -> bool:
         start = time.monotonic()
         result = run(stage.command, environment(**stage.variables), log, timeout=60 * minutes)
         state = {0: "passed", None: "ran out of time"}.get(result.code, "failed")
-        record.add(stage.name, state, time.monotonic() - start, versions)
+        record.add(stage.name, state=state, seconds=round(time.monotonic() - start), versions=versions)
         print(f"{stage.name}: {state}" if state == "passed" else f"{result.tail}\n{stage.name}: {state}; see {log}")
-        good &= state == "passed"
-    return good
+    return all(record.stages[stage.name]["state"] == "passed" for stage in stages)
 
 
 def name_machine(device: str) -> str:

@@ -60,7 +60,7 @@ class Training:
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
         from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-        from scripts.tiny_gpt import build_gpt, make_config
+        from scripts.tiny_gpt import build_gpt, causal_inputs, make_config
 
         model_parallel_cuda_manual_seed(1)
         config = make_config(num_layers=layers, hidden_size=HIDDEN, mtp_num_layers=1, **settings)
@@ -68,9 +68,8 @@ class Training:
         self.elements_of_heads = sum(param.numel() for param in gpt.mtp.parameters())
         self.model = DistributedDataParallel(config, DistributedDataParallelConfig(), gpt)
         self.optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), [self.model])
-        self.tokens = torch.randint(VOCABULARY, (1, LENGTH + 1), generator=torch.Generator().manual_seed(3))
-        self.mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).triu(1)
-        self.positions = torch.arange(LENGTH).expand(1, -1)
+        tokens = torch.randint(VOCABULARY, (1, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+        *self.inputs, self.labels = causal_inputs(tokens)
 
     def step(self) -> None:
         """Train on the one batch."""
@@ -110,7 +109,7 @@ class Training:
         }
 
     def _forward(self) -> Any:
-        return self.model(self.tokens[:, :-1], self.positions, self.mask, labels=self.tokens[:, 1:]).mean()
+        return self.model(*self.inputs, labels=self.labels).mean()
 
 
 COLUMNS = ["of a step", "detached", "frozen", "frozen / detached", "frozen, in theory"]

@@ -13,7 +13,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from scripts.bench.held import Held, held, shard_elements
-from scripts.tiny_gpt import build_gpt, make_config, start_process_groups
+from scripts.tiny_gpt import build_gpt, causal_inputs, make_config, start_process_groups
 
 LENGTH = 32
 
@@ -54,13 +54,11 @@ def fsdp_without_master_weights(case: SimpleNamespace) -> Outcome:
         optimizer="adam", lr=1e-2, bf16=True, use_distributed_optimizer=True, use_precision_aware_optimizer=True
     )
     optimizer = get_megatron_optimizer(settings, [model])
-    tokens = torch.randint(vocabulary, (2, LENGTH + 1), device="cuda")
-    positions = torch.arange(LENGTH, device="cuda").expand(2, -1)
-    mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool, device="cuda").triu(1)
+    *inputs, labels = causal_inputs(torch.randint(vocabulary, (2, LENGTH + 1), device="cuda"))
     losses = []
     for _ in range(3):
         optimizer.zero_grad()
-        loss = model(tokens[:, :-1], positions, mask, labels=tokens[:, 1:]).float().mean()
+        loss = model(*inputs, labels=labels).float().mean()
         loss.backward()
         model.finish_grad_sync()
         optimizer.step()

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from scripts.common.pictures import BLUE, RED, YELLOW, save, start
 from scripts.demo.trainer import be_one_process
-from scripts.tiny_gpt import build_gpt, make_config, start_process_groups
+from scripts.tiny_gpt import build_gpt, causal_inputs, make_config, run_microbatches, start_process_groups
 
 STEPS, LENGTH, BATCH = 150, 64, 16
 
@@ -56,8 +55,7 @@ def train(data: torch.Tensor, with_labels: bool, scale: float | None = None) -> 
     def forward_step(_: Any, model: Any) -> tuple[torch.Tensor, Callable]:
         starts = torch.randint(0, len(data) - LENGTH - 1, (BATCH,), generator=generator)
         tokens = torch.stack([data[start : start + LENGTH + 1] for start in starts]).cuda()
-        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        positions = torch.arange(LENGTH, device=inputs.device).expand(BATCH, -1)
+        inputs, positions, _, targets = causal_inputs(tokens)
         output = model(inputs, positions, None, labels=targets if with_labels else None)
 
         def loss_function(output: torch.Tensor) -> tuple[torch.Tensor, dict]:
@@ -71,15 +69,7 @@ def train(data: torch.Tensor, with_labels: bool, scale: float | None = None) -> 
     for step in range(STEPS):
         model.zero_grad_buffer()
         optimizer.zero_grad()
-        get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=iter([]),
-            model=[model],
-            num_microbatches=1,
-            seq_length=LENGTH,
-            micro_batch_size=BATCH,
-            forward_only=False,
-        )
+        run_microbatches(model, forward_step, 1, LENGTH, BATCH)
         optimizer.step()
         writer = Writer()
         MTPLossLoggingHelper.track_mtp_metrics(1.0, step, writer)

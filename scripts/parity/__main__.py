@@ -42,13 +42,13 @@ def main() -> int:
 
 
 def record_all(options: Namespace) -> Records:
-    todo = [(release, ranks, patched) for ranks in options.ranks for release in options.python for patched in (1, 0)]
-    todo = [(release, ranks, bool(patched)) for release, ranks, patched in todo if patched or release == REFERENCE]
+    todo = [(release, ranks, True) for ranks in options.ranks for release in options.python]
+    todo += [(REFERENCE, ranks, False) for ranks in options.ranks]
     records: Records = {}
     with Progress() as progress:
         bar = progress.add_task("", total=len(todo))
         for release, ranks, patched in todo:
-            where = f"{release}{'' if patched else ' without patches'}, {ranks} rank{'s' * (ranks > 1)}"
+            where = f"{release}{'' if patched else ' without patches'}, {study.count_ranks(ranks)}"
 
             def tell(case: str, where: str = where) -> None:
                 progress.update(bar, description=f"{where}: {case}")
@@ -56,10 +56,8 @@ def record_all(options: Namespace) -> Records:
             tell("starting")
             words = ["scripts.parity.record", options.device, *options.cases]
             patches = "all" if patched else "none"
-            python = options.python[release]
-            record = study.measure(python, *words, ranks=ranks, patches=patches, on_done=tell)
-            if release[0].isdigit() and record["megatron-core"] != release:
-                sys.exit(f"{python} has megatron-core {record['megatron-core']}, not {release}")
+            record = study.measure(options.python[release], *words, ranks=ranks, patches=patches, on_done=tell)
+            study.check_release(release, record["megatron-core"])
             records[release, ranks, patched] = record
             progress.advance(bar)
     return records

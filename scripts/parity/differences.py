@@ -40,7 +40,7 @@ def compare(reference: dict[str, Any], other: dict[str, Any]) -> dict[str, Diffe
 def _compare_case(reference: dict[str, Any], other: dict[str, Any] | None) -> Difference:
     if other is None:
         return Difference({"not recorded": math.inf}, "there is no such case")
-    numbers, expected = dict(_flatten(other["of ranks"])), dict(_flatten(reference["of ranks"]))
+    numbers, expected = dict(_flatten(other["ranks"])), dict(_flatten(reference["ranks"]))
     largest: dict[str, float] = {}
     first, cause = "", other["cause"]
     for place in {**expected, **numbers}:

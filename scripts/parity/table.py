@@ -47,8 +47,8 @@ def compare_all(records: Records, releases: list[str], ranks: int) -> list[Row]:
     }
     rows = []
     for name in patched["cases"]:
-        word, found = ("patched", against_ours) if name in only_ours else ("native", against_native)
-        rows.append(Row(name, [ranks], word, {release: found[release][name] for release in found}))
+        word, differences = ("patched", against_ours) if name in only_ours else ("native", against_native)
+        rows.append(Row(name, [ranks], word, {release: cases[name] for release, cases in differences.items()}))
     return rows
 
 

@@ -24,11 +24,7 @@ from megatron_mtp_patches.installed_megatron import known_sources
 
 from scripts.common.arguments import make_parser
 from scripts.common.process import ROOT, run_or_exit
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from scripts.common.toml import read_toml
 
 DATA, TABLE = ROOT / "ci" / "pins.toml", ROOT / "ci" / "pins.json"
 MEGATRON = "NVIDIA/Megatron-LM"
@@ -40,9 +36,8 @@ def main() -> int:
     parser = make_parser("scripts.pins", __doc__)
     parser.add_argument("--check", action="store_true", help="only say what is out of date")
     options = parser.parse_args()
-    pins = tomllib.loads(DATA.read_text(encoding="utf-8"))["pin"]
-    found = [read(pin) for pin in pins]
-    text = json.dumps(found, indent=1) + "\n"
+    pins = read_toml(DATA)["pin"]
+    text = json.dumps([read(pin) for pin in pins], indent=1) + "\n"
     if not options.check:
         TABLE.write_text(text, encoding="utf-8")
         return 0

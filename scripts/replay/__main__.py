@@ -25,28 +25,24 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-
-try:
-    import tomllib
-except ImportError:
-    import tomli as tomllib
 
 from megatron_mtp_patches.megatrons import REFS
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
+from scripts import study
 from scripts.common.arguments import make_parser, numbers
 from scripts.common.process import ROOT
+from scripts.common.toml import read_toml
 
 from . import report
 from .jobs import Job, run
 from .source import UNIT_TESTS, Repository, SourceError, Tree
 from .verdicts import NEW, NOT_RUN, Outcomes, Verdict, doubtful, judge_all
 
-SETTINGS = tomllib.loads((ROOT / "ci" / "replay.toml").read_text(encoding="utf-8"))
+SETTINGS = read_toml(ROOT / "ci" / "replay.toml")
 Pair = tuple[Job, Job]  # plain, patched
 
 
@@ -82,26 +78,20 @@ def check(options: argparse.Namespace, releases: list[str], repository: Reposito
         table = options.expected and options.expected / kind_of_table(options.device) / f"{release}.json"
         if table and not table.is_file():
             raise SourceError(f"--expected {options.expected}: there is no {table}. Make it with --out.")
-        if repository.plain and release != repository.version():
-            raise SourceError(
-                f"--release {release}: {repository.plain} is {repository.version()} and has no history. Leave "
-                f"--release out, or give a git repository."
-            )
-        if repository.git and release not in REFS:
-            repository.commit(release)  # raises if it names no tag, branch or commit
+        repository.check(release)
 
 
 def replay_release(release: str, repository: Repository, options: argparse.Namespace) -> int:
     """Write the tables of a release; how much is bad there."""
     console = Console()
-    tree = repository.unpack(release, REFS.get(release, release))
-    found = {}
+    tree = repository.unpack(release)
+    verdicts = {}
     for ranks in options.ranks:
         suites = [suite for suite in SETTINGS["suite"] if applies(suite, release, ranks, options, repository)]
         pairs = make_pairs(options, repository, tree, suites, ranks)
         if pairs:
-            found[ranks] = replay(pairs, f"{release}, {ranks} rank{'s' * (ranks > 1)}", options, console)
-    counts = [report.totals(one) for one in found.values()]
+            verdicts[ranks] = replay(pairs, f"{release}, {study.count_ranks(ranks)}", options, console)
+    counts = [report.totals(one) for one in verdicts.values()]
     if not any(sum(one.values()) - one[NOT_RUN] for one in counts):
         raise SourceError(
             f"{release}: no test has run. Either no suite of ci/replay.toml does on --ranks "
@@ -112,17 +102,17 @@ def replay_release(release: str, repository: Repository, options: argparse.Names
     without = tables / options.device if kind != options.device else None
     files = share_out(tree)
     left_out = {one["reason"]: files[one["reason"]] for one in SETTINGS["left_out"]}
-    report.write(tables / kind, release, about(tree, options.device), found, left_out, without)
-    report.make_table(release, found).show()
+    report.write(tables / kind, release, about(tree, options.device), verdicts, left_out, without)
+    report.make_table(release, verdicts).show()
     console.print(f"-> {tables / kind / release}.md, .json")
     bad = [
         f"newly failing on {ranks}: {test}: {verdict.cause}"
-        for ranks, one in found.items()
+        for ranks, one in verdicts.items()
         for test, verdict in one.items()
         if verdict.word == NEW
     ]
     if options.expected:
-        bad += report.lost(options.expected / kind / f"{release}.json", found)
+        bad += report.lost(options.expected / kind / f"{release}.json", verdicts)
     for line in bad:
         console.print(line, markup=False, style="red")
     return len(bad) + sum(one[NOT_RUN] for one in counts)
@@ -160,19 +150,19 @@ def share_out(tree: Tree) -> dict[str, list[str]]:
     left = {str(path.relative_to(tests)) for path in tests.rglob("test_*.py") if "_of_" not in path.stem}
     *named, everything_else = [(suite["name"], suite["files"]) for suite in SETTINGS["suite"] if "ref" not in suite]
     left_out = [(one["reason"], one["files"]) for one in SETTINGS["left_out"]]
-    found = {}
+    shares = {}
     for name, patterns in [*named, *left_out, everything_else]:
         matching = [str(path.relative_to(tests)) for pattern in patterns for path in sorted(tests.glob(pattern))]
-        found[name] = [file for file in dict.fromkeys(matching) if file in left]
-        left -= set(found[name])
-    return found
+        shares[name] = [file for file in dict.fromkeys(matching) if file in left]
+        left -= set(shares[name])
+    return shares
 
 
 def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: Console) -> dict[str, Verdict]:
     """{test: verdict}"""
     until = time.monotonic() + 60 * options.minutes
     side_by_side = (os.cpu_count() or 1) >= 2 * pairs[0][0].ranks
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     with (
         Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress,
         ThreadPoolExecutor(1 + side_by_side) as pool,
@@ -181,8 +171,9 @@ def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: C
         def run_both(pair: Pair, what: str) -> list[Outcomes]:
             running = []
             for job, word in zip(pair, ("plain", "patched"), strict=True):
-                seen = functools.partial(progress.update, progress.add_task(f"{what}, {word}", total=None))
-                running.append(pool.submit(run, job, until, options.resume, lambda n, seen=seen: seen(completed=n)))
+                bar = progress.add_task(f"{what}, {word}", total=None)
+                advance = functools.partial(lambda bar, ended: progress.update(bar, completed=ended), bar)
+                running.append(pool.submit(run, job, until, options.resume, advance))
             return [one.result() for one in running]
 
         for pair in pairs:
@@ -192,8 +183,8 @@ def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: C
                 alone = tuple(by_itself(job, again) for job in pair)
                 for outcomes, new in zip((plain, patched), run_both(alone, f"{what}, once more"), strict=True):
                     outcomes |= {test: new[test] for test in again if test in new}
-            found |= judge_all(plain, patched, SETTINGS.get("cause", []), options.device)
-    return found
+            verdicts |= judge_all(plain, patched, SETTINGS.get("cause", []), options.device)
+    return verdicts
 
 
 def by_itself(job: Job, tests: list[str]) -> Job:
@@ -210,14 +201,10 @@ def kind_of_table(device: str) -> str:
 def about(tree: Tree, device: str) -> dict[str, str]:
     import torch
 
-    versions = {}
-    for package in ("torch", "emerging-optimizers", "transformer-engine"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "absent"
+    packages = ("torch", "emerging-optimizers", "transformer-engine")
     name = "a rehearsal on CPU" if device == "cpu" else torch.cuda.get_device_name()
-    return {"Megatron-LM": tree.commit[:12] or tree.release, "device": name, **versions}
+    where = {"Megatron-LM": tree.commit[:12] or tree.release, "device": name}
+    return where | dict.fromkeys(packages, "absent") | study.versions(*packages)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_the_record_has_each_layout_of_five_megatrons_and_all_are_good():
     ],
 )
 def test_what_is_good(what, good):
-    result = {"ranks": 1, "losses": [4.0], "resumes": True, "verified": True, **what}
+    result = {**asdict(training.Result(1, [4.0], resumes=True, verified=True)), **what}
     assert table.is_good(result) is good
 
 

@@ -172,7 +172,7 @@ def run_job(make_job, monkeypatch):
     def run(*processes, ranks=1, resume=False):
         remaining = iter(processes)
 
-        def run_once(job, until, seen):
+        def run_once(job, until, advance):
             records, end = next(remaining)
             for path, entries in zip(jobs._records(job), records, strict=True):
                 path.write_text("\n".join(map(json.dumps, entries)))
@@ -275,7 +275,7 @@ def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
             subprocess.run([*git, *words], check=True)
     (tree / "tests/unit_tests/optimizer/test_all.py").unlink()
     repository = Repository(str(tree), tmp_path / "work")
-    unpacked = repository.unpack("0.18.2", "core_v0.18.2")
+    unpacked = repository.unpack("0.18.2")
     tests = unpacked.folder / "tests" / "unit_tests"
     assert (tests / "optimizer/test_all.py").is_file()
     assert "test_old" in (tests / "optimizer/test_clip_grads.py").read_text()
