@@ -51,43 +51,40 @@ class Stage(NamedTuple):
     variables: dict[str, str] = {}
 
 
+def make_stage(name: str, module: str, words: list[str], **variables: str) -> Stage:
+    return Stage(name, [sys.executable, "-m", module, *words], variables)
+
+
 def stages_of_release(options: Namespace) -> Iterator[Stage]:
-    release, results = metadata.version("megatron-core"), options.out / "gpu"
-    junit = f"--junitxml={results / f'tests {release}.xml'}"
-    words = ["pytest", "-q", "-p", "no:cacheprovider", junit, *TESTS[options.device]]
-    yield Stage(f"tests {release}", _python(*words), {"TEST_DEVICE": options.device})
+    release, device, results = metadata.version("megatron-core"), options.device, options.out / "gpu"
+    words = ["-q", "-p", "no:cacheprovider", f"--junitxml={results / f'tests {release}.xml'}", *TESTS[device]]
+    yield make_stage(f"tests {release}", "pytest", words, TEST_DEVICE=device)
     checkouts = {version_of(folder): folder.resolve() for folder in options.megatron}
     native = next((folder for version, folder in checkouts.items() if version.startswith("0.19.")), None)
     for version, folder in checkouts.items():
         if version.split(".")[:2] != release.split(".")[:2]:
             continue
-        history = ["--release", version] if (folder / ".git").exists() else []
-        work = ROOT / ".gpu" / f"replay-{options.device}"
-        limits = ["--minutes", str(max(1, options.minutes - 1)), "--resume", "--work", str(work)]
-        where = ["--device", options.device, "--out", str(options.out / "replay")]
-        words = ["scripts.replay", "--megatron", str(folder), *history, "--ranks", "1", *limits, *where]
-        yield Stage(f"replay {version}", _python(*words))
-        file = ["--json", str(results / f"training {version}.json"), "--device", options.device]
-        words = ["training", "--checkout", str(folder), *(["--native", str(native)] if native else []), *file]
-        yield Stage(f"training {version}", _python("scripts.bench", *words))
+        words = ["--megatron", str(folder), *(["--release", version] if (folder / ".git").exists() else [])]
+        words += ["--ranks", "1", "--minutes", str(max(1, options.minutes - 1)), "--resume", "--device", device]
+        words += ["--work", str(ROOT / ".gpu" / f"replay-{device}"), "--out", str(options.out / "replay")]
+        yield make_stage(f"replay {version}", "scripts.replay", words)
+        words = ["training", "--checkout", str(folder), *(["--native", str(native)] if native else [])]
+        words += ["--json", str(results / f"training {version}.json"), "--device", device]
+        yield make_stage(f"training {version}", "scripts.bench", words)
     if find_spec("transformer_engine"):  # whose FusedAdam it measures
-        file = ["--json", str(results / f"memory {release}.json")]
-        words = ["memory", "fsdp-without-master-weights", "--ranks", "1", *MEMORY[options.device].split(), *file]
-        yield Stage(f"memory {release}", _python("scripts.bench", *words))
+        words = ["memory", "fsdp-without-master-weights", "--ranks", "1", *MEMORY[device].split()]
+        words += ["--json", str(results / f"memory {release}.json")]
+        yield make_stage(f"memory {release}", "scripts.bench", words)
 
 
 def stages_together(options: Namespace) -> Iterator[Stage]:
-    where = ["--device", options.device, "--out", str(options.out / "bench")]
-    where += [f"--python={release}={python}" for release, python in options.python.items()]
-    yield Stage("step", _python("scripts.bench", "step", *STEP[options.device].split(), *where))
-    yield Stage("acceptance", _python("scripts.bench", "acceptance", *ACCEPTANCE[options.device].split(), *where))
-    folder = options.out / "gpu"
-    where = ["--device", options.device, "--output", str(folder), "--json", str(folder / "muon.json")]
-    yield Stage("muon", _python("scripts.bench", "muon", *MUON[options.device].split(), *where))
-
-
-def _python(module: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", module, *words]
+    device, results = ["--device", options.device], options.out / "gpu"
+    pythons = [f"--python={release}={python}" for release, python in options.python.items()]
+    where = [*device, "--out", str(options.out / "bench"), *pythons]
+    for name, sizes in (("step", STEP), ("acceptance", ACCEPTANCE)):
+        yield make_stage(name, "scripts.bench", [name, *sizes[options.device].split(), *where])
+    where = [*device, "--output", str(results), "--json", str(results / "muon.json")]
+    yield make_stage("muon", "scripts.bench", ["muon", *MUON[options.device].split(), *where])
 
 
 def version_of(checkout: Path) -> str:

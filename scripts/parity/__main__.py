@@ -15,7 +15,7 @@ from pathlib import Path
 
 from megatron_mtp_patches.megatrons import REFERENCE
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 from scripts import study
 from scripts.common.arguments import add_pythons, make_parser, numbers
@@ -45,21 +45,12 @@ def record_all(options: Namespace) -> Records:
     todo = [(release, ranks, True) for ranks in options.ranks for release in options.python]
     todo += [(REFERENCE, ranks, False) for ranks in options.ranks]
     records: Records = {}
-    with Progress() as progress:
-        bar = progress.add_task("", total=len(todo))
-        for release, ranks, patched in todo:
-            where = f"{release}{'' if patched else ' without patches'}, {study.count_ranks(ranks)}"
-
-            def tell(case: str, where: str = where) -> None:
-                progress.update(bar, description=f"{where}: {case}")
-
-            tell("starting")
-            words = ["scripts.parity.record", options.device, *options.cases]
-            patches = "all" if patched else "none"
-            record = study.measure(options.python[release], *words, ranks=ranks, patches=patches, on_done=tell)
-            study.check_release(release, record["megatron-core"])
-            records[release, ranks, patched] = record
-            progress.advance(bar)
+    for release, ranks, patched in track(todo, "recording"):
+        patches = "all" if patched else "none"
+        words = ["scripts.parity.record", options.device, *options.cases]
+        record = study.measure(options.python[release], *words, ranks=ranks, patches=patches)
+        study.check_release(release, record["megatron-core"])
+        records[release, ranks, patched] = record
     return records
 
 

@@ -9,8 +9,7 @@ newly, and what hangs or crashes in one of the two, runs once more by itself bef
 in both, too. Writes a table for each release as JSON and Markdown, with the versions that it was made with; those of
 this repository are in ci/replay.
 
-Ends with 1 if a test is newly failing or was not run, or no longer passes that did in the tables of --expected; with 2
-if the arguments cannot be used or no test has run.
+Ends with 1 if a test is newly failing or was not run; with 2 if the arguments cannot be used or no test has run.
 
 Needs torch, pytest and emerging-optimizers; Megatron itself comes from the repository. On cpu everything runs in a
 rehearsal (no GPU is used), and tests that need a GPU say so. Only names of upstream's tests are kept.
@@ -57,7 +56,6 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="take what an earlier run left in the work folder")
     parser.add_argument("--work", type=Path, default=ROOT / ".replay", help="where trees are unpacked and logs are")
     parser.add_argument("--out", type=Path, help="folder of the tables (default: the work folder)")
-    parser.add_argument("--expected", type=Path, help="folder of earlier tables: what passed there has to pass here")
     options = parser.parse_args()
     options.work = options.work.resolve()
     try:
@@ -75,9 +73,6 @@ def check(options: argparse.Namespace, releases: list[str], repository: Reposito
     for name in set(options.suite or ()) - set(names):
         raise SourceError(f"--suite {name!r}: ci/replay.toml has no such suite. It has: {', '.join(map(repr, names))}")
     for release in releases:
-        table = options.expected and options.expected / kind_of_table(options.device) / f"{release}.json"
-        if table and not table.is_file():
-            raise SourceError(f"--expected {options.expected}: there is no {table}. Make it with --out.")
         repository.check(release)
 
 
@@ -111,8 +106,6 @@ def replay_release(release: str, repository: Repository, options: argparse.Names
         for test, verdict in one.items()
         if verdict.word == NEW
     ]
-    if options.expected:
-        bad += report.lost(options.expected / kind / f"{release}.json", verdicts)
     for line in bad:
         console.print(line, markup=False, style="red")
     return len(bad) + sum(one[NOT_RUN] for one in counts)

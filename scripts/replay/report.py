@@ -64,20 +64,6 @@ def make_table(release: str, verdicts: Verdicts) -> Table:
     return Table(f"{release}: upstream's unit tests, plain -> patched", ["ranks", *VERDICTS], rows, bad=bad)
 
 
-def lost(file: Path, verdicts: Verdicts) -> list[str]:
-    """List what passed with the patches when `file` (RELEASE.json) was written, and does not pass here."""
-    lines = []
-    for ranks, tests in passing_tests(json.loads(file.read_text(encoding="utf-8"))).items():
-        now = {_short(test): verdict for test, verdict in verdicts.get(ranks, {}).items()}
-        files = {_file(test) for test in now}
-        for test in sorted(test for test in tests if _file(test) in files):
-            if test not in now:
-                lines.append(f"{test} on {ranks}: it passed in the table, it was not collected")
-            elif now[test].word not in PASSING:
-                lines.append(f"{test} on {ranks}: it passed in the table, now: {now[test].word} ({now[test].cause})")
-    return lines
-
-
 def passing_tests(record: dict[str, Any]) -> dict[int, set[str]]:
     """Return {ranks: tests that pass with the patches} of a RELEASE.json."""
     tests: dict[int, set[str]] = {}

@@ -12,9 +12,9 @@ import pytest
 
 from scripts.common.process import environment
 from scripts.replay import __main__ as replay
-from scripts.replay import jobs, report
+from scripts.replay import jobs
 from scripts.replay.source import Repository, Tree
-from scripts.replay.verdicts import EITHER, FIXED, Verdict, all_ranks_say, doubtful
+from scripts.replay.verdicts import all_ranks_say, doubtful
 
 pytestmark = [
     pytest.mark.forked("python"),
@@ -88,20 +88,6 @@ def test_every_verdict(tmp_path):
     assert "| optimizer/test_all.py | 2 | 1 | 1 | 1 | 3 |  |" in text
     assert "| `optimizer/test_all.py::test_is_fixed` | 1 | AssertionError: … is not there |" in text
     assert " | inference/test_left_out.py |" in text.partition("## Left out")[2]
-
-
-def test_what_passed_in_an_earlier_table_has_to_pass(tmp_path):
-    passing = {
-        "test_a.py": {"1, 2": ["test_breaks", "test_is_fixed"], "1": ["test_goes"]},
-        "test_b.py": {"1": ["test"]},
-    }
-    (tmp_path / "table.json").write_text(json.dumps({"passing with the patches": passing}))
-    verdicts = {"test_breaks": Verdict(EITHER, "no way"), "test_is_fixed": Verdict(FIXED)}
-    verdicts = {1: {f"tests/unit_tests/test_a.py::{test}": verdict for test, verdict in verdicts.items()}}
-    assert report.lost(tmp_path / "table.json", verdicts) == [
-        "test_a.py::test_breaks on 1: it passed in the table, now: failing either way (no way)",
-        "test_a.py::test_goes on 1: it passed in the table, it was not collected",
-    ]
 
 
 def test_each_file_is_in_one_suite_or_left_out(tmp_path):
@@ -255,7 +241,6 @@ def refused(monkeypatch, capsys, tmp_path):
         ("nowhere", "nowhere: no such folder"),
         (".", "neither a git repository nor a folder that holds megatron/core"),
         ("tree --release 0.19.0", "tree is 0.18.2 and has no history. Leave --release out"),
-        ("tree --expected tables", "/0.18.2.json. Make it with --out."),
         ("tree --suite all", "no such suite. It has: 'optimizer', "),
         ("tree --suite optimizer --ranks 3", "no test has run"),
         ("tree --suite optimizer --ranks 1 --minutes 0", "no test has run"),
