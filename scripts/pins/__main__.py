@@ -66,15 +66,15 @@ def read(pin: Pin) -> Pin:
 
 def examine(folder: str) -> dict[str, Any]:
     """The nearest release, the state of each patch, and {unknown target: the patches that are refused for it}."""
-    known, path = known_sources(), [folder]
-    states = {patch.id: decide(patch, known, _engine.project, path).state for patch in PATCHES}
+    sources, path = known_sources(), [folder]
+    states = {patch.id: decide(patch, sources, _engine.project, path).state for patch in PATCHES}
     unknown: dict[str, list[str]] = {}
     for patch in PATCHES:
         checked = {edit.target: edit for edit in patch.edits if edit.check_source}
         for target, edit in checked.items() if states[patch.id] is State.REFUSED else ():
-            if not known.releases_with(target, fingerprint(edit, path)):
+            if not sources.releases_with(target, fingerprint(edit, path)):
                 unknown.setdefault(target, []).append(patch.id)
-    return {"like": known.nearest_release(tuple(PATCHES), path), "states": states, "unknown": unknown}
+    return {"like": sources.nearest_release(tuple(PATCHES), path), "states": states, "unknown": unknown}
 
 
 def find_newer_pin(pin: Pin) -> str:

@@ -21,10 +21,10 @@ def test_it_prints_its_version(environment, flags):
 def test_status_names_what_each_patch_lacks(environment):
     done = environment.command("status", "--json")
     assert (done.returncode, done.stderr) == (1, "")
-    told = json.loads(done.stdout)
-    assert HINT in told["megatron"] and told["zero_touch"] == "not enabled"
-    assert [patch["id"] for patch in told["patches"]] == [patch.id for patch in CATALOG]
-    assert all("not installed" in patch["reason"] for patch in told["patches"])
+    status = json.loads(done.stdout)
+    assert HINT in status["megatron"] and status["zero_touch"] == "not enabled"
+    assert [patch["id"] for patch in status["patches"]] == [patch.id for patch in CATALOG]
+    assert all("not installed" in patch["reason"] for patch in status["patches"])
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,9 @@ from megatron_mtp_patches.megatrons import MAIN, RELEASES
 
 from scripts.bench import startup
 from scripts.docs import kept, memory
+from tests.pages import PAGES, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/*.md"))
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 FLAGS = {edit.flag for patch in CATALOG for edit in patch.edits if isinstance(edit, AddFlag)}
 FIELDS = {edit.field for patch in CATALOG if not patch.package for edit in patch.edits if isinstance(edit, AddField)}
 
@@ -122,7 +121,7 @@ def heading_anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
 def test_links_within_the_repository_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
