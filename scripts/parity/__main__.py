@@ -62,15 +62,11 @@ def report(rows: list[Row], torch: dict[str, str], device: str, folder: Path) ->
         for release, cell in row.cells.items():
             if cell.is_wrong:
                 Console().print(f"{row.case}, {release}: {cell.first}", style="red", markup=False, soft_wrap=True)
-    cells = [
-        {
-            "case": row.case,
-            "ranks": row.ranks[0],
-            "reference": row.reference,
-            "largest differences": {release: cell.largest for release, cell in row.cells.items()},
-        }
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        largest = {release: cell.largest for release, cell in row.cells.items()}
+        place = {"case": row.case, "ranks": row.ranks[0], "reference": row.reference}
+        cells.append({**place, "largest differences": largest})
     record = {"device": device, "torch": torch, "rows": cells}
     study.write(folder / device, record, table.title, [table], describe(torch))
 

@@ -46,7 +46,7 @@ def _compare_case(reference: dict[str, Any], other: dict[str, Any] | None) -> Di
     for place in {**expected, **numbers}:
         number, wanted = numbers.get(place, "nothing"), expected.get(place, "nothing")
         if _exactly(number) != _exactly(wanted):
-            kind = _kind(place)
+            kind = place[4] if place[2] == "steps" else place[2]
             largest[kind] = max(largest.get(kind, 0.0), _size(number, wanted))
             text = f"{' '.join(map(str, place))}: {number} instead of {wanted}"
             if cause and not set(place) & set(other["cause of"]):
@@ -63,10 +63,6 @@ def _flatten(value: Any, place: tuple = ()) -> Iterator[tuple[tuple, Any]]:
             yield from _flatten(part, (*place, key) if place else ("rank", key))
     else:
         yield place, value
-
-
-def _kind(place: tuple) -> str:
-    return place[4] if place[2] == "steps" else place[2]
 
 
 def _exactly(value: Any) -> str:

@@ -82,9 +82,7 @@ def replay_release(release: str, repository: Repository, options: argparse.Names
     tree = repository.unpack(release)
     verdicts = {}
     for ranks in options.ranks:
-        suites = [suite for suite in SETTINGS["suite"] if applies(suite, release, ranks, options, repository)]
-        pairs = make_pairs(options, repository, tree, suites, ranks)
-        if pairs:
+        if pairs := make_pairs(options, repository, tree, ranks):
             verdicts[ranks] = replay(pairs, f"{release}, {study.count_ranks(ranks)}", options, console)
     counts = [report.totals(one) for one in verdicts.values()]
     if not any(sum(one.values()) - one[NOT_RUN] for one in counts):
@@ -111,28 +109,23 @@ def replay_release(release: str, repository: Repository, options: argparse.Names
     return len(bad) + sum(one[NOT_RUN] for one in counts)
 
 
-def applies(suite: dict, release: str, ranks: int, options: argparse.Namespace, repository: Repository) -> bool:
-    """Whether the suite runs on this release and number of ranks; what another commit has needs a history."""
-    wanted = not options.suite or suite["name"] in options.suite
-    has_files = repository.git is not None or "ref" not in suite
-    return wanted and has_files and ranks in suite.get("ranks", (1, 2)) and release in suite.get("on", [release])
-
-
-def make_pairs(
-    options: argparse.Namespace, repository: Repository, tree: Tree, suites: list[dict], ranks: int
-) -> list[Pair]:
-    """One pair for each suite."""
-    own = share_out(tree)
+def make_pairs(options: argparse.Namespace, repository: Repository, tree: Tree, ranks: int) -> list[Pair]:
+    """One pair for each suite that runs on this release and number of ranks; files of another commit need a history."""
+    shares = share_out(tree)
     pairs = []
-    for suite in suites:
+    for suite in SETTINGS["suite"]:
         name, ref = suite["name"], suite.get("ref")
-        names = [repository.take(tree, ref, file) for file in suite["files"]] if ref else own[name]
+        if name not in (options.suite or [name]) or (ref and not repository.git):
+            continue
+        if ranks not in suite.get("ranks", (1, 2)) or tree.release not in suite.get("on", [tree.release]):
+            continue
+        files = [repository.take(tree, ref, file) for file in suite["files"]] if ref else shares[name]
         record = options.work / "records" / f"{tree.folder.name} {ranks} {name}"
         plain, patched = (
-            Job(tree.folder, names, ranks, options.device, patches, Path(f"{record} {word}"), suite.get("only", ""))
+            Job(tree.folder, files, ranks, options.device, patches, Path(f"{record} {word}"), suite.get("only", ""))
             for word, patches in (("plain", "none"), ("patched", "all"))
         )
-        if names:
+        if files:
             pairs.append((plain, patched))
     return pairs
 
