@@ -20,7 +20,7 @@ from rich.console import Console
 
 from scripts import study
 from scripts.acceptance import table, training
-from scripts.common.arguments import make_parser
+from scripts.common.arguments import make_parser, one_of
 from scripts.common.process import ROOT
 
 PROMPT, SAMPLES = 16, 8
@@ -31,11 +31,9 @@ Curves = dict[str, list[tuple[int, dict[str, float]]]]  # by run: the metrics af
 
 def main() -> int:
     parser = make_parser("scripts.acceptance", __doc__)
-    parser.add_argument("studies", nargs="*", metavar="losses|starts", default=[*STUDIES])
+    parser.add_argument("studies", nargs="*", type=one_of(STUDIES), metavar="losses|starts", default=[*STUDIES])
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the tables and pictures")
     options = parser.parse_args()
-    if unknown := set(options.studies) - set(STUDIES):
-        parser.error(f"there is no study {', '.join(sorted(unknown))}; there are {', '.join(STUDIES)}")
     console = Console()
     with training.trained_main_model(console) as trained:
         for name in options.studies:

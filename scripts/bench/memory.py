@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import study
-from scripts.common.arguments import positive
+from scripts.common.arguments import one_of, positive
 from scripts.common.markdown import Table
 
 NEEDS = {
@@ -30,7 +30,8 @@ Rank = dict[str, Any]  # what memory_worker.py writes of a rank
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("patches", nargs="*", metavar="PATCH", help=f"{' or '.join(NEEDS)}; without one, both")
+    text = f"{' or '.join(NEEDS)}; without one, both"
+    parser.add_argument("patches", nargs="*", type=one_of(NEEDS), metavar="PATCH", help=text)
     parser.add_argument("--ranks", type=positive, default=2)
     parser.add_argument("--layers", type=positive, default=4)
     parser.add_argument("--hidden", type=positive, default=256)
@@ -40,8 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     patches = options.patches or list(NEEDS)
-    if unknown := set(patches) - set(NEEDS):
-        options.error(f"nothing is measured of {', '.join(sorted(unknown))}; choose from {', '.join(NEEDS)}")
     needed = ["torch", "megatron", *(name for patch in patches for name in NEEDS[patch])]
     if absent := [name for name in needed if find_spec(name) is None]:
         options.error(f"{sys.executable} has no {', '.join(absent)}, which this needs")

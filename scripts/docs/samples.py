@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.common.arguments import add_pythons, make_parser
+from scripts.common.arguments import add_pythons, make_parser, one_of
 from scripts.common.process import ROOT, environment
 from scripts.parity.record import cases
 
@@ -71,10 +71,9 @@ def read(folder: Path) -> dict[str, Any]:
 def main() -> int:
     parser = make_parser("scripts.docs.samples", __doc__)
     add_pythons(parser)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; without one, all")
+    text = f"{', '.join(TABLES)}; without one, all"
+    parser.add_argument("tables", nargs="*", type=one_of(TABLES), metavar="TABLE", help=text)
     options = parser.parse_args()
-    if unknown := set(options.tables) - set(TABLES):
-        parser.error(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
     wrong = []
     for name in options.tables or TABLES:
         with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ from megatron_mtp_patches.rehearsal import transformer_engine
 from rich.console import Console
 
 from scripts import study
-from scripts.common.arguments import make_parser
+from scripts.common.arguments import make_parser, one_of
 from scripts.common.process import ROOT
 from scripts.replay.source import Repository, SourceError
 
@@ -31,16 +31,15 @@ from .training import rehearse
 
 
 def main() -> int:
+    names = [layout.name for layout in LAYOUTS]
     parser = make_parser("scripts.layouts", __doc__)
     parser.add_argument("--megatron", required=True, metavar="PATH_OR_URL", help="Megatron-LM")
     parser.add_argument("--release", help="a release, tag, branch or commit; not for a tree without history")
-    parser.add_argument("--layout", action="append", metavar="NAME", help="only this one; may be repeated")
+    text = "only this one; may be repeated"
+    parser.add_argument("--layout", action="append", type=one_of(names), metavar="NAME", help=text)
     parser.add_argument("--work", type=Path, default=ROOT / ".replay", help="where trees are unpacked")
     parser.add_argument("--out", type=Path, default=ROOT / "ci" / "layouts", help="folder of the table")
     options = parser.parse_args()
-    names = [layout.name for layout in LAYOUTS]
-    if unknown := set(options.layout or ()) - set(names):
-        parser.error(f"there is no layout {', '.join(sorted(unknown))}; there are: {'; '.join(names)}")
     if not transformer_engine.available():
         parser.error(
             f"{sys.executable} has no TransformerEngine to rehearse with: {transformer_engine.installation_advice()}."

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from scripts import study
-from scripts.common.arguments import make_parser, numbers
+from scripts.common.arguments import make_parser, numbers, one_of
 from scripts.common.process import ROOT
 from scripts.common.toml import read_toml
 
@@ -49,7 +49,8 @@ def main() -> int:
     parser = make_parser("scripts.replay", __doc__)
     parser.add_argument("--megatron", required=True, metavar="PATH_OR_URL", help="Megatron-LM")
     parser.add_argument("--release", action="append", help="only this one; may be repeated")
-    parser.add_argument("--suite", action="append", help="only this suite of ci/replay.toml; may be repeated")
+    suites, text = [suite["name"] for suite in SETTINGS["suite"]], "only this suite of ci/replay.toml; may be repeated"
+    parser.add_argument("--suite", action="append", type=one_of(suites), help=text)
     parser.add_argument("--ranks", type=numbers, default=[1, 2, 4], help="how many ranks (default: 1,2,4)")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--minutes", type=float, default=20.0, help="limit of each release and number of ranks")
@@ -61,19 +62,11 @@ def main() -> int:
     try:
         repository = Repository(options.megatron, options.work)
         releases = options.release or ([repository.version()] if repository.plain else list(REFS))
-        check(options, releases, repository)
+        for release in releases:
+            repository.check(release)
         return int(sum(replay_release(release, repository, options) for release in releases) > 0)
     except SourceError as error:
         parser.error(str(error))
-
-
-def check(options: argparse.Namespace, releases: list[str], repository: Repository) -> None:
-    """Refuse names that nothing answers to; the errors list those that do."""
-    names = [suite["name"] for suite in SETTINGS["suite"]]
-    for name in set(options.suite or ()) - set(names):
-        raise SourceError(f"--suite {name!r}: ci/replay.toml has no such suite. It has: {', '.join(map(repr, names))}")
-    for release in releases:
-        repository.check(release)
 
 
 def replay_release(release: str, repository: Repository, options: argparse.Namespace) -> int:

@@ -65,7 +65,7 @@ def test_numbers_that_are_not_finite_or_not_there_are_an_error(monkeypatch):
 def test_arguments_that_cannot_be_used(refused, tmp_path, monkeypatch):
     monkeypatch.setattr(transformer_engine, "available", lambda: True)
     megatron = ("--megatron", tmp_path)
-    assert "there is no layout DP3; there are: 1 rank; DP2" in refused(main, *megatron, "--layout", "DP3")
+    assert "'DP3' is none of: 1 rank; DP2; TP2, sequence parallel" in refused(main, *megatron, "--layout", "DP3")
     assert "neither a git repository nor a folder that holds megatron/core" in refused(main, *megatron)
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     assert "--release: say which" in refused(main, *megatron)
