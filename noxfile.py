@@ -2,7 +2,7 @@
 
 With ALL_TESTS=1 every test runs on each release (scripts/test.sh --all).
 
-Each session leaves pytest's JUnit report in .nox/results/ for scripts/test_report.py.
+Each session leaves pytest's JUnit report in .nox/results/.
 """
 
 from __future__ import annotations

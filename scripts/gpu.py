@@ -30,8 +30,8 @@ PACKAGES = ("torch", "megatron-core", "emerging-optimizers", "transformer-engine
 NAME_GPU = """
 import torch
 if torch.cuda.is_available():
-    found = torch.cuda.get_device_properties(0)
-    print(f"{found.name}, {found.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
+    gpu = torch.cuda.get_device_properties(0)
+    print(f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
 """
 OUT = {"gpu": "ci", "cpu": ".gpu"}
 TESTS = {
@@ -51,43 +51,40 @@ class Stage(NamedTuple):
     variables: dict[str, str] = {}
 
 
+def make_stage(name: str, module: str, words: list[str], **variables: str) -> Stage:
+    return Stage(name, [sys.executable, "-m", module, *words], variables)
+
+
 def stages_of_release(options: Namespace) -> Iterator[Stage]:
-    release, results = metadata.version("megatron-core"), options.out / "gpu"
-    junit = f"--junitxml={results / f'tests {release}.xml'}"
-    words = ["pytest", "-q", "-p", "no:cacheprovider", junit, *TESTS[options.device]]
-    yield Stage(f"tests {release}", _python(*words), {"TEST_DEVICE": options.device})
+    release, device, results = metadata.version("megatron-core"), options.device, options.out / "gpu"
+    words = ["-q", "-p", "no:cacheprovider", f"--junitxml={results / f'tests {release}.xml'}", *TESTS[device]]
+    yield make_stage(f"tests {release}", "pytest", words, TEST_DEVICE=device)
     checkouts = {version_of(folder): folder.resolve() for folder in options.megatron}
     native = next((folder for version, folder in checkouts.items() if version.startswith("0.19.")), None)
     for version, folder in checkouts.items():
         if version.split(".")[:2] != release.split(".")[:2]:
             continue
-        history = ["--release", version] if (folder / ".git").exists() else []
-        work = ROOT / ".gpu" / f"replay-{options.device}"
-        limits = ["--minutes", str(max(1, options.minutes - 1)), "--resume", "--work", str(work)]
-        where = ["--device", options.device, "--out", str(options.out / "replay")]
-        words = ["scripts.replay", "--megatron", str(folder), *history, "--ranks", "1", *limits, *where]
-        yield Stage(f"replay {version}", _python(*words))
-        file = ["--json", str(results / f"training {version}.json"), "--device", options.device]
-        words = ["training", "--checkout", str(folder), *(["--native", str(native)] if native else []), *file]
-        yield Stage(f"training {version}", _python("scripts.bench", *words))
+        words = ["--megatron", str(folder), *(["--release", version] if (folder / ".git").exists() else [])]
+        words += ["--ranks", "1", "--minutes", str(max(1, options.minutes - 1)), "--resume", "--device", device]
+        words += ["--work", str(ROOT / ".gpu" / f"replay-{device}"), "--out", str(options.out / "replay")]
+        yield make_stage(f"replay {version}", "scripts.replay", words)
+        words = ["training", "--checkout", str(folder), *(["--native", str(native)] if native else [])]
+        words += ["--json", str(results / f"training {version}.json"), "--device", device]
+        yield make_stage(f"training {version}", "scripts.bench", words)
     if find_spec("transformer_engine"):  # whose FusedAdam it measures
-        file = ["--json", str(results / f"memory {release}.json")]
-        words = ["memory", "fsdp-without-master-weights", "--ranks", "1", *MEMORY[options.device].split(), *file]
-        yield Stage(f"memory {release}", _python("scripts.bench", *words))
+        words = ["memory", "fsdp-without-master-weights", "--ranks", "1", *MEMORY[device].split()]
+        words += ["--json", str(results / f"memory {release}.json")]
+        yield make_stage(f"memory {release}", "scripts.bench", words)
 
 
 def stages_together(options: Namespace) -> Iterator[Stage]:
-    where = ["--device", options.device, "--out", str(options.out / "bench")]
-    where += [f"--python={release}={python}" for release, python in options.python.items()]
-    yield Stage("step", _python("scripts.bench", "step", *STEP[options.device].split(), *where))
-    yield Stage("acceptance", _python("scripts.bench", "acceptance", *ACCEPTANCE[options.device].split(), *where))
-    folder = options.out / "gpu"
-    where = ["--device", options.device, "--output", str(folder), "--json", str(folder / "muon.json")]
-    yield Stage("muon", _python("scripts.bench", "muon", *MUON[options.device].split(), *where))
-
-
-def _python(module: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", module, *words]
+    device, results = ["--device", options.device], options.out / "gpu"
+    pythons = [f"--python={release}={python}" for release, python in options.python.items()]
+    where = [*device, "--out", str(options.out / "bench"), *pythons]
+    for name, sizes in (("step", STEP), ("acceptance", ACCEPTANCE)):
+        yield make_stage(name, "scripts.bench", [name, *sizes[options.device].split(), *where])
+    where = [*device, "--output", str(results), "--json", str(results / "muon.json")]
+    yield make_stage("muon", "scripts.bench", ["muon", *MUON[options.device].split(), *where])
 
 
 def version_of(checkout: Path) -> str:
@@ -98,27 +95,25 @@ class Record:
     """`FILE.json`, and `FILE.md` with the same as a table."""
 
     def __init__(self, file: Path, machine: str) -> None:
-        self.file = file
+        self.file, self.machine = file, machine
         self.stages: dict[str, dict[str, Any]] = {}
         if file.is_file():
             self.stages = json.loads(file.read_text(encoding="utf-8"))["stages"]
-        self.machine = machine
 
-    def add(self, name: str, state: str, seconds: float, versions: dict[str, str]) -> None:
-        self.stages[name] = {"state": state, "seconds": round(seconds), "versions": versions}
-        found = {"machine": self.machine, "stages": self.stages}
+    def add(self, name: str, **outcome: Any) -> None:
+        self.stages[name] = outcome
         rows = [
-            [stage, row["state"], str(row["seconds"]), ", ".join(f"{name} {v}" for name, v in row["versions"].items())]
+            [stage, row["state"], str(row["seconds"]), ", ".join(map(" ".join, row["versions"].items()))]
             for stage, row in self.stages.items()
         ]
         table = Table(f"Stages on {self.machine}", ["stage", "state", "seconds", "with"], rows, right=[2])
-        study.write(self.file.with_suffix(""), found, table.title, [table])
+        record = {"machine": self.machine, "stages": self.stages}
+        study.write(self.file.with_suffix(""), record, table.title, [table])
 
 
 def run_stages(stages: list[Stage], record: Record, minutes: float) -> bool:
     """Whether all have passed, now or before."""
     versions = study.versions(*PACKAGES)
-    good = True
     for stage in stages:
         if record.stages.get(stage.name, {}).get("state") == "passed":
             print(f"{stage.name}: passed before")
@@ -129,10 +124,9 @@ def run_stages(stages: list[Stage], record: Record, minutes: float) -> bool:
         start = time.monotonic()
         result = run(stage.command, environment(**stage.variables), log, timeout=60 * minutes)
         state = {0: "passed", None: "ran out of time"}.get(result.code, "failed")
-        record.add(stage.name, state, time.monotonic() - start, versions)
+        record.add(stage.name, state=state, seconds=round(time.monotonic() - start), versions=versions)
         print(f"{stage.name}: {state}" if state == "passed" else f"{result.tail}\n{stage.name}: {state}; see {log}")
-        good &= state == "passed"
-    return good
+    return all(record.stages[stage.name]["state"] == "passed" for stage in stages)
 
 
 def name_machine(device: str) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from scripts.common.markdown import Table
 from scripts.common.process import ROOT, environment, run_or_exit
-
-DONE = "done: "  # begins the line that says which part of a study is done
 
 
 def rehearse() -> None:
@@ -26,45 +26,28 @@ def rehearse() -> None:
 
 
 def measure(
-    python: str,
-    module: str,
-    *words: object,
-    ranks: int = 1,
-    device: str | None = None,
-    patches: str = "all",
-    on_done: Callable[[str], object] = lambda part: None,
+    python: str, module: str, *words: object, ranks: int = 1, device: str | None = None, patches: str = "all"
 ) -> Any:
     """Run `python -m MODULE FILE WORDS` on these ranks; return the JSON that it wrote to FILE.
 
     Args:
         device: "cpu" or "gpu", to have `megatron-mtp-patches run` prepare the process; else it does that itself.
-        on_done: is given each part that `MODULE` has printed with `tell_done`.
     """
     program = ["-m", module]
     if device:
         script = ROOT.joinpath(*module.split(".")).with_suffix(".py")
         kind = "cuda" if device == "gpu" else device
         program = ["-m", "megatron_mtp_patches", "run", "--device", kind, str(script)]
-
-    def on_line(line: str) -> None:
-        if line.startswith(DONE):
-            on_done(line.removeprefix(DONE))
-
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measured.json")
         command = [*launcher(python, ranks), *program, str(file), *map(str, words)]
-        run_or_exit(command, environment(patches, TORCHDYNAMO_DISABLE="1"), on_line=on_line)
+        run_or_exit(command, environment(patches, TORCHDYNAMO_DISABLE="1"))
         return json.loads(file.read_text(encoding="utf-8"))
 
 
 def launcher(python: str, ranks: int) -> list[str]:
     """The words before `-m MODULE` that start it on these ranks."""
     return [python, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-
-
-def tell_done(part: object) -> None:
-    """Print on rank 0 which part is done."""
-    print(f"{DONE}{part}", flush=True)
 
 
 def write(file: Path, record: Any, title: str, tables: Iterable[Table], about: str = "") -> None:
@@ -92,11 +75,26 @@ def versions(*packages: str) -> dict[str, str]:
     """The versions of those packages that are installed."""
     installed = {}
     for package in packages:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             installed[package] = metadata.version(package).partition("+")[0]
-        except metadata.PackageNotFoundError:
-            pass
     return installed
+
+
+def installed_release() -> str:
+    """The release of the Megatron that is imported here, without the commit of the repository that this is run in."""
+    from megatron.core import package_info
+
+    return package_info.__version__.partition("+")[0]
+
+
+def check_release(release: str, installed: str) -> None:
+    """End this process if the Python that was named for `release` has another Megatron."""
+    if release[0].isdigit() and installed != release:
+        sys.exit(f"the Python of {release} has megatron-core {installed}")
+
+
+def count_ranks(ranks: int) -> str:
+    return f"{ranks} rank{'s' * (ranks > 1)}"
 
 
 def made_with() -> str:

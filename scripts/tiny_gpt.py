@@ -1,4 +1,4 @@
-"""A small GPT with MTP heads of the installed Megatron, and its process groups."""
+"""A small GPT with MTP heads of the installed Megatron, its process groups, and what its steps take."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_with_transformer_engine_spec,
     get_gpt_mtp_block_spec,
 )
+from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 
@@ -27,6 +28,20 @@ def make_config(**settings: Any) -> TransformerConfig:
     """A TransformerConfig of two layers without dropout, unless `settings` say otherwise."""
     defaults = {"num_layers": 2, "num_attention_heads": 4, "hidden_dropout": 0.0, "attention_dropout": 0.0}
     return TransformerConfig(**{**defaults, **settings})
+
+
+def causal_inputs(tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of tokens [b, n + 1] what a GPTModel takes: inputs, positions and causal mask; and the labels, [b, n]."""
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    length = inputs.size(1)
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=tokens.device).triu(1)
+    return inputs, torch.arange(length, device=tokens.device).expand_as(inputs), mask, labels
+
+
+def run_microbatches(model: Any, forward_step: Any, number: int, length: int, batch: int) -> None:
+    """Compute the gradients of so many microbatches by Megatron's schedule."""
+    sizes = {"num_microbatches": number, "seq_length": length, "micro_batch_size": batch, "forward_only": False}
+    get_forward_backward_func()(forward_step_func=forward_step, data_iterator=iter([]), model=[model], **sizes)
 
 
 def build_gpt(

@@ -19,10 +19,8 @@ from typing import Any
 from rich.console import Console
 
 from scripts import study
-from scripts.acceptance import training
-from scripts.acceptance.table import columns, numbers, starts_columns, starts_numbers
-from scripts.common.arguments import make_parser
-from scripts.common.markdown import Table
+from scripts.acceptance import table, training
+from scripts.common.arguments import make_parser, one_of
 from scripts.common.process import ROOT
 
 PROMPT, SAMPLES = 16, 8
@@ -33,11 +31,9 @@ Curves = dict[str, list[tuple[int, dict[str, float]]]]  # by run: the metrics af
 
 def main() -> int:
     parser = make_parser("scripts.acceptance", __doc__)
-    parser.add_argument("studies", nargs="*", metavar="losses|starts", default=[*STUDIES])
+    parser.add_argument("studies", nargs="*", type=one_of(STUDIES), metavar="losses|starts", default=[*STUDIES])
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the tables and pictures")
     options = parser.parse_args()
-    if unknown := set(options.studies) - set(STUDIES):
-        parser.error(f"there is no study {', '.join(sorted(unknown))}; there are {', '.join(STUDIES)}")
     console = Console()
     with training.trained_main_model(console) as trained:
         for name in options.studies:
@@ -46,11 +42,11 @@ def main() -> int:
 
 
 def compare_losses(trained: training.Trained, console: Console, tables: Path, pictures: Path) -> None:
-    found = {}
+    lengths = {}
     for loss_type in LOSSES:
         console.print(f"training the heads: {loss_type}")
         model, curve = training.train_heads(*trained, loss_type)
-        found[loss_type] = {"curve": curve, **decode(model, trained.held_out)}
+        lengths[loss_type] = {"curve": curve, **decode(model, trained.held_out)}
     note = (
         f"Tokens per verification step of a speculative decoder with {training.DEPTHS} heads, after "
         f"{training.HEAD_STEPS} steps of training the heads by each loss from one frozen main model. Decoded: "
@@ -58,9 +54,8 @@ def compare_losses(trained: training.Trained, console: Console, tables: Path, pi
         f"decoded text; logged: what the log says of that text. Made by `python -m scripts.acceptance` with "
         f"{study.made_with()} on a CPU."
     )
-    table = Table("Accepted lengths, logged and decoded", columns(found), numbers(found), note=note)
-    study.keep(tables / "acceptance", table, found)
-    curves = {loss_type: one["curve"] for loss_type, one in found.items()}
+    study.keep(tables / "acceptance", table.losses(lengths, note), lengths)
+    curves = {loss_type: row["curve"] for loss_type, row in lengths.items()}
     draw(curves, (SAMPLED, GREEDY), pictures / "mtp_acceptance_length.png")
 
 
@@ -74,9 +69,7 @@ def compare_starts(trained: training.Trained, console: Console, tables: Path, pi
         f"The accepted length ({SAMPLED}) of {training.DEPTHS} heads on held-out text, over the steps of training them "
         f"by e2e_tv. Made by `python -m scripts.acceptance starts` with {study.made_with()} on a CPU."
     )
-    header = starts_columns(lengths)
-    table = Table("Starts of MTP heads", header, starts_numbers(lengths), range(1, len(header)), note=note)
-    study.keep(tables / "starts", table, lengths)
+    study.keep(tables / "starts", table.starts(lengths, note), lengths)
     draw({f"--mtp-init {start}": curve for start, curve in curves.items()}, (SAMPLED,), pictures / "mtp_starts.png")
 
 
@@ -87,44 +80,32 @@ def decode(model: Any, held_out: Any) -> dict[str, float]:
     """Return tokens per verification step: decoded, from every position of the decoded text, and as the log says."""
     import torch
 
-    from scripts.acceptance.decoder import accepted_from_every_position
-    from scripts.acceptance.decoder import decode as decode_text
+    from scripts.acceptance import decoder
 
     begins = range(0, SAMPLES * 500, 500)
     prompts = torch.stack([held_out[begin : begin + PROMPT] for begin in begins])
-    found = {}
-    for name, logged, sampler in (
-        ("greedy", GREEDY, None),
-        ("sampled", SAMPLED, torch.Generator().manual_seed(5)),
-    ):
-        decoded = decode_text(model, prompts, training.LENGTH, sampler)
-        found[f"{name}, decoded"] = decoded.tokens_per_step
-        found[f"{name}, from every position"] = accepted_from_every_position(model, decoded.tokens, PROMPT, sampler)
-        found[f"{name}, logged"] = training.measure_text(model, decoded.tokens, PROMPT)[logged]
-        found[f"{name}, logged on held-out text"] = training.measure(model, held_out)[logged]
-    return found
+    lengths = {}
+    samplers = {"greedy": (GREEDY, None), "sampled": (SAMPLED, torch.Generator().manual_seed(5))}
+    for name, (logged, sampler) in samplers.items():
+        text, lengths[f"{name}, decoded"] = decoder.decode(model, prompts, training.LENGTH, sampler)
+        lengths[f"{name}, from every position"] = decoder.accepted_from_every_position(model, text, PROMPT, sampler)
+        lengths[f"{name}, logged"] = training.measure_text(model, text, PROMPT)[logged]
+        lengths[f"{name}, logged on held-out text"] = training.measure(model, held_out)[logged]
+    return lengths
 
 
 def draw(curves: Curves, metrics: Sequence[str], file: Path) -> None:
     """Draw these metrics, accepted lengths on held-out text, over the steps."""
-    import matplotlib
+    from scripts.common.pictures import BLUE, GREY, RED, YELLOW, save, start
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(metrics), figsize=(1 + 4.5 * len(metrics), 4), sharey=True, squeeze=False)
-    colors = ("#8a8a8a", "#c99700", "#1f6fb2", "#c8452f")
-    for axis, name in zip(axes[0], metrics, strict=True):
-        for (label, curve), color in zip(curves.items(), colors, strict=False):
-            steps = [step for step, _ in curve]
-            axis.plot(steps, [measured[name] for _, measured in curve], color=color, label=label)
-        axis.set_title(name, fontsize=10)
-        axis.set_xlabel("steps of training the heads")
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("tokens per verification step")
-    axes[0][-1].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(file, dpi=110)
+    figure, plots = start("", list(metrics), 1, (1 + 4.5 * len(metrics), 4), sharey=True)
+    for axes, name in zip(plots, metrics, strict=True):
+        for (label, curve), color in zip(curves.items(), (GREY, YELLOW, BLUE, RED), strict=False):
+            axes.plot([step for step, _ in curve], [values[name] for _, values in curve], color=color, label=label)
+        axes.set_xlabel("steps of training the heads")
+    plots[0].set_ylabel("tokens per verification step")
+    plots[-1].legend(frameon=False)
+    save(figure, file)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from megatron_mtp_patches import mtp_pass
 
+from scripts.tiny_gpt import causal_inputs
+
 
 class Logits(NamedTuple):
     """Of the main model [b, n, v] and of the heads [D, b, n, v], each head's at the position that it starts from."""
@@ -26,16 +28,14 @@ def forward(model: Any, tokens: torch.Tensor) -> Logits:
 
     What stands after a position does not change its logits.
     """
-    seen: list[torch.Tensor] = []
-    handle = model.mtp.register_forward_hook(lambda _, __, hidden: seen.append(hidden))
-    length = tokens.size(1)
-    positions = torch.arange(length).expand_as(tokens)
-    future = torch.ones(1, 1, length, length).tril().logical_not()
+    outputs: list[torch.Tensor] = []
+    handle = model.mtp.register_forward_hook(lambda _, __, hidden: outputs.append(hidden))
+    *inputs, _ = causal_inputs(torch.nn.functional.pad(tokens, (0, 1)))
     try:
-        model(tokens, positions, future)
+        model(*inputs)
     finally:
         handle.remove()
-    hidden = torch.stack(seen[0].chunk(1 + model.config.mtp_num_layers)).transpose(1, 2)
+    hidden = torch.stack(outputs[0].chunk(1 + model.config.mtp_num_layers)).transpose(1, 2)
     main, *heads = (torch.nn.functional.linear(each, model.output_layer.weight).double() for each in hidden)
     return Logits(main, torch.stack(heads))
 
@@ -100,17 +100,17 @@ def decode(model: Any, prompts: torch.Tensor, length: int, sampler: torch.Genera
     rows = torch.arange(len(prompts))
     tokens = torch.nn.functional.pad(prompts, (0, length - prompts.size(1)))
     lengths = torch.full((len(prompts),), prompts.size(1))
-    steps = made = 0
+    steps = produced = 0
     while (unfinished := lengths < length).any():
         with mtp_pass(compute=True):
             step = verify(model, tokens, lengths, sampler)
         steps += int(unfinished.sum())
-        made += int((1 + step.accepted)[unfinished].sum())
+        produced += int((1 + step.accepted)[unfinished].sum())
         for place, column in enumerate(step.tokens.unbind(1)):
             used = unfinished & (place <= step.accepted) & (lengths + place < length)
             tokens[rows[used], (lengths + place)[used]] = column[used]
         lengths = torch.where(unfinished, (lengths + 1 + step.accepted).clamp(max=length), lengths)
-    return Decoded(tokens, made / steps)
+    return Decoded(tokens, produced / steps)
 
 
 def accepted_from_every_position(model: Any, text: torch.Tensor, first: int, sampler: torch.Generator | None) -> float:

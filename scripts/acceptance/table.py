@@ -1,24 +1,23 @@
-"""What was found, as rows: a number in each, a column for each loss."""
+"""The tables of ci/acceptance and ci/starts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-
-def columns(found: dict[str, dict[str, Any]]) -> list[str]:
-    return ["tokens per verification step", *found]
+from scripts.common.markdown import Table
 
 
-def numbers(found: dict[str, dict[str, Any]]) -> list[list[str]]:
-    names = [name for name in next(iter(found.values())) if name != "curve"]
-    return [[name, *(f"{one[name]:.3f}" for one in found.values())] for name in names]
+def losses(lengths: dict[str, dict[str, Any]], note: str = "") -> Table:
+    """A number in each row, a column for each loss."""
+    names = [name for name in next(iter(lengths.values())) if name != "curve"]
+    rows = [[name, *(f"{row[name]:.3f}" for row in lengths.values())] for name in names]
+    columns = ["tokens per verification step", *lengths]
+    return Table("Accepted lengths, logged and decoded", columns, rows, range(1, len(columns)), note=note)
 
 
-def starts_columns(curves: dict[str, list[tuple[int, float]]]) -> list[str]:
-    """The steps at which the accepted length was measured."""
-    return ["`--mtp-init`, accepted length after steps", *(str(step) for step, _ in next(iter(curves.values())))]
-
-
-def starts_numbers(curves: dict[str, list[tuple[int, float]]]) -> list[list[str]]:
-    """A row for each start."""
-    return [[start, *(f"{length:.3f}" for _, length in curve)] for start, curve in curves.items()]
+def starts(curves: dict[str, list[tuple[int, float]]], note: str = "") -> Table:
+    """A row for each start, a column for the steps at which the accepted length was measured."""
+    steps = [str(step) for step, _ in next(iter(curves.values()))]
+    columns = ["`--mtp-init`, accepted length after steps", *steps]
+    rows = [[start, *(f"{length:.3f}" for _, length in curve)] for start, curve in curves.items()]
+    return Table("Starts of MTP heads", columns, rows, range(1, len(columns)), note=note)

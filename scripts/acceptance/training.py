@@ -75,15 +75,21 @@ def make_model(loss_type: str) -> Any:
 
 def run(model: Any, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Return the main model's loss [b, n] on batches of `batches`; the heads' losses are attached to it."""
-    inputs = tokens[:, :-1].contiguous()
-    length = inputs.size(1)
-    return model(
-        inputs,
-        torch.arange(length).expand_as(inputs),
-        torch.ones(1, 1, length, length).tril().logical_not(),
-        labels=tokens[:, 1:].contiguous(),
-        loss_mask=torch.ones(inputs.shape) if mask is None else mask,
-    )
+    from scripts.tiny_gpt import causal_inputs
+
+    *inputs, labels = causal_inputs(tokens)
+    return model(*inputs, labels=labels, loss_mask=torch.ones(labels.shape) if mask is None else mask)
+
+
+def steps(parameters: list[Any], text: torch.Tensor, count: int, seed: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the number of each step and its batch, of which the caller computes the gradients; AdamW, cosine."""
+    optimizer = torch.optim.AdamW(parameters, LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, count, LEARNING_RATE / 10)
+    for step, tokens in enumerate(batches(text, count, seed), start=1):
+        optimizer.zero_grad()
+        yield step, tokens
+        optimizer.step()
+        schedule.step()
 
 
 def train_main_model(text: torch.Tensor) -> Any:
@@ -92,14 +98,9 @@ def train_main_model(text: torch.Tensor) -> Any:
 
     model = make_model("cross_entropy")
     trained = [parameter for name, parameter in model.named_parameters() if not name.startswith("mtp.")]
-    optimizer = torch.optim.AdamW(trained, LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, MAIN_STEPS, LEARNING_RATE / 10)
-    for tokens in batches(text, MAIN_STEPS, seed=2):
-        optimizer.zero_grad()
+    for _, tokens in steps(trained, text, MAIN_STEPS, seed=2):
         with mtp_pass(compute=False):
             run(model, tokens).mean().backward()
-        optimizer.step()
-        schedule.step()
     return model
 
 
@@ -120,21 +121,15 @@ def train_heads(
         from megatron_overrides.mtp.new_heads.initialization import initialize_from_last_layer
 
         initialize_from_last_layer([model])
-    heads = []
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("mtp."))
-        heads += [parameter] if parameter.requires_grad else []
-    optimizer = torch.optim.AdamW(heads, LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, HEAD_STEPS, LEARNING_RATE / 10)
+    heads = [parameter for parameter in model.parameters() if parameter.requires_grad]
     curve = [(0, measure(model, held_out))]
-    for number, tokens in enumerate(batches(text, HEAD_STEPS, seed=3), start=1):
-        optimizer.zero_grad()
+    for step, tokens in steps(heads, text, HEAD_STEPS, seed=3):
+        if step > 1 and (step - 1) % MEASURE_EVERY == 0:
+            curve.append((step - 1, measure(model, held_out)))
         (0 * run(model, tokens).mean()).backward()
-        optimizer.step()
-        schedule.step()
-        if number % MEASURE_EVERY == 0:
-            curve.append((number, measure(model, held_out)))
-    return model, curve
+    return model, [*curve, (HEAD_STEPS, measure(model, held_out))]
 
 
 def measure(model: Any, text: torch.Tensor) -> dict[str, float]:

@@ -60,14 +60,14 @@ def _is_of_torch(event: Any) -> bool:
 def _calls(owner: Any, name: str) -> Iterator[list[None]]:
     """Collect one entry for each call of owner.name."""
     original = getattr(owner, name)
-    seen: list[None] = []
+    calls: list[None] = []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        seen.append(None)
+        calls.append(None)
         return original(*args, **kwargs)
 
     setattr(owner, name, counted)
     try:
-        yield seen
+        yield calls
     finally:
         setattr(owner, name, original)

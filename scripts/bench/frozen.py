@@ -19,7 +19,7 @@ from scripts.common.arguments import positive
 from scripts.common.markdown import Table
 from scripts.common.process import ROOT
 
-HIDDEN, HEADS, LENGTH, VOCABULARY, WARM_UP = 256, 4, 256, 512, 3
+HIDDEN, LENGTH, VOCABULARY, WARM_UP = 256, 256, 512, 3
 KINDS = {"detached": {"mtp_detach_heads": True}, "frozen": {"freeze_base_model_for_mtp": True}}
 
 
@@ -42,14 +42,12 @@ def run(options: argparse.Namespace) -> None:
             training.step()
             if number >= WARM_UP:
                 seconds[kind].append(time.perf_counter() - start)
-    found = {kind: training.count() for kind, training in trainings.items()}
+    costs = {kind: training.count() for kind, training in trainings.items()}
     for kind, times in seconds.items():
-        found[kind]["milliseconds"] = 1000 * statistics.median(times)
-    theory = {
-        "bytes of gradients": 4 * trainings["frozen"].elements_of_heads,
-        "bytes of optimizer state": 8 * trainings["frozen"].elements_of_heads,
-    }
-    study.keep(options.out, make_table(found, theory, options.layers), {"found": found, "theory": theory})
+        costs[kind]["milliseconds"] = 1000 * statistics.median(times)
+    elements = trainings["frozen"].elements_of_heads
+    theory = {"bytes of gradients": 4 * elements, "bytes of optimizer state": 8 * elements}
+    study.keep(options.out, make_table(costs, theory, options.layers), {"found": costs, "theory": theory})
     torch.distributed.destroy_process_group()
 
 
@@ -62,23 +60,16 @@ class Training:
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
         from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-        from scripts.tiny_gpt import build_gpt, make_config
+        from scripts.tiny_gpt import build_gpt, causal_inputs, make_config
 
         model_parallel_cuda_manual_seed(1)
-        config = make_config(
-            num_layers=layers,
-            hidden_size=HIDDEN,
-            num_attention_heads=HEADS,
-            mtp_num_layers=1,
-            **settings,
-        )
+        config = make_config(num_layers=layers, hidden_size=HIDDEN, mtp_num_layers=1, **settings)
         gpt = build_gpt(config, VOCABULARY, LENGTH, tied=False)
         self.elements_of_heads = sum(param.numel() for param in gpt.mtp.parameters())
         self.model = DistributedDataParallel(config, DistributedDataParallelConfig(), gpt)
         self.optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), [self.model])
-        self.tokens = torch.randint(VOCABULARY, (1, LENGTH + 1), generator=torch.Generator().manual_seed(3))
-        self.mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).triu(1)
-        self.positions = torch.arange(LENGTH).expand(1, -1)
+        tokens = torch.randint(VOCABULARY, (1, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+        *self.inputs, self.labels = causal_inputs(tokens)
 
     def step(self) -> None:
         """Train on the one batch."""
@@ -97,13 +88,13 @@ class Training:
 
         with FlopCounterMode(display=False) as counter:
             self.step()
-        kept: dict[int, int] = {}
+        activations: dict[int, int] = {}
         own = {param.untyped_storage().data_ptr() for param in self.model.parameters()}
 
         def keep_tensor(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
+                activations[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep_tensor, lambda tensor: tensor):
@@ -114,31 +105,31 @@ class Training:
             "GFLOPs of the matrix products": counter.get_total_flops() / 1e9,
             "bytes of gradients": holds.gradients,
             "bytes of optimizer state": holds.optimizer_state,
-            "bytes of activations kept for backward": sum(kept.values()),
+            "bytes of activations kept for backward": sum(activations.values()),
         }
 
     def _forward(self) -> Any:
-        return self.model(self.tokens[:, :-1], self.positions, self.mask, labels=self.tokens[:, 1:]).mean()
+        return self.model(*self.inputs, labels=self.labels).mean()
 
 
 COLUMNS = ["of a step", "detached", "frozen", "frozen / detached", "frozen, in theory"]
 
 
-def rows(found: dict[str, dict[str, float]], theory: dict[str, int]) -> list[list[str]]:
+def rows(costs: dict[str, dict[str, float]], theory: dict[str, int]) -> list[list[str]]:
     """Detached and frozen side by side."""
     cells = []
-    for what, frozen in found["frozen"].items():
-        detached = found["detached"][what]
+    for what, frozen in costs["frozen"].items():
+        detached = costs["detached"][what]
         numbers = [f"{number:,.1f}" if isinstance(number, float) else f"{number:,}" for number in (detached, frozen)]
         cells.append([what, *numbers, f"{frozen / detached:.2f}", f"{theory[what]:,}" if what in theory else ""])
     return cells
 
 
-def make_table(found: dict[str, dict[str, float]], theory: dict[str, int], layers: int) -> Table:
+def make_table(costs: dict[str, dict[str, float]], theory: dict[str, int], layers: int) -> Table:
     note = (
         f"One step of a GPT with {layers} layers and one MTP head: hidden size {HIDDEN}, {LENGTH} tokens, vocabulary "
         f"{VOCABULARY}, fp32, one core, medians. In theory: four bytes for the gradient of each parameter of the head, "
         f"eight for Adam's moments; torch also counts the steps of each tensor in four bytes. Made by "
         f"`python -m scripts.bench frozen` with {study.made_with()} on a CPU."
     )
-    return Table("The price of heads that train alone", COLUMNS, rows(found, theory), range(1, 5), note=note)
+    return Table("The price of heads that train alone", COLUMNS, rows(costs, theory), range(1, 5), note=note)

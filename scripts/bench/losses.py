@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scripts import study
 from scripts.common.markdown import Table
@@ -49,7 +49,6 @@ def run(options: argparse.Namespace) -> None:
     tables = [memory(), seconds()]
     for table in tables:
         table.show()
-    options.out.mkdir(parents=True, exist_ok=True)
     about = f"Made by `python -m scripts.bench losses` with {study.made_with()}."
     page = study.page("What the losses of MTP heads cost", tables, about)
     (options.out / "cost.md").write_text(page, encoding="utf-8")
@@ -122,23 +121,11 @@ def prepare(sizes: Sizes, loss_type: str, depths: int, is_detached: bool, chunk_
     from scripts.tiny_gpt import make_config
 
     dtype = getattr(torch, sizes.dtype)
-    config = make_config(
-        hidden_size=sizes.hidden,
-        mtp_num_layers=depths,
-        mtp_loss_type=loss_type,
-        mtp_detach_heads=is_detached,
-        mtp_logits_chunk_size=chunk_size,
-        params_dtype=dtype,
-        use_cpu_initialization=True,
-    )
-    output_layer = tensor_parallel.ColumnParallelLinear(
-        sizes.hidden,
-        sizes.vocabulary,
-        config=config,
-        init_method=torch.nn.init.normal_,
-        bias=False,
-        gather_output=False,
-    )
+    heads = {"mtp_num_layers": depths, "mtp_loss_type": loss_type, "mtp_detach_heads": is_detached}
+    heads["mtp_logits_chunk_size"] = chunk_size
+    config = make_config(hidden_size=sizes.hidden, params_dtype=dtype, use_cpu_initialization=True, **heads)
+    weight: Any = {"init_method": torch.nn.init.normal_, "bias": False, "gather_output": False}
+    output_layer = tensor_parallel.ColumnParallelLinear(sizes.hidden, sizes.vocabulary, config=config, **weight)
     hidden = torch.randn((1 + depths) * sizes.tokens, 1, sizes.hidden, dtype=dtype, requires_grad=True)
     labels = torch.randint(0, sizes.vocabulary, (1, sizes.tokens))
     mask = torch.ones(1, sizes.tokens)
@@ -151,10 +138,8 @@ def prepare(sizes: Sizes, loss_type: str, depths: int, is_detached: bool, chunk_
 
     def step() -> None:
         hidden.grad = output_layer.weight.grad = None
-        main = mtp.process_mtp_loss(
-            hidden, labels, mask, output_layer, None, None, False, cross_entropy, config, input_ids=None
-        )
-        main.sum().backward()
+        output = (output_layer, None, None, False, cross_entropy, config)
+        mtp.process_mtp_loss(hidden, labels, mask, *output, input_ids=None).sum().backward()
 
     return step
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import study
-from scripts.common.arguments import positive
+from scripts.common.arguments import one_of, positive
 from scripts.common.markdown import Table
 
 NEEDS = {
@@ -30,7 +30,8 @@ Rank = dict[str, Any]  # what memory_worker.py writes of a rank
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("patches", nargs="*", metavar="PATCH", help=f"{' or '.join(NEEDS)}; without one, both")
+    text = f"{' or '.join(NEEDS)}; without one, both"
+    parser.add_argument("patches", nargs="*", type=one_of(NEEDS), metavar="PATCH", help=text)
     parser.add_argument("--ranks", type=positive, default=2)
     parser.add_argument("--layers", type=positive, default=4)
     parser.add_argument("--hidden", type=positive, default=256)
@@ -40,8 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     patches = options.patches or list(NEEDS)
-    if unknown := set(patches) - set(NEEDS):
-        options.error(f"nothing is measured of {', '.join(sorted(unknown))}; choose from {', '.join(NEEDS)}")
     needed = ["torch", "megatron", *(name for patch in patches for name in NEEDS[patch])]
     if absent := [name for name in needed if find_spec(name) is None]:
         options.error(f"{sys.executable} has no {', '.join(absent)}, which this needs")
@@ -49,23 +48,18 @@ def run(options: argparse.Namespace) -> None:
     from rich.progress import track
 
     on_cpu = options.cpu or torch.cuda.device_count() < options.ranks
-    found: dict[str, dict[str, list[Rank]]] = {patch: {} for patch in patches}
+    record: dict[str, dict[str, list[Rank]]] = {patch: {} for patch in patches}
     for patch in track(patches, "Counting", transient=True):
         for side in ("without", "with"):
-            asked = {"case": patch, "patched": side == "with", "on_cpu": on_cpu}
-            words = json.dumps({**asked, "layers": options.layers, "hidden": options.hidden})
-            found[patch][side] = study.measure(
-                sys.executable,
-                "scripts.bench.memory_worker",
-                words,
-                ranks=options.ranks,
-                device="cpu" if on_cpu else "gpu",
-                patches="all" if side == "with" else f"-{patch}",
-            )
-    for patch, sides in found.items():
+            case = {"patch": patch, "patched": side == "with", "layers": options.layers, "hidden": options.hidden}
+            where = {"ranks": options.ranks, "device": "cpu" if on_cpu else "gpu"}
+            patched = "all" if side == "with" else f"-{patch}"
+            words = ("scripts.bench.memory_worker", json.dumps({**case, "on_cpu": on_cpu}))
+            record[patch][side] = study.measure(sys.executable, *words, patches=patched, **where)
+    for patch, sides in record.items():
         compare(patch, sides["without"], sides["with"]).show()
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(record, indent=1))
 
 
 def compare(patch: str, before: list[Rank], after: list[Rank]) -> Table:

@@ -1,7 +1,4 @@
-"""The ranks of memory.py: train what a patch is about; rank 0 writes the bytes that each rank holds.
-
-torchrun ... -m megatron_mtp_patches run scripts/bench/memory_worker.py FILE '{"case": PATCH, "patched": true, ...}'
-"""
+"""The ranks of memory.py: train what a patch is about; rank 0 writes the bytes that each rank holds."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from scripts.bench.held import Held, held, shard_elements
-from scripts.tiny_gpt import build_gpt, make_config, start_process_groups
+from scripts.tiny_gpt import build_gpt, causal_inputs, make_config, start_process_groups
 
 LENGTH = 32
 
 
-class Found(NamedTuple):
+class Outcome(NamedTuple):
     """`saves`: the differences that theory expects between the run without the patch and the one with it."""
 
     held: Held
@@ -29,23 +26,18 @@ class Found(NamedTuple):
     note: str = ""
 
 
-def make_model(asked: SimpleNamespace, vocabulary: int, heads: int | None = None, **placement: Any) -> tuple[Any, Any]:
-    config = make_config(
-        num_layers=asked.layers,
-        hidden_size=asked.hidden,
-        mtp_num_layers=heads,
-        bf16=True,
-        params_dtype=torch.bfloat16,
-    )
+def make_model(case: SimpleNamespace, vocabulary: int, heads: int | None = None, **placement: Any) -> tuple[Any, Any]:
+    bf16 = {"bf16": True, "params_dtype": torch.bfloat16}
+    config = make_config(num_layers=case.layers, hidden_size=case.hidden, mtp_num_layers=heads, **bf16)
     return config, build_gpt(config, vocabulary, LENGTH, tied=False, **placement).bfloat16().cuda()
 
 
-def fsdp_without_master_weights(asked: SimpleNamespace) -> Found:
+def fsdp_without_master_weights(case: SimpleNamespace) -> Outcome:
     """Three steps of a GPT in Megatron-FSDP (optim_grads_params) with a precision-aware FusedAdam."""
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
     vocabulary = 512
-    config, net = make_model(asked, vocabulary)
+    config, net = make_model(case, vocabulary)
     fp32_gradients: dict[str, Any] = {"grad_reduce_in_fp32": True}
     if hasattr(DistributedDataParallelConfig, "megatron_fsdp_main_grads_dtype"):
         fp32_gradients = {"megatron_fsdp_main_grads_dtype": torch.float32}
@@ -62,29 +54,27 @@ def fsdp_without_master_weights(asked: SimpleNamespace) -> Found:
         optimizer="adam", lr=1e-2, bf16=True, use_distributed_optimizer=True, use_precision_aware_optimizer=True
     )
     optimizer = get_megatron_optimizer(settings, [model])
-    tokens = torch.randint(vocabulary, (2, LENGTH + 1), device="cuda")
-    positions = torch.arange(LENGTH, device="cuda").expand(2, -1)
-    mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool, device="cuda").triu(1)
+    *inputs, labels = causal_inputs(torch.randint(vocabulary, (2, LENGTH + 1), device="cuda"))
     losses = []
     for _ in range(3):
         optimizer.zero_grad()
-        loss = model(tokens[:, :-1], positions, mask, labels=tokens[:, 1:]).float().mean()
+        loss = model(*inputs, labels=labels).float().mean()
         loss.backward()
         model.finish_grad_sync()
         optimizer.step()
         losses.append(float(loss))
     trains = "the loss changes" if losses[-1] != losses[0] else "the loss does not change"
-    return Found(held([model], optimizer), {"optimizer_state": 4 * shard_elements(optimizer)}, trains)
+    return Outcome(held([model], optimizer), {"optimizer_state": 4 * shard_elements(optimizer)}, trains)
 
 
-def tag_mtp_stage_embedding(asked: SimpleNamespace) -> Found:
+def tag_mtp_stage_embedding(case: SimpleNamespace) -> Outcome:
     """The last of several pipeline stages, with an MTP head, in dist_muon; the embedding is most of it.
 
     Newer releases tag it themselves; without the patch it loses the tag here, to see what that would hold.
     """
-    config, net = make_model(asked, 64 * asked.hidden, heads=1, pre_process=False)
+    config, net = make_model(case, 64 * case.hidden, heads=1, pre_process=False)
     copy = net.embedding.word_embeddings.weight
-    if not asked.patched and hasattr(copy, "is_embedding_or_output_parameter"):
+    if not case.patched and hasattr(copy, "is_embedding_or_output_parameter"):
         del copy.is_embedding_or_output_parameter
     is_sharded = "use_layer_wise_distributed_optimizer" in OptimizerConfig.__dataclass_fields__  # from 0.18 on
     settings: dict[str, Any] = {"optimizer": "muon", "lr": 0.01, "bf16": True, "use_distributed_optimizer": is_sharded}
@@ -99,12 +89,8 @@ def tag_mtp_stage_embedding(asked: SimpleNamespace) -> Found:
         from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 
         chunks = [DistributedDataParallel(config, ddp, net)]
-        optimizer = get_megatron_muon_optimizer(
-            OptimizerConfig(**settings),
-            chunks,
-            layer_wise_distributed_optimizer=True,
-            use_gloo_process_groups=False,
-        )
+        layer_wise = {"layer_wise_distributed_optimizer": True, "use_gloo_process_groups": False}
+        optimizer = get_megatron_muon_optimizer(OptimizerConfig(**settings), chunks, **layer_wise)
     for buffer in chunks[0].buffers:
         buffer.grad_data.fill_(0.01)
     optimizer.step()
@@ -112,7 +98,7 @@ def tag_mtp_stage_embedding(asked: SimpleNamespace) -> Found:
     if not is_sharded:
         mine = optimizer.dp_cp_params_list[torch.distributed.get_rank()]
         saves["optimizer_state"] = -4 * copy.numel() * any(param is copy for param in mine)
-    return Found(held(chunks, optimizer), saves, f"the copy has {copy.numel():,} elements")
+    return Outcome(held(chunks, optimizer), saves, f"the copy has {copy.numel():,} elements")
 
 
 CASES = {
@@ -122,11 +108,11 @@ CASES = {
 
 
 def main() -> None:
-    file, asked = Path(sys.argv[1]), SimpleNamespace(**json.loads(sys.argv[2]))
+    file, case = Path(sys.argv[1]), SimpleNamespace(**json.loads(sys.argv[2]))
     start_process_groups()
-    found = CASES[asked.case](asked)
-    result = {"held": found.held._asdict(), "saves": found.saves, "note": found.note}
-    if not asked.on_cpu:
+    outcome = CASES[case.patch](case)
+    result = {"held": outcome.held._asdict(), "saves": outcome.saves, "note": outcome.note}
+    if not case.on_cpu:
         result["allocator"] = {"allocated": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_allocated()}
     everyones: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyones, result)

@@ -59,25 +59,20 @@ def compare(losses: Losses, steps: int) -> Table:
 
 
 def draw(losses: Losses, steps: int, file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from scripts.common.pictures import save, start
 
     from .muon_training import RATIO, RATIOS, VARIANTS
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.0), constrained_layout=True)
+    titles = [f"--clip-grad 1, one gradient {RATIO:g} times as large as all others", "after the last step"]
+    figure, (left, right) = start("", titles, 1, (10.5, 4.0))
     for variant in VARIANTS:
         style = {"color": variant.colour, "linestyle": "-" if variant.optimizer == "muon" else "--"}
         left.plot(losses[variant, RATIO], label=variant.label, **style)
         right.plot(RATIOS, [losses[variant, ratio][-1] for ratio in RATIOS], marker="o", markersize=3, **style)
-    left.set(xlabel="step", ylabel="loss / loss at the start", yscale="log", ylim=(1e-5, 2.0))
-    left.set_title(f"one gradient {RATIO:g} times as large as all others", fontsize=10)
-    right.set(xlabel="how many times as large", ylabel=f"loss after {steps} steps / at the start")
-    right.set(xscale="log", yscale="log", ylim=(1e-5, 2.0))
-    right.set_title("--clip-grad 1", fontsize=10)
+    limits = {"yscale": "log", "ylim": (1e-5, 2.0)}
+    left.set(xlabel="step", ylabel="loss / loss at the start", **limits)
+    right.set(xlabel="how many times as large", ylabel=f"loss after {steps} steps / at the start", **limits)
+    right.set_xscale("log")
     right.axvline(RATIO, color="0.8", zorder=0)
     left.legend(frameon=False, fontsize=8, loc="lower left")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=150)
+    save(figure, file)

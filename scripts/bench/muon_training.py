@@ -17,20 +17,18 @@ RATIOS = [10.0**exponent for exponent in range(0, 17, 2)]
 class Variant(NamedTuple):
     optimizer: str
     patches: str
-    settings: tuple[tuple[str, float], ...]
     label: str
     colour: str
+    min_clip_coefficient: float | None = None
 
 
 Losses = dict[tuple[Variant, float], list[float]]  # of each variant with each ratio: before each step, after the last
 VARIANTS = (
-    Variant("muon", "none", (), "Muon, unpatched", "#c8452f"),
-    Variant("muon", "exempt-muon-from-clipping", (), "Muon, exempt from clipping", "#1f6fb2"),
-    Variant("muon", "keep-newton-schulz-scale-invariant", (), "Muon, scale-invariant Newton-Schulz", "#5aa9d6"),
-    Variant("adam", "none", (), "Adam, unpatched", "#8a5a00"),
-    Variant(
-        "adam", "floor-clip-coefficient", (("min_clip_coefficient", 1e-3),), "Adam, coefficient >= 0.001", "#c99700"
-    ),
+    Variant("muon", "none", "Muon, unpatched", "#c8452f"),
+    Variant("muon", "exempt-muon-from-clipping", "Muon, exempt from clipping", "#1f6fb2"),
+    Variant("muon", "keep-newton-schulz-scale-invariant", "Muon, scale-invariant Newton-Schulz", "#5aa9d6"),
+    Variant("adam", "none", "Adam, unpatched", "#8a5a00"),
+    Variant("adam", "floor-clip-coefficient", "Adam, coefficient >= 0.001", "#c99700", 1e-3),
 )
 
 
@@ -53,16 +51,16 @@ def make_optimizer(variant: Variant, params: list[torch.nn.Parameter]) -> Any:
     from megatron.core.optimizer.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, FP32Optimizer
 
     bf16 = params[0].dtype == torch.bfloat16
-    config = OptimizerConfig(optimizer="adam", clip_grad=LIMIT, bf16=bf16, **dict(variant.settings))
+    floor = variant.min_clip_coefficient
+    settings = {} if floor is None else {"min_clip_coefficient": floor}
+    config = OptimizerConfig(optimizer="adam", clip_grad=LIMIT, bf16=bf16, **settings)
     children = [torch.optim.AdamW(params, lr=5e-3, weight_decay=0.0)]
     if variant.optimizer == "muon":
         from emerging_optimizers.orthogonalized_optimizers import Muon
 
         matrices, biases = ([p for p in params if (p.dim() == 2) is is_matrix] for is_matrix in (True, False))
-        children = [
-            Muon(matrices, lr=0.02, weight_decay=0.0),
-            torch.optim.AdamW(biases, lr=5e-3, weight_decay=0.0),
-        ]
+        adam = torch.optim.AdamW(biases, lr=5e-3, weight_decay=0.0)
+        children = [Muon(matrices, lr=0.02, weight_decay=0.0), adam]
     if bf16:
         wrapped = [Float16OptimizerWithFloat16Params(child, config, None, lambda *_: None) for child in children]
     else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 
@@ -21,28 +21,22 @@ class PeakBytes(TorchDispatchMode):
         super().__init__()
         self.left_out = left_out
         self.live = self.peak = 0
-        self._seen = WeakIdKeyDictionary()
+        self._counted = WeakIdKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {id(one.untyped_storage()) for one in _tensors((args, kwargs))}
+        arguments = {id(storage) for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        tree_map_only(torch.Tensor, lambda tensor: self._note(tensor, given), result)
+        for storage in _storages(result):
+            if storage not in self._counted and id(storage) not in arguments and storage.nbytes() != self.left_out:
+                self._counted[storage] = None
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._free, storage.nbytes())
         return result
-
-    def _note(self, tensor: torch.Tensor, given: set[int]) -> None:
-        storage = tensor.untyped_storage()
-        if storage in self._seen or id(storage) in given or storage.nbytes() == self.left_out:
-            return
-        self._seen[storage] = None
-        self.live += storage.nbytes()
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._free, storage.nbytes())
 
     def _free(self, size: int) -> None:
         self.live -= size
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    tree_map_only(torch.Tensor, found.append, values)
-    return found
+def _storages(values: Any) -> list[Any]:
+    return [value.untyped_storage() for value in tree_leaves(values) if isinstance(value, torch.Tensor)]

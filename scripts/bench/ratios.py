@@ -25,8 +25,8 @@ def ratio(side: Side, other: Side) -> dict[str, float]:
     The range matters: a Megatron that is started twice differs from itself.
     """
     pairs = zip(side.starts, other.starts, strict=True)
-    found = [median(a / b for a, b in zip(ours, theirs, strict=True)) for ours, theirs in pairs]
-    return {"median": median(found), "least": min(found), "largest": max(found)}
+    ratios = [median(a / b for a, b in zip(ours, theirs, strict=True)) for ours, theirs in pairs]
+    return {"median": median(ratios), "least": min(ratios), "largest": max(ratios)}
 
 
 def step_row(
@@ -38,10 +38,9 @@ def step_row(
     misses = []
     if against_native and round(against_native["median"], 2) > 1.0:
         misses.append(f"{against_native['median']:.2f} of native {REFERENCE}'s time, not at most 1.00")
-    if patched.counts["all_reduces"] != patched.counts["rank sets"]:
-        misses.append(
-            f"{patched.counts['all_reduces']:g} all-reduces for {patched.counts['rank sets']:g} sets of ranks"
-        )
+    all_reduces, rank_sets = patched.counts["all_reduces"], patched.counts["rank sets"]
+    if all_reduces != rank_sets:
+        misses.append(f"{all_reduces:g} all-reduces for {rank_sets:g} sets of ranks")
     return {
         "case": case,
         "ranks": ranks,

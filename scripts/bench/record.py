@@ -30,12 +30,12 @@ def report(kind: str, rows: list[Row], options: argparse.Namespace, versions: di
         study.write(options.out / options.device, record, title, tables(record))
 
 
-def update(file: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """`found`, and the rows of `file` that were not measured now."""
+def update(file: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """`record`, and the rows of `file` that were not measured now."""
     if not file.is_file():
-        return found
+        return record
     before = json.loads(file.read_text(encoding="utf-8"))
-    return {**before, **found, "about": {**before["about"], **found["about"]}}
+    return {**before, **record, "about": {**before["about"], **record["about"]}}
 
 
 def _device_name(device: str) -> str:

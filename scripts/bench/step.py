@@ -11,20 +11,65 @@ and an otherwise idle machine.
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import subprocess
+import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from megatron_mtp_patches.megatrons import REFERENCE
 
+from scripts import study
 from scripts.common.arguments import numbers, positive
+from scripts.common.process import end, environment
 
 from . import record
 from .ratios import Side, step_row
-from .workers import CASES, Worker
 
 COUNTED = 2  # steps
+ANSWER = "bench: "  # begins each line that a worker answers with
+CASES = {  # the type of the parameters, and whether some are in a norm group
+    "fp32": ("float32", False),
+    "fp32, norm groups": ("float32", True),
+    "bf16": ("bfloat16", False),
+    "bf16, norm groups": ("bfloat16", True),
+}
+
+
+class Worker:
+    """The ranks of one Megatron, patched or not, which run step_worker.py. They wait while others are measured."""
+
+    def __init__(self, release: str, patches: str, ranks: int, options: argparse.Namespace, log: Path) -> None:
+        self.log = log
+        python, device = options.python[release], "cuda" if options.device == "gpu" else "cpu"
+        script = Path(__file__).with_name("step_worker.py")
+        words = ["run", "--device", device, script, options.device, options.parameters]
+        command = [*study.launcher(python, ranks), "-m", "megatron_mtp_patches", *map(str, words)]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "errors": "replace"}
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(
+                command, env=environment(patches), stderr=errors, start_new_session=True, **pipes
+            )
+
+    def ask(self, **order: Any) -> Any:
+        with suppress(BrokenPipeError):  # it has ended, and so has its answer
+            print(json.dumps(order), file=self.process.stdin, flush=True)
+        return self.answer()
+
+    def answer(self) -> Any:
+        line = next((line for line in self.process.stdout or () if line.startswith(ANSWER)), None)
+        if line is None:
+            sys.exit(f"{self.log.read_text(errors='replace')[-3000:]}\na process of {self.log.stem} has ended")
+        return json.loads(line.removeprefix(ANSWER))
+
+    def close(self) -> None:
+        with suppress(subprocess.TimeoutExpired, BrokenPipeError):
+            self.process.communicate(timeout=30)
+        if self.process.poll() is None:
+            end(self.process)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,22 +84,22 @@ def run(options: argparse.Namespace) -> None:
     from rich.progress import Progress
 
     rows, versions = [], {}
-    with Progress() as progress, tempfile.TemporaryDirectory() as logs:
+    with Progress() as progress:
         starts = len(options.ranks) * len(options.python) * options.starts
         bar = progress.add_task("", total=starts * len(CASES))
         for ranks in options.ranks:
             for release in options.python:
 
-                def tell(text: str, where: str = f"{release}, {ranks} rank{'s' * (ranks > 1)}") -> None:
+                def tell(text: str, where: str = f"{release}, {study.count_ranks(ranks)}") -> None:
                     progress.update(bar, description=f"{where}, {text}", advance=1)
 
-                versions[release], found = measure(release, ranks, options, Path(logs), tell)
-                rows += found
+                versions[release], measured = measure(release, ranks, options, tell)
+                rows += measured
     record.report("step", rows, options, versions)
 
 
 def measure(
-    release: str, ranks: int, options: argparse.Namespace, logs: Path, tell: Any
+    release: str, ranks: int, options: argparse.Namespace, tell: Any
 ) -> tuple[dict[str, str], list[record.Row]]:
     """Return (versions, rows) of a release without and with the patches and of the native one, if --python has that.
 
@@ -63,29 +108,29 @@ def measure(
     releases = {"unpatched": release, "patched": release}
     if REFERENCE in options.python:
         releases["native"] = REFERENCE
-    seconds: dict[str, dict[str, list[list[float]]]] = {case: {side: [] for side in releases} for case in CASES}
-    counts: dict[str, dict[str, Any]] = {case: {} for case in CASES}
+    sides = {case: {side: Side([], {}) for side in releases} for case in CASES}
     shuffled = random.Random(1)
-    for start in range(options.starts):
+    for start in range(1, options.starts + 1):
         workers: dict[str, Worker] = {}
-        try:
-            for side, wanted in releases.items():
-                patches = "all" if side == "patched" else "none"
-                workers[side] = Worker(wanted, options.python[wanted], patches, ranks, options, logs)
-            for worker in workers.values():
-                worker.wait_until_ready()
-            for case in CASES:
-                tell(f"{case}: start {start + 1}")
-                for found in seconds[case].values():
-                    found.append([])
-                for _ in range(options.turns):
-                    for side in shuffled.sample(list(workers), len(workers)):
-                        # a step ends with its last rank
-                        seconds[case][side][-1].append(max(workers[side].ask(case=case)))
-                if not counts[case]:
-                    counts[case] = {side: worker.ask(case=case, count=COUNTED)[0] for side, worker in workers.items()}
-        finally:
-            for worker in workers.values():
-                worker.close()
-    sides = {case: {side: Side(seconds[case][side], counts[case][side]) for side in releases} for case in CASES}
-    return workers["patched"].about, [step_row(case, ranks, release, **sides[case]) for case in CASES]
+        with tempfile.TemporaryDirectory() as logs:
+            try:
+                for side, version in releases.items():
+                    patches = "all" if side == "patched" else "none"
+                    workers[side] = Worker(version, patches, ranks, options, Path(logs, f"{version} {side}.log"))
+                versions = {side: worker.answer() for side, worker in workers.items()}
+                for side, version in releases.items():
+                    study.check_release(version, versions[side]["megatron-core"])
+                for case in CASES:
+                    tell(f"{case}: start {start}")
+                    for side in releases:
+                        sides[case][side].starts.append([])
+                    for _ in range(options.turns):
+                        for side in shuffled.sample(list(workers), len(workers)):
+                            sides[case][side].starts[-1].append(workers[side].ask(case=case))
+                    if start == 1:
+                        for side, worker in workers.items():
+                            sides[case][side].counts.update(worker.ask(case=case, count=COUNTED))
+            finally:
+                for worker in workers.values():
+                    worker.close()
+    return versions["patched"], [step_row(case, ranks, release, **sides[case]) for case in CASES]

@@ -1,8 +1,9 @@
-"""One rank of one Megatron: makes chained optimizers and takes orders from workers.py, one JSON line each.
+"""One rank of one Megatron: makes chained optimizers; rank 0 takes orders from step.py, one JSON line each.
 
-{"case": "bf16"} is answered with the seconds of a step, {"case": "bf16", "count": 2} with what a step does besides
-computing (counting.py), the mean of two. Every fourth parameter is an expert's, so that two optimizers are chained;
-every tenth is in a norm group, if the case has them. Ranks are tensor-parallel: they share one norm.
+{"case": "bf16"} is answered with the seconds of a step on the slowest rank, {"case": "bf16", "count": 2} with what a
+step does besides computing (counting.py), the mean of two. Every fourth parameter is an expert's, so that two
+optimizers are chained; every tenth is in a norm group, if the case has them. Ranks are tensor-parallel: they share one
+norm.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scripts import study
 from scripts.bench.counting import count
-from scripts.bench.workers import ANSWER, CASES
+from scripts.bench.step import ANSWER, CASES
+from scripts.tiny_gpt import start_process_groups
 
 SIDE, WARM_UP = 16, 3
 
@@ -70,34 +73,38 @@ def timed(refill: Callable[[], None], step: Callable[[], Any]) -> float:
 
 def main() -> None:
     device, parameters = sys.argv[1], int(sys.argv[2])
-    from megatron.core import package_info
-
-    from scripts.tiny_gpt import start_process_groups
-
     if device == "gpu":
         torch.cuda.set_device(dist.get_node_local_rank(0))
     start_process_groups(tensor_model_parallel_size=int(os.environ["WORLD_SIZE"]))
-    made: dict[str, Any] = {}
+    orders = dist.new_group(backend="gloo")  # a rank that waits in NCCL keeps its GPU busy
+    is_first = dist.get_rank() == 0
+    cases: dict[str, Any] = {}
 
     def answer(value: Any) -> None:
-        print(ANSWER + json.dumps(value), flush=True)
+        if is_first:
+            print(ANSWER + json.dumps(value), flush=True)
 
-    release = package_info.__version__.partition("+")[0]  # + the commit of whatever repository this is run in
-    answer({"megatron-core": release, "torch": torch.__version__})
-    for line in sys.stdin:
-        order = json.loads(line)
-        if order["case"] not in made:
-            made[order["case"]] = make_step(order["case"], parameters)
+    answer({"megatron-core": study.installed_release(), "torch": torch.__version__})
+    while True:
+        message = [json.loads(sys.stdin.readline() or "null") if is_first else None]
+        dist.broadcast_object_list(message, group=orders)
+        order = message[0]
+        if order is None:
+            break
+        if order["case"] not in cases:
+            cases[order["case"]] = make_step(order["case"], parameters)
             for _ in range(WARM_UP):
-                timed(*made[order["case"]][:2])
-        refill, step, optimizer = made[order["case"]]
+                timed(*cases[order["case"]][:2])
+        refill, step, optimizer = cases[order["case"]]
         if "count" in order:
             refill()
             counts = count(step, order["count"], device == "gpu")
             answer({**counts._asdict(), "rank sets": rank_sets(optimizer)})
         else:
             timed(refill, step)  # the Megatron before has left the caches full of what is its own
-            answer(timed(refill, step))
+            seconds: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(seconds, timed(refill, step), group=orders)
+            answer(max(seconds))  # a step ends with its last rank
     dist.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from megatron_mtp_patches.megatrons import REFERENCE
 
 from scripts.common.markdown import Table
+from scripts.study import count_ranks
 
 Row = dict[str, Any]
 NATIVE = f"native {REFERENCE}"
@@ -35,33 +36,22 @@ def _steps(rows: list[Row]) -> list[Table]:
         ]
         calls.append([*place, f"{row['a step']['patched']['rank sets']:g}", *numbers])
     place = ["optimizer", "ranks", "release"]
-    ratios = [f"patched / {NATIVE}", "patched / unpatched"]
+    columns = [*place, f"patched / {NATIVE}", "patched / unpatched"]
+    columns += ["unpatched ms", "patched ms", f"{NATIVE} ms", "target"]
+    counts = [*place, "sets of ranks", "all-reduces", "host-device syncs", "kernel launches"]
     return [
-        Table(
-            "optimizer.step, medians (and their range over the starts)",
-            [*place, *ratios, "unpatched ms", "patched ms", f"{NATIVE} ms", "target"],
-            times,
-            note=_noise(rows),
-        ),
-        Table(
-            f"In one optimizer.step: {NATIVE} / unpatched / patched",
-            [*place, "sets of ranks", "all-reduces", "host-device syncs", "kernel launches"],
-            calls,
-            note=WITHOUT_KERNELS,
-        ),
+        Table("optimizer.step, medians (and their range over the starts)", columns, times, note=_noise(rows)),
+        Table(f"In one optimizer.step: {NATIVE} / unpatched / patched", counts, calls, note=WITHOUT_KERNELS),
     ]
 
 
 def _noise(rows: list[Row]) -> str:
     """Why a row may miss its target by little: the ratios of the same Megatron, started twice, by number of ranks."""
-    found: dict[int, list[float]] = {}
+    ratios: dict[int, list[float]] = {}
     for row in rows:
         if row["release"] == REFERENCE:
-            found.setdefault(row["ranks"], []).append(row["unpatched / native"]["median"])
-    ranges = [
-        f"{min(ratios):.2f} to {max(ratios):.2f} of its time on {ranks} rank{'s' * (ranks > 1)}"
-        for ranks, ratios in found.items()
-    ]
+            ratios.setdefault(row["ranks"], []).append(row["unpatched / native"]["median"])
+    ranges = [f"{min(all_):.2f} to {max(all_):.2f} of its time on {count_ranks(n)}" for n, all_ in ratios.items()]
     if not ranges:
         return ""
     return (
@@ -88,8 +78,8 @@ def _acceptance(rows: list[Row]) -> list[Table]:
     return [Table("Acceptance counting, bf16 logits", columns, cells)]
 
 
-def _ratio(found: dict[str, float] | None) -> str:
-    return "not run" if found is None else "{median:.2f} ({least:.2f} to {largest:.2f})".format(**found)
+def _ratio(ratio: dict[str, float] | None) -> str:
+    return "not run" if ratio is None else "{median:.2f} ({least:.2f} to {largest:.2f})".format(**ratio)
 
 
 def _verdict(row: Row) -> str:

@@ -13,11 +13,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
+from scripts import study
 from scripts.common.markdown import Table
 from scripts.common.megatron_flags import PLAIN_MODULES
-from scripts.common.process import environment, free_port, rank_variables, run_or_exit
+from scripts.common.process import environment, run_or_exit
 
 # 0.8 B parameters on a GPU. Attention that is not fused holds its matrices, hence one sequence at a time without it.
 SIZES = {
@@ -46,13 +47,6 @@ MEMORY = re.compile(r"max allocated: ([\d.]+)")
 LIMIT = 1.01  # of the time of a step, patched / unpatched
 
 
-class Variant(NamedTuple):
-    name: str
-    checkout: Path
-    patches: str
-    flags: str = ""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkout", type=Path, required=True, help="of the release in this Python")
     parser.add_argument("--native", type=Path, help="a checkout of 0.19")
@@ -61,38 +55,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    found: dict[str, list[dict[str, Any]]] = {}
+    variants = {
+        "unpatched": (options.checkout, "none", ""),
+        "patched": (options.checkout, "all", ""),
+        "patched, all flags": (options.checkout, "all", FLAGS),
+    }
+    if options.native:
+        variants["native"] = (options.native, "none", "")
+        variants["native, its flags"] = (options.native, "none", NATIVE_FLAGS)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
     for number in range(1, ROUNDS[options.device] + 1):
-        for variant in variants(options.checkout, options.native):
-            print(variant.name, number, flush=True)
-            log = options.json.with_name(f"{options.json.stem} {variant.name} {number}.log")
-            found.setdefault(variant.name, []).append(train(variant, options.device, log))
-            summaries = {name: summarize(runs, options.device) for name, runs in found.items()}
+        for name, variant in variants.items():
+            print(name, number, flush=True)
+            log = options.json.with_name(f"{options.json.stem} {name} {number}.log")
+            runs[name].append(train(*variant, options.device, log))
+            summaries = {name: summarize(past, options.device) for name, past in runs.items() if past}
             options.json.write_text(json.dumps(summaries, indent=1))
     make_table(summaries).show()
 
 
-def variants(checkout: Path, native: Path | None) -> list[Variant]:
-    found = [
-        Variant("unpatched", checkout, "none"),
-        Variant("patched", checkout, "all"),
-        Variant("patched, all flags", checkout, "all", FLAGS),
-    ]
-    if native:
-        found += [Variant("native", native, "none"), Variant("native, its flags", native, "none", NATIVE_FLAGS)]
-    return found
-
-
-def train(variant: Variant, device: str, log: Path) -> dict[str, Any]:
+def train(checkout: Path, patches: str, more: str, device: str, log: Path) -> dict[str, Any]:
     """What one run printed: time (ms) and loss of each step, and the most that the allocator gave out (MB)."""
     batch = FUSED if device == "gpu" and find_spec("transformer_engine") else UNFUSED
-    flags = f"{SIZES[device]} {batch} {COMMON} {variant.flags}".split()
-    launcher = [sys.executable, "-m", "megatron_mtp_patches", "run", "--device", "cuda" if device == "gpu" else "cpu"]
-    alone = rank_variables(0, 1, free_port())
+    flags = f"{SIZES[device]} {batch} {COMMON} {more}".split()
+    words = ["-m", "megatron_mtp_patches", "run", "--device", "cuda" if device == "gpu" else "cpu"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # Megatron's Makefile asks for its python3
-    surroundings = environment(variant.patches, **alone, PATH=path, CUDA_DEVICE_MAX_CONNECTIONS="1")
+    variables = environment(patches, PATH=path, CUDA_DEVICE_MAX_CONNECTIONS="1")
     log.unlink(missing_ok=True)
-    text = run_or_exit([*launcher, str(variant.checkout / "pretrain_gpt.py"), *flags], surroundings, log=log)
+    script = str(checkout / "pretrain_gpt.py")
+    text = run_or_exit([*study.launcher(sys.executable, 1), *words, script, *flags], variables, log=log)
     steps, peak = LINE.findall(text), MEMORY.search(text)
     return {
         "flags": " ".join(flags),
@@ -107,10 +98,10 @@ def summarize(runs: list[dict[str, Any]], device: str) -> dict[str, Any]:
     return {**runs[0], "ms": median(ms for run in runs for ms in run["ms"][WARM_UP[device] :])}
 
 
-def make_table(found: dict[str, dict[str, Any]]) -> Table:
+def make_table(summaries: dict[str, dict[str, Any]]) -> Table:
     rows, bad = [], []
-    for name, run in found.items():
-        base = found["native" if name.startswith("native") else "unpatched"]
+    for name, run in summaries.items():
+        base = summaries["native" if name.startswith("native") else "unpatched"]
         ratios = [run[what] / base[what] if run[what] else None for what in ("ms", "peak MB")]
         cells = ("" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
         bad += [len(rows)] if name.startswith("patched") and ratios[0] > LIMIT else []

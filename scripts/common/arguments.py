@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Callable, Iterable
 
 
 def make_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
@@ -41,6 +42,18 @@ def executable(text: str) -> str:
     if shutil.which(text) is None:
         raise argparse.ArgumentTypeError(f"{text}: no such Python")
     return text
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """The type of an argument that is one of these names."""
+    choices = list(names)
+
+    def check(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of: {'; '.join(choices)}")
+        return text
+
+    return check
 
 
 def positive(text: str) -> int:

@@ -47,16 +47,11 @@ def write_to(log: Path) -> None:
     os.close(file)
 
 
-def wait(
-    pids: Collection[int], until: float, pause: float = 0.01, meanwhile: Callable[[], object] = lambda: None
-) -> dict[int, int | None]:
+def wait(pids: Collection[int], until: float) -> dict[int, int | None]:
     """Return the exit code of each fork: negative, the signal that killed it; None, it was killed here.
 
-    When one fails, or `until` has passed, or this function is interrupted, the others are killed, as torchrun does.
-
-    Args:
-        until: in the time of time.monotonic().
-        meanwhile: is called every `pause` seconds, and after the last fork has ended.
+    When one fails, or time.monotonic() has passed `until`, or this function is interrupted, the others are killed, as
+    torchrun does.
     """
     codes: dict[int, int | None] = {}
 
@@ -75,8 +70,7 @@ def wait(
                     kill(pid, group_only=True)  # a fork runs no exit handlers, which would end what it has started
             if any(codes.values()) or time.monotonic() > until:
                 kill_others()
-            time.sleep(pause)
-            meanwhile()
+            time.sleep(0.01)
     finally:
         kill_others()
     return codes

@@ -50,9 +50,7 @@ def environment(patches: str = "all", one_thread: bool = True, **more: str) -> d
 def free_port() -> str:
     """A port for rank 0 to listen on. As long as this process lives, the kernel gives it to no one who asks for any."""
     reservation = socket.socket()
-    reservation.setsockopt(
-        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-    )  # for a listener that sets it, too, as torch's does
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's listener sets it, too
     reservation.bind(("", 0))
     _reservations.append(reservation)
     return str(reservation.getsockname()[1])
@@ -70,7 +68,6 @@ def run(
     log: Path | None = None,
     timeout: float = math.inf,
     cwd: Path | None = None,
-    on_line: Callable[[str], object] = lambda line: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Run `command` to its end, or kill it and all that it started.
@@ -80,24 +77,11 @@ def run(
     Args:
         env: all its variables (default: those of this process).
         log: the file that its output is appended to (default: a temporary one).
-        on_line: is given each line that it prints.
         should_stop: is called several times in a second.
     """
     until = time.monotonic() + timeout
-    rest = b""
-
-    def follow() -> None:
-        nonlocal rest
-        *lines, rest = (rest + printed.read()).split(b"\n")
-        for line in lines:
-            on_line(line.decode(errors="replace"))
-
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        (log or Path(folder, "log")).open("ab") as output,
-        Path(output.name).open("rb") as printed,
-    ):
-        start = printed.seek(output.tell())
+    with tempfile.TemporaryDirectory() as folder, (log or Path(folder, "log")).open("ab") as output:
+        start = output.tell()
         process = subprocess.Popen(
             command, env=env, cwd=cwd, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -105,14 +89,11 @@ def run(
             while process.poll() is None and time.monotonic() < until and not should_stop():
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.1)
-                follow()
             code = process.poll()
         finally:
             if process.poll() is None:
                 end(process)
-        follow()
-        printed.seek(start)
-        return Result(code, printed.read().decode(errors="replace"))
+        return Result(code, Path(output.name).read_bytes()[start:].decode(errors="replace"))
 
 
 def run_or_exit(command: list[str], env: Mapping[str, str] | None = None, **words: Any) -> str:

@@ -39,7 +39,7 @@ def main() -> None:
     parser = make_parser("scripts.demo", __doc__)
     parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder for logs, flags and plots")
     output = parser.parse_args().output
-    (output / "data").mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
 
     def stage(text: str) -> None:
@@ -48,12 +48,12 @@ def main() -> None:
     device = runs.warm()
     from . import dataset
 
-    documents, size = dataset.write(output / "data" / "stdlib", dataset.library_sources())
+    data = output / "data" / "stdlib"
+    documents, size = dataset.write(data, dataset.library_sources())
     print(f"data: the Python standard library, {documents} sources, {size / 1e6:.0f} million bytes")
     print("device: " + ("cuda" if device == "cuda" else "the CPU (no GPU here: rehearsal)"))
     print("left out: TransformerEngine and Apex; Megatron's own modules do the work")
     accident = experiments.SHORT_ACCIDENT
-    data = output / "data" / "stdlib"
 
     stage(f"a main model without heads: {accident.fork} of {accident.last} iterations")
     main_model = experiments.train_to_fork(data, output, accident)

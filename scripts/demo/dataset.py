@@ -8,6 +8,7 @@ and megatron-core.
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import zlib
 from argparse import ArgumentParser, Namespace
@@ -31,18 +32,11 @@ END_OF_DOCUMENT = b"\0"
 
 
 def library_sources() -> list[Path]:
-    """Return the standard library's sources, of this Python.
-
-    Raises:
-        FileNotFoundError: this Python was installed without them.
-    """
+    """Return the standard library's sources, of this Python."""
     library = Path(sysconfig.get_path("stdlib"))
     files = [path for path in sorted(library.rglob("*.py")) if LEFT_OUT.isdisjoint(path.relative_to(library).parts)]
     if not files:
-        raise FileNotFoundError(
-            f"no Python sources under {library}. This Python was installed without its library's sources: "
-            "choose another one with PYTHON=/path/to/python scripts/demo.sh"
-        )
+        sys.exit(f"no Python sources under {library}; choose another one: PYTHON=/path/to/python scripts/demo.sh")
     return files
 
 
@@ -113,9 +107,8 @@ def build(args: Namespace, tokenizer: Any, sizes: list[int | None]) -> list[Data
 
 
 def add_arguments(parser: ArgumentParser) -> ArgumentParser:
-    group = parser.add_argument_group(title="demo")
     text = "iterations whose batch arrives still compressed (zlib) instead of as text"
-    group.add_argument("--corrupt-iterations", type=int, nargs="*", default=[], help=text)
+    parser.add_argument("--corrupt-iterations", type=int, nargs="*", default=[], help=text)
     return parser
 
 
@@ -124,12 +117,7 @@ def main() -> None:
     parser.add_argument("prefix", type=Path, help="path of the dataset, without .bin and .idx")
     parser.add_argument("files", type=Path, nargs="*", help="other texts than the standard library's")
     options = parser.parse_args()
-    try:
-        files = options.files or library_sources()
-    except FileNotFoundError as error:
-        parser.error(str(error))
-    documents, size = write(options.prefix, files)
-    print(f"{documents} source files, {size / 1e6:.1f} million bytes -> {options.prefix}.bin, {options.prefix}.idx")
+    write(options.prefix, options.files or library_sources())
 
 
 if __name__ == "__main__":

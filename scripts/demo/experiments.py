@@ -17,9 +17,9 @@ scripts/demo.sh runs the first two in a short form, `python -m scripts.docs --ru
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from scripts.common.markdown import Table
@@ -53,41 +53,26 @@ TEXTS, LENGTH, PROMPT = 24, 64, 16
 
 
 class Accident(NamedTuple):
-    """Of the experiment `skipping`.
+    """Of the experiment `skipping`."""
 
-    Attributes:
-        fork: the iteration of the checkpoint.
-        last: the iteration that ends both continuations.
-        bursts: iterations whose batches are compressed.
-        flags: of all its runs.
-    """
-
-    fork: int
-    last: int
-    bursts: tuple[range, ...]
-    flags: list[str]
+    fork: int  # the iteration of the checkpoint
+    last: int  # the iteration that ends both continuations
+    bursts: tuple[range, ...]  # iterations whose batches are compressed
+    flags: list[str]  # of all its runs
 
     @property
     def corrupt(self) -> frozenset[int]:
         return frozenset(iteration for burst in self.bursts for iteration in burst)
 
 
-ACCIDENT = Accident(
-    fork=280,
-    last=460,
-    bursts=(range(300, 308), range(360, 368), range(420, 428)),
-    flags="--train-iters 460 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3".split(),
-)
-
-
+ONE_HEAD = "--train-iters 460 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3".split()
+ACCIDENT = Accident(280, 460, (range(300, 308), range(360, 368), range(420, 428)), ONE_HEAD)
 SMALL = """
     --seq-length 96 --max-position-embeddings 96 --micro-batch-size 8 --global-batch-size 8
     --untie-embeddings-and-output-weights
 """.split()
 SHORT_LOSSES = [*SMALL, *"--train-iters 240 --lr-warmup-iters 10 --eval-interval 40 --eval-iters 8".split()]
-SHORT_ACCIDENT = Accident(
-    fork=240, last=320, bursts=(range(244, 252), range(284, 292)), flags=["--train-iters", "320", *SMALL]
-)
+SHORT_ACCIDENT = Accident(240, 320, (range(244, 252), range(284, 292)), ["--train-iters", "320", *SMALL])
 
 
 def train_to_fork(data: Path, output: Path, accident: Accident) -> Curves:
@@ -144,35 +129,32 @@ def judge_losses(runs: list[Curves]) -> str:
     before, after = (run.measured["sampled"] for run in runs)
     if after <= before:
         return f"In this run {LOSSES[1]} was not better than {LOSSES[0]}: {after:.2f} against {before:.2f} tokens."
-    return (
-        f"{LOSSES[1]}: {after - before:.2f} more tokens in each verification step, {100 * (after / before - 1):.0f} %."
-    )
+    more, percent = after - before, 100 * (after / before - 1)
+    return f"{LOSSES[1]}: {more:.2f} more tokens in each verification step, {percent:.0f} %."
 
 
 def skipping(data: Path, output: Path, accident: Accident, shared: Curves) -> Table:
     """Continue from the checkpoint of `train_to_fork`, draw the plot in `output`, and compare."""
-    met = [*accident.flags, "--load", str(_checkpoint(output))]
-    met += ["--corrupt-iterations", *map(str, sorted(accident.corrupt))]
+    flags = _flags(data, *accident.flags, "--load", str(_checkpoint(output)))
+    flags += ["--corrupt-iterations", *map(str, sorted(accident.corrupt))]
     threshold = ["--grad-norm-skip-threshold", str(THRESHOLD)]
-    before, after = train(output, {"before": Run(_flags(data, *met)), "after": Run(_flags(data, *met, *threshold))})
-    plots.draw_skipping(shared, before, after, accident.corrupt, THRESHOLD, output / plots.SKIPPING)
+    before, after = train(output, {"before": Run(flags), "after": Run([*flags, *threshold])})
+    plots.draw_skipping(shared, before, after, accident.bursts, THRESHOLD, output / plots.SKIPPING)
     return compare_skipping(accident, before, after)
 
 
 def compare_skipping(accident: Accident, *runs: Curves) -> Table:
-    def of_text(curves: Iterable[dict[int, float]]) -> list[list[float]]:
-        return [list(plots.without(curve, accident.corrupt).values()) for curve in curves]
+    def on_text(name: str) -> list[list[float]]:
+        return [list(plots.without(getattr(run, name), accident.corrupt).values()) for run in runs]
 
-    text = of_text(run.loss for run in runs)
-    heads = of_text(run.mtp_loss for run in runs)
-    calm = of_text(run.grad_norm for run in runs)
+    losses, mtp_losses = on_text("loss"), on_text("mtp_loss")
     rows = [
         ["validation loss at the end", *(f"{run.validation_loss:.3f}" for run in runs)],
-        ["training loss on text, mean", *(f"{mean(losses):.3f}" for losses in text)],
-        ["training loss on text, worst", *(f"{max(losses):.3f}" for losses in text)],
-        *([["MTP loss on text, mean", *(f"{mean(losses):.3f}" for losses in heads)]] if heads[0] else []),
+        ["training loss on text, mean", *(f"{fmean(values):.3f}" for values in losses)],
+        ["training loss on text, worst", *(f"{max(values):.3f}" for values in losses)],
+        *([["MTP loss on text, mean", *(f"{fmean(values):.3f}" for values in mtp_losses)]] if mtp_losses[0] else []),
         ["largest gradient norm", *(f"{max(run.grad_norm.values()):.1f}" for run in runs)],
-        ["largest gradient norm on text", *(f"{max(norms):.1f}" for norms in calm)],
+        ["largest gradient norm on text", *(f"{max(norms):.1f}" for norms in on_text("grad_norm"))],
         ["updates skipped", *(str(run.updates_skipped) for run in runs)],
     ]
     title = f"iterations {accident.fork + 1} to {accident.last}, losses in bits per byte"
@@ -192,24 +174,19 @@ def heads(data: Path, output: Path) -> Table:
 
 def compare_heads(*runs: Curves) -> Table:
     def late(curve: dict[int, float]) -> float:
-        return mean(curve[iteration] for iteration in LATE)
+        return fmean(curve[iteration] for iteration in LATE)
 
     columns = ["", "heads train\nthe main model", "detached,\none norm for all", "detached,\nseparate norm"]
-    kept = [100 * mean(min(1.0, CLIP / norm) for norm in run.grad_norm.values()) for run in runs]
+    shares = [100 * fmean(min(1.0, CLIP / norm) for norm in run.grad_norm.values()) for run in runs]
     rows = [
         ["validation loss of the main model", *(f"{run.validation_loss:.3f}" for run in runs)],
         ["gradient norm that clips the main model", *(f"{late(run.grad_norm):.2f}" for run in runs)],
-        ["share of its gradient the main model keeps, %", *(f"{share:.0f}" for share in kept)],
+        ["share of its gradient the main model keeps, %", *(f"{share:.0f}" for share in shares)],
         ["gradient norm of the heads", "-", "-", f"{late(runs[-1].mtp_grad_norm):.2f}"],
         *([f"acceptance of head {head}, %", *(f"{late(run.acceptance[head]):.1f}" for run in runs)] for head in (1, 2)),
     ]
     title = f"two MTP heads, {HEADS_LAST} iterations; losses in bits per byte"
     return Table(title, columns, rows, right=(1, 2, 3))
-
-
-def mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
 
 
 def _flags(data: Path, *more: str) -> list[str]:

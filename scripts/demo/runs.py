@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -12,8 +13,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from scripts.common.forks import fork, wait
 from scripts.common.process import TAIL, free_port, rank_variables
@@ -21,6 +23,7 @@ from scripts.common.process import TAIL, free_port, rank_variables
 TRAIN = Path(__file__).with_name("train.py")
 MOST_THREADS = 4  # the model is small
 BITS = 1 / math.log(2)  # from nats to bits
+Curve = dict[int, float]
 _ITERATION = re.compile(r"\] iteration +(\d+)/ +(\d+) \|(.*)")
 _VALIDATION = re.compile(r"validation of the MTP heads at iteration (\d+) \|(.*)")
 _COLUMNS = {  # of a log line, and how they are shown
@@ -50,12 +53,12 @@ class Run(NamedTuple):
 class Curves:
     """What one run wrote for TensorBoard, by iteration. Losses are in bits per byte."""
 
-    loss: dict[int, float]
-    mtp_loss: dict[int, float]
-    grad_norm: dict[int, float]
-    mtp_grad_norm: dict[int, float]
-    acceptance: dict[int, dict[int, float]]  # of each head, in percent
-    accepted_length: dict[int, float]  # on validation data
+    loss: Curve
+    mtp_loss: Curve
+    grad_norm: Curve
+    mtp_grad_norm: Curve
+    acceptance: dict[int, Curve]  # of each head, in percent
+    accepted_length: Curve  # on validation data
     validation_loss: float | None
     updates_skipped: int
     measured: Any = None
@@ -92,41 +95,78 @@ def train(output: Path, runs: Mapping[str, Run]) -> list[Curves]:
     Shows their progress. For a run NAME the flags are left in `output`/NAME.flags, and its whole log in NAME.log.
     """
     threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // len(runs)))
+    logs = {name: output / f"{name}.log" for name in runs}
     started = time.perf_counter()
-    pids, followers = {}, []
-    for name, run in runs.items():
-        shutil.rmtree(_tensorboard(output, name), ignore_errors=True)
-        for kind in ("log", "json"):
-            (output / f"{name}.{kind}").unlink(missing_ok=True)
-        flags = [*run.flags, "--tensorboard-dir", str(_tensorboard(output, name))]
-        (output / f"{name}.flags").write_text(" ".join(flags) + "\n", encoding="utf-8")
-        log = output / f"{name}.log"
-        pids[name] = fork(lambda run=run, name=name, flags=flags: _train(output, name, run, flags, threads), log)
-        followers.append(_Follower(name, log))
-
-    def show() -> None:
-        for follower in followers:
-            follower.show()
-
-    codes = wait(pids.values(), math.inf, pause=0.1, meanwhile=show)
-    for name, pid in pids.items():
+    with os.fdopen(os.dup(1), "w", buffering=1) as terminal:
+        pids = {}
+        for name, run in runs.items():
+            logs[name].unlink(missing_ok=True)
+            pids[fork(partial(_train, output, name, run, threads, terminal), logs[name])] = name
+        codes = wait(pids, math.inf)
+    for pid, name in pids.items():
         if codes[pid] not in (0, None):
-            log = output / f"{name}.log"
-            tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:])
-            sys.exit(f"{tail}\n'{name}' failed (exit code {codes[pid]}); the whole log is {log}")
-    print(f"    {time.perf_counter() - started:.0f} s; logs: {', '.join(str(output / f'{name}.log') for name in runs)}")
+            tail = "\n".join(logs[name].read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:])
+            sys.exit(f"{tail}\n'{name}' failed (exit code {codes[pid]}); the whole log is {logs[name]}")
+    print(f"    {time.perf_counter() - started:.0f} s; logs: {', '.join(map(str, logs.values()))}")
     return [read_curves(output, name) for name in runs]
+
+
+def _train(output: Path, name: str, run: Run, threads: int, terminal: TextIO) -> None:
+    """Be one run, in a fork."""
+    import megatron_mtp_patches
+    import torch
+
+    from . import trainer
+
+    folder, measured = output / "tensorboard" / name, output / f"{name}.json"
+    shutil.rmtree(folder, ignore_errors=True)
+    measured.unlink(missing_ok=True)
+    os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **rank_variables(0, 1, free_port())}
+    torch.set_num_threads(threads)
+    megatron_mtp_patches.apply(run.patches)
+    flags = [*run.flags, "--tensorboard-dir", str(folder)]
+    (output / f"{name}.flags").write_text(" ".join(flags) + "\n", encoding="utf-8")
+    sys.argv = [str(TRAIN), *flags]
+    sys.stdout = _Progress(name, sys.stdout, terminal)
+    model = trainer.train()
+    if run.measure is not None:
+        measured.write_text(json.dumps(run.measure(model)), encoding="utf-8")
+
+
+class _Progress(io.TextIOBase):
+    """Writes to a log, and to the terminal of each line what changes."""
+
+    def __init__(self, name: str, log: TextIO, terminal: TextIO) -> None:
+        self.name, self.log, self.terminal = name, log, terminal
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            if shown := shorten(line):
+                self.terminal.write(f"    {self.name:14}{shown}\n")
+        return self.log.write(text)
+
+
+def shorten(line: str) -> str | None:
+    """Return what a demo shows of a log line in 60 columns; None: nothing."""
+    if match := _ITERATION.search(line):
+        start, columns = f"{match[1]:>4}/{match[2]}", match[3]
+    elif match := _VALIDATION.search(line):
+        start, columns = "    on held-out text", match[2]
+    else:
+        return None
+    cells = (cell.rpartition(":") for cell in columns.split("|"))
+    shown = [f"{_COLUMNS[name.strip()]} {float(value):.2f}" for name, _, value in cells if name.strip() in _COLUMNS]
+    return "  ".join([start, *shown])
 
 
 def read_curves(output: Path, name: str) -> Curves:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     logging.getLogger("tensorboard").setLevel(logging.WARNING)
-    events = EventAccumulator(str(_tensorboard(output, name)), size_guidance={"scalars": 0})
-    events.Reload()
+    events = EventAccumulator(str(output / "tensorboard" / name), size_guidance={"scalars": 0}).Reload()
     measured = output / f"{name}.json"
 
-    def scalar(tag: str, unit: float = 1.0) -> dict[int, float]:
+    def scalar(tag: str, unit: float = 1.0) -> Curve:
         if tag not in events.Tags()["scalars"]:
             return {}
         return {event.step: event.value * unit for event in events.Scalars(tag)}
@@ -142,55 +182,3 @@ def read_curves(output: Path, name: str) -> Curves:
         updates_skipped=int(max(scalar("updates-skipped-for-grad-norm").values(), default=0)),
         measured=json.loads(measured.read_text(encoding="utf-8")) if measured.exists() else None,
     )
-
-
-class _Follower:
-    """Prints what is new in a log, of each line only what changes."""
-
-    def __init__(self, name: str, log: Path) -> None:
-        self.name, self.log = name, log
-        self.place, self.rest = 0, b""
-
-    def show(self) -> None:
-        if not self.log.exists():
-            return
-        with self.log.open("rb") as file:
-            file.seek(self.place)
-            *lines, self.rest = (self.rest + file.read()).split(b"\n")
-            self.place = file.tell()
-        for line in lines:
-            if shown := shorten(line.decode(errors="replace")):
-                print(f"    {self.name:14}{shown}", flush=True)
-
-
-def shorten(line: str) -> str | None:
-    """Return what a demo shows of a log line in 60 columns; None: nothing."""
-    if found := _ITERATION.search(line):
-        start, columns = f"{found[1]:>4}/{found[2]}", found[3]
-    elif found := _VALIDATION.search(line):
-        start, columns = "    on held-out text", found[2]
-    else:
-        return None
-    cells = (cell.rpartition(":") for cell in columns.split("|"))
-    shown = [f"{_COLUMNS[name.strip()]} {float(value):.2f}" for name, _, value in cells if name.strip() in _COLUMNS]
-    return "  ".join([start, *shown])
-
-
-def _train(output: Path, name: str, run: Run, flags: list[str], threads: int) -> None:
-    """Be one run, in a fork."""
-    import megatron_mtp_patches
-    import torch
-
-    from . import trainer
-
-    os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **rank_variables(0, 1, free_port())}
-    torch.set_num_threads(threads)
-    megatron_mtp_patches.apply(run.patches)
-    sys.argv = [str(TRAIN), *flags]
-    model = trainer.train()
-    if run.measure is not None:
-        (output / f"{name}.json").write_text(json.dumps(run.measure(model)), encoding="utf-8")
-
-
-def _tensorboard(output: Path, name: str) -> Path:
-    return output / "tensorboard" / name

@@ -19,7 +19,7 @@ from scripts.common.arguments import executable, make_parser
 from scripts.common.markdown import BLOCK, fill
 from scripts.common.process import ROOT
 
-from . import changed_functions, commands, declared, defects, kept, memory, upgrade
+from . import declared, defects, kept, memory, upgrade
 
 
 def main() -> int:
@@ -30,17 +30,15 @@ def main() -> int:
     parser.add_argument("--memory", type=executable, metavar="PYTHON", help="measure with this one")
     parser.add_argument("--work", type=Path, default=ROOT / "demo_output", help="folder for the runs of --runs")
     options = parser.parse_args()
-    makers = (commands, declared, defects, kept, upgrade, changed_functions)
-    contents = {name: text for maker in makers for name, text in maker.blocks().items()}
+    contents = declared.blocks() | defects.blocks() | kept.blocks() | upgrade.blocks()
     if options.runs:
         from . import runs
 
         contents |= runs.blocks(options.work.resolve(), ROOT / "docs")
     if options.memory:
         contents["memory"] = memory.block(options.memory)
-    pages = {
-        file: file.read_text(encoding="utf-8") for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    }
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = {file: file.read_text(encoding="utf-8") for file in files}
     homeless = contents.keys() - {block["name"] for text in pages.values() for block in BLOCK.finditer(text)}
     for name in sorted(homeless):
         print(

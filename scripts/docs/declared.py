@@ -1,13 +1,11 @@
-"""What the declarations say, as Markdown: the tables of patches and flags, the head of each patch's page."""
+"""What the declarations say, as Markdown: the tables of patches, flags and functions, the head of each patch's page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from megatron_mtp_patches import _engine
-from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.description import SettingText, sections, settings
-from megatron_mtp_patches.engine import Patch, PullRequest
+from megatron_mtp_patches.catalog import BASE, CATALOG
+from megatron_mtp_patches.description import sections, settings
+from megatron_mtp_patches.engine import AddField, AddFlag, Patch, PullRequest
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatrons import RELEASES
 from packaging.version import Version
@@ -15,24 +13,31 @@ from packaging.version import Version
 from scripts.common.markdown import table
 
 COLUMNS = (*RELEASES, "main")
+# Several pages show it; tests/end_to_end/test_shown_commands.py runs it.
+CPU = """\
+<!-- run by a test: cpu-command -->
+```bash
+ARGS="--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64
+    --micro-batch-size 1 --global-batch-size 2 --train-iters 4 --lr 1e-3 --bf16 --transformer-impl local
+    --position-embedding-type rope --untie-embeddings-and-output-weights --mtp-num-layers 2 --mtp-detach-heads
+    --mock-data --tokenizer-type NullTokenizer --vocab-size 255 --log-interval 1 --eval-iters 0 --eval-interval 1000"
+megatron-mtp-patches run --device cpu pretrain_gpt.py $ARGS
+```"""
 
 
 def blocks() -> dict[str, str]:
-    """The tables of docs/patches.md, `flag-reference`, and one block for each patch, under its id."""
-    tables = {"releases": releases_table(), "summaries": summaries()}
-    return {**tables, "flag-reference": flag_reference(), **{patch.id: head(patch) for patch in CATALOG}}
+    """The tables of docs/{patches,flags,changed-functions}.md, a command, and a block for each patch, under its id."""
+    tables = {"releases": releases_table(), "summaries": summaries(), "flag-reference": flag_reference()}
+    heads = {patch.id: head(patch) for patch in CATALOG}
+    return {"cpu-command": CPU, "changed-functions": changed_functions(), **tables, **heads}
 
 
 def releases_table() -> str:
     """Patch x release: its state there."""
-    rows = (
-        [
-            _page(patch),
-            ", ".join(map(_link, patch.upstream)) or "none",
-            *(state(patch, release) for release in COLUMNS),
-        ]
-        for patch in CATALOG
-    )
+    rows = []
+    for patch in CATALOG:
+        upstream = ", ".join(map(_link, patch.upstream)) or "none"
+        rows.append([_page(patch), upstream, *(state(patch, release) for release in COLUMNS)])
     return "\n".join(table(["patch", "upstream", *COLUMNS], rows))
 
 
@@ -60,16 +65,30 @@ def flag_reference() -> str:
     return "\n".join(table(["flag and config field", "default", "effect", "patch", "whose"], rows))
 
 
+def changed_functions() -> str:
+    """Which code changes which function of Megatron's."""
+    patches: dict[tuple[str, str], list[str]] = {}
+    for patch in (*BASE, *CATALOG):
+        for edit in patch.edits:
+            code = edit.implementation or ""
+            if isinstance(edit, AddField):
+                code = f"the field {edit.field}"
+            elif isinstance(edit, AddFlag):
+                code = f"the flag {edit.flag}"
+            patches.setdefault((edit.target, code), []).append(patch.id)
+    rows = [[f"`{target}`", f"`{code}`", ", ".join(ids)] for (target, code), ids in sorted(patches.items())]
+    return "\n".join(table(["changed", "by", "patches"], rows))
+
+
 def head(patch: Patch) -> str:
     """What stands under the title of the patch's page."""
     links = (f"[{change}]({_engine.project.pull_request_url(change)}) ({change.fate})" for change in patch.upstream)
     upstream = ", ".join(links) or "none"
     states = table(["upstream", *COLUMNS], [[upstream, *(state(patch, release) for release in COLUMNS)]])
     parts = [f"{patch.summary}.", "\n".join(states)]
-    if found := settings(patch):
-        parts.append("\n".join(table(["flag or config field", "default", "effect"], map(_cells, found))))
-    for heading, paragraphs in sections(patch):
-        parts.append(_section(heading, paragraphs))
+    if rows := [[f"`{one.name}`", one.default, one.effect] for one in settings(patch)]:
+        parts.append("\n".join(table(["flag or config field", "default", "effect"], rows)))
+    parts += [_section(heading, list(paragraphs)) for heading, paragraphs in sections(patch)]
     return "\n\n".join(parts)
 
 
@@ -87,8 +106,7 @@ def _is_before(release: str, other: str) -> bool:
     return Version(release) < Version(other)
 
 
-def _section(heading: str, paragraphs: Iterable[str]) -> str:
-    lines = list(paragraphs)
+def _section(heading: str, lines: list[str]) -> str:
     if len(lines) == 1:
         return f"**{heading}:** {lines[0]}"
     return "\n".join([f"**{heading}:**", "", *(f"* {line}" for line in lines)])
@@ -96,10 +114,6 @@ def _section(heading: str, paragraphs: Iterable[str]) -> str:
 
 def _page(patch: Patch) -> str:
     return f"[`{patch.id}`]({patch.id}.md)"
-
-
-def _cells(setting: SettingText) -> list[str]:
-    return [f"`{setting.name}`", setting.default, setting.effect]
 
 
 def _link(change: PullRequest) -> str:

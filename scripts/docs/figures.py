@@ -13,22 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
+from scripts.common.pictures import BLUE, RED, YELLOW, save, start
 from scripts.demo.trainer import be_one_process
-from scripts.tiny_gpt import build_gpt, make_config, start_process_groups
+from scripts.tiny_gpt import build_gpt, causal_inputs, make_config, run_microbatches, start_process_groups
 
 STEPS, LENGTH, BATCH = 150, 64, 16
-COLOURS = ("#1f6fb2", "#c99700", "#c8452f")
 
 
 class Writer:
@@ -60,8 +55,7 @@ def train(data: torch.Tensor, with_labels: bool, scale: float | None = None) -> 
     def forward_step(_: Any, model: Any) -> tuple[torch.Tensor, Callable]:
         starts = torch.randint(0, len(data) - LENGTH - 1, (BATCH,), generator=generator)
         tokens = torch.stack([data[start : start + LENGTH + 1] for start in starts]).cuda()
-        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        positions = torch.arange(LENGTH, device=inputs.device).expand(BATCH, -1)
+        inputs, positions, _, targets = causal_inputs(tokens)
         output = model(inputs, positions, None, labels=targets if with_labels else None)
 
         def loss_function(output: torch.Tensor) -> tuple[torch.Tensor, dict]:
@@ -75,15 +69,7 @@ def train(data: torch.Tensor, with_labels: bool, scale: float | None = None) -> 
     for step in range(STEPS):
         model.zero_grad_buffer()
         optimizer.zero_grad()
-        get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=iter([]),
-            model=[model],
-            num_microbatches=1,
-            seq_length=LENGTH,
-            micro_batch_size=BATCH,
-            forward_only=False,
-        )
+        run_microbatches(model, forward_step, 1, LENGTH, BATCH)
         optimizer.step()
         writer = Writer()
         MTPLossLoggingHelper.track_mtp_metrics(1.0, step, writer)
@@ -93,18 +79,12 @@ def train(data: torch.Tensor, with_labels: bool, scale: float | None = None) -> 
 
 
 def draw(path: Path, title: str, name: str, ylabel: str, runs: dict[str, list[dict[str, float]]]) -> None:
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
-    for (label, steps), colour, style in zip(runs.items(), COLOURS, ("-", "--", "-"), strict=False):
+    figure, (axes,) = start("", [title], 1, (7.5, 3.4))
+    for (label, steps), colour, style in zip(runs.items(), (BLUE, YELLOW, RED), ("-", "--", "-"), strict=False):
         axes.plot([step.get(name, float("nan")) for step in steps], style, color=colour, label=label)
-    axes.set(xlabel="step", ylabel=ylabel)
-    axes.set_title(title, loc="left", weight="bold")
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-    if name == "norm":
-        axes.set_yscale("log")
+    axes.set(xlabel="step", ylabel=ylabel, yscale="log" if name == "norm" else "linear")
     figure.legend(frameon=False, fontsize=9, ncols=len(runs), loc="outside lower center")
-    figure.savefig(path, dpi=120)
-    print(path)
+    save(figure, path)
 
 
 def main() -> None:

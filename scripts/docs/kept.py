@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,13 +14,9 @@ from scripts.acceptance import table as accepted
 from scripts.bench import frozen as price
 from scripts.common.markdown import table
 from scripts.common.process import ROOT
+from scripts.common.toml import read_toml
 from scripts.evidence import make_experts
 from scripts.pins.table import make_page
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CI = ROOT / "ci"
 SHOWN = re.compile(r"(, bias)?, (adam|dist_muon)(: copies of an expert, apart)?")  # of the rows of ci/experts
@@ -40,38 +35,36 @@ def blocks() -> dict[str, str]:
 
 def pins() -> str:
     """What `python -m scripts.pins` found."""
-    data = tomllib.loads((CI / "pins.toml").read_text(encoding="utf-8"))["pin"]
-    found = json.loads((CI / "pins.json").read_text(encoding="utf-8"))
-    return make_page(data, found, [patch.id for patch in CATALOG if not patch.package])
+    states = json.loads((CI / "pins.json").read_text(encoding="utf-8"))
+    return make_page(read_toml(CI / "pins.toml")["pin"], states, [patch.id for patch in CATALOG if not patch.package])
 
 
-def acceptance(found: dict[str, Any]) -> str:
+def acceptance(lengths: dict[str, Any]) -> str:
     """What `python -m scripts.acceptance` found."""
-    return "\n".join(table(accepted.columns(found), accepted.numbers(found), right=range(1, 1 + len(found))))
+    return "\n".join(accepted.losses(lengths).lines())
 
 
 def starts(curves: dict[str, Any]) -> str:
     """What `python -m scripts.acceptance starts` found."""
-    columns = accepted.starts_columns(curves)
-    return "\n".join(table(columns, accepted.starts_numbers(curves), right=range(1, len(columns))))
+    return "\n".join(accepted.starts(curves).lines())
 
 
-def frozen(found: dict[str, Any]) -> str:
+def frozen(record: dict[str, Any]) -> str:
     """What `python -m scripts.bench frozen` found."""
-    return "\n".join(table(price.COLUMNS, price.rows(found["found"], found["theory"]), right=range(1, 5)))
+    return "\n".join(table(price.COLUMNS, price.rows(record["found"], record["theory"]), right=range(1, 5)))
 
 
-def experts(found: list[dict[str, Any]]) -> str:
+def experts(columns: list[dict[str, Any]]) -> str:
     """Of ci/experts: two of the optimizers, without a separate MTP norm; replicas."""
-    whole = make_experts(found)
-    columns = [number for number, name in enumerate(whole.columns) if name != "patched"]
-    rows = [[row[number] for number in columns] for row in whole.rows if SHOWN.fullmatch(row[0], row[0].index(","))]
-    return "\n".join(table([whole.columns[number] for number in columns], rows))
+    whole = make_experts(columns)
+    numbers = [number for number, name in enumerate(whole.columns) if name != "patched"]
+    rows = [[row[number] for number in numbers] for row in whole.rows if SHOWN.fullmatch(row[0], row[0].index(","))]
+    return "\n".join(table([whole.columns[number] for number in numbers], rows))
 
 
-def cost(found: dict[str, Any]) -> str:
+def cost(record: dict[str, Any]) -> str:
     """Of what `python -m scripts.bench` found: ratios, and how many rows meet the target."""
-    rows = found["step"]
+    rows = record["step"]
     ranks = ", ".join(map(str, sorted({row["ranks"] for row in rows})))
     met = sum(not row["misses"] for row in rows)
     twice = _range(row["unpatched / native"] for row in rows if row["release"] == REFERENCE)
@@ -79,7 +72,7 @@ def cost(found: dict[str, Any]) -> str:
         " or ".join(sorted({f"{row['a step'][side]['all_reduces']:g}" for row in rows}))
         for side in (f"native {REFERENCE}", "patched")
     )
-    import_ms, apply_s = (max(row[what] for row in found["import"]) for what in ("ms", "apply s"))
+    import_ms, apply_s = (max(row[what] for row in record["import"]) for what in ("ms", "apply s"))
     return "\n".join(
         [
             f"On {ranks} CPU ranks optimizer.step takes {_range(row['patched / native'] for row in rows)} of native "

@@ -17,8 +17,10 @@ def blocks(work: Path, pictures: Path) -> dict[str, str]:
     """Train all that the README and docs/ show, in minutes; logs are left in `work`, the plots in `pictures`."""
     work.mkdir(parents=True, exist_ok=True)
     data = work / "data" / "stdlib"
-    run_or_exit([sys.executable, "-m", "scripts.demo.dataset", str(data)], environment())
     runs.warm()
+    from scripts.demo import dataset
+
+    dataset.write(data, dataset.library_sources())
     shared = experiments.train_to_fork(data, work, experiments.ACCIDENT)
     skipping = experiments.skipping(data, work, experiments.ACCIDENT, shared)
     tables = {"heads": experiments.heads(data, work), "skipping": skipping}

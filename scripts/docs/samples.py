@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.common.arguments import add_pythons, make_parser
+from scripts.common.arguments import add_pythons, make_parser, one_of
 from scripts.common.process import ROOT, environment
 from scripts.parity.record import cases
 
@@ -32,13 +32,13 @@ def parity(pythons: dict[str, str], folder: Path) -> Iterator[str]:
     if run("scripts.parity", pythons, {min(pythons), max(pythons)}, *words):
         yield "numbers differ, or could not be made; see above"
         return
-    known = {row["case"]: row for row in read(CI / "parity")["rows"] if row["ranks"] == 1}
+    committed = {row["case"]: row for row in read(CI / "parity")["rows"] if row["ranks"] == 1}
     for row in read(folder)["rows"]:
         for release, differences in row["largest differences"].items():
-            before = known[row["case"]]["largest differences"][release]
+            before = committed[row["case"]]["largest differences"][release]
             if before.keys() != differences.keys():
                 yield f"{row['case']} on {release}: {differences or 'bitwise'} instead of {before or 'bitwise'}"
-    yield from (f"{case.name} is not in it" for case in cases(ranks=1) if case.name not in known)
+    yield from (f"{case.name} is not in it" for case in cases(ranks=1) if case.name not in committed)
 
 
 def bench(pythons: dict[str, str], folder: Path) -> Iterator[str]:
@@ -47,10 +47,10 @@ def bench(pythons: dict[str, str], folder: Path) -> Iterator[str]:
     if run("scripts.bench", pythons, {max(pythons)}, "step", *sizes, "--out", str(folder)):
         yield "steps could not be measured; see above"
         return
-    known = {(row["case"], row["release"]): row for row in read(CI / "bench")["step"] if row["ranks"] == 1}
+    committed = {(row["case"], row["release"]): row for row in read(CI / "bench")["step"] if row["ranks"] == 1}
     for row in read(folder)["step"]:
         for side, counts in row["a step"].items():
-            before = known[row["case"], row["release"]]["a step"][side]["all_reduces"]
+            before = committed[row["case"], row["release"]]["a step"][side]["all_reduces"]
             if before != counts["all_reduces"]:
                 where = f"{row['case']} on {row['release']}, {side}"
                 yield f"{where}: {counts['all_reduces']} all-reduces instead of {before}"
@@ -60,8 +60,8 @@ TABLES = {"parity": parity, "bench": bench}
 
 
 def run(module: str, pythons: dict[str, str], releases: set[str], *words: str) -> int:
-    given = [f"--python={release}={pythons[release]}" for release in sorted(releases)]
-    return subprocess.run([sys.executable, "-m", module, *words, *given], env=environment()).returncode
+    where = [f"--python={release}={pythons[release]}" for release in sorted(releases)]
+    return subprocess.run([sys.executable, "-m", module, *words, *where], env=environment()).returncode
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -71,15 +71,14 @@ def read(folder: Path) -> dict[str, Any]:
 def main() -> int:
     parser = make_parser("scripts.docs.samples", __doc__)
     add_pythons(parser)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; without one, all")
+    text = f"{', '.join(TABLES)}; without one, all"
+    parser.add_argument("tables", nargs="*", type=one_of(TABLES), metavar="TABLE", help=text)
     options = parser.parse_args()
-    if unknown := set(options.tables) - set(TABLES):
-        parser.error(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
     wrong = []
     for name in options.tables or TABLES:
         with tempfile.TemporaryDirectory() as folder:
-            found = list(TABLES[name](options.python, Path(folder)))
-        wrong += [f"ci/{name}: {text}; python -m scripts.{name} makes it" for text in found]
+            differences = list(TABLES[name](options.python, Path(folder)))
+        wrong += [f"ci/{name}: {text}; python -m scripts.{name} makes it" for text in differences]
     print("\n".join(wrong) or "the samples say what the tables say")
     return int(bool(wrong))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 from megatron_mtp_patches.catalog import CATALOG
@@ -14,16 +13,12 @@ from scripts.common.markdown import table
 
 from .declared import COLUMNS, state
 
-CHECKPOINTS = "Checkpoints:"
-
 
 def blocks() -> dict[str, str]:
     """The blocks `upgrade-steps` and `checkpoints`."""
     steps = [row for before, after in pairwise(COLUMNS) for row in changes(before, after)]
-    return {
-        "upgrade-steps": "\n".join(table(["from", "patch", "state", "what to do"], steps)),
-        "checkpoints": checkpoints(),
-    }
+    header = ["from", "patch", "state", "what to do"]
+    return {"upgrade-steps": "\n".join(table(header, steps)), "checkpoints": checkpoints()}
 
 
 def changes(before: str, after: str) -> list[list[str]]:
@@ -46,11 +41,9 @@ def advice(patch: Patch, release: str) -> str:
 
 def checkpoints() -> str:
     """What the declarations say of checkpoints."""
-    return "\n".join(f"* [`{patch.id}`]({patch.id}.md): {note}" for patch, note in _notes())
-
-
-def _notes() -> Iterator[tuple[Patch, str]]:
-    for patch in CATALOG:
-        for note in patch.notes:
-            if note.startswith("Checkpoint"):
-                yield patch, note.removeprefix(CHECKPOINTS).strip()
+    return "\n".join(
+        f"* [`{patch.id}`]({patch.id}.md): {note.removeprefix('Checkpoints:').strip()}"
+        for patch in CATALOG
+        for note in patch.notes
+        if note.startswith("Checkpoint")
+    )

@@ -13,16 +13,15 @@ packed layouts train on conversations (--sft), which needs datasets and transfor
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 
 from megatron_mtp_patches.rehearsal import transformer_engine
 from rich.console import Console
 
-from scripts.common.arguments import make_parser
+from scripts import study
+from scripts.common.arguments import make_parser, one_of
 from scripts.common.process import ROOT
 from scripts.replay.source import Repository, SourceError
 
@@ -32,48 +31,43 @@ from .training import rehearse
 
 
 def main() -> int:
+    names = [layout.name for layout in LAYOUTS]
     parser = make_parser("scripts.layouts", __doc__)
     parser.add_argument("--megatron", required=True, metavar="PATH_OR_URL", help="Megatron-LM")
     parser.add_argument("--release", help="a release, tag, branch or commit; not for a tree without history")
-    parser.add_argument("--layout", action="append", metavar="NAME", help="only this one; may be repeated")
+    text = "only this one; may be repeated"
+    parser.add_argument("--layout", action="append", type=one_of(names), metavar="NAME", help=text)
     parser.add_argument("--work", type=Path, default=ROOT / ".replay", help="where trees are unpacked")
     parser.add_argument("--out", type=Path, default=ROOT / "ci" / "layouts", help="folder of the table")
     options = parser.parse_args()
-    names = [layout.name for layout in LAYOUTS]
-    if unknown := set(options.layout or ()) - set(names):
-        parser.error(f"there is no layout {', '.join(sorted(unknown))}; there are: {'; '.join(names)}")
     if not transformer_engine.available():
         parser.error(
             f"{sys.executable} has no TransformerEngine to rehearse with: {transformer_engine.installation_advice()}."
         )
     try:
         repository = Repository(options.megatron, options.work.resolve())
-        if repository.plain and options.release:
-            parser.error(f"--release {options.release}: {repository.plain} has no history; leave it out.")
         if repository.git and not options.release:
             parser.error("--release: say which, as 0.19.0 or main.")
-        release = repository.version() if repository.plain else options.release
-        tree = repository.unpack(release, f"core_v{release}" if re.fullmatch(r"\d+\.\d+\.\d+", release) else release)
+        release = options.release or repository.version()
+        repository.check(release)
+        tree = repository.unpack(release)
     except SourceError as error:
         parser.error(str(error))
     if not (tree.folder / "pretrain_gpt.py").is_file():
         parser.error(f"--megatron {options.megatron}: {tree.folder} holds no pretrain_gpt.py; give Megatron-LM itself.")
-    about = {
-        "Megatron-LM": tree.commit[:12] or tree.release,
-        **{package: metadata.version(package) for package in ("torch", "transformer-engine")},
-    }
+    about = {"Megatron-LM": tree.commit[:12] or tree.release, **study.versions("torch", "transformer-engine")}
     console = Console()
-    found = {}
+    results = {}
     for layout in LAYOUTS:
         if layout.name not in (options.layout or names):
             continue
         with tempfile.TemporaryDirectory() as folder, console.status(f"{release}: {layout.name}"):
-            result = found[layout.name] = rehearse(tree.folder, layout, Path(folder))
-        table.add(options.out, release, about, found)
-        told = f"loss {result['losses'][-1]:.6f}" if result["losses"] else result["left_out"]
+            result = results[layout.name] = rehearse(tree.folder, layout, Path(folder))
+        table.add(options.out, release, about, results)
+        outcome = f"loss {result['losses'][-1]:.6f}" if result["losses"] else result["left_out"]
         good = "" if table.is_good(result) else "  NOT GOOD"
-        console.print(f"{release}: {layout.name}: {told}{good} {result['error']}", markup=False)
-    return int(not all(map(table.is_good, found.values())))
+        console.print(f"{release}: {layout.name}: {outcome}{good} {result['error']}", markup=False)
+    return int(not all(map(table.is_good, results.values())))
 
 
 if __name__ == "__main__":

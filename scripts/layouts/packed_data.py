@@ -45,11 +45,11 @@ def _write_tokenizer(folder: Path) -> None:
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate(letters)}
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    letter_tokens = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    letter_tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letter_tokens.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=letter_tokens,
         unk_token="<unk>",
         eos_token="<SPECIAL_12>",
         pad_token="<SPECIAL_233>",

@@ -50,12 +50,6 @@ class Result:
     left_out: str = ""
     error: str = ""
 
-    def is_good(self, tolerance: float) -> bool:
-        if self.left_out and not self.losses:
-            return not self.error
-        resumes = self.resumes or bool(self.left_out)
-        return not self.error and resumes and self.verified and (self.difference or 0.0) <= tolerance
-
 
 def rehearse(checkout: Path, layout: cases.Layout, folder: Path) -> dict[str, Any]:
     """Train a layout in each way; nothing raised, what failed is the result's error."""
@@ -105,13 +99,13 @@ def _resumes(checkout: Path, ranks: int, words: list[str], folder: Path, straigh
 
 def _train(checkout: Path, ranks: int, words: list[str]) -> Numbers:
     output = _run(checkout, ranks, "run", words)
-    found = {int(i): [float(number) for number in numbers] for i, *numbers in LINE.findall(output)}
+    printed = {int(i): [float(number) for number in numbers] for i, *numbers in LINE.findall(output)}
     first = cases.SAVED_AT + 1 if "--load" in words else 1
-    if sorted(found) != list(range(first, cases.ITERATIONS + 1)):
-        raise TrainingError(f"iterations {sorted(found)} have printed all numbers:\n{output[-2000:]}")
-    if not all(math.isfinite(number) for numbers in found.values() for number in numbers):
+    if sorted(printed) != list(range(first, cases.ITERATIONS + 1)):
+        raise TrainingError(f"iterations {sorted(printed)} have printed all numbers:\n{output[-2000:]}")
+    if not all(math.isfinite(number) for numbers in printed.values() for number in numbers):
         raise TrainingError(f"a loss or a norm is not finite:\n{output[-2000:]}")
-    return found
+    return printed
 
 
 def _run(checkout: Path, ranks: int, command: str, words: list[str]) -> str:

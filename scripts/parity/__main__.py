@@ -15,7 +15,7 @@ from pathlib import Path
 
 from megatron_mtp_patches.megatrons import REFERENCE
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 from scripts import study
 from scripts.common.arguments import add_pythons, make_parser, numbers
@@ -42,26 +42,15 @@ def main() -> int:
 
 
 def record_all(options: Namespace) -> Records:
-    todo = [(release, ranks, patched) for ranks in options.ranks for release in options.python for patched in (1, 0)]
-    todo = [(release, ranks, bool(patched)) for release, ranks, patched in todo if patched or release == REFERENCE]
+    todo = [(release, ranks, True) for ranks in options.ranks for release in options.python]
+    todo += [(REFERENCE, ranks, False) for ranks in options.ranks]
     records: Records = {}
-    with Progress() as progress:
-        bar = progress.add_task("", total=len(todo))
-        for release, ranks, patched in todo:
-            where = f"{release}{'' if patched else ' without patches'}, {ranks} rank{'s' * (ranks > 1)}"
-
-            def tell(case: str, where: str = where) -> None:
-                progress.update(bar, description=f"{where}: {case}")
-
-            tell("starting")
-            words = ["scripts.parity.record", options.device, *options.cases]
-            patches = "all" if patched else "none"
-            python = options.python[release]
-            record = study.measure(python, *words, ranks=ranks, patches=patches, on_done=tell)
-            if release[0].isdigit() and record["megatron-core"] != release:
-                sys.exit(f"{python} has megatron-core {record['megatron-core']}, not {release}")
-            records[release, ranks, patched] = record
-            progress.advance(bar)
+    for release, ranks, patched in track(todo, "recording"):
+        patches = "all" if patched else "none"
+        words = ["scripts.parity.record", options.device, *options.cases]
+        record = study.measure(options.python[release], *words, ranks=ranks, patches=patches)
+        study.check_release(release, record["megatron-core"])
+        records[release, ranks, patched] = record
     return records
 
 
@@ -73,15 +62,11 @@ def report(rows: list[Row], torch: dict[str, str], device: str, folder: Path) ->
         for release, cell in row.cells.items():
             if cell.is_wrong:
                 Console().print(f"{row.case}, {release}: {cell.first}", style="red", markup=False, soft_wrap=True)
-    cells = [
-        {
-            "case": row.case,
-            "ranks": row.ranks[0],
-            "reference": row.reference,
-            "largest differences": {release: cell.largest for release, cell in row.cells.items()},
-        }
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        largest = {release: cell.largest for release, cell in row.cells.items()}
+        place = {"case": row.case, "ranks": row.ranks[0], "reference": row.reference}
+        cells.append({**place, "largest differences": largest})
     record = {"device": device, "torch": torch, "rows": cells}
     study.write(folder / device, record, table.title, [table], describe(torch))
 

@@ -40,13 +40,13 @@ def compare(reference: dict[str, Any], other: dict[str, Any]) -> dict[str, Diffe
 def _compare_case(reference: dict[str, Any], other: dict[str, Any] | None) -> Difference:
     if other is None:
         return Difference({"not recorded": math.inf}, "there is no such case")
-    numbers, expected = dict(_flatten(other["of ranks"])), dict(_flatten(reference["of ranks"]))
+    numbers, expected = dict(_flatten(other["ranks"])), dict(_flatten(reference["ranks"]))
     largest: dict[str, float] = {}
     first, cause = "", other["cause"]
     for place in {**expected, **numbers}:
         number, wanted = numbers.get(place, "nothing"), expected.get(place, "nothing")
         if _exactly(number) != _exactly(wanted):
-            kind = _kind(place)
+            kind = place[4] if place[2] == "steps" else place[2]
             largest[kind] = max(largest.get(kind, 0.0), _size(number, wanted))
             text = f"{' '.join(map(str, place))}: {number} instead of {wanted}"
             if cause and not set(place) & set(other["cause of"]):
@@ -63,10 +63,6 @@ def _flatten(value: Any, place: tuple = ()) -> Iterator[tuple[tuple, Any]]:
             yield from _flatten(part, (*place, key) if place else ("rank", key))
     else:
         yield place, value
-
-
-def _kind(place: tuple) -> str:
-    return place[4] if place[2] == "steps" else place[2]
 
 
 def _exactly(value: Any) -> str:

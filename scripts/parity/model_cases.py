@@ -13,16 +13,12 @@ import torch
 from .case import Case, describe
 
 STEPS, VOCABULARY, LENGTH, BATCH, CLIP = 50, 64, 32, 4, 0.25
+RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "detached": {"mtp_detach_heads": True},
     "attached": {},
     "per_token": {"mtp_detach_heads": True, "calculate_per_token_loss": True},
-    "recompute": {
-        "mtp_detach_heads": True,
-        "recompute_granularity": "full",
-        "recompute_method": "uniform",
-        "recompute_num_layers": 1,
-    },
+    "recompute": {"mtp_detach_heads": True, **RECOMPUTE},
 }
 WEIGHS = (
     "weighs the MTP loss differently with --calculate-per-token-loss, and keeps doing so; the main model is bitwise"
@@ -54,7 +50,8 @@ def run(layout: str, bf16: bool) -> dict[str, Any]:
         mtp_losses = (tracker["loss_values"] / 2).tolist()
         MTPLossLoggingHelper.track_mtp_metrics(0.5, 1, None)
         updated, norm, _ = optimizer.step()
-        norms = {"main": float(norm), **{group: float(of) for group, of in optimizer.grad_norms_by_group.items()}}
+        groups = {group: float(value) for group, value in optimizer.grad_norms_by_group.items()}
+        norms = {"main": float(norm), **groups}
         factors = {group: min(1.0, CLIP / (value + 1e-6)) for group, value in norms.items()}
         steps.append(
             {
@@ -79,15 +76,8 @@ def make_training(layout: dict[str, Any], bf16: bool) -> tuple[Any, Any, Any]:
     from scripts.tiny_gpt import build_gpt, make_config
 
     dtype = torch.bfloat16 if bf16 else torch.float32
-    config = make_config(
-        hidden_size=32,
-        mtp_num_layers=2,
-        mtp_loss_scaling_factor=0.5,
-        bf16=bf16,
-        params_dtype=dtype,
-        finalize_model_grads_func=finalize_model_grads,
-        **layout,
-    )
+    heads = {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.5, "finalize_model_grads_func": finalize_model_grads}
+    config = make_config(hidden_size=32, bf16=bf16, params_dtype=dtype, **heads, **layout)
     gpt = build_gpt(config, VOCABULARY, LENGTH, tied=False).cuda().to(dtype)
     fill(gpt)
     model = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=bf16), gpt)
@@ -110,17 +100,15 @@ def fill(model: Any) -> None:
 
 def forward_backward(model: Any, generator: torch.Generator) -> list[float]:
     """Compute the gradients of two seeded microbatches; return their losses."""
-    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from scripts.tiny_gpt import causal_inputs, run_microbatches
 
     losses = []
 
     def forward_step(data: Any, model: Any) -> Any:
         tokens = torch.randint(0, 8, (BATCH, LENGTH + 1), generator=generator).cumsum(1) % VOCABULARY
-        mask = torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not().cuda()
-        positions = torch.arange(LENGTH).expand(BATCH, -1).cuda()
         weights = (torch.rand(BATCH, LENGTH, generator=generator) > 0.1).float().cuda()
-        inputs, labels = tokens[:, :-1].contiguous().cuda(), tokens[:, 1:].contiguous().cuda()
-        output = model(inputs, positions, mask, labels=labels, loss_mask=weights)
+        *inputs, labels = causal_inputs(tokens.cuda())
+        output = model(*inputs, labels=labels, loss_mask=weights)
 
         def loss_function(output: torch.Tensor) -> tuple:
             loss = (output.float() * weights).sum()
@@ -129,13 +117,5 @@ def forward_backward(model: Any, generator: torch.Generator) -> list[float]:
 
         return output, loss_function
 
-    get_forward_backward_func()(
-        forward_step_func=forward_step,
-        data_iterator=iter([]),
-        model=[model],
-        num_microbatches=2,
-        seq_length=LENGTH,
-        micro_batch_size=BATCH,
-        forward_only=False,
-    )
+    run_microbatches(model, forward_step, 2, LENGTH, BATCH)
     return losses

@@ -36,12 +36,7 @@ PLACEMENTS: dict[str, tuple[dict[str, int], tuple[int, ...]]] = {
 }
 # step: (factor of the main model's gradients, of the heads', first element of each on one data-parallel rank)
 EVENTS = {
-    "upstream": {
-        4: (LARGE, 1.0, {}),
-        8: (1.0, LARGE, {}),
-        11: (SMALL, SMALL, {}),
-        16: (LARGE, LARGE, {}),
-    },
+    "upstream": {4: (LARGE, 1.0, {}), 8: (1.0, LARGE, {}), 11: (SMALL, SMALL, {}), 16: (LARGE, LARGE, {})},
     "own": {
         4: (LARGE, 1.0, {}),
         6: (1.0, 1.0, {"main model": math.inf}),
@@ -96,18 +91,16 @@ class MainModelAndHeads(torch.nn.Module):
         self.data_rank = parallel_state.get_data_parallel_rank()
         self.tensor_rank = parallel_state.get_tensor_model_parallel_rank()
         self.stage = parallel_state.get_pipeline_model_parallel_rank()
-        self.main_model = torch.nn.ParameterList(self.make(dtype) for _ in range(layers * len(SHAPES)))
-        is_last = parallel_state.is_pipeline_last_stage()
-        self.heads = torch.nn.ParameterList(self.make(dtype) for _ in range(len(SHAPES) * is_last))
+        self.main_model, self.heads = (
+            torch.nn.ParameterList(torch.empty(0, dtype=dtype) for _ in range(number * len(SHAPES)))
+            for number in (layers, parallel_state.is_pipeline_last_stage())
+        )
         for index, (part, param) in enumerate(self.parts()):
             param.data = self.draw(index, SHAPES[index % len(SHAPES)]).to(dtype).cuda()
             if param.dim() == 2:
                 param.tensor_model_parallel, param.partition_dim, param.partition_stride = True, 0, 1
             if part == "heads":
                 param.grad_norm_group = "mtp"
-
-    def make(self, dtype: torch.dtype) -> torch.nn.Parameter:
-        return torch.nn.Parameter(torch.empty(0, dtype=dtype))
 
     def parts(self) -> list[tuple[str, torch.nn.Parameter]]:
         return [("main model", param) for param in self.main_model] + [("heads", param) for param in self.heads]
@@ -118,9 +111,9 @@ class MainModelAndHeads(torch.nn.Module):
         seed = (((step + 1) * 100 + index) * 10 + self.stage) * 10 + tensor_rank
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed * 10 + data_rank))
 
-    def give_gradients(self, step: int, of_main_model: float, of_heads: float, elements: dict[str, float]) -> None:
+    def give_gradients(self, step: int, main_factor: float, heads_factor: float, elements: dict[str, float]) -> None:
         for index, (part, param) in enumerate(self.parts()):
-            gradient = 0.1 * (of_heads if part == "heads" else of_main_model)
+            gradient = 0.1 * (heads_factor if part == "heads" else main_factor)
             gradient *= self.draw(index, param.shape, step, self.data_rank)
             gradient[self.draw(index, param.shape, step).abs() < 0.05] = 0.0
             if part in elements and self.data_rank == self.tensor_rank == 0:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
+    """Record the cases for this number of ranks whose names fit one of the patterns."""
     file, device, *patterns = sys.argv[1:]
     if device == "cpu":
         sys.modules["transformer_engine"] = None  # type: ignore[assignment]  # its versions keep norms in other places
@@ -29,21 +30,14 @@ def main() -> None:
 
         rehearsal.install()
     import megatron_mtp_patches  # noqa: F401
-
-    record(Path(file), patterns)
-
-
-def record(file: Path, patterns: list[str]) -> None:
-    """Record the cases for this number of ranks whose names fit `patterns`."""
-    import torch
     import torch.distributed as dist
-    from megatron.core import package_info, parallel_state
+    from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
     dist.init_process_group("nccl" if dist.is_nccl_available() else "gloo", timeout=timedelta(minutes=10))
     ranks, patched = dist.get_world_size(), os.environ.get("MEGATRON_MTP_PATCHES", "all") != "none"
-    release = package_info.__version__.partition("+")[0]  # + the commit of whatever repository this is run in
-    found: dict[str, Any] = {}
+    release = study.installed_release()
+    recorded: dict[str, Any] = {}
     sizes: dict[str, int] | None = None
     for case in cases(ranks):
         if (case.native or patched) and any(fnmatch(case.name, pattern) for pattern in patterns):
@@ -52,15 +46,13 @@ def record(file: Path, patterns: list[str]) -> None:
                 parallel_state.initialize_model_parallel(**case.sizes, distributed_timeout_minutes=10)
                 sizes = case.sizes
             model_parallel_cuda_manual_seed(1)
-            of_ranks: list[Any] = [None] * ranks
-            dist.all_gather_object(of_ranks, case.run())
-            cause, of = case.differs.get(release, ("", []))
-            found[case.name] = {"of ranks": of_ranks, "cause": cause, "cause of": of}
-            if dist.get_rank() == 0:
-                study.tell_done(case.name)
+            numbers: list[Any] = [None] * ranks
+            dist.all_gather_object(numbers, case.run())
+            cause, kinds = case.differs.get(release, ("", []))
+            recorded[case.name] = {"ranks": numbers, "cause": cause, "cause of": kinds}
     if dist.get_rank() == 0:
-        about = {"megatron-core": release, "torch": torch.__version__.split("+")[0], "ranks": ranks}
-        file.write_text(json.dumps({**about, "cases": found}), encoding="utf-8")
+        about = {"megatron-core": release, **study.versions("torch"), "ranks": ranks}
+        Path(file).write_text(json.dumps({**about, "cases": recorded}), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 

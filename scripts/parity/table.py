@@ -38,18 +38,16 @@ class Row(NamedTuple):
 def compare_all(records: Records, releases: list[str], ranks: int) -> list[Row]:
     """A row for each case on this number of ranks: against native 0.19.2 if that has the case, else against patched."""
     native, patched = records[REFERENCE, ranks, False], records[REFERENCE, ranks, True]
-    only_ours = {name: case for name, case in patched["cases"].items() if name not in native["cases"]}
-    against_native = {release: compare(native, records[release, ranks, True]) for release in releases}
-    against_ours = {
-        release: compare({**patched, "cases": only_ours}, records[release, ranks, True])
-        for release in releases
-        if release != REFERENCE
-    }
+    ours = {name: case for name, case in patched["cases"].items() if name not in native["cases"]}
     rows = []
-    for name in patched["cases"]:
-        word, found = ("patched", against_ours) if name in only_ours else ("native", against_native)
-        rows.append(Row(name, [ranks], word, {release: found[release][name] for release in found}))
-    return rows
+    for word, reference, others in (
+        ("native", native, releases),
+        ("patched", {**patched, "cases": ours}, [release for release in releases if release != REFERENCE]),
+    ):
+        differences = {release: compare(reference, records[release, ranks, True]) for release in others}
+        for name in reference["cases"]:
+            rows.append(Row(name, [ranks], word, {release: cases[name] for release, cases in differences.items()}))
+    return sorted(rows, key=lambda row: list(patched["cases"]).index(row.case))
 
 
 def make_table(rows: list[Row], releases: list[str], device: str) -> Table:

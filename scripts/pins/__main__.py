@@ -24,11 +24,7 @@ from megatron_mtp_patches.installed_megatron import known_sources
 
 from scripts.common.arguments import make_parser
 from scripts.common.process import ROOT, run_or_exit
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from scripts.common.toml import read_toml
 
 DATA, TABLE = ROOT / "ci" / "pins.toml", ROOT / "ci" / "pins.json"
 MEGATRON = "NVIDIA/Megatron-LM"
@@ -40,9 +36,8 @@ def main() -> int:
     parser = make_parser("scripts.pins", __doc__)
     parser.add_argument("--check", action="store_true", help="only say what is out of date")
     options = parser.parse_args()
-    pins = tomllib.loads(DATA.read_text(encoding="utf-8"))["pin"]
-    found = [read(pin) for pin in pins]
-    text = json.dumps(found, indent=1) + "\n"
+    pins = read_toml(DATA)["pin"]
+    text = json.dumps([read(pin) for pin in pins], indent=1) + "\n"
     if not options.check:
         TABLE.write_text(text, encoding="utf-8")
         return 0
@@ -71,15 +66,15 @@ def read(pin: Pin) -> Pin:
 
 def examine(folder: str) -> dict[str, Any]:
     """The nearest release, the state of each patch, and {unknown target: the patches that are refused for it}."""
-    known, path = known_sources(), [folder]
-    states = {patch.id: decide(patch, known, _engine.project, path).state for patch in PATCHES}
+    sources, path = known_sources(), [folder]
+    states = {patch.id: decide(patch, sources, _engine.project, path).state for patch in PATCHES}
     unknown: dict[str, list[str]] = {}
     for patch in PATCHES:
         checked = {edit.target: edit for edit in patch.edits if edit.check_source}
         for target, edit in checked.items() if states[patch.id] is State.REFUSED else ():
-            if not known.releases_with(target, fingerprint(edit, path)):
+            if not sources.releases_with(target, fingerprint(edit, path)):
                 unknown.setdefault(target, []).append(patch.id)
-    return {"like": known.nearest_release(tuple(PATCHES), path), "states": states, "unknown": unknown}
+    return {"like": sources.nearest_release(tuple(PATCHES), path), "states": states, "unknown": unknown}
 
 
 def find_newer_pin(pin: Pin) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 from scripts.common.markdown import table
 
 STATES = ("applied", "repaired", "native", "refused")
-Found = dict[str, Any]
+States = dict[str, Any]  # what scripts.pins writes of a framework
 
 
-def make_page(pins: list[dict[str, Any]], found: list[Found], patches: Iterable[str]) -> str:
+def make_page(pins: list[dict[str, Any]], record: list[States], patches: Iterable[str]) -> str:
     """The pins of ci/pins.toml, the state of each patch there, and the sources that are not known."""
-    known = {one["framework"]: one for one in found}
-    pairs = [(pin, known[pin["framework"]]) for pin in pins if pin["framework"] in known]
+    by_framework = {row["framework"]: row for row in record}
+    pairs = [(pin, by_framework[pin["framework"]]) for pin in pins if pin["framework"] in by_framework]
     frameworks = [pin["framework"] for pin, _ in pairs]
     states = ([f"[`{patch}`]({patch}.md)", *(_state(one, patch) for _, one in pairs)] for patch in patches)
     parts = [
@@ -26,26 +26,26 @@ def make_page(pins: list[dict[str, Any]], found: list[Found], patches: Iterable[
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def _row(pair: tuple[dict[str, Any], Found]) -> list[object]:
-    pin, found = pair
-    commit, read = found["commit"], f"https://github.com/{pin['repository']}/blob/{pin['commit']}/{pin['file']}"
+def _row(pair: tuple[dict[str, Any], States]) -> list[object]:
+    pin, row = pair
+    commit, read = row["commit"], f"https://github.com/{pin['repository']}/blob/{pin['commit']}/{pin['file']}"
     name = "" if commit.startswith(pin["megatron"]) else f"{pin['megatron']}, "
     changed = ", with the framework's own patches" if pin.get("patches") else ""
     return [
         pin["framework"],
         f"{name}[{commit[:7]}](https://github.com/NVIDIA/Megatron-LM/commit/{commit}){changed}",
         f"[{pin['file']}]({read}) of {pin['commit'][:7]}, {pin['date']}",
-        found["like"],
-        *(sum(state == one for state in found["states"].values()) for one in STATES),
+        row["like"],
+        *(list(row["states"].values()).count(state) for state in STATES),
     ]
 
 
-def _state(found: Found, patch: str) -> str:
-    state = found["states"].get(patch, "not read")
+def _state(row: States, patch: str) -> str:
+    state = row["states"].get(patch, "not read")
     return f"**{state}**" if state == "refused" else str(state)
 
 
-def _unknown(found: Found) -> list[str]:
+def _unknown(row: States) -> list[str]:
     """The functions of unknown source, and the patches that are refused for each."""
-    name, unknown = found["framework"], sorted(found["unknown"].items())
+    name, unknown = row["framework"], sorted(row["unknown"].items())
     return [f"* {name}: `{target}`: {', '.join(patches)}" for target, patches in unknown]

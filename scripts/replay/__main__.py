@@ -9,8 +9,7 @@ newly, and what hangs or crashes in one of the two, runs once more by itself bef
 in both, too. Writes a table for each release as JSON and Markdown, with the versions that it was made with; those of
 this repository are in ci/replay.
 
-Ends with 1 if a test is newly failing or was not run, or no longer passes that did in the tables of --expected; with 2
-if the arguments cannot be used or no test has run.
+Ends with 1 if a test is newly failing or was not run; with 2 if the arguments cannot be used or no test has run.
 
 Needs torch, pytest and emerging-optimizers; Megatron itself comes from the repository. On cpu everything runs in a
 rehearsal (no GPU is used), and tests that need a GPU say so. Only names of upstream's tests are kept.
@@ -25,28 +24,24 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-
-try:
-    import tomllib
-except ImportError:
-    import tomli as tomllib
 
 from megatron_mtp_patches.megatrons import REFS
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from scripts.common.arguments import make_parser, numbers
+from scripts import study
+from scripts.common.arguments import make_parser, numbers, one_of
 from scripts.common.process import ROOT
+from scripts.common.toml import read_toml
 
 from . import report
 from .jobs import Job, run
 from .source import UNIT_TESTS, Repository, SourceError, Tree
 from .verdicts import NEW, NOT_RUN, Outcomes, Verdict, doubtful, judge_all
 
-SETTINGS = tomllib.loads((ROOT / "ci" / "replay.toml").read_text(encoding="utf-8"))
+SETTINGS = read_toml(ROOT / "ci" / "replay.toml")
 Pair = tuple[Job, Job]  # plain, patched
 
 
@@ -54,54 +49,35 @@ def main() -> int:
     parser = make_parser("scripts.replay", __doc__)
     parser.add_argument("--megatron", required=True, metavar="PATH_OR_URL", help="Megatron-LM")
     parser.add_argument("--release", action="append", help="only this one; may be repeated")
-    parser.add_argument("--suite", action="append", help="only this suite of ci/replay.toml; may be repeated")
+    suites, text = [suite["name"] for suite in SETTINGS["suite"]], "only this suite of ci/replay.toml; may be repeated"
+    parser.add_argument("--suite", action="append", type=one_of(suites), help=text)
     parser.add_argument("--ranks", type=numbers, default=[1, 2, 4], help="how many ranks (default: 1,2,4)")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--minutes", type=float, default=20.0, help="limit of each release and number of ranks")
     parser.add_argument("--resume", action="store_true", help="take what an earlier run left in the work folder")
     parser.add_argument("--work", type=Path, default=ROOT / ".replay", help="where trees are unpacked and logs are")
     parser.add_argument("--out", type=Path, help="folder of the tables (default: the work folder)")
-    parser.add_argument("--expected", type=Path, help="folder of earlier tables: what passed there has to pass here")
     options = parser.parse_args()
     options.work = options.work.resolve()
     try:
         repository = Repository(options.megatron, options.work)
         releases = options.release or ([repository.version()] if repository.plain else list(REFS))
-        check(options, releases, repository)
+        for release in releases:
+            repository.check(release)
         return int(sum(replay_release(release, repository, options) for release in releases) > 0)
     except SourceError as error:
         parser.error(str(error))
 
 
-def check(options: argparse.Namespace, releases: list[str], repository: Repository) -> None:
-    """Refuse names that nothing answers to; the errors list those that do."""
-    names = [suite["name"] for suite in SETTINGS["suite"]]
-    for name in set(options.suite or ()) - set(names):
-        raise SourceError(f"--suite {name!r}: ci/replay.toml has no such suite. It has: {', '.join(map(repr, names))}")
-    for release in releases:
-        table = options.expected and options.expected / kind_of_table(options.device) / f"{release}.json"
-        if table and not table.is_file():
-            raise SourceError(f"--expected {options.expected}: there is no {table}. Make it with --out.")
-        if repository.plain and release != repository.version():
-            raise SourceError(
-                f"--release {release}: {repository.plain} is {repository.version()} and has no history. Leave "
-                f"--release out, or give a git repository."
-            )
-        if repository.git and release not in REFS:
-            repository.commit(release)  # raises if it names no tag, branch or commit
-
-
 def replay_release(release: str, repository: Repository, options: argparse.Namespace) -> int:
     """Write the tables of a release; how much is bad there."""
     console = Console()
-    tree = repository.unpack(release, REFS.get(release, release))
-    found = {}
+    tree = repository.unpack(release)
+    verdicts = {}
     for ranks in options.ranks:
-        suites = [suite for suite in SETTINGS["suite"] if applies(suite, release, ranks, options, repository)]
-        pairs = make_pairs(options, repository, tree, suites, ranks)
-        if pairs:
-            found[ranks] = replay(pairs, f"{release}, {ranks} rank{'s' * (ranks > 1)}", options, console)
-    counts = [report.totals(one) for one in found.values()]
+        if pairs := make_pairs(options, repository, tree, ranks):
+            verdicts[ranks] = replay(pairs, f"{release}, {study.count_ranks(ranks)}", options, console)
+    counts = [report.totals(one) for one in verdicts.values()]
     if not any(sum(one.values()) - one[NOT_RUN] for one in counts):
         raise SourceError(
             f"{release}: no test has run. Either no suite of ci/replay.toml does on --ranks "
@@ -112,44 +88,37 @@ def replay_release(release: str, repository: Repository, options: argparse.Names
     without = tables / options.device if kind != options.device else None
     files = share_out(tree)
     left_out = {one["reason"]: files[one["reason"]] for one in SETTINGS["left_out"]}
-    report.write(tables / kind, release, about(tree, options.device), found, left_out, without)
-    report.make_table(release, found).show()
+    report.write(tables / kind, release, about(tree, options.device), verdicts, left_out, without)
+    report.make_table(release, verdicts).show()
     console.print(f"-> {tables / kind / release}.md, .json")
     bad = [
         f"newly failing on {ranks}: {test}: {verdict.cause}"
-        for ranks, one in found.items()
+        for ranks, one in verdicts.items()
         for test, verdict in one.items()
         if verdict.word == NEW
     ]
-    if options.expected:
-        bad += report.lost(options.expected / kind / f"{release}.json", found)
     for line in bad:
         console.print(line, markup=False, style="red")
     return len(bad) + sum(one[NOT_RUN] for one in counts)
 
 
-def applies(suite: dict, release: str, ranks: int, options: argparse.Namespace, repository: Repository) -> bool:
-    """Whether the suite runs on this release and number of ranks; what another commit has needs a history."""
-    wanted = not options.suite or suite["name"] in options.suite
-    has_files = repository.git is not None or "ref" not in suite
-    return wanted and has_files and ranks in suite.get("ranks", (1, 2)) and release in suite.get("on", [release])
-
-
-def make_pairs(
-    options: argparse.Namespace, repository: Repository, tree: Tree, suites: list[dict], ranks: int
-) -> list[Pair]:
-    """One pair for each suite."""
-    own = share_out(tree)
+def make_pairs(options: argparse.Namespace, repository: Repository, tree: Tree, ranks: int) -> list[Pair]:
+    """One pair for each suite that runs on this release and number of ranks; files of another commit need a history."""
+    shares = share_out(tree)
     pairs = []
-    for suite in suites:
+    for suite in SETTINGS["suite"]:
         name, ref = suite["name"], suite.get("ref")
-        names = [repository.take(tree, ref, file) for file in suite["files"]] if ref else own[name]
+        if name not in (options.suite or [name]) or (ref and not repository.git):
+            continue
+        if ranks not in suite.get("ranks", (1, 2)) or tree.release not in suite.get("on", [tree.release]):
+            continue
+        files = [repository.take(tree, ref, file) for file in suite["files"]] if ref else shares[name]
         record = options.work / "records" / f"{tree.folder.name} {ranks} {name}"
         plain, patched = (
-            Job(tree.folder, names, ranks, options.device, patches, Path(f"{record} {word}"), suite.get("only", ""))
+            Job(tree.folder, files, ranks, options.device, patches, Path(f"{record} {word}"), suite.get("only", ""))
             for word, patches in (("plain", "none"), ("patched", "all"))
         )
-        if names:
+        if files:
             pairs.append((plain, patched))
     return pairs
 
@@ -160,19 +129,19 @@ def share_out(tree: Tree) -> dict[str, list[str]]:
     left = {str(path.relative_to(tests)) for path in tests.rglob("test_*.py") if "_of_" not in path.stem}
     *named, everything_else = [(suite["name"], suite["files"]) for suite in SETTINGS["suite"] if "ref" not in suite]
     left_out = [(one["reason"], one["files"]) for one in SETTINGS["left_out"]]
-    found = {}
+    shares = {}
     for name, patterns in [*named, *left_out, everything_else]:
         matching = [str(path.relative_to(tests)) for pattern in patterns for path in sorted(tests.glob(pattern))]
-        found[name] = [file for file in dict.fromkeys(matching) if file in left]
-        left -= set(found[name])
-    return found
+        shares[name] = [file for file in dict.fromkeys(matching) if file in left]
+        left -= set(shares[name])
+    return shares
 
 
 def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: Console) -> dict[str, Verdict]:
     """{test: verdict}"""
     until = time.monotonic() + 60 * options.minutes
     side_by_side = (os.cpu_count() or 1) >= 2 * pairs[0][0].ranks
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     with (
         Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress,
         ThreadPoolExecutor(1 + side_by_side) as pool,
@@ -181,8 +150,9 @@ def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: C
         def run_both(pair: Pair, what: str) -> list[Outcomes]:
             running = []
             for job, word in zip(pair, ("plain", "patched"), strict=True):
-                seen = functools.partial(progress.update, progress.add_task(f"{what}, {word}", total=None))
-                running.append(pool.submit(run, job, until, options.resume, lambda n, seen=seen: seen(completed=n)))
+                bar = progress.add_task(f"{what}, {word}", total=None)
+                advance = functools.partial(lambda bar, ended: progress.update(bar, completed=ended), bar)
+                running.append(pool.submit(run, job, until, options.resume, advance))
             return [one.result() for one in running]
 
         for pair in pairs:
@@ -192,8 +162,8 @@ def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: C
                 alone = tuple(by_itself(job, again) for job in pair)
                 for outcomes, new in zip((plain, patched), run_both(alone, f"{what}, once more"), strict=True):
                     outcomes |= {test: new[test] for test in again if test in new}
-            found |= judge_all(plain, patched, SETTINGS.get("cause", []), options.device)
-    return found
+            verdicts |= judge_all(plain, patched, SETTINGS.get("cause", []), options.device)
+    return verdicts
 
 
 def by_itself(job: Job, tests: list[str]) -> Job:
@@ -210,14 +180,10 @@ def kind_of_table(device: str) -> str:
 def about(tree: Tree, device: str) -> dict[str, str]:
     import torch
 
-    versions = {}
-    for package in ("torch", "emerging-optimizers", "transformer-engine"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "absent"
+    packages = ("torch", "emerging-optimizers", "transformer-engine")
     name = "a rehearsal on CPU" if device == "cpu" else torch.cuda.get_device_name()
-    return {"Megatron-LM": tree.commit[:12] or tree.release, "device": name, **versions}
+    where = {"Megatron-LM": tree.commit[:12] or tree.release, "device": name}
+    return where | dict.fromkeys(packages, "absent") | study.versions(*packages)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from scripts import study
 from scripts.common import process
 
 from .verdicts import Outcomes
@@ -41,7 +41,7 @@ class Job:
     outcomes: Outcomes = field(default_factory=dict)
 
 
-def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> Outcomes:
+def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) -> Outcomes:
     """Run the tests of `job`: {test: (outcome, cause)}.
 
     A process that dies or hangs, or whose ranks part, costs the test it was at; the others run in a new one.
@@ -49,35 +49,35 @@ def run(job: Job, until: float, resume: bool, seen: Callable[[int], None]) -> Ou
     Args:
         until: a time.monotonic().
         resume: take the outcomes in the job's record, and run only the tests for which there was no time.
-        seen: is told how many tests have ended.
+        advance: is told how many tests have ended.
     """
     job.record.parent.mkdir(parents=True, exist_ok=True)
     kept = _beside(job, "outcomes.json")
     late: set[str] = set()
     if resume and kept.is_file():
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        late = {test for test, outcome in found.items() if tuple(outcome) == LATE}
-        if found and not late:
-            return found
-        job.outcomes = {test: outcome for test, outcome in found.items() if test not in late}
+        earlier = json.loads(kept.read_text(encoding="utf-8"))
+        late = {test for test, outcome in earlier.items() if tuple(outcome) == LATE}
+        if earlier and not late:
+            return earlier
+        job.outcomes = {test: outcome for test, outcome in earlier.items() if test not in late}
         late = {test for test in late if "::" in test}  # the others are files whose tests were not known yet
     kept.unlink(missing_ok=True)
     _beside(job, "log").unlink(missing_ok=True)
-    known: set[str] = set()  # a process that ends before it has collected anything does not say what it leaves out
+    tests: set[str] = set()  # a process that ends before it has collected anything does not say what it leaves out
     while True:
         before = len(job.outcomes)
         for old in _records(job):
             old.unlink(missing_ok=True)
         _beside(job, "done").write_text("\n".join(job.outcomes), encoding="utf-8")
-        end = _run_once(job, until, seen)
+        end = _run_once(job, until, advance)
         collected, finished = _read(job, end)
-        known |= collected
+        tests |= collected
         if finished or end == "late" or len(job.outcomes) == before:
             break
         job = replace(job, files=_files_of(job, collected))
-    for test in (known | late) - set(job.outcomes):
+    for test in (tests | late) - set(job.outcomes):
         job.outcomes[test] = LATE if end == "late" else ("not run", "the process died before it")
-    if end == "late" and not known | late:
+    if end == "late" and not tests | late:
         job.outcomes |= {f"tests/unit_tests/{file}": LATE for file in job.files}
     kept.write_text(json.dumps(job.outcomes), encoding="utf-8")
     return job.outcomes
@@ -91,7 +91,7 @@ def _files_of(job: Job, collected: set[str]) -> list[str]:
     return [file for file in job.files if f"tests/unit_tests/{file}" in left] or job.files
 
 
-def _run_once(job: Job, until: float, seen: Callable[[int], None]) -> str:
+def _run_once(job: Job, until: float, advance: Callable[[int], None]) -> str:
     """How it ended, if not all ranks have finished: "late", "hung" or "crashed"."""
     size, heard = -1, time.monotonic()
 
@@ -100,7 +100,7 @@ def _run_once(job: Job, until: float, seen: Callable[[int], None]) -> str:
         records = [path for path in _records(job) if path.is_file()]
         if sum(path.stat().st_size for path in records) != size:
             size, heard = sum(path.stat().st_size for path in records), time.monotonic()
-            seen(len(job.outcomes) + min((path.read_text().count('"ended"') for path in records), default=0))
+            advance(len(job.outcomes) + min((path.read_text().count('"ended"') for path in records), default=0))
         return time.monotonic() > until or time.monotonic() - heard > PATIENCE
 
     ended = process.run(_command(job), _environment(job), _beside(job, "log"), cwd=job.tree, should_stop=should_stop)
@@ -110,13 +110,10 @@ def _run_once(job: Job, until: float, seen: Callable[[int], None]) -> str:
 
 
 def _command(job: Job) -> list[str]:
-    launcher = [sys.executable, "-m"]
-    if job.ranks > 1:
-        port = str(random.randrange(20000, 40000))
-        launcher += ["torch.distributed.run", "--master-port", port, "--nproc-per-node", str(job.ranks), "-m"]
+    launcher = study.launcher(sys.executable, job.ranks) if job.ranks > 1 else [sys.executable]
     options = ["-p", "scripts.replay.recorder", "-p", "no:cacheprovider", "-q", "--tb=short", "-W", "ignore"]
     options += ["-o", "addopts=", "--continue-on-collection-errors", "--rootdir", str(job.tree)]
-    return [*launcher, "pytest", *options, *(f"tests/unit_tests/{file}" for file in job.files)]
+    return [*launcher, "-m", "pytest", *options, *(f"tests/unit_tests/{file}" for file in job.files)]
 
 
 def _environment(job: Job) -> dict[str, str]:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from . import absent
+from .verdicts import all_ranks_say
 
 if os.environ["REPLAY_DEVICE"] == "cpu":
     import megatron_mtp_patches.rehearsal.pytest_plugin
@@ -81,19 +82,11 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
     cause = _cause(worst) if worst else ""
     _write(event="ended", test=nodeid, outcome=outcome, cause=cause)
     _reports.clear()
-    if _STORE and not _together(nodeid, f"{outcome} {re.sub('[0-9]+', '', cause)}", outcome == "failed"):
-        os._exit(1)
-
-
-def _together(test: str, said: str, failed: bool) -> bool:
-    """Whether every rank reports the same of the test, in time."""
-    keys = [f"{test} {rank}" for rank in range(_RANKS)]
-    _STORE.set(f"{test} {_RANK}", said)
-    try:
-        _STORE.wait(keys, FAILED_FOR if failed else ENDED_FOR)
-    except RuntimeError:  # torch's DistStoreError: not in time
-        return False
-    return {_STORE.get(key) for key in keys} == {said.encode()}
+    if _STORE:
+        patience = FAILED_FOR if outcome == "failed" else ENDED_FOR
+        keys = [f"{nodeid} {rank}" for rank in range(_RANKS)]
+        if not all_ranks_say(_STORE, keys, int(_RANK), f"{outcome} {re.sub('[0-9]+', '', cause)}", patience):
+            os._exit(1)
 
 
 @pytest.hookimpl(trylast=True)

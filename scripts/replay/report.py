@@ -31,17 +31,15 @@ def write(
         other: has the tables without TransformerEngine, to compare with.
     """
     passing: dict[str, dict[str, list[str]]] = {}
-    for test in sorted({test for found in verdicts.values() for test in found}):
-        ranks = [ranks for ranks, found in sorted(verdicts.items()) if test in found and found[test].word in PASSING]
-        if ranks:
-            passing.setdefault(_file(test), {}).setdefault(", ".join(map(str, ranks)), []).append(_name(test))
+    for (test, _), ranks in sorted(_by_test(verdicts, *PASSING).items()):
+        passing.setdefault(_file(test), {}).setdefault(", ".join(ranks), []).append(test.partition("::")[2])
     record = {
         "about": about,
-        "totals": {ranks: {word: totals(found)[word] for word in VERDICTS} for ranks, found in verdicts.items()},
-        "causes of the rest": {ranks: _counted_causes(found) for ranks, found in verdicts.items()},
+        "totals": {ranks: {word: totals(tests)[word] for word in VERDICTS} for ranks, tests in verdicts.items()},
+        "causes of the rest": {ranks: _counted_causes(tests) for ranks, tests in verdicts.items()},
         "passing with the patches": passing,
     }
-    tables = [*(_counts(ranks, found) for ranks, found in sorted(verdicts.items()))]
+    tables = [_counts(ranks, tests) for ranks, tests in sorted(verdicts.items())]
     tables += [_tests(word, verdicts) for word in (NEW, FIXED)]
     tables += [_causes(word, verdicts) for word in (EITHER, SKIPPED, NOT_RUN)]
     rows = [[reason, ", ".join(files)] for reason, files in left_out.items() if files]
@@ -60,27 +58,10 @@ def totals(verdicts: dict[str, Verdict]) -> Counter[str]:
 
 def make_table(release: str, verdicts: Verdicts) -> Table:
     """Return the table for the terminal: how many tests have which verdict."""
-    counts = {ranks: totals(found) for ranks, found in verdicts.items()}
+    counts = {ranks: totals(tests) for ranks, tests in verdicts.items()}
     rows = [[str(ranks), *(str(one[word]) for word in VERDICTS)] for ranks, one in counts.items()]
     bad = [number for number, one in enumerate(counts.values()) if one[NEW]]
     return Table(f"{release}: upstream's unit tests, plain -> patched", ["ranks", *VERDICTS], rows, bad=bad)
-
-
-def lost(file: Path, verdicts: Verdicts) -> list[str]:
-    """List what passed with the patches when `file` (RELEASE.json) was written, and does not pass here."""
-    files = {(ranks, _file(test)) for ranks, found in verdicts.items() for test in found}
-    short = {ranks: {_short(test): verdict for test, verdict in found.items()} for ranks, found in verdicts.items()}
-    lines = []
-    for ranks, tests in passing_tests(json.loads(file.read_text(encoding="utf-8"))).items():
-        for test in sorted(tests):
-            found = short.get(ranks, {}).get(test)
-            if (ranks, _file(test)) not in files:
-                continue
-            if found is None:
-                lines.append(f"{test} on {ranks}: it passed in the table, it was not collected")
-            elif found.word not in PASSING:
-                lines.append(f"{test} on {ranks}: it passed in the table, now: {found.word} ({found.cause})")
-    return lines
 
 
 def passing_tests(record: dict[str, Any]) -> dict[int, set[str]]:
@@ -93,8 +74,8 @@ def passing_tests(record: dict[str, Any]) -> dict[int, set[str]]:
     return tests
 
 
-def _counted_causes(found: dict[str, Verdict]) -> dict[str, dict[str, int]]:
-    rest = {word: Counter(one.cause for one in found.values() if one.word == word) for word in VERDICTS}
+def _counted_causes(tests: dict[str, Verdict]) -> dict[str, dict[str, int]]:
+    rest = {word: Counter(one.cause for one in tests.values() if one.word == word) for word in VERDICTS}
     return {word: dict(sorted(counts.items())) for word, counts in rest.items() if counts and word not in PASSING}
 
 
@@ -114,46 +95,44 @@ def _counts(ranks: int, verdicts: dict[str, Verdict]) -> Table:
         files.setdefault(_file(test), Counter())[verdict.word] += 1
     rows = [[file, *(str(counts[word] or "") for word in VERDICTS)] for file, counts in sorted(files.items())]
     rows.append(["**all**", *(f"**{totals(verdicts)[word]}**" for word in VERDICTS)])
-    return Table(_ranks(ranks), ["file", *VERDICTS], rows, range(1, len(VERDICTS) + 1))
+    return Table(study.count_ranks(ranks), ["file", *VERDICTS], rows, range(1, len(VERDICTS) + 1))
+
+
+def _by_test(verdicts: Verdicts, *words: str) -> dict[tuple[str, str], list[str]]:
+    """{(test, cause): on which ranks} of the tests with one of these verdicts; what passes has no cause here."""
+    tests: dict[tuple[str, str], list[str]] = {}
+    for ranks, by_test in sorted(verdicts.items()):
+        for test, verdict in by_test.items():
+            if verdict.word in words:
+                cause = "" if words == PASSING else verdict.cause
+                tests.setdefault((test, cause), []).append(str(ranks))
+    return tests
 
 
 def _tests(word: str, verdicts: Verdicts) -> Table:
     """The tests of this verdict."""
-    tests: dict[tuple[str, str], list[str]] = {}
-    for ranks, by_test in sorted(verdicts.items()):
-        for test, verdict in by_test.items():
-            if verdict.word == word:
-                tests.setdefault((test, verdict.cause), []).append(str(ranks))
-    rows = [[f"`{_short(test)}`", ", ".join(ranks), cause] for (test, cause), ranks in sorted(tests.items())]
+    tests = sorted(_by_test(verdicts, word).items())
+    rows = [[f"`{_short(test)}`", ", ".join(ranks), cause] for (test, cause), ranks in tests]
     return Table(word.capitalize(), ["test", "ranks", "failed with"], rows)
 
 
 def _causes(word: str, verdicts: Verdicts) -> Table:
     """How many tests have this verdict for which cause."""
-    causes: dict[str, dict[int, list[str]]] = {}
-    for ranks, by_test in verdicts.items():
-        for test, verdict in by_test.items():
-            if verdict.word == word:
-                causes.setdefault(verdict.cause, {}).setdefault(ranks, []).append(test)
-    columns = ["cause", "files", *map(_ranks, sorted(verdicts))]
-    rows = []
-    for cause, tests in sorted(causes.items()):
-        files = sorted({Path(_file(test)).name for names in tests.values() for test in names})
-        counts = (str(len(tests.get(ranks, [])) or "") for ranks in sorted(verdicts))
-        rows.append([cause, ", ".join(files), *counts])
+    files: dict[str, set[str]] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for (test, cause), ranks in _by_test(verdicts, word).items():
+        files.setdefault(cause, set()).add(Path(_file(test)).name)
+        counts.update((cause, number) for number in ranks)
+    rows = [
+        [cause, ", ".join(sorted(names)), *(str(counts[cause, str(ranks)] or "") for ranks in sorted(verdicts))]
+        for cause, names in sorted(files.items())
+    ]
+    columns = ["cause", "files", *map(study.count_ranks, sorted(verdicts))]
     return Table(f"{word.capitalize()}: why", columns, rows, range(2, len(columns)))
-
-
-def _ranks(number: int) -> str:
-    return f"{number} rank{'s' * (number > 1)}"
 
 
 def _file(test: str) -> str:
     return _short(test).partition("::")[0]
-
-
-def _name(test: str) -> str:
-    return test.partition("::")[2]
 
 
 def _short(test: str) -> str:

@@ -11,6 +11,8 @@ from importlib import metadata
 from io import BytesIO
 from pathlib import Path
 
+from megatron_mtp_patches.megatrons import REFS
+
 UNIT_TESTS = Path("tests", "unit_tests")
 IMPORTED = ("megatron", "tests", "examples", "tools", "pyproject.toml")
 
@@ -53,11 +55,21 @@ class Repository:
         parts = [re.search(rf"^{name} = ['\"]?(\w+)", text, re.M) for name in ("MAJOR", "MINOR", "PATCH")]
         return ".".join(part[1] for part in parts if part)
 
-    def unpack(self, release: str, ref: str) -> Tree:
-        """Return the tree at `ref`; git objects stay where they are."""
+    def check(self, release: str) -> None:
+        """Refuse a release that this is not, or that names no tag, branch or commit."""
+        if self.plain and release != self.version():
+            raise SourceError(
+                f"--release {release}: {self.plain} is {self.version()} and has no history. Leave --release out, or "
+                f"give a git repository."
+            )
+        if self.git and release not in REFS:
+            self.commit(release)
+
+    def unpack(self, release: str) -> Tree:
+        """Return the tree of a release, tag, branch or commit; git objects stay where they are."""
         if self.plain:
             return Tree(release, self.plain, "")
-        commit = self.commit(ref)
+        commit = self.commit(REFS.get(release, release))
         folder = self.work / f"{release}-{commit[:12]}"
         if not (folder / UNIT_TESTS).is_dir():
             self._extract(commit, folder)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 STILL, FIXED, NEW, EITHER, SKIPPED, NOT_RUN = (
     "still passing",
@@ -71,6 +73,16 @@ def doubtful(test: str, plain: Outcomes, patched: Outcomes, resumed: bool) -> bo
         return resumed and after == "hung"
     newly = before == "passed" and after in ("failed", "skipped")
     return newly or len({before, after} & {"hung", "crashed"}) == 1
+
+
+def all_ranks_say(store: Any, keys: list[str], rank: int, text: str, patience: timedelta) -> bool:
+    """Whether every rank writes `text` under its key of torch's `store`, in time."""
+    store.set(keys[rank], text)
+    try:
+        store.wait(keys, patience)
+    except RuntimeError:  # torch's DistStoreError: not in time
+        return False
+    return {store.get(key) for key in keys} == {text.encode()}
 
 
 def in_words(message: str, causes: list[dict], device: str) -> str:

@@ -17,7 +17,7 @@ TINY = """
 """.split()
 
 
-def test_heads_by_two_losses_then_bad_batches(dataset, tmp_path, monkeypatch, capsys):
+def test_heads_by_two_losses_then_bad_batches(dataset, tmp_path, monkeypatch, capfd):
     for name, value in {"TEXTS": 2, "LENGTH": 20, "THRESHOLD": 1e-6}.items():
         monkeypatch.setattr(experiments, name, value)
     accident = experiments.Accident(2, 10, (range(4, 6),), ["--train-iters", "10", *TINY])
@@ -31,4 +31,4 @@ def test_heads_by_two_losses_then_bad_batches(dataset, tmp_path, monkeypatch, ca
     table = experiments.skipping(dataset, tmp_path, accident, shared)
     assert table.rows[-1] == ["updates skipped", "0", "8"]
     assert all((tmp_path / picture).exists() for picture in (plots.LOSSES, plots.SKIPPING))
-    assert "cross_entropy    4/4  lm loss " in capsys.readouterr().out
+    assert "cross_entropy    4/4  lm loss " in capfd.readouterr().out

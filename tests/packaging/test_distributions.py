@@ -21,11 +21,25 @@ PACKAGES = {
     "megatron_mtp_patches": ROOT / "patches" / "megatron_mtp_patches",
     "megatron_overrides": ROOT / "megatron_overrides",
 }
+CODE = {
+    f"{name}/{file.relative_to(folder).as_posix()}"
+    for name, folder in PACKAGES.items()
+    for file in folder.rglob("*.py")
+}
+DATA = {f"megatron_mtp_patches/{name}" for name in ("fingerprints.json", "megatrons.json", "py.typed")}
+DATA.add("megatron_overrides/py.typed")
 
 
-def files_of(package: str) -> set[str]:
-    folder = PACKAGES[package]
-    return {f"{package}/{file.relative_to(folder).as_posix()}" for file in folder.rglob("*.py")}
+@pytest.fixture
+def metadata(installed):
+    (file,) = installed.glob("*.dist-info/METADATA")
+    return email.message_from_string(file.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def sdist_files(sdist):
+    with tarfile.open(sdist) as archive:
+        return {name.partition("/")[2] for name in archive.getnames()}
 
 
 def test_every_folder_with_code_is_a_package():
@@ -35,13 +49,10 @@ def test_every_folder_with_code_is_a_package():
 
 
 def test_the_wheel_has_every_module_and_nothing_else(wheel):
-    found = set(zipfile.ZipFile(wheel).namelist())
-    code = {name for name in found if ".dist-info/" not in name}
-    expected = files_of("megatron_mtp_patches") | files_of("megatron_overrides")
-    files = ("fingerprints.json", "megatrons.json", "py.typed")
-    data = {*(f"megatron_mtp_patches/{file}" for file in files), "megatron_overrides/py.typed"}
-    assert code == expected | data
-    assert any(name.endswith("LICENSE") for name in found)
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {name for name in names if ".dist-info/" not in name} == CODE | DATA
+    assert any(name.endswith("LICENSE") for name in names)
+    assert wheel.name.endswith("-py3-none-any.whl")
 
 
 def test_the_wheel_s_fingerprints_are_ours(installed):
@@ -49,9 +60,18 @@ def test_the_wheel_s_fingerprints_are_ours(installed):
     assert (installed / name).read_bytes() == (ROOT / "patches" / name).read_bytes()
 
 
-def test_metadata(installed, wheel):
-    (file,) = installed.glob("*.dist-info/METADATA")
-    metadata = email.message_from_string(file.read_text(encoding="utf-8"))
+def test_the_sdist_has_every_module_and_what_a_build_needs(sdist_files):
+    modules = {f"patches/{name}" if name.startswith("megatron_mtp") else name for name in CODE | DATA}
+    assert modules | {"setup.cfg", "pyproject.toml", "LICENSE"} <= sdist_files
+
+
+def test_the_sdist_has_the_pages_that_its_readme_leads_to(sdist_files):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    pages = {link for link in links if link.endswith((".md", ".png"))}
+    assert pages and pages <= sdist_files
+
+
+def test_metadata(metadata):
     assert metadata["Name"] == "megatron-mtp-patches"
     assert metadata["Version"] == megatron_mtp_patches.__version__
     assert metadata["Requires-Python"] == ">=3.10"
@@ -59,16 +79,12 @@ def test_metadata(installed, wheel):
     assert "Typing :: Typed" in metadata.get_all("Classifier")
     needed = {line.partition(">")[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
     assert needed == {"rich", "wrapt"}, "neither torch nor Megatron: the user's own are patched"
-    assert wheel.name.endswith("-py3-none-any.whl")
 
 
-def test_the_text_for_an_index_has_no_link_into_the_repository(installed):
-    (file,) = installed.glob("*.dist-info/METADATA")
-    metadata = email.message_from_string(file.read_text(encoding="utf-8"))
+def test_the_text_for_an_index_has_no_link_into_the_repository(metadata):
     text = metadata.get_payload()
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert text.startswith("# megatron_mtp_patches") and "## Guarantees" in text
-    assert "](" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert "![" not in text and "The picture" not in text
     assert re.findall(r"\]\((?!https?://)", text) == []
 
@@ -78,41 +94,10 @@ def test_the_command_is_installed_and_runs_from_the_wheel(installed, tmp_path):
     scripts = configparser.ConfigParser()
     scripts.read(file)
     assert dict(scripts["console_scripts"]) == {"megatron-mtp-patches": "megatron_mtp_patches.cli:main"}
-    code = """
-import sys, megatron_mtp_patches, megatron_overrides
-print(megatron_mtp_patches.__file__, megatron_overrides.__file__)
-from megatron_mtp_patches.cli import main
-sys.exit(main(["drift"]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    code = "import megatron_mtp_patches as p, megatron_overrides as o; print(p.__file__, o.__file__); "
+    code += "from megatron_mtp_patches.cli import main; exit(main(['drift']))"
+    env = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(path.startswith(str(installed)) for path in done.stdout.splitlines()[0].split())
     assert "unknown targets: 0" in done.stdout
-
-
-def test_the_sdist_has_every_module_and_what_a_build_needs(sdist):
-    with tarfile.open(sdist) as archive:
-        found = {name.partition("/")[2] for name in archive.getnames()}
-    code = {f"patches/{name}" for name in files_of("megatron_mtp_patches")} | files_of("megatron_overrides")
-    assert code <= found
-    assert {"setup.cfg", "pyproject.toml", "LICENSE", "patches/megatron_mtp_patches/fingerprints.json"} <= found
-    assert {"patches/megatron_mtp_patches/py.typed", "megatron_overrides/py.typed"} <= found
-
-
-def test_the_sdist_has_the_pages_that_its_readme_leads_to(sdist):
-    with tarfile.open(sdist) as archive:
-        found = {name.partition("/")[2] for name in archive.getnames()}
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    pages = {link for link in links if link.endswith((".md", ".png"))}
-    assert pages and pages <= found
-
-
-def test_building_leaves_no_trace_in_the_repository(wheel, sdist):
-    assert not [name for name in ("build", "dist") if (ROOT / name).exists() and wheel.is_relative_to(ROOT)]
-    assert not wheel.is_relative_to(ROOT) and not sdist.is_relative_to(ROOT)

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,29 +15,29 @@ from tests.interpreter import imports_megatron
 from tests.pages import read_by_bash, shown
 
 pytestmark = [pytest.mark.forked("python"), pytest.mark.real_process("runs in an environment with the wheel alone")]
-LOADED = "import sys; print('megatron_mtp_patches' in sys.modules)"
-MODULES = "import sys; print(*sorted(sys.modules))"
+LOADED = ("-c", "import sys; print('megatron_mtp_patches' in sys.modules)")
+ASKED = {"MEGATRON_MTP_PATCHES": "all"}
+TYPO = {"MEGATRON_MTP_PATCHES": "typo"}
 # A job whose author reckons with no Megatron must not take a refused patch for that.
 FORGIVING_JOB = "try:\n import megatron.core\nexcept ImportError:\n print('trains without')"
 
 
 @pytest.fixture
 def enabled(environment):
-    done = environment.command("enable")
-    assert done.returncode == 0, done.stderr
+    assert environment.command("enable").returncode == 0
     yield environment
     environment.command("disable")
 
 
 @pytest.fixture
-def megatron(tmp_path) -> Path:
-    """A folder with a Megatron whose source is unknown."""
+def megatron(tmp_path) -> dict[str, str]:
+    """The variable that shows a Megatron whose source is unknown."""
     optimizer = tmp_path / "megatron" / "core" / "optimizer"
     optimizer.mkdir(parents=True)
     for folder in (optimizer.parent, optimizer):
         (folder / "__init__.py").touch()
     (optimizer / "optimizer.py").write_text("class ChainedOptimizer:\n    def step(self): pass\n")
-    return tmp_path
+    return {"PYTHONPATH": str(tmp_path)}
 
 
 def files(environment) -> list[Path]:
@@ -46,47 +45,50 @@ def files(environment) -> list[Path]:
 
 
 def test_a_variable_alone_does_nothing(environment):
-    assert environment.run("-c", LOADED, MEGATRON_MTP_PATCHES="all").stdout == "False\n"
+    assert environment.prints(*LOADED, **ASKED) == "False\n"
 
 
-@pytest.mark.parametrize("words", [[], ["-I"], ["-E"], ["-s"], ["-O"], ["-OO"]], ids=str)
-def test_enabled_and_asked_for_every_python_applies_the_patches(enabled, words):
-    done = enabled.run(*words, "-c", LOADED, MEGATRON_MTP_PATCHES="all")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
-
-
-@pytest.mark.parametrize("words", [["-S"], ["-S", "-I"]], ids=str)
-def test_a_python_that_reads_no_site_packages_starts_as_before(enabled, words):
-    done = enabled.run(*words, "-c", LOADED, MEGATRON_MTP_PATCHES="all")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+@pytest.mark.parametrize(
+    "words, loaded",
+    [
+        *(((), "True"), (("-I",), "True"), (("-E",), "True"), (("-s",), "True"), (("-O",), "True"), (("-OO",), "True")),
+        *((("-S",), "False"), (("-S", "-I"), "False")),  # they read no site-packages
+    ],
+    ids=str,
+)
+def test_enabled_and_asked_for_every_python_applies_the_patches(enabled, words, loaded):
+    assert enabled.prints(*words, *LOADED, **ASKED) == f"{loaded}\n"
 
 
 @pytest.mark.parametrize("variables", [{}, {"MEGATRON_MTP_PATCHES": ""}], ids=["unset", "empty"])
-def test_where_it_is_not_asked_for_it_loads_no_module(environment, enabled, variables):
-    with_file = enabled.run("-c", MODULES, **variables)
-    environment.command("disable")
-    without = environment.run("-c", MODULES, **variables)
-    assert (with_file.returncode, with_file.stderr) == (0, "")
-    assert with_file.stdout == without.stdout
+def test_where_it_is_not_asked_for_it_loads_no_module(enabled, variables):
+    modules = ("-c", "import sys; print(*sorted(sys.modules))")
+    with_file = enabled.prints(*modules, **variables)
+    enabled.command("disable")
+    assert with_file == enabled.prints(*modules, **variables)
 
 
 def test_the_commands_of_the_page(environment, tmp_path):
     text = shown("zero-touch") + shown("zero-touch-off")
     assert "\nMEGATRON_MTP_PATCHES=all python -c" in text and "# True\n" in text
     enable, (_, *check), disable = read_by_bash(text, tmp_path)
-    assert environment.run(*check, MEGATRON_MTP_PATCHES="all").stdout == "False\n"
+    assert environment.prints(*check, **ASKED) == "False\n"
     assert "Enabled by" in environment.command(*enable[1:]).stdout
-    assert environment.run(*check, MEGATRON_MTP_PATCHES="all").stdout == "True\n"
+    assert environment.prints(*check, **ASKED) == "True\n"
     assert environment.command(*disable[1:]).returncode == 0 and files(environment) == []
 
 
-def test_enabling_twice_changes_nothing(environment):
+def test_a_second_time_nothing_changes(environment):
     first, second = environment.command("enable"), environment.command("enable")
     assert (first.returncode, second.returncode) == (0, 0)
     assert str(environment.site) in first.stdout and "already" not in first.stdout
     assert "already" in second.stdout
     assert files(environment) == [environment.site / FILE]
     assert (environment.site / FILE).read_text() == TEXT
+    first, second = environment.command("disable"), environment.command("disable")
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert str(environment.site / FILE) in first.stdout and "Not enabled" in second.stdout
+    assert files(environment) == []
 
 
 def test_a_file_of_another_version_is_replaced(enabled):
@@ -95,22 +97,14 @@ def test_a_file_of_another_version_is_replaced(enabled):
     assert (enabled.site / FILE).read_text() == TEXT
 
 
-def test_disable_removes_the_file_and_does_nothing_a_second_time(environment, enabled):
-    first, second = environment.command("disable"), environment.command("disable")
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert str(environment.site / FILE) in first.stdout and "Not enabled" in second.stdout
-    assert files(environment) == []
-
-
-def test_status_and_doctor_say_whether_it_is_enabled(environment, enabled):
-    for words in (["status"], ["status", "--json"], ["doctor"]):
-        assert f"enabled in {enabled.site}; MEGATRON_MTP_PATCHES is not set" in enabled.command(*words).stdout, words
-        assert "MEGATRON_MTP_PATCHES=all" in enabled.command(*words, MEGATRON_MTP_PATCHES="all").stdout, words
-    environment.command("disable")
-    for words in (["status"], ["status", "--json"], ["doctor"]):
-        assert "not enabled" in environment.command(*words).stdout, words
-        asked = environment.command(*words, MEGATRON_MTP_PATCHES="all").stdout
-        assert "not enabled; MEGATRON_MTP_PATCHES=all acts only where the package is imported" in asked, words
+@pytest.mark.parametrize("words", [("status",), ("status", "--json"), ("doctor",)], ids=" ".join)
+def test_status_and_doctor_say_whether_it_is_enabled(enabled, words):
+    assert f"enabled in {enabled.site}; MEGATRON_MTP_PATCHES is not set" in enabled.command(*words).stdout
+    assert "MEGATRON_MTP_PATCHES=all" in enabled.command(*words, **ASKED).stdout
+    enabled.command("disable")
+    assert "not enabled" in enabled.command(*words).stdout
+    asked = enabled.command(*words, **ASKED).stdout
+    assert "not enabled; MEGATRON_MTP_PATCHES=all acts only where the package is imported" in asked
 
 
 # -- what goes wrong as Python starts fails the job, not Python ------------------------------------------------------
@@ -118,53 +112,40 @@ def test_status_and_doctor_say_whether_it_is_enabled(environment, enabled):
 
 def test_a_refused_patch_stops_the_job_as_a_plain_import_does(enabled, megatron):
     job = "import megatron.core.optimizer.optimizer; print('trains')"
-    done = enabled.run("-c", job, PYTHONPATH=str(megatron), MEGATRON_MTP_PATCHES="all")
-    plain = enabled.run("-c", f"import megatron_mtp_patches\n{job}", PYTHONPATH=str(megatron))
-    assert (done.returncode, plain.returncode) == (1, 1)
-    assert (done.stdout, plain.stdout) == ("", "")
-    assert "PatchError: " in done.stderr and done.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
+    line = enabled.fails("-c", job, **megatron, **ASKED)
+    assert "PatchError: " in line
+    assert line == enabled.fails("-c", f"import megatron_mtp_patches\n{job}", **megatron)
 
 
 @pytest.mark.parametrize(
     "job", ["import megatron.core", "from megatron.core.optimizer import optimizer", FORGIVING_JOB]
 )
 def test_a_wrong_variable_stops_what_imports_megatron(enabled, megatron, job):
-    done = enabled.run("-c", job, PYTHONPATH=str(megatron), MEGATRON_MTP_PATCHES="typo")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "unknown patch 'typo'" in done.stderr.splitlines()[-1]
+    assert "unknown patch 'typo'" in enabled.fails("-c", job, **megatron, **TYPO)
 
 
-def test_a_wrong_variable_is_silent_elsewhere(enabled):
-    done = enabled.run("-c", "print('works')", MEGATRON_MTP_PATCHES="typo")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "works\n", "")
-
-
-def test_a_wrong_variable_that_the_script_corrects_is_forgotten(enabled, megatron):
+def test_a_wrong_variable_is_silent_elsewhere_and_forgotten_if_the_script_corrects_it(enabled, megatron):
+    assert enabled.prints("-c", "print('works')", **TYPO) == "works\n"
     job = "import os; os.environ['MEGATRON_MTP_PATCHES'] = 'none'; import megatron_mtp_patches, megatron.core; print(1)"
-    done = enabled.run("-c", job, PYTHONPATH=str(megatron), MEGATRON_MTP_PATCHES="typo")
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert enabled.prints("-c", job, **megatron, **TYPO) == "1\n"
 
 
 @pytest.mark.parametrize("variable", ["MEGATRON_MTP_PATCHES", "MEGATRON_MTP_PATCHES_ON_DRIFT"])
 def test_the_command_reports_it_in_one_line_and_exits_with_2(enabled, variable):
-    variables = {"MEGATRON_MTP_PATCHES": "all", variable: "typo"}
-    done = enabled.command("status", **variables)
+    done = enabled.command("status", **{**ASKED, variable: "typo"})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("megatron-mtp-patches: ") and "'typo'" in done.stderr
 
 
 def test_without_the_package_python_starts_silently_and_the_job_fails(make_environment, megatron):
-    gone = make_environment()
-    gone.command("enable")
-    shutil.rmtree(gone.site / "megatron_mtp_patches")
-    for variables in ({}, {"MEGATRON_MTP_PATCHES": "all"}):
+    environment = make_environment()
+    environment.command("enable")
+    shutil.rmtree(environment.site / "megatron_mtp_patches")
+    for variables in ({}, ASKED):
         for words in ([], ["-I"], ["-OO"]):
-            done = gone.run(*words, "-c", "print('works')", **variables)
-            assert (done.returncode, done.stdout, done.stderr) == (0, "works\n", "")
-    job = gone.run("-c", FORGIVING_JOB, PYTHONPATH=str(megatron), MEGATRON_MTP_PATCHES="all")
-    assert (job.returncode, job.stdout) == (1, "")
-    assert "MEGATRON_MTP_PATCHES is set" in job.stderr.splitlines()[-1]
-    assert gone.run("-c", "import megatron.core", PYTHONPATH=str(megatron)).returncode == 0
+            assert environment.prints(*words, "-c", "print('works')", **variables) == "works\n"
+    assert "MEGATRON_MTP_PATCHES is set" in environment.fails("-c", FORGIVING_JOB, **megatron, **ASKED)
+    environment.prints("-c", "import megatron.core", **megatron)
 
 
 def test_pip_uninstall_leaves_an_inert_file_and_an_upgrade_stays_enabled(make_environment, wheel):
@@ -172,17 +153,13 @@ def test_pip_uninstall_leaves_an_inert_file_and_an_upgrade_stays_enabled(make_en
     environment = make_environment(pip=True)
     before = set(environment.site.iterdir())
     environment.command("enable")
-    again = environment.run(
-        "-m", "pip", "install", "--quiet", "--no-index", "--force-reinstall", "--no-deps", str(wheel)
-    )
-    assert again.returncode == 0, again.stderr
-    assert environment.run("-c", LOADED, MEGATRON_MTP_PATCHES="all").stdout == "True\n"
-    gone = environment.run("-m", "pip", "uninstall", "--quiet", "--yes", "megatron-mtp-patches")
-    assert gone.returncode == 0, gone.stderr
+    pip = ("-m", "pip", "--quiet")
+    environment.prints(*pip, "install", "--no-index", "--force-reinstall", "--no-deps", str(wheel))
+    assert environment.prints(*LOADED, **ASKED) == "True\n"
+    assert environment.run(*pip, "uninstall", "--yes", "megatron-mtp-patches").returncode == 0
     assert set(environment.site.iterdir()) - before == {environment.site / FILE}
-    for variables in ({}, {"MEGATRON_MTP_PATCHES": "all"}):
-        done = environment.run("-c", LOADED, **variables)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+    for variables in ({}, ASKED):
+        assert environment.prints(*LOADED, **variables) == "False\n"
 
 
 # -- where it is written, and where not ------------------------------------------------------------------------------
@@ -192,22 +169,19 @@ def test_what_only_python_path_finds_is_not_enabled(make_environment, installed)
     environment = make_environment()
     for folder in environment.site.glob("megatron_*"):
         shutil.rmtree(folder)
-    done = environment.command("enable", PYTHONPATH=str(installed))
-    assert (done.returncode, done.stdout, files(environment)) == (1, "", [])
-    assert "is not installed in" in done.stderr and str(installed) in done.stderr
-    # the metadata alone, which an uninstall by hand leaves
-    metadata = next(installed.glob("*.dist-info"))
-    shutil.copytree(metadata, environment.site / metadata.name, dirs_exist_ok=True)
-    done = environment.command("enable", PYTHONPATH=str(installed))
-    assert (done.returncode, done.stdout, files(environment)) == (1, "", [])
+    (metadata,) = installed.glob("*.dist-info")
+    for more in ([], [metadata]):  # the metadata alone, which an uninstall by hand leaves
+        for folder in more:
+            shutil.copytree(folder, environment.site / folder.name, dirs_exist_ok=True)
+        done = environment.command("enable", PYTHONPATH=str(installed))
+        assert (done.returncode, done.stdout, files(environment)) == (1, "", [])
+        assert "is not installed in" in done.stderr and str(installed) in done.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(environment):
     (environment.site / FILE).mkdir()
-    try:
-        done = environment.command("enable")
-    finally:
-        (environment.site / FILE).rmdir()
+    done = environment.command("enable")
+    (environment.site / FILE).rmdir()
     assert (done.returncode, done.stdout) == (1, "")
     assert f"cannot write {environment.site / FILE}: " in done.stderr and "Traceback" not in done.stderr
 
@@ -217,15 +191,13 @@ def test_installed_for_a_user_it_is_enabled_for_that_user(environment, installed
     site = tmp_path / "lib" / version / "site-packages"
     shutil.copytree(installed, site)
     base = type(environment)(Path(os.path.realpath(environment.python)), site)
-    if base.run("-c", "import site; print(site.ENABLE_USER_SITE)", PYTHONUSERBASE=str(tmp_path)).stdout != "True\n":
+    user = {"PYTHONUSERBASE": str(tmp_path)}
+    if base.run("-c", "import site; print(site.ENABLE_USER_SITE)", **user).stdout != "True\n":
         pytest.skip("this Python reads no folder of the user's")
-    done = base.command("enable", PYTHONUSERBASE=str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    assert base.command("enable", **user).returncode == 0
     assert files(base) == [site / FILE]
-    asked = {"MEGATRON_MTP_PATCHES": "all", "PYTHONUSERBASE": str(tmp_path)}
-    assert base.run("-c", LOADED, **asked).stdout == "True\n"
-    for word in ("-I", "-s"):  # a Python that leaves out what is the user's
-        assert base.run(word, "-c", LOADED, **asked).stdout == "False\n"
+    for words, loaded in (((), "True"), (("-I",), "False"), (("-s",), "False")):  # without what is the user's
+        assert base.run(*words, *LOADED, **user, **ASKED).stdout == f"{loaded}\n"
 
 
 # -- a real job ------------------------------------------------------------------------------------------------------
@@ -246,15 +218,11 @@ if __name__ == "__main__":
 @imports_megatron
 def test_a_script_that_cannot_be_edited_and_its_workers_under_torchrun(enabled, tmp_path):
     job = tmp_path / "job.py"
-    job.write_text(textwrap.dedent(JOB))
+    job.write_text(JOB)
     # the environment's own Python, with the torch and the Megatron of the one that tests
-    found = str(Path(importlib.util.find_spec("torch").origin).parents[1])
-    done = enabled.run(
-        *("-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "1", str(job)),
-        PYTHONPATH=found,
-        MEGATRON_MTP_PATCHES="all",
-        OMP_NUM_THREADS="1",
-        TORCHDYNAMO_DISABLE="1",
-    )
+    variables = {"PYTHONPATH": str(Path(importlib.util.find_spec("torch").origin).parents[1])}
+    variables |= {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    launcher = ("-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "1")
+    done = enabled.run(*launcher, str(job), **variables, **ASKED)
     assert done.returncode == 0, done.stderr
     assert "patched: True worker: True" in done.stdout

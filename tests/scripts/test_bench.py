@@ -14,21 +14,13 @@ from scripts.bench.tables import tables
 pytestmark = pytest.mark.forked("torch")
 
 
-@pytest.fixture
-def alone():
-    import torch
-
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def test_it_counts_what_a_step_reduces_and_reads(alone):
+def test_it_counts_what_a_step_reduces_and_reads():
     """Not what torch's optimizer reads of its own counters, which lie on the host."""
     import torch
 
     from scripts.bench.counting import count
 
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     param = torch.nn.Parameter(torch.ones(2))
     adam = torch.optim.AdamW([param], foreach=False)
 
@@ -43,33 +35,31 @@ def test_it_counts_what_a_step_reduces_and_reads(alone):
 
     step()
     original = torch.distributed.all_reduce
-    counts = count(step, 3, on_gpu=False)
-    assert counts == (2, 3, None)
+    assert count(step, 3, on_gpu=False) == (2, 3, None)
     assert torch.distributed.all_reduce is original
+    torch.distributed.destroy_process_group()
 
 
-def event(name, parent=None):
-    return SimpleNamespace(name=name, cpu_parent=parent)
+LAUNCHES = ["cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel"]
+NO_WAITS = ["cudaDeviceSynchronize", "aten::_local_scalar_dense", "cudaMemcpyAsync"]  # the profiler's; no waits
+READ = ["aten::_local_scalar_dense", "aten::item"]
 
 
-def test_on_a_gpu_waits_and_launches_are_those_of_the_runtime():
+@pytest.mark.parametrize(
+    "stacks, on_gpu, counts",
+    [
+        ([[name] for name in [*LAUNCHES, *NO_WAITS, "cudaStreamSynchronize"]], True, (1, 3)),
+        ([READ, READ, [*READ, "Optimizer.step#AdamW.step"]], False, (2, 0)),
+    ],
+    ids=["those of the runtime", "not those below torch's optimizer"],
+)
+def test_waits_and_launches(stacks, on_gpu, counts):
     from scripts.bench.counting import tally
 
-    names = ["cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cudaStreamSynchronize"]
-    names += [
-        "cudaDeviceSynchronize",
-        "aten::_local_scalar_dense",
-        "cudaMemcpyAsync",
-    ]  # the profiler's own; not the wait
-    assert tally(map(event, names), on_gpu=True) == (1, 3)
+    def event(name, *parents):
+        return SimpleNamespace(name=name, cpu_parent=event(*parents) if parents else None)
 
-
-def test_reads_below_an_optimizer_are_its_own():
-    from scripts.bench.counting import tally
-
-    below = event("aten::_local_scalar_dense", event("aten::item", event("Optimizer.step#AdamW.step")))
-    beside = event("aten::_local_scalar_dense", event("aten::item"))
-    assert tally([below, beside, beside], on_gpu=False) == (2, 0)
+    assert tally([event(*stack) for stack in stacks], on_gpu) == counts
 
 
 def side(*starts, all_reduces=1):
@@ -116,12 +106,12 @@ case "$4" in *apply*) echo a warning; echo 0.5;; *) echo 20.0 False;; esac
 
 
 def test_rows_that_were_not_measured_stay_in_the_file(tmp_path):
-    found = {"about": {"device": "new"}, "import": [2]}
+    measured = {"about": {"device": "new"}, "import": [2]}
     file = tmp_path / "cpu.json"
-    assert record.update(file, found) == found
+    assert record.update(file, measured) == measured
     file.write_text('{"about": {"device": "old", "versions": 1}, "import": [1], "step": [3]}')
     expected = {"about": {"device": "new", "versions": 1}, "import": [2], "step": [3]}
-    assert record.update(file, found) == expected
+    assert record.update(file, measured) == expected
 
 
 def test_the_table_says_what_native_differs_from_itself_by():
@@ -141,35 +131,33 @@ def test_the_table_says_what_native_differs_from_itself_by():
 
 
 @pytest.mark.parametrize("release", ["0.18.2", "0.19.2"])
-def test_three_megatrons_take_turns_and_none_stands_for_two(monkeypatch, tmp_path, release):
-    made = []
+def test_three_megatrons_take_turns_and_none_stands_for_two(monkeypatch, release):
+    workers = []
 
     class Worker:
-        def __init__(self, release, python, patches, ranks, options, logs):
-            self.seconds = (1.0, 2.0, 4.0)[len(made) % 3]
-            self.about, self.closed = {"megatron-core": release}, False
-            self.started_with = (release, python, patches)
-            made.append(self)
+        def __init__(self, release, patches, ranks, options, log):
+            self.seconds = (1.0, 2.0, 4.0)[len(workers) % 3]
+            self.started_with, self.closed = (release, patches), False
+            workers.append(self)
 
-        def wait_until_ready(self):
-            pass
+        def answer(self):
+            return {"megatron-core": self.started_with[0]}
 
         def ask(self, case, count=None):
-            return [{"all_reduces": 1, "rank sets": 1}] if count else [0.1, self.seconds]  # the slower rank's counts
+            return {"all_reduces": 1, "rank sets": 1} if count else self.seconds
 
         def close(self):
             self.closed = True
 
     monkeypatch.setattr(step, "Worker", Worker)
-    pythons = {"0.18.2": "python of 0.18.2", "0.19.2": "python of 0.19.2"}
-    options = argparse.Namespace(python=pythons, starts=2, turns=3)
-    versions, rows = step.measure(release, 2, options, tmp_path, lambda text: None)
+    options = argparse.Namespace(python=["0.18.2", "0.19.2"], starts=2, turns=3)
+    versions, rows = step.measure(release, 2, options, lambda text: None)
     assert versions == {"megatron-core": release}
-    sides = [(release, pythons[release], "none"), (release, pythons[release], "all")]
-    assert [worker.started_with for worker in made] == 2 * [*sides, ("0.19.2", "python of 0.19.2", "none")]
-    assert all(worker.closed for worker in made)
+    sides = [(release, "none"), (release, "all"), ("0.19.2", "none")]
+    assert [worker.started_with for worker in workers] == 2 * sides
+    assert all(worker.closed for worker in workers)
     for row in rows:
-        ratios = [row[of]["median"] for of in ("patched / unpatched", "patched / native", "unpatched / native")]
+        ratios = [row[pair]["median"] for pair in ("patched / unpatched", "patched / native", "unpatched / native")]
         assert ratios == [2.0, 0.5, 0.25]
 
 

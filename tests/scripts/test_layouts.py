@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from megatron_mtp_patches.rehearsal import transformer_engine
 
 from scripts import study
 from scripts.layouts import table, training
@@ -17,22 +18,6 @@ from scripts.layouts.cases import LAYOUTS
 pytestmark = pytest.mark.forked("python")
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "ci" / "layouts"
-
-
-@pytest.fixture
-def refused(monkeypatch, capsys):
-    """refused(*words): what the script says of this command line, before anything trains."""
-    from megatron_mtp_patches.rehearsal import transformer_engine
-
-    def run(*words, has_transformer_engine=True):
-        monkeypatch.setattr(transformer_engine, "available", lambda: has_transformer_engine)
-        monkeypatch.setattr(sys, "argv", ["scripts.layouts", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        return capsys.readouterr().err
-
-    return run
 
 
 def test_the_page_says_what_the_record_says():
@@ -64,7 +49,7 @@ def test_the_record_has_each_layout_of_five_megatrons_and_all_are_good():
     ],
 )
 def test_what_is_good(what, good):
-    result = {"ranks": 1, "losses": [4.0], "resumes": True, "verified": True, **what}
+    result = {**asdict(training.Result(1, [4.0], resumes=True, verified=True)), **what}
     assert table.is_good(result) is good
 
 
@@ -77,16 +62,17 @@ def test_numbers_that_are_not_finite_or_not_there_are_an_error(monkeypatch):
             training._train(Path(), 1, [])
 
 
-def test_arguments_that_cannot_be_used(refused, tmp_path):
-    assert "there is no layout DP3; there are: 1 rank; DP2" in refused("--megatron", tmp_path, "--layout", "DP3")
-    assert "neither a git repository nor a folder that holds megatron/core" in refused("--megatron", tmp_path)
+def test_arguments_that_cannot_be_used(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(transformer_engine, "available", lambda: True)
+    megatron = ("--megatron", tmp_path)
+    assert "'DP3' is none of: 1 rank; DP2; TP2, sequence parallel" in refused(main, *megatron, "--layout", "DP3")
+    assert "neither a git repository nor a folder that holds megatron/core" in refused(main, *megatron)
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    assert "--release: say which" in refused("--megatron", tmp_path)
+    assert "--release: say which" in refused(main, *megatron)
     package = tmp_path / "tree" / "megatron" / "core"
     package.mkdir(parents=True)
     (package / "package_info.py").write_text("MAJOR = 0\nMINOR = 18\nPATCH = 2\n")
-    assert "holds no pretrain_gpt.py; give Megatron-LM itself" in refused("--megatron", tmp_path / "tree")
-
-
-def test_a_python_without_transformer_engine_is_told_what_to_install(refused, tmp_path):
-    assert "has no TransformerEngine to rehearse with:" in refused("--megatron", tmp_path, has_transformer_engine=False)
+    megatron = ("--megatron", tmp_path / "tree")
+    assert "holds no pretrain_gpt.py; give Megatron-LM itself" in refused(main, *megatron)
+    monkeypatch.setattr(transformer_engine, "available", lambda: False)
+    assert "has no TransformerEngine to rehearse with:" in refused(main, *megatron)

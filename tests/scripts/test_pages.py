@@ -15,18 +15,14 @@ from megatron_mtp_patches.description import settings
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatrons import MEGATRONS
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+from scripts.common.toml import read_toml
 from scripts.docs.declared import state
 from tests.pages import PAGES, ROOT, blocks, shown
 
 pytestmark = pytest.mark.forked("patched")
 BLOCKS = blocks()
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MATRIX = tomllib.loads((ROOT / "ci/matrix.toml").read_text(encoding="utf-8"))
+MATRIX = read_toml(ROOT / "ci/matrix.toml")
 RELEASES = [release["version"] for release in MEGATRONS]
 PATCHES = {patch.id: patch for patch in CATALOG}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -77,11 +73,11 @@ def test_commands_are_in_blocks_of_bash():
 
 def test_each_flag_exists():
     megatron = pytest.importorskip("megatron.training.arguments", reason="the wheel of 0.16.1 has no trainer")
-    known = {*options(make_parser()), *options(megatron.add_megatron_arguments(argparse.ArgumentParser()))}
-    known = known.union(*OTHERS.values())
+    flags = {*options(make_parser()), *options(megatron.add_megatron_arguments(argparse.ArgumentParser()))}
+    flags = flags.union(*OTHERS.values())
     named = {flag: page.name for page in PAGES for flag in FLAG.findall(page.read_text(encoding="utf-8"))}
     # ms-swift writes them with underscores.
-    unknown = sorted(f"{flag} in {page}" for flag, page in named.items() if flag.replace("_", "-") not in known)
+    unknown = sorted(f"{flag} in {page}" for flag, page in named.items() if flag.replace("_", "-") not in flags)
     assert not unknown, "\n".join(unknown)
 
 
@@ -151,3 +147,9 @@ def test_every_page_is_in_the_navigation():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     missing = {Path(page).name for page in PAGES[1:]} - set(re.findall(r"([\w-]+\.md)$", nav, re.MULTILINE))
     assert not missing, "name them in `nav` of mkdocs.yml"
+
+
+def test_each_file_of_tests_is_in_a_suite_or_an_environment():
+    named = [ROOT / path for kind in ("suite", "environment") for one in MATRIX[kind] for path in one["tests"]]
+    files = (ROOT / "tests").rglob("test_*.py")
+    assert not [str(file) for file in files if not {file, *file.parents}.intersection(named)]

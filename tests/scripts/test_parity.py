@@ -24,11 +24,11 @@ def make_record():
     """make_record(): of two ranks and one case."""
 
     def make(ranks=2):
-        of_ranks = [{"steps": copy.deepcopy(STEPS), "parameters": [[0.5, -0.0]]} for _ in range(ranks)]
+        numbers = [{"steps": copy.deepcopy(STEPS), "parameters": [[0.5, -0.0]]} for _ in range(ranks)]
         return {
             "ranks": ranks,
             "torch": "2.15.0",
-            "cases": {"optimizer/one": {"of ranks": of_ranks, "cause": "", "cause of": []}},
+            "cases": {"optimizer/one": {"ranks": numbers, "cause": "", "cause of": []}},
         }
 
     return make
@@ -39,8 +39,8 @@ def differences(*records):
 
 
 def test_equal_records(make_record):
-    found = differences(make_record(), make_record())
-    assert str(found) == "bitwise" and not found.is_wrong
+    difference = differences(make_record(), make_record())
+    assert str(difference) == "bitwise" and not difference.is_wrong
 
 
 @pytest.mark.parametrize(
@@ -56,35 +56,37 @@ def test_equal_records(make_record):
 )
 def test_one_changed_number_is_named(make_record, place, value, named):
     other = make_record()
-    part = other["cases"]["optimizer/one"]["of ranks"][1]
+    part = other["cases"]["optimizer/one"]["ranks"][1]
     for key in place[:-1]:
         part = part[key]
     part[place[-1]] = value
-    found = differences(make_record(), other)
-    assert found.is_wrong and found.first.startswith("rank 1") and named in f"{found.first}; {found}"
+    difference = differences(make_record(), other)
+    assert (
+        difference.is_wrong and difference.first.startswith("rank 1") and named in f"{difference.first}; {difference}"
+    )
 
 
 def test_a_step_or_a_case_too_few(make_record):
     shorter, other = make_record(), make_record()
-    shorter["cases"]["optimizer/one"]["of ranks"][0]["steps"].pop()
+    shorter["cases"]["optimizer/one"]["ranks"][0]["steps"].pop()
     other["cases"] = {}
     for record, named in (
         (shorter, "rank 0 steps 1 counts updated: nothing instead of False"),
         (other, "there is no such case"),
     ):
-        found = differences(make_record(), record)
-        assert found.is_wrong and found.first == named
+        difference = differences(make_record(), record)
+        assert difference.is_wrong and difference.first == named
 
 
 @pytest.mark.parametrize("of, wrong", [("mtp", False), ("main", True)])
 def test_what_is_meant_to_differ_says_why_and_nothing_else_may(make_record, of, wrong):
     other = make_record()
     case = other["cases"]["optimizer/one"]
-    case["of ranks"][0]["steps"][0]["norms"]["mtp"] = 4.0
+    case["ranks"][0]["steps"][0]["norms"]["mtp"] = 4.0
     case |= {"cause": "for a reason", "cause of": [of]}
-    found = differences(make_record(), other)
-    assert (str(found), found.is_wrong) == ("norms 2.0e+00", wrong)
-    assert found.cause == ("" if wrong else "for a reason")
+    difference = differences(make_record(), other)
+    assert (str(difference), difference.is_wrong) == ("norms 2.0e+00", wrong)
+    assert difference.cause == ("" if wrong else "for a reason")
 
 
 def test_each_case_has_its_reference_and_equal_rows_are_one(make_record, tmp_path, capsys):
@@ -95,10 +97,10 @@ def test_each_case_has_its_reference_and_equal_rows_are_one(make_record, tmp_pat
             record = records[release, ranks, patched] = make_record(ranks)
             if patched:
                 record["cases"]["optimizer/own"] = copy.deepcopy(record["cases"]["optimizer/one"])
-    records["0.18.2", 2, True]["cases"]["optimizer/own"]["of ranks"][1]["steps"][0]["norms"]["mtp"] = 2.5
+    records["0.18.2", 2, True]["cases"]["optimizer/own"]["ranks"][1]["steps"][0]["norms"]["mtp"] = 2.5
     for release in ("0.18.2", "0.19.2"):
         records[release, 1, True]["cases"]["optimizer/one"] |= {"cause": "for a reason", "cause of": ["norms"]}
-    records["0.18.2", 1, True]["cases"]["optimizer/one"]["of ranks"][0]["steps"][0]["norms"]["mtp"] = 4.0
+    records["0.18.2", 1, True]["cases"]["optimizer/one"]["ranks"][0]["steps"][0]["norms"]["mtp"] = 4.0
     releases = ["0.18.2", "0.19.2"]
     rows = [row for ranks in (1, 2) for row in compare_all(records, releases, ranks)]
     assert [row.is_wrong for row in rows] == [False, False, False, True]

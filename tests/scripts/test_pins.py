@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
@@ -23,74 +21,70 @@ STEP = "megatron.core.optimizer.optimizer:FP32Optimizer.step"
 
 @pytest.fixture
 def repositories(tmp_path, monkeypatch):
-    """Repositories at the places of GitHub's: git reads them instead."""
+    """repositories(name, files): the commit of these files in a repository that git reads in place of GitHub's."""
     config = tmp_path / "gitconfig"
     lines = [f'[url "file://{tmp_path}/"]', "insteadOf = https://github.com/", "[user]", "name = a", "email = a@b"]
     config.write_text("\n".join([*lines, "[uploadpack]", "allowFilter = true", "allowAnySHA1InWant = true", ""]))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
 
-    def commit(name, files):
-        """Commit these files in the repository of this name, and return the commit."""
+    def commit(name, files, submodule=""):
         folder = tmp_path / name
         folder.mkdir(parents=True, exist_ok=True)
-
-        def run(*words):
-            return subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True, text=True)
-
-        run("init", "-q")
+        pins.git(folder, "init", "-q")
         for file, text in files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text, encoding="utf-8")
-        run("add", "-A")
-        run("commit", "-q", "-m", "a change", "--allow-empty")
-        return SimpleNamespace(run=run, id=run("rev-parse", "HEAD").stdout.strip())
+        pins.git(folder, "add", "-A")
+        if submodule:
+            pins.git(folder, "update-index", "--add", "--cacheinfo", f"160000,{submodule}")
+        pins.git(folder, "commit", "-q", "-m", "a change")
+        return pins.git(folder, "rev-parse", "HEAD").strip()
 
     return commit
 
 
 @pytest.fixture
-def megatron(repositories):
+def megatron(repositories, tmp_path):
     """Megatron-LM with the sources of the installed one that matter, tagged core_v1."""
     file = find_file("megatron.core")
     if file is None:
         pytest.skip("megatron-core is not installed")
+    site = file.parents[2]
     modules = {patch.probe.target.partition(":")[0] for patch in CATALOG if patch.probe}
     modules |= {module for patch in pins.PATCHES for module in patch.modules}
-    site = file.parents[2]
-    found = [Path(*module.split(".")) for module in modules]
-    found = [path / "__init__.py" if (site / path).is_dir() else path.with_suffix(".py") for path in found]
-    found += [parent / "__init__.py" for path in found for parent in list(path.parents)[:-2]]
-    files = {str(path): (site / path).read_text(encoding="utf-8") for path in found if (site / path).is_file()}
-    made = repositories(pins.MEGATRON, files)
-    made.run("tag", "core_v1")
-    return made
+    paths = [Path(*module.split(".")) for module in modules]
+    paths = [path / "__init__.py" if (site / path).is_dir() else path.with_suffix(".py") for path in paths]
+    paths += [parent / "__init__.py" for path in paths for parent in list(path.parents)[:-2]]
+    files = {str(path): (site / path).read_text(encoding="utf-8") for path in paths if (site / path).is_file()}
+    commit = repositories(pins.MEGATRON, files)
+    pins.git(tmp_path / pins.MEGATRON, "tag", "core_v1")
+    return commit
 
 
 @pytest.fixture
 def pin(repositories, megatron):
     """A framework's."""
-    commit = repositories("a/framework", {"pyproject.toml": 'dependencies = ["megatron-core==1"]'}).id
+    commit = repositories("a/framework", {"pyproject.toml": 'dependencies = ["megatron-core==1"]'})
     words = {"file": "pyproject.toml", "says": "megatron-core==1", "megatron": "core_v1", "date": "today"}
     return {"framework": "A", "repository": "a/framework", "commit": commit, **words}
 
 
 def test_each_patch_is_in_its_state_there(pin, megatron):
-    found = pins.read(pin)
-    assert found["states"] == {patch.id: EXPECTED[patch.id] for patch in pins.PATCHES}
-    assert (found["framework"], found["commit"], found["unknown"]) == ("A", megatron.id, {})
+    record = pins.read(pin)
+    assert record["states"] == {patch.id: EXPECTED[patch.id] for patch in pins.PATCHES}
+    assert (record["framework"], record["commit"], record["unknown"]) == ("A", megatron, {})
 
 
 def test_a_framework_s_own_patch_counts(pin, megatron, repositories):
     before = find_file("megatron.core.optimizer.optimizer").read_text(encoding="utf-8").splitlines(keepends=True)
     after = [line.replace("class FP32Optimizer", "class FP31Optimizer") for line in before]
-    change = "".join(
-        difflib.unified_diff(before, after, *(f"{side}/megatron/core/optimizer/optimizer.py" for side in "ab"))
-    )
-    commit = repositories("a/framework", {"docker/megatron.patch": change}).id
-    found = pins.read({**pin, "commit": commit, "patches": ["docker/megatron.patch"]})
-    assert found["states"]["exempt-muon-from-clipping"] == "refused"
-    assert "exempt-muon-from-clipping" in found["unknown"][STEP]
-    page = make_page([pin], [found], ["exempt-muon-from-clipping", "a-new-patch"])
+    sides = (f"{side}/megatron/core/optimizer/optimizer.py" for side in "ab")
+    change = "".join(difflib.unified_diff(before, after, *sides))
+    commit = repositories("a/framework", {"docker/megatron.patch": change})
+    record = pins.read({**pin, "commit": commit, "patches": ["docker/megatron.patch"]})
+    assert record["states"]["exempt-muon-from-clipping"] == "refused"
+    assert "exempt-muon-from-clipping" in record["unknown"][STEP]
+    page = make_page([pin], [record], ["exempt-muon-from-clipping", "a-new-patch"])
     assert "| **refused** |" in page and f"* A: `{STEP}`: " in page
     assert "| not read |" in page, "what is not in the record is not made up"
 
@@ -101,12 +95,9 @@ def test_a_pin_that_does_not_stand_there_ends_it(pin):
 
 
 def test_a_submodule_is_a_pin(pin, megatron, repositories):
-    folder = repositories("a/framework", {})
-    folder.run("update-index", "--add", "--cacheinfo", f"160000,{megatron.id},3rdparty/Megatron-LM")
-    folder.run("commit", "-q", "-m", "a submodule")
-    commit = folder.run("rev-parse", "HEAD").stdout.strip()
-    words = {"file": "3rdparty/Megatron-LM", "says": megatron.id, "megatron": megatron.id}
-    assert pins.read({**pin, "commit": commit, **words})["commit"] == megatron.id
+    commit = repositories("a/framework", {}, submodule=f"{megatron},3rdparty/Megatron-LM")
+    words = {"file": "3rdparty/Megatron-LM", "says": megatron, "megatron": megatron}
+    assert pins.read({**pin, "commit": commit, **words})["commit"] == megatron
 
 
 def test_check_tells_of_a_newer_pin_and_of_an_old_record(pin, repositories, tmp_path, monkeypatch, capsys):
@@ -125,8 +116,6 @@ def test_check_tells_of_a_newer_pin_and_of_an_old_record(pin, repositories, tmp_
     repositories("a/framework", {"pyproject.toml": 'dependencies = ["megatron-core==2"]'})
     pins.TABLE.write_text("[]\n", encoding="utf-8")
     code, out = run("--check")
-    assert code == 1
-    newer, stale = out.splitlines()
-    assert newer == "A: pyproject.toml of its newest commit does not say megatron-core==1; edit ci/pins.toml"
-    assert stale == "pins.json is out of date: run python -m scripts.pins"
+    newer = "A: pyproject.toml of its newest commit does not say megatron-core==1; edit ci/pins.toml"
+    assert (code, out.splitlines()) == (1, [newer, "pins.json is out of date: run python -m scripts.pins"])
     assert pins.TABLE.read_text(encoding="utf-8") == "[]\n"
