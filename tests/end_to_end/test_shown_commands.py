@@ -51,6 +51,12 @@ def test_the_commands_that_check(run):
     assert re.search(r"the MTP loss has reached \d+ parameters of the heads and nothing else", verified)
 
 
+def test_the_commands_about_known_defects(run):
+    audit, doctor, reproduced = run(ARGS + shown("known-defects"))
+    assert re.search(r"\d+ known defects; the patches remove \d+", audit) and "known defect" in doctor
+    assert re.search(r"expected +\S+\n +as it is +\S+\n +with the patches +\S+", reproduced)
+
+
 def test_the_recipe_for_pretraining(run):
     verified, output = run(ARGS + shown("pretrain-with-mtp-heads"))
     assert "of the heads and nothing else" in verified

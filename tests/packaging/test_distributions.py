@@ -26,7 +26,7 @@ CODE = {
     for name, folder in PACKAGES.items()
     for file in folder.rglob("*.py")
 }
-DATA = {f"megatron_mtp_patches/{name}" for name in ("fingerprints.json", "megatrons.json", "py.typed")}
+DATA = {f"megatron_mtp_patches/{name}" for name in ("defects.json", "fingerprints.json", "megatrons.json", "py.typed")}
 DATA.add("megatron_overrides/py.typed")
 
 

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from .. import _engine
 from ..catalog import BASE, CATALOG
-from ..defects.catalog import write_releases
+from ..defects.catalog import RELEASES, write_releases
 from ..engine import Patch, PatchError, UsageError
 from ..engine.compatibility import decide
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint, release_package
@@ -134,7 +134,7 @@ def _accept(sources: KnownSources, release: str, folders: list[str], only: Colle
     try:
         write_known_sources(accepted, file)
         if not only and not release_package(release):
-            write_releases(release, folders)
+            write_releases(release, folders, file.with_name(RELEASES.name))
     except OSError as error:
         raise PatchError(f"cannot write {file}: {error.strerror}") from error
     return accepted

@@ -36,7 +36,7 @@ TOPICS: tuple[str, ...] = (
     "resume",
     "trainer",
 )
-RELEASES = Path(__file__).with_name("releases.json")
+RELEASES = Path(__file__).parents[1] / "defects.json"
 
 
 @functools.cache
@@ -60,11 +60,12 @@ def read_releases() -> dict[str, dict[str, bool | None]]:
     return json.loads(RELEASES.read_text(encoding="utf-8"))
 
 
-def write_releases(release: str, path: list[str]) -> None:
+def write_releases(release: str, path: list[str], file: Path = RELEASES) -> None:
     """Ask the sources in `path` for all defects, and keep the answers as those of `release`."""
     answers = {defect.id: has_defect(defect, path) for defect in known_defects()}
-    table = read_releases() | {release: dict(sorted(answers.items()))}
-    RELEASES.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    table = before | {release: dict(sorted(answers.items()))}
+    file.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     read_releases.cache_clear()
 
 

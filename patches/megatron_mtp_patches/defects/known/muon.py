@@ -55,7 +55,7 @@ DEFECTS = (
         links=(),
         state="fixed in 0.19.0",
         evidence="reproduced",
-        instead="--no-muon-split-qkv",
+        instead="--muon-no-split-qkv",
         patch="split-gated-qkv-for-muon",
     ),
 )

@@ -36,7 +36,7 @@ DEFECTS = (
             ),
         ),
         affects=lambda run: run.reduce_scatter_with_fp32_accumulation,
-        when="--reduce-scatter-with-fp32-accumulation",
+        when="reduce_scatter_with_fp32_accumulation",
         only_if="a group has several buckets, as it has where some parameters are in fp8",
         links=("NVIDIA/Megatron-LM#4410",),
         state="fixed in 0.18.0",
