@@ -20,6 +20,7 @@ from verl.utils import tensordict_utils
 from verl.utils.megatron.optimizer import get_megatron_optimizer, init_megatron_optim_config
 from verl.utils.megatron_utils import get_megatron_mtp_loss, patch_engine_mtp
 from verl.utils.profiler import DistProfiler
+from verl.workers.config import McoreEngineConfig
 from verl.workers.engine.base import BaseEngine
 from verl.workers.engine.megatron.transformer_impl import MegatronEngine
 from verl.workers.engine_workers import TrainingWorker
