@@ -45,6 +45,7 @@ TORCH_RELEASE = MEGATRONS["default"] if MEGATRONS["default"] in RELEASES else RE
 # Other tests of conformance look for each edit, whatever it does, and tests of the engine and the command know none.
 NOTICE_EDITS = [
     "tests/conformance/test_conformance.py::test_the_record_is_in_megatron_s_arguments",
+    "tests/conformance/test_start_line.py",
     "tests/megatron_overrides",
     "tests/multirank",
     "tests/end_to_end",

@@ -46,6 +46,17 @@ def test_a_training_goes_on_where_a_defect_cannot_be_looked_for(monkeypatch, cap
     assert "known defects were not looked for: KeyError: 'layout'" in caplog.text
 
 
+def test_megatron_s_trainer_says_it(monkeypatch, caplog):
+    pytest.importorskip("megatron.training.arguments", reason="the wheel of 0.16.1 has no trainer")
+    from megatron_mtp_patches.cli.command_line import read
+    from megatron_mtp_patches.defects import start_line
+
+    monkeypatch.setattr(start_line, "describe", lambda arguments: f"{arguments.num_layers} known defects")
+    flags = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 8 --max-position-embeddings 8"
+    read(f"{flags} --micro-batch-size 1".split(), None)
+    assert "4 known defects" in caplog.text
+
+
 class Arguments(dict):
     """A call of validate_args."""
 
