@@ -38,11 +38,12 @@ def make_gpt(config: Any, transformer_engine: bool = False, **placement: Any) ->
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
-    experts = (config.num_moe_experts, config.moe_grouped_gemm)
-    if transformer_engine:
-        spec = specs.get_gpt_layer_with_transformer_engine_spec(*experts)
+    if config.num_moe_experts:
+        spec = specs.get_gpt_decoder_block_spec(config, transformer_engine)
+    elif transformer_engine:
+        spec = specs.get_gpt_layer_with_transformer_engine_spec()
     else:
-        spec = specs.get_gpt_layer_local_spec(*experts)
+        spec = specs.get_gpt_layer_local_spec()
     ends = {
         "pre_process": parallel_state.is_pipeline_first_stage(),
         "post_process": parallel_state.is_pipeline_last_stage(),
@@ -63,7 +64,71 @@ def make_optimizer(*chunks: Any, **settings: Any) -> Any:
     """Megatron's optimizer of model chunks in DDP; a setting is one of OptimizerConfig."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    return get_megatron_optimizer(OptimizerConfig(**({"optimizer": "adam", "lr": 1e-2} | settings)), list(chunks))
+    config = OptimizerConfig(**({"optimizer": "adam", "lr": 1e-2} | settings))
+    if "muon" not in config.optimizer:
+        return get_megatron_optimizer(config, list(chunks))
+    from megatron.core.optimizer.muon import get_megatron_muon_optimizer
+
+    is_layer_wise = config.optimizer == "dist_muon"
+    return get_megatron_muon_optimizer(config, list(chunks), layer_wise_distributed_optimizer=is_layer_wise)
+
+
+def compute_gradients(model: Any) -> None:
+    """Run a schedule of Megatron's over `tokens` and leave the reduced gradients in `main_grad`."""
+    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    ids, positions = tokens()
+    mask = torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not()
+
+    def forward_step(batches: Any, model: Any) -> Any:
+        loss = model(ids, positions, mask, labels=ids.roll(-1, 1))
+        return loss, lambda loss: (loss.mean(), {})
+
+    model.config.finalize_model_grads_func = finalize_model_grads
+    model.zero_grad_buffer()
+    get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iter(()),
+        model=[model],
+        num_microbatches=1,
+        seq_length=LENGTH,
+        micro_batch_size=1,
+        forward_only=False,
+    )
+
+
+def mean_mtp_loss(loss_mask: Any, loss: float, **settings: Any) -> float:
+    """What this rank contributes to the mean loss of an MTP head if each of its tokens has the same loss.
+
+    It is the gradient of a factor of all losses. `loss_mask` has the form [length].
+    """
+    config = make_config(mtp_num_layers=1, mtp_loss_scaling_factor=1.0, **settings)
+    model = make_gpt(config, position_embedding_type="learned_absolute")
+    factor = torch.ones((), requires_grad=True)
+    model.compute_language_model_loss = lambda labels, logits: factor * (loss + 0.0 * logits.sum(-1).t())
+    length = len(loss_mask)
+    ids, positions = tokens(length=length)
+    attention_mask = torch.ones(1, 1, length, length).tril().logical_not()
+    output = model(ids, positions, attention_mask, labels=ids, loss_mask=loss_mask.float().unsqueeze(0))
+    (0.0 * output.sum()).backward()
+    return float(factor.grad)
+
+
+def norm_of_expert_gradients(parts: str, optimizer: str = "adam", **settings: Any) -> tuple[float, float]:
+    """The gradient norm, and that of the optimizer, where each gradient of experts' `parts` is 1 and the others are 0.
+
+    Two tensor-parallel ranks have an expert each.
+    """
+    start(tensor_model_parallel_size=2, expert_model_parallel_size=2, expert_tensor_parallel_size=1)
+    sizes = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+    config = make_config(num_moe_experts=2, moe_grouped_gemm=True, sequence_parallel=True, **sizes, **settings)
+    model = make_ddp(config, make_gpt(config, transformer_engine=True).bfloat16())
+    chosen = [param for name, param in model.named_parameters() if ".experts." in name and f".{parts}" in name]
+    for param in chosen:
+        param.main_grad.fill_(1.0)
+    _, seen, _ = make_optimizer(model, optimizer=optimizer, bf16=True).step()
+    return sum_over_ranks(sum(param.numel() for param in chosen)) ** 0.5, float(seen)
 
 
 def tokens(batch: int = 1, length: int = LENGTH) -> tuple[Any, Any]:

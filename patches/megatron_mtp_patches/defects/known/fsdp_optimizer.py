@@ -39,7 +39,7 @@ DEFECTS = (
     ),
     Defect(
         "ML-4802",
-        "--log-num-zeros-in-grad counts no zeros",
+        "--log-num-zeros-in-grad counts each zero as often as there are data-parallel ranks",
         kind="wrong log",
         severity=1,
         signs=(Sign("megatron.core.optimizer.clip_grads:count_zeros_fp32", has="param.grad is not None"),),

@@ -20,7 +20,7 @@ DEFECTS = (
         when="--mtp-num-layers with --cross-entropy-loss-fusion and --cross-entropy-fusion-impl te",
         links=("NVIDIA/Megatron-LM#3458",),
         state="unreported",
-        evidence="read",
+        evidence="reproduced",
         instead="--cross-entropy-fusion-impl native",
         patch="mtp-acceptance-rate",
     ),

@@ -1,0 +1,11 @@
+"""The gradient norm of the output weight, which an MTP head shares, under DDP and under Megatron-FSDP."""
+
+from ..fsdp_lab import norm_under_ddp_and_fsdp
+from ..lab import start
+
+RANKS = 2
+
+
+def reproduce():
+    start()
+    return norm_under_ddp_and_fsdp("output_layer.", mtp_num_layers=1)

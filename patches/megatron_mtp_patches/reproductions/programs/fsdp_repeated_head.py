@@ -1,0 +1,11 @@
+"""The gradient norm of an MTP head that runs for two depths, under DDP and under Megatron-FSDP."""
+
+from ..fsdp_lab import norm_under_ddp_and_fsdp
+from ..lab import start
+
+RANKS = 2
+
+
+def reproduce():
+    start()
+    return norm_under_ddp_and_fsdp("mtp.", mtp_num_layers=2, mtp_use_repeated_layer=True)

@@ -1,0 +1,11 @@
+"""The norm of the update of a step of Megatron-FSDP in bf16, without and with --use-precision-aware-optimizer."""
+
+from ..fsdp_lab import step_in_bf16
+from ..lab import start
+
+RANKS = 2
+
+
+def reproduce():
+    start()
+    return step_in_bf16(False).update, step_in_bf16(True).update

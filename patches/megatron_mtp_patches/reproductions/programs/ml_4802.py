@@ -1,0 +1,11 @@
+"""How many gradients are 0 in a step of Megatron-FSDP, without and with --use-precision-aware-optimizer."""
+
+from ..fsdp_lab import step_in_bf16
+from ..lab import start
+
+RANKS = 2
+
+
+def reproduce():
+    start()
+    return step_in_bf16(False).zeros, step_in_bf16(True).zeros

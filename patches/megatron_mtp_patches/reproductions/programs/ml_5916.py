@@ -1,0 +1,9 @@
+"""The gradient norm of two experts, one on each of two tensor-parallel ranks, where each of their gradients is 1."""
+
+from ..lab import norm_of_expert_gradients
+
+RANKS = 2
+
+
+def reproduce():
+    return norm_of_expert_gradients("weight", add_bias_linear=False)

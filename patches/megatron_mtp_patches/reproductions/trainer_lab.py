@@ -1,0 +1,36 @@
+"""What reproductions of Megatron's trainer share. It is in the wheels from 0.17 on."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
+
+from .lab import LENGTH, VOCABULARY
+
+
+class TrainingLog:
+    """The log of Megatron's trainer for a run with these flags."""
+
+    def __init__(self, flags: str, interval: int = 1) -> None:
+        from megatron.training import arguments, global_vars
+
+        sizes = f"--num-attention-heads 4 --hidden-size 16 --seq-length {LENGTH} --max-position-embeddings {LENGTH}"
+        others = "--micro-batch-size 1 --train-iters 9 --lr 1e-2 --position-embedding-type rope"
+        sys.argv = ["train", *f"{sizes} {others} {flags}".split()]
+        args = arguments.parse_args()
+        arguments.validate_args(args)
+        args.padded_vocab_size, args.log_interval = VOCABULARY, interval
+        global_vars.set_global_variables(args, build_tokenizer=False)
+        global_vars.get_timers()("interval-time", log_level=0).start()
+        self.totals: dict[str, Any] = {}
+
+    def add_step(self, iteration: int, is_taken: bool = True) -> dict[str, float]:
+        """The numbers of the line that is printed for this step, by name; none between two lines."""
+        from megatron.training.training import training_log
+
+        with redirect_stdout(StringIO()) as printed:
+            training_log({}, self.totals, 1e-2, iteration, 1.0, False, int(not is_taken), *[None] * 4)
+        pairs = (part.rpartition(":") for part in printed.getvalue().split("|"))
+        return {name.strip(): float(number) for name, _, number in pairs if name and "[" not in name}
