@@ -1,4 +1,4 @@
-"""The acceptance rate of an MTP head in the log, with --cross-entropy-loss-fusion and --cross-entropy-fusion-impl te."""
+"""The acceptance rate of an MTP head in the log, with the fused cross entropy of TransformerEngine."""
 
 from ..lab import compute_gradients, make_config, make_ddp, make_gpt, start, tokens
 

@@ -24,7 +24,12 @@ def reproduce():
     model, spec = find_hybrid_model()
     trained = []
     attach = MoEAuxLossAutoScaler.apply
-    MoEAuxLossAutoScaler.apply = lambda output, loss: [trained.append(float(loss)), attach(output, loss)][1]
+
+    def attach_and_note(output, loss):
+        trained.append(float(loss))
+        return attach(output, loss)
+
+    MoEAuxLossAutoScaler.apply = attach_and_note
     compute_gradients(make_ddp(config, model(config, spec, VOCABULARY, LENGTH, hybrid_layer_pattern="*-/*E/*E")))
     return 1.0, sum(trained)
 
