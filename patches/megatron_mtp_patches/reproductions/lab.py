@@ -131,6 +131,39 @@ def norm_of_expert_gradients(parts: str, optimizer: str = "adam", **settings: An
     return sum_over_ranks(sum(param.numel() for param in chosen)) ** 0.5, float(seen)
 
 
+def take_step(model: Any, optimizer: Any, gradient: float = 0.01) -> None:
+    """A step of the optimizer in which each entry of each gradient is `gradient`."""
+    for param in model.parameters():
+        param.main_grad.fill_(gradient)
+    optimizer.step()
+
+
+def resume(before: dict[str, Any], after: dict[str, Any], **scheduling: Any) -> tuple[list[float], list[float]]:
+    """The learning rates of a run with the OptimizerConfig `before`, and those of one with `after` that resumes it.
+
+    There is one for each parameter group. Both runs have the distributed optimizer and a constant schedule;
+    `scheduling` are settings of OptimizerParamScheduler.
+    """
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    rates: dict[str, Any] = {"init_lr": 0.0, "min_lr": 0.0, "lr_decay_style": "constant", "lr_warmup_steps": 0}
+    rates |= {"start_wd": 0.0, "end_wd": 0.0, "wd_incr_style": "constant", "wd_incr_steps": 9, "lr_decay_steps": 9}
+    states: list[Any] = []
+    seen = []
+    for settings in (before, after):
+        config = make_config()
+        model = make_ddp(config, make_gpt(config), use_distributed_optimizer=True)
+        optimizer = make_optimizer(model, use_distributed_optimizer=True, **settings)
+        scheduler = OptimizerParamScheduler(optimizer, max_lr=settings["lr"], **(rates | scheduling))
+        for part, state in zip((optimizer, scheduler), states, strict=False):
+            part.load_state_dict(state)
+        scheduler.step(1)
+        take_step(model, optimizer)
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        states = [optimizer.state_dict(), scheduler.state_dict()]
+    return seen[0], seen[1]
+
+
 def tokens(batch: int = 1, length: int = LENGTH) -> tuple[Any, Any]:
     """Random tokens and their positions, each [batch, length]."""
     generator = torch.Generator().manual_seed(7)

@@ -47,7 +47,7 @@ DEFECTS = (
         "data-parallel size, or --ddp-pad-buckets-for-high-nccl-busbw",
         links=("NVIDIA/Megatron-LM#5077",),
         state="fixed on main",
-        evidence="read",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-2288",
