@@ -9,8 +9,11 @@ import torch
 from .lab import compute_gradients, make_config, make_ddp, make_gpt, make_optimizer, norm, sum_over_ranks
 
 
-def make_fsdp(config: Any, module: Any, **settings: Any) -> Any:
-    """`module` in Megatron-FSDP that shards parameters, gradients and optimizer state."""
+def make_fsdp(config: Any, module: Any, units: list[type] | None = None, **settings: Any) -> Any:
+    """`module` in Megatron-FSDP that shards parameters, gradients and optimizer state.
+
+    Its `units` are gathered one by one; None for Megatron's choice, the layers of a transformer.
+    """
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
@@ -22,7 +25,7 @@ def make_fsdp(config: Any, module: Any, **settings: Any) -> Any:
         overlap_param_gather=True,
         **settings,
     )
-    return FullyShardedDataParallel(config, ddp_config, module)
+    return FullyShardedDataParallel(config, ddp_config, module, fsdp_unit_modules=units)
 
 
 def norm_under_ddp_and_fsdp(part: str, **settings: Any) -> tuple[float, float]:

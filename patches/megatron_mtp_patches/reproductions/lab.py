@@ -53,6 +53,53 @@ def make_gpt(config: Any, transformer_engine: bool = False, **placement: Any) ->
     return GPTModel(config, spec, mtp_block_spec=heads, **{**settings, **ends, **placement})
 
 
+def make_sparse_gpt(**settings: Any) -> Any:
+    """A GPT of one layer with sparse attention (DSA) on MLA, on one rank.
+
+    The indexer leaves out its Hadamard transforms, which change no score: they rotate queries and keys alike.
+    """
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt import experimental_attention_variant_module_specs as specs
+    from megatron.core.transformer import MLATransformerConfig
+    from megatron.core.transformer.experimental_attention_variant import dsa
+
+    dsa.rotate_activation = lambda activation: activation
+    sizes: dict[str, Any] = {
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_head_dim": 4,
+        "qk_pos_emb_head_dim": 4,
+        "v_head_dim": 4,
+    }
+    sizes |= {"dsa_indexer_n_heads": 2, "dsa_indexer_head_dim": 8, "dsa_indexer_topk": 4, "dsa_indexer_loss_coeff": 0.0}
+    defaults: dict[str, Any] = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "rope_type": "rope"}
+    defaults |= {"hidden_dropout": 0.0, "attention_dropout": 0.0, "normalization": "RMSNorm"}
+    defaults |= {"experimental_attention_variant": "dsa", "add_bias_linear": False, **sizes}
+    config = MLATransformerConfig(**(defaults | settings))
+    spec = specs.get_transformer_block_with_experimental_attention_variant_spec(config)
+    return GPTModel(config, spec, vocab_size=VOCABULARY, max_sequence_length=LENGTH, position_embedding_type="rope")
+
+
+def run_microbatches(model: Any, count: int, forward_only: bool = False) -> list[Any]:
+    """Run equal microbatches by Megatron's schedule; their losses, on the last pipeline stage."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    def forward_step(_: Any, chunk: Any) -> tuple[Any, Any]:
+        ids, positions = tokens()
+        return chunk(ids, positions, None, labels=ids), lambda losses: (losses.mean(), losses.mean().item())
+
+    schedule = get_forward_backward_func()
+    return schedule(
+        forward_step_func=forward_step,
+        data_iterator=None,
+        model=model,
+        num_microbatches=count,
+        seq_length=LENGTH,
+        micro_batch_size=1,
+        forward_only=forward_only,
+    )
+
+
 def make_ddp(config: Any, module: Any, **settings: Any) -> Any:
     """`module` in Megatron's DDP; a setting is one of DistributedDataParallelConfig."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig

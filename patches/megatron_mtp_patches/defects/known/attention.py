@@ -91,7 +91,7 @@ DEFECTS = (
         "--context-parallel-size > 1 or --fp16",
         links=("NVIDIA/Megatron-LM#4070", "NVIDIA/Megatron-LM#5244"),
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-3026a",
@@ -103,7 +103,7 @@ DEFECTS = (
         when="--experimental-attention-variant dsa with --qk-layernorm",
         links=("NVIDIA/Megatron-LM#3026",),
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-3026b",
@@ -123,7 +123,7 @@ DEFECTS = (
         only_if="the weights come from another implementation, as DeepSeek's do",
         links=("NVIDIA/Megatron-LM#3026",),
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-4395",
@@ -181,6 +181,6 @@ DEFECTS = (
         when="--softmax-type learnable with --tensor-model-parallel-size > 1",
         links=("NVIDIA/Megatron-LM#7530", "NVIDIA/Megatron-LM#7452"),
         state="open",
-        evidence="read",
+        evidence="reproduced",
     ),
 )

@@ -138,7 +138,7 @@ DEFECTS = (
         instead="add --megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype fp32",
         links=("NVIDIA/Megatron-LM#5462",),
         state="unreported",
-        evidence="read",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-6357a",

@@ -42,7 +42,7 @@ DEFECTS = (
         instead="leave out --no-initialization",
         links=("NVIDIA/Megatron-LM#4084",),
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-5115",
