@@ -1,6 +1,7 @@
 """What README and docs/ show can be typed: each command is run by a test or says why not, each flag exists."""
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -155,3 +156,10 @@ def test_each_file_of_tests_is_in_a_suite_or_an_environment():
     named = [ROOT / path for kind in ("suite", "environment") for one in MATRIX[kind] for path in one["tests"]]
     files = (ROOT / "tests").rglob("test_*.py")
     assert not [str(file) for file in files if not {file, *file.parents}.intersection(named)]
+
+
+def test_the_tests_that_notice_edits_exist():
+    rows = json.loads((ROOT / "ci" / "noticed_edits.json").read_text(encoding="utf-8"))
+    for test in {test for tests in rows.values() for test in tests}:
+        file, _, function = test.partition("[")[0].partition("::")
+        assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8"), test

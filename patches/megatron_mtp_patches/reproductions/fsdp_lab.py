@@ -58,7 +58,7 @@ def step_in_bf16(is_precision_aware: bool) -> Step:
 
     torch.manual_seed(1)
     field = "megatron_fsdp_use_decoupled_grad"  # from 0.18 on; the trainer sets it
-    settings = {field: is_precision_aware} if hasattr(DistributedDataParallelConfig, field) else {}
+    settings: dict[str, Any] = {field: is_precision_aware} if hasattr(DistributedDataParallelConfig, field) else {}
     config = make_config(bf16=True, params_dtype=torch.bfloat16)
     model = make_fsdp(config, make_gpt(config).bfloat16(), **settings)
     optimizer = make_optimizer(

@@ -1,5 +1,5 @@
-"""A bf16 weight under Megatron-FSDP with grad_reduce_in_fp32: 300 microbatches, each with the gradient 1, add up to 300.
-In bf16 the sum stays at 256.
+"""The sum of the gradients of a bf16 weight under Megatron-FSDP with grad_reduce_in_fp32, over 300 microbatches with
+the gradient 1 each. In bf16 such a sum stays at 256.
 """
 
 from ..fsdp_lab import make_fsdp
