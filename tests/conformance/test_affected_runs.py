@@ -135,3 +135,23 @@ MTP_LAYER = SimpleNamespace(name="mtp")  # as Megatron's LayerType.mtp
 def test_an_output_weight_is_unused_only_where_the_heads_are_on_the_last_stage(find, settings, layout, is_met):
     run = {"mtp_num_layers": 1, "pipeline_model_parallel_size": 3, "pipeline_model_parallel_layout": layout}
     assert bool(find("drop-unused-output-weight", "0.18.2", {**run, **settings})) is is_met
+
+
+@pytest.mark.parametrize(
+    "settings, is_affected",
+    [
+        ({}, True),
+        ({"cuda_graph_scope": ["full_iteration"]}, False),
+        ({"moe_pad_experts_for_cuda_graph_inference": True}, False),  # a recipe that generates text
+        ({"cuda_graph_impl": "transformer_engine"}, False),
+    ],
+)
+def test_graphs_of_layers_that_are_trained(settings, is_affected):
+    from megatron_mtp_patches.defects.catalog import known_defects
+    from megatron_mtp_patches.defects.diagnosis import Settings
+
+    (defect,) = (one for one in known_defects() if one.id == "ML-5975")
+    assert (
+        bool(defect.affects(Settings([SimpleNamespace(**{"cuda_graph_impl": "local", **settings})], None)))
+        is is_affected
+    )
