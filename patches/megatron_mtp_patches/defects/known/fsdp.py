@@ -172,18 +172,12 @@ DEFECTS = (
                 has="if grad_reduce_every_bprop or is_last_microbatch or self.model_auto_sync:",
             ),
         ),
-        affects=lambda run: (
-            not run.overlap_grad_reduce
-            and (
-                sharding_strategy(run) == "optim"
-                or (sharding_strategy(run) == "no_shard" and run.num_experts and expert_parallel(run) > 1)
-            )
-        ),
+        affects=lambda run: False,
         when=(
             "--use-megatron-fsdp with --data-parallel-sharding-strategy optim, or no_shard and expert parallelism, "
             "without --overlap-grad-reduce"
         ),
-        only_if="the trainer calls no_sync() or sync(), which Megatron's does not",
+        only_if="another trainer than Megatron's calls no_sync() or sync()",
         instead="add --overlap-grad-reduce",
         links=("NVIDIA/Megatron-LM#6357",),
         state="fixed on main",
