@@ -4,7 +4,8 @@
 
 Takes a Megatron-LM repository (or clones one), unpacks the tag of each release beside it, and runs the suites of
 ci/replay.toml, plain and patched in separate processes, side by side where the machine has a core for each of them.
-Each test is still passing, fixed, newly failing, failing either way, skipped, or not run, with the cause. What fails
+With `compare = "failures"`, what passes with the patches does not run without them: it is "passing". Each other test is
+still passing, fixed, newly failing, failing either way, skipped, or not run, with the cause. What fails
 newly, and what hangs or crashes in one of the two, runs once more by itself before it counts; with --resume, what hung
 in both, too. Writes a table for each release as JSON and Markdown, with the versions that it was made with; those of
 this repository are in ci/replay.
@@ -18,14 +19,14 @@ rehearsal (no GPU is used), and tests that need a GPU say so. Only names of upst
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from megatron_mtp_patches.megatrons import REFS
 from rich.console import Console
@@ -39,10 +40,15 @@ from scripts.common.toml import read_toml
 from . import report
 from .jobs import Job, run
 from .source import UNIT_TESTS, Repository, SourceError, Tree
-from .verdicts import NEW, NOT_RUN, Outcomes, Verdict, doubtful, judge_all
+from .verdicts import NEW, NOT_ASKED, NOT_RUN, Outcomes, Verdict, doubtful, judge_all
 
 SETTINGS = read_toml(ROOT / "ci" / "replay.toml")
-Pair = tuple[Job, Job]  # plain, patched
+
+
+class Pair(NamedTuple):
+    plain: Job
+    patched: Job
+    failures_only: bool = False  # what passes patched does not run plain
 
 
 def main() -> int:
@@ -119,7 +125,7 @@ def make_pairs(options: argparse.Namespace, repository: Repository, tree: Tree, 
             for word, patches in (("plain", "none"), ("patched", "all"))
         )
         if files:
-            pairs.append((plain, patched))
+            pairs.append(Pair(plain, patched, suite.get("compare") == "failures"))
     return pairs
 
 
@@ -140,36 +146,40 @@ def share_out(tree: Tree) -> dict[str, list[str]]:
 def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: Console) -> dict[str, Verdict]:
     """{test: verdict}"""
     until = time.monotonic() + 60 * options.minutes
-    side_by_side = (os.cpu_count() or 1) >= 2 * pairs[0][0].ranks
+    side_by_side = (os.cpu_count() or 1) >= 2 * pairs[0].plain.ranks
     verdicts: dict[str, Verdict] = {}
     with (
         Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress,
         ThreadPoolExecutor(1 + side_by_side) as pool,
     ):
 
-        def run_both(pair: Pair, what: str) -> list[Outcomes]:
-            running = []
-            for job, word in zip(pair, ("plain", "patched"), strict=True):
-                bar = progress.add_task(f"{what}, {word}", total=None)
-                advance = functools.partial(lambda bar, ended: progress.update(bar, completed=ended), bar)
-                running.append(pool.submit(run, job, until, options.resume, advance))
-            return [one.result() for one in running]
+        def start(job: Job, what: str) -> Future[Outcomes]:
+            bar = progress.add_task(f"{what}, {'plain' if job.patches == 'none' else 'patched'}", total=None)
+            return pool.submit(run, job, until, options.resume, lambda ended: progress.update(bar, completed=ended))
+
+        def run_pair(pair: Pair, what: str) -> list[Outcomes]:
+            if not pair.failures_only:
+                return [one.result() for one in (start(pair.plain, what), start(pair.patched, what))]
+            patched = start(pair.patched, what).result()
+            rest = [test for test, (outcome, _) in patched.items() if outcome != "passed"]
+            plain = start(by_name(pair.plain, rest, "failures"), what).result() if rest else {}
+            return [dict.fromkeys(patched, NOT_ASKED) | plain, patched]
 
         for pair in pairs:
-            plain, patched = run_both(pair, what)
+            plain, patched = run_pair(pair, what)
             again = [test for test in {**plain, **patched} if doubtful(test, plain, patched, options.resume)]
             if again:
-                alone = tuple(by_itself(job, again) for job in pair)
-                for outcomes, new in zip((plain, patched), run_both(alone, f"{what}, once more"), strict=True):
+                alone = Pair(by_name(pair.plain, again, "again"), by_name(pair.patched, again, "again"))
+                for outcomes, new in zip((plain, patched), run_pair(alone, f"{what}, once more"), strict=True):
                     outcomes |= {test: new[test] for test in again if test in new}
             verdicts |= judge_all(plain, patched, SETTINGS.get("cause", []), options.device)
     return verdicts
 
 
-def by_itself(job: Job, tests: list[str]) -> Job:
-    """The same job with `tests` alone, and nothing before them."""
+def by_name(job: Job, tests: list[str], word: str) -> Job:
+    """The same job with `tests` alone, and nothing before them; `word` tells its record from the job's own."""
     names = [test.removeprefix(f"{UNIT_TESTS}/") for test in tests]
-    return replace(job, files=names, record=Path(f"{job.record} again"), outcomes={})
+    return replace(job, files=names, record=Path(f"{job.record} {word}"), outcomes={})
 
 
 def kind_of_table(device: str) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 from scripts import study
 from scripts.common.markdown import Table
 
-from .verdicts import EITHER, FIXED, NEW, NOT_RUN, SKIPPED, STILL, VERDICTS, Verdict
+from .verdicts import EITHER, FIXED, NEW, NOT_RUN, PASSING, SKIPPED, STILL, VERDICTS, Verdict
 
 Verdicts = dict[int, dict[str, Verdict]]  # ranks -> test -> verdict
-PASSING = (STILL, FIXED)
+PASS = (STILL, FIXED, PASSING)
 
 
 def write(
@@ -31,7 +31,7 @@ def write(
         other: has the tables without TransformerEngine, to compare with.
     """
     passing: dict[str, dict[str, list[str]]] = {}
-    for (test, _), ranks in sorted(_by_test(verdicts, *PASSING).items()):
+    for (test, _), ranks in sorted(_by_test(verdicts, *PASS).items()):
         passing.setdefault(_file(test), {}).setdefault(", ".join(ranks), []).append(test.partition("::")[2])
     record = {
         "about": about,
@@ -76,7 +76,7 @@ def passing_tests(record: dict[str, Any]) -> dict[int, set[str]]:
 
 def _counted_causes(tests: dict[str, Verdict]) -> dict[str, dict[str, int]]:
     rest = {word: Counter(one.cause for one in tests.values() if one.word == word) for word in VERDICTS}
-    return {word: dict(sorted(counts.items())) for word, counts in rest.items() if counts and word not in PASSING}
+    return {word: dict(sorted(counts.items())) for word, counts in rest.items() if counts and word not in PASS}
 
 
 def _beside(before: dict[int, set[str]], after: dict[int, set[str]]) -> Table:
@@ -104,7 +104,7 @@ def _by_test(verdicts: Verdicts, *words: str) -> dict[tuple[str, str], list[str]
     for ranks, by_test in sorted(verdicts.items()):
         for test, verdict in by_test.items():
             if verdict.word in words:
-                cause = "" if words == PASSING else verdict.cause
+                cause = "" if words == PASS else verdict.cause
                 tests.setdefault((test, cause), []).append(str(ranks))
     return tests
 

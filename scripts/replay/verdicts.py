@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-STILL, FIXED, NEW, EITHER, SKIPPED, NOT_RUN = (
+STILL, FIXED, PASSING, NEW, EITHER, SKIPPED, NOT_RUN = (
     "still passing",
     "fixed",
+    "passing",
     "newly failing",
     "failing either way",
     "skipped",
     "not run",
 )
-VERDICTS = (STILL, FIXED, NEW, EITHER, SKIPPED, NOT_RUN)
-
+VERDICTS = (STILL, FIXED, PASSING, NEW, EITHER, SKIPPED, NOT_RUN)
+NOT_ASKED = ("not asked", "it passes with the patches")
 
 Outcomes = dict[str, tuple[str, str]]  # test -> (outcome, cause)
 
@@ -52,6 +53,8 @@ def judge(plain: tuple[str, str], patched: tuple[str, str], causes: list[dict], 
     if "not run" in (before, after):
         return Verdict(NOT_RUN, (plain if before == "not run" else patched)[1])
     if after == "passed":
+        if before == NOT_ASKED[0]:
+            return Verdict(PASSING)
         return Verdict(STILL) if before == "passed" else Verdict(FIXED, in_words(plain[1], causes, device))
     if before == "passed":
         return Verdict(NEW, f"{after}: {patched[1]}")

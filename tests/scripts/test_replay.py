@@ -14,7 +14,7 @@ from scripts.common.process import environment
 from scripts.replay import __main__ as replay
 from scripts.replay import jobs
 from scripts.replay.source import Repository, Tree
-from scripts.replay.verdicts import all_ranks_say, doubtful
+from scripts.replay.verdicts import VERDICTS, all_ranks_say, doubtful
 
 pytestmark = [
     pytest.mark.forked("python"),
@@ -65,27 +65,28 @@ def tree(tmp_path):
 
 @pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="a verdict is that it is missing")
 def test_every_verdict(tmp_path):
-    write(tmp_path / "tree", **{"optimizer/test_all": TESTS, "inference/test_left_out": "def test_it(): ..."})
-    words = ["--megatron", tmp_path / "tree", "--suite", "optimizer", "--ranks", "1", "--work", tmp_path]
+    files = {"optimizer/test_all": TESTS, "new/test_all": TESTS, "inference/test_left_out": "def test_it(): ..."}
+    write(tmp_path / "tree", **files)
+    words = ["--megatron", tmp_path / "tree", "--ranks", "1", "--work", tmp_path]
     command = [sys.executable, "-m", "scripts.replay", *words]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "newly failing on 1: tests/unit_tests/optimizer/test_all.py::test_is_broken" in done.stdout
     table = json.loads((tmp_path / "tables/cpu/0.18.2.json").read_text())
-    counts = {"still passing": 2, "fixed": 1, "newly failing": 1, "failing either way": 1, "skipped": 3, "not run": 0}
+    counts = dict(zip(VERDICTS, (2, 1, 3, 2, 2, 6, 0), strict=True))
     assert table["totals"] == {"1": counts}
-    assert table["passing with the patches"] == {
-        "optimizer/test_all.py": {"1": ["test_asks_for_a_version", "test_is_fixed", "test_passes"]}
-    }
+    passing = {"1": ["test_asks_for_a_version", "test_is_fixed", "test_passes"]}
+    assert table["passing with the patches"] == {"new/test_all.py": passing, "optimizer/test_all.py": passing}
     assert table["causes of the rest"] == {
         "1": {
-            "newly failing": {"failed: AssertionError: as the patches have it": 1},
-            "failing either way": {"ValueError: no way": 1},
-            "skipped": {"needs TransformerEngine": 2, "needs megatron.core.package_info.nothing": 1},
+            "newly failing": {"failed: AssertionError: as the patches have it": 2},
+            "failing either way": {"ValueError: no way": 2},
+            "skipped": {"needs TransformerEngine": 4, "needs megatron.core.package_info.nothing": 2},
         }
     }
     text = (tmp_path / "tables/cpu/0.18.2.md").read_text()
-    assert "| optimizer/test_all.py | 2 | 1 | 1 | 1 | 3 |  |" in text
+    assert "| optimizer/test_all.py | 2 | 1 |  | 1 | 1 | 3 |  |" in text
+    assert "| new/test_all.py |  |  | 3 | 1 | 1 | 3 |  |" in text
     assert "| `optimizer/test_all.py::test_is_fixed` | 1 | AssertionError: … is not there |" in text
     assert " | inference/test_left_out.py |" in text.partition("## Left out")[2]
 
