@@ -167,7 +167,7 @@ def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: C
 
         for pair in pairs:
             plain, patched = run_pair(pair, what)
-            again = [test for test in {**plain, **patched} if doubtful(test, plain, patched, options.resume)]
+            again = [test for test in {**plain, **patched} if doubtful(test, plain, patched)]
             if again:
                 alone = Pair(by_name(pair.plain, again, "again"), by_name(pair.patched, again, "again"))
                 for outcomes, new in zip((plain, patched), run_pair(alone, f"{what}, once more"), strict=True):

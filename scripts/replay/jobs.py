@@ -16,7 +16,9 @@ from scripts.common import process
 
 from .verdicts import Outcomes
 
-PATIENCE = 200.0  # seconds without a word from any rank: gloo gives up a collective after 60 of them
+# Seconds without a word from any rank after which a process hangs. Several ranks may wait for a collective, which gloo
+# gives up after 60 seconds. One rank waits for nobody: it computes, in Triton's interpreter for example.
+PATIENCE, PATIENCE_OF_ONE_RANK, PATIENCE_TO_COLLECT = 150.0, 60.0, 300.0
 LATE = ("not run", "time was up")
 WORST = ("passed", "skipped", "failed", "hung", "crashed")
 
@@ -101,7 +103,9 @@ def _run_once(job: Job, until: float, advance: Callable[[int], None]) -> str:
         if sum(path.stat().st_size for path in records) != size:
             size, heard = sum(path.stat().st_size for path in records), time.monotonic()
             advance(len(job.outcomes) + min((path.read_text().count('"ended"') for path in records), default=0))
-        return time.monotonic() > until or time.monotonic() - heard > PATIENCE
+        patience = PATIENCE_OF_ONE_RANK if job.ranks == 1 else PATIENCE
+        silence = time.monotonic() - heard
+        return time.monotonic() > until or silence > (patience if size else PATIENCE_TO_COLLECT)
 
     ended = process.run(_command(job), _environment(job), _beside(job, "log"), cwd=job.tree, should_stop=should_stop)
     if ended.code is None:

@@ -66,14 +66,11 @@ def judge(plain: tuple[str, str], patched: tuple[str, str], causes: list[dict], 
     return Verdict(EITHER, cause)
 
 
-def doubtful(test: str, plain: Outcomes, patched: Outcomes, resumed: bool) -> bool:
-    """Whether one run alone failed, hung or crashed: under load a collective may time out.
-
-    If both hung, an idle machine shows whether they hang there, too: one that resumes an earlier run.
-    """
+def doubtful(test: str, plain: Outcomes, patched: Outcomes) -> bool:
+    """Whether one run alone failed, hung or crashed: under load a collective may time out."""
     before, after = _outcome(test, plain)[0], _outcome(test, patched)[0]
     if before == after:
-        return resumed and after == "hung"
+        return False
     newly = before == "passed" and after in ("failed", "skipped")
     return newly or len({before, after} & {"hung", "crashed"}) == 1
 

@@ -257,19 +257,18 @@ def test_a_tag_and_a_file_of_another_commit(tree, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "plain, patched, once, resumed",
+    "plain, patched, once",
     [
-        ("passed", "failed", True, True),
-        ("passed", "hung", True, True),
-        ("hung", "passed", True, True),
-        ("failed", "crashed", True, True),
-        ("hung", "hung", False, True),
-        ("crashed", "crashed", False, False),
-        ("failed", "failed", False, False),
-        ("failed", "passed", False, False),
+        ("passed", "failed", True),
+        ("passed", "hung", True),
+        ("hung", "passed", True),
+        ("failed", "crashed", True),
+        ("hung", "hung", False),
+        ("crashed", "crashed", False),
+        ("failed", "failed", False),
+        ("failed", "passed", False),
     ],
 )
-def test_what_runs_once_more(plain, patched, once, resumed):
+def test_what_runs_once_more(plain, patched, once):
     outcomes = {"test": (plain, "")}, {"test": (patched, "")}
-    assert doubtful("test", *outcomes, resumed=False) == once
-    assert doubtful("test", *outcomes, resumed=True) == resumed
+    assert doubtful("test", *outcomes) == once
