@@ -7,6 +7,11 @@ Megatron-FSDP never used: NVIDIA/Megatron-LM#4133, #4024, #4427.
 NVIDIA/Megatron-LM#5976: `fully_shard_optimizer` creates the state, for checkpoints to load into, by a step with
 gradients of zero. Adam then takes the first real step for the second, and weight decay shrinks the parameters once
 more.
+
+With no_shard each data-parallel rank has all gradients. Before 0.18 the norm is a sum over all ranks, so it counts each
+of them once for each rank; since NVIDIA/Megatron-LM#3754 it is a sum over the ranks of tensor and pipeline parallelism,
+which have all experts once only where EP x ETP is TP. The number of zeros counts what tensor-parallel ranks replicate
+on each of them: NVIDIA/Megatron-LM#5879.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from typing import Any
 import torch
 
 from megatron_overrides.call import Call
+from megatron_overrides.norms.replicas import first_replicas, param_is_not_tensor_parallel_duplicate
 
 
 def build_without_master_weights(call: Call) -> Any:
@@ -44,6 +50,47 @@ def build_without_master_weights(call: Call) -> Any:
 def _is_megatron_fsdp(chunk: Any) -> bool:
     """Whether `chunk` is a model in Megatron-FSDP. Its version 2, of main, manages gradients in another way."""
     return getattr(chunk.ddp_config, "use_megatron_fsdp", False) and hasattr(chunk, "param_and_grad_buffer")
+
+
+def build_counting_first_replicas(call: Call) -> Any:
+    """Wraps _get_megatron_optimizer_based_on_param_groups: with no_shard, sums over all ranks count each gradient once.
+
+    Those of a whole instance take part: which ranks have the other experts depends on how EP and ETP lie over TP.
+    """
+    optimizer = call.proceed()
+    chunks = [chunk for chunk in call["model_chunks"] if _is_megatron_fsdp(chunk)]
+    if chunks and chunks[0].ddp_config.data_parallel_sharding_strategy == "no_shard":
+        optimizer.grad_stats_parallel_group = _ranks_of_instance(call)
+        for param in optimizer.get_parameters():
+            is_expert = not getattr(param.orig_param, "allreduce", True)  # as Megatron-FSDP asks
+            replicas = param.megatron_fsdp_dist_index.get_dp_group(is_expert_parallel=is_expert)
+            param._mtp_patches_is_first_replica = replicas.rank() == 0
+    return optimizer
+
+
+def _ranks_of_instance(call: Call) -> Any:
+    """The process group over which the distributed optimizer sums; None for all ranks."""
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    if call["intra_dist_opt_group"] is not call["model_parallel_group"]:
+        return call["intra_dist_opt_group"]
+    groups = ProcessGroupCollection.setup_process_groups_for_optimizer(
+        call["pg_collection"], call["model_chunks"], use_gloo_process_groups=False
+    )
+    return groups["intra_dist_opt_group"]
+
+
+def count_zeros_of_first_replicas(call: Call) -> float:
+    """Wraps count_zeros_fp32, which counts what Megatron-FSDP has on each rank (NVIDIA/Megatron-LM#5879)."""
+    params = call["parameters"]
+    params = first_replicas([params] if hasattr(params, "grad") else params)
+    tp_groups = call.get("tp_group"), call.get("expert_tp_group")
+    call["parameters"] = [
+        param
+        for param in params
+        if not getattr(param, "__fsdp_param__", False) or param_is_not_tensor_parallel_duplicate(param, *tp_groups)
+    ]
+    return call.proceed()
 
 
 def reload_main_weights(call: Call) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from megatron_overrides.norms.norm_groups import Group, check_group, measured_group, separate_groups
+from megatron_overrides.norms.replicas import first_replicas
 
 
 def local_gradient(param: Any, config: Any) -> torch.Tensor | None:
@@ -83,7 +84,7 @@ def get_grads_for_grad_norm(self: Any, grad_norm_group: Group = None) -> list[to
 def filter_grads(leaf: Any, params: list[torch.nn.Parameter]) -> list[torch.Tensor]:
     """The gradients of `params` that count in a norm; Megatron decides which from 0.19 on, or with the patches."""
     keep = getattr(leaf, "_filter_grads_for_norm", None) or functools.partial(_filter_grads_for_norm, leaf)
-    return keep(params)
+    return keep(first_replicas(params))
 
 
 def get_main_grads_for_grad_norm(self: Any) -> list[torch.Tensor]:

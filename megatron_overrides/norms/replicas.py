@@ -1,8 +1,10 @@
-"""Which rank counts a parameter that tensor-parallel ranks replicate."""
+"""Which rank counts a parameter that ranks replicate, tensor-parallel ones or those of Megatron-FSDP's no_shard."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
 
 
 def param_is_not_tensor_parallel_duplicate(param: Any, tp_group: Any = None, expert_tp_group: Any = None) -> bool:
@@ -24,3 +26,8 @@ def param_is_not_tensor_parallel_duplicate(param: Any, tp_group: Any = None, exp
         tp_group = expert_tp_group or tp_group
     rank = parallel_state.get_tensor_model_parallel_rank() if tp_group is None else tp_group.rank()
     return bool(rank == 0)
+
+
+def first_replicas(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Those of `params` whose gradients this rank counts: all but what no_shard replicates and another rank counts."""
+    return [param for param in params if getattr(param, "_mtp_patches_is_first_replica", True)]

@@ -9,6 +9,7 @@ from .frameworks import (
     skip_updates_in_verl,
 )
 from .fsdp import (
+    count_fsdp_replicas_once,
     count_no_step_in_fully_shard_optimizer,
     fsdp_without_master_weights,
 )
@@ -74,6 +75,7 @@ _PATCHES = (
     keep_newton_schulz_scale_invariant.PATCH,
     fsdp_without_master_weights.PATCH,
     count_experts_in_grad_norm.PATCH,
+    count_fsdp_replicas_once.PATCH,
     average_aux_loss_over_moe_layers.PATCH,
     split_gated_qkv_for_muon.PATCH,
     count_no_step_in_fully_shard_optimizer.PATCH,

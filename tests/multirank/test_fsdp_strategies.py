@@ -21,7 +21,7 @@ def test_what_doctor_says_of_the_strategy_happens(make_fsdp, strategy, reduce, g
         overlap_grad_reduce=reduce,
         overlap_param_gather=gather,
     )
-    defects = [finding.text for finding in diagnose(run)]
+    defects = [finding.text for finding in diagnose(run) if not finding.is_removed]
     reference = Reference(torch.float32)
     ((_, right, _),) = reference.train([0])
     settings = {"use_precision_aware_optimizer": False, "log_num_zeros_in_grad": False}
@@ -33,5 +33,3 @@ def test_what_doctor_says_of_the_strategy_happens(make_fsdp, strategy, reduce, g
         return
     ratio = float(made.optimizer.step()[1]) / right
     assert (ratio == pytest.approx(1.0, rel=1e-5)) is not bool(defects)
-    if any("gradient norm counts" in text for text in defects):
-        assert ratio == pytest.approx(2**0.5, rel=1e-5)

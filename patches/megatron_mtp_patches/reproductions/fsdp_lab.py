@@ -6,26 +6,58 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .lab import compute_gradients, make_config, make_ddp, make_gpt, make_optimizer, norm, sum_over_ranks
+from .lab import compute_gradients, gather, make_config, make_ddp, make_gpt, make_optimizer, norm, start, sum_over_ranks
 
 
 def make_fsdp(config: Any, module: Any, units: list[type] | None = None, **settings: Any) -> Any:
-    """`module` in Megatron-FSDP that shards parameters, gradients and optimizer state.
+    """`module` in Megatron-FSDP that shards parameters, gradients and optimizer state unless `settings` say otherwise.
 
     Its `units` are gathered one by one; None for Megatron's choice, the layers of a transformer.
     """
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
-    ddp_config = DistributedDataParallelConfig(
-        use_distributed_optimizer=True,
-        use_megatron_fsdp=True,
-        data_parallel_sharding_strategy="optim_grads_params",
-        overlap_grad_reduce=True,
-        overlap_param_gather=True,
-        **settings,
-    )
+    defaults: dict[str, Any] = {"use_distributed_optimizer": True, "use_megatron_fsdp": True}
+    defaults |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    defaults |= {"data_parallel_sharding_strategy": "optim_grads_params"}
+    ddp_config = DistributedDataParallelConfig(**(defaults | settings))
     return FullyShardedDataParallel(config, ddp_config, module, fsdp_unit_modules=units)
+
+
+def train_gpt(strategy: str, **sizes: int) -> tuple[Any, float]:
+    """The optimizer of a small GPT after a backward pass, and how many gradients one copy of the model has.
+
+    With `expert_model_parallel_size` or `expert_tensor_parallel_size` it has two experts in each layer.
+    """
+    from megatron.core import parallel_state
+
+    experts = {"num_moe_experts": 2, "add_bias_linear": False} if any("expert" in size for size in sizes) else {}
+    config = make_config(sequence_parallel=sizes.get("tensor_model_parallel_size", 1) > 1, **experts, **sizes)
+    gpt = make_gpt(config, transformer_engine=True)
+    tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
+    own_share = 0.0  # of this rank, in the number of all gradients
+    for name, param in gpt.named_parameters():
+        if ".experts." in name:
+            replicas = parallel_state.get_expert_data_parallel_world_size()
+        else:
+            is_split = getattr(param, "tensor_model_parallel", False)
+            replicas = parallel_state.get_data_parallel_world_size() * (1 if is_split else tensor_parallel)
+        own_share += param.numel() / replicas
+    model = make_fsdp(config, gpt, data_parallel_sharding_strategy=strategy)
+    optimizer = make_optimizer(model, use_distributed_optimizer=True)
+    compute_gradients(model)
+    return optimizer, sum_over_ranks(own_share)
+
+
+def norm_without_sharding(**sizes: int) -> tuple[list[float], list[float]]:
+    """The norm of all gradients of a small model, and what no_shard gives on each rank, where each gradient is 1."""
+    start(**sizes)
+    optimizer, gradients = train_gpt("no_shard", **sizes)
+    for param in optimizer.get_parameters():
+        param.grad._local_tensor.fill_(1.0)
+    _, seen, _ = optimizer.step()
+    norms = gather(float(seen))
+    return [gradients**0.5] * len(norms), norms
 
 
 def norm_under_ddp_and_fsdp(part: str, **settings: Any) -> tuple[float, float]:

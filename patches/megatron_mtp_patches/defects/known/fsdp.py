@@ -23,7 +23,6 @@ _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
 _ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataParallel"
 _REDUCE = f"{_BUFFERS}:GradReducePipeline._bucket_group_gradient_reduce"
 _SETUP = "megatron.core.optimizer:get_megatron_optimizer"
-_IS_COUNTED = "megatron.core.tensor_parallel.layers:param_is_not_tensor_parallel_duplicate"
 _OTHER_STRATEGY = "choose another --data-parallel-sharding-strategy"
 
 
@@ -53,6 +52,11 @@ def _type_name(value: object) -> str:
 
 def _sums_in_fp32(run: Any) -> bool:
     return bool(run.accumulate_allreduce_grads_in_fp32 or run.grad_reduce_in_fp32)
+
+
+def _expert_ranks(run: Any) -> int:
+    """Over how many ranks the experts of a layer lie."""
+    return expert_parallel(run) * expert_tensor_parallel(run)
 
 
 DEFECTS = (
@@ -203,6 +207,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#3754",),
         state="fixed in 0.18.0",
         evidence="reproduced",
+        patch="count-fsdp-replicas-once",
     ),
     Defect(
         id="ML-3754b",
@@ -245,25 +250,44 @@ DEFECTS = (
     ),
     Defect(
         id="fsdp-counts-experts-twice",
-        effect="The gradient norm counts experts twice, so gradients are clipped too much",
+        effect="The gradient norm counts experts several times, so gradients are clipped too much",
         kind="wrong numbers",
         severity=3,
-        signs=(Sign("megatron.core.optimizer:", has="effective_intra_dist_opt_group"),),
-        # There experts are not marked, so what their replicas add is left out.
-        fixed_by=(Sign(_IS_COUNTED, lacks="expert_tp_group"),),
+        signs=(Sign(_SETUP, has="effective_intra_dist_opt_group"),),
         affects=lambda run: (
-            sharding_strategy(run) == "no_shard"
-            and run.num_experts
-            and expert_parallel(run) == 1
-            and expert_tensor_parallel(run) < tensor_parallel(run)
+            sharding_strategy(run) == "no_shard" and run.num_experts and _expert_ranks(run) < tensor_parallel(run)
         ),
         when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --num-experts and "
-            "--expert-tensor-parallel-size less than --tensor-model-parallel-size, without expert parallelism"
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --num-experts and EP x ETP less "
+            "than --tensor-model-parallel-size"
+        ),
+        only_if="Megatron is newer than 0.18, or experts are not grouped",
+        instead=_OTHER_STRATEGY,
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        patch="count-fsdp-replicas-once",
+    ),
+    Defect(
+        id="fsdp-norm-without-other-experts",
+        effect=(
+            "The gradient norm of each rank counts its own experts only, so ranks clip by different norms and their "
+            "copies of all other weights drift apart"
+        ),
+        kind="wrong numbers",
+        severity=5,
+        signs=(Sign(_SETUP, has="effective_intra_dist_opt_group"),),
+        affects=lambda run: (
+            sharding_strategy(run) == "no_shard" and run.num_experts and _expert_ranks(run) > tensor_parallel(run)
+        ),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --num-experts and EP x ETP greater "
+            "than --tensor-model-parallel-size"
         ),
         instead=_OTHER_STRATEGY,
         links=(),
         state="unreported",
         evidence="reproduced",
+        patch="count-fsdp-replicas-once",
     ),
 )

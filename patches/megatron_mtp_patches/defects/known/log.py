@@ -95,7 +95,8 @@ DEFECTS = (
         when="--use-megatron-fsdp with --log-num-zeros-in-grad and --tensor-model-parallel-size > 1",
         links=("NVIDIA/Megatron-LM#5879",),
         state="open",
-        evidence="read",
+        evidence="reproduced",
+        patch="count-fsdp-replicas-once",
     ),
     Defect(
         id="ML-5878",

@@ -1,0 +1,9 @@
+"""The gradient norm under Megatron-FSDP with no_shard on two data-parallel ranks, where each gradient is 1."""
+
+from ..fsdp_lab import norm_without_sharding
+
+RANKS = 2
+
+
+def reproduce():
+    return norm_without_sharding()
