@@ -16,6 +16,7 @@ on each of them: NVIDIA/Megatron-LM#5879.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +51,15 @@ def build_without_master_weights(call: Call) -> Any:
 def _is_megatron_fsdp(chunk: Any) -> bool:
     """Whether `chunk` is a model in Megatron-FSDP. Its version 2, of main, manages gradients in another way."""
     return getattr(chunk.ddp_config, "use_megatron_fsdp", False) and hasattr(chunk, "param_and_grad_buffer")
+
+
+def sum_gradients_in_fp32(call: Call) -> None:
+    """Wraps FullyShardedDataParallel.__init__, which reads grad_reduce_in_fp32 before 0.19 only."""
+    ddp_config = call["ddp_config"]
+    main_grads_dtype = getattr(ddp_config, "megatron_fsdp_main_grads_dtype", torch.float32)  # before 0.19 there is none
+    if ddp_config.grad_reduce_in_fp32 and main_grads_dtype is None:
+        call["ddp_config"] = dataclasses.replace(ddp_config, megatron_fsdp_main_grads_dtype=torch.float32)
+    call.proceed()
 
 
 def build_counting_first_replicas(call: Call) -> Any:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from megatron_overrides.norms.replicas import mark_shard
+
 # By parallel mode: the dimension along which parameters are split over the ranks of the expert tensor-parallel group.
 _DIMENSIONS = {"column": {"weight": 0, "bias": 0}, "row": {"weight": 1}}
 _NUMBERED = re.compile(r"(weight|bias)\d*")  # weight3: of the fourth expert of a grouped layer
@@ -35,13 +37,4 @@ def mark_expert_parameters(layer: Any, parallel_mode: str | None, config: Any) -
         param.allreduce = not has_own_groups
         kind = _NUMBERED.fullmatch(name)
         if dimensions and kind:
-            _mark_shard(param, dimensions.get(kind[1]))
-
-
-def _mark_shard(param: Any, dimension: int | None) -> None:
-    """Mark `param` as split along `dimension`, or as a replica where that is None."""
-    param.tensor_model_parallel = dimension is not None
-    if dimension is not None:
-        param.partition_dim = dimension
-        if not hasattr(param, "partition_stride"):
-            param.partition_stride = 1
+            mark_shard(param, dimensions.get(kind[1]))

@@ -1,7 +1,9 @@
-"""The wrappers that tag parameters for separate norms, and that count zeros of what was clipped.
+"""The wrappers that tag parameters for separate norms, count zeros of what was clipped, and mark shards.
 
 NVIDIA/Megatron-LM#4116. The tag of the MTP heads is `grad_norm_group = "mtp"`; the original pull request calls it
 `is_mtp_param`, which is set as well.
+
+NVIDIA/Megatron-LM#4084: layers mark their weights as shards only while they initialize them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from megatron_overrides.norms.gradients import with_one_gradient
 from megatron_overrides.norms.norm_groups import tag, tagged_group
 from megatron_overrides.norms.norm_tags import as_list, tag_mtp_block, tag_mtp_blocks, tag_named_groups
 from megatron_overrides.norms.optimizer_tree import leaves
+from megatron_overrides.norms.replicas import mark_shard
 
 
 def tag_block(call: Call) -> None:
@@ -64,3 +67,22 @@ def copy_grad_norm_tags(call: Call) -> None:
     group = tagged_group(call["source_tensor"])
     if group is not None:
         tag(call["destination_tensor"], group)
+
+
+def mark_uninitialized_rows(call: Call) -> None:
+    """Wraps VocabParallelEmbedding.__init__ and ColumnParallelLinear.__init__, which have shards of [rows / TP, ...]."""
+    _mark_uninitialized_shard(call, 0)
+
+
+def mark_uninitialized_columns(call: Call) -> None:
+    """Wraps RowParallelLinear.__init__, whose weight is [rows, columns / TP]."""
+    _mark_uninitialized_shard(call, 1)
+
+
+def _mark_uninitialized_shard(call: Call, dimension: int) -> None:
+    """Mark the weight as a shard where the layer, which does so as it initializes it, does not initialize it."""
+    call.proceed()
+    weight = call.instance.weight
+    if weight is not None and not call["config"].perform_initialization:
+        mark_shard(weight, dimension)
+        weight.partition_stride = call.get("stride", 1)

@@ -1,5 +1,10 @@
 """The patches, in the order in which they apply: the table of contents."""
 
+from .attention import (
+    count_attention_sinks,
+    pass_rope_scaling_factor,
+    scale_sparse_indexer_loss,
+)
 from .engine import AddField, Patch, Wrap
 from .frameworks import (
     add_settings_to_ms_swift,
@@ -12,6 +17,7 @@ from .fsdp import (
     count_fsdp_replicas_once,
     count_no_step_in_fully_shard_optimizer,
     fsdp_without_master_weights,
+    sum_fsdp_gradients_in_fp32,
 )
 from .moe import (
     average_aux_loss_over_moe_layers,
@@ -44,8 +50,13 @@ from .muon import (
 from .norms import (
     clip_mtp_grads_separately,
     clip_named_groups_separately,
+    count_uninitialized_shards,
     floor_clip_coefficient,
     skip_update_on_large_grad_norm,
+)
+from .parallelism import (
+    count_loss_tokens_over_cp,
+    reduce_tensors_with_gaps,
 )
 from .settings import OPTIMIZER_CONFIG, Setting
 
@@ -76,9 +87,16 @@ _PATCHES = (
     fsdp_without_master_weights.PATCH,
     count_experts_in_grad_norm.PATCH,
     count_fsdp_replicas_once.PATCH,
+    sum_fsdp_gradients_in_fp32.PATCH,
     average_aux_loss_over_moe_layers.PATCH,
     split_gated_qkv_for_muon.PATCH,
     count_no_step_in_fully_shard_optimizer.PATCH,
+    count_uninitialized_shards.PATCH,
+    count_attention_sinks.PATCH,
+    scale_sparse_indexer_loss.PATCH,
+    pass_rope_scaling_factor.PATCH,
+    reduce_tensors_with_gaps.PATCH,
+    count_loss_tokens_over_cp.PATCH,
     log_metrics_in_megatron_bridge.PATCH,
     refuse_uninitialized_heads_in_megatron_bridge.PATCH,
     skip_updates_in_verl.PATCH,

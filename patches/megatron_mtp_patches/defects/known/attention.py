@@ -71,7 +71,8 @@ DEFECTS = (
         when="--use-rope-scaling with --rope-scaling-factor other than 8",
         links=("NVIDIA/Megatron-LM#6306",),
         state="open",
-        evidence="read",
+        evidence="reproduced",
+        patch="pass-rope-scaling-factor",
     ),
     Defect(
         id="ML-4070",
@@ -92,6 +93,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#4070", "NVIDIA/Megatron-LM#5244"),
         state="fixed in 0.19.0",
         evidence="reproduced",
+        patch="scale-sparse-indexer-loss",
     ),
     Defect(
         id="ML-3026a",
@@ -182,5 +184,6 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#7530", "NVIDIA/Megatron-LM#7452"),
         state="open",
         evidence="reproduced",
+        patch="count-attention-sinks",
     ),
 )

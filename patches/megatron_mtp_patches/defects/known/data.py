@@ -83,7 +83,8 @@ DEFECTS = (
         instead="add --calculate-per-token-loss; MTP heads then also need count-mtp-tokens-over-ranks",
         links=("NVIDIA/Megatron-LM#7513", "NVIDIA/Megatron-LM#7452"),
         state="open",
-        evidence="read",
+        evidence="reproduced",
+        patch="count-loss-tokens-over-cp",
     ),
     Defect(
         id="inter-document-masking-with-cp",

@@ -143,6 +143,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#5462",),
         state="unreported",
         evidence="reproduced",
+        patch="sum-fsdp-gradients-in-fp32",
     ),
     Defect(
         id="ML-6357a",

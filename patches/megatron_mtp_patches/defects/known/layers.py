@@ -43,6 +43,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#4084",),
         state="fixed in 0.18.0",
         evidence="reproduced",
+        patch="count-uninitialized-shards",
     ),
     Defect(
         id="ML-5115",
@@ -117,6 +118,7 @@ DEFECTS = (
         only_if="a layer of your own reduces a tensor that is not contiguous in memory",
         links=("NVIDIA/Megatron-LM#5338",),
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
+        patch="reduce-tensors-with-gaps",
     ),
 )

@@ -1,0 +1,71 @@
+"""What is called in place of Megatron's functions for attention and its position embeddings."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from megatron_overrides.call import Call
+from megatron_overrides.norms.replicas import mark_shard
+
+
+def mark_attention_sinks(call: Call) -> None:
+    """Wraps DotProductAttention.__init__ and that of TransformerEngine's layer (NVIDIA/Megatron-LM#7530).
+
+    With --softmax-type learnable each rank has the sinks of its own heads, [heads / TP]: a shard, as its weights are.
+    """
+    call.proceed()
+    sinks = getattr(call.instance, "softmax_offset", None)
+    if isinstance(sinks, torch.nn.Parameter):
+        mark_shard(sinks, 0)
+
+
+def scale_indexer_loss(call: Call) -> Any:
+    """Wraps forward_step_calc_loss: the indexer's loss of sparse attention gets the weight of other auxiliary losses.
+
+    NVIDIA/Megatron-LM#4070, #5244: the scale of the loss and, without --calculate-per-token-loss, the context-parallel
+    size over the number of microbatches.
+    """
+    config = call["config"]
+    outputs = call.proceed()
+    if getattr(config, "experimental_attention_variant", None) == "dsa":
+        from megatron.core import parallel_state
+        from megatron.core.transformer.experimental_attention_variant.dsa import DSAIndexerLossAutoScaler
+
+        scale = torch.ones(1, device=torch.cuda.current_device())
+        if config.grad_scale_func is not None:
+            scale = config.grad_scale_func(scale)
+        if not config.calculate_per_token_loss:
+            cp_size = call["cp_group_size"] or parallel_state.get_context_parallel_world_size()
+            scale = scale * cp_size / call["num_microbatches"]
+        DSAIndexerLossAutoScaler.set_loss_scale(scale)
+    return outputs
+
+
+def pass_rope_scaling_factor(call: Call) -> None:
+    """Wraps GPTModel.__init__: where the builder of a run passes no factor, it is --rope-scaling-factor.
+
+    NVIDIA/Megatron-LM#6306.
+    """
+    names = list(call.parameters)
+    given = "rope_scaling_factor" in call.kwargs or len(call.args) > names.index("rope_scaling_factor")
+    factor = getattr(_arguments_of_run(), "rope_scaling_factor", None)
+    if call["rope_scaling"] and factor is not None and not given:
+        call["rope_scaling_factor"] = factor
+    call.proceed()
+
+
+def configure_rope_scaling_factor(call: Call) -> Any:
+    """Wraps gpt_config_from_args (0.19, main), which leaves the factor of the model's configuration at 8."""
+    config = call.proceed()
+    if getattr(call["args"], "rope_scaling_factor", None) is not None:
+        config.rope_scaling_factor = call["args"].rope_scaling_factor
+    return config
+
+
+def _arguments_of_run() -> Any:
+    """The arguments of Megatron's trainer; None if another one runs."""
+    global_vars = sys.modules.get("megatron.training.global_vars")
+    return getattr(global_vars, "_GLOBAL_ARGS", None)
