@@ -70,7 +70,7 @@ def copy_grad_norm_tags(call: Call) -> None:
 
 
 def mark_uninitialized_rows(call: Call) -> None:
-    """Wraps VocabParallelEmbedding.__init__ and ColumnParallelLinear.__init__, which have shards of [rows / TP, ...]."""
+    """Wraps VocabParallelEmbedding.__init__ and ColumnParallelLinear.__init__, with shards of [rows / TP, ...]."""
     _mark_uninitialized_shard(call, 0)
 
 

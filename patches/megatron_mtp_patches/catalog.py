@@ -58,6 +58,9 @@ from .parallelism import (
     count_loss_tokens_over_cp,
     reduce_tensors_with_gaps,
 )
+from .resume import (
+    keep_learning_rates_at_resume,
+)
 from .settings import OPTIMIZER_CONFIG, Setting
 
 _PATCHES = (
@@ -97,6 +100,7 @@ _PATCHES = (
     pass_rope_scaling_factor.PATCH,
     reduce_tensors_with_gaps.PATCH,
     count_loss_tokens_over_cp.PATCH,
+    keep_learning_rates_at_resume.PATCH,
     log_metrics_in_megatron_bridge.PATCH,
     refuse_uninitialized_heads_in_megatron_bridge.PATCH,
     skip_updates_in_verl.PATCH,

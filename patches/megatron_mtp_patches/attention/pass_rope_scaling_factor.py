@@ -9,12 +9,12 @@ PATCH = Patch(
     summary="Let --rope-scaling-factor reach the model",
     upstream=(PullRequest(6306),),
     problem=(
-        "The builders of Megatron's trainer pass `--use-rope-scaling` to the model, but not `--rope-scaling-factor`, so "
+        "The builders of Megatron pass `--use-rope-scaling` to the model, but not `--rope-scaling-factor`. So "
         "every model scales its rotary embeddings by 8. A run of Llama 3.2, whose factor is 32, trains with wrong low "
         "frequencies, and no error. pretrain_vlm.py passes neither. Upstream's main has it."
     ),
     adds=("A GPT that a run builds with `rope_scaling` has the factor of the run, unless its builder passes one.",),
-    numerics="With `--use-rope-scaling` and a `--rope-scaling-factor` other than 8: everything, from the first step on.",
+    numerics="With `--use-rope-scaling` and a `--rope-scaling-factor` other than 8: all, from the first step on.",
     notes=(
         "A checkpoint that was trained with 8 goes on with the factor of its flags. `--rope-scaling-factor 8` restores "
         "what it was trained with.",

@@ -10,7 +10,7 @@ PATCH = Patch(
     upstream=(PullRequest(5338, native_since="0.19.0"),),
     problem=(
         "Up to 0.18 `reduce_from_tensor_model_parallel_region`, and the backward pass of "
-        "`copy_to_tensor_model_parallel_region`, reduce a contiguous copy of their tensor and return the tensor itself. "
+        "`copy_to_tensor_model_parallel_region`, reduce a contiguous copy of their tensor and return the tensor. "
         "If it was not contiguous, each rank goes on with its own part of the sum. Megatron's own layers give "
         "contiguous tensors; a layer of yours may not."
     ),

@@ -40,6 +40,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#4705",),
         state="fixed in 0.19.0",
         evidence="reproduced",
+        patch="keep-learning-rates-at-resume",
     ),
     Defect(
         id="ML-3720a",
@@ -55,6 +56,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#1138", "NVIDIA/Megatron-LM#1284", "NVIDIA/Megatron-LM#3720"),
         state="fixed in 0.19.0",  # where such a resume ends in an error: ML-3720b
         evidence="reproduced",
+        patch="keep-learning-rates-at-resume",
     ),
     Defect(
         id="ML-3720b",
@@ -70,6 +72,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#3720",),
         state="open",
         evidence="reproduced",
+        patch="keep-learning-rates-at-resume",
     ),
     Defect(
         id="ML-7173",
@@ -85,6 +88,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#7173", "NVIDIA/Megatron-LM#3720"),
         state="open",
         evidence="read",
+        patch="keep-learning-rates-at-resume",
     ),
     Defect(
         id="ML-5071",

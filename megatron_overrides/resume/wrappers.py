@@ -1,0 +1,73 @@
+"""What is called in place of Megatron's functions where a run resumes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_overrides.call import Call
+from megatron_overrides.resume.param_groups import pair_groups, settings_of
+
+
+def pair_saved_groups(call: Call) -> list[dict[str, Any]]:
+    """Wraps MegatronOptimizer._filter_and_reorder_param_groups(current_groups, state_dict_groups)."""
+    saved = call["state_dict_groups"]
+    pairs = pair_groups(call["current_groups"], saved)
+    if pairs is None:
+        return call.proceed()
+    return [{**group, "params": place["params"]} for group, place in zip(pairs, saved, strict=True)]
+
+
+def load_groups_in_pairs(call: Call) -> None:
+    """Wraps DistributedOptimizer.load_state_dict.
+
+    Megatron finds each group, because it is given the counterparts with the settings by which it tells groups; those
+    that the checkpoint has follow.
+    """
+    state_dict = call["state_dict"]
+    optimizer = call.instance.optimizer
+    saved = state_dict.get("optimizer", {}).get("param_groups")
+    pairs = saved and pair_groups(optimizer.param_groups, saved)
+    if not pairs:
+        call.proceed()
+        return
+    counterparts = [
+        {**saved_group, **settings_of(group)} for saved_group, group in zip(pairs, optimizer.param_groups, strict=True)
+    ]
+    call["state_dict"] = {**state_dict, "optimizer": {**state_dict["optimizer"], "param_groups": counterparts}}
+    call.proceed()
+    for group, saved_group in zip(optimizer.param_groups, pairs, strict=True):
+        group.update(settings_of(saved_group))
+
+
+def remember_learning_rates(call: Call) -> None:
+    """Wraps OptimizerParamScheduler.__init__: the run's learning rates, before a checkpoint brings others."""
+    call.proceed()
+    call.instance._mtp_patches_rates_of_run = [
+        {name: group[name] for name in ("max_lr", "min_lr") if name in group}
+        for group in call["optimizer"].param_groups
+    ]
+
+
+def override_learning_rates(call: Call) -> None:
+    """Wraps OptimizerParamScheduler.load_state_dict, which ends with a step of the schedule."""
+    _restore_learning_rates(call.instance)
+    call.proceed()
+
+
+def override_learning_rates_of_groups(call: Call) -> Any:
+    """Wraps load_checkpoint, which on main overrides the learning rates of all groups by those of one (#7173)."""
+    outcome = call.proceed()
+    scheduler = call["opt_param_scheduler"]
+    if scheduler is not None and _restore_learning_rates(scheduler):
+        scheduler.step(increment=0)
+    return outcome
+
+
+def _restore_learning_rates(scheduler: Any) -> bool:
+    """Whether --override-opt-param-scheduler asks for the rates of the run, which are put into the groups then."""
+    rates = getattr(scheduler, "_mtp_patches_rates_of_run", None)
+    if not scheduler.override_opt_param_scheduler or rates is None:
+        return False
+    for group, own in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group.update(own)
+    return True

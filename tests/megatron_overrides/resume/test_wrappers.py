@@ -1,0 +1,30 @@
+"""A run that resumes has the learning rates of its checkpoint, or with --override-opt-param-scheduler its own."""
+
+import pytest
+
+pytestmark = pytest.mark.forked("patched")
+DECOUPLED = {"lr": 1e-3, "decoupled_lr": 1e-4}
+
+
+@pytest.fixture
+def resume():
+    from megatron_mtp_patches.reproductions.lab import resume
+
+    return resume
+
+
+def test_groups_keep_their_own_rates(resume):
+    before, after = resume(DECOUPLED, DECOUPLED)
+    assert after == before
+    assert len(set(before)) == 2
+
+
+def test_an_override_gives_each_group_its_own_rate(resume):
+    override = {"override_opt_param_scheduler": True, "use_checkpoint_opt_param_scheduler": False}
+    before, after = resume(DECOUPLED, {"lr": 1e-2, "decoupled_lr": 1e-5}, **override)
+    assert after == [{1e-3: 1e-2, 1e-4: 1e-5}[rate] for rate in before]
+
+
+def test_without_an_override_the_rates_of_the_checkpoint_stay(resume):
+    before, after = resume(DECOUPLED, {"lr": 1e-2, "decoupled_lr": 1e-5}, use_checkpoint_opt_param_scheduler=True)
+    assert after == before
