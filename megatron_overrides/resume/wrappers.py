@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_overrides.call import Call
+from megatron_overrides.resume.bucket_padding import without_padding
 from megatron_overrides.resume.param_groups import pair_groups, settings_of
 
 
@@ -71,3 +72,14 @@ def _restore_learning_rates(scheduler: Any) -> bool:
     for group, own in zip(scheduler.optimizer.param_groups, rates, strict=True):
         group.update(own)
     return True
+
+
+def save_own_state_of_each_param(call: Call) -> Any:
+    """Wraps DistributedOptimizer.sharded_param_state_fully_reshardable, which indexes the gathered state of buffers."""
+    optimizer = call.instance
+    buffers = optimizer.buffers
+    optimizer.buffers = [without_padding(buffer) for buffer in buffers]
+    try:
+        return call.proceed()
+    finally:
+        optimizer.buffers = buffers

@@ -22,6 +22,9 @@ from .fsdp import (
 from .moe import (
     average_aux_loss_over_moe_layers,
     count_experts_in_grad_norm,
+    count_moe_tokens_once,
+    score_experts_in_fp32,
+    weight_moe_losses_by_token,
 )
 from .mtp import (
     chunk_mtp_logits,
@@ -60,6 +63,7 @@ from .parallelism import (
 )
 from .resume import (
     keep_learning_rates_at_resume,
+    save_own_state_of_each_param,
 )
 from .settings import OPTIMIZER_CONFIG, Setting
 
@@ -101,6 +105,10 @@ _PATCHES = (
     reduce_tensors_with_gaps.PATCH,
     count_loss_tokens_over_cp.PATCH,
     keep_learning_rates_at_resume.PATCH,
+    save_own_state_of_each_param.PATCH,
+    weight_moe_losses_by_token.PATCH,
+    count_moe_tokens_once.PATCH,
+    score_experts_in_fp32.PATCH,
     log_metrics_in_megatron_bridge.PATCH,
     refuse_uninitialized_heads_in_megatron_bridge.PATCH,
     skip_updates_in_verl.PATCH,

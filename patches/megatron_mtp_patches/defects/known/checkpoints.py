@@ -48,6 +48,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#5077",),
         state="fixed on main",
         evidence="reproduced",
+        patch="save-own-state-of-each-param",
     ),
     Defect(
         id="ML-2288",

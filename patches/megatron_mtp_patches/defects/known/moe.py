@@ -57,7 +57,8 @@ DEFECTS = (
         instead="add --moe-router-dtype fp32",
         links=("NVIDIA/Megatron-LM#3673",),
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
+        patch="score-experts-in-fp32",
     ),
     Defect(
         id="ML-2765",
@@ -73,6 +74,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#2765",),
         state="fixed in 0.17.0",
         evidence="read",
+        patch="score-experts-in-fp32",
     ),
     Defect(
         id="ML-2977",

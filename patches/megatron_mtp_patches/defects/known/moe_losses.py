@@ -59,7 +59,8 @@ DEFECTS = (
         ),
         links=("NVIDIA/Megatron-LM#5047",),
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
+        patch="weight-moe-losses-by-token",
     ),
     Defect(
         id="ML-7481",
@@ -95,6 +96,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#7481", "NVIDIA/Megatron-LM#7452"),
         state="open",
         evidence="reproduced",
+        patch="count-moe-tokens-once",
     ),
     Defect(
         id="ML-5007",
@@ -142,7 +144,8 @@ DEFECTS = (
         instead="use --micro-batch-size 1, or multiply the coefficient of seq_aux_loss by the micro batch size",
         links=("NVIDIA/Megatron-LM#5798",),
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
+        patch="weight-moe-losses-by-token",
     ),
     Defect(
         id="ML-3401",

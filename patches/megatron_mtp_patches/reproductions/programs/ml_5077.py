@@ -20,11 +20,12 @@ def reproduce():
     optimizer = make_optimizer(model, bf16=True, use_distributed_optimizer=True)
     take_step(model, optimizer)
     model_state = model.module.sharded_state_dict()
-    weights = {tensor.key: tensor.data for tensor in model_state.values()}
+    weights = {(tensor.key, tensor.global_offset): tensor.data for tensor in model_state.values()}
     metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
     saved = optimizer.sharded_state_dict(model_state, metadata=metadata)["param_state"]
     own = 0
     for state in saved.values():
         weight = state["param"]
-        own += torch.equal(weight.data.bfloat16(), weights[weight.key.removeprefix("optimizer.state.param.")])
+        name = weight.key.removeprefix("optimizer.state.param.")
+        own += torch.equal(weight.data.bfloat16(), weights[name, weight.global_offset])
     return len(saved), own

@@ -1,0 +1,56 @@
+"""The weight of MoE losses where gradients are divided by tokens (--calculate-per-token-loss).
+
+`finalize_model_grads` then divides by the tokens of all ranks, so a router multiplies its losses by the tokens of its
+own times the ranks that have parts of the same sequences, those of `tp_cp_group`. NVIDIA/Megatron-LM#5047: up to 0.18
+routers leave out these ranks, and (#5798) seq_aux_loss the samples of a microbatch. #7481: with a padding mask they
+take the tokens of all these ranks for their own, because the all-reduce of their counts is in place.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from megatron_overrides.call import Call
+
+
+def weight_aux_loss(call: Call) -> Any:
+    """Wraps TopKRouter.attach_and_log_load_balancing_loss, which multiplies the loss by `valid_token_count`."""
+    count = call["valid_token_count"]
+    count = call["activation"].shape[0] if count is None else count
+    call["valid_token_count"] = count * call.instance.tp_cp_group.size()
+    return call.proceed()
+
+
+def weight_seq_aux_loss(call: Call) -> Any:
+    """Wraps TopKRouter._apply_seq_aux_loss, which counts the tokens of one of `bsz` samples."""
+    attach, samples = call.instance.attach_and_log_load_balancing_loss, call["bsz"]
+
+    def attach_for_all_samples(*args: Any, valid_token_count: Any, **kwargs: Any) -> Any:
+        return attach(*args, valid_token_count=valid_token_count * samples, **kwargs)
+
+    router = copy.copy(call.instance)
+    router.attach_and_log_load_balancing_loss = attach_for_all_samples
+    return call.proceed(router)
+
+
+def weight_z_loss(call: Call) -> Any:
+    """Wraps TopKRouter.apply_z_loss, which logs the loss without its coefficient."""
+    router = call.instance
+    if not router.calculate_per_token_loss or router.config.moe_z_loss_coeff is None:
+        return call.proceed()
+    weighted = copy.copy(router)
+    weighted.config = copy.copy(router.config)
+    weighted.config.moe_z_loss_coeff *= router.tp_cp_group.size()
+    return call.proceed(weighted)
+
+
+def count_tokens_once(call: Call) -> Any:
+    """Wraps get_tokens_per_expert_and_token_count: (tokens per expert of the group, tokens of a rank, all tokens).
+
+    Each rank's part of a loss has the same weight, so with padding the second is the mean over the group's ranks.
+    """
+    tokens_per_expert, tokens_of_rank, all_tokens = call.proceed()
+    if call["with_padding_mask"]:
+        tokens_of_rank = all_tokens / call["reduce_group"].size()
+    return tokens_per_expert, tokens_of_rank, all_tokens
