@@ -121,9 +121,11 @@ class Library:
         probe: Probe | None = None,
         repairs: tuple[str, ...] = (),
         native_since: str | None = "2.0",
+        is_repair: bool = False,
     ) -> Patch:
         upstream = (PullRequest(1, native_since=native_since),)
-        return Patch(id=id, summary="Do something", upstream=upstream, probe=probe, edits=edits, repairs=repairs)
+        texts = {"id": id, "summary": "Do something", "upstream": upstream, "repairs": repairs}
+        return Patch(**texts, probe=probe, edits=edits, is_repair=is_repair)
 
 
 @pytest.fixture

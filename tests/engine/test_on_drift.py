@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 from megatron_mtp_patches.engine import Replace
 from megatron_mtp_patches.engine.engine import Engine
 
 
-def drifted(library) -> Engine:
+def drifted(library, is_repair=False) -> Engine:
     library.write("lib2.py", "def g():\n    return 'g'\n")
-    bad = library.patch(Replace("lib:f", "overrides:f"), Replace("lib2:g", "overrides:new_method"), id="bad")
+    bad = library.patch(
+        Replace("lib:f", "overrides:f"), Replace("lib2:g", "overrides:new_method"), id="bad", is_repair=is_repair
+    )
     engine = library.engine(bad, library.patch(Replace("lib:C.method", "overrides:method"), id="good"))
     library.edit("lib.py", 'return f"original {x}"', "return 'changed'")
     return engine
@@ -37,6 +40,15 @@ def test_skip_is_silent_and_applies_the_others(library):
     report = engine.report(engine.catalog[0])
     assert (report.state, report.targets) == ("refused", {"lib:f": "untouched", "lib2:g": "untouched"})
     assert "lib:f" in report.reason
+
+
+def test_a_refused_repair_is_left_out_with_a_warning(library):
+    engine = drifted(library, is_repair=True)
+    with pytest.warns(UserWarning, match="bad is refused: lib:f"):
+        engine.apply("all", "raise")
+        module = library.load()
+    assert (module.f(1), module.C().method()) == ("changed", "override method 1")
+    assert engine.report(engine.catalog[0]).state == "refused"
 
 
 def test_a_disabled_patch_is_not_checked(library):

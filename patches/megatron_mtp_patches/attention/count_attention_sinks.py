@@ -15,6 +15,7 @@ PATCH = Patch(
     ),
     adds=("`softmax_offset` has `tensor_model_parallel`, `partition_dim` and `partition_stride`, as weights have.",),
     numerics="With learnable sinks and TP > 1: the norms and the number of zeros grow to those of all sinks.",
+    is_repair=True,
     edits=(
         Wrap("megatron.core.transformer.dot_product_attention:DotProductAttention.__init__", _MARK),
         Wrap("megatron.core.extensions.transformer_engine:TEDotProductAttention.__init__", _MARK),

@@ -19,6 +19,7 @@ PATCH = Patch(
         "A checkpoint that was trained with 8 goes on with the factor of its flags. `--rope-scaling-factor 8` restores "
         "what it was trained with.",
     ),
+    is_repair=True,
     edits=(
         Wrap("megatron.core.models.gpt.gpt_model:GPTModel.__init__", f"{_WRAPPERS}:pass_rope_scaling_factor"),
         Wrap("megatron.training.argument_utils:gpt_config_from_args", f"{_WRAPPERS}:configure_rope_scaling_factor"),

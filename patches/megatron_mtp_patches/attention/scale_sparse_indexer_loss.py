@@ -19,6 +19,7 @@ PATCH = Patch(
         "and the gradient norm with them. A coefficient that was tuned for one number of microbatches keeps its effect "
         "only if it is multiplied by that number."
     ),
+    is_repair=True,
     probe=Probe(f"{_SCHEDULES}:forward_step_calc_loss", contains="experimental_attention_variant_loss_scale_func"),
     edits=(Wrap(f"{_SCHEDULES}:forward_step_calc_loss", "megatron_overrides.attention.wrappers:scale_indexer_loss"),),
 )

@@ -240,6 +240,8 @@ class Patch:
         refuses: the settings with which training does not start.
         numerics: which numbers change, and when.
         notes: what else to know, on memory or checkpoints.
+        is_repair: whether it only makes right what the library does wrong, and no setting asks for it. Where it is
+            refused, the run goes on without it, with a warning, unless the policy is skip.
         package: the distribution that it patches, where that is not the library; its known releases are called
             "PACKAGE VERSION". It need not be installed: until it is imported, the patch is pending.
     """
@@ -256,6 +258,7 @@ class Patch:
     refuses: tuple[str, ...] = ()
     numerics: str = ""
     notes: tuple[str, ...] = ()
+    is_repair: bool = False
     package: str = ""
 
     @property

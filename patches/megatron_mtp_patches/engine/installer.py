@@ -270,9 +270,9 @@ class Installer:
 
     def _raise_or_warn(self, patch: Patch, reason: str, cause: Exception | None = None) -> None:
         message = f"{patch.id} is refused: {reason}"
-        if self.on_drift == "raise" or patch in self.added:
+        if patch in self.added or (self.on_drift == "raise" and not patch.is_repair):
             raise PatchError(message) from cause
-        if self.on_drift == "warn" and patch.id not in self._warned_ids:
+        if self.on_drift != "skip" and patch.id not in self._warned_ids:
             self._warned_ids.add(patch.id)
             self._warn(message)
 

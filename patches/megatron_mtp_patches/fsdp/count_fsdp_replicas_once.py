@@ -31,6 +31,7 @@ PATCH = Patch(
         "The sum of the norm goes over all ranks in place of the tensor- and pipeline-parallel ones: as many "
         "collectives as before, of 16 bytes for each norm.",
     ),
+    is_repair=True,
     edits=(
         Wrap(
             f"{_OPTIMIZER}:_get_megatron_optimizer_based_on_param_groups", f"{_WRAPPERS}:build_counting_first_replicas"

@@ -26,6 +26,7 @@ PATCH = Patch(
         "Gradients take 4 bytes in place of 2 for each parameter of a rank's shard, in memory and in the "
         "reduce-scatter, as in 0.18. `--megatron-fsdp-main-grads-dtype bf16` keeps 0.19's.",
     ),
+    is_repair=True,
     edits=tuple(
         Wrap(
             f"{_ADAPTER}:FullyShardedDataParallel{version}.__init__",

@@ -24,5 +24,6 @@ PATCH = Patch(
     ),
     numerics="With a padding mask and `--calculate-per-token-loss`: the gradients of the auxiliary losses.",
     notes=("On 0.16 to 0.18 it goes together with `weight-moe-losses-by-token`: leave out both or neither.",),
+    is_repair=True,
     edits=(COUNT_TOKENS_ONCE,),
 )

@@ -20,6 +20,7 @@ PATCH = Patch(
         "With a sigmoid or `--moe-router-pre-softmax`, and logits of 16 bits: which experts tokens choose, and the "
         "last bit of their probabilities. A checkpoint's expert bias was trained with rounded scores and adapts."
     ),
+    is_repair=True,
     probe=Probe(f"{_UTILS}:topk_routing_with_score_function", contains="score_function in ('sigmoid', 'sqrtsoftplus')"),
     edits=(
         Wrap(f"{_UTILS}:topk_routing_with_score_function", f"{_SCORES}:choose_by_scores_in_fp32"),

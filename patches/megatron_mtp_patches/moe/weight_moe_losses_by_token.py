@@ -25,6 +25,7 @@ PATCH = Patch(
         "Where a trainer passes a padding mask, two errors of Megatron cancelled each other in the auxiliary losses; "
         "`count-moe-tokens-once` removes the second one. Leave out both or neither.",
     ),
+    is_repair=True,
     probe=Probe(f"{_ROUTER}._apply_seq_aux_loss", contains="local_num_tokens * bsz"),
     edits=(
         Wrap(f"{_ROUTER}.attach_and_log_load_balancing_loss", f"{_LOSSES}:weight_aux_loss"),

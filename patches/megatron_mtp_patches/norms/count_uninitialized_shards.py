@@ -17,6 +17,7 @@ PATCH = Patch(
     ),
     adds=("Weights have `tensor_model_parallel`, `partition_dim` and `partition_stride`, initialized or not.",),
     numerics="With `--no-initialization` and TP > 1: the norms and the number of zeros grow to those of all ranks.",
+    is_repair=True,
     probe=Probe(f"{_LAYERS}:VocabParallelEmbedding.__init__", contains="set_tensor_model_parallel_attributes"),
     edits=tuple(
         Wrap(f"{_LAYERS}:{layer}.__init__", f"megatron_overrides.norms.wrappers:mark_uninitialized_{kind}")

@@ -26,6 +26,7 @@ PATCH = Patch(
         "One all-reduce of one number over the context-parallel ranks for each microbatch, on the last pipeline stage. "
         "Hybrid context parallelism is left alone.",
     ),
+    is_repair=True,
     edits=(
         Wrap(
             "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",

@@ -17,6 +17,7 @@ PATCH = Patch(
     undetected="No setting tells whether a layer of your own passes such a tensor.",
     adds=("What these functions return is the sum, for every tensor.",),
     numerics="Only for tensors that are not contiguous in memory.",
+    is_repair=True,
     probe=Probe(_REDUCE, contains="torch.distributed.all_reduce(input_, group=group)"),
     edits=(Wrap(_REDUCE, "megatron_overrides.parallelism.wrappers:reduce_contiguous_copy"),),
 )

@@ -33,6 +33,7 @@ PATCH = Patch(
         "Checkpoints are the same. One that was saved by a run whose groups had lost their learning rates has the "
         "wrong ones: resume it once with `--override-opt-param-scheduler`.",
     ),
+    is_repair=True,
     edits=(
         Wrap(
             "megatron.core.optimizer.optimizer:MegatronOptimizer._filter_and_reorder_param_groups",

@@ -20,6 +20,7 @@ PATCH = Patch(
         "Only what such a checkpoint has. One that was saved without the patch stays as it is: resume it with "
         "`--no-load-optim`."
     ),
+    is_repair=True,
     probe=Probe(_METHOD, contains="cumulative_padding_stripped"),
     edits=(Wrap(_METHOD, "megatron_overrides.resume.wrappers:save_own_state_of_each_param"),),
 )
