@@ -103,6 +103,26 @@ def count_zeros_of_first_replicas(call: Call) -> float:
     return call.proceed()
 
 
+def reduce_gradients_of_replicas(call: Call) -> None:
+    """Wraps ParamAndGradBuffer.all_reduce_gradients, which skips all groups of parameters that have gradients."""
+    from megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer import gradient_reduce_preprocessing
+
+    ddp_config = call.instance.ddp_config
+    for group in call.instance.parameter_groups:
+        buffer = group.main_grad_buffer
+        if buffer is not None:
+            op = gradient_reduce_preprocessing(buffer.data, buffer.gradient_scaling_factor, ddp_config)
+            torch.distributed.all_reduce(buffer.data, op=op, group=buffer.data_parallel_group)
+
+
+def gather_no_replicas(call: Call) -> None:
+    """Wraps MegatronFSDP.start_param_sync, which gathers parameters that no_shard does not shard."""
+    if call.instance.data_parallel_sharding_strategy == "no_shard":
+        call.instance._replace_param_with_raw_if_needed()
+    else:
+        call.proceed()
+
+
 def reload_main_weights(call: Call) -> None:
     """Wraps DistributedOptimizer._copy_model_params_to_main_params, which 0.18 and later refuse for Megatron-FSDP.
 

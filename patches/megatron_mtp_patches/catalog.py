@@ -17,6 +17,7 @@ from .fsdp import (
     count_fsdp_replicas_once,
     count_no_step_in_fully_shard_optimizer,
     fsdp_without_master_weights,
+    reduce_fsdp_gradients_of_replicas,
     sum_fsdp_gradients_in_fp32,
 )
 from .moe import (
@@ -95,6 +96,7 @@ _PATCHES = (
     count_experts_in_grad_norm.PATCH,
     count_fsdp_replicas_once.PATCH,
     sum_fsdp_gradients_in_fp32.PATCH,
+    reduce_fsdp_gradients_of_replicas.PATCH,
     average_aux_loss_over_moe_layers.PATCH,
     split_gated_qkv_for_muon.PATCH,
     count_no_step_in_fully_shard_optimizer.PATCH,

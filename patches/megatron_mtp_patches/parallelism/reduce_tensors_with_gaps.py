@@ -14,7 +14,6 @@ PATCH = Patch(
         "If it was not contiguous, each rank goes on with its own part of the sum. Megatron's own layers give "
         "contiguous tensors; a layer of yours may not."
     ),
-    undetected="No setting tells whether a layer of your own passes such a tensor.",
     adds=("What these functions return is the sum, for every tensor.",),
     numerics="Only for tensors that are not contiguous in memory.",
     is_repair=True,

@@ -232,6 +232,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#3754",),
         state="fixed in 0.18.0",
         evidence="reproduced",
+        patch="reduce-fsdp-gradients-of-replicas",
     ),
     Defect(
         id="ML-3754c",
@@ -248,6 +249,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#3754",),
         state="fixed in 0.18.0",
         evidence="reproduced",
+        patch="reduce-fsdp-gradients-of-replicas",
     ),
     Defect(
         id="fsdp-counts-experts-twice",
