@@ -62,6 +62,9 @@ from .parallelism import (
     count_loss_tokens_over_cp,
     reduce_tensors_with_gaps,
 )
+from .quantization import (
+    quantize_weights_of_each_step,
+)
 from .resume import (
     keep_learning_rates_at_resume,
     save_own_state_of_each_param,
@@ -111,6 +114,7 @@ _PATCHES = (
     weight_moe_losses_by_token.PATCH,
     count_moe_tokens_once.PATCH,
     score_experts_in_fp32.PATCH,
+    quantize_weights_of_each_step.PATCH,
     log_metrics_in_megatron_bridge.PATCH,
     refuse_uninitialized_heads_in_megatron_bridge.PATCH,
     skip_updates_in_verl.PATCH,

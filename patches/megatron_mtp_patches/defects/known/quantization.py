@@ -81,7 +81,8 @@ DEFECTS = (
         only_if="the file quantizes a layer",
         links=("NVIDIA/Megatron-LM#5642",),
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
+        patch="quantize-weights-of-each-step",
     ),
     Defect(
         id="ML-4800",
