@@ -23,11 +23,11 @@ def recipe(flags: str, name: str = "MODEL_ARGS") -> str:
 
 @pytest.fixture
 def diagnose(command, tmp_path, monkeypatch):
-    """diagnose(**texts): {file: the ids of its defects}; a file whose name ends in _yaml is one of YAML."""
+    """diagnose(**texts): {file: the ids of its defects}; a file whose name ends in _yaml or _json is one of these."""
     monkeypatch.chdir(tmp_path)
 
     def run(**texts):
-        files = [name.replace("_yaml", ".yaml") for name in texts]
+        files = [name.replace("_yaml", ".yaml").replace("_json", ".json") for name in texts]
         for file, text in zip(files, texts.values(), strict=True):
             (tmp_path / file).write_text(text)
         done = command("doctor", "--te", "2.16.1", "--json", "--batch", *files)
@@ -63,6 +63,29 @@ def test_the_configuration_of_a_run_of_bridge(diagnose):
     assert "ML-7513b" in diagnose(run_config_yaml=sections)["run_config.yaml"]
 
 
+def test_the_actor_and_the_critic_of_verl(diagnose):
+    actor = """
+actor_rollout_ref:
+  actor:
+    strategy: megatron
+    optim: {optimizer: muon, clip_grad: 1.0}
+    megatron:
+      context_parallel_size: 2
+      dtype: bfloat16
+      entropy_from_logits_chunk_size: ${oc.select:actor.entropy_from_logits_chunk_size,2048}
+      override_transformer_config: {mtp_num_layers: 1}
+trainer: {nnodes: 1, n_gpus_per_node: 8}
+"""
+    critic = "critic: {strategy: megatron, optim: {optimizer: adam}, megatron: {tensor_model_parallel_size: 2}}\n"
+    found = diagnose(verl_yaml=actor + critic)
+    assert {"ML-5394", "ML-7513b"} <= found["verl.yaml actor"] and found["verl.yaml critic"] == set()
+
+
+def test_the_arguments_of_ms_swift(diagnose):
+    arguments = {"model": "Qwen/Qwen3", "torch_dtype": "bfloat16", "tensor_model_parallel_size": 2, "clip_grad": 1.0}
+    assert "ML-5394" in diagnose(args_json=json.dumps(arguments | {"optimizer": "muon"}))["args.json"]
+
+
 def test_what_megatron_refuses_is_said_and_the_others_are_diagnosed(diagnose):
     found = diagnose(bad=f"{SMALL} --num-layers x", good=f"{SMALL} --optimizer muon")
     assert "invalid int value: 'x'" in found["bad"] and "ML-5394" in found["good"]
@@ -82,7 +105,13 @@ def test_what_no_patch_removes_ends_with_1_from_severity_3_on(command, tmp_path,
 
 
 @pytest.mark.parametrize(
-    "text, problem", [("a: [", "is not YAML"), ("a: 1", "has neither MODEL_ARGS"), (None, "cannot be read")]
+    "text, problem",
+    [
+        ("a: [", "is not YAML"),
+        ("a: 1", "has neither MODEL_ARGS"),
+        ("actor_rollout_ref: {actor: {strategy: fsdp}}", "in which Megatron trains nothing"),
+        (None, "cannot be read"),
+    ],
 )
 def test_a_file_that_is_no_run(command, tmp_path, text, problem):
     file = tmp_path / "file.yaml"

@@ -89,7 +89,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--batch",
         nargs="+",
         metavar="FILE",
-        help="runs in files: a model_config.yaml of Megatron-LM's tests, a run_config.yaml of Bridge, flags as text",
+        help="runs in files: a recipe of Megatron-LM's tests, the configuration of Megatron-Bridge, verl or ms-swift, "
+        "flags as text",
     )
     doctor.add_argument("--json", action="store_true", help="for programs; only with FLAGS or --batch")
     doctor.set_defaults(carry_out=_doctor)

@@ -81,7 +81,12 @@ def _show(name: str, rows: list[Row], hidden: list[str]) -> None:
     console = make_console()
     console.print(name, soft_wrap=True)
     table = Table(
-        "sev.", "id", "kind, evidence", Column("what happens", ratio=3), Column("with", ratio=2), Column("way out", ratio=2)
+        "sev.",
+        "id",
+        "kind, evidence",
+        Column("what happens", ratio=3),
+        Column("with", ratio=2),
+        Column("way out", ratio=2),
     )
     for row in rows:
         style = "red" if row.severity >= 4 else "yellow" if row.severity == 3 else None
