@@ -122,7 +122,7 @@ def _fix_resume(module: ModuleType) -> None:
         return
     optimizer = module.DistributedOptimizer
     optimizer.state_dict = _with_initial_state(optimizer.state_dict)
-    optimizer.load_state_dict = _with_separate_steps(optimizer.load_state_dict)
+    optimizer.__init__ = _separating_steps_at_load(optimizer.__init__)
     set_states = optimizer._set_main_param_and_optimizer_states
     optimizer._set_main_param_and_optimizer_states = _keeping_step(set_states)
 
@@ -153,13 +153,17 @@ def _keeping_step(set_states: Any) -> Any:
     return keep_step
 
 
-def _with_separate_steps(load_state_dict: Any) -> Any:
-    @functools.wraps(load_state_dict)
-    def copy_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = load_state_dict(self, *args, **kwargs)
-        for state in self.optimizer.state.values():
-            if "step" in state:
-                state["step"] = state["step"].clone()
-        return result
+def _separating_steps_at_load(initialize: Any) -> Any:
+    @functools.wraps(initialize)
+    def initialize_with_hook(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            self.optimizer.register_load_state_dict_post_hook(_separate_steps)
 
-    return copy_steps
+    return initialize_with_hook
+
+
+def _separate_steps(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"] = state["step"].clone()
