@@ -1,4 +1,4 @@
-"""The tables that tests write with `pytest --write-tables`: ci/losses and ci/experts.
+"""The tables that tests write with `pytest --write-tables`: ci/losses, ci/experts and ci/repairs.
 
 The record of a table is a list of columns: the versions of the Megatrons that have the same numbers, and their rows.
 """
@@ -55,6 +55,32 @@ def make_experts(columns: list[Column]) -> Table:
     return Table("Norms of a mixture of experts, as parts of those of all gradients", header, rows, note=note)
 
 
+def make_repairs(columns: list[Column]) -> Table:
+    """For each cut of a training the numbers without the patches, and how far off they are with them."""
+    header = ["cut"]
+    for column in columns:
+        header += [f"{_megatrons(column)}: first norm", "last loss", "patched"]
+    rows = []
+    for condition in columns[0]["rows"]:
+        cells = [cell for column in columns for cell in _repairs_cells(column["rows"][condition])]
+        rows.append([condition, *cells])
+    note = (
+        "A mixture of 4 experts with two heads, uneven loss masks, padding and MoE losses, for ten steps of Adam with "
+        "learning rate 0.01. Without the patches: the gradient norm of the first step and the loss of the last one, "
+        "each with that of a training in which each rank has the whole model and all samples. Patched: the largest "
+        f"relative difference from it of any norm or loss. 4 ranks of a rehearsal; torch {_torch(columns)}."
+    )
+    return Table("A training that is cut in several ways, compared with one that is not", header, rows, note=note)
+
+
+def _repairs_cells(row: dict[str, Any]) -> list[str]:
+    whole, patched, unpatched = (row[side] for side in ("whole", "patched", "unpatched"))
+    pairs = [pair for steps in zip(patched, whole, strict=True) for pair in zip(*steps, strict=True)]
+    farthest = max(abs(number / right - 1.0) for number, right in pairs)
+    norm, loss = ((unpatched[step][which], whole[step][which]) for step, which in ((0, 1), (-1, 0)))
+    return [f"{norm[0]:.4f} for {norm[1]:.4f}", f"{loss[0]:.4f} for {loss[1]:.4f}", f"{farthest:.0e}"]
+
+
 def _experts_cells(row: dict[str, Any]) -> tuple[str, str]:
     if "not run" in row:
         return "not run", "not run"
@@ -95,4 +121,5 @@ class Evidence(NamedTuple):
 TABLES = {
     "losses": Evidence(make_losses, ("torch",)),
     "experts": Evidence(make_experts, ("transformer-engine", "torch")),
+    "repairs": Evidence(make_repairs, ("torch",)),
 }

@@ -17,7 +17,7 @@ from scripts.evidence import TABLES
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-tables", action="store_true", help="write this Megatron's part of ci/losses, ci/experts")
+    parser.addoption("--write-tables", action="store_true", help="write this Megatron's part of the tables")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .lab import LENGTH, make_config, norm, start, sum_over_ranks
 
-EXPERTS = 4
+EXPERTS, WIDTH = 4, 16
 
 
 def norms_of_router_gradients(
@@ -24,32 +26,45 @@ def norms_of_router_gradients(
     """
     start(tensor_model_parallel_size=2)
     without, with_tokens = (
-        _norm_of_router_gradient(samples, is_padded, moe_router_load_balancing_type=balancing, **settings, **per_token)
+        norm_of_router_gradient(samples, is_padded, moe_router_load_balancing_type=balancing, **settings, **per_token)
         for per_token in ({}, {"calculate_per_token_loss": True})
     )
     return without, with_tokens
 
 
-def _norm_of_router_gradient(samples: int, is_padded: bool, **settings: Any) -> float:
-    import torch
+def router_weight() -> Any:
+    """The weight of a router, [experts, width]."""
+    return torch.randn(EXPERTS, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def router_inputs(rank: int, samples: int, is_padded: bool) -> tuple[Any, Any]:
+    """A rank's hidden states, [length / 2, samples, width], and which of them are padding, [length / 2, samples]."""
+    hidden_states = torch.randn(LENGTH // 2, samples, WIDTH, generator=torch.Generator().manual_seed(rank + 2))
+    is_padding = torch.zeros(LENGTH // 2, samples, dtype=torch.bool)
+    is_padding[-3:] = bool(is_padded and rank)
+    return hidden_states, is_padding
+
+
+def norm_of_router_gradient(samples: int, is_padded: bool, **settings: Any) -> float:
+    """The norm of a router's gradient from its losses on two tensor-parallel ranks."""
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
     from megatron.core.transformer.moe.router import TopKRouter
 
-    rank = torch.distributed.get_rank()
     config = make_config(
-        num_moe_experts=EXPERTS, tensor_model_parallel_size=2, sequence_parallel=True, add_bias_linear=False, **settings
+        hidden_size=WIDTH,
+        num_moe_experts=EXPERTS,
+        tensor_model_parallel_size=2,
+        sequence_parallel=True,
+        add_bias_linear=False,
+        **settings,
     )
-    torch.manual_seed(1)
     router = TopKRouter(config, ProcessGroupCollection.use_mpu_process_groups())
     router.set_layer_number(1)
     with torch.no_grad():
-        router.weight.copy_(torch.randn(EXPERTS, config.hidden_size))
+        router.weight.copy_(router_weight())
     MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))
-    torch.manual_seed(rank + 2)
-    hidden_states = torch.randn(LENGTH // 2, samples, config.hidden_size)
-    is_padding = torch.zeros(LENGTH // 2, samples, dtype=torch.bool)
-    is_padding[-3:] = bool(is_padded and rank)
+    hidden_states, is_padding = router_inputs(torch.distributed.get_rank(), samples, is_padded)
     scores, _ = router(hidden_states, is_padding) if is_padded else router(hidden_states)
     (0 * scores.sum()).backward()
     gradient = router.weight.grad.clone()

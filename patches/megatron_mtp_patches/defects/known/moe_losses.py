@@ -21,6 +21,7 @@ _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
 _ATTACH = f"{_ROUTER}.attach_and_log_load_balancing_loss"
 _Z_LOSS = f"{_ROUTER}.apply_z_loss"
 _MOE_UTILS = "megatron.core.transformer.moe.moe_utils"
+_Z_LOSS_FUNC = f"{_MOE_UTILS}:z_loss_func"
 
 
 def _splits_sequence(run: Any) -> bool:
@@ -175,6 +176,23 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#3401",),
         state="fixed in 0.17.0",
         evidence="read",
+    ),
+    Defect(
+        id="z-loss-of-each-rank",
+        effect=(
+            "The z-loss of a padded sequence is the mean of the means of the ranks that share the sequence, so tokens "
+            "count more on a rank with more padding"
+        ),
+        kind="wrong numbers",
+        severity=2,
+        signs=(Sign(_Z_LOSS_FUNC, has="num_valid_tokens = valid_mask.sum()"),),
+        affects=lambda run: _has_z_loss(run) and _splits_sequence(run) and not run.calculate_per_token_loss,
+        when="--moe-z-loss-coeff without --calculate-per-token-loss, with sequence or context parallelism",
+        only_if="the trainer hands a padding mask to the model",
+        instead="use --calculate-per-token-loss",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-7213",
