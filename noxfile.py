@@ -34,6 +34,8 @@ MATRIX = nox.project.load_toml("ci/matrix.toml")
 LIST = Path("patches", "megatron_mtp_patches", "megatrons.json")
 MEGATRONS = json.loads(LIST.read_text(encoding="utf-8"))
 RESULTS = Path(".nox", "results")
+# Without bytecode every process would compile torch and Megatron again.
+OF_TESTS = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
 RELEASES = [
     release["version"]
     for release in MEGATRONS["megatrons"]
@@ -81,10 +83,8 @@ def tests_of(release: str) -> list[str]:
 def run_pytest(session: nox.Session, name: str, tests: list[str]) -> None:
     """Run `tests`, or what is named after --, and leave the report as `name`.xml."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    # Without bytecode every process would compile torch and Megatron again.
-    environment = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
     options = ["-q", "--durations=10", f"--junitxml={RESULTS / name}.xml"]
-    session.run("python", "-m", "pytest", *options, *tests, env=environment)
+    session.run("python", "-m", "pytest", *options, *tests, env=OF_TESTS)
 
 
 @nox.session(python=[version for version in MATRIX["pythons"] if version != THIS_PYTHON])
@@ -147,24 +147,33 @@ def python_of(name: str, release: str) -> Path:
     return Path(".nox", f"{name}-release-{release.replace('.', '-')}", "bin", "python").absolute()
 
 
+def python_options() -> list[str]:
+    """--python RELEASE=PYTHON of each environment that `tests` has made, for a script."""
+    return [f"--python={release}={python_of('tests', release)}" for release in RELEASES]
+
+
 @nox.session(venv_backend="none", default=False)
 def dropped_edits(session: nox.Session) -> None:
     """A test notices each edit of the patches that is left out: of 0.18.2, or of the release named after --."""
     release, *options = session.posargs or [TORCH_RELEASE]
-    environment = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
     words = ["-q", "--drop-edits", "-o", "warm_limit=300", *options, *NOTICE_EDITS]
-    session.run(str(python_of("tests", release)), "-m", "pytest", *words, env=environment)
+    session.run(str(python_of("tests", release)), "-m", "pytest", *words, env=OF_TESTS)
 
 
 @nox.session(venv_backend="none")
 def tables(session: nox.Session) -> None:
     """A sample of each committed table, in the environments that `tests` has made."""
-    pythons = {release: python_of("tests", release) for release in RELEASES}
-    if TABLE_RELEASES - pythons.keys():
+    if TABLE_RELEASES - set(RELEASES):
         session.skip(f"the tables need megatron-core {' and '.join(sorted(TABLE_RELEASES))}, and so Python >= 3.12")
-    given = [f"--python={release}={python}" for release, python in pythons.items()]
-    environment = {"PYTHONDONTWRITEBYTECODE": ""}
-    session.run(str(pythons[TORCH_RELEASE]), "-m", "scripts.docs.samples", *given, *session.posargs, env=environment)
+    command = [str(python_of("tests", TORCH_RELEASE)), "-m", "scripts.docs.samples", *python_options()]
+    session.run(*command, *session.posargs, env={"PYTHONDONTWRITEBYTECODE": ""})
+
+
+@nox.session(venv_backend="none", default=False)
+def accept(session: nox.Session) -> None:
+    """Read the sources of every known Megatron again: nox -s accept -- CLONE, a git repository of Megatron-LM."""
+    command = [str(python_of("tests", TORCH_RELEASE)), "-m", "scripts.accept", *python_options()]
+    session.run(*command, *(f"--megatron={clone}" for clone in session.posargs))
 
 
 @nox.session

@@ -58,10 +58,10 @@ def drop_gradients(params: list[Any], optimizer: Any) -> None:
 
 
 def keep_in_step(params: list[Any], leaf: Any) -> None:
-    """After an update without `params`: their state exists, and has counted as many steps as that of the others.
+    """After an update without `params`: create their state, and let it count as many steps as that of the others.
 
-    So it is with fused optimizers, which count for all parameters at once. torch's Adam counts for each, and then
-    DistributedOptimizer, which saves one count for all and the state of each, could not save.
+    Fused optimizers keep one count for all parameters; torch's Adam keeps one for each. DistributedOptimizer saves one
+    count for all and the state of each, so it could not save where the counts differ.
     """
     optimizer = getattr(leaf, "optimizer", None)  # that of another library may be none of Megatron's kind
     if not params or optimizer is None or hasattr(optimizer, "cpu_optimizers"):  # the offloading one creates its state

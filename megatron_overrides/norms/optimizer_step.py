@@ -49,7 +49,7 @@ def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | No
     """The same for an optimizer that stands alone (Megatron-FSDP makes one, RL frameworks make others).
 
     Replaces MixedPrecisionOptimizer.step and FP32Optimizer.step. As there, the norms are measured only if something
-    needs them: clipping or, here, a finite threshold.
+    needs them: clipping or, here, a finite threshold or a named group.
     """
     if self.prepare_grads():
         publish(self, decision=StepDecision(overflowed=True))

@@ -61,9 +61,9 @@ def reads_norms(config: Any) -> bool:
 
 
 def needs_norms(config: Any) -> bool:
-    """Whether anything in a step depends on the norms: clipping, or a finite threshold."""
+    """Whether a step has to measure norms: to clip, to compare them with a finite threshold, or for a named group."""
     limits = (clip_limit(config, group) for group in (None, *separate_groups(config)))
-    return max(limits) > 0.0 or reads_norms(config)
+    return max(limits) > 0.0 or reads_norms(config) or bool(named_groups(config))
 
 
 def check_step(optimizer: Any, norms: Any, decision: Any) -> None:

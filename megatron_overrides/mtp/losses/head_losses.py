@@ -1,7 +1,7 @@
 """The losses of the MTP heads and what is measured of them, from hidden states and settings alone.
 
-NVIDIA/Megatron-LM#3456, #3458, #6473. No configuration, tracker or forward pass of Megatron is read here: loss.py does
-that for Megatron's models, and `megatron_mtp_patches.functional.mtp_loss` for other trainers.
+NVIDIA/Megatron-LM#3456, #3458, #6473. No configuration, tracker or forward pass of Megatron is read here:
+process_mtp_loss.py does that for Megatron's models, and `megatron_mtp_patches.functional.mtp_loss` for other trainers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TrainedLoss(NamedTuple):
         return self.factor * self.loss
 
     def mean_parts(self, tokens: torch.Tensor, ranks: int) -> torch.Tensor:
-        """Return [b, s]; the average of its sums over `ranks` ranks is the mean over `tokens`, times the factor."""
+        """Return [b, s], scaled so that the sums of `ranks` ranks average to factor x the mean over all `tokens`."""
         return self.scaled() * ranks / tokens.clamp(min=1)
 
 

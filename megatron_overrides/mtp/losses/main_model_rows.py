@@ -1,8 +1,8 @@
-"""Line up the hidden states of the main model with those of the heads: what head d is compared with lies d rows below.
+"""Align the hidden states of the main model with those of the heads: head d at row i is compared with row i + d.
 
-On one rank that is so already. Under context parallelism a rank has two chunks of each sequence, and the rows that
-follow a chunk are on another rank: they are put between the chunks. So chunks of rows can be taken one after the other,
-and the output layer sees each row of the main model once, whatever the number of heads.
+On one rank they are aligned already. Under context parallelism a rank has two chunks of each sequence, and the rows
+that follow a chunk are on another rank: they are fetched and put behind the chunk. So chunks of rows can be taken one
+after the other, and the output layer sees each row of the main model once, whatever the number of heads.
 """
 
 from __future__ import annotations

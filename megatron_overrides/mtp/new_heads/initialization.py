@@ -87,7 +87,7 @@ class LastLayer(NamedTuple):
 def initialize_from_last_layer(chunks: Sequence[Any]) -> None:
     """Copy the last decoder layer of the main model, and the norm behind it, into each head.
 
-    The stage that has them sends them to the stage that has the heads; what Megatron has split stays split in the same
+    The stage that has them sends them to all pipeline stages; what Megatron has split stays split in the same
     way. `enorm` and `hnorm` stay ones, `eh_proj` random.
 
     Raises:

@@ -45,8 +45,8 @@ class Defect:
         effect: what it does to the numbers, or to the run, in a sentence without a full stop.
         kind: what the user loses.
         severity: 5 (trains something else) to 1 (a number in the log).
-        signs: the source of a Megatron has the defect if one of these is in it, and
-        fixed_by: none of these.
+        signs: code that tells the defect; one match in the source of a Megatron is enough.
+        fixed_by: code that tells a fix; a match overrides `signs`.
         affects: called with the settings of a run (defects.diagnosis.Settings); whether the defect acts on it, as far
             as settings can tell.
         when: the same in words: flags, as a user writes them.

@@ -214,8 +214,8 @@ class Engine:
     def _install(self, installer: Installer, module: ModuleType, imported: str, errors: dict[str, Exception]) -> None:
         """Install into `module` now or, if an override that it needs is not imported, after a later import.
 
-        An override that failed is final only when nothing else is being imported: another thread may have been in its
-        way, or a module that is half imported.
+        The failed import of an override is final only once no other import is in progress: it may have failed because
+        of another thread, or of a module that is half imported.
 
         Args:
             imported: the module whose import brought this about; it counts as imported.

@@ -244,7 +244,7 @@ class Installer:
             self._remove(edit)
 
     def _remove_for(self, patch: Patch) -> list[str]:
-        """Take out what no other patch wants. What cannot be taken out stays noted; return why not."""
+        """Uninstall the edits that this patch alone uses; return why some could not be, which stay registered."""
         problems = []
         for edit in reversed([edit for edit, ids in self._asked_by.items() if patch.id in ids]):
             self._asked_by[edit].remove(patch.id)

@@ -29,7 +29,7 @@ def make_known_sources(patches: Iterable[Patch], sources: Mapping[str, list[str]
 def add_release(
     sources_before: KnownSources, patches: Iterable[Patch], release: str, folders: list[str], only: Iterable[str] = ()
 ) -> KnownSources:
-    """`known` with `release` as it is in `folders`, whatever was known of a release of this name before.
+    """`sources_before` with `release` as it is in `folders`, whatever was known of a release of this name before.
 
     A release of another package than the library, "PACKAGE VERSION", is about the targets of the patches of that
     package. With `only`, `release` names sources that need not be a release. Only these targets become known under this

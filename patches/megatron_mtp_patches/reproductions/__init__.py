@@ -1,6 +1,6 @@
 """Small programs that show known defects on a CPU, one for each: `megatron-mtp-patches reproduce ID`.
 
-    programs/   one module for each defect that a CPU can show, called after its id (ML-3007: ml_3007.py)
+    programs/   one module for each defect that a CPU can show, called after its id (ML-5047: ml_5047.py)
     lab.py      what they share: process groups, small models, comparisons; fsdp_lab.py and trainer_lab.py for
                 Megatron-FSDP and the log of Megatron's trainer
     runner.py   runs a program on forked ranks, as Megatron is and with the patches

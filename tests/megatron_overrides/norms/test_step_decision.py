@@ -81,12 +81,12 @@ def test_without_the_patch_that_separates_them_the_main_threshold_is_not_that_of
         ({"mtp_clip_grad": 1.0}, True),
         ({"clip_grad": 1.0, "mtp_clip_grad": 0.0}, True),
         ({"grad_norm_group": ["router=router:1.0"]}, True),
-        ({"grad_norm_group": ["router=router:0"]}, False),
+        ({"grad_norm_group": ["router=router:0"]}, True),  # LIMIT 0 measures
         ({"threshold": 1.0}, True),
         ({"mtp": 1.0}, True),
     ],
 )
-def test_norms_are_needed_for_clipping_and_for_thresholds(settings, needed):
+def test_norms_are_needed_for_clipping_for_thresholds_and_for_named_groups(settings, needed):
     assert needs_norms(config(**settings)) is needed
 
 

@@ -28,3 +28,13 @@ def test_an_override_gives_each_group_its_own_rate(resume):
 def test_without_an_override_the_rates_of_the_checkpoint_stay(resume):
     before, after = resume(DECOUPLED, {"lr": 1e-2, "decoupled_lr": 1e-5}, use_checkpoint_opt_param_scheduler=True)
     assert after == before
+
+
+def test_a_scheduler_of_another_class_is_left_alone():
+    from megatron_overrides.resume.wrappers import override_learning_rates_of_groups
+
+    class LoadCheckpoint(dict):
+        def proceed(self):
+            return "iteration"
+
+    assert override_learning_rates_of_groups(LoadCheckpoint(opt_param_scheduler=object())) == "iteration"
