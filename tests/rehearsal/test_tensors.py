@@ -49,6 +49,8 @@ def test_tensors_report_a_gpu():
     assert tensor.type("torch.cuda.FloatTensor").dtype == torch.float32
     assert tensor.type(torch.float64).dtype == torch.float64
     assert torch.nn.Linear(2, 2).cuda().weight.is_cuda
+    with torch.device("cuda"):  # a mode, which calls the methods of Tensor by their names
+        assert tensor.type() == torch.ones(2).bfloat16().type() == "torch.cuda.BFloat16Tensor"
 
 
 def test_a_checkpoint_from_a_gpu_loads_on_the_cpu(tmp_path, monkeypatch):

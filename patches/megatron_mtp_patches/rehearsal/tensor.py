@@ -64,8 +64,8 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 @functools.wraps(_native_type)
 def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
     if dtype is None:
-        name = _native_type(self)
-        return name.replace("torch.", "torch.cuda.", 1) if self.is_cuda else name
+        name = _native_type(self).removeprefix("torch.").removeprefix("cuda.")  # a mode of torch's calls this wrapper
+        return f"torch.cuda.{name}" if self.is_cuda else f"torch.{name}"
     if isinstance(dtype, str):
         dtype = dtype.replace("torch.cuda.", "torch.")
     return _native_type(self, dtype, *args, **kwargs)
