@@ -21,6 +21,8 @@ pytestmark = pytest.mark.forked("python")
         (["doctor", "now"], "unrecognized arguments: now"),
         (["doctor", "--num-layers", "4"], "the flags of a training go after `--`"),
         (["doctor", "--world-size", "two", "--", "--num-layers"], "invalid int value: 'two'"),
+        (["reproduce", "--standalone", "x.py"], "one of the arguments ID --all is required"),
+        (["reproduce", "ML-5338", "--json", "--standalone", "x.py"], "not allowed with argument --json"),
         (["run"], "required: SCRIPT"),
         (["run", "--device", "tpu", "x.py"], "invalid choice: 'tpu'"),
     ],
@@ -39,6 +41,27 @@ def test_a_name_that_is_neither_a_patch_nor_a_function_lists_the_ids(capsys):
     printed = capsys.readouterr().err
     assert "no patch has this id, and none changes a function of this name" in printed
     assert all(patch.id in printed for patch in CATALOG)
+
+
+@pytest.mark.parametrize(
+    "identifier, file, part",
+    [
+        ("--all", "new.py", "give its ID in place of --all"),
+        ("ML-1", "new.py", "'ML-1' is not the id of a known defect"),
+        ("ML-3067", "new.py", "there is no program for ML-3067"),
+        ("ML-5338", "old.py", "there is a old.py already"),
+        ("ML-5338", ".", "there is a . already"),
+        ("ML-5338", "folder/new.py", "there is no folder folder: create it"),
+        ("ML-3673", "n" * 300, "cannot be written: File name too long"),
+    ],
+)
+def test_a_standalone_file_that_cannot_be_written_is_refused(capsys, tmp_path, monkeypatch, identifier, file, part):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.py").write_text("old")
+    assert main(["reproduce", identifier, "--standalone", file]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and part in printed.err
+    assert [one.name for one in tmp_path.iterdir()] == ["old.py"] and (tmp_path / "old.py").read_text() == "old"
 
 
 def test_version(capsys):

@@ -119,7 +119,14 @@ def make_parser() -> argparse.ArgumentParser:
     which = reproduce.add_mutually_exclusive_group(required=True)
     which.add_argument("id", nargs="?", metavar="ID", help="of the defect, as `audit` prints it")
     which.add_argument("--all", action="store_true", help="each defect that has a program")
-    reproduce.add_argument("--json", action="store_true", help="for programs")
+    form = reproduce.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="for programs")
+    form.add_argument(
+        "--standalone",
+        type=Path,
+        metavar="FILE",
+        help="show nothing, but write the program of ID into this file, which needs only Megatron, to post it upstream",
+    )
     reproduce.set_defaults(carry_out=_reproduce, needs_patches=False)
 
     enable = commands.add_parser(
@@ -209,8 +216,12 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 def _reproduce(arguments: argparse.Namespace) -> int:
-    from .reproduce import reproduce
+    from .reproduce import reproduce, write_standalone
 
+    if arguments.standalone:
+        if arguments.all:
+            raise UsageError("--standalone writes the program of one defect: give its ID in place of --all")
+        return write_standalone(arguments.id, arguments.standalone)
     return reproduce(None if arguments.all else arguments.id, arguments.json)
 
 

@@ -1,18 +1,27 @@
-"""`reproduce ID`: show a known defect on the CPU of this machine, as Megatron is and with the patches."""
+"""`reproduce ID`: show a known defect on the CPU of this machine, as Megatron is and with the patches; or write its
+program into a file of its own.
+"""
 
 from __future__ import annotations
 
 import json
+import textwrap
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from ..defects.catalog import known_defects
+from ..defects.catalog import known_defects, releases_with
 from ..defects.declare import Defect
 from ..defects.probe import has_defect
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
-from ..installed_megatron import describe_megatron
+from ..installed_megatron import describe_megatron, find_releases
 from ..reproductions import runner
+from ..reproductions.standalone import make_standalone, needs_gpus
+from .audit import condition_of
 from .console import make_console
+
+WIDTH = 100  # of the text in a standalone file
 
 
 def reproduce(identifier: str | None, as_json: bool) -> int:
@@ -22,12 +31,7 @@ def reproduce(identifier: str | None, as_json: bool) -> int:
         UsageError: there is no such defect, or a CPU cannot show it.
         PatchError: there is no Megatron, or no rehearsal with this torch.
     """
-    chosen = [defect for defect in known_defects() if identifier in (None, defect.id)]
-    programs = {defect: program for defect in chosen if (program := runner.find_program(defect.id))}
-    if not chosen:
-        raise UsageError(f"{identifier!r} is not the id of a known defect; `megatron-mtp-patches audit` lists them")
-    if not programs:
-        raise UsageError(f"there is no program for {identifier}: a CPU cannot show it, or nobody has written one")
+    programs = _find_programs(identifier)
     if find_file("megatron.core") is None:
         raise PatchError(describe_megatron())
     runner.prepare()
@@ -39,7 +43,56 @@ def reproduce(identifier: str | None, as_json: bool) -> int:
     return int(any(report["patch"] and not report["with the patches"]["right"] for report in reports))
 
 
-def _report(defect: Defect, program: Any) -> dict[str, Any]:
+def write_standalone(identifier: str, file: Path) -> int:
+    """Write the program of a defect into a file that needs nothing of this package.
+
+    Raises:
+        UsageError: there is no such defect or no program for it, or the file cannot be written.
+    """
+    try:
+        if file.exists():
+            raise UsageError(f"there is a {file} already: remove it, or choose another name")
+        if not file.parent.is_dir():
+            raise UsageError(f"there is no folder {file.parent}: create it, or choose another one")
+        ((defect, program),) = _find_programs(identifier).items()
+        file.write_text(make_standalone(program, _describe(defect, program)), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from error
+    print(f"{file} shows {defect.id}; its first lines say what it needs")
+    if has_defect(defect) is False:
+        print("The source of this Megatron does not have the defect.")
+    return 0
+
+
+def _describe(defect: Defect, program: ModuleType) -> str:
+    """What the defect is, which Megatrons have it, and how a file of its program is run."""
+    ranks = getattr(program, "RANKS", 1)
+    gpus = f"{ranks} GPU{'s' * (ranks > 1)}"
+    machine = f"It needs {gpus}." if needs_gpus(program) else f"It runs on {gpus}, or on a CPU where there are fewer."
+    links = [f"https://github.com/{link.replace('#', '/issues/')}" for link in defect.links]
+    releases, megatron = ", ".join(releases_with(defect)), " or ".join(sorted(find_releases()))
+    paragraphs = [
+        f"{defect.id}: {defect.effect}. It affects runs with {condition_of(defect)}.",
+        f"The program: {' '.join((program.__doc__ or '').split())}",
+        f"It prints what is expected and what is seen, and ends with 1 where they differ. {machine}",
+        "    python FILE",
+        f"Megatron with this defect: {releases}. Upstream: {', '.join([*links, defect.state])}.",
+        f"megatron-mtp-patches has made this file{f', with megatron-core {megatron}' if megatron else ''}.",
+    ]
+    return "\n\n".join(textwrap.fill(text, WIDTH, break_on_hyphens=False) for text in paragraphs)
+
+
+def _find_programs(identifier: str | None) -> dict[Defect, ModuleType]:
+    chosen = [defect for defect in known_defects() if identifier in (None, defect.id)]
+    programs = {defect: program for defect in chosen if (program := runner.find_program(defect.id))}
+    if not chosen:
+        raise UsageError(f"{identifier!r} is not the id of a known defect; `megatron-mtp-patches audit` lists them")
+    if not programs:
+        raise UsageError(f"there is no program for {identifier}: a CPU cannot show it, or nobody has written one")
+    return programs
+
+
+def _report(defect: Defect, program: ModuleType) -> dict[str, Any]:
     as_it_is, patched = (runner.run(program, with_patches) for with_patches in (False, True))
     return {
         "id": defect.id,

@@ -4,11 +4,14 @@
     lab.py      what they share: process groups, small models, comparisons; fsdp_lab.py and trainer_lab.py for
                 Megatron-FSDP and the log of Megatron's trainer
     runner.py   runs a program on forked ranks, as Megatron is and with the patches
+    standalone.py   writes a program and what it uses of these modules into one file (`--standalone`), which ends with
+                standalone_main.py
 
 A program has a docstring that says what it does, and
 
     RANKS = 2                 # of 1 to 4; 1 if it says nothing
     EXPECTED = "a step"       # where the defect is an error or a hang: what should come of it
+    WITHOUT_CUDA = True       # where Megatron asks for no torch.cuda: a standalone file of it also runs on a CPU
 
     def reproduce():          # on each rank, in a fresh fork with Megatron imported
         return expected, seen   # numbers, texts, or lists of them

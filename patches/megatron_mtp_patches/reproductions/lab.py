@@ -10,14 +10,18 @@ VOCABULARY, LENGTH = 32, 16
 
 
 def start(seed: int = 1, **sizes: int) -> None:
-    """Start torch.distributed and Megatron's groups: start(tensor_model_parallel_size=2)."""
+    """Start torch.distributed and Megatron's groups: start(tensor_model_parallel_size=2).
+
+    Without torch.cuda there are no random states, so the attention of a model cannot be computed.
+    """
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group("nccl" if torch.get_default_device().type == "cuda" else "gloo")
     parallel_state.initialize_model_parallel(**sizes)
     torch.manual_seed(seed)
-    model_parallel_cuda_manual_seed(seed)
+    if torch.cuda.is_available():
+        model_parallel_cuda_manual_seed(seed)
 
 
 def make_config(**settings: Any) -> Any:
@@ -50,7 +54,8 @@ def make_gpt(config: Any, transformer_engine: bool = False, **placement: Any) ->
     }
     heads = specs.get_gpt_mtp_block_spec(config, spec, transformer_engine) if config.mtp_num_layers else None
     settings = {"vocab_size": VOCABULARY, "max_sequence_length": LENGTH, "position_embedding_type": "rope"}
-    return GPTModel(config, spec, mtp_block_spec=heads, **{**settings, **ends, **placement})
+    model = GPTModel(config, spec, mtp_block_spec=heads, **{**settings, **ends, **placement})
+    return model.to(torch.get_default_device())  # TransformerEngine's layers are initialized on the CPU
 
 
 def make_sparse_gpt(**settings: Any) -> Any:
@@ -213,7 +218,7 @@ def resume(before: dict[str, Any], after: dict[str, Any], **scheduling: Any) -> 
 
 def tokens(batch: int = 1, length: int = LENGTH) -> tuple[Any, Any]:
     """Random tokens and their positions, each [batch, length]."""
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(7)
     chosen = torch.randint(VOCABULARY, (batch, length), generator=generator)
     return chosen, torch.arange(length).repeat(batch, 1)
 

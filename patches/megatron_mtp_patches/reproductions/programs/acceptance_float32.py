@@ -2,6 +2,8 @@
 which the MTP head predicted none, and 5000 steps with one token that it predicted.
 """
 
+WITHOUT_CUDA = True
+
 
 def reproduce():
     import torch

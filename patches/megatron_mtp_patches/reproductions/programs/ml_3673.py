@@ -3,6 +3,7 @@ choose this expert.
 """
 
 EXPERTS = 8
+WITHOUT_CUDA = True
 
 
 def reproduce():

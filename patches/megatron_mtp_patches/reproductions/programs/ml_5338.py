@@ -3,6 +3,7 @@
 from ..lab import start
 
 RANKS = 2
+WITHOUT_CUDA = True
 
 
 def reproduce():

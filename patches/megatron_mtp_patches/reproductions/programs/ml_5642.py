@@ -5,6 +5,7 @@ layer is told that a step begins, and quantizes its weight.
 from ..lab import make_config
 
 STEPS = 3
+WITHOUT_CUDA = True
 
 
 def reproduce():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from ..lab import make_config, start
 
 BASE, FACTOR = 10000, 32.0
+WITHOUT_CUDA = True
 
 
 def reproduce():

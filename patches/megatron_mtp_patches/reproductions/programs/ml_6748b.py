@@ -20,6 +20,7 @@ def reproduce():
         mtp_use_repeated_layer=True,
         add_bias_linear=False,
         normalization="RMSNorm",
+        use_cpu_initialization=False,
     )
     model, spec = find_hybrid_model()
     trained = []

@@ -5,6 +5,7 @@ of each rank's tokens in the gradient, after the mean over both ranks.
 from ..lab import gather, make_config, start
 
 RANKS, TOKENS = 2, (7, 1)
+WITHOUT_CUDA = True
 
 
 def reproduce():

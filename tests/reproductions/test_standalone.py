@@ -1,0 +1,117 @@
+"""What `reproduce ID --standalone FILE` writes runs without this package, and sees what its program sees.
+
+The ranks of a file are those of GPUs, as far as a rehearsal has them. What needs no GPU also runs without a rehearsal:
+the file of one defect on each release, with --everywhere that of each.
+"""
+
+import ast
+import builtins
+import os
+import subprocess
+import symtable
+import sys
+import sysconfig
+from collections import Counter
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from queue import SimpleQueue
+
+import pytest
+from megatron_mtp_patches.cli import main
+from megatron_mtp_patches.defects.catalog import known_defects, releases_with
+from megatron_mtp_patches.installed_megatron import find_releases
+from megatron_mtp_patches.reproductions import runner
+from megatron_mtp_patches.reproductions.standalone import needs_gpus
+
+from .test_programs import runs_on
+
+pytestmark = pytest.mark.forked("megatron")
+REPRODUCED = [one for one in known_defects() if runner.find_program(one.id)]
+
+
+def pytest_generate_tests(metafunc):
+    """`seen_here` is a defect that this release has, `seen_on_a_cpu` one whose program needs no GPU."""
+    (here,) = find_releases()
+    everywhere = metafunc.config.getoption("everywhere")
+    seen = [one for one in REPRODUCED if here in releases_with(one) and runs_on(one, here, everywhere)]
+    on_a_cpu = [one for one in seen if not needs_gpus(runner.find_program(one.id))]
+    for name, defects in (("seen_here", seen), ("seen_on_a_cpu", on_a_cpu if everywhere else on_a_cpu[:1])):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, defects, ids=lambda defect: defect.id)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(defect): the file that the command writes."""
+
+    def write(defect):
+        file = tmp_path / f"{defect.id.lower().replace('-', '_')}.py"
+        assert main(["reproduce", defect.id, "--standalone", str(file)]) == 0
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize("defect", REPRODUCED, ids=lambda defect: defect.id)
+def test_a_file_has_all_that_it_uses_and_imports_nothing_of_ours(write, defect):
+    text = write(defect).read_text(encoding="utf-8")
+    table, tree = symtable.symtable(text, defect.id, "exec"), ast.parse(text)
+    assert set(global_names(table)) <= {*table.get_identifiers(), *dir(builtins)}
+    defined = [one.name for one in tree.body if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
+    assert max(Counter(defined).values()) == 1
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.ImportFrom) or node.level == 0
+        assert not isinstance(node, (ast.Import, ast.ImportFrom)) or "mtp_patches" not in ast.unparse(node)
+
+
+def global_names(table):
+    """The names that the functions of a file look for at its top, or among the builtins."""
+    for inner in table.get_children():
+        yield from (symbol.get_name() for symbol in inner.get_symbols() if symbol.is_global())
+        yield from global_names(inner)
+
+
+def test_a_file_sees_what_its_program_sees(write, seen_here):
+    file = write(seen_here)
+    spec = spec_from_file_location(file.stem, file)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    program = runner.find_program(seen_here.id)
+    outcome = runner.run(program, with_patches=False)
+    otherwise = getattr(program, "EXPECTED", "no error")
+    seen = runner.run_ranks(getattr(program, "RANKS", 1), partial(be_rank, module), runner.LIMIT, otherwise)
+    assert outcome in seen and not outcome.is_right
+
+
+def be_rank(module):
+    outcomes = SimpleQueue()
+    module.be_rank(int(os.environ["RANK"]), module.reproduce, True, outcomes)
+    is_right, expected, seen = outcomes.get()
+    return runner.Outcome(expected, seen, is_right)
+
+
+@pytest.mark.real_process("an interpreter that has neither a rehearsal nor this package")
+def test_a_file_shows_its_defect_on_a_cpu(write, seen_on_a_cpu, tmp_path):
+    done = run_without_this_package(write(seen_on_a_cpu), tmp_path)
+    outcome = runner.run(runner.find_program(seen_on_a_cpu.id), with_patches=False)
+    expected, seen = done.stdout.splitlines()[-2:]
+    assert (expected, seen) == (f"expected  {outcome.expected}", f"seen      {outcome.seen}"), done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.real_process("an interpreter that has neither a rehearsal nor this package")
+def test_a_file_that_needs_gpus_says_so(write, tmp_path):
+    defect = next(one for one in REPRODUCED if one.id == "ML-4116b")
+    done = run_without_this_package(write(defect), tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("This needs a GPU for each of its ranks, 2 in all. There are 0.\n")
+
+
+def run_without_this_package(file, folder):
+    """Run it in a Python that skips the links to editable packages, and in which there is no TransformerEngine."""
+    (folder / "transformer_engine.py").write_text("raise ModuleNotFoundError(name=__name__)")
+    path = os.pathsep.join([str(folder), sysconfig.get_path("purelib")])
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    assert subprocess.run([sys.executable, "-S", "-c", "import megatron_mtp_patches"], env=environment).returncode
+    words = [sys.executable, "-S", str(file)]
+    return subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
