@@ -40,6 +40,10 @@ def pytest_generate_tests(metafunc):
             metafunc.parametrize(name, defects, ids=lambda defect: defect.id)
 
 
+def defect_called(identifier):
+    return next(one for one in REPRODUCED if one.id == identifier)
+
+
 @pytest.fixture
 def write(tmp_path):
     """write(defect): the file that the command writes."""
@@ -100,9 +104,16 @@ def test_a_file_shows_its_defect_on_a_cpu(write, seen_on_a_cpu, tmp_path):
 
 
 @pytest.mark.real_process("an interpreter that has neither a rehearsal nor this package")
+def test_an_error_is_what_a_file_sees(write, tmp_path):
+    (tmp_path / "emerging_optimizers.py").write_text("raise ImportError('left out')")
+    done = run_without_this_package(write(defect_called("EO-238")), tmp_path)
+    assert done.stdout.splitlines() == ["expected  no error", "seen      ImportError: left out"]
+    assert done.returncode == 1 and "Traceback" in done.stderr
+
+
+@pytest.mark.real_process("an interpreter that has neither a rehearsal nor this package")
 def test_a_file_that_needs_gpus_says_so(write, tmp_path):
-    defect = next(one for one in REPRODUCED if one.id == "ML-4116b")
-    done = run_without_this_package(write(defect), tmp_path)
+    done = run_without_this_package(write(defect_called("ML-4116b")), tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith("This needs a GPU for each of its ranks, 2 in all. There are 0.\n")
 

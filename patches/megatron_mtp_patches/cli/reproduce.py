@@ -58,7 +58,7 @@ def write_standalone(identifier: str, file: Path) -> int:
         file.write_text(make_standalone(program, _describe(defect, program)), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from error
-    print(f"{file} shows {defect.id}; its first lines say what it needs")
+    print(f"{file} shows {defect.id}: its first lines say what it needs. Run it before you post it.")
     if has_defect(defect) is False:
         print("The source of this Megatron does not have the defect.")
     return 0

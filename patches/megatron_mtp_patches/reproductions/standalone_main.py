@@ -28,7 +28,7 @@ def main(reproduce: Callable[[], tuple[Any, Any]], ranks: int, needs_gpus: bool,
     outcomes = torch.multiprocessing.get_context("spawn").SimpleQueue()
     try:
         torch.multiprocessing.spawn(be_rank, (reproduce, gpus >= ranks, outcomes), ranks)
-    except torch.multiprocessing.ProcessRaisedException as error:
+    except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:
         print(error, file=sys.stderr)
         right, expected, seen = False, otherwise, str(error).strip().rpartition("\n")[2]
     else:
