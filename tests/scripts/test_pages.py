@@ -94,7 +94,7 @@ def options(parser):
 
 def rows_of_readme():
     """(what Megatron does, the patches that are linked, what turns them on) for each row of "What you get"."""
-    rows = re.findall(r"^\| (.*) \| (.*) \| (yes|`--.*`) \|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| (.*) \| (.*) \| (always on|`--.*`) \|$", README, re.MULTILINE)
     assert rows
     for problem, links, default in rows:
         names = re.findall(r"docs/([\w-]+)\.md", links)
@@ -102,10 +102,10 @@ def rows_of_readme():
 
 
 def test_readme_says_what_is_on_by_default():
-    """A flag in the last column is one of a linked patch; `yes` is for patches that no flag turns on."""
+    """A flag in the last column is one of a linked patch; `always on` is for patches that no flag turns on."""
     for problem, linked, default in rows_of_readme():
         flags = {one.name.split()[0] for patch in linked for one in settings(patch)}
-        if default == "yes":
+        if default == "always on":
             assert not any(re.match(r"(Only w|W)ith the flag", patch.numerics) for patch in linked), problem
         else:
             assert default in flags, problem
@@ -113,7 +113,7 @@ def test_readme_says_what_is_on_by_default():
 
 def test_readme_says_up_to_which_release_a_patch_without_a_flag_is_needed():
     for problem, linked, default in rows_of_readme():
-        if default == "yes":
+        if default == "always on" and linked:
             lacking = [release for release in RELEASES if State.APPLIED in (state(one, release) for one in linked)]
             limit = "" if lacking == RELEASES else f" (up to {lacking[-1].rpartition('.')[0]})."
             assert problem.endswith(limit) and ("(up to" in problem) == bool(limit), problem
