@@ -12,7 +12,7 @@ import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine import AddField, AddFlag
-from megatron_mtp_patches.megatrons import MAIN, RELEASES
+from megatron_mtp_patches.megatrons import MAIN
 
 from scripts.bench import startup
 from scripts.docs import kept, memory
