@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 
 from megatron_overrides.call import Call
 from megatron_overrides.norms.replicas import mark_shard
+from megatron_overrides.run_arguments import arguments_of_run
 
 
 def mark_attention_sinks(call: Call) -> None:
@@ -44,6 +44,35 @@ def scale_indexer_loss(call: Call) -> Any:
     return outputs
 
 
+def sum_gradients_of_output_norms(call: Call) -> None:
+    """Wraps _allreduce_non_tensor_model_parallel_grads, which leaves out the output norm of GatedDeltaNet.
+
+    NVIDIA/Megatron-LM#7452: each tensor-parallel rank has a copy of its weight and the gradient of its own heads. With
+    sequence parallelism Megatron adds these up. Without, they are scaled and go with those that it averages.
+    """
+    from megatron.core import parallel_state
+
+    group = call["tp_group"]
+    size = (parallel_state.get_tensor_model_parallel_group() if group is None else group).size()
+    if size == 1 or call["config"].sequence_parallel:
+        call.proceed()
+        return
+    weights = [
+        param
+        for chunk in call["model"]
+        for name, param in chunk.named_parameters()
+        if ".out_norm." in name and param.requires_grad
+    ]
+    for weight in weights:
+        gradient = getattr(weight, "main_grad", weight.grad)
+        if gradient is not None:
+            gradient.mul_(size)
+        weight.average_gradients_across_tp_domain = True
+    call.proceed()
+    for weight in weights:
+        del weight.average_gradients_across_tp_domain
+
+
 def pass_rope_scaling_factor(call: Call) -> None:
     """Wraps GPTModel.__init__: where the builder of a run passes no factor, it is --rope-scaling-factor.
 
@@ -51,7 +80,7 @@ def pass_rope_scaling_factor(call: Call) -> None:
     """
     names = list(call.parameters)
     given = "rope_scaling_factor" in call.kwargs or len(call.args) > names.index("rope_scaling_factor")
-    factor = getattr(_arguments_of_run(), "rope_scaling_factor", None)
+    factor = getattr(arguments_of_run(), "rope_scaling_factor", None)
     if call["rope_scaling"] and factor is not None and not given:
         call["rope_scaling_factor"] = factor
     call.proceed()
@@ -63,9 +92,3 @@ def configure_rope_scaling_factor(call: Call) -> Any:
     if getattr(call["args"], "rope_scaling_factor", None) is not None:
         config.rope_scaling_factor = call["args"].rope_scaling_factor
     return config
-
-
-def _arguments_of_run() -> Any:
-    """The arguments of Megatron's trainer; None if another one runs."""
-    global_vars = sys.modules.get("megatron.training.global_vars")
-    return getattr(global_vars, "_GLOBAL_ARGS", None)

@@ -54,3 +54,26 @@ def count_tokens_once(call: Call) -> Any:
     if call["with_padding_mask"]:
         tokens_of_rank = all_tokens / call["reduce_group"].size()
     return tokens_per_expert, tokens_of_rank, all_tokens
+
+
+def weight_experts_by_all_tokens(call: Call) -> Any:
+    """Wraps TopKRouter._apply_global_aux_loss, whose counts of experts are those of all microbatches of a step so far.
+
+    NVIDIA/Megatron-LM#7213: it divides their mean by the tokens of the current microbatch. An expert's share is that of
+    all tokens that were counted, as it is where all microbatches have the same number.
+    """
+    router = call.instance
+    if not router.get_aux_loss_coeff("global_aux_loss"):
+        return call.proceed()
+    attach, before = router.attach_and_log_load_balancing_loss, router.global_tokens_per_expert.sum()
+    choices_of_ranks = call["routing_map"].shape[0] * router.topk * router.tp_dp_cp_group.size()
+
+    def attach_by_all_tokens(activation: Any, aux_loss_coeff: float, aux_loss: Any, *args: Any, **kwargs: Any) -> Any:
+        counted = router.global_tokens_per_expert.sum()
+        current = counted - before if call["with_padding_mask"] else choices_of_ranks
+        aux_loss = aux_loss * (current * router.ga_steps / counted)
+        return attach(activation, aux_loss_coeff, aux_loss, *args, **kwargs)
+
+    with_tokens = copy.copy(router)
+    with_tokens.attach_and_log_load_balancing_loss = attach_by_all_tokens
+    return call.proceed(with_tokens)

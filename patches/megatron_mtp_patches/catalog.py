@@ -4,6 +4,7 @@ from .attention import (
     count_attention_sinks,
     pass_rope_scaling_factor,
     scale_sparse_indexer_loss,
+    sum_gradients_of_output_norms,
 )
 from .engine import AddField, Patch, Wrap
 from .frameworks import (
@@ -24,6 +25,7 @@ from .moe import (
     average_aux_loss_over_moe_layers,
     count_experts_in_grad_norm,
     count_moe_tokens_once,
+    count_tokens_of_all_microbatches,
     score_experts_in_fp32,
     weight_moe_losses_by_token,
 )
@@ -60,6 +62,8 @@ from .norms import (
 )
 from .parallelism import (
     count_loss_tokens_over_cp,
+    keep_outputs_until_sent,
+    order_param_groups_alike,
     reduce_tensors_with_gaps,
 )
 from .quantization import (
@@ -67,9 +71,13 @@ from .quantization import (
 )
 from .resume import (
     keep_learning_rates_at_resume,
+    refresh_offloaded_params,
     save_own_state_of_each_param,
 )
 from .settings import OPTIMIZER_CONFIG, Setting
+from .trainer import (
+    freeze_all_layers,
+)
 
 _PATCHES = (
     skip_update_on_large_grad_norm.PATCH,
@@ -106,15 +114,21 @@ _PATCHES = (
     count_uninitialized_shards.PATCH,
     count_attention_sinks.PATCH,
     scale_sparse_indexer_loss.PATCH,
+    sum_gradients_of_output_norms.PATCH,
     pass_rope_scaling_factor.PATCH,
     reduce_tensors_with_gaps.PATCH,
     count_loss_tokens_over_cp.PATCH,
+    keep_outputs_until_sent.PATCH,
+    order_param_groups_alike.PATCH,
     keep_learning_rates_at_resume.PATCH,
     save_own_state_of_each_param.PATCH,
+    refresh_offloaded_params.PATCH,
     weight_moe_losses_by_token.PATCH,
     count_moe_tokens_once.PATCH,
+    count_tokens_of_all_microbatches.PATCH,
     score_experts_in_fp32.PATCH,
     quantize_weights_of_each_step.PATCH,
+    freeze_all_layers.PATCH,
     log_metrics_in_megatron_bridge.PATCH,
     refuse_uninitialized_heads_in_megatron_bridge.PATCH,
     skip_updates_in_verl.PATCH,

@@ -14,7 +14,19 @@ pytestmark = pytest.mark.forked("python")
 
 PACKAGE = Path(megatron_mtp_patches.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
-TOPICS = ("attention", "frameworks", "fsdp", "moe", "mtp", "muon", "norms", "parallelism", "quantization", "resume")
+TOPICS = (
+    "attention",
+    "frameworks",
+    "fsdp",
+    "moe",
+    "mtp",
+    "muon",
+    "norms",
+    "parallelism",
+    "quantization",
+    "resume",
+    "trainer",
+)
 KNOWN = KnownSources.read(Path(_engine.table_file))
 
 

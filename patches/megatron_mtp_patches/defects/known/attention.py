@@ -164,7 +164,8 @@ DEFECTS = (
         instead="--sequence-parallel",
         links=("NVIDIA/Megatron-LM#7452",),
         state="open",
-        evidence="read",
+        evidence="reproduced",
+        patch="sum-gradients-of-output-norms",
     ),
     Defect(
         id="ML-7530",

@@ -214,9 +214,10 @@ DEFECTS = (
         affects=lambda run: has_aux_loss(run, "global_aux_loss") and microbatches(run) > 1,
         when="--moe-router-load-balancing-type global_aux_loss with more than one microbatch",
         only_if="the microbatches have different numbers of tokens, because of a padding mask or of packed sequences",
-        links=("NVIDIA/Megatron-LM#7213",),
+        links=("NVIDIA/Megatron-LM#7213", "NVIDIA/Megatron-LM#7199"),
         state="open",
-        evidence="read",
+        evidence="reproduced",
+        patch="count-tokens-of-all-microbatches",
     ),
     Defect(
         id="ML-5696",

@@ -58,4 +58,26 @@ DEFECTS = (
         instead="--muon-no-split-qkv",
         patch="split-gated-qkv-for-muon",
     ),
+    Defect(
+        "ML-6616",
+        "Ranks order the parameter groups of dense weights and experts differently, so from 0.18 on they wait for each "
+        "other in different collectives",
+        kind="hang",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.core.optimizer:_get_param_groups",
+                has="sorted(params_key, key=lambda x: (x[0] is not None, x[0]))",
+            ),
+        ),
+        affects=lambda run: (
+            "muon" in str(run.optimizer) and run.num_experts and (run.pipeline_model_parallel_size or 1) > 1
+        ),
+        when="--optimizer muon or dist_muon with --num-experts and --pipeline-model-parallel-size > 1",
+        links=("NVIDIA/Megatron-LM#6616", "NVIDIA/Megatron-LM#1515"),
+        state="open",
+        evidence="reproduced",
+        only_if="a pipeline stage meets experts before dense weights with the same settings, as where these are frozen",
+        patch="order-param-groups-alike",
+    ),
 )

@@ -40,5 +40,6 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#4047",),
         state="fixed in 0.18.0",
         evidence="reproduced",
+        patch="keep-outputs-until-sent",
     ),
 )

@@ -98,10 +98,8 @@ DEFECTS = (
         severity=4,
         signs=(
             Sign(
-                "megatron.core.optimizer.cpu_offloading.hybrid_optimizer:"
-                "HybridDeviceOptimizer.update_fp32_param_by_new_param",
-                has="for param, fp32_param in self.param_to_fp32_param.items(): fp32_param.data.copy_(param)",
-                lacks="cpu_copy",
+                "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
+                has="self.optimizer.update_fp32_param_by_new_param() return",
             ),
         ),
         affects=lambda run: (
@@ -113,7 +111,8 @@ DEFECTS = (
         "than Megatron's) without --use-precision-aware-optimizer",
         links=("NVIDIA/Megatron-LM#5071",),
         state="open",
-        evidence="read",
+        evidence="reproduced",
+        patch="refresh-offloaded-params",
     ),
     Defect(
         id="ML-3676a",

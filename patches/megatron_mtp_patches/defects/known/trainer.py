@@ -54,7 +54,8 @@ DEFECTS = (
         only_if="the script builds the model with a ModelBuilder",
         links=("NVIDIA/Megatron-LM#5926",),
         state="fixed on main",
-        evidence="read",
+        evidence="reproduced",
+        patch="freeze-all-layers",
     ),
     Defect(
         id="ML-6586",

@@ -1,0 +1,35 @@
+"""--freeze-all-layers freezes whatever DDP wraps."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.forked("patched")
+
+
+@pytest.fixture
+def wrap(monkeypatch):
+    """wrap(**flags): a model of two layers in DDP, in a run of Megatron's trainer with these flags."""
+
+    def run(**flags):
+        import torch
+        from megatron_mtp_patches.reproductions.lab import make_config, make_ddp
+
+        trainer = SimpleNamespace(_GLOBAL_ARGS=SimpleNamespace(**flags))
+        monkeypatch.setitem(sys.modules, "megatron.training.global_vars", trainer)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        model[0].frozen_expert_bias = False
+        make_ddp(make_config(), model)
+        return model
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "flags, is_frozen", [({}, False), ({"freeze_all_layers": False}, False), ({"freeze_all_layers": True}, True)]
+)
+def test_the_flag_freezes_all_weights_and_expert_biases(wrap, flags, is_frozen):
+    model = wrap(**flags)
+    assert {param.requires_grad for param in model.parameters()} == {not is_frozen}
+    assert model[0].frozen_expert_bias is is_frozen
