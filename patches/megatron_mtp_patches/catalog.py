@@ -15,10 +15,13 @@ from .frameworks import (
     skip_updates_in_verl,
 )
 from .fsdp import (
+    add_fsdp_gradients_of_all_microbatches,
+    add_fsdp_gradients_of_single_replicas,
     count_fsdp_replicas_once,
     count_no_step_in_fully_shard_optimizer,
     fsdp_without_master_weights,
     reduce_fsdp_gradients_of_replicas,
+    replace_fsdp_gradients_by_their_mean,
     sum_fsdp_gradients_in_fp32,
 )
 from .moe import (
@@ -108,6 +111,9 @@ _PATCHES = (
     count_fsdp_replicas_once.PATCH,
     sum_fsdp_gradients_in_fp32.PATCH,
     reduce_fsdp_gradients_of_replicas.PATCH,
+    add_fsdp_gradients_of_single_replicas.PATCH,
+    add_fsdp_gradients_of_all_microbatches.PATCH,
+    replace_fsdp_gradients_by_their_mean.PATCH,
     average_aux_loss_over_moe_layers.PATCH,
     split_gated_qkv_for_muon.PATCH,
     count_no_step_in_fully_shard_optimizer.PATCH,

@@ -192,12 +192,8 @@ def make_fsdp(parallel):
         overlap=True,
         gather=None,
         net=None,
-        despite_defect=False,
         **settings,
     ):
-        is_0_16 = hasattr(DistributedDataParallelConfig, "preserve_fp32_weights")
-        if strategy == "optim" and overlap and is_0_16 and not despite_defect:
-            pytest.skip("0.16.1 adds each rank's own gradient to the reduced one under this strategy")
         bf16 = dtype == torch.bfloat16
         model = FullyShardedDataParallel(
             net.config if net else TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, bf16=bf16),

@@ -25,7 +25,7 @@ def test_what_doctor_says_of_the_strategy_happens(make_fsdp, strategy, reduce, g
     reference = Reference(torch.float32)
     ((_, right, _),) = reference.train([0])
     settings = {"use_precision_aware_optimizer": False, "log_num_zeros_in_grad": False}
-    made = make_fsdp(strategy, torch.float32, overlap=reduce, gather=gather, despite_defect=True, **settings)
+    made = make_fsdp(strategy, torch.float32, overlap=reduce, gather=gather, **settings)
     backward(made, 0)
     if any("AttributeError" in text for text in defects):
         with pytest.raises(AttributeError, match="fetch_bucket"):

@@ -18,6 +18,7 @@ TOPICS: tuple[str, ...] = (
     "data",
     "fsdp",
     "fsdp_buffers",
+    "fsdp_gradient_sums",
     "fsdp_optimizer",
     "fused_operations",
     "gtp",

@@ -77,6 +77,41 @@ def norm_under_ddp_and_fsdp(part: str, **settings: Any) -> tuple[float, float]:
     return norms[0], norms[1]
 
 
+def norms_of_a_step(
+    strategy: str, microbatches: int = 1, part: str = "", is_fused: bool = False, dtype: Any = None, **sizes: int
+) -> tuple[float, float]:
+    """The gradient norms of a GPT's parameters with `part` in their names, under DDP and under Megatron-FSDP.
+
+    Each step has so many equal microbatches. With `expert_model_parallel_size` there are two experts in each layer.
+
+    Args:
+        is_fused: whether backward passes add weight gradients to `main_grad` themselves.
+        dtype: in which FSDP reduces gradients, where that is not theirs.
+    """
+    start(**sizes)
+    experts = {"num_moe_experts": 2, "add_bias_linear": False} if sizes else {}
+    norms = []
+    for is_sharded in (False, True):
+        torch.manual_seed(1)
+        config = make_config(gradient_accumulation_fusion=is_fused and is_sharded, **experts, **sizes)
+        gpt = make_gpt(config, transformer_engine=True)
+        replicas = 1 if "experts" in part else torch.distributed.get_world_size()
+        if is_sharded:
+            settings = {} if dtype is None else {"megatron_fsdp_grad_comm_dtype": dtype}
+            model = make_fsdp(config, gpt, data_parallel_sharding_strategy=strategy, **settings)
+            model.config.no_sync_func, replicas = model.no_sync, 1
+        else:
+            model = make_ddp(config, gpt)
+        compute_gradients(model, microbatches)
+        if is_sharded:
+            named = model.module.param_and_grad_buffer.optimizer_named_parameters
+            grads = [param.grad._local_tensor for name, param in named if part in name and param.grad is not None]
+        else:
+            grads = [param.main_grad for name, param in model.named_parameters() if part in name]
+        norms.append((sum_over_ranks(norm(*grads) ** 2) / replicas) ** 0.5)
+    return norms[0], norms[1]
+
+
 class Step(NamedTuple):
     """The norm of what a step changes, and how many gradients are 0."""
 

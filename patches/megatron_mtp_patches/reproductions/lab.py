@@ -125,7 +125,7 @@ def make_optimizer(*chunks: Any, **settings: Any) -> Any:
     return get_megatron_muon_optimizer(config, list(chunks), layer_wise_distributed_optimizer=is_layer_wise)
 
 
-def compute_gradients(model: Any) -> None:
+def compute_gradients(model: Any, microbatches: int = 1) -> None:
     """Run a schedule of Megatron's over `tokens` and leave the reduced gradients in `main_grad`."""
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -143,7 +143,7 @@ def compute_gradients(model: Any) -> None:
         forward_step_func=forward_step,
         data_iterator=iter(()),
         model=[model],
-        num_microbatches=1,
+        num_microbatches=microbatches,
         seq_length=LENGTH,
         micro_batch_size=1,
         forward_only=False,

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from ..conditions import (
-    context_parallel,
-    data_parallel,
-    expert_data_parallel,
     expert_parallel,
     expert_tensor_parallel,
     microbatches,
@@ -26,25 +23,7 @@ _SETUP = "megatron.core.optimizer:get_megatron_optimizer"
 _OTHER_STRATEGY = "choose another --data-parallel-sharding-strategy"
 
 
-def _shards_gradients(run: Any) -> bool:
-    return sharding_strategy(run) in ("optim_grads", "optim_grads_params")
-
-
-def _has_lonely_rank(run: Any) -> bool:
-    """Whether the dense layers or the experts have one replica."""
-    if not (run.data_parallel_size or run.world_size):
-        return False
-    return data_parallel(run) * context_parallel(run) == 1 or bool(run.num_experts and expert_data_parallel(run) == 1)
-
-
-def _reduces_in_another_type(run: Any) -> bool:
-    """Whether gradients are reduced in another type than that in which they are kept."""
-    kept, sent = (_type_name(run.megatron_fsdp_main_grads_dtype), _type_name(run.megatron_fsdp_grad_comm_dtype))
-    kept = kept or ("bfloat16" if run.bf16 else "float16" if run.fp16 else "float32")
-    return bool(sent) and sent != kept
-
-
-def _type_name(value: object) -> str:
+def type_name(value: object) -> str:
     """That of torch's type, or of a flag's value; '' for that of the parameters."""
     name = str(value or "").removeprefix("torch.")
     return {"auto": "", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
@@ -61,47 +40,6 @@ def _expert_ranks(run: Any) -> int:
 
 DEFECTS = (
     Defect(
-        id="ML-6660",
-        effect=(
-            "The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
-            "parallelism, are doubled with each microbatch"
-        ),
-        kind="wrong numbers",
-        severity=5,
-        signs=(
-            Sign(_REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")),
-        ),
-        affects=lambda run: _shards_gradients(run) and _has_lonely_rank(run),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, and as many "
-            "expert-parallel as data-parallel ranks, or one data-parallel rank"
-        ),
-        links=("NVIDIA/Megatron-LM#6660",),
-        state="fixed in 0.17.0",
-        evidence="read",
-    ),
-    Defect(
-        id="ML-6660b",
-        effect=(
-            "The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
-            "parallelism, are doubled with each microbatch"
-        ),
-        kind="wrong numbers",
-        severity=5,
-        signs=(Sign(_REDUCE, has="if gbuf.is_data_distributed or custom_grad_comm_dtype:"),),
-        affects=lambda run: _shards_gradients(run) and _has_lonely_rank(run) and _reduces_in_another_type(run),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, "
-            "--megatron-fsdp-grad-comm-dtype other than --megatron-fsdp-main-grads-dtype, and as many expert-parallel "
-            "as data-parallel ranks, or one data-parallel rank"
-        ),
-        only_if="Megatron is 0.19 or newer, or --grad-reduce-in-bf16 is given",
-        instead="set --megatron-fsdp-grad-comm-dtype and --megatron-fsdp-main-grads-dtype to the same type",
-        links=("NVIDIA/Megatron-LM#6660",),
-        state="open",
-        evidence="read",
-    ),
-    Defect(
         id="ML-3067",
         effect="Each data-parallel rank adds its own gradient to the mean of all, so gradients are too large",
         kind="wrong numbers",
@@ -115,6 +53,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#3067",),
         state="fixed in 0.17.0",
         evidence="reproduced",
+        patch="replace-fsdp-gradients-by-their-mean",
     ),
     Defect(
         id="ML-5462",
@@ -136,7 +75,7 @@ DEFECTS = (
             run.use_megatron_fsdp
             and run.bf16
             and _sums_in_fp32(run)
-            and not _type_name(run.megatron_fsdp_main_grads_dtype)
+            and not type_name(run.megatron_fsdp_main_grads_dtype)
         ),
         when="--use-megatron-fsdp with --bf16 and no --megatron-fsdp-main-grads-dtype",
         instead="add --megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype fp32",
@@ -152,19 +91,20 @@ DEFECTS = (
         severity=4,
         signs=(Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),),
         affects=lambda run: (
-            sharding_strategy(run) in ("no_shard", "optim")
+            sharding_strategy(run) == "optim"
             and run.gradient_accumulation_fusion
             and microbatches(run) > 1
             and run.transformer_engine >= (2, 10)
         ),
         when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard or optim and several microbatches, "
-            "without --no-gradient-accumulation-fusion"
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim and several microbatches, without "
+            " --no-gradient-accumulation-fusion"
         ),
         instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
         links=("NVIDIA/Megatron-LM#6357",),
         state="fixed on main",
-        evidence="read",
+        evidence="reproduced",
+        patch="add-fsdp-gradients-of-all-microbatches",
     ),
     Defect(
         id="ML-6357b",

@@ -1,0 +1,81 @@
+"""The sums of gradients over the microbatches of a step under Megatron-FSDP.
+
+A gradient that is sharded has a shard, to which the reduced gradients of each microbatch are added. One that is not has
+the whole buffer, in which backward passes add gradients up, and whose own shard the reduced ones take the place of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_overrides.call import Call
+
+_UNSHARDED = ("no_shard", "optim")  # the strategies that leave gradients whole
+
+
+def shard_gradients_of_single_replicas(call: Call) -> None:
+    """Wraps DataParallelBuffer.__init__: gradients that are to be sharded have a shard, also if it is all of them.
+
+    NVIDIA/Megatron-LM#6660: where a group has one rank, Megatron does not shard, and goes on as if it did. It reduces
+    in each microbatch what the buffer has of all so far, and backward passes overwrite it. The other buffers stay, as
+    does one whose place in another is given.
+    """
+    is_of_gradients = "gradient_scaling_factor" in call.kwargs and call["shard_bucket_index"] is None
+    is_sharded = call["ddp_config"].data_parallel_sharding_strategy in ("optim_grads", "optim_grads_params")
+    if is_of_gradients and is_sharded and call["data_parallel_group"].size() == 1:
+        call["is_data_distributed"] = True
+    call.proceed()
+
+
+def add_gradients_of_backward_passes(call: Call) -> None:
+    """Wraps MegatronFSDP.all_gather_and_wait_parameters_ready, after which a backward pass overwrites `main_grad`.
+
+    NVIDIA/Megatron-LM#6357: that is right for sharded gradients alone.
+    """
+    call.proceed()
+    if call.instance.data_parallel_sharding_strategy in _UNSHARDED:
+        for param in call["params"]:
+            param.overwrite_main_grad = False
+
+
+def fuse_no_gradients_of_own_layers(call: Call) -> None:
+    """Wraps FullyShardedDataParallel.__init__(config, ddp_config, module, ...) of Megatron-FSDP.
+
+    Megatron's own linear layers, as the output layer is, have a fused gradient overwrite `main_grad` in any case. What
+    is not fused, Megatron-FSDP adds up.
+    """
+    if call["ddp_config"].data_parallel_sharding_strategy in _UNSHARDED:
+        for module in call["module"].modules():
+            if getattr(module, "gradient_accumulation_fusion", False):
+                module.gradient_accumulation_fusion = False
+    call.proceed()
+
+
+def put_reduced_shards_in_place(call: Call) -> Any:
+    """Wraps GradReducePipeline._bucket_group_gradient_reduce, which in 0.16 adds what it reduces to its input.
+
+    NVIDIA/Megatron-LM#3067: with `optim` a rank's shard is a part of the buffer that is reduced.
+    """
+    pipeline = call.instance
+    buffers = [pipeline.get_fsdp_buffer(bucket_id) for bucket_id in call["bucket_group"]]
+    if pipeline.buffer.ddp_config.data_parallel_sharding_strategy != "optim":
+        return call.proceed()
+    for buffer in buffers:
+        shard = buffer.get_shard_from_local_buffer()
+        buffer.get_shard_from_local_buffer = lambda shard=shard: _Overwritten(shard)
+    try:
+        return call.proceed()
+    finally:
+        for buffer in buffers:
+            del buffer.get_shard_from_local_buffer
+
+
+class _Overwritten:
+    """A tensor that is overwritten by what is added to it."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __iadd__(self, other: Any) -> _Overwritten:
+        self.tensor.copy_(other)
+        return self

@@ -1,0 +1,36 @@
+"""Declares add-fsdp-gradients-of-all-microbatches."""
+
+from ..engine import Patch, Probe, PullRequest, Wrap
+from ..shared_edits import MEGATRON_FSDP
+
+_FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp"
+_GATHER = f"{_FSDP}:MegatronFSDP.all_gather_and_wait_parameters_ready"
+_SUMS = "megatron_overrides.fsdp.gradient_sums"
+
+PATCH = Patch(
+    id="add-fsdp-gradients-of-all-microbatches",
+    summary="Add up the gradients of all microbatches under Megatron-FSDP's optim and no_shard",
+    upstream=(PullRequest(6357, native_since="main", part="gradients are reduced as often as before"),),
+    problem=(
+        "With `--gradient-accumulation-fusion`, the default, and `--data-parallel-sharding-strategy optim`, each "
+        "microbatch overwrites the weight gradients of the one before (TransformerEngine from 2.10 on). Only the last "
+        "one counts, and its gradients are divided by the number of all. Megatron's own linear layers, as the output "
+        "layer is, do so with `no_shard`, too, and on main. Nothing in the log shows it."
+    ),
+    adds=("A step sums the weight gradients of all its microbatches.",),
+    repairs=("Megatron's own linear layers, the output layer among them, keep the gradient of the last microbatch.",),
+    numerics=(
+        "With `optim` or `no_shard`, several microbatches and without `--no-gradient-accumulation-fusion`: the weight "
+        "gradients, and with them the gradient norm."
+    ),
+    notes=(
+        "Megatron's own linear layers do not fuse their weight gradients then: each has its gradient in the dtype of "
+        "the weight for a moment, before it is added. Those of TransformerEngine stay fused.",
+    ),
+    is_repair=True,
+    probe=Probe(_GATHER, contains="self.data_parallel_sharding_strategy in ['optim_grads', 'optim_grads_params']"),
+    edits=(
+        Wrap(_GATHER, f"{_SUMS}:add_gradients_of_backward_passes"),
+        *(Wrap(f"{wrapper}.__init__", f"{_SUMS}:fuse_no_gradients_of_own_layers") for wrapper in MEGATRON_FSDP),
+    ),
+)

@@ -1,0 +1,11 @@
+"""The gradient norm of weights of TransformerEngine's layers in a GPT, over two microbatches, under DDP and under
+Megatron-FSDP with optim, where backward passes add these gradients up themselves.
+"""
+
+from ..fsdp_lab import norms_of_a_step
+
+RANKS = 2
+
+
+def reproduce():
+    return norms_of_a_step("optim", 2, "linear_qkv.weight", is_fused=True)

@@ -1,0 +1,7 @@
+"""The gradient norm of a GPT under DDP, and under Megatron-FSDP on one data-parallel rank."""
+
+from ..fsdp_lab import norms_of_a_step
+
+
+def reproduce():
+    return norms_of_a_step("optim_grads")
