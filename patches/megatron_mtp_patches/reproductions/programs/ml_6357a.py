@@ -1,4 +1,4 @@
-"""The gradient norm of weights of TransformerEngine's layers in a GPT, over two microbatches, under DDP and under
+"""The gradient norm of weights of TransformerEngine's layers in a GPT, over three microbatches, under DDP and under
 Megatron-FSDP with optim, where backward passes add these gradients up themselves.
 """
 
@@ -8,4 +8,4 @@ RANKS = 2
 
 
 def reproduce():
-    return norms_of_a_step("optim", 2, "linear_qkv.weight", is_fused=True)
+    return norms_of_a_step("optim", 3, "linear_qkv.weight", is_fused=True)
