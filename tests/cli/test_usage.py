@@ -48,7 +48,7 @@ def test_a_name_that_is_neither_a_patch_nor_a_function_lists_the_ids(capsys):
     [
         ("--all", "new.py", "give its ID in place of --all"),
         ("ML-1", "new.py", "'ML-1' is not the id of a known defect"),
-        ("ML-3067", "new.py", "there is no program for ML-3067"),
+        ("ML-3693", "new.py", "there is no program for ML-3693"),
         ("ML-5338", "old.py", "there is a old.py already"),
         ("ML-5338", ".", "there is a . already"),
         ("ML-5338", "folder/new.py", "there is no folder folder: create it"),
