@@ -1,7 +1,7 @@
 """What `reproduce ID --standalone FILE` writes runs without this package, and sees what its program sees.
 
-The ranks of a file are those of GPUs, as far as a rehearsal has them. What needs no GPU also runs without a rehearsal:
-the file of one defect on each release, with --everywhere that of each.
+In a rehearsal the ranks of a file are those of GPUs, as far as it has them: there the files of what needs no GPU run,
+and one of them without a rehearsal; with --everywhere all files, and all of those that need none.
 """
 
 import ast
@@ -31,11 +31,12 @@ REPRODUCED = [one for one in known_defects() if runner.find_program(one.id)]
 
 def pytest_generate_tests(metafunc):
     """`seen_here` is a defect that this release has, `seen_on_a_cpu` one whose program needs no GPU."""
-    (here,) = find_releases()
+    (release,) = find_releases()
     everywhere = metafunc.config.getoption("everywhere")
-    seen = [one for one in REPRODUCED if here in releases_with(one) and runs_on(one, here, everywhere)]
+    seen = [one for one in REPRODUCED if release in releases_with(one) and runs_on(one, release, everywhere)]
     on_a_cpu = [one for one in seen if not needs_gpus(runner.find_program(one.id))]
-    for name, defects in (("seen_here", seen), ("seen_on_a_cpu", on_a_cpu if everywhere else on_a_cpu[:1])):
+    here, without_rehearsal = (seen, on_a_cpu) if everywhere else (on_a_cpu, on_a_cpu[:1])
+    for name, defects in (("seen_here", here), ("seen_on_a_cpu", without_rehearsal)):
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, defects, ids=lambda defect: defect.id)
 
