@@ -91,6 +91,22 @@ def test_what_megatron_refuses_is_said_and_the_others_are_diagnosed(diagnose):
     assert "invalid int value: 'x'" in found["bad"] and "ML-5394" in found["good"]
 
 
+def test_a_line_break_ends_no_run_and_no_word(diagnose):
+    flags = SMALL.replace(" --", " \\\n--")
+    assert "ML-5394" in diagnose(run=f"{flags} \\\n--optimizer muon\n")["run"]
+
+
+def test_a_flag_that_megatron_does_not_know_is_named_with_what_may_be_meant(command, tmp_path):
+    (tmp_path / "run").write_text(f"{SMALL} --context-paralel-size 2")
+    done = command("doctor", "--batch", str(tmp_path / "run"))
+    assert "--context-paralel-size: did you mean --context-parallel-size?" in done.out
+
+
+def test_a_run_that_megatron_refuses_ends_with_2(command, tmp_path):
+    (tmp_path / "run").write_text(f"{SMALL} --num-layers x")
+    assert command("doctor", "--batch", str(tmp_path / "run")).code == 2
+
+
 def test_what_no_patch_removes_ends_with_1_from_severity_3_on(command, tmp_path, monkeypatch):
     from megatron_mtp_patches.cli import batch
     from megatron_mtp_patches.defects.diagnosis import Finding
@@ -101,7 +117,7 @@ def test_what_no_patch_removes_ends_with_1_from_severity_3_on(command, tmp_path,
         monkeypatch.setattr(batch, "find_defects", lambda settings, finding=finding: [finding])
         done = command("doctor", "--batch", str(tmp_path / "run"))
         assert done.code == (severity >= 3)
-        assert "1 runs: 1 with a defect that is not removed, 0 that Megatron refuses." in done.out
+        assert "Runs: 1; 1 with a defect that is not removed, 0 that Megatron refuses." in done.out
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release)
     assert done.code == 0
     assert (
         done.out.splitlines()[-1]
-        == f"Known defects that affect these flags: {len(ids)}. The patches remove all of them."
+        == f"Known defects that affect these flags: {len(ids)}. `import megatron_mtp_patches` removes all of them."
     )
 
 
@@ -104,7 +104,7 @@ def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):
     done = doctor(f"{SMALL} --optimizer muon")
     assert done.code == 1
     assert "NOT REMOVED: MEGATRON_MTP_PATCHES leaves exempt-muon-from-clipping out" in done.out
-    assert done.out.splitlines()[-1] == "1 of 2 known defects that affect these flags are not removed."
+    assert done.out.splitlines()[-1] == "Known defects that affect these flags: 2; 1 of them the patches do not remove."
 
 
 @pytest.mark.parametrize("words, ranks", [((), 8), (("--world-size", "16"), 16)])

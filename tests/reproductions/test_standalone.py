@@ -115,7 +115,7 @@ def test_an_error_is_what_a_file_sees(write, tmp_path):
 @pytest.mark.real_process("an interpreter that has neither a rehearsal nor this package")
 def test_a_file_that_needs_gpus_says_so(write, tmp_path):
     done = run_without_this_package(write(defect_called("ML-4116b")), tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (125, "")
     assert done.stderr.endswith("This needs a GPU for each of its ranks, 2 in all. There are 0.\n")
 
 

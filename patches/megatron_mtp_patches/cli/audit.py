@@ -17,6 +17,7 @@ from ..defects.probe import has_defect, locate
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 from ..installed_megatron import describe_megatron
+from ..reproductions.runner import has_program
 from .console import make_console
 
 LEVELS = {5: "error", 4: "error", 3: "warning", 2: "note", 1: "note"}  # of SARIF, by severity
@@ -90,7 +91,7 @@ def _show(name: str, rows: list[Row], hidden: list[str]) -> None:
     )
     for row in rows:
         style = "red" if row.severity >= 4 else "yellow" if row.severity == 3 else None
-        kind = f"{row.kind}, {row.evidence}"
+        kind = f"{row.kind}, {'`reproduce` shows it' if has_program(row.id) else row.evidence}"
         table.add_row(str(row.severity), row.id, kind, row.effect, condition_of(row), way_out(row), style=style)
     console.print(table)
     removed = sum(bool(row.patch) for row in rows)

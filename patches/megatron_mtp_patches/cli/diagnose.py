@@ -154,12 +154,13 @@ def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -
     for finding in findings:
         say(describe(finding), style_of(finding))
     left = sum(not finding.is_removed for finding in findings)
+    total = f"Known defects that affect these flags: {len(findings)}"
     if not findings:
         say("No known defect of this Megatron affects these flags.")
     elif left:
-        say(f"{left} of {len(findings)} known defects that affect these flags are not removed.")
+        say(f"{total}; {left} of them the patches do not remove.")
     else:
-        say(f"Known defects that affect these flags: {len(findings)}. The patches remove all of them.")
+        say(f"{total}. `import megatron_mtp_patches` removes all of them.")
 
 
 def describe(finding: Finding) -> str:

@@ -31,9 +31,9 @@ def reproduce(identifier: str | None, as_json: bool) -> int:
         UsageError: there is no such defect, or a CPU cannot show it.
         PatchError: there is no Megatron, or no rehearsal with this torch.
     """
-    programs = _find_programs(identifier)
     if find_file("megatron.core") is None:
         raise PatchError(describe_megatron())
+    programs = _find_programs(identifier)
     runner.prepare()
     reports = [_report(defect, program) for defect, program in programs.items()]
     if as_json:
@@ -48,10 +48,15 @@ def write_standalone(identifier: str, file: Path) -> int:
 
     Raises:
         UsageError: there is no such defect or no program for it, or the file cannot be written.
+        PatchError: there is no Megatron.
     """
     try:
+        if find_file("megatron.core") is None:  # the programs import torch
+            raise PatchError(describe_megatron())
+        if file.is_dir():
+            raise UsageError(f"{file} is a folder: give the name of a file")
         if file.exists():
-            raise UsageError(f"there is a {file} already: remove it, or choose another name")
+            raise UsageError(f"{file} exists already: remove it, or choose another name")
         if not file.parent.is_dir():
             raise UsageError(f"there is no folder {file.parent}: create it, or choose another one")
         ((defect, program),) = _find_programs(identifier).items()
@@ -68,13 +73,18 @@ def _describe(defect: Defect, program: ModuleType) -> str:
     """What the defect is, which Megatrons have it, and how a file of its program is run."""
     ranks = getattr(program, "RANKS", 1)
     gpus = f"{ranks} GPU{'s' * (ranks > 1)}"
-    machine = f"It needs {gpus}." if needs_gpus(program) else f"It runs on {gpus}, or on a CPU where there are fewer."
+    machine = (
+        f"It needs {gpus}, and was not run on any."
+        if needs_gpus(program)
+        else f"It runs on {gpus}, or on a CPU where there are fewer."
+    )
     links = [f"https://github.com/{link.replace('#', '/issues/')}" for link in defect.links]
     releases, megatron = ", ".join(releases_with(defect)), " or ".join(sorted(find_releases()))
     paragraphs = [
         f"{defect.id}: {defect.effect}. It affects runs with {condition_of(defect)}.",
         f"The program: {' '.join((program.__doc__ or '').split())}",
-        f"It prints what is expected and what is seen, and ends with 1 where they differ. {machine}",
+        "It prints what is expected and what is seen, and ends with 1 where they differ, with 125 where it cannot run.",
+        machine,
         "    python FILE",
         f"Megatron with this defect: {releases}. Upstream: {', '.join([*links, defect.state])}.",
         f"megatron-mtp-patches has made this file{f', with megatron-core {megatron}' if megatron else ''}.",

@@ -37,7 +37,8 @@ def read_runs(file: Path) -> list[tuple[str, list[str] | SimpleNamespace]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
     if file.suffix not in (".yaml", ".yml", ".json"):
-        return [(str(file), shlex.split(text, comments=True))]
+        one_line = text.replace("\\\n", " ")  # as a shell reads it; shlex would keep the line break in a word
+        return [(str(file), shlex.split(one_line, comments=True))]
     content = _parse_json(file, text) if file.suffix == ".json" else _parse_yaml(file, text)
     recipes = {name: flags for name, flags in content.items() if re.fullmatch(r"MODEL_ARGS(_\d+)?", str(name))}
     if recipes and all(isinstance(flags, dict) for flags in recipes.values()):

@@ -109,7 +109,7 @@ def _judge(defect: Defect, patch: Patch | None) -> Finding:
     if patch:
         is_removed, remedy = _is_removed_by(patch)
     else:
-        is_removed, remedy = False, f"no patch; {defect.instead or 'no other setting avoids it'}"
+        is_removed, remedy = False, f"no patch; {defect.instead or 'no other setting is known to avoid it'}"
     return Finding(
         id=defect.id,
         text=defect.effect,

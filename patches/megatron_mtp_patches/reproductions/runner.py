@@ -11,7 +11,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import ModuleType
@@ -36,10 +35,20 @@ def program_names() -> list[str]:
     return sorted(file.stem for file in Path(__file__).parent.glob("programs/*.py") if file.stem != "__init__")
 
 
+def has_program(identifier: str) -> bool:
+    """Whether a CPU can show the defect; nothing is imported for it."""
+    return _name_of_module(identifier) in program_names()
+
+
 def find_program(identifier: str) -> ModuleType | None:
     """The program of a defect; None where a CPU cannot show it."""
-    name = f"{__package__}.programs.{identifier.lower().replace('-', '_')}"
-    return importlib.import_module(name) if find_spec(name) else None
+    if not has_program(identifier):
+        return None
+    return importlib.import_module(f"{__package__}.programs.{_name_of_module(identifier)}")
+
+
+def _name_of_module(identifier: str) -> str:
+    return identifier.lower().replace("-", "_")
 
 
 def prepare() -> None:

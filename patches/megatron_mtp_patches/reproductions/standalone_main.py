@@ -15,12 +15,15 @@ from .runner import is_same
 def main(reproduce: Callable[[], tuple[Any, Any]], ranks: int, needs_gpus: bool, otherwise: str) -> None:
     """Run a program on each rank, print what it expects and what it sees, and end with 1 where they differ.
 
+    Without a GPU for each rank it ends with 125, if it needs them.
+
     An error is what is seen in place of `otherwise`.
     """
     gpus = torch.cuda.device_count()
     if gpus < ranks:
         if needs_gpus:
-            sys.exit(f"This needs a GPU for each of its ranks, {ranks} in all. There are {gpus}.")
+            print(f"This needs a GPU for each of its ranks, {ranks} in all. There are {gpus}.", file=sys.stderr)
+            sys.exit(125)  # by which `git bisect run` knows that nothing was tested
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # on a free port
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}

@@ -1,4 +1,4 @@
-"""Training with CUDA graphs. None of them shows without a GPU."""
+"""CUDA graphs: none of these defects shows without a GPU."""
 
 from __future__ import annotations
 

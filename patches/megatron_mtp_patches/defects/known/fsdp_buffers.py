@@ -1,4 +1,4 @@
-"""Megatron-FSDP's buffers and pipelines, and of FSDP2 of PyTorch."""
+"""Megatron-FSDP's buffers and pipelines, and PyTorch's FSDP2."""
 
 from __future__ import annotations
 

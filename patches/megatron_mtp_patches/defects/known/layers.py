@@ -1,4 +1,4 @@
-"""Tensor-parallel layers, of their collectives and of the loss that follows them."""
+"""Tensor-parallel layers, their collectives and the loss that follows them."""
 
 from __future__ import annotations
 

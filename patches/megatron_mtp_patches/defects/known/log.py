@@ -127,6 +127,7 @@ DEFECTS = (
         ),
         affects=lambda run: run.load and not run.finetune and (run.log_interval or 1) > 1,
         when="--load with --log-interval > 1",
+        instead="--log-interval 1",
         links=("NVIDIA/Megatron-LM#6238",),
         state="open",
         evidence="read",

@@ -1,4 +1,4 @@
-"""MTP heads."""
+"""MTP heads: how much their loss counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism and of the schedules of a step."""
+"""Pipeline parallelism and the schedules of a step."""
 
 from __future__ import annotations
 

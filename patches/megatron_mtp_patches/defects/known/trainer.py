@@ -1,4 +1,4 @@
-"""The training scripts and of the reduction of gradients in data parallelism."""
+"""The training scripts, and the reduction of gradients in data parallelism."""
 
 from __future__ import annotations
 
