@@ -56,7 +56,7 @@ def divide_by_tokens_of_all_context_parallel_ranks(call: Call) -> Any:
     if loss_func is None or config.calculate_per_token_loss or getattr(config, "hybrid_context_parallel", False):
         return call.proceed()
     group = _context_parallel_group(call["model"])
-    if group.size() == 1:
+    if group is None or group.size() == 1:
         return call.proceed()
 
     @functools.wraps(loss_func)
@@ -74,10 +74,10 @@ def divide_by_tokens_of_all_context_parallel_ranks(call: Call) -> Any:
 
 
 def _context_parallel_group(model: Any) -> Any:
-    """The group of the model, which may be wrapped; else Megatron's own."""
+    """The group of the model, which may be wrapped; else Megatron's own, None where it has made no groups."""
     from megatron.core import parallel_state
 
     while hasattr(model, "module"):
         model = model.module
     group = getattr(model, "cp_group", None)
-    return parallel_state.get_context_parallel_group() if group is None else group
+    return parallel_state.get_context_parallel_group(check_initialized=False) if group is None else group

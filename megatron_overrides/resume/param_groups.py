@@ -6,6 +6,7 @@ NVIDIA/Megatron-LM#4705. Megatron up to 0.18 tells groups by `KEYS` alone, which
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr", "optimizer")
@@ -18,13 +19,15 @@ Group = dict[str, Any]
 def pair_groups(current: list[Group], saved: list[Group]) -> list[Group] | None:
     """The group of `saved` that belongs to each of `current`; None if one has no counterpart.
 
-    It has the same `KEYS`. Of several, it is the one with the same settings; if none has them, because the run has
-    other learning rates, it is the one in the same place among those with the same keys.
+    It has the same `KEYS`. Of several, it is the one with the same settings, of those that a group of this run has; if
+    none has them, because the run has other learning rates, it is the one in the same place among those with the same
+    keys.
     """
+    names = sorted({name for group in current for name in group} - _CHANGING)
     pairs = []
     for group in current:
         alike = [one for one in saved if _key(one) == _key(group)]
-        same = [one for one in alike if _settings(one) == _settings(group)]
+        same = [one for one in alike if _settings(one, names) == _settings(group, names)]
         if not same:
             siblings = [one for one in current if _key(one) == _key(group)]
             if len(alike) != len(siblings):
@@ -35,12 +38,12 @@ def pair_groups(current: list[Group], saved: list[Group]) -> list[Group] | None:
 
 
 def _key(group: Group) -> tuple[Any, ...]:
-    """NeMo calls the multipliers pre_wd_mult and pre_lr_mult."""
-    return tuple(group.get(key, group.get(f"pre_{key}")) for key in KEYS)
+    return _settings(group, KEYS)
 
 
-def _settings(group: Group) -> Group:
-    return {name: value for name, value in group.items() if name not in _CHANGING and value is not None}
+def _settings(group: Group, names: Iterable[str]) -> tuple[Any, ...]:
+    """The values of these settings, None where there is none; NeMo calls wd_mult pre_wd_mult, for example."""
+    return tuple(group.get(name, group.get(f"pre_{name}")) for name in names)
 
 
 def settings_of(group: Group) -> Group:

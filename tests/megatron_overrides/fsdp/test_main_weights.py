@@ -35,6 +35,7 @@ def chunk_of(use_megatron_fsdp, **more):
 @pytest.mark.parametrize(
     "chunk, config",
     [
+        (SimpleNamespace(), {}),  # a model that nothing wraps
         (chunk_of(False), {}),
         (chunk_of(True), {}),  # version 2 has no such buffer
         (chunk_of(True, param_and_grad_buffer=SimpleNamespace()), {"use_precision_aware_optimizer": False}),

@@ -26,10 +26,24 @@ def names(pairs):
             ["A", "B"],
         ),
         ([group("a", 1.0)], [group("A", 1.0, min_lr=None)], ["A"]),
+        (
+            [group("a", 1.0, start_wd=0.1), group("b", 1.0)],
+            [group("B", 1.0, tag="B"), group("A", 1.0, tag="A", start_wd=0.1)],
+            ["A", "B"],
+        ),
         ([group("a", 3.0)], [group("A", 1.0), group("B", 2.0)], None),
         ([group("a", 1.0)], [group("A", 1.0, wd_mult=0.0)], None),
     ],
-    ids=["other order", "other rates", "multipliers", "eps", "None is absent", "another number of groups", "no group"],
+    ids=[
+        "other order",
+        "other rates",
+        "multipliers",
+        "eps",
+        "None is absent",
+        "of the checkpoint alone",
+        "another number of groups",
+        "no group",
+    ],
 )
 def test_pairs(current, saved, expected):
     from megatron_overrides.resume.param_groups import pair_groups

@@ -1,0 +1,24 @@
+"""A trainer that has made no process groups of Megatron's has the loss of its own tokens."""
+
+import pytest
+import torch
+from megatron.core.pipeline_parallel.schedules import forward_step_calc_loss
+from megatron.core.transformer import TransformerConfig
+
+pytestmark = pytest.mark.forked("patched")
+
+
+def test_without_process_groups_the_tokens_of_this_rank_count():
+    loss, _ = forward_step_calc_loss(
+        None,
+        torch.tensor(12.0),
+        lambda output: (output, torch.tensor(4), {}),
+        TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1),
+        None,
+        False,
+        2,
+        [],
+        cp_group_size=4,
+        is_last_stage=True,
+    )
+    assert float(loss) == 12 / 4 / 2  # the sum / tokens / microbatches
