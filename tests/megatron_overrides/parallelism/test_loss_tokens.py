@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from megatron.core import parallel_state
 from megatron.core.pipeline_parallel.schedules import forward_step_calc_loss
 from megatron.core.transformer import TransformerConfig
 
 pytestmark = pytest.mark.forked("patched")
 
 
-def test_without_process_groups_the_tokens_of_this_rank_count():
+def test_without_process_groups_the_tokens_of_this_rank_count(monkeypatch):
+    monkeypatch.setattr(parallel_state, "_CONTEXT_PARALLEL_GROUP", None)
     loss, _ = forward_step_calc_loss(
         None,
         torch.tensor(12.0),
