@@ -31,15 +31,13 @@ def scale_indexer_loss(call: Call) -> Any:
     config = call["config"]
     outputs = call.proceed()
     if getattr(config, "experimental_attention_variant", None) == "dsa":
-        from megatron.core import parallel_state
         from megatron.core.transformer.experimental_attention_variant.dsa import DSAIndexerLossAutoScaler
 
         scale = torch.ones(1, device=torch.cuda.current_device())
         if config.grad_scale_func is not None:
             scale = config.grad_scale_func(scale)
         if not config.calculate_per_token_loss:
-            cp_size = call["cp_group_size"] or parallel_state.get_context_parallel_world_size()
-            scale = scale * cp_size / call["num_microbatches"]
+            scale = scale * (call["cp_group_size"] or 1) / call["num_microbatches"]
         DSAIndexerLossAutoScaler.set_loss_scale(scale)
     return outputs
 
@@ -61,7 +59,7 @@ def sum_gradients_of_output_norms(call: Call) -> None:
         param
         for chunk in call["model"]
         for name, param in chunk.named_parameters()
-        if ".out_norm." in name and param.requires_grad
+        if ".out_norm." in name and param.requires_grad and not hasattr(param, "average_gradients_across_tp_domain")
     ]
     for weight in weights:
         gradient = getattr(weight, "main_grad", weight.grad)

@@ -74,7 +74,7 @@ def build_counting_first_replicas(call: Call) -> Any:
         optimizer.grad_stats_parallel_group = _ranks_of_instance(call)
         for param in optimizer.get_parameters():
             is_expert = not getattr(param.orig_param, "allreduce", True)  # as Megatron-FSDP asks
-            replicas = param.megatron_fsdp_dist_index.get_dp_group(is_expert_parallel=is_expert)
+            replicas = param.megatron_fsdp_dist_index.get_fsdp_group(is_expert_parallel=is_expert)  # of an instance
             param._mtp_patches_is_first_replica = replicas.rank() == 0
     return optimizer
 

@@ -55,6 +55,8 @@ def divide_by_tokens_of_all_context_parallel_ranks(call: Call) -> Any:
     config, loss_func = call["config"], call["loss_func"]
     if loss_func is None or config.calculate_per_token_loss or getattr(config, "hybrid_context_parallel", False):
         return call.proceed()
+    if call["collect_non_loss_data"] or call["cp_group_size"] == 1:
+        return call.proceed()
     group = _context_parallel_group(call["model"])
     if group is None or group.size() == 1:
         return call.proceed()

@@ -20,21 +20,27 @@ def pair_groups(current: list[Group], saved: list[Group]) -> list[Group] | None:
     """The group of `saved` that belongs to each of `current`; None if one has no counterpart.
 
     It has the same `KEYS`. Of several, it is the one with the same settings, of those that a group of this run has; if
-    none has them, because the run has other learning rates, it is the one in the same place among those with the same
-    keys.
+    not all of them have such a counterpart, because the run has other learning rates, each belongs to the one in the
+    same place among those with the same keys.
     """
     names = sorted({name for group in current for name in group} - _CHANGING)
-    pairs = []
-    for group in current:
-        alike = [one for one in saved if _key(one) == _key(group)]
-        same = [one for one in alike if _settings(one, names) == _settings(group, names)]
-        if not same:
-            siblings = [one for one in current if _key(one) == _key(group)]
-            if len(alike) != len(siblings):
-                return None
-            same = [alike[next(place for place, one in enumerate(siblings) if one is group)]]
-        pairs.append(same[0])
-    return pairs
+    pairs: dict[int, Group] = {}
+    for key in {_key(group) for group in current}:
+        places = [place for place, group in enumerate(current) if _key(group) == key]
+        alike = [group for group in saved if _key(group) == key]
+        found = [_find(current[place], alike, names) for place in places]
+        counterparts = [one for one in found if one is not None]
+        if len(counterparts) < len(places):
+            counterparts = alike
+        if len(counterparts) != len(places):
+            return None
+        pairs |= dict(zip(places, counterparts, strict=True))
+    return [pairs[place] for place in range(len(current))]
+
+
+def _find(group: Group, among: list[Group], names: list[str]) -> Group | None:
+    """The first group with the same settings."""
+    return next((one for one in among if _settings(one, names) == _settings(group, names)), None)
 
 
 def _key(group: Group) -> tuple[Any, ...]:

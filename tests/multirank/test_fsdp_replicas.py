@@ -14,13 +14,13 @@ def check_layout(parallel):
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron_mtp_patches.reproductions.fsdp_lab import train_gpt
 
-    def check(strategy, tensor=1, expert=1, expert_tensor=None):
+    def check(strategy, tensor=1, expert=1, expert_tensor=None, instances=1):
         sizes = {"tensor_model_parallel_size": tensor}
         if expert_tensor:
             sizes |= {"expert_model_parallel_size": expert, "expert_tensor_parallel_size": expert_tensor}
-        parallel(**sizes)
+        parallel(**sizes, num_distributed_optimizer_instances=instances)
         model_parallel_cuda_manual_seed(1)
-        optimizer, gradients = train_gpt(strategy, **sizes)
+        optimizer, gradients = train_gpt(strategy, instances, **sizes)
         params = optimizer.get_parameters()
         for param in params:
             param.grad._local_tensor.fill_(1.0)
@@ -48,3 +48,8 @@ def test_two_ranks_count_one_copy(check_layout, strategy, sizes):
 )
 def test_four_ranks_count_one_copy(check_layout, sizes):
     check_layout("no_shard", *sizes)
+
+
+@pytest.mark.ranks(4)
+def test_each_instance_of_the_optimizer_counts_one_copy(check_layout):
+    check_layout("no_shard", instances=2)

@@ -24,10 +24,11 @@ def make_fsdp(config: Any, module: Any, units: list[type] | None = None, **setti
     return FullyShardedDataParallel(config, ddp_config, module, fsdp_unit_modules=units)
 
 
-def train_gpt(strategy: str, **sizes: int) -> tuple[Any, float]:
+def train_gpt(strategy: str, instances: int = 1, **sizes: int) -> tuple[Any, float]:
     """The optimizer of a small GPT after a backward pass, and how many gradients one copy of the model has.
 
-    With `expert_model_parallel_size` or `expert_tensor_parallel_size` it has two experts in each layer.
+    With `expert_model_parallel_size` or `expert_tensor_parallel_size` it has two experts in each layer. With several
+    `instances` each shards over its own ranks.
     """
     from megatron.core import parallel_state
 
@@ -43,7 +44,8 @@ def train_gpt(strategy: str, **sizes: int) -> tuple[Any, float]:
             is_split = getattr(param, "tensor_model_parallel", False)
             replicas = parallel_state.get_data_parallel_world_size() * (1 if is_split else tensor_parallel)
         own_share += param.numel() / replicas
-    model = make_fsdp(config, gpt, data_parallel_sharding_strategy=strategy)
+    settings = {"num_distributed_optimizer_instances": instances}
+    model = make_fsdp(config, gpt, data_parallel_sharding_strategy=strategy, **settings)
     optimizer = make_optimizer(model, use_distributed_optimizer=True)
     compute_gradients(model)
     return optimizer, sum_over_ranks(own_share)

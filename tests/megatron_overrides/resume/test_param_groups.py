@@ -19,6 +19,7 @@ def names(pairs):
     [
         ([group("a", 1.0), group("b", 2.0)], [group("B", 2.0), group("A", 1.0)], ["A", "B"]),
         ([group("a", 3.0), group("b", 4.0)], [group("A", 1.0), group("B", 2.0)], ["A", "B"]),
+        ([group("a", 0.1), group("b", 0.01)], [group("A", 1.0), group("B", 0.1)], ["A", "B"]),
         ([group("a", 3.0, wd_mult=0.0), group("b", 4.0)], [group("B", 2.0), group("A", 1.0, wd_mult=0.0)], ["A", "B"]),
         (
             [group("a", 1.0, eps=1e-8), group("b", 1.0, eps=1e-5)],
@@ -37,6 +38,7 @@ def names(pairs):
     ids=[
         "other order",
         "other rates",
+        "rates of each other",
         "multipliers",
         "eps",
         "None is absent",
