@@ -44,7 +44,7 @@ def train_gpt(strategy: str, instances: int = 1, **sizes: int) -> tuple[Any, flo
             is_split = getattr(param, "tensor_model_parallel", False)
             replicas = parallel_state.get_data_parallel_world_size() * (1 if is_split else tensor_parallel)
         own_share += param.numel() / replicas
-    settings = {"num_distributed_optimizer_instances": instances}
+    settings: dict[str, Any] = {"num_distributed_optimizer_instances": instances}
     model = make_fsdp(config, gpt, data_parallel_sharding_strategy=strategy, **settings)
     optimizer = make_optimizer(model, use_distributed_optimizer=True)
     compute_gradients(model)
