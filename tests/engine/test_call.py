@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MethodType
 
 import pytest
+from megatron_mtp_patches.engine import Wrap
 from megatron_mtp_patches.engine.call import Call
 
 
@@ -60,6 +61,28 @@ def test_the_method_of_another_object_can_run_instead(call):
     assert one.proceed(Scaled(100)) == 600
     one["first"] = 2
     assert one.proceed(Scaled(100)) == 700
+
+
+@pytest.fixture
+def wrapped_twice(library):
+    """wrapped_twice(): an object of a class, a method of which has two wrappers; the outer one takes another object."""
+
+    def make():
+        source = "import copy\n\ndef rename(call):\n    other = copy.copy(call.instance)\n    other.name = 'copy'\n"
+        source += (
+            "    return call.proceed(other)\n\ndef add_name(call):\n    return call.proceed() + call.instance.name\n"
+        )
+        library.write("overrides_twice.py", source)
+        library.applied(*(Wrap("lib:C.method", f"overrides_twice:{name}") for name in ("add_name", "rename")))
+        one = library.load().C()
+        one.name = "one"
+        return one
+
+    return make
+
+
+def test_the_method_of_another_object_has_its_other_wrappers(wrapped_twice):
+    assert wrapped_twice().method() == "method 1copy"
 
 
 def test_a_bound_method_has_no_parameter_for_its_object():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -63,11 +62,13 @@ class Call:
         """Run the function with the arguments as they are now; return what it returns.
 
         Args:
-            instance: run the method of this object instead.
+            instance: run the method of this object instead, with the other wrappers around it.
         """
         function: Any = self.function
         if instance is not None:
-            function = functools.partial(function.__func__, instance)
+            # `__func__` of a wrapped method is the function inside all wrappers
+            method = getattr(function, "_self_parent", None) or function.__func__
+            function = method.__get__(instance, type(instance))
         if self._bound is None:
             return function(*self.args, **self.kwargs)
         return function(*self._bound.args, **self._bound.kwargs)
