@@ -29,9 +29,7 @@ def weight_seq_aux_loss(call: Call) -> Any:
     def attach_for_all_samples(*args: Any, valid_token_count: Any, **kwargs: Any) -> Any:
         return attach(*args, valid_token_count=valid_token_count * samples, **kwargs)
 
-    router = copy.copy(call.instance)
-    router.attach_and_log_load_balancing_loss = attach_for_all_samples
-    return call.proceed(router)
+    return _proceed_with(call, attach_for_all_samples)
 
 
 def weight_z_loss(call: Call) -> Any:
@@ -74,6 +72,29 @@ def weight_experts_by_all_tokens(call: Call) -> Any:
         aux_loss = aux_loss * (current * router.ga_steps / counted)
         return attach(activation, aux_loss_coeff, aux_loss, *args, **kwargs)
 
-    with_tokens = copy.copy(router)
-    with_tokens.attach_and_log_load_balancing_loss = attach_by_all_tokens
-    return call.proceed(with_tokens)
+    return _proceed_with(call, attach_by_all_tokens)
+
+
+def sum_over_replicas(call: Call) -> Any:
+    """Wraps TopKRouter._apply_global_aux_loss, whose loss is the part of this rank's tokens in that of all ranks.
+
+    NVIDIA/Megatron-LM#5007: the gradients of these parts are averaged over the data-parallel ranks, not added up. The
+    log shows the loss divided by its coefficient, so both are multiplied.
+    """
+    router = call.instance
+    if not getattr(router.config, "moe_global_aux_loss_over_data_parallel", False):
+        return call.proceed()
+    attach = router.attach_and_log_load_balancing_loss
+    replicas = router.tp_dp_cp_group.size() // router.tp_cp_group.size()
+
+    def attach_sum(activation: Any, aux_loss_coeff: float, aux_loss: Any, *args: Any, **kwargs: Any) -> Any:
+        return attach(activation, aux_loss_coeff * replicas, aux_loss * replicas, *args, **kwargs)
+
+    return _proceed_with(call, attach_sum)
+
+
+def _proceed_with(call: Call, attach: Any) -> Any:
+    """Call the method of a router that hands its loss to `attach`."""
+    router = copy.copy(call.instance)
+    router.attach_and_log_load_balancing_loss = attach
+    return call.proceed(router)

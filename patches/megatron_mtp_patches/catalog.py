@@ -30,6 +30,7 @@ from .moe import (
     count_moe_tokens_once,
     count_tokens_of_all_microbatches,
     score_experts_in_fp32,
+    sum_global_aux_loss_over_replicas,
     weight_moe_losses_by_token,
 )
 from .mtp import (
@@ -132,6 +133,7 @@ _PATCHES = (
     weight_moe_losses_by_token.PATCH,
     count_moe_tokens_once.PATCH,
     count_tokens_of_all_microbatches.PATCH,
+    sum_global_aux_loss_over_replicas.PATCH,
     score_experts_in_fp32.PATCH,
     quantize_weights_of_each_step.PATCH,
     freeze_all_layers.PATCH,

@@ -42,7 +42,9 @@ def topic_table(topic: str) -> str:
 
 
 def row(defect: Defect) -> list[str]:
-    ways = [f"[{defect.patch}]({defect.patch}.md)"] if defect.patch else []
+    ways = (
+        [f"[{defect.patch}]({defect.patch}.md){f' with {defect.flag}' if defect.flag else ''}"] if defect.patch else []
+    )
     ways += [defect.instead] if defect.instead else []
     links = ", ".join(link(one) for one in defect.links)
     shown = "; `reproduce` shows it" if find_program(defect.id) else f"; {defect.evidence}"

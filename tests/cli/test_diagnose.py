@@ -22,6 +22,17 @@ def test_configurations_are_diagnosed_as_flags_are():
     assert all(finding.is_removed for finding in found)
 
 
+@pytest.mark.parametrize("is_on", [False, True])
+def test_a_defect_is_removed_only_with_the_setting_that_its_patch_needs(is_on):
+    import megatron_mtp_patches
+
+    run = SimpleNamespace(num_experts=8, moe_router_load_balancing_type="global_aux_loss", moe_aux_loss_coeff=0.1)
+    run.data_parallel_size, run.moe_global_aux_loss_over_data_parallel = 2, is_on
+    (finding,) = [one for one in megatron_mtp_patches.diagnose(run, transformer_engine="2.16.1") if one.id == "ML-5007"]
+    assert finding.is_removed is is_on
+    assert finding.remedy.startswith("" if is_on else "add --moe-global-aux-loss-over-data-parallel")
+
+
 @pytest.mark.parametrize(
     "settings", [(), (None,), ({"mtp_num_layers": 2},), ([SimpleNamespace()],), (SimpleNamespace,)]
 )

@@ -39,6 +39,7 @@ class Row:
     only_if: str
     instead: str
     patch: str
+    flag: str
     state: str
     links: tuple[str, ...]
     evidence: str
@@ -110,7 +111,7 @@ def condition_of(defect: Row | Defect) -> str:
 
 def way_out(defect: Row | Defect) -> str:
     """The patch that removes it, what to set instead, or the release that has not got it."""
-    ways = [f"patch {defect.patch}"] if defect.patch else []
+    ways = [f"patch {defect.patch}{f' with {defect.flag}' if defect.flag else ''}"] if defect.patch else []
     ways += [defect.instead] if defect.instead else []
     return "; or ".join(ways) or (defect.state if defect.state.startswith("fixed") else "none known")
 

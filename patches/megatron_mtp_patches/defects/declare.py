@@ -56,6 +56,8 @@ class Defect:
         state: "fixed in 0.18.0", "fixed on main", "open" or "unreported".
         evidence: how sure we are: reproduced by running Megatron, read in its source, or reported by others.
         patch: the id of the patch that removes it; '' for none.
+        setting: the setting that has to be on for the patch to remove it, as TransformerConfig or OptimizerConfig calls
+            it; '' where it needs none.
     """
 
     id: str
@@ -72,3 +74,9 @@ class Defect:
     only_if: str = ""
     instead: str = ""
     patch: str = ""
+    setting: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The flag of `setting`; '' where there is none."""
+        return self.setting and f"--{self.setting.replace('_', '-')}"

@@ -52,7 +52,8 @@ class Finding:
         only_if: what the settings of a run cannot tell; '' where they decide.
         releases: the first and the last known release that has it.
         patch: the id of the patch that removes it; None if none does.
-        is_removed: that patch is applied, or will be as soon as the package that it patches is installed.
+        is_removed: that patch is applied, or will be as soon as the package that it patches is installed; and the run
+            has the setting that the patch needs.
         remedy: what to do if the defect is not removed, or not yet; '' if there is nothing to do.
     """
 
@@ -102,12 +103,14 @@ def find_defects(settings: Settings) -> Iterator[Finding]:
     patches = {patch.id: patch for patch in CATALOG}
     for defect in known_defects():
         if defect.affects(settings) and has_defect(defect):  # reading a run is quicker than reading a source
-            yield _judge(defect, patches.get(defect.patch))
+            yield _judge(defect, patches.get(defect.patch), settings)
 
 
-def _judge(defect: Defect, patch: Patch | None) -> Finding:
+def _judge(defect: Defect, patch: Patch | None, settings: Settings) -> Finding:
     if patch:
         is_removed, remedy = _is_removed_by(patch)
+        if is_removed and defect.setting and not getattr(settings, defect.setting):
+            is_removed, remedy = False, f"add {defect.flag} ({patch.id}), or {defect.instead}"
     else:
         is_removed, remedy = False, f"no patch; {defect.instead or 'no other setting is known to avoid it'}"
     return Finding(

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(1)]
 
 WORDS = """--mtp_detach_heads true --mtp_clip_grad 0.05 --grad_norm_skip_threshold 100 --min_clip_coefficient 0.01
     --mtp_grad_norm_skip_threshold 5 --clip_orthogonalizing_optimizers true
-    --grad_norm_group router=router:1.0""".split()
+    --grad_norm_group router=router:1.0 --moe_global_aux_loss_over_data_parallel true""".split()
 
 
 def test_its_command_line_has_the_settings():
@@ -25,6 +25,7 @@ def test_its_command_line_has_the_settings():
     assert (given.mtp_detach_heads, given.mtp_clip_grad, given.grad_norm_skip_threshold) == (True, 0.05, 100.0)
     assert (given.mtp_grad_norm_skip_threshold, given.min_clip_coefficient) == (5.0, 0.01)
     assert given.clip_orthogonalizing_optimizers is True and given.grad_norm_group == ["router=router:1.0"]
+    assert given.moe_global_aux_loss_over_data_parallel is True
 
 
 def test_they_reach_the_configuration_of_the_optimizer_and_default_to_its_defaults():

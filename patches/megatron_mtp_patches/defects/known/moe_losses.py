@@ -117,9 +117,11 @@ DEFECTS = (
         affects=lambda run: has_aux_loss(run, "global_aux_loss") and data_parallel(run) > 1,
         when="--moe-router-load-balancing-type global_aux_loss with data parallelism",
         instead="multiply the coefficient of global_aux_loss by the data-parallel size",
-        links=("NVIDIA/Megatron-LM#5007",),
+        links=("NVIDIA/Megatron-LM#5007", "NVIDIA/Megatron-LM#3672"),
         state="open",
-        evidence="read",
+        evidence="reproduced",
+        patch="sum-global-aux-loss-over-replicas",
+        setting="moe_global_aux_loss_over_data_parallel",
     ),
     Defect(
         id="ML-5798",
