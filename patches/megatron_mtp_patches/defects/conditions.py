@@ -107,6 +107,11 @@ def has_any_aux_loss(run: Any) -> bool:
     return has_aux_loss(run, "aux_loss", "seq_aux_loss", "global_aux_loss")
 
 
+def has_z_loss(run: Any) -> bool:
+    """Whether the logits of routers have a loss of their own."""
+    return bool(run.num_experts and run.moe_z_loss_coeff)
+
+
 def has_graph_scope(run: Any, *names: str) -> bool:
     """Whether CUDA graphs capture one of these parts of a layer: "moe_router", "attn"."""
     scope = run.cuda_graph_scope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..conditions import repeats_a_head
+from ..conditions import has_any_aux_loss, has_z_loss, pipeline_parallel, repeats_a_head
 from ..declare import Defect, Sign
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
@@ -38,6 +38,10 @@ def _is_divided_wrongly(run: Any) -> bool:
     if not (run.num_experts and run.mtp_num_layers):
         return False
     return bool(run.hybrid_layer_pattern) or repeats_a_head(run) or _ends_dense(run)
+
+
+def _has_dense_layers(run: Any) -> bool:
+    return run.moe_layer_freq not in (None, 1) or bool(run.pipeline_model_parallel_layout)
 
 
 DEFECTS = (
@@ -79,5 +83,34 @@ DEFECTS = (
         state="unreported",
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
+    ),
+    Defect(
+        id="ML-3401",
+        effect=(
+            "The first log of the MoE losses hangs or adds wrong numbers, because pipeline stages without MoE layers "
+            "reduce tensors of another length"
+        ),
+        kind="hang",
+        severity=3,
+        signs=(
+            Sign(
+                _TRACK,
+                has='tracker[key]["values"] = torch.zeros(num_layers, device="cuda")',
+            ),
+        ),
+        affects=lambda run: (
+            run.mtp_num_layers
+            and pipeline_parallel(run) > 1
+            and _has_dense_layers(run)
+            and (has_any_aux_loss(run) or has_z_loss(run))
+        ),
+        when=(
+            "--mtp-num-layers and --moe-layer-freq with --pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff or "
+            "--moe-z-loss-coeff"
+        ),
+        only_if="a pipeline stage has no MoE layer",
+        links=("NVIDIA/Megatron-LM#3401",),
+        state="fixed in 0.17.0",
+        evidence="read",
     ),
 )

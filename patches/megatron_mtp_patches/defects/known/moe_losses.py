@@ -7,8 +7,8 @@ from ..conditions import (
     data_parallel,
     has_any_aux_loss,
     has_aux_loss,
+    has_z_loss,
     microbatches,
-    pipeline_parallel,
     tensor_parallel,
 )
 from ..declare import Defect, Sign
@@ -28,14 +28,6 @@ def _splits_sequence(run: Any) -> bool:
     return tensor_parallel(run) * context_parallel(run) > 1
 
 
-def _has_z_loss(run: Any) -> bool:
-    return bool(run.num_experts and run.moe_z_loss_coeff)
-
-
-def _has_dense_layers(run: Any) -> bool:
-    return run.moe_layer_freq not in (None, 1) or bool(run.pipeline_model_parallel_layout)
-
-
 DEFECTS = (
     Defect(
         id="ML-5047",
@@ -47,7 +39,7 @@ DEFECTS = (
         severity=4,
         signs=(Sign(_ATTACH, has="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)"),),
         affects=lambda run: (
-            run.calculate_per_token_loss and _splits_sequence(run) and (has_any_aux_loss(run) or _has_z_loss(run))
+            run.calculate_per_token_loss and _splits_sequence(run) and (has_any_aux_loss(run) or has_z_loss(run))
         ),
         when=(
             "--calculate-per-token-loss with --tensor-model-parallel-size or --context-parallel-size > 1 and "
@@ -151,35 +143,6 @@ DEFECTS = (
         patch="weight-moe-losses-by-token",
     ),
     Defect(
-        id="ML-3401",
-        effect=(
-            "The first log of the MoE losses hangs or adds wrong numbers, because pipeline stages without MoE layers "
-            "reduce tensors of another length"
-        ),
-        kind="hang",
-        severity=3,
-        signs=(
-            Sign(
-                f"{_MOE_UTILS}:track_moe_metrics",
-                has='tracker[key]["values"] = torch.zeros(num_layers, device="cuda")',
-            ),
-        ),
-        affects=lambda run: (
-            run.mtp_num_layers
-            and pipeline_parallel(run) > 1
-            and _has_dense_layers(run)
-            and (has_any_aux_loss(run) or _has_z_loss(run))
-        ),
-        when=(
-            "--mtp-num-layers and --moe-layer-freq with --pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff or "
-            "--moe-z-loss-coeff"
-        ),
-        only_if="a pipeline stage has no MoE layer",
-        links=("NVIDIA/Megatron-LM#3401",),
-        state="fixed in 0.17.0",
-        evidence="read",
-    ),
-    Defect(
         id="z-loss-of-each-rank",
         effect=(
             "The z-loss of a padded sequence is the mean of the means of the ranks that share the sequence, so tokens "
@@ -188,13 +151,38 @@ DEFECTS = (
         kind="wrong numbers",
         severity=2,
         signs=(Sign(_Z_LOSS_FUNC, has="num_valid_tokens = valid_mask.sum()"),),
-        affects=lambda run: _has_z_loss(run) and _splits_sequence(run) and not run.calculate_per_token_loss,
+        affects=lambda run: has_z_loss(run) and _splits_sequence(run) and not run.calculate_per_token_loss,
         when="--moe-z-loss-coeff without --calculate-per-token-loss, with sequence or context parallelism",
         only_if="the trainer hands a padding mask to the model",
         instead="use --calculate-per-token-loss",
         links=(),
         state="unreported",
         evidence="reproduced",
+    ),
+    Defect(
+        id="overlap-padding-mask",
+        effect="Routers count padding in their losses, because scheduled layers call them without the padding mask",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",
+                has="layer.mlp.route(pre_mlp_layernorm_output)",
+            ),
+        ),
+        affects=lambda run: (
+            run.overlap_moe_expert_parallel_comm
+            and (has_any_aux_loss(run) or has_z_loss(run) or run.moe_router_enable_expert_bias)
+        ),
+        when=(
+            "--overlap-moe-expert-parallel-comm with --moe-aux-loss-coeff, --moe-z-loss-coeff or "
+            "--moe-router-enable-expert-bias"
+        ),
+        only_if="the model gets a padding mask, which Megatron's trainer does not give it",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        patch="pass-padding-mask-to-scheduled-layers",
     ),
     Defect(
         id="ML-7213",
@@ -276,7 +264,7 @@ DEFECTS = (
         severity=1,
         signs=(Sign(_Z_LOSS, has="z_loss / moe_z_loss_coeff", lacks="avg_group"),),
         affects=lambda run: (
-            _has_z_loss(run) and max(tensor_parallel(run), context_parallel(run), data_parallel(run)) > 1
+            has_z_loss(run) and max(tensor_parallel(run), context_parallel(run), data_parallel(run)) > 1
         ),
         when="--moe-z-loss-coeff on more than one rank",
         links=("NVIDIA/Megatron-LM#3199",),

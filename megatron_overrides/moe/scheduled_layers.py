@@ -1,0 +1,36 @@
+"""Padding masks of layers that the 1F1B overlap of experts schedules (--overlap-moe-expert-parallel-comm).
+
+The state of a scheduled model chunk has the mask, and the scheduled layers call their routers without it, so routers
+count padding in their losses and in the load of experts.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from megatron_overrides.call import Call
+from megatron_overrides.scoped import scoped
+
+_scheduled_mask: ContextVar[torch.Tensor | None] = ContextVar("scheduled_mask", default=None)
+
+
+def schedule_with_mask(call: Call) -> Any:
+    """Wraps build_transformer_layer_callables, whose first callable routes the tokens of a layer."""
+    (first, *others), backward = call.proceed()
+
+    def forward(node: Any, hidden_states: torch.Tensor) -> Any:
+        with scoped(_scheduled_mask, node.chunk_state.padding_mask):
+            return first(node, hidden_states)
+
+    return [forward, *others], backward
+
+
+def route_with_mask(call: Call) -> Any:
+    """Wraps MoELayer.route(hidden_states, padding_mask=None): the mask is [sequence, samples] there."""
+    mask = _scheduled_mask.get()
+    if mask is not None and call["padding_mask"] is None:
+        call["padding_mask"] = mask.transpose(0, 1).bool()
+    return call.proceed()
