@@ -12,7 +12,7 @@ PATCH = Patch(
     summary="Add up the gradients of all microbatches under Megatron-FSDP's optim and no_shard",
     upstream=(PullRequest(6357, native_since="main", part="gradients are reduced as often as before"),),
     problem=(
-        "With `--gradient-accumulation-fusion`, the default, and `--data-parallel-sharding-strategy optim`, each "
+        "With `--data-parallel-sharding-strategy optim`, and without `--no-gradient-accumulation-fusion`, each "
         "microbatch overwrites the weight gradients of the one before (TransformerEngine from 2.10 on). Only the last "
         "one counts, and its gradients are divided by the number of all. Megatron's own linear layers, as the output "
         "layer is, do so with `no_shard`, too, and on main. Nothing in the log shows it."

@@ -9,7 +9,7 @@ PATCH = Patch(
         "With `optim_grads` and `optim_grads_params` Megatron-FSDP does not shard the gradients of layers that one "
         "rank of their group has: experts where `--expert-model-parallel-size` is the data-parallel size, or the whole "
         "model on one data-parallel rank. It still reduces them in each microbatch. With "
-        "`--gradient-accumulation-fusion`, the default, each microbatch overwrites the one before, so only the last "
+        "fused weight gradients, the default, each microbatch overwrites the one before, so only the last "
         "one counts; without it, gradients of earlier microbatches are divided by the data-parallel size with each "
         "later one. 0.16.1 also doubles them in each microbatch, later releases where "
         "`--megatron-fsdp-grad-comm-dtype` differs from the type of the gradients (NVIDIA/Megatron-LM#6660). Nothing "
