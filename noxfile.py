@@ -35,7 +35,7 @@ LIST = Path("patches", "megatron_mtp_patches", "megatrons.json")
 MEGATRONS = json.loads(LIST.read_text(encoding="utf-8"))
 RESULTS = Path(".nox", "results")
 # Without bytecode every process would compile torch and Megatron again.
-OF_TESTS = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
+TEST_VARIABLES = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
 RELEASES = [
     release["version"]
     for release in MEGATRONS["megatrons"]
@@ -84,7 +84,7 @@ def run_pytest(session: nox.Session, name: str, tests: list[str]) -> None:
     """Run `tests`, or what is named after --, and leave the report as `name`.xml."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     options = ["-q", "--durations=10", f"--junitxml={RESULTS / name}.xml"]
-    session.run("python", "-m", "pytest", *options, *tests, env=OF_TESTS)
+    session.run("python", "-m", "pytest", *options, *tests, env=TEST_VARIABLES)
 
 
 @nox.session(python=[version for version in MATRIX["pythons"] if version != THIS_PYTHON])
@@ -157,7 +157,7 @@ def dropped_edits(session: nox.Session) -> None:
     """A test notices each edit of the patches that is left out: of 0.18.2, or of the release named after --."""
     release, *options = session.posargs or [TORCH_RELEASE]
     words = ["-q", "--drop-edits", "-o", "warm_limit=300", *options, *NOTICE_EDITS]
-    session.run(str(python_of("tests", release)), "-m", "pytest", *words, env=OF_TESTS)
+    session.run(str(python_of("tests", release)), "-m", "pytest", *words, env=TEST_VARIABLES)
 
 
 @nox.session(venv_backend="none")
@@ -165,8 +165,8 @@ def tables(session: nox.Session) -> None:
     """A sample of each committed table, in the environments that `tests` has made."""
     if TABLE_RELEASES - set(RELEASES):
         session.skip(f"the tables need megatron-core {' and '.join(sorted(TABLE_RELEASES))}, and so Python >= 3.12")
-    command = [str(python_of("tests", TORCH_RELEASE)), "-m", "scripts.docs.samples", *python_options()]
-    session.run(*command, *session.posargs, env={"PYTHONDONTWRITEBYTECODE": ""})
+    command = [python_of("tests", TORCH_RELEASE), "-m", "scripts.docs.samples", *python_options(), *session.posargs]
+    session.run(*map(str, command), env={"PYTHONDONTWRITEBYTECODE": ""})
 
 
 @nox.session(venv_backend="none", default=False)
@@ -193,9 +193,7 @@ def megatron(session: nox.Session) -> None:
     and golden numbers. Needs the environment that `tests` makes for that release.
     """
     if len(session.posargs) not in (3, 4) or not Path(session.posargs[1], "megatron", "core").is_dir():
-        session.error(
-            "usage: nox -s megatron -- VERSION FOLDER TRANSFORMER_ENGINE [TAG], where FOLDER holds megatron/core"
-        )
+        session.error("usage: nox -s megatron -- VERSION FOLDER TRANSFORMER_ENGINE [TAG]; FOLDER holds megatron/core")
     version, folder, engine, *tag = session.posargs
     if version in (one["version"] for one in MEGATRONS["megatrons"]):
         session.error(f"{LIST} has {version} already")
@@ -208,11 +206,9 @@ def megatron(session: nox.Session) -> None:
     LIST.write_text(json.dumps(MEGATRONS, indent=1) + "\n", encoding="utf-8")
     session.run(*command, "--accept", version)
     session.run(python, "-m", "scripts.docs")
-    environment = {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
-    session.run(python, "-m", "pytest", "-q", "tests/end_to_end/test_golden.py", "--update-golden", env=environment)
-    session.log(
-        f"compare the targets above with {newest['version']}, then see CONTRIBUTING, When a new Megatron appears"
-    )
+    golden = ["tests/end_to_end/test_golden.py", "--update-golden"]
+    session.run(python, "-m", "pytest", "-q", *golden, env={"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"})
+    session.log("compare the targets above with the newest release, then see CONTRIBUTING, When a new Megatron appears")
 
 
 @nox.session(venv_backend="venv", venv_params=["--system-site-packages"], reuse_venv=True, default=False)
@@ -255,11 +251,11 @@ def installed_release(python: str) -> str:
 @nox.session(venv_backend="none", default=False)
 def gpu_together(session: nox.Session) -> None:
     """What only a GPU shows of several releases side by side, in the environments that `gpu` has made."""
-    made = {release: str(python_of("gpu", release)) for release in RELEASES}
-    found = {release: python for release, python in made.items() if installed_release(python) == release}
-    given = found or {installed_release(sys.executable): sys.executable}
-    words = [f"--python={release}={python}" for release, python in given.items()]
-    session.run(list(given.values())[-1], "-m", "scripts.gpu", "together", *words, *session.posargs)
+    pythons = {release: str(python_of("gpu", release)) for release in RELEASES}
+    pythons = {release: python for release, python in pythons.items() if installed_release(python) == release}
+    pythons = pythons or {installed_release(sys.executable): sys.executable}
+    words = [f"--python={release}={python}" for release, python in pythons.items()]
+    session.run([*pythons.values()][-1], "-m", "scripts.gpu", "together", *words, *session.posargs)
 
 
 @nox.session

@@ -41,10 +41,7 @@ def make_experts(columns: list[Column]) -> Table:
     header = ["condition"]
     for column in columns:
         header += [_megatrons(column), "patched"]
-    rows = []
-    for condition in columns[0]["rows"]:
-        cells = [cell for column in columns for cell in _experts_cells(column["rows"][condition])]
-        rows.append([condition, *cells])
+    rows = _make_rows(columns, _experts_cells)
     note = (
         "Without the patch count-experts-in-grad-norm: what is reported, as a part of what all gradients give, "
         "gathered by hand (1: all of it). Patched: the largest relative difference of these numbers. Last rows: the "
@@ -60,10 +57,7 @@ def make_repairs(columns: list[Column]) -> Table:
     header = ["cut"]
     for column in columns:
         header += [f"{_megatrons(column)}: first norm", "last loss", "patched"]
-    rows = []
-    for condition in columns[0]["rows"]:
-        cells = [cell for column in columns for cell in _repairs_cells(column["rows"][condition])]
-        rows.append([condition, *cells])
+    rows = _make_rows(columns, _repairs_cells)
     note = (
         "A mixture of 4 experts with two heads, uneven loss masks, padding and MoE losses, for ten steps of Adam with "
         "learning rate 0.01. Without the patches: the gradient norm of the first step and the loss of the last one, "
@@ -73,12 +67,20 @@ def make_repairs(columns: list[Column]) -> Table:
     return Table("A training that is cut in several ways, compared with one that is not", header, rows, note=note)
 
 
-def _repairs_cells(row: dict[str, Any]) -> list[str]:
+def _make_rows(columns: list[Column], make_cells: Callable[[dict[str, Any]], tuple[str, ...]]) -> list[list[str]]:
+    """For each condition its name and the cells of each column."""
+    return [
+        [condition, *(cell for column in columns for cell in make_cells(column["rows"][condition]))]
+        for condition in columns[0]["rows"]
+    ]
+
+
+def _repairs_cells(row: dict[str, Any]) -> tuple[str, str, str]:
     whole, patched, unpatched = (row[side] for side in ("whole", "patched", "unpatched"))
     pairs = [pair for steps in zip(patched, whole, strict=True) for pair in zip(*steps, strict=True)]
     farthest = max(abs(number / right - 1.0) for number, right in pairs)
     norm, loss = ((unpatched[step][which], whole[step][which]) for step, which in ((0, 1), (-1, 0)))
-    return [f"{norm[0]:.4f} for {norm[1]:.4f}", f"{loss[0]:.4f} for {loss[1]:.4f}", f"{farthest:.0e}"]
+    return f"{norm[0]:.4f} for {norm[1]:.4f}", f"{loss[0]:.4f} for {loss[1]:.4f}", f"{farthest:.0e}"
 
 
 def _experts_cells(row: dict[str, Any]) -> tuple[str, str]:

@@ -28,8 +28,8 @@ def pair_groups(current: list[Group], saved: list[Group]) -> list[Group] | None:
     for key in {_key(group) for group in current}:
         places = [place for place, group in enumerate(current) if _key(group) == key]
         alike = [group for group in saved if _key(group) == key]
-        found = [_find(current[place], alike, names) for place in places]
-        counterparts = [one for one in found if one is not None]
+        matches = [_find(current[place], alike, names) for place in places]
+        counterparts = [match for match in matches if match is not None]
         if len(counterparts) < len(places):
             counterparts = alike
         if len(counterparts) != len(places):

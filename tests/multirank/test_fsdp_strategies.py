@@ -25,11 +25,11 @@ def test_what_doctor_says_of_the_strategy_happens(make_fsdp, strategy, reduce, g
     reference = Reference(torch.float32)
     ((_, right, _),) = reference.train([0])
     settings = {"use_precision_aware_optimizer": False, "log_num_zeros_in_grad": False}
-    made = make_fsdp(strategy, torch.float32, overlap=reduce, gather=gather, **settings)
-    backward(made, 0)
+    training = make_fsdp(strategy, torch.float32, overlap=reduce, gather=gather, **settings)
+    backward(training, 0)
     if any("AttributeError" in text for text in defects):
         with pytest.raises(AttributeError, match="fetch_bucket"):
-            made.optimizer.step()
+            training.optimizer.step()
         return
-    ratio = float(made.optimizer.step()[1]) / right
+    ratio = float(training.optimizer.step()[1]) / right
     assert (ratio == pytest.approx(1.0, rel=1e-5)) is not bool(defects)

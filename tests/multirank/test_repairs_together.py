@@ -120,7 +120,7 @@ def fill(name, param):
         param.copy_(values[part])
 
 
-def microbatches_of(step, cut):
+def make_microbatches(step, cut):
     """Of each microbatch of this rank what the model takes by position, and labels, loss mask and padding mask."""
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(VOCABULARY, (MICROBATCHES, BATCH, LENGTH + 1), generator=generator)
@@ -132,12 +132,12 @@ def microbatches_of(step, cut):
         is_padding = place >= lengths
         counts = (place >= 2 + 7 * number) & ~is_padding  # not in the prompt
         ids, positions, labels, counts, is_padding = map(
-            of_context_rank, (ids, positions, labels, counts.float(), is_padding)
+            take_context_part, (ids, positions, labels, counts.float(), is_padding)
         )
         yield (ids, positions, mask), {"labels": labels, "loss_mask": counts, "padding_mask": is_padding}
 
 
-def of_context_rank(sequence):
+def take_context_part(sequence):
     """This rank's chunk from the front and its chunk from the back, [1, length / ranks]."""
     ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     chunks = sequence.chunk(2 * ranks, 1)
@@ -149,7 +149,7 @@ def train(cut, steps, **settings):
     model, optimizer = build(cut, **settings)
     numbers = []
     for step in range(steps):
-        batches = microbatches_of(step, cut)
+        batches = make_microbatches(step, cut)
         report = torch.zeros(2)
 
         def forward_step(_, model, batches=batches, report=report):

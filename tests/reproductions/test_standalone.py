@@ -33,9 +33,9 @@ def pytest_generate_tests(metafunc):
     """`seen_here` is a defect that this release has, `seen_on_a_cpu` one whose program needs no GPU."""
     (release,) = find_releases()
     everywhere = metafunc.config.getoption("everywhere")
-    seen = [one for one in REPRODUCED if release in releases_with(one) and runs_on(one, release, everywhere)]
-    on_a_cpu = [one for one in seen if not needs_gpus(runner.find_program(one.id))]
-    here, without_rehearsal = (seen, on_a_cpu) if everywhere else (on_a_cpu, on_a_cpu[:1])
+    shown = [one for one in REPRODUCED if release in releases_with(one) and runs_on(one, release, everywhere)]
+    on_a_cpu = [one for one in shown if not needs_gpus(runner.find_program(one.id))]
+    here, without_rehearsal = (shown, on_a_cpu) if everywhere else (on_a_cpu, on_a_cpu[:1])
     for name, defects in (("seen_here", here), ("seen_on_a_cpu", without_rehearsal)):
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, defects, ids=lambda defect: defect.id)
@@ -84,8 +84,8 @@ def test_a_file_sees_what_its_program_sees(write, seen_here):
     program = runner.find_program(seen_here.id)
     outcome = runner.run(program, with_patches=False)
     otherwise = getattr(program, "EXPECTED", "no error")
-    seen = runner.run_ranks(getattr(program, "RANKS", 1), partial(be_rank, module), runner.LIMIT, otherwise)
-    assert outcome in seen and not outcome.is_right
+    outcomes = runner.run_ranks(getattr(program, "RANKS", 1), partial(be_rank, module), runner.LIMIT, otherwise)
+    assert outcome in outcomes and not outcome.is_right
 
 
 def be_rank(module):

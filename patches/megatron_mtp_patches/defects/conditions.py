@@ -124,6 +124,12 @@ def has_low_precision(run: Any) -> bool:
     return bool(run.fp8 or run.fp4)
 
 
+def type_name(value: object) -> str:
+    """That of torch's type, or of a flag's value; '' for that of the parameters."""
+    name = str(value or "").removeprefix("torch.")
+    return {"auto": "", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
+
+
 def sharding_strategy(run: Any) -> str:
     """What Megatron-FSDP shards; '' without Megatron-FSDP, and if unknown."""
     return str(run.data_parallel_sharding_strategy or "") if run.use_megatron_fsdp else ""

@@ -110,7 +110,8 @@ def _judge(defect: Defect, patch: Patch | None, settings: Settings) -> Finding:
     if patch:
         is_removed, remedy = _is_removed_by(patch)
         if is_removed and defect.setting and not getattr(settings, defect.setting):
-            is_removed, remedy = False, f"add {defect.flag} ({patch.id}), or {defect.instead}"
+            ways = [f"add {defect.flag} ({patch.id})", defect.instead]
+            is_removed, remedy = False, ", or ".join(filter(None, ways))
     else:
         is_removed, remedy = False, f"no patch; {defect.instead or 'no other setting is known to avoid it'}"
     return Finding(

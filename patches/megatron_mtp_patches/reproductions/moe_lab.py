@@ -1,4 +1,4 @@
-"""What reproductions of MoE losses share."""
+"""What reproductions of experts share: the losses of routers, and models whose experts' communication overlaps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .lab import LENGTH, make_config, norm, start, sum_over_ranks
+from .lab import LENGTH, make_config, make_gpt, norm, start, sum_over_ranks
 
 EXPERTS, WIDTH = 4, 16
 
@@ -71,3 +71,23 @@ def norm_of_router_gradient(samples: int, is_padded: bool, **settings: Any) -> f
     torch.distributed.all_reduce(gradient)
     tokens = sum_over_ranks(float((~is_padding).sum())) if config.calculate_per_token_loss else 1.0
     return norm(gradient) / tokens
+
+
+def make_overlapping_gpt(**settings: Any) -> Any:
+    """A GPT in bf16 on two expert-parallel ranks, for --overlap-moe-expert-parallel-comm."""
+    from megatron.core.pipeline_parallel.utils import set_streams
+
+    start(expert_model_parallel_size=2)
+    set_streams()
+    defaults: dict[str, Any] = {"expert_model_parallel_size": 2, "moe_token_dispatcher_type": "alltoall"}
+    defaults |= {"bf16": True, "params_dtype": torch.bfloat16, "add_bias_linear": False, "init_method_std": 0.2}
+    return make_gpt(make_config(**(defaults | settings)), transformer_engine=True).bfloat16()
+
+
+def run_overlapping(model: Any, ids: Any, positions: Any, **batch: Any) -> None:
+    """Run a microbatch by the schedule of that overlap, with a gradient of 0 from the main loss."""
+    from megatron.core.models.common.model_chunk_schedule_plan import TransformerModelChunkSchedulePlan
+
+    plan = model.build_schedule_plan(ids, positions, None, **batch)
+    loss = TransformerModelChunkSchedulePlan.run(plan, None)
+    TransformerModelChunkSchedulePlan.run(None, plan, b_grad=torch.zeros_like(loss))

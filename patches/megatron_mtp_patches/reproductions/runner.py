@@ -37,17 +37,17 @@ def program_names() -> list[str]:
 
 def has_program(identifier: str) -> bool:
     """Whether a CPU can show the defect; nothing is imported for it."""
-    return _name_of_module(identifier) in program_names()
+    return Path(__file__).parent.joinpath("programs", f"{_module_name(identifier)}.py").is_file()
 
 
 def find_program(identifier: str) -> ModuleType | None:
     """The program of a defect; None where a CPU cannot show it."""
     if not has_program(identifier):
         return None
-    return importlib.import_module(f"{__package__}.programs.{_name_of_module(identifier)}")
+    return importlib.import_module(f"{__package__}.programs.{_module_name(identifier)}")
 
 
-def _name_of_module(identifier: str) -> str:
+def _module_name(identifier: str) -> str:
     return identifier.lower().replace("-", "_")
 
 

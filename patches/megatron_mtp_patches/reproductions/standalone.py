@@ -51,16 +51,16 @@ class Parts:
 
     def add(self, module: str, name: str) -> None:
         """Add what a module of ours calls `name`, and what that uses; nothing for a builtin or a local variable."""
-        found = read_names(module).get(name)
-        if isinstance(found, Defined) and found not in self._seen:
-            self._seen.add(found)
-            for used in sorted(found.names):
+        origin = read_names(module).get(name)
+        if isinstance(origin, Defined) and origin not in self._seen:
+            self._seen.add(origin)
+            for used in sorted(origin.names):
                 self.add(module, used)
-            self.definitions.append(found.text)
-        elif isinstance(found, Imported) and found.module.startswith(f"{__package__}."):
-            self.add(found.module, found.name)
-        elif isinstance(found, Imported):
-            self._imported.add(found)
+            self.definitions.append(origin.text)
+        elif isinstance(origin, Imported) and origin.module.startswith(f"{__package__}."):
+            self.add(origin.module, origin.name)
+        elif isinstance(origin, Imported):
+            self._imported.add(origin)
 
     def import_lines(self) -> str:
         """The imports of what is not ours, one a line."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..conditions import (
     expert_parallel,
     expert_tensor_parallel,
-    microbatches,
     sharding_strategy,
     tensor_parallel,
+    type_name,
 )
 from ..declare import Defect, Sign
 
@@ -21,12 +21,6 @@ _ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataPa
 _REDUCE = f"{_BUFFERS}:GradReducePipeline._bucket_group_gradient_reduce"
 _SETUP = "megatron.core.optimizer:get_megatron_optimizer"
 _OTHER_STRATEGY = "choose another --data-parallel-sharding-strategy"
-
-
-def type_name(value: object) -> str:
-    """That of torch's type, or of a flag's value; '' for that of the parameters."""
-    name = str(value or "").removeprefix("torch.")
-    return {"auto": "", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
 
 
 def _sums_in_fp32(run: Any) -> bool:
@@ -83,28 +77,6 @@ DEFECTS = (
         state="unreported",
         evidence="reproduced",
         patch="sum-fsdp-gradients-in-fp32",
-    ),
-    Defect(
-        id="ML-6357a",
-        effect="Each microbatch overwrites the weight gradients of the one before, so only the last one counts",
-        kind="wrong numbers",
-        severity=4,
-        signs=(Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),),
-        affects=lambda run: (
-            sharding_strategy(run) == "optim"
-            and run.gradient_accumulation_fusion
-            and microbatches(run) > 1
-            and run.transformer_engine >= (2, 10)
-        ),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim and several microbatches, without "
-            " --no-gradient-accumulation-fusion"
-        ),
-        instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
-        links=("NVIDIA/Megatron-LM#6357",),
-        state="fixed on main",
-        evidence="reproduced",
-        patch="add-fsdp-gradients-of-all-microbatches",
     ),
     Defect(
         id="ML-6357b",

@@ -1,4 +1,4 @@
-"""Megatron-FSDP: sums of gradients over microbatches that are not sharded."""
+"""Megatron-FSDP: how the gradients of all microbatches of a step are added up."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from ..conditions import (
     fuses_weight_gradients,
     microbatches,
     sharding_strategy,
+    type_name,
 )
 from ..declare import Defect, Sign
-from .fsdp import type_name
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
     from typing import Any
 
-_BUFFERS = "megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer"
+_FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
+_BUFFERS = f"{_FSDP}.param_and_grad_buffer"
 _REDUCE = f"{_BUFFERS}:GradReducePipeline._bucket_group_gradient_reduce"
 
 
@@ -25,7 +26,7 @@ def _shards_gradients(run: Any) -> bool:
     return sharding_strategy(run) in ("optim_grads", "optim_grads_params")
 
 
-def _has_lonely_rank(run: Any) -> bool:
+def _has_single_replica(run: Any) -> bool:
     """Whether the dense layers or the experts have one replica."""
     if not (run.data_parallel_size or run.world_size):
         return False
@@ -58,7 +59,7 @@ DEFECTS = (
         signs=(
             Sign(_REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")),
         ),
-        affects=lambda run: _shards_gradients(run) and _has_lonely_rank(run),
+        affects=lambda run: _shards_gradients(run) and _has_single_replica(run),
         when=(
             "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, and as many "
             "expert-parallel as data-parallel ranks, or one data-parallel rank"
@@ -77,7 +78,7 @@ DEFECTS = (
         kind="wrong numbers",
         severity=5,
         signs=(Sign(_REDUCE, has="if gbuf.is_data_distributed or custom_grad_comm_dtype:"),),
-        affects=lambda run: _shards_gradients(run) and _has_lonely_rank(run) and _reduces_in_another_type(run),
+        affects=lambda run: _shards_gradients(run) and _has_single_replica(run) and _reduces_in_another_type(run),
         when=(
             "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, "
             "--megatron-fsdp-grad-comm-dtype other than --megatron-fsdp-main-grads-dtype, and as many expert-parallel "
@@ -104,7 +105,7 @@ DEFECTS = (
                 has="is_data_distributed=is_grad_buffer_distributed and main_buf_dp_group.size() > 1",
             ),
         ),
-        affects=lambda run: _shards_gradients(run) and _has_lonely_rank(run) and _loses_microbatches(run),
+        affects=lambda run: _shards_gradients(run) and _has_single_replica(run) and _loses_microbatches(run),
         when=(
             "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, several "
             "microbatches, and as many expert-parallel as data-parallel ranks, or one data-parallel rank"
@@ -113,6 +114,28 @@ DEFECTS = (
         state="unreported",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
+    ),
+    Defect(
+        id="ML-6357a",
+        effect="Each microbatch overwrites the weight gradients of the one before, so only the last one counts",
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),),
+        affects=lambda run: (
+            sharding_strategy(run) == "optim"
+            and fuses_weight_gradients(run)
+            and microbatches(run) > 1
+            and run.transformer_engine >= (2, 10)
+        ),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim and several microbatches, without "
+            "--no-gradient-accumulation-fusion"
+        ),
+        instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
+        links=("NVIDIA/Megatron-LM#6357",),
+        state="fixed on main",
+        evidence="reproduced",
+        patch="add-fsdp-gradients-of-all-microbatches",
     ),
     Defect(
         id="fsdp-own-layers-keep-last-microbatch",

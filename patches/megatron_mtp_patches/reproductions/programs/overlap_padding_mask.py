@@ -2,32 +2,20 @@
 that without the overlap.
 """
 
-from ..lab import LENGTH, make_config, make_gpt, norm, start, tokens
+import torch
+
+from ..lab import LENGTH, norm, tokens
+from ..moe_lab import make_overlapping_gpt, run_overlapping
 
 RANKS = 2
 
 
 def reproduce():
-    import torch
-    from megatron.core.models.common.model_chunk_schedule_plan import TransformerModelChunkSchedulePlan
-    from megatron.core.pipeline_parallel.utils import set_streams
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
-    start(expert_model_parallel_size=2)
-    set_streams()
-    config = make_config(
-        num_moe_experts=4,
-        expert_model_parallel_size=2,
-        moe_token_dispatcher_type="alltoall",
-        moe_router_load_balancing_type="aux_loss",
-        moe_aux_loss_coeff=1.0,
-        bf16=True,
-        params_dtype=torch.bfloat16,
-        add_bias_linear=False,
-        init_method_std=0.2,
-    )
+    balancing = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1.0}
+    model = make_overlapping_gpt(num_moe_experts=4, **balancing)
     MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))
-    model = make_gpt(config, transformer_engine=True).bfloat16()
     ids, positions = tokens()
     batch = {"labels": ids.roll(-1, 1), "padding_mask": torch.arange(LENGTH).unsqueeze(0) >= LENGTH // 2}
 
@@ -38,7 +26,5 @@ def reproduce():
 
     (0 * model(ids, positions, None, **batch)).sum().backward()
     expected = take_gradient()
-    plan = model.build_schedule_plan(ids, positions, None, **batch)
-    loss = TransformerModelChunkSchedulePlan.run(plan, None)
-    TransformerModelChunkSchedulePlan.run(None, plan, b_grad=torch.zeros_like(loss))
+    run_overlapping(model, ids, positions, **batch)
     return expected, take_gradient()
