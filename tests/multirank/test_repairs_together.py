@@ -34,14 +34,14 @@ BATCH, MICROBATCHES, LENGTH, VOCABULARY, EXPERTS = 2, 2, 16, 32, 4
 
 
 class Cut(NamedTuple):
-    """How a training is shared out over four ranks; `microbatches` are those of one rank."""
+    """How a training is shared out over four ranks; `microbatches` are those of one rank, `samples` those of one."""
 
     sizes: dict[str, int]
     microbatches: int = 1
+    samples: int = BATCH
     is_fsdp: bool = False
 
 
-WHOLE = Cut({}, MICROBATCHES)
 CUTS = {
     "CP2 EP2": Cut({"context_parallel_size": 2, "expert_model_parallel_size": 2}),
     "TP2 EP2": Cut(
@@ -58,6 +58,8 @@ MODES = {
         "moe_z_loss_coeff": 0.1,
     },
 }
+# Per token, the number of samples in a microbatch must not matter, either: the whole training has one in each.
+WHOLE = {"mean": Cut({}, MICROBATCHES), "per token": Cut({}, MICROBATCHES * BATCH, samples=1)}
 
 
 def build(cut, has_attention, **settings):
@@ -124,17 +126,16 @@ def make_microbatches(step, cut):
     """Of each microbatch of this rank what the model takes by position, and labels, loss mask and padding mask."""
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(VOCABULARY, (MICROBATCHES, BATCH, LENGTH + 1), generator=generator)
-    first = 0 if cut.microbatches == MICROBATCHES else parallel_state.get_data_parallel_rank()
-    place = torch.arange(LENGTH).expand(BATCH, LENGTH)
-    for number in range(first, first + cut.microbatches):
+    place, sample = torch.arange(LENGTH).expand(BATCH, LENGTH), torch.arange(BATCH)[:, None]
+    numbers = [parallel_state.get_data_parallel_rank()] if cut.sizes else range(MICROBATCHES)
+    for number in numbers:
         ids, positions, mask, labels = causal_inputs(tokens[number])
-        lengths = torch.tensor([[LENGTH - 2], [LENGTH - 5 * number]])
-        is_padding = place >= lengths
-        counts = (place >= 2 + 7 * number) & ~is_padding  # not in the prompt
-        ids, positions, labels, counts, is_padding = map(
-            take_context_part, (ids, positions, labels, counts.float(), is_padding)
-        )
-        yield (ids, positions, mask), {"labels": labels, "loss_mask": counts, "padding_mask": is_padding}
+        is_padding = place >= LENGTH - 2 - 3 * number
+        counts = (place >= 2 + 3 * number + sample) & ~is_padding  # not in the prompt
+        by_position = map(take_context_part, (ids, positions, labels, counts.float(), is_padding))
+        for parts in zip(*(one.split(cut.samples) for one in by_position), strict=True):
+            ids, positions, labels, counts, is_padding = parts
+            yield (ids, positions, mask), {"labels": labels, "loss_mask": counts, "padding_mask": is_padding}
 
 
 def take_context_part(sequence):
@@ -164,7 +165,7 @@ def train(cut, steps, **settings):
 
         model.zero_grad_buffer()
         optimizer.zero_grad()
-        run_microbatches(model, forward_step, cut.microbatches, LENGTH, BATCH)
+        run_microbatches(model, forward_step, cut.microbatches, LENGTH, cut.samples)
         _, norm, _ = optimizer.step()
         torch.distributed.all_reduce(report)
         numbers.append((float(report[0] / report[1]), float(norm)))
@@ -178,7 +179,7 @@ def train_whole(parallel):
     @functools.cache
     def train_once(steps, mode, has_attention):
         parallel()
-        return train(WHOLE, steps, has_attention=has_attention, **MODES[mode])
+        return train(WHOLE[mode], steps, has_attention=has_attention, **MODES[mode])
 
     return train_once
 
