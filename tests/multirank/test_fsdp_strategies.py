@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fsdp_training import Reference, backward
+from megatron.core.transformer import TransformerConfig
 from megatron_mtp_patches import diagnose
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
@@ -33,3 +34,21 @@ def test_what_doctor_says_of_the_strategy_happens(make_fsdp, strategy, reduce, g
         return
     ratio = float(training.optimizer.step()[1]) / right
     assert (ratio == pytest.approx(1.0, rel=1e-5)) is not bool(defects)
+
+
+class OutputLayer(torch.nn.Linear):
+    """As Megatron's own layers are: with --defer-embedding-wgrad-compute the output layer keeps its inputs."""
+
+    gradient_accumulation_fusion = True
+    embedding_activation_buffer = None
+
+
+@pytest.mark.parametrize("strategy", ["no_shard", "optim"])
+@pytest.mark.parametrize("defers", [False, True])
+def test_a_layer_that_defers_its_gradient_alone_stays_fused(make_fsdp, strategy, defers):
+    net = torch.nn.Sequential(OutputLayer(5, 1))
+    net.config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
+    if defers:
+        net[0].embedding_activation_buffer = []
+    make_fsdp(strategy, torch.float32, net=net, use_precision_aware_optimizer=False)
+    assert net[0].gradient_accumulation_fusion is defers

@@ -1,7 +1,7 @@
 """Each program sees its defect in a Megatron that has it, not in a later one that has not, nor with the patches.
 
-A program runs on the newest release that has its defect and on the oldest after it; with --everywhere on each from the
-first that has it.
+A program runs on the newest release that has its defect, and unpatched on the oldest after it; with --everywhere both
+ways on each from the first that has it.
 """
 
 import pytest
@@ -13,12 +13,14 @@ pytestmark = pytest.mark.forked("megatron")
 
 
 def pytest_generate_tests(metafunc):
-    if "defect" not in metafunc.fixturenames:
-        return
+    """`defect` has a program that runs here, `patched_defect` one that runs here with the patches, too."""
     (here,) = find_releases()
     everywhere = metafunc.config.getoption("everywhere")
     defects = [one for one in known_defects() if runner.find_program(one.id) and runs_on(one, here, everywhere)]
-    metafunc.parametrize("defect", defects, ids=lambda defect: defect.id)
+    patched = [one for one in defects if everywhere or here in releases_with(one)]
+    for name, chosen in (("defect", defects), ("patched_defect", patched)):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, chosen, ids=lambda defect: defect.id)
 
 
 def runs_on(defect, release, everywhere):
@@ -30,20 +32,19 @@ def runs_on(defect, release, everywhere):
     return here >= ill[0] if everywhere else here in (ill[-1], ill[-1] + 1)
 
 
-@pytest.fixture
-def has_it(defect):
+def is_met(defect):
     (here,) = find_releases()
     return here in releases_with(defect)
 
 
-def test_megatron_as_it_is(defect, has_it):
+def test_megatron_as_it_is(defect):
     outcome = runner.run(runner.find_program(defect.id), with_patches=False)
-    assert outcome.is_right is not has_it, outcome
+    assert outcome.is_right is not is_met(defect), outcome
 
 
-def test_with_the_patches(defect, has_it):
-    outcome = runner.run(runner.find_program(defect.id), with_patches=True)
-    assert outcome.is_right is (bool(defect.patch) or not has_it), outcome
+def test_with_the_patches(patched_defect):
+    outcome = runner.run(runner.find_program(patched_defect.id), with_patches=True)
+    assert outcome.is_right is (bool(patched_defect.patch) or not is_met(patched_defect)), outcome
 
 
 def test_each_program_is_of_a_known_defect():

@@ -1,0 +1,39 @@
+"""`explain`: what a patch does and where it stands on the installed Megatron, or which code changes a function."""
+
+from __future__ import annotations
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.description import settings
+
+pytestmark = pytest.mark.forked("patched")
+
+
+@pytest.mark.parametrize("name", ["GPTModel._postprocess", "megatron.core.models.gpt.gpt_model:GPTModel._postprocess"])
+def test_explain_names_the_code_that_changes_a_function(command, name):
+    done = command("explain", name)
+    words = done.out.replace("\n", "")
+    assert done.code == 0 and "train-mtp-heads-for-acceptance" in words
+    assert "megatron_overrides.mtp.losses.wrappers:call_process_mtp_loss" in "".join(words.split())
+    assert "ChainedOptimizer" not in words
+
+
+@pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
+def test_explain_shows_what_the_declaration_says_links_state_and_edits(command, release, patch):
+    done = command("explain", patch.id)
+    assert done.code == 0
+    (told,) = [report for report in megatron_mtp_patches.status() if report.id == patch.id]
+    words = " ".join(done.out.split())
+    assert patch.summary in words
+    for text in (patch.problem, *patch.adds, *patch.repairs, *patch.refuses, patch.numerics, *patch.notes):
+        assert text and text in words
+    for setting in settings(patch):
+        assert f"{setting.name} │ {setting.default} │ {setting.effect}" in words
+    assert f"{told.state}: {told.reason}" in done.out
+    for change in patch.upstream:
+        assert f"{megatron_mtp_patches._engine.project.pull_request_url(change)}  {change.fate}\n" in done.out
+    for edit in patch.edits:
+        rows = [line for line in done.out.splitlines() if edit.target in line and type(edit).__name__ in line]
+        assert rows and all(told.targets[edit.target] in row for row in rows)
+    assert "unknown" not in done.out and release in done.out
