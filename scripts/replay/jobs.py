@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from .verdicts import Outcomes
 # gives up after 60 seconds. One rank waits for nobody: it computes, in Triton's interpreter for example.
 PATIENCE, PATIENCE_OF_ONE_RANK, PATIENCE_TO_COLLECT = 150.0, 60.0, 300.0
 LATE = ("not run", "time was up")
+MOST_HANGING = 2  # cases of a test; what hangs twice hangs with other parameters, too
+LIKE_OTHERS = ("not run", f"{MOST_HANGING} other cases of it hang")
 WORST = ("passed", "skipped", "failed", "hung", "crashed")
 
 
@@ -46,7 +49,8 @@ class Job:
 def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) -> Outcomes:
     """Run the tests of `job`: {test: (outcome, cause)}.
 
-    A process that dies or hangs, or whose ranks part, costs the test it was at; the others run in a new one.
+    A process that dies or hangs, or whose ranks part, costs the test it was at; the others run in a new one. It leaves
+    its outcomes behind, so that a job that is killed can be resumed.
 
     Args:
         until: a time.monotonic().
@@ -74,6 +78,8 @@ def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) ->
         end = _run_once(job, until, advance)
         collected, finished = _read(job, end)
         tests |= collected
+        job.outcomes |= dict.fromkeys(_cases_like_those_that_hang(job.outcomes, tests), LIKE_OTHERS)
+        _keep(kept, dict.fromkeys(tests | late, LATE) | job.outcomes)
         if finished or end == "late" or len(job.outcomes) == before:
             break
         job = replace(job, files=_files_of(job, collected))
@@ -81,8 +87,24 @@ def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) ->
         job.outcomes[test] = LATE if end == "late" else ("not run", "the process died before it")
     if end == "late" and not tests | late:
         job.outcomes |= {f"tests/unit_tests/{file}": LATE for file in job.files}
-    kept.write_text(json.dumps(job.outcomes), encoding="utf-8")
+    _keep(kept, job.outcomes)
     return job.outcomes
+
+
+def _keep(file: Path, outcomes: Outcomes) -> None:
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(outcomes), encoding="utf-8")
+    new.replace(file)
+
+
+def _cases_like_those_that_hang(outcomes: Outcomes, tests: set[str]) -> set[str]:
+    """The tests without an outcome of which other cases hang, too."""
+    hanging = Counter(_function(test) for test, (outcome, _) in outcomes.items() if outcome == "hung")
+    return {test for test in tests - set(outcomes) if hanging[_function(test)] >= MOST_HANGING}
+
+
+def _function(test: str) -> str:
+    return test.partition("[")[0]
 
 
 def _files_of(job: Job, collected: set[str]) -> list[str]:

@@ -185,6 +185,22 @@ def test_a_rank_that_waits_in_vain_hangs(run_job):
     assert run_job(waits, ([[FINISHED]] * 2, "crashed"), ranks=2) == {"a": ("hung", "a rank waited in vain")}
 
 
+def test_of_a_test_that_hangs_twice_no_further_case_runs(run_job):
+    hangs = [([started(*cases)[:2]], "hung") for cases in (("a[1]", "a[2]", "a[3]", "b"), ("a[2]", "a[3]", "b"))]
+    hung = ("hung", "the process hung")
+    outcomes = run_job(*hangs, ([[*started("b"), ended("b"), FINISHED]], "crashed"))
+    assert outcomes == {"a[1]": hung, "a[2]": hung, "a[3]": jobs.LIKE_OTHERS, "b": ("passed", "")}
+
+
+def test_a_job_that_is_killed_can_be_resumed(run_job, make_job):
+    with pytest.raises(StopIteration):
+        run_job(([started("a", "b")[:2]], "hung"))  # and is killed before another process starts
+    assert run_job(([[*started("b"), ended("b"), FINISHED]], "crashed"), resume=True)["a"] == (
+        "hung",
+        "the process hung",
+    )
+
+
 def test_what_a_process_leaves_out_that_died_before_it_collected_has_not_run(run_job):
     outcomes = run_job(([started("a", "b")[:2]], "crashed"), ([[]], "crashed"))
     assert outcomes == {"a": ("crashed", "the process crashed"), "b": ("not run", "the process died before it")}
