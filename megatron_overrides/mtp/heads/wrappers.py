@@ -201,7 +201,7 @@ def detach_scheduled_layer(call: Call) -> Any:
     layer = call["layer"]
 
     def forward(node: Any, hidden_states: torch.Tensor) -> Any:
-        if layer.config.mtp_detach_heads and node.is_first_layer:
+        if getattr(layer.config, "mtp_detach_heads", False) and node.is_first_layer:
             setattr(layer, TAKES_MAIN_HIDDEN_STATES, True)
         return first(node, hidden_states)
 
