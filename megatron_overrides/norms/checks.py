@@ -1,11 +1,14 @@
-"""Refuse thresholds, limits and factors of gradient norms that cannot work."""
+"""Refuse thresholds, limits and factors of gradient norms that cannot work, and what functions of norms cannot take."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from megatron_overrides.norms.norm_groups import MTP_GROUP_SETTINGS, named_groups
+from megatron_overrides.norms.grad_norms import GradNorms
+from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, MTP_GROUP_SETTINGS, named_groups
+from megatron_overrides.norms.optimizer_tree import check_optimizer
+from megatron_overrides.norms.step_decision import StepDecision
 from megatron_overrides.settings.names import spell
 
 
@@ -70,3 +73,34 @@ def check_separate_clip(settings: Any) -> None:
                 f"{spell(name)} needs MTP heads with a separate norm: add {spell('mtp_detach_heads')}, or "
                 f"{spell('separate_mtp_grad_clip')} to keep training the main model with the MTP loss"
             )
+
+
+def check_norms(norms: object) -> None:
+    """Raise TypeError unless `norms` is what `measure` returns."""
+    if not isinstance(norms, GradNorms):
+        raise TypeError(f"give the norms that grad_norms(optimizer) returned, not a {type(norms).__name__}")
+
+
+def check_step(optimizer: Any, norms: Any, decision: Any) -> None:
+    """Raise TypeError unless they are an optimizer of Megatron, the norms of all its groups, and a decision or None."""
+    check_optimizer(optimizer)
+    check_norms(norms)
+    if decision is not None and not isinstance(decision, StepDecision):
+        raise TypeError(
+            f"give the decision that decide(norms, config) returned, or leave it out, not a {type(decision).__name__}"
+        )
+
+
+def check_norms_for(config: Any, norms: GradNorms) -> None:
+    """Check the norms and the configuration of a trainer that tags the MTP heads itself.
+
+    Raises:
+        TypeError: not the norms of `measure`, or `config` has no setting of an optimizer.
+        ValueError: it has a setting for MTP heads, and no rank has a parameter that is tagged as theirs.
+    """
+    check_norms(norms)
+    if not any(hasattr(config, name) for name in ("clip_grad", "grad_norm_skip_threshold", *MTP_GROUP_SETTINGS)):
+        raise TypeError(f"give the configuration of the optimizer, optimizer.config, not a {type(config).__name__}")
+    for name in MTP_GROUP_SETTINGS:
+        if getattr(config, name, None) is not None and MTP_GRAD_NORM_GROUP not in norms.total:
+            raise ValueError(f"config.{name} needs tagged MTP heads: call tag(model, optimizer) after both are built")

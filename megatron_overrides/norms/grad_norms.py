@@ -35,9 +35,3 @@ class GradNorms(NamedTuple):
     def by_group(self) -> dict[str, GradNorm]:
         """Without the main norm, as upstream's `grad_norms_by_group`."""
         return {group: norm for group, norm in self.total.items() if group is not None}
-
-
-def check_norms(norms: object) -> None:
-    """Raise TypeError unless `norms` is what `measure` returns."""
-    if not isinstance(norms, GradNorms):
-        raise TypeError(f"give the norms that grad_norms(optimizer) returned, not a {type(norms).__name__}")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from megatron_overrides.norms.grad_norms import GradNorms, check_norms
+from megatron_overrides.norms.grad_norms import GradNorms
 from megatron_overrides.norms.norm_groups import (
     MTP_GRAD_NORM_GROUP,
-    MTP_GROUP_SETTINGS,
     Group,
     clip_limit,
     named_groups,
     separate_groups,
 )
-from megatron_overrides.norms.optimizer_tree import check_optimizer
 from megatron_overrides.settings.names import spell
 
 
@@ -64,31 +62,6 @@ def needs_norms(config: Any) -> bool:
     """Whether a step has to measure norms: to clip, to compare them with a finite threshold, or for a named group."""
     limits = (clip_limit(config, group) for group in (None, *separate_groups(config)))
     return max(limits) > 0.0 or reads_norms(config) or bool(named_groups(config))
-
-
-def check_step(optimizer: Any, norms: Any, decision: Any) -> None:
-    """Raise TypeError unless they are an optimizer of Megatron, the norms of all its groups, and a decision or None."""
-    check_optimizer(optimizer)
-    check_norms(norms)
-    if decision is not None and not isinstance(decision, StepDecision):
-        raise TypeError(
-            f"give the decision that decide(norms, config) returned, or leave it out, not a {type(decision).__name__}"
-        )
-
-
-def check_norms_for(config: Any, norms: GradNorms) -> None:
-    """Check the norms and the configuration of a trainer that tags the MTP heads itself.
-
-    Raises:
-        TypeError: not the norms of `measure`, or `config` has no setting of an optimizer.
-        ValueError: it has a setting for MTP heads, and no rank has a parameter that is tagged as theirs.
-    """
-    check_norms(norms)
-    if not any(hasattr(config, name) for name in ("clip_grad", "grad_norm_skip_threshold", *MTP_GROUP_SETTINGS)):
-        raise TypeError(f"give the configuration of the optimizer, optimizer.config, not a {type(config).__name__}")
-    for name in MTP_GROUP_SETTINGS:
-        if getattr(config, name, None) is not None and MTP_GRAD_NORM_GROUP not in norms.total:
-            raise ValueError(f"config.{name} needs tagged MTP heads: call tag(model, optimizer) after both are built")
 
 
 def decide(norms: GradNorms, config: Any) -> StepDecision:

@@ -99,11 +99,11 @@ def mtp_loss(
     from .mtp.train_mtp_heads_for_acceptance import LOSS_TYPE
 
     heads = list(head_hiddens)
-    head_losses.check_shapes(main_hidden, heads, labels, loss_mask, sequence_parallel)
+    checks.check_shapes(main_hidden, heads, labels, loss_mask, sequence_parallel)
     config = SimpleNamespace(mtp_loss_type=loss_type, mtp_logits_chunk_size=chunk_size, mtp_num_layers=len(heads))
     check(config, (LOSS_TYPE, CHUNK_SIZE))
     weights = checks.depth_weights(depth_weights, len(heads))
-    head_losses.check_output_layer(output_layer, vocab_size, detach_output_layer and output_weight is None)
+    checks.check_output_layer(output_layer, vocab_size, detach_output_layer and output_weight is None)
     losses = head_losses.head_losses(
         main_hidden,
         heads,
@@ -251,7 +251,8 @@ def decide(norms: GradNorms, config: Any) -> StepDecision:
             group in `config.grad_norm_group`, or of the MTP heads, for which `config` has a setting.
         TypeError: not the norms of `grad_norms`, or an object that has none of these settings.
     """
-    from megatron_overrides.norms.step_decision import check_norms_for, decide
+    from megatron_overrides.norms.checks import check_norms_for
+    from megatron_overrides.norms.step_decision import decide
     from megatron_overrides.settings.checks import check
 
     from .catalog import SETTINGS_OF_OPTIMIZER
@@ -275,8 +276,9 @@ def clip(optimizer: Any, norms: GradNorms, decision: StepDecision | None = None)
     Raises:
         TypeError: one of them is something else.
     """
+    from megatron_overrides.norms.checks import check_step
     from megatron_overrides.norms.optimizer_step import limit_gradients
-    from megatron_overrides.norms.step_decision import StepDecision, check_step
+    from megatron_overrides.norms.step_decision import StepDecision
 
     check_step(optimizer, norms, decision)
     limit_gradients(optimizer, norms, decision or StepDecision())
@@ -290,8 +292,9 @@ def update(optimizer: Any, norms: GradNorms, decision: StepDecision | None = Non
         norms: as for `clip`.
         decision: as for `clip`.
     """
+    from megatron_overrides.norms.checks import check_step
     from megatron_overrides.norms.optimizer_step import update
-    from megatron_overrides.norms.step_decision import StepDecision, check_step
+    from megatron_overrides.norms.step_decision import StepDecision
 
     check_step(optimizer, norms, decision)
     return update(optimizer, norms, decision or StepDecision())

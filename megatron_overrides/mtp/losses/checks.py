@@ -1,10 +1,13 @@
-"""Refuse losses of MTP heads that cannot be computed."""
+"""Refuse losses of MTP heads that cannot be computed, by settings or of what a trainer gives."""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from megatron_overrides.settings.names import spell
 
@@ -57,3 +60,60 @@ def depth_weights(weights: str | Sequence[float] | None, depths: int) -> tuple[f
         )
     mean = sum(numbers) / depths
     return tuple(number / mean for number in numbers)
+
+
+def check_shapes(
+    main: torch.Tensor,
+    heads: Sequence[torch.Tensor],
+    labels: torch.Tensor,
+    mask: torch.Tensor,
+    is_sequence_parallel: bool,
+) -> None:
+    """Raise ValueError unless the shapes are those that `head_losses` takes."""
+    if not heads:
+        raise ValueError("mtp_loss: head_hiddens is empty; give the hidden states [s, b, h] of each MTP head")
+    for depth, head in enumerate(heads, start=1):
+        if head.shape != main.shape:
+            raise ValueError(
+                f"mtp_loss: the hidden states of head {depth} have the shape {list(head.shape)}, those of the main "
+                f"model have {list(main.shape)}"
+            )
+    if isinstance(labels, torch.Tensor) and labels.dtype != torch.int64:
+        raise ValueError(f"mtp_loss: labels have the dtype {labels.dtype}; give token numbers in int64")
+    length, batch = main.shape[:2]
+    for name, tensor in (("labels", labels), ("loss_mask", mask)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"mtp_loss: {name} is {tensor!r}; give a tensor [b, s]")
+        fits = tensor.dim() == 2 and tensor.size(0) == batch and tensor.shape == labels.shape
+        if not fits or (tensor.size(1) % length if is_sequence_parallel else tensor.size(1) != length):
+            raise ValueError(
+                f"mtp_loss: {name} has the shape {list(tensor.shape)}; for hidden states {list(main.shape)} give "
+                f"labels and loss_mask [b, s], b = {batch}"
+            )
+
+
+def check_output_layer(output_layer: Callable[..., Any], vocab_size: int | None, must_be_module: bool) -> None:
+    """Check what makes logits of hidden states.
+
+    Args:
+        vocab_size: a number of tokens, or None where each column of the logits is a token.
+
+    Raises:
+        TypeError: the output layer does not take the arguments that Megatron's takes.
+        ValueError: it has to be a torch.nn.Module, or `vocab_size` is not a number of tokens.
+    """
+    if vocab_size is not None and not (isinstance(vocab_size, int) and vocab_size > 0):
+        raise ValueError(
+            f"mtp_loss: vocab_size is {vocab_size!r}; give the number of tokens, or None if each column of the logits "
+            f"is one"
+        )
+    if must_be_module and not hasattr(output_layer, "parameters"):
+        raise ValueError("mtp_loss: detach_output_layer needs an output_layer that is a torch.nn.Module")
+    call = getattr(output_layer, "forward", output_layer)
+    try:
+        inspect.signature(call).bind(None, weight=None, runtime_gather_output=None)
+    except TypeError as error:
+        raise TypeError(
+            f"mtp_loss: output_layer is called (hidden, weight=, runtime_gather_output=) and returns (logits, bias), "
+            f"but {type(output_layer).__name__} does not take that: {error}. Wrap it in a module that does"
+        ) from error

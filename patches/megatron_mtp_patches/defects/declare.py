@@ -6,15 +6,13 @@ has it, so a release, a commit that a framework pins and a checkout with cherry-
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Literal
+
 from ..engine.records import record
 
-TYPE_CHECKING = False  # typing and collections.abc are not imported for annotations
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, Literal
-
-    Kind = Literal["wrong numbers", "wrong log", "lost state", "hang", "crash"]
-    Evidence = Literal["reproduced", "read", "reported"]
+Kind = Literal["wrong numbers", "wrong log", "lost state", "hang", "crash"]
+Evidence = Literal["reproduced", "read", "reported"]
 
 
 @record

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..conditions import expert_parallel, expert_tensor_parallel, tensor_parallel
 from ..declare import Defect, Sign
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
 
 _CHECKPOINTING = "megatron.training.checkpointing"
 _FSDP = "megatron.core.transformer.fsdp_dtensor_checkpoint"

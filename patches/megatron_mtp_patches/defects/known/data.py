@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..conditions import context_parallel, pipeline_parallel, tensor_parallel
 from ..declare import Defect, Sign
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
 
 _TRAINING = "megatron.training"
 _BATCH = f"{_TRAINING}.utils:get_batch_on_this_tp_rank"

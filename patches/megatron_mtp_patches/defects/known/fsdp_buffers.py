@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..conditions import expert_parallel, sharding_strategy, tensor_parallel
 from ..declare import Defect, Sign
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
 _MEGATRON_FSDP = f"{_FSDP}.megatron_fsdp:"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ..declare import Defect, Sign
+from typing import Any
 
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
+from ..declare import Defect, Sign
 
 _GTP = "megatron.core.tensor_parallel.generalized_tensor_parallelism"
 _LAYERS = "megatron.core.tensor_parallel.layers"

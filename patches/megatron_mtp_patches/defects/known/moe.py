@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..conditions import (
     expert_parallel,
     has_any_aux_loss,
@@ -9,10 +11,6 @@ from ..conditions import (
     has_low_precision,
 )
 from ..declare import Defect, Sign
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
 _MOE_UTILS = "megatron.core.transformer.moe.moe_utils"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..conditions import has_any_aux_loss, has_z_loss, pipeline_parallel, repeats_a_head
 from ..declare import Defect, Sign
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
 
 _REPORT = "megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report"
 _COUNTS = "num_moe_layers is None"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..conditions import (
     context_parallel,
     data_parallel,
@@ -12,10 +14,6 @@ from ..conditions import (
     tensor_parallel,
 )
 from ..declare import Defect, Sign
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
 _ATTACH = f"{_ROUTER}.attach_and_log_load_balancing_loss"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..conditions import (
     context_parallel,
     data_parallel,
@@ -12,10 +14,6 @@ from ..conditions import (
     repeats_a_head,
 )
 from ..declare import Defect, Sign
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
 
 _MTP = "megatron.core.transformer.multi_token_prediction"
 _GPT_LOSS = "megatron.core.models.gpt.gpt_model:GPTModel._postprocess"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ..conditions import expert_parallel, expert_tensor_parallel, is_layer_wise, tensor_parallel
 from ..declare import Defect, Sign
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
 
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
 _SKIP = "grad_norm > grad_norm_skip_threshold"

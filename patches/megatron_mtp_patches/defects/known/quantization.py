@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..conditions import expert_parallel, loads_optimizer, shares_gradient_buffer
 from ..declare import Defect, Sign
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
 
 _BUFFER = "megatron.core.distributed.param_and_grad_buffer"
 _START_SYNC = f"{_BUFFER}:_ParamAndGradBucketGroup.start_param_sync"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..conditions import expert_parallel, loads_optimizer, resumes_optimizer
 from ..declare import Defect, Sign
-
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
 
 _LOADING = "megatron.training.checkpointing:load_checkpoint"
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
