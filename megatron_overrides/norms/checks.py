@@ -1,4 +1,4 @@
-"""Refuse thresholds, limits and factors of gradient norms that cannot work, and what functions of norms cannot take."""
+"""Refuse thresholds, limits and factors of gradient norms that cannot work, and wrong arguments of functional.py."""
 
 from __future__ import annotations
 

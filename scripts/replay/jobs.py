@@ -21,7 +21,7 @@ from .verdicts import Outcomes
 # gives up after 60 seconds. One rank waits for nobody: it computes, in Triton's interpreter for example.
 PATIENCE, PATIENCE_OF_ONE_RANK, PATIENCE_TO_COLLECT = 150.0, 60.0, 300.0
 LATE = ("not run", "time was up")
-MOST_HANGING = 2  # cases of a test; what hangs twice hangs with other parameters, too
+MOST_HANGING = 2  # once so many cases of a test hang, its other cases do not run
 LIKE_OTHERS = ("not run", f"{MOST_HANGING} other cases of it hang")
 WORST = ("passed", "skipped", "failed", "hung", "crashed")
 
@@ -92,13 +92,14 @@ def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) ->
 
 
 def _keep(file: Path, outcomes: Outcomes) -> None:
+    """Write the file in one go: a process that is killed leaves the old outcomes or the new ones."""
     new = file.with_suffix(".new")
     new.write_text(json.dumps(outcomes), encoding="utf-8")
     new.replace(file)
 
 
 def _cases_like_those_that_hang(outcomes: Outcomes, tests: set[str]) -> set[str]:
-    """The tests without an outcome of which other cases hang, too."""
+    """The tests without an outcome that are cases of a test of which MOST_HANGING others hang."""
     hanging = Counter(_function(test) for test, (outcome, _) in outcomes.items() if outcome == "hung")
     return {test for test in tests - set(outcomes) if hanging[_function(test)] >= MOST_HANGING}
 

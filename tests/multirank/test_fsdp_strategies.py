@@ -37,7 +37,7 @@ def test_what_doctor_says_of_the_strategy_happens(make_fsdp, strategy, reduce, g
 
 
 class OutputLayer(torch.nn.Linear):
-    """As Megatron's own layers are: with --defer-embedding-wgrad-compute the output layer keeps its inputs."""
+    """It has the attributes of Megatron's: with --defer-embedding-wgrad-compute it keeps its inputs in a list."""
 
     gradient_accumulation_fusion = True
     embedding_activation_buffer = None

@@ -32,19 +32,19 @@ def runs_on(defect, release, everywhere):
     return here >= ill[0] if everywhere else here in (ill[-1], ill[-1] + 1)
 
 
-def is_met(defect):
+def this_release_has(defect):
     (here,) = find_releases()
     return here in releases_with(defect)
 
 
 def test_megatron_as_it_is(defect):
     outcome = runner.run(runner.find_program(defect.id), with_patches=False)
-    assert outcome.is_right is not is_met(defect), outcome
+    assert outcome.is_right is not this_release_has(defect), outcome
 
 
 def test_with_the_patches(patched_defect):
     outcome = runner.run(runner.find_program(patched_defect.id), with_patches=True)
-    assert outcome.is_right is (bool(patched_defect.patch) or not is_met(patched_defect)), outcome
+    assert outcome.is_right is (bool(patched_defect.patch) or not this_release_has(patched_defect)), outcome
 
 
 def test_each_program_is_of_a_known_defect():

@@ -1,4 +1,4 @@
-"""Refuse losses of MTP heads that cannot be computed, by settings or of what a trainer gives."""
+"""Refuse losses of MTP heads that cannot be computed: by their settings, or from the arguments of a trainer."""
 
 from __future__ import annotations
 

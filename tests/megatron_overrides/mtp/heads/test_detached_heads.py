@@ -1,8 +1,14 @@
 """With mtp_detach_heads no gradient of the MTP loss leaves the heads, and the heads train as before, to the bit."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from megatron.core.transformer import TransformerConfig
+from megatron_mtp_patches.engine.call import Call
+
+from megatron_overrides.mtp.heads.detached_heads import TAKES_MAIN_HIDDEN_STATES
+from megatron_overrides.mtp.heads.wrappers import detach_scheduled_layer
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -159,3 +165,13 @@ def test_a_deferred_embedding_gradient_is_refused():
             gradient_accumulation_fusion=True,
             pipeline_dtype=torch.bfloat16,
         )
+
+
+@pytest.mark.parametrize("settings, detached", [({}, False), ({"mtp_detach_heads": True}, True)])
+def test_the_configuration_of_a_scheduled_layer_may_lack_the_field(settings, detached):
+    """Upstream's own tests build the callables of a layer with a configuration that is not a TransformerConfig."""
+    layer = SimpleNamespace(config=SimpleNamespace(**settings))
+    build = Call(lambda layer: ([lambda node, hidden_states: hidden_states], None), None, (layer,), {})
+    (forward,), _ = detach_scheduled_layer(build)
+    forward(SimpleNamespace(is_first_layer=True), torch.zeros(1))
+    assert hasattr(layer, TAKES_MAIN_HIDDEN_STATES) is detached
