@@ -9,8 +9,9 @@ import torch
 from megatron.core.utils import get_model_config, unwrap_model
 
 from megatron_overrides.call import Call
+from megatron_overrides.model_chunks import as_list
+from megatron_overrides.model_ranks import is_on_any_rank
 from megatron_overrides.mtp.heads.finite_heads import listed, parameters_of_heads
-from megatron_overrides.norms.model_ranks import is_on_any_rank
 from megatron_overrides.report.metrics import MEGATRON_BRIDGE, logging_trainer, step_scalars
 from megatron_overrides.report.validation_metrics import validate, validation_line
 from megatron_overrides.scoped import scoped
@@ -75,8 +76,8 @@ def refuse_uninitialized_heads(call: Call) -> Any:
         ValueError: on all ranks of the model, if there is such a head.
     """
     result = call.proceed()
-    source, model = call["hf_pretrained"], call["megatron_model"]
-    chunks = unwrap_model(model if isinstance(model, list) else [model])
+    source = call["hf_pretrained"]
+    chunks = unwrap_model(as_list(call["megatron_model"]))
     config = get_model_config(chunks[0])
     if config.perform_initialization or not getattr(config, "mtp_num_layers", None):
         return result

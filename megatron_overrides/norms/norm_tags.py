@@ -6,12 +6,13 @@ Megatron without the patches, in which the optimizer may have copied the paramet
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from megatron_overrides.model_chunks import as_list, plain_name
+from megatron_overrides.mtp.blocks import mtp_blocks
 from megatron_overrides.norms.norm_groups import (
     MTP_GRAD_NORM_GROUP,
     copy_optimizer_param_metadata,
@@ -41,12 +42,8 @@ def tag_mtp_block(block: torch.nn.Module) -> None:
 
 def tag_mtp_blocks(chunks: Iterable[torch.nn.Module]) -> None:
     """Tag the heads again: initialisation on the meta device and Megatron-FSDP have created new parameters."""
-    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
-
-    for chunk in chunks:
-        for module in chunk.modules():
-            if isinstance(module, MultiTokenPredictionBlock):
-                tag_mtp_block(module)
+    for block in mtp_blocks(chunks):
+        tag_mtp_block(block)
 
 
 def tag_named_groups(chunks: Iterable[torch.nn.Module], config: Any) -> None:
@@ -71,7 +68,7 @@ def tag_named_groups(chunks: Iterable[torch.nn.Module], config: Any) -> None:
 
 
 def tag_matching(
-    chunks: Sequence[torch.nn.Module], optimizer: Any, group: str, match: Callable[[str], bool]
+    model: torch.nn.Module | Sequence[torch.nn.Module], optimizer: Any, group: str, match: Callable[[str], bool]
 ) -> list[str]:
     """Tag the parameters whose `plain_name` matches, and what `optimizer` (None: not built yet) has made of them.
 
@@ -83,6 +80,7 @@ def tag_matching(
     """
     if optimizer is not None:
         check_optimizer(optimizer)
+    chunks = as_list(model)
     for chunk in chunks:
         if not isinstance(chunk, torch.nn.Module):
             raise TypeError(f"tag takes a model, or the list of its chunks, not a {type(chunk).__name__}")
@@ -96,17 +94,8 @@ def tag_matching(
     return [name for name, _ in tagged]
 
 
-def plain_name(name: str) -> str:
-    """A name of model.named_parameters() without what DDP and Float16Module put before it."""
-    return re.sub(r"^(module\.)+", "", name)
-
-
 def _copies(leaf: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield each parameter of the model with its main copy or shard in an optimizer that makes some."""
     for names in _COPIES:
         for params, copies in zip(*(getattr(leaf, name, ()) for name in names), strict=False):
             yield from (pair for pair in zip(params, copies, strict=True) if pair[1] is not None)
-
-
-def as_list(chunks: Any) -> Any:
-    return chunks if isinstance(chunks, (list, tuple)) else [chunks]

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_overrides.call import Call
+from megatron_overrides.model_chunks import as_list
 from megatron_overrides.norms.gradients import with_one_gradient
 from megatron_overrides.norms.norm_groups import tag, tagged_group
-from megatron_overrides.norms.norm_tags import as_list, tag_mtp_block, tag_mtp_blocks, tag_named_groups
+from megatron_overrides.norms.norm_tags import tag_mtp_block, tag_mtp_blocks, tag_named_groups
 from megatron_overrides.norms.optimizer_tree import leaves
 from megatron_overrides.norms.replicas import mark_shard
 

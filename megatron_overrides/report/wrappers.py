@@ -7,6 +7,7 @@ from typing import Any
 from megatron.core.utils import get_model_config
 
 from megatron_overrides.call import Call
+from megatron_overrides.model_chunks import as_list
 from megatron_overrides.mtp.mtp_pass import mtp_pass
 from megatron_overrides.report.metrics import MEGATRON_TRAINER, end_of_log_line, logging_trainer, step_scalars
 from megatron_overrides.report.validation_metrics import evaluated_sets, validate, validation_line
@@ -22,9 +23,7 @@ def append_to_log_line(call: Call) -> Any:
 
 def measure_heads(call: Call) -> Any:
     """Wraps evaluate(..., model, ...), which evaluates one validation set: its forward passes run the heads."""
-    model = call["model"]
-    chunks = model if isinstance(model, list) else [model]
-    config = get_model_config(chunks[0])
+    config = get_model_config(as_list(call["model"])[0])
     if not getattr(config, "mtp_num_layers", None) or not config.mtp_eval:
         return call.proceed()
     with mtp_pass(compute=True) as metrics:

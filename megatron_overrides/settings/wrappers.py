@@ -11,11 +11,11 @@ from typing import Any
 from megatron.core.utils import log_single_rank
 
 from megatron_overrides.call import Call
+from megatron_overrides.model_chunks import as_list
 from megatron_overrides.mtp.frozen.settings import check_heads_to_train
 from megatron_overrides.mtp.losses.checks import check_token_counts
 from megatron_overrides.mtp.new_heads.checks import check_new_heads
 from megatron_overrides.norms.checks import check_separate_clip
-from megatron_overrides.norms.norm_tags import as_list
 from megatron_overrides.settings.absent_heads import warn_of_absent_heads_in_verl, warn_of_missing_heads
 from megatron_overrides.settings.checks import all_settings, check, check_places, declared_settings
 

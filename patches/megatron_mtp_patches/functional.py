@@ -207,7 +207,7 @@ def tag(
     """
     from megatron_overrides.norms.norm_tags import tag_matching
 
-    return tag_matching(model if isinstance(model, (list, tuple)) else [model], optimizer, group, match)
+    return tag_matching(model, optimizer, group, match)
 
 
 def grad_norms(optimizer: Any) -> GradNorms:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from megatron_mtp_patches.engine.import_hook import on_import
-from megatron_mtp_patches.engine.source import contains_expression, find_definition, find_file, parse
+from megatron_mtp_patches.engine.source import contains_expression, find_definition, find_file
 
 
 @pytest.fixture
@@ -66,7 +66,6 @@ def test_a_search_path_replaces_the_interpreter_s(two_folders, library):
 @pytest.mark.parametrize("module", ["absent", "absent.deep.down", "lib.absent", "pkg", "itertools", "math"])
 def test_a_module_without_source_is_none(two_folders, module):
     assert find_file(module) is None
-    assert parse(module) is None
 
 
 def test_nothing_is_imported_even_under_import_hooks(library, monkeypatch):
@@ -79,14 +78,7 @@ def test_nothing_is_imported_even_under_import_hooks(library, monkeypatch):
     importer.register_post_import_hook(print, "pkg2.mod")
     on_import(["pkg2", "pkg2.mod"], print)
     assert find_file("pkg2.mod") == library.folder / "pkg2" / "mod.py"
-    assert parse("pkg2.mod") is not None
     assert not imported()
-
-
-def test_a_changed_file_is_read_again(library):
-    assert find_definition(parse("lib"), "g") is None
-    library.edit("lib.py", "def f", "def g")
-    assert find_definition(parse("lib"), "g") is not None
 
 
 SOURCE = """

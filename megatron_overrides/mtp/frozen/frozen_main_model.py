@@ -8,21 +8,14 @@ model, so the backward pass does not go through the output layer and the main lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from megatron_overrides.mtp.blocks import mtp_blocks
 from megatron_overrides.mtp.forward_pass import current
-
-
-def mtp_blocks(modules: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
-    """Yield the MTP blocks in some modules; the heads of Megatron's models are all in these blocks."""
-    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
-
-    for module in modules:
-        yield from (child for child in module.modules() if isinstance(child, MultiTokenPredictionBlock))
 
 
 def freeze(model: torch.nn.Module) -> None:

@@ -16,8 +16,9 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from megatron_overrides.call import Call
+from megatron_overrides.mtp.blocks import mtp_blocks
 from megatron_overrides.mtp.forward_pass import current, running_pass
-from megatron_overrides.mtp.frozen.frozen_main_model import freeze, gradients_of_heads, mtp_blocks
+from megatron_overrides.mtp.frozen.frozen_main_model import freeze, gradients_of_heads
 from megatron_overrides.mtp.frozen.settings import check_heads_to_train, is_main_model_frozen
 from megatron_overrides.mtp.heads.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
 from megatron_overrides.mtp.losses.flops import tokens_in_batch

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from megatron.core.utils import to_local_if_dtensor
 
-from megatron_overrides.mtp.frozen.frozen_main_model import mtp_blocks
-from megatron_overrides.norms.model_ranks import is_on_any_rank
-from megatron_overrides.norms.norm_tags import plain_name
+from megatron_overrides.model_chunks import plain_name
+from megatron_overrides.model_ranks import is_on_any_rank
+from megatron_overrides.mtp.blocks import mtp_blocks
 from megatron_overrides.settings.names import spell
 
 _SHOWN = 4

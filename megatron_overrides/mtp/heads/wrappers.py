@@ -16,6 +16,7 @@ import torch
 from megatron.core.utils import get_model_config
 
 from megatron_overrides.call import Call
+from megatron_overrides.model_chunks import as_list
 from megatron_overrides.mtp.heads.detached_heads import (
     REPORTS_ZERO_EMBEDDING_GRAD,
     TAKES_MAIN_HIDDEN_STATES,
@@ -33,8 +34,7 @@ def check_heads_once(call: Call) -> Any:
     # Imported here because that module imports the schedules.
     from megatron_overrides.mtp.heads.finite_heads import check_heads
 
-    model = call["model"]
-    chunks = model if isinstance(model, list) else [model]
+    chunks = as_list(call["model"])
     is_first = not getattr(chunks[0], "_mtp_heads_are_checked", False)
     # A CUDA graph cannot be captured around a read on the host.
     if is_first and not call.get("forward_only") and not torch.cuda.is_current_stream_capturing():

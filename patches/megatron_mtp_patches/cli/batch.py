@@ -12,7 +12,7 @@ from ..defects.diagnosis import Finding, Settings, find_defects
 from ..engine import UsageError
 from ..installed_megatron import describe_megatron
 from .command_line import read
-from .console import make_console
+from .console import make_say
 from .diagnose import FAILS_FROM, describe, prepare, silence, style_of
 from .run_files import read_runs
 
@@ -76,11 +76,7 @@ def _diagnose(name: str, run: list[str] | SimpleNamespace, version: str | None) 
 
 
 def _show(diagnoses: list[Diagnosis]) -> None:
-    console = make_console()
-
-    def say(text: str, style: str | None = None) -> None:
-        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
+    say = make_say()
     say(describe_megatron())
     for one in diagnoses:
         say(f"{one.run}: {one.refusal or f'known defects: {len(one.findings)}'}", "yellow" if one.refusal else "bold")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from rich.console import Console
 
@@ -15,3 +16,13 @@ def make_console() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE
     return console
+
+
+def make_say() -> Callable[..., None]:
+    """Return `say(text, style=None)`, which prints text as it is: rich neither wraps it nor reads markup in it."""
+    console = make_console()
+
+    def say(text: str, style: str | None = None) -> None:
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    return say

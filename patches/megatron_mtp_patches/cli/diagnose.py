@@ -20,7 +20,7 @@ from ..engine import AddField, AddFlag, PatchError, UsageError
 from ..engine.source import find_file
 from ..installed_megatron import describe_megatron, find_releases, find_transformer_engine, import_targets
 from .command_line import CommandLine, read, refusals
-from .console import make_console
+from .console import make_say
 
 FAILS_FROM = 3  # the severity of a defect from which on the command ends with 1
 # What --use-checkpoint-args reads from the checkpoint and some defect depends on.
@@ -137,11 +137,7 @@ def silence() -> Iterator[None]:
 
 
 def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -> None:
-    console = make_console()
-
-    def say(text: str, style: str | None = None) -> None:
-        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
+    say = make_say()
     say(f"{describe_megatron()}\n{transformer_engine}; {line.world_size} rank{'s' * (line.world_size > 1)}")
     if line.environment:
         say(f"assumed in the environment of the run: {' '.join(map('='.join, line.environment.items()))}")

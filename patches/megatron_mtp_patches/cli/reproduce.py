@@ -19,7 +19,7 @@ from ..installed_megatron import describe_megatron, find_releases
 from ..reproductions import runner
 from ..reproductions.standalone import make_standalone, needs_gpus
 from .audit import condition_of
-from .console import make_console
+from .console import make_say
 
 WIDTH = 100  # of the text in a standalone file
 
@@ -118,11 +118,7 @@ def _report(defect: Defect, program: ModuleType) -> dict[str, Any]:
 
 
 def _show(reports: list[dict[str, Any]]) -> None:
-    console = make_console()
-
-    def say(text: str, style: str | None = None) -> None:
-        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
+    say = make_say()
     say(describe_megatron())
     for report in reports:
         say(f"\n{report['id']}: {report['effect']}", "bold")

@@ -78,8 +78,7 @@ def recomputes_heads(run: Any) -> bool:
 
 def resumes_optimizer(run: Any) -> bool:
     """Whether the state of the optimizer is saved for later or loaded."""
-    loads = run.load and not (run.no_load_optim or run.finetune)
-    return bool(loads or (run.save and not run.no_save_optim))
+    return loads_optimizer(run) or bool(run.save and not run.no_save_optim)
 
 
 def repeats_a_head(run: Any) -> bool:

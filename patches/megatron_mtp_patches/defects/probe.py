@@ -8,7 +8,7 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
-from ..engine.source import find_definition, find_file, parse_bytes
+from ..engine.source import find_definition, find_file, is_docstring, parse_bytes
 from .declare import Defect, Sign
 
 
@@ -88,13 +88,9 @@ def _parse(file: Path, changed: int) -> ast.Module:
 def _normalise(node: ast.AST) -> str:
     for child in ast.walk(node):
         body = getattr(child, "body", None)
-        if isinstance(body, list) and len(body) > 1 and _is_docstring(body[0]):
+        if isinstance(body, list) and len(body) > 1 and is_docstring(body[0]):
             del body[0]
     return " ".join(ast.unparse(node).split())
-
-
-def _is_docstring(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 @functools.cache

@@ -48,12 +48,6 @@ def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
     return None
 
 
-def parse(module: str, path: list[str] | None = None) -> ast.Module | None:
-    """The syntax tree of `module`, or None where it has no source here. It is not kept."""
-    file = find_file(module, path)
-    return None if file is None else parse_bytes(file.read_bytes(), file)
-
-
 def parse_bytes(source: bytes, file: Path) -> ast.Module:
     """Raises PatchError where `source`, which was read from `file`, does not parse."""
     try:
@@ -100,6 +94,10 @@ def _names_bound_by(statement: ast.stmt) -> list[str]:
     if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
         return [statement.target.id]
     return []
+
+
+def is_docstring(node: object) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def contains_expression(node: ast.AST, expression: str) -> bool:

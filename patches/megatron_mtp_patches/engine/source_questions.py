@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .declare import AddField, Edit, Patch, Probe
-from .source import contains_expression, find_definition
+from .source import contains_expression, find_definition, is_docstring
 
 ABSENT = "absent"
 Answer = str | bool | list[int]
@@ -113,7 +113,7 @@ def _functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 def _normalise(value: object) -> object:
     """Nested tuples of what the source means. Empty parts are left out: Pythons differ in which they list."""
     if isinstance(value, list):
-        return tuple(_normalise(item) for item in value if not _is_docstring(item))
+        return tuple(_normalise(item) for item in value if not is_docstring(item))
     if not isinstance(value, ast.AST):
         return value
     parts = []
@@ -127,7 +127,3 @@ def _normalise(value: object) -> object:
             continue
         parts.append((name, _normalise(part)))
     return (type(value).__name__, *parts)
-
-
-def _is_docstring(node: object) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -93,7 +93,7 @@ def _on_any_rank(names: set[str]) -> bool:
 
 def _copy(chunks: list[torch.nn.Module]) -> Tensors:
     """Copy this rank's parameters and persistent buffers to the CPU; of a DTensor its local part."""
-    from megatron_overrides.mtp.frozen.frozen_main_model import mtp_blocks
+    from megatron_overrides.mtp.blocks import mtp_blocks
 
     copies = Tensors({}, {})
     for place, chunk in enumerate(chunks):

@@ -170,7 +170,7 @@ def _zero(chunks: Sequence[torch.nn.Module], optimizer: Any) -> None:
 
 
 def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, bool]]:
-    from megatron_overrides.mtp.frozen.frozen_main_model import mtp_blocks
+    from megatron_overrides.mtp.blocks import mtp_blocks
 
     heads = {id(param) for block in mtp_blocks([chunk]) for param in block.parameters()}
     for name, param in chunk.named_parameters():

@@ -1,0 +1,16 @@
+"""A model as Megatron's functions take it: a module or the list of its chunks, each in the wrappers of training."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+def as_list(model: Any) -> Any:
+    """Return the chunks of a model, which may be one module."""
+    return model if isinstance(model, (list, tuple)) else [model]
+
+
+def plain_name(name: str) -> str:
+    """A name of model.named_parameters() without what DDP and Float16Module put before it."""
+    return re.sub(r"^(module\.)+", "", name)
