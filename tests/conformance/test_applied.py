@@ -6,17 +6,23 @@ import functools
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.engine.source import find_definition, parse
+from megatron_mtp_patches.engine.source import find_definition, find_file, parse_bytes
 
 from .expected import IDS, STATE
 from .inspection import count, problems, reports
 
-parse_once = functools.cache(parse)
 pytestmark = [
     pytest.mark.forked("megatron"),
     pytest.mark.parametrize("patch", IDS, indirect=True),
     pytest.mark.parametrize("reverted_before", [False, True], ids=["first", "after a revert"], scope="module"),
 ]
+
+
+@functools.cache
+def parse_source(module):
+    """The syntax tree of a module, or None where it has no source here."""
+    file = find_file(module)
+    return file and parse_bytes(file.read_bytes(), file)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +42,7 @@ def test_applied_exactly_once(patch, reported):
 
 def test_a_target_is_missing_only_where_the_source_lacks_it(patch, reported):
     for edit in patch.edits:
-        tree = parse_once(edit.module)
+        tree = parse_source(edit.module)
         name = edit.name.rpartition(".")[0] if edit.adds_name else edit.name
         in_source = tree is not None and (not name or find_definition(tree, name) is not None)
         assert (count(edit) is not None) == in_source, edit
