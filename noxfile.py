@@ -172,7 +172,7 @@ def tables(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def accept(session: nox.Session) -> None:
     """Read the sources of every known Megatron again: nox -s accept -- CLONE, a git repository of Megatron-LM."""
-    command = [str(python_of("tests", TORCH_RELEASE)), "-m", "scripts.accept", *python_options()]
+    command = [str(python_of("tests", TORCH_RELEASE)), "-m", "scripts.read_sources", *python_options()]
     session.run(*command, *(f"--megatron={clone}" for clone in session.posargs))
 
 

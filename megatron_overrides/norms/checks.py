@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from megatron_overrides.norms.grad_norms import GradNorms
 from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, MTP_GROUP_SETTINGS, named_groups
+from megatron_overrides.norms.norm_values import GradNorms
 from megatron_overrides.norms.optimizer_tree import check_optimizer
 from megatron_overrides.norms.step_decision import StepDecision
 from megatron_overrides.settings.names import spell

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from megatron_overrides.norms.grad_norms import GradNorms
 from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP
+from megatron_overrides.norms.norm_values import GradNorms
 from megatron_overrides.norms.optimizer_tree import leaves, params_to_clip
 
 

@@ -16,7 +16,6 @@ from megatron.core.optimizer import clip_grads as upstream
 from megatron.core.utils import get_data_parallel_group_if_dtensor
 
 from megatron_overrides.muon.exemption import is_exempt
-from megatron_overrides.norms.grad_norms import Census, GradNorm, GradNorms
 from megatron_overrides.norms.gradients import (
     by_dtype,
     filter_grads,
@@ -25,6 +24,7 @@ from megatron_overrides.norms.gradients import (
     local_part,
 )
 from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups
+from megatron_overrides.norms.norm_values import Census, GradNorm, GradNorms
 from megatron_overrides.norms.optimizer_tree import Reduction, leaves, params_by_group, reductions
 from megatron_overrides.norms.step_decision import reads_norms
 from megatron_overrides.norms.step_record import get_record, set_norms

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from megatron_overrides.norms.grad_norms import GradNorms
 from megatron_overrides.norms.norm_groups import (
     MTP_GRAD_NORM_GROUP,
     Group,
@@ -13,6 +12,7 @@ from megatron_overrides.norms.norm_groups import (
     named_groups,
     separate_groups,
 )
+from megatron_overrides.norms.norm_values import GradNorms
 from megatron_overrides.settings.names import spell
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from megatron_overrides.mtp.losses.head_losses import MTPLoss
-    from megatron_overrides.norms.grad_norms import GradNorms
+    from megatron_overrides.norms.norm_values import GradNorms
     from megatron_overrides.norms.step_decision import StepDecision
 
 __all__ = ["acceptance", "clip", "decide", "grad_norms", "is_mtp_parameter", "mtp_loss", "roll", "tag", "update"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.engine.compatibility import decide
+from megatron_mtp_patches.engine.decision import decide
 from megatron_mtp_patches.engine.fingerprints import fingerprint
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.installed_megatron import known_sources

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from .interpreters import REPOSITORY, run_command
+from .fresh_start import REPOSITORY, run_command
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import pytest
 from megatron_mtp_patches.cli.doctor import PARTS
 
-from .interpreters import ROOT
+from .fresh_start import ROOT
 
 pytestmark = pytest.mark.forked("torch")
 

@@ -10,7 +10,7 @@ from megatron_mtp_patches.engine.source import find_file
 from megatron_mtp_patches.megatrons import RELEASES, TRANSFORMER_ENGINE
 from megatron_mtp_patches.rehearsal.transformer_engine import NEEDED
 
-from .interpreters import REPOSITORY, run_command, standard_library
+from .fresh_start import REPOSITORY, run_command, standard_library
 
 pytestmark = pytest.mark.forked("python")
 

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from .interpreters import ROOT, run_python
+from .fresh_start import ROOT, run_python
 
 
 def test_the_file_that_says_it_parses_in_an_older_python():

@@ -12,7 +12,7 @@ from megatron_mtp_patches.engine import UsageError
 
 from tests.warm.processes import run_ranks
 
-from .interpreters import REPOSITORY, run_command, run_python, standard_library
+from .fresh_start import REPOSITORY, run_command, run_python, standard_library
 
 pytestmark = pytest.mark.forked("python")
 

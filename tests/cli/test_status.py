@@ -10,7 +10,7 @@ import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine.source import find_file
 
-from .interpreters import run_python
+from .fresh_start import run_python
 
 pytestmark = pytest.mark.forked("megatron")
 

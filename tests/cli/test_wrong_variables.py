@@ -11,7 +11,7 @@ from megatron_mtp_patches.cli import make_parser, zero_touch
 
 from tests.warm.processes import run_ranks
 
-from .interpreters import run_python, start_over
+from .fresh_start import run_python, start_over
 
 pytestmark = pytest.mark.forked("python")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Patch, PatchError, Probe, Replace, Wrap
-from megatron_mtp_patches.engine.compatibility import decide
+from megatron_mtp_patches.engine.decision import decide
 from megatron_mtp_patches.engine.engine import Engine
 from megatron_mtp_patches.engine.fingerprints import KnownSources, open_known_sources
 from megatron_mtp_patches.engine.new_release import make_known_sources

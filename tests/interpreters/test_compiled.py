@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interpreter import ROOT, imports_megatron, run_python
+from tests.fresh_process import ROOT, imports_megatron, output_of_python
 
 pytestmark = [
     pytest.mark.forked("python"),
@@ -18,4 +18,4 @@ COMPILED = Path(__file__).with_name("compiled.py")
 
 def test_compiled_patched_functions_give_what_plain_ones_give():
     words = ["-q", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
-    assert "4 passed" in run_python("-m", "pytest", *words, str(COMPILED))
+    assert "4 passed" in output_of_python("-m", "pytest", *words, str(COMPILED))

@@ -6,7 +6,7 @@ import pytest
 from megatron_mtp_patches import _engine
 from megatron_mtp_patches.engine.source import find_file
 
-from tests.interpreter import imports_megatron, run_python
+from tests.fresh_process import imports_megatron, output_of_python
 
 pytestmark = [
     pytest.mark.forked("python"),
@@ -27,4 +27,4 @@ assert [problem for patch in CATALOG for problem in problems(patch, found[patch.
 
 
 def test_importing_the_package_after_megatron_applies_the_patches():
-    run_python("-c", SCRIPT, *(module for module in _engine.modules if find_file(module)))
+    output_of_python("-c", SCRIPT, *(module for module in _engine.modules if find_file(module)))

@@ -7,7 +7,7 @@ import json
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
 
-from tests.interpreter import imports_megatron, run_python
+from tests.fresh_process import imports_megatron, output_of_python
 
 pytestmark = [
     pytest.mark.forked("python"),
@@ -56,7 +56,7 @@ print(json.dumps({{
 @pytest.fixture(scope="module")
 def found():
     """What such a process sees of the patches."""
-    return json.loads(run_python("-OO", "-c", SCRIPT).splitlines()[-1])
+    return json.loads(output_of_python("-OO", "-c", SCRIPT).splitlines()[-1])
 
 
 def test_every_patch_is_applied_exactly_once(found):

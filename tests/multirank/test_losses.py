@@ -56,7 +56,7 @@ def test_sharded_and_gathered_logits_give_the_divergence_of_the_full_vocabulary(
     """A case of NVIDIA/Megatron-LM#6473, with its vocabulary."""
     import torch
 
-    from megatron_overrides.mtp.losses.objectives import Divergence
+    from megatron_overrides.mtp.losses.divergences import Divergence
     from megatron_overrides.mtp.losses.vocabulary import Vocabulary
 
     group = parallel(tensor_model_parallel_size=RANKS).get_tensor_model_parallel_group()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from megatron_mtp_patches.cli.zero_touch import FILE, TEXT
 
-from tests.interpreter import imports_megatron
+from tests.fresh_process import imports_megatron
 from tests.pages import read_by_bash, shown
 
 pytestmark = [pytest.mark.forked("python"), pytest.mark.real_process("runs in an environment with the wheel alone")]

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from megatron_overrides.mtp.losses.divergences import Divergence
 from megatron_overrides.mtp.losses.head_settings import HeadSettings
 from megatron_overrides.mtp.losses.main_model_rows import MainModelRows
-from megatron_overrides.mtp.losses.objectives import Divergence
 from megatron_overrides.mtp.losses.projection import Projection
 from megatron_overrides.mtp.metrics.acceptance import most_likely_token
 

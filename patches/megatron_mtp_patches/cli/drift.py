@@ -13,7 +13,7 @@ from .. import _engine
 from ..catalog import BASE, CATALOG
 from ..defects.catalog import RELEASES, write_releases
 from ..engine import Patch, PatchError, UsageError
-from ..engine.compatibility import decide
+from ..engine.decision import decide
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint, release_package
 from ..engine.new_release import add_release, write_known_sources
 from ..engine.source import find_file

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 from .added_fields import AddedFields
-from .compatibility import Decision, decide
 from .copies import Copies
+from .decision import Decision, decide
 from .declare import AddField, Edit, Patch, PatchError
 from .fingerprints import KnownSources, open_known_sources, target_exists
 from .patched_attribute import PatchedAttribute, is_bound, owner_is_class

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .compatibility import Decision
+from .decision import Decision
 from .declare import Edit, Patch
 from .fingerprints import fingerprint, target_exists
 from .state import State, TargetState

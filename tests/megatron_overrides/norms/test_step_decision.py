@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatron_overrides.norms.grad_norms import GradNorms
+from megatron_overrides.norms.norm_values import GradNorms
 from megatron_overrides.norms.step_decision import decide, needs_norms
 
 pytestmark = pytest.mark.forked("patched")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from random_optimizers import examples
 
-from megatron_overrides.mtp.losses.objectives import Divergence
+from megatron_overrides.mtp.losses.divergences import Divergence
 from megatron_overrides.mtp.losses.vocabulary import Vocabulary
 from tests.oracles.losses.conditions import LAYOUTS, LOSSES, Condition, Layout
 from tests.oracles.losses.packs import Pack

@@ -23,7 +23,7 @@ SOURCES = ROOT / ".nox" / "sources"
 
 
 def main() -> int:
-    parser = make_parser("scripts.accept", __doc__)
+    parser = make_parser("scripts.read_sources", __doc__)
     parser.add_argument("--megatron", required=True, metavar="PATH_OR_URL", help="Megatron-LM")
     add_pythons(parser)
     options = parser.parse_args()

@@ -21,7 +21,7 @@ imports_megatron = pytest.mark.skipif(
 )
 
 
-def run_python(*words: str) -> str:
+def output_of_python(*words: str) -> str:
     """Run Python with these words, as a user without a launcher would; what it printed. It must end with 0."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith((*DROPPED, *LAUNCHER))}
     environment = {**kept, "PYTHONPATH": f"{ROOT / 'patches'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}

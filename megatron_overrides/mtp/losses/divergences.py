@@ -1,4 +1,4 @@
-"""The objectives of an MTP head that compare it with the main model: total variation and Kullback-Leibler divergence.
+"""The divergences of an MTP head from the main model, which it can be trained by: total variation and Kullback-Leibler.
 
 A draft token is accepted with the probability sum over v of min(p, q), where p is the distribution of the main model
 and q that of the head (speculative sampling, arXiv 2211.17192). Total variation is one minus that (arXiv 2606.12370,
