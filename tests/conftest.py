@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-pytest_plugins = ["tests.warm.plugin", "tests.testing.tables"]
+pytest_plugins = ["tests.warm.plugin", "tests.tables"]
 
 
 @pytest.fixture

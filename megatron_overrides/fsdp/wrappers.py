@@ -1,4 +1,4 @@
-"""The wrappers around optimizers of Megatron-FSDP.
+"""The wrappers around optimizers of Megatron-FSDP and the arguments that ask for them.
 
 It keeps fp32 main weights, sharded as DTensors, and gives those to the optimizer. With --use-precision-aware-optimizer
 FusedAdam copied them once more, 4 bytes for each element, and waited for gradients under a name (`decoupled_grad`) that
@@ -17,13 +17,35 @@ on each of them: NVIDIA/Megatron-LM#5879.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core.utils import log_single_rank
 
 from megatron_overrides.call import Call
 from megatron_overrides.norms.replicas import first_replicas, param_is_not_tensor_parallel_duplicate
+
+logger = logging.getLogger(__name__)
+
+
+def enforce_megatron_fsdp_args(call: Call) -> Any:
+    """Wraps validate_args(args, defaults): what Megatron-FSDP needs of the optimizer, as NVIDIA/Megatron-LM#4133."""
+    settings = call["args"]
+    if getattr(settings, "use_megatron_fsdp", False) and getattr(settings, "megatron_fsdp_version", 1) == 1:
+        if settings.optimizer not in ("adam", "sgd"):
+            raise ValueError(
+                f"--use-megatron-fsdp cannot shard the state of --optimizer {settings.optimizer}: choose adam or sgd, "
+                f"or leave --use-megatron-fsdp out"
+            )
+        if not settings.use_distributed_optimizer:
+            log_single_rank(logger, logging.WARNING, "--use-megatron-fsdp sets --use-distributed-optimizer")
+        if getattr(settings, "reuse_grad_buf_for_mxfp8_param_ag", False):
+            log_single_rank(logger, logging.WARNING, "--use-megatron-fsdp unsets --reuse-grad-buf-for-mxfp8-param-ag")
+        settings.use_distributed_optimizer = True
+        settings.reuse_grad_buf_for_mxfp8_param_ag = False  # a buffer that Megatron-FSDP does not have
+    return call.proceed()
 
 
 def build_without_master_weights(call: Call) -> Any:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
-
-from megatron.core.utils import log_single_rank
 
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
@@ -18,8 +15,6 @@ from megatron_overrides.mtp.new_heads.checks import check_new_heads
 from megatron_overrides.norms.checks import check_separate_clip
 from megatron_overrides.settings.absent_heads import warn_of_absent_heads_in_verl, warn_of_missing_heads
 from megatron_overrides.settings.checks import all_settings, check, check_places, declared_settings
-
-logger = logging.getLogger(__name__)
 
 
 def check_new_model_configuration(call: Call) -> None:
@@ -72,30 +67,6 @@ def _check_model(settings: Any, declarations: Iterable[Any]) -> None:
     check(settings, declarations)
     warn_of_absent_heads_in_verl(settings)
     check_token_counts(settings)
-
-
-def enforce_megatron_fsdp_args(call: Call) -> Any:
-    """Wraps validate_args(args, defaults): what Megatron-FSDP needs of the optimizer, as NVIDIA/Megatron-LM#4133."""
-    settings = call["args"]
-    if getattr(settings, "use_megatron_fsdp", False) and getattr(settings, "megatron_fsdp_version", 1) == 1:
-        if settings.optimizer not in ("adam", "sgd"):
-            raise ValueError(
-                f"--use-megatron-fsdp cannot shard the state of --optimizer {settings.optimizer}: choose adam or sgd, "
-                f"or leave --use-megatron-fsdp out"
-            )
-        if not settings.use_distributed_optimizer:
-            log_single_rank(logger, logging.WARNING, "--use-megatron-fsdp sets --use-distributed-optimizer")
-        if getattr(settings, "reuse_grad_buf_for_mxfp8_param_ag", False):
-            log_single_rank(logger, logging.WARNING, "--use-megatron-fsdp unsets --reuse-grad-buf-for-mxfp8-param-ag")
-        settings.use_distributed_optimizer = True
-        settings.reuse_grad_buf_for_mxfp8_param_ag = False  # a buffer that Megatron-FSDP does not have
-    return call.proceed()
-
-
-def exclude_callable_fields(call: Call) -> None:
-    """Wraps ArgumentGroupFactory.__init__, whose callers list what to leave out: a Callable has no argparse type."""
-    call.proceed()
-    call.instance.exclude.add("mtp_grad_scale_func")
 
 
 def default_added_fields(call: Call) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from scripts import study
 from scripts.evidence import TABLES
-from tests.testing.tables import merge
+from tests.tables import merge
 
 pytestmark = pytest.mark.forked("python")
 CI = Path(__file__).resolve().parents[2] / "ci"

@@ -1,11 +1,8 @@
-"""The wrappers around MTP layers: detached heads, recomputation, repeated heads, and the stage that has the heads.
+"""The wrappers around MTP layers: detached heads, their embedding and output layer, and the check of their weights.
 
 NVIDIA/Megatron-LM#3456 (detached heads; under the 1F1B overlap of experts no block runs, so the layers are marked),
-#6760 and #4593 (full recomputation in fp8 or fp4 by the layer's own tensor-parallel group; up to 0.17
-TransformerEngine's checkpoint gave no gradient to tensors passed by keyword, and Megatron's cannot save packed
-sequences), #6256 (multimodal models turn the scatter of their embedding off, because they put images and audio into the
-whole sequence first; an MTP layer calls that embedding itself), #6965 (the layer of repeated heads, and the output
-layer of attached heads, run several times in one pass, and each backward pass of them must add its gradient).
+#6256 (multimodal models turn the scatter of their embedding off, because they put images and audio into the whole
+sequence first; an MTP layer calls that embedding itself).
 """
 
 from __future__ import annotations
@@ -68,57 +65,6 @@ def detach_inputs(call: Call) -> tuple[Any, ...]:
     return (*rest, embedded, hidden_states)
 
 
-def checkpoint_layer(call: Call) -> torch.Tensor:
-    """Wraps MultiTokenPredictionLayer._checkpointed_forward: takes keywords, and up to 0.17 the function to run."""
-    config = call.instance.config
-    if config.recompute_method != "uniform" or config.recompute_num_layers != 1:
-        return call.proceed()
-    function = call.args[0] if call.args else call.instance._proj_and_transformer_layer
-    names = [name for name, value in call.kwargs.items() if isinstance(value, torch.Tensor)]
-    others = {name: value for name, value in call.kwargs.items() if name not in names}
-
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
-        return function(**others, **dict(zip(names, tensors, strict=True)))
-
-    tensors = [call.kwargs[name] for name in names]
-    if config.fp8 or config.fp4:
-        from megatron_overrides.mtp.heads.quantized_recompute import checkpoint_quantized
-
-        return checkpoint_quantized(call.instance, run, tensors)
-    if call.args and any(value is not None for value in others.values()):
-        from megatron.core import tensor_parallel
-
-        return tensor_parallel.checkpoint(run, config.distribute_saved_activations, *tensors)
-    return call.proceed()
-
-
-def accept_padding_mask(call: Call) -> Any:
-    """Wraps MultiTokenPredictionLayer._checkpointed_forward.
-
-    0.18 calls it with a `padding_mask`, which it does not accept: every MTP model with full recomputation raises
-    TypeError. Upstream fixed this in NVIDIA/Megatron-LM#3457.
-    """
-    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in call.parameters.values())
-    if "padding_mask" not in call.kwargs or "padding_mask" in call.parameters or accepts_any:
-        return call.proceed()
-    layer = _LayerWithPaddingMask(call.instance, call.kwargs.pop("padding_mask"))
-    return call.proceed(layer)
-
-
-class _LayerWithPaddingMask:
-    """Stands for the layer in a method that drops the mask, and adds it: in forward, and when backward recomputes."""
-
-    def __init__(self, layer: Any, padding_mask: Any) -> None:
-        self._layer = layer
-        self._padding_mask = padding_mask
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
-
-    def _proj_and_transformer_layer(self, **kwargs: Any) -> Any:
-        return self._layer._proj_and_transformer_layer(padding_mask=self._padding_mask, **kwargs)
-
-
 def scatter_embeddings(call: Call) -> tuple[Any, ...]:
     """Wraps MultiTokenPredictionLayer._get_embeddings, which returns (..., embedded tokens, hidden states)."""
     *rest, embedded, hidden_states = call.proceed()
@@ -129,46 +75,6 @@ def scatter_embeddings(call: Call) -> tuple[Any, ...]:
 
         embedded = scatter_to_sequence_parallel_region(embedded, group=getattr(call.instance, "tp_group", None))
     return (*rest, embedded, hidden_states)
-
-
-def add_gradients_of_all_depths(call: Call) -> None:
-    """Wraps MultiTokenPredictionBlock.__init__.
-
-    TransformerEngine overwrites a fused gradient in the backward of a call that has `is_first_microbatch=True`.
-    Megatron passes that to the first depth, whose backward runs last, and None to every depth of a layer that has
-    `disable_parameter_transpose_cache`: then it adds, and quantizes the weights in each call.
-    """
-    call.proceed()
-    if _is_repeated(call.instance.config):
-        for module in call.instance.modules():
-            if hasattr(module, "is_first_microbatch"):
-                module.disable_parameter_transpose_cache = True
-
-
-def add_gradients_under_fsdp(call: Call) -> None:
-    """Wraps FullyShardedDataParallel.__init__(config, ddp_config, module, ...) of Megatron-FSDP.
-
-    It has each fused gradient overwrite the one before. What runs several times gets gradients that are not fused:
-    autograd adds them up, and Megatron-FSDP takes the sum.
-    """
-    config = call["config"]
-    for module in call["module"].modules():
-        if getattr(module, "mtp_process", False) and not are_detached(config):
-            _fuse_no_gradients(module.output_layer)
-        if hasattr(module, "mtp_use_repeated_layer") and _is_repeated(config):
-            _fuse_no_gradients(module)
-    call.proceed()
-
-
-def _is_repeated(config: Any) -> bool:
-    return bool(getattr(config, "mtp_use_repeated_layer", False) and (config.mtp_num_layers or 0) > 1)
-
-
-def _fuse_no_gradients(module: torch.nn.Module) -> None:
-    for child in module.modules():
-        for name in ("gradient_accumulation_fusion", "fuse_wgrad_accumulation"):  # Megatron's, TransformerEngine's
-            if getattr(child, name, False):
-                setattr(child, name, False)
 
 
 def tag_mtp_stage_embedding(call: Call) -> None:

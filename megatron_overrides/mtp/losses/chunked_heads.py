@@ -25,7 +25,7 @@ from megatron_overrides.mtp.losses.divergences import Divergence
 from megatron_overrides.mtp.losses.head_settings import HeadSettings
 from megatron_overrides.mtp.losses.main_model_rows import MainModelRows
 from megatron_overrides.mtp.losses.projection import Projection
-from megatron_overrides.mtp.metrics.acceptance import most_likely_token
+from megatron_overrides.mtp.losses.vocabulary import most_likely_token
 
 
 class HeadRows(NamedTuple):

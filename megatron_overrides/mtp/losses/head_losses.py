@@ -17,7 +17,7 @@ from megatron_overrides.mtp.losses.head_settings import HeadSettings
 from megatron_overrides.mtp.losses.main_model_rows import Roll, line_up
 from megatron_overrides.mtp.losses.projection import Projection
 from megatron_overrides.mtp.losses.token_counts import TokenCounts, sum_token_counts
-from megatron_overrides.mtp.metrics.acceptance import most_likely_token
+from megatron_overrides.mtp.losses.vocabulary import most_likely_token
 from megatron_overrides.mtp.metrics.head_metrics import HeadMetrics, accepted_lengths, named_means
 
 

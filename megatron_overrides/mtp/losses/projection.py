@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from megatron.core import tensor_parallel
 
 from megatron_overrides.mtp.heads.detached_output import call_detached
-from megatron_overrides.mtp.losses.vocabulary import Vocabulary, tensor_parallel_group
-from megatron_overrides.mtp.metrics.acceptance import _mtp_logits_are_vocab_sharded
+from megatron_overrides.mtp.losses.vocabulary import (
+    Vocabulary,
+    _mtp_logits_are_vocab_sharded,
+    tensor_parallel_group,
+)
 
 
 class Projection(NamedTuple):

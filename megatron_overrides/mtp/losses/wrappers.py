@@ -88,3 +88,9 @@ def count_main_model_logits(call: Call) -> Any:
     if not getattr(settings, "mtp_num_layers", None) or loss_type == "cross_entropy":
         return flops
     return flops + 2 * tokens_in_batch(call) * settings.hidden_size * settings.padded_vocab_size
+
+
+def exclude_callable_fields(call: Call) -> None:
+    """Wraps ArgumentGroupFactory.__init__, whose callers list what to leave out: a Callable has no argparse type."""
+    call.proceed()
+    call.instance.exclude.add("mtp_grad_scale_func")

@@ -11,40 +11,11 @@ from typing import Any
 import torch
 
 from megatron_overrides.mtp.forward_pass import current
-from megatron_overrides.mtp.losses.vocabulary import tensor_parallel_group
-
-
-def _mtp_logits_are_vocab_sharded(output_layer: Callable[..., Any] | None, runtime_gather_output: bool | None) -> bool:
-    """Whether each tensor-parallel rank holds only the logits of its part of the vocabulary."""
-    if runtime_gather_output is not None:
-        return not runtime_gather_output
-    return not getattr(output_layer, "gather_output", False)
-
-
-def _vocab_parallel_argmax(vocab_parallel_logits: torch.Tensor, tp_group: Any, tp_size: int) -> torch.Tensor:
-    """The vocabulary index of the largest logit over all ranks of `tp_group`.
-
-    Args:
-        vocab_parallel_logits: [..., v / tp_size], the logits of this rank's part of the vocabulary.
-
-    Returns:
-        [...] int64, the same on every rank.
-    """
-    largest, index = vocab_parallel_logits.max(dim=-1)
-    # One message carries both. float64 represents every logit and every index exactly.
-    local = torch.stack([largest.double(), index.double()])
-    gathered = local.new_empty(tp_size, *local.shape)
-    torch.distributed.all_gather_into_tensor(gathered.view(-1), local.view(-1), group=tp_group)
-    winner = gathered[:, 0].argmax(dim=0, keepdim=True)
-    index = gathered[:, 1].gather(0, winner)
-    return (winner * vocab_parallel_logits.size(-1) + index.long()).squeeze(0)
-
-
-def most_likely_token(logits: torch.Tensor, tp_group: Any) -> torch.Tensor:
-    """The vocabulary index of the largest logit of [..., v]; `tp_group` is None if each rank has all of them."""
-    if tp_group is None or tp_group.size() == 1:
-        return logits.argmax(dim=-1)
-    return _vocab_parallel_argmax(logits, tp_group, tp_group.size())
+from megatron_overrides.mtp.losses.vocabulary import (
+    _mtp_logits_are_vocab_sharded,
+    most_likely_token,
+    tensor_parallel_group,
+)
 
 
 def check_shapes(logits: torch.Tensor, labels: torch.Tensor, loss_mask: torch.Tensor) -> None:

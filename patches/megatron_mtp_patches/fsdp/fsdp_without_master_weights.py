@@ -64,7 +64,7 @@ PATCH = Patch(
         Wrap(f"{_OPTIMIZER}.optimizer:ChainedOptimizer.count_zeros", _COUNT_ZEROS),
         Wrap(
             "megatron.training.arguments:validate_args",
-            "megatron_overrides.settings.wrappers:enforce_megatron_fsdp_args",
+            "megatron_overrides.fsdp.wrappers:enforce_megatron_fsdp_args",
             check_source=False,
         ),
     ),

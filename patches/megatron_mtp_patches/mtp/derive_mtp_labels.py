@@ -46,7 +46,7 @@ PATCH = Patch(
         Wrap(f"{MTP}:roll_tensor", "megatron_overrides.mtp.packed.wrappers:roll_nothing", check_source=False),
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward",
-            "megatron_overrides.mtp.heads.wrappers:accept_padding_mask",
+            "megatron_overrides.mtp.heads.recomputed_layers:accept_padding_mask",
         ),
         *(Wrap(target, _RESTORE_TOKENS) for target in SCHEDULED_MTP_LAYER),
     ),

@@ -5,7 +5,11 @@ from ..settings import Setting, model_setting
 from ..shared_edits import MTP, MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 
 _HELPER = f"{MTP}:MTPLossLoggingHelper"
-_COUNTING = ("_mtp_logits_are_vocab_sharded", "_vocab_parallel_argmax", "_compute_mtp_acceptance_counts")
+_COUNTING = {
+    "_mtp_logits_are_vocab_sharded": "losses.vocabulary",
+    "_vocab_parallel_argmax": "losses.vocabulary",
+    "_compute_mtp_acceptance_counts": "metrics.acceptance",
+}
 
 PATCH = Patch(
     id="mtp-acceptance-rate",
@@ -54,7 +58,7 @@ PATCH = Patch(
                 check="megatron_overrides.mtp.metrics.checks:check_cuda_graphs",
             )
         ),
-        *(Provide(f"{MTP}:{name}", f"megatron_overrides.mtp.metrics.acceptance:{name}") for name in _COUNTING),
+        *(Provide(f"{MTP}:{name}", f"megatron_overrides.mtp.{module}:{name}") for name, module in _COUNTING.items()),
         *MTP_TRACKER,
         *MTP_LOSS,
         *SHOW_METRICS,

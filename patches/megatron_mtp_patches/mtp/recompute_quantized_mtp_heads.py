@@ -39,7 +39,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward",
-            "megatron_overrides.mtp.heads.wrappers:checkpoint_layer",
+            "megatron_overrides.mtp.heads.recomputed_layers:checkpoint_layer",
         ),
     ),
 )

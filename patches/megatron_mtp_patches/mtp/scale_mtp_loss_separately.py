@@ -45,7 +45,7 @@ PATCH = Patch(
         Wrap(f"{_SCHEDULES}:forward_step_calc_loss", "megatron_overrides.mtp.losses.wrappers:scale_mtp_loss"),
         Wrap(
             "megatron.training.argument_utils:ArgumentGroupFactory.__init__",
-            "megatron_overrides.settings.wrappers:exclude_callable_fields",
+            "megatron_overrides.mtp.losses.wrappers:exclude_callable_fields",
             check_source=False,
         ),
         DEFAULT_IN_YAML,

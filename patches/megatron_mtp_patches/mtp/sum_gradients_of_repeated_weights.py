@@ -32,11 +32,11 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{MTP}:MultiTokenPredictionBlock.__init__",
-            "megatron_overrides.mtp.heads.wrappers:add_gradients_of_all_depths",
+            "megatron_overrides.mtp.heads.repeated_heads:add_gradients_of_all_depths",
             check_source=False,
         ),
         *(
-            Wrap(f"{wrapper}.__init__", "megatron_overrides.mtp.heads.wrappers:add_gradients_under_fsdp")
+            Wrap(f"{wrapper}.__init__", "megatron_overrides.mtp.heads.repeated_heads:add_gradients_under_fsdp")
             for wrapper in MEGATRON_FSDP
         ),
     ),

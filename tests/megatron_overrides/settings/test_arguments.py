@@ -108,7 +108,7 @@ def test_detached_heads_with_a_deferred_embedding_gradient_are_refused_at_once()
 
 def settle(**given):
     """The settings that upstream's own checks get to see."""
-    from megatron_overrides.settings.wrappers import enforce_megatron_fsdp_args
+    from megatron_overrides.fsdp.wrappers import enforce_megatron_fsdp_args
 
     settings = Namespace(
         **{
