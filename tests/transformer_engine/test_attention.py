@@ -95,6 +95,28 @@ def test_each_format_gives_the_same_attention(form, fused_calls, assert_same, as
     assert_same_gradients(out, expected, [q, k, v], torch.bfloat16)
 
 
+@pytest.mark.parametrize("form", ["sbhd", "thd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_largest_logit_of_each_head(form, dtype, fused_calls, assert_same, assert_same_gradients):
+    q, k, v = make_inputs(dtype)
+    inputs, sequences, mask = [q, k, v], {}, "causal"
+    if form == "thd":
+        inputs, mask = [one.transpose(0, 1).flatten(0, 1) for one in inputs], "padding_causal"
+        ends = torch.arange(0, (BATCH + 1) * LENGTH, LENGTH, dtype=torch.int32)
+        sequences = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": LENGTH, "max_seqlen_kv": LENGTH}
+    module = te.DotProductAttention(
+        HEADS, WIDTH, attention_dropout=0.0, qkv_format=form, attn_mask_type=mask, return_max_logit=True
+    )
+    out, largest = module(*inputs, **sequences)
+    if form == "thd":
+        out = out.view(BATCH, LENGTH, -1).transpose(0, 1)
+    scores = torch.einsum("qbhw,kbhw->bhqk", q.float(), k.float()) / WIDTH**0.5
+    assert_same(largest, scores.masked_fill(~seen("causal"), -torch.inf).amax((0, 2, 3)), dtype)
+    expected = expected_attention(q, k, v, seen("causal"))
+    assert_same(out, expected, dtype)
+    assert_same_gradients(out, expected, [q, k, v], dtype)
+
+
 def test_a_sliding_window(fused_calls, assert_same, assert_same_gradients):
     q, k, v = make_inputs(torch.bfloat16)
     settings = {"attn_mask_type": "causal", "window_size": (3, 0)}

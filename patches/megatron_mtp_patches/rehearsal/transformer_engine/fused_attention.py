@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 
+from . import version
 from .enums import (
     DType,
     NVTE_Bias_Type,
@@ -28,6 +30,7 @@ from .enums import (
 )
 from .kernel import quantized, refusal
 
+STATISTICS_WITH_GREATEST = Version("2.14")  # the first TransformerEngine that takes both from the kernel
 EMPTY = -1e30  # the statistics of a query that sees no key; finite, so that ring attention can subtract them
 
 _FORWARD = (
@@ -193,7 +196,9 @@ def _reduce(grad: Tensor, kv_heads: int) -> Tensor:
 def fused_attn_fwd(*args: Any) -> list[Any]:
     """Return [output, statistics, (greatest scores), rng state, (bias), (softmax offset)].
 
-    Statistics are fp32, [batch, heads, queries, 1]; for thd they are [tokens, heads, 1].
+    Statistics and greatest scores are fp32, [batch, heads, queries, 1]; for thd they are [tokens, heads, 1]. With
+    return_max_logit, TransformerEngine before 2.14 expects the greatest scores and, in the place of the statistics, the
+    sum of the exponentials of what the scores are less: [output, greatest scores, sums, rng state, ...].
     """
     formats = "o_format qkv_scale_inv_format" if isinstance(args[7], NVTE_QKV_Format) else ""
     call = _Call(dict(zip(_FORWARD.format(formats=formats).split(), args, strict=True)))
@@ -208,9 +213,15 @@ def fused_attn_fwd(*args: Any) -> list[Any]:
     rng_state = torch.tensor([int(torch.randint(2**31, ())) if arguments["p_dropout"] else 0, 0])
     probabilities = torch.exp(scores - statistics)
     out = (probabilities * call.dropout_factors(scores.shape, rng_state)) @ v
-    results = [call.put(out, arguments["q"], call.q_spans, call.q_format), _stored(call, statistics)]
-    if arguments["return_max_logit"]:
-        results.append(_stored(call, scores.amax(-1, keepdim=True)))
+    greatest = scores.amax(-1, keepdim=True)
+    if not arguments["return_max_logit"]:
+        kept = [statistics]
+    elif Version(version()) < STATISTICS_WITH_GREATEST:
+        greatest = greatest.clamp(min=EMPTY)
+        kept = [greatest, torch.exp(statistics - greatest)]
+    else:
+        kept = [statistics, greatest]
+    results = [call.put(out, arguments["q"], call.q_spans, call.q_format), *(_stored(call, one) for one in kept)]
     results.append(rng_state)
     return results + [tensor for tensor in (call.bias, arguments["softmax_offset"]) if tensor is not None]
 
