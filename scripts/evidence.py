@@ -1,4 +1,4 @@
-"""The tables that tests write with `pytest --write-tables`: ci/losses, ci/experts and ci/repairs.
+"""The tables that tests write with `pytest --write-tables`: ci/losses, ci/experts, ci/repairs and ci/qk_clip.
 
 The record of a table is a list of columns: the versions of the Megatrons that have the same numbers, and their rows.
 """
@@ -67,6 +67,22 @@ def make_repairs(columns: list[Column]) -> Table:
     return Table("A training that is cut in several ways, compared with one that is not", header, rows, note=note)
 
 
+def make_qk_clip(columns: list[Column]) -> Table:
+    """For each training how far off weights are after a clip, without the patch and with it."""
+    header = ["training"]
+    for column in columns:
+        header += [_megatrons(column), "patched"]
+    rows = _make_rows(columns, _qk_clip_cells)
+    note = (
+        "After --qk-clip has scaled the weights of all layers: the largest relative difference of a weight that the "
+        "optimizer keeps in fp32 from one that was scaled by the rule in float64, or the error in which the step ends, "
+        "without the patch clip-qk-of-all-layers and with it. 0.004: the optimizer keeps bf16 weights and remainders. "
+        "TransformerEngine's attention computes the largest logits. 2 ranks of a rehearsal; TE: TransformerEngine; "
+        f"torch {_torch(columns)}."
+    )
+    return Table("Weights after a QK clip, compared with the rule", header, rows, note=note)
+
+
 def _make_rows(columns: list[Column], make_cells: Callable[[dict[str, Any]], tuple[str, ...]]) -> list[list[str]]:
     """For each condition its name and the cells of each column."""
     return [
@@ -81,6 +97,13 @@ def _repairs_cells(row: dict[str, Any]) -> tuple[str, str, str]:
     farthest = max(abs(number / right - 1.0) for number, right in pairs)
     norm, loss = ((unpatched[step][which], whole[step][which]) for step, which in ((0, 1), (-1, 0)))
     return f"{norm[0]:.4f} for {norm[1]:.4f}", f"{loss[0]:.4f} for {loss[1]:.4f}", f"{farthest:.0e}"
+
+
+def _qk_clip_cells(row: dict[str, Any]) -> tuple[str, str]:
+    if "not run" in row:
+        return "not run", "not run"
+    unpatched = row["unpatched"]
+    return unpatched if isinstance(unpatched, str) else f"{unpatched:.0e}", f"{row['patched']:.0e}"
 
 
 def _experts_cells(row: dict[str, Any]) -> tuple[str, str]:
@@ -124,4 +147,5 @@ TABLES = {
     "losses": Evidence(make_losses, ("torch",)),
     "experts": Evidence(make_experts, ("transformer-engine", "torch")),
     "repairs": Evidence(make_repairs, ("torch",)),
+    "qk_clip": Evidence(make_qk_clip, ("transformer-engine", "torch")),
 }

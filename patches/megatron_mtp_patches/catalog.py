@@ -54,6 +54,7 @@ from .mtp import (
     train_mtp_heads_for_acceptance,
 )
 from .muon import (
+    clip_qk_of_all_layers,
     exempt_muon_from_clipping,
     keep_newton_schulz_scale_invariant,
     split_gated_qkv_for_muon,
@@ -118,6 +119,7 @@ _PATCHES = (
     replace_fsdp_gradients_by_their_mean.PATCH,
     average_aux_loss_over_moe_layers.PATCH,
     split_gated_qkv_for_muon.PATCH,
+    clip_qk_of_all_layers.PATCH,
     count_no_step_in_fully_shard_optimizer.PATCH,
     count_uninitialized_shards.PATCH,
     count_attention_sinks.PATCH,

@@ -1,40 +1,164 @@
-"""QK clipping rescales weights only after an update that happened."""
-
-from types import SimpleNamespace
+"""What QK clipping scales, when, and what it refuses; the multirank tests compare weights with the rule."""
 
 import pytest
 import torch
 from megatron.core.optimizer.qk_clip import clip_qk
+from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.transformer import MLATransformerConfig
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
 
 from megatron_overrides.muon import wrappers
+from megatron_overrides.muon.qk_clip.weights import scale_rows
+from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 from megatron_overrides.norms.step_decision import Excess, StepDecision
 from megatron_overrides.norms.step_record import StepRecord
 
 pytestmark = pytest.mark.forked("patched")
 
+LAYERS, THRESHOLD, ALPHA = 2, 3.5, 0.5
+
 
 @pytest.fixture
-def model():
-    """The least that clip_qk reads of a model: one layer whose largest logit is 7."""
-    attention = SimpleNamespace(clipped=0, core_attention=SimpleNamespace(current_max_attn_logits=torch.tensor([7.0])))
-    attention.clip_qk = lambda: setattr(attention, "clipped", attention.clipped + 1)
-    layer = SimpleNamespace(self_attention=attention)
-    module = SimpleNamespace(decoder=SimpleNamespace(layers=[layer]))
-    return [SimpleNamespace(module=SimpleNamespace(module=module))]
+def model(make_gpt):
+    """A GPT of two layers and an MTP head; the largest logits of the two heads of each layer are 7 and 1."""
+    gpt = make_gpt(16, 8, mtp_num_layers=1, qk_clip=True, qk_clip_threshold=THRESHOLD, qk_clip_alpha=ALPHA)
+    for layer in attention_layers([gpt]):
+        layer.core_attention.current_max_attn_logits = torch.tensor([7.0, 1.0])
+    return gpt
+
+
+def clipped_layers(model, **options):
+    """Clip; (the maximum, how many layers have other weights)."""
+    before = [layer.linear_qkv.weight.clone() for layer in attention_layers([model])]
+    largest = clip_qk([model], **options)
+    after = [layer.linear_qkv.weight for layer in attention_layers([model])]
+    return largest, sum(not torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize(
-    "decision, clipped", [(StepDecision(), 1), (StepDecision(Excess(2.0, 1.0)), 0), (StepDecision(overflowed=True), 0)]
+    "decision, clipped",
+    [(StepDecision(), LAYERS + 1), (StepDecision(Excess(2.0, 1.0)), 0), (StepDecision(overflowed=True), 0)],
 )
 def test_weights_are_rescaled_only_if_the_step_was_taken(model, monkeypatch, decision, clipped):
     record = StepRecord()
     record.decision = decision
     monkeypatch.setattr(wrappers, "last_record", lambda: record)
-    assert clip_qk(model, log_max_only=False) == 7.0
-    attention = model[0].module.module.decoder.layers[0].self_attention
-    assert attention.clipped == clipped
+    assert clipped_layers(model, log_max_only=False) == (7.0, clipped)
 
 
 def test_measuring_only_stays_measuring_only(model):
-    clip_qk(model, log_max_only=True)
-    assert model[0].module.module.decoder.layers[0].self_attention.clipped == 0
+    assert clipped_layers(model, log_max_only=True) == (7.0, 0)
+
+
+def test_at_the_threshold_nothing_is_clipped(model):
+    model.config.qk_clip_threshold = 7.0
+    assert clipped_layers(model) == (7.0, 0)
+
+
+def test_a_model_whose_configuration_does_not_ask_is_left_alone(model):
+    model.config.qk_clip = False
+    assert clipped_layers(model) == (0.0, 0)
+
+
+def test_attention_that_reports_no_logits_is_refused(model):
+    del next(attention_layers([model])).core_attention.current_max_attn_logits
+    with pytest.raises(ValueError, match=r"DotProductAttention of layer 1 .*--transformer-impl transformer_engine"):
+        clip_qk([model])
+
+
+def test_heads_that_are_divided_between_context_parallel_ranks_are_refused(model):
+    next(attention_layers([model])).core_attention.current_max_attn_logits = torch.tensor([7.0])
+    with pytest.raises(ValueError, match=r"of \[1\] heads, but this rank has 2: .* --cp-comm-type p2p"):
+        clip_qk([model])
+
+
+def test_a_layer_without_weights_of_keys_is_refused(model):
+    layer = next(attention_layers([model]))
+    layer.linear_q = layer.__dict__["_modules"].pop("linear_qkv")  # as cross attention has it
+    with pytest.raises(ValueError, match=r"SelfAttention of layer 1 has no linear_qkv.*leave --qk-clip out"):
+        clip_qk([model])
+
+
+def test_weights_of_megatron_fsdp_are_refused():
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    sharded = torch.distributed.tensor.distribute_tensor(torch.ones(4, 2), mesh)
+    with pytest.raises(ValueError, match="leave out --qk-clip or --use-megatron-fsdp"):
+        scale_rows(torch.nn.Parameter(sharded), torch.ones(4))
+
+
+def test_a_main_weight_of_unknown_place_is_refused():
+    param = torch.nn.Parameter(torch.ones(4, 2))
+    param.main_param = torch.ones(5)
+    with pytest.raises(ValueError, match=r"shape \[4, 2\] has the shape \[5\].*before the optimizer is created"):
+        scale_rows(param, torch.ones(4))
+    assert torch.equal(param, torch.ones(4, 2))
+
+
+class ReportsLogits(torch.nn.Module):
+    """An inner attention that says that the two heads of this rank have the largest logits 7 and 1."""
+
+    def __init__(self, **_):
+        super().__init__()
+        self.current_max_attn_logits = torch.tensor([7.0, 1.0])
+
+
+@pytest.mark.parametrize("query_rank", [None, 4])
+def test_absorbed_latent_attention_scales_its_weight_of_keys(query_rank):
+    """Megatron pairs it with sparse attention alone, which reports no logits: they are stubbed."""
+    absorbed = pytest.importorskip(
+        "megatron.core.transformer.experimental_attention_variant.absorbed_mla", reason="0.16 has none"
+    )
+    config = MLATransformerConfig(
+        num_layers=1,
+        hidden_size=16,
+        num_attention_heads=2,
+        q_lora_rank=query_rank,
+        kv_lora_rank=4,
+        qk_head_dim=4,
+        qk_pos_emb_head_dim=2,
+        v_head_dim=6,
+        rope_type="rope",
+        add_bias_linear=False,
+        use_cpu_initialization=True,
+        qk_clip=True,
+        qk_clip_threshold=THRESHOLD,
+        qk_clip_alpha=ALPHA,
+    )
+    linear = {f"linear_{name}": ColumnParallelLinear for name in ("q_proj", "q_down_proj", "q_up_proj", "kv_down_proj")}
+    up = {"linear_k_up_proj": ColumnParallelLinear, "linear_v_up_proj": ColumnParallelLinear}
+    others = {"core_attention": ReportsLogits, "linear_proj": IdentityOp, "q_layernorm": IdentityOp}
+    submodules = absorbed.AbsorbedMLASelfAttentionSubmodules(**linear, **up, **others, kv_layernorm=IdentityOp)
+    layer = absorbed.AbsorbedMLASelfAttention(config, submodules, 1, AttnMaskType.causal)
+    model = torch.nn.ModuleList([layer])
+    query = layer.linear_q_proj if query_rank is None else layer.linear_q_up_proj
+    weights = [query.weight, layer.linear_k_up_proj.weight, layer.linear_v_up_proj.weight]
+    before = [weight.detach().clone() for weight in weights]
+    assert clip_qk([model]) == 7.0
+    half = 0.5**ALPHA
+    factors = [[half] * 4 + [0.5] * 2 + [1.0] * 6, [half] * 4 + [1.0] * 4, [1.0] * 12]
+    for old, new, of_rows in zip(before, weights, factors, strict=True):
+        torch.testing.assert_close(new.detach(), old * torch.tensor(of_rows).unsqueeze(1))
+
+
+def test_of_a_shared_layer_the_weights_are_scaled_once(model):
+    """A module that two places of a model hold is one layer."""
+    holder = torch.nn.ModuleList([model, model])
+    before = next(attention_layers([model])).linear_qkv.weight.clone()
+    clip_qk([holder])
+    after = next(attention_layers([model])).linear_qkv.weight
+    size = len(before) // 6  # query, key and value of two heads
+    torch.testing.assert_close(after[:size].detach(), before[:size] * 0.5**ALPHA)
+
+
+def test_a_bias_is_scaled_with_its_rows(make_gpt):
+    gpt = make_gpt(16, 8, mtp_num_layers=None, qk_clip=True, qk_clip_threshold=THRESHOLD, add_qkv_bias=True)
+    layer = next(attention_layers([gpt]))
+    layer.core_attention.current_max_attn_logits = torch.tensor([7.0, 1.0])
+    for other in list(attention_layers([gpt]))[1:]:
+        other.core_attention.current_max_attn_logits = None
+    with torch.no_grad():
+        layer.linear_qkv.bias.fill_(1.0)
+    clip_qk([gpt])
+    parts = layer.linear_qkv.bias.detach().chunk(6)  # query, key and value of each head
+    assert [round(float(part[0]), 4) for part in parts] == [0.7071, 0.7071, 1.0, 1.0, 1.0, 1.0]

@@ -26,7 +26,8 @@ DEFECTS = (
         when="--log-max-attention-logit without --qk-clip",
         links=("NVIDIA/Megatron-LM#5067",),
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
+        patch="clip-qk-of-all-layers",
     ),
     Defect(
         id="ML-3388",

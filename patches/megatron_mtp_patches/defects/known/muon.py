@@ -1,8 +1,24 @@
-"""Muon and its family."""
+"""Muon and its family, and QK clipping."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..declare import Defect, Sign
+
+_CLIP_QK = "megatron.core.optimizer.qk_clip:clip_qk"
+_VISITS_DECODER = Sign(_CLIP_QK, has="model_chunk.module.module.decoder.layers")
+
+
+def _clip_ends_in_error(run: Any) -> bool:
+    """Whether the weights of queries, or what the optimizer keeps of them, have not the shape that Megatron expects."""
+    is_sharded = run.use_distributed_optimizer and "muon" not in str(run.optimizer)
+    is_hybrid = run.hybrid_layer_pattern or run.hybrid_override_pattern or run.is_hybrid_model
+    divides_groups = (run.tensor_model_parallel_size or 1) > 1 and not run.multi_latent_attention
+    is_fp32 = not (run.bf16 or run.fp16)
+    others = (run.use_precision_aware_optimizer, run.attention_output_gate, run.use_megatron_fsdp)
+    return bool(is_sharded or is_hybrid or divides_groups or is_fp32 or any(others))
+
 
 DEFECTS = (
     Defect(
@@ -79,5 +95,87 @@ DEFECTS = (
         evidence="reproduced",
         only_if="a pipeline stage meets experts before dense weights with the same settings, as where these are frozen",
         patch="order-param-groups-alike",
+    ),
+    Defect(
+        "ML-4646",
+        "The first step in which --qk-clip scales a weight ends in an error, as the first step of a hybrid model does",
+        kind="crash",
+        severity=3,
+        signs=(_VISITS_DECODER,),
+        affects=lambda run: run.qk_clip and _clip_ends_in_error(run),
+        when=(
+            "--qk-clip with --use-distributed-optimizer (but for Muon), --use-precision-aware-optimizer, "
+            "--tensor-model-parallel-size > 1 (but for --multi-latent-attention), --attention-output-gate or "
+            "--use-megatron-fsdp, in a hybrid model, or in fp32"
+        ),
+        links=("NVIDIA/Megatron-LM#4646",),
+        state="open",
+        evidence="reproduced",
+        only_if="a largest logit is over --qk-clip-threshold",
+        patch="clip-qk-of-all-layers",
+    ),
+    Defect(
+        "qk-clip-heads",
+        "QK clipping leaves out the attention of MTP heads, however large their logits are",
+        kind="wrong numbers",
+        severity=3,
+        signs=(_VISITS_DECODER,),
+        affects=lambda run: run.qk_clip and run.mtp_num_layers,
+        when="--qk-clip with --mtp-num-layers",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        only_if="the largest logit of a head of their attention is over --qk-clip-threshold",
+        patch="clip-qk-of-all-layers",
+    ),
+    Defect(
+        "qk-clip-negative-logits",
+        "A head whose largest logit is negative gets weights of NaN as soon as QK clipping scales another head of its "
+        "layer",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.transformer.attention:SelfAttention.clip_qk",
+                has="torch.clamp(self.config.qk_clip_threshold / grouped_max_attn_logits, max=1.0)",
+            ),
+        ),
+        affects=lambda run: run.qk_clip,
+        when="--qk-clip",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        only_if="all logits of a head, or of all heads of a query group, are negative in a step",
+        patch="clip-qk-of-all-layers",
+    ),
+    Defect(
+        "qk-clip-validation",
+        "Logits of a validation clip weights after the next training step, and count in its logged maximum",
+        kind="wrong numbers",
+        severity=2,
+        signs=(_VISITS_DECODER,),
+        affects=lambda run: (run.qk_clip or run.log_max_attention_logit) and (run.eval_iters or 0) > 0,
+        when="--qk-clip or --log-max-attention-logit with validation (--eval-iters > 0)",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        only_if="a logit of the validation is larger than those of the step",
+        patch="clip-qk-of-all-layers",
+    ),
+    Defect(
+        "attention-logit-of-last-rank",
+        "The logged maximum of the attention logits is that of the heads and layers of the last rank",
+        kind="wrong log",
+        severity=1,
+        signs=(_VISITS_DECODER,),
+        affects=lambda run: (
+            run.log_max_attention_logit
+            and (run.tensor_model_parallel_size or 1) * (run.pipeline_model_parallel_size or 1) > 1
+        ),
+        when=("--log-max-attention-logit with --tensor-model-parallel-size > 1 or --pipeline-model-parallel-size > 1"),
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        patch="clip-qk-of-all-layers",
     ),
 )

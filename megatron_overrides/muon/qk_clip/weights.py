@@ -1,0 +1,95 @@
+"""Scaling the rows of a weight that an optimizer trains: the model's, and what the optimizer keeps of it in fp32.
+
+A main weight is whole (Float16OptimizerWithFloat16Params, also of a layer-wise optimizer, on the rank that owns it), a
+flat shard (DistributedOptimizer), a state of a precision-aware optimizer, a copy on the CPU, or the model's own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+# The DistributedOptimizer that has a shard of a parameter, by that parameter: a shard does not tell its place in it.
+_sharding_optimizers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def remember_shards(optimizer: Any) -> None:
+    """Keep of each parameter that a DistributedOptimizer has a shard of that it has."""
+    for param in getattr(optimizer, "model_param_group_index_map", ()):
+        _sharding_optimizers[param] = weakref.ref(optimizer)
+
+
+def scale_rows(param: torch.nn.Parameter, factors: torch.Tensor) -> None:
+    """Multiply row i of `param`, [rows] or [rows, columns], and of its main weight by factors[i]; not if it is frozen.
+
+    Raises:
+        ValueError: Megatron-FSDP shards the weight, or its main weight has another shape and no known place in it.
+    """
+    if not param.requires_grad:
+        return
+    if isinstance(param, DTensor):
+        raise ValueError(
+            "--qk-clip cannot scale weights that Megatron-FSDP shards; leave out --qk-clip or --use-megatron-fsdp "
+            "(--log-max-attention-logit works with it)"
+        )
+    column = factors.view(-1, *[1] * (param.ndim - 1))
+    known = _sharding_optimizers.get(param)
+    optimizer = known() if known else None
+    if optimizer is not None:
+        _scale_shard(optimizer, param, column)
+        return
+    main = getattr(param, "main_param", None)
+    if main is not None and main.shape != param.shape:
+        raise ValueError(
+            f"--qk-clip: the main weight of a parameter of shape {list(param.shape)} has the shape {list(main.shape)}, "
+            "and no DistributedOptimizer that was created since the import of megatron_mtp_patches has it. Import "
+            "megatron_mtp_patches before the optimizer is created"
+        )
+    param.data.mul_(column)
+    if main is not None and not _same_memory(main, param):
+        main.data.mul_(column)
+
+
+def _scale_shard(optimizer: Any, param: torch.nn.Parameter, column: torch.Tensor) -> None:
+    place = optimizer._get_model_param_range_map(param)["param"]
+    factors = column.expand_as(param).reshape(-1)[place.start : place.end]
+    group_index, order = optimizer.model_param_group_index_map[param]
+    inner = optimizer.optimizer
+    shard = inner.param_groups[group_index]["params"][order]
+    is_offloaded = hasattr(inner, "param_to_inner_param")
+    main = None if is_offloaded else inner.state.get(shard, {}).get("master_param")
+    exact = None  # the fp32 numbers that the model's bf16 numbers and remainders are
+    if main is not None and main.dtype == torch.int16:
+        exact = _join(param.data.view(-1)[place.start : place.end], main)
+    param.data.mul_(column)
+    copies = [shard, inner.param_to_inner_param[shard]] if is_offloaded else [shard]
+    for copy in {id(one): one for one in copies}.values():
+        if not _same_memory(copy, param):
+            copy.data.mul_(factors.to(copy.device))
+    if main is not None and exact is not None:
+        main.copy_(_split(param.data.view(-1)[place.start : place.end], exact * factors))
+    elif main is not None:
+        unscaled = inner.get_unscaled_state(shard, "master_param") * factors
+        inner.set_scaled_state(shard, "master_param", unscaled)
+
+
+def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _join(high: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
+    """The fp32 numbers of which the model has the bf16 numbers `high`, and the optimizer the rest, as int16.
+
+    TransformerEngine's FusedAdam with store_param_remainders: as integers, they are high * 2^16 + remainder.
+    """
+    return ((high.view(torch.int16).int() << 16) + remainder.int()).view(torch.float32)
+
+
+def _split(high: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The remainders of fp32 `numbers`; those that do not round to `high` become the nearest that does."""
+    remainder = numbers.view(torch.int32) - (high.view(torch.int16).int() << 16)
+    return remainder.clamp(-(2**15), 2**15 - 1).short()

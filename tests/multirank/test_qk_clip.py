@@ -1,0 +1,157 @@
+"""QK clipping scales the weights of each attention layer by the rule, in the model and in the optimizer.
+
+The largest logits are those that TransformerEngine's attention reports in a forward pass. The reference scales whole
+weights, head by head, in float64.
+"""
+
+import math
+
+import pytest
+import torch
+from megatron.core import parallel_state
+from megatron.core.optimizer import qk_clip
+
+from megatron_overrides.muon.qk_clip.wrappers import attention_layers
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+
+pytest.importorskip("transformer_engine", reason="TransformerEngine's attention reports the largest logits")
+from tests.oracles.qk_clip.trainings import HEADS, HIDDEN, TRAININGS, Training, build, layout_of, run, why_not  # noqa: E402
+from tests.oracles.qk_clip.weights import gather, scale_by_rule, scaled_params, whole  # noqa: E402
+
+
+@pytest.fixture
+def train(parallel, record_property):
+    """train(training): the chunks of its model, which has taken a step, and its optimizer."""
+
+    def start(training):
+        if reason := why_not(training):
+            record_property("qk_clip", [str(training), {"not run": reason}])
+            pytest.skip(reason)
+        parallel(**layout_of(training))
+        return build(training)
+
+    return start
+
+
+def set_threshold(chunks):
+    """Clip at the median of all heads of all ranks: (layers of this rank, the largest logits of the heads of each)."""
+    layers = list(attention_layers(chunks))
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    largest = []
+    for layer in layers:
+        logits = layer.core_attention.current_max_attn_logits.detach().float().clone()
+        torch.distributed.all_reduce(logits, torch.distributed.ReduceOp.MAX, group)
+        largest.append(gather(logits))
+    threshold = torch.cat(largest).median() if largest else torch.tensor(0.0)
+    torch.distributed.broadcast(threshold, 0)
+    for layer in layers:
+        layer.config.qk_clip_threshold = float(threshold)
+    return layers, largest
+
+
+def measure(chunks, optimizer, from_all_ranks):
+    """Clip as the largest logits of a pass ask for.
+
+    Returns:
+        the error of a rank, or None;
+        how far off the reported maximum is;
+        the largest relative differences from the rule of the model's and of the optimizer's weights.
+    """
+    run(chunks)
+    layers, largest = set_threshold(chunks)
+    before = [[(*pair, *whole(optimizer, pair[1])) for pair in scaled_params(layer)] for layer in layers]
+    maximum = max(from_all_ranks(max(float(logits.max()) for logits in largest)))
+    reported, error = clip(chunks)
+    if errors := [one for one in from_all_ranks(error) if one]:
+        return errors[0], None, None, None
+    differences, factors = [(0.0, 0.0)], [1.0]
+    for layer, logits, params in zip(layers, largest, before, strict=True):
+        for name, param, *old in params:
+            right = [
+                scale_by_rule(layer.config, name, weight, logits, layer.config.qk_clip_threshold) for weight in old
+            ]
+            new = whole(optimizer, param)
+            differences.append(tuple(relative_difference(*pair) for pair in zip(new, right, strict=True)))
+            factors.append(float((right[1] / old[1]).nan_to_num(1.0).min()))
+    assert min(from_all_ranks(min(factors))) < 0.95, "no weight is to be scaled"
+    farthest = (max(from_all_ranks(max(column))) for column in zip(*differences, strict=True))
+    return None, max(from_all_ranks(abs(reported - maximum))), *farthest
+
+
+def clip(chunks):
+    try:
+        return qk_clip.clip_qk(chunks), None
+    except (AssertionError, AttributeError, RuntimeError) as error:
+        return None, type(error).__name__
+
+
+def relative_difference(found, right):
+    return float(((found.double() - right).abs() / right.abs()).nan_to_num(0.0).max())
+
+
+@pytest.mark.parametrize("training", TRAININGS, ids=str)
+def test_weights_are_those_of_the_rule(train, from_all_ranks, unpatched, training, record_property, pytestconfig):
+    chunks, optimizer = train(training)
+    copies = 1 if "PP" in training.layout else 2
+    of_all_ranks = sum(from_all_ranks(len(list(attention_layers(chunks)))))
+    assert of_all_ranks == copies * ((4 if training.layout == "VPP2" else 2) + training.heads)
+    error, reported, of_model, of_optimizer = measure(chunks, optimizer, from_all_ranks)
+    assert (error, reported) == (None, 0.0)
+    assert all(layer.core_attention.current_max_attn_logits is None for layer in attention_layers(chunks))
+    assert of_model < (2.0**-8 if chunks[0].config.bf16 else 1e-6)
+    assert of_optimizer < (2.0**-8 if training.optimizer == "remainders" else 1e-6)
+    row = {"patched": of_optimizer}
+    if pytestconfig.option.write_tables:
+        with unpatched():
+            error, *_, of_optimizer = measure(*build(training), from_all_ranks)
+        row["unpatched"] = error or of_optimizer
+    record_property("qk_clip", [str(training), row])
+
+
+def test_frozen_weights_are_left_alone(train):
+    chunks, _ = train(Training("grouped", "DP2", "bf16", 1))
+    for param in chunks[0].module.module.decoder.parameters():
+        param.requires_grad = False
+    run(chunks)
+    layers, _ = set_threshold(chunks)
+    layers[0].config.qk_clip_threshold = 1e-3
+    before = [layer.linear_qkv.weight.clone() for layer in layers]
+    qk_clip.clip_qk(chunks)
+    same = [torch.equal(weight, layer.linear_qkv.weight) for weight, layer in zip(before, layers, strict=True)]
+    assert same == [True, True, False]
+
+
+@pytest.mark.parametrize("logit, clipped", [(-1.0, [1]), (0.0, [1]), (math.nan, []), (math.inf, [])])
+def test_what_cannot_divide_the_threshold_makes_no_nan(train, logit, clipped):
+    chunks, _ = train(Training("multi-head", "DP2", "fp32"))
+    layer = next(attention_layers(chunks))
+    run(chunks)
+    layer.config.qk_clip_threshold = 1.0
+    layer.core_attention.current_max_attn_logits = torch.tensor([logit, 2.0, 0.5, -3.0])
+    weight = layer.linear_qkv.weight
+    before = weight.clone()
+    assert math.isfinite(qk_clip.clip_qk(chunks)) is math.isfinite(logit)
+    rows = HIDDEN // HEADS * 3
+    parts = enumerate(zip(before.split(rows), weight.split(rows), strict=True))
+    assert [head for head, (old, new) in parts if not torch.equal(old, new)] == clipped
+    assert math.isfinite(float(weight.sum()))
+
+
+def test_validation_and_the_last_step_leave_no_logits_behind(train):
+    chunks, _ = train(Training("grouped", "DP2", "bf16", 1))
+    run(chunks)
+    largest = qk_clip.clip_qk(chunks, log_max_only=True)
+    chunks[0].eval()
+    with torch.no_grad():
+        for layer in attention_layers(chunks):
+            layer.linear_qkv.weight.mul_(2.0)
+        run(chunks)
+        for layer in attention_layers(chunks):
+            layer.linear_qkv.weight.mul_(0.5)
+    chunks[0].train()
+    run(chunks)
+    logits = [layer.core_attention.current_max_attn_logits for layer in attention_layers(chunks)]
+    assert not any(one.requires_grad for one in logits)
+    assert qk_clip.clip_qk(chunks, log_max_only=True) == largest
+    assert qk_clip.clip_qk(chunks, log_max_only=True) == 0.0
