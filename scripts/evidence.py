@@ -1,4 +1,4 @@
-"""The tables that tests write with `pytest --write-tables`: ci/losses, ci/experts, ci/repairs and ci/qk_clip.
+"""The tables that tests write with `pytest --write-tables`: the folders of ci/ that TABLES names.
 
 The record of a table is a list of columns: the versions of the Megatrons that have the same numbers, and their rows.
 """
@@ -83,6 +83,21 @@ def make_qk_clip(columns: list[Column]) -> Table:
     return Table("Weights after a QK clip, compared with the rule", header, rows, note=note)
 
 
+def make_qk_clip_training(columns: list[Column]) -> Table:
+    """The loss and the largest logits after a training whose logits grow, clipped and not."""
+    header = ["training"]
+    for column in columns:
+        header += [f"{_megatrons(column)}: loss", "largest logit of the main model", "of the MTP head"]
+    rows = _make_rows(columns, _qk_clip_training_cells)
+    note = (
+        "20 steps of layer-wise Muon with learning rate 0.05 on the same two microbatches of each of two ranks, of a "
+        "GPT of two layers with grouped-query attention and an MTP head, in bf16. --qk-clip-threshold 20. Loss of the "
+        "main model and largest logits in the last step, which are those before its clip. 2 ranks of a rehearsal; TE: "
+        f"TransformerEngine; torch {_torch(columns)}."
+    )
+    return Table("A training whose attention logits grow, with and without a QK clip", header, rows, note=note)
+
+
 def _make_rows(columns: list[Column], make_cells: Callable[[dict[str, Any]], tuple[str, ...]]) -> list[list[str]]:
     """For each condition its name and the cells of each column."""
     return [
@@ -104,6 +119,11 @@ def _qk_clip_cells(row: dict[str, Any]) -> tuple[str, str]:
         return "not run", "not run"
     unpatched = row["unpatched"]
     return unpatched if isinstance(unpatched, str) else f"{unpatched:.0e}", f"{row['patched']:.0e}"
+
+
+def _qk_clip_training_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    *main, head = row["logits"]
+    return f"{row['loss']:.3f}", f"{max(main):.0f}", f"{head:.0f}"
 
 
 def _experts_cells(row: dict[str, Any]) -> tuple[str, str]:
@@ -147,5 +167,6 @@ TABLES = {
     "losses": Evidence(make_losses, ("torch",)),
     "experts": Evidence(make_experts, ("transformer-engine", "torch")),
     "repairs": Evidence(make_repairs, ("torch",)),
+    "qk_clip_training": Evidence(make_qk_clip_training, ("transformer-engine", "torch")),
     "qk_clip": Evidence(make_qk_clip, ("transformer-engine", "torch")),
 }

@@ -16,22 +16,22 @@ from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
 pytest.importorskip("transformer_engine", reason="TransformerEngine's attention reports the largest logits")
-from tests.oracles.qk_clip.trainings import HEADS, HIDDEN, TRAININGS, Training, build, layout_of, run, why_not  # noqa: E402
+from tests.oracles.qk_clip.trainings import HEADS, HIDDEN, TRAININGS, Training, build, layout_of, run, train, why_not  # noqa: E402
 from tests.oracles.qk_clip.weights import gather, scale_by_rule, scaled_params, whole  # noqa: E402
 
 
 @pytest.fixture
-def train(parallel, record_property):
-    """train(training): the chunks of its model, which has taken a step, and its optimizer."""
+def start(parallel, record_property):
+    """start(training): the chunks of its model, which has taken a step, and its optimizer."""
 
-    def start(training):
+    def make(training):
         if reason := why_not(training):
             record_property("qk_clip", [str(training), {"not run": reason}])
             pytest.skip(reason)
         parallel(**layout_of(training))
         return build(training)
 
-    return start
+    return make
 
 
 def set_threshold(chunks):
@@ -91,8 +91,8 @@ def relative_difference(found, right):
 
 
 @pytest.mark.parametrize("training", TRAININGS, ids=str)
-def test_weights_are_those_of_the_rule(train, from_all_ranks, unpatched, training, record_property, pytestconfig):
-    chunks, optimizer = train(training)
+def test_weights_are_those_of_the_rule(start, from_all_ranks, unpatched, training, record_property, pytestconfig):
+    chunks, optimizer = start(training)
     copies = 1 if "PP" in training.layout else 2
     of_all_ranks = sum(from_all_ranks(len(list(attention_layers(chunks)))))
     assert of_all_ranks == copies * ((4 if training.layout == "VPP2" else 2) + training.heads)
@@ -109,8 +109,29 @@ def test_weights_are_those_of_the_rule(train, from_all_ranks, unpatched, trainin
     record_property("qk_clip", [str(training), row])
 
 
-def test_frozen_weights_are_left_alone(train):
-    chunks, _ = train(Training("grouped", "DP2", "bf16", 1))
+def test_training_keeps_the_logits_of_all_layers_near_the_threshold(start, unpatched, record_property, pytestconfig):
+    """Muon with a learning rate at which logits grow without end."""
+
+    def clip_as_megatron(chunks):
+        with unpatched():
+            qk_clip.clip_qk(chunks)
+
+    ways = {"not clipped": lambda chunks: None, "clipped": lambda chunks: qk_clip.clip_qk(chunks)}
+    if pytestconfig.option.write_tables:
+        ways["clipped by Megatron"] = clip_as_megatron
+    measured = {}
+    for way, clip_after_step in ways.items():
+        chunks, optimizer = start(Training("grouped", "DP2", "layer-wise", 1))
+        for layer in attention_layers(chunks):
+            layer.config.qk_clip_threshold = 20.0
+        measured[way] = train(chunks, optimizer, 20, 0.05, clip_after_step)
+    for way, (loss, logits) in sorted(measured.items()):
+        record_property("qk_clip_training", [way, {"loss": loss, "logits": logits}])
+    assert max(measured["clipped"][1]) < 40.0 < 100.0 < min(measured["not clipped"][1])
+
+
+def test_frozen_weights_are_left_alone(start):
+    chunks, _ = start(Training("grouped", "DP2", "bf16", 1))
     for param in chunks[0].module.module.decoder.parameters():
         param.requires_grad = False
     run(chunks)
@@ -123,8 +144,8 @@ def test_frozen_weights_are_left_alone(train):
 
 
 @pytest.mark.parametrize("logit, clipped", [(-1.0, [1]), (0.0, [1]), (math.nan, []), (math.inf, [])])
-def test_what_cannot_divide_the_threshold_makes_no_nan(train, logit, clipped):
-    chunks, _ = train(Training("multi-head", "DP2", "fp32"))
+def test_what_cannot_divide_the_threshold_makes_no_nan(start, logit, clipped):
+    chunks, _ = start(Training("multi-head", "DP2", "fp32"))
     layer = next(attention_layers(chunks))
     run(chunks)
     layer.config.qk_clip_threshold = 1.0
@@ -138,8 +159,8 @@ def test_what_cannot_divide_the_threshold_makes_no_nan(train, logit, clipped):
     assert math.isfinite(float(weight.sum()))
 
 
-def test_validation_and_the_last_step_leave_no_logits_behind(train):
-    chunks, _ = train(Training("grouped", "DP2", "bf16", 1))
+def test_validation_and_the_last_step_leave_no_logits_behind(start):
+    chunks, _ = start(Training("grouped", "DP2", "bf16", 1))
     run(chunks)
     largest = qk_clip.clip_qk(chunks, log_max_only=True)
     chunks[0].eval()

@@ -18,6 +18,7 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
+from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 from tests.oracles.experts.norms import why_not as why_no_muon
 
 VOCABULARY, LENGTH, HIDDEN, HEADS, ALPHA = 32, 16, 32, 4, 0.3
@@ -148,8 +149,8 @@ def layout_of(training: Training) -> dict[str, int]:
     return _LAYOUTS[training.layout]
 
 
-def run(chunks: list[Any], forward_only: bool = True) -> None:
-    """Two microbatches, others on each data-parallel rank."""
+def run(chunks: list[Any], forward_only: bool = True) -> float | None:
+    """Two microbatches, others on each data-parallel rank; their mean loss, on the last pipeline stage."""
     generator = torch.Generator().manual_seed(parallel_state.get_data_parallel_rank())
     batches = [torch.randint(VOCABULARY, (1, LENGTH + 1), generator=generator) for _ in range(2)]
     positions = torch.arange(LENGTH).unsqueeze(0)
@@ -158,9 +159,9 @@ def run(chunks: list[Any], forward_only: bool = True) -> None:
         tokens = next(iterator)
         labels = tokens[:, 1:].contiguous()
         loss = model(tokens[:, :-1].contiguous(), positions, None, labels=labels)
-        return loss, lambda output: (output.float().mean(), {})
+        return loss, lambda output: (output.float().mean(), {"loss": float(output.detach().float().mean())})
 
-    get_forward_backward_func()(
+    reported = get_forward_backward_func()(
         forward_step_func=step,
         data_iterator=[iter(batches) for _ in chunks],
         model=chunks,
@@ -169,6 +170,31 @@ def run(chunks: list[Any], forward_only: bool = True) -> None:
         micro_batch_size=1,
         forward_only=forward_only,
     )
+    return sum(one["loss"] for one in reported) / len(reported) if reported else None
+
+
+def train(chunks: list[Any], optimizer: Any, steps: int, rate: float, clip: Any) -> tuple[float, list[float]]:
+    """Steps with this learning rate, after each of which `clip` gets the chunks.
+
+    Returns:
+        the loss of the last step, and the largest logit of each layer in it.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    for _ in range(steps):
+        for chunk in chunks:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        loss = run(chunks, forward_only=False)
+        for chunk in chunks:
+            chunk.finish_grad_sync()
+        layers = list(attention_layers(chunks))
+        logits = [float(layer.core_attention.current_max_attn_logits.max()) for layer in layers]
+        optimizer.step()
+        clip(chunks)
+        for layer in layers:
+            layer.core_attention.current_max_attn_logits = None
+    return loss, logits
 
 
 def _wrap(chunk: torch.nn.Module, settings: dict[str, Any]) -> Any:
