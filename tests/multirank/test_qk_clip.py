@@ -130,6 +130,24 @@ def test_training_keeps_the_logits_of_all_layers_near_the_threshold(start, unpat
     assert max(measured["clipped"][1]) < 40.0 < 100.0 < min(measured["not clipped"][1])
 
 
+@pytest.mark.parametrize("log_max_only", [False, True])
+def test_replicas_that_ran_other_layers_stay_alike(start, rank, from_all_ranks, log_max_only):
+    """As those of a multimodal model of which some have no images."""
+    chunks, _ = start(Training("grouped", "DP2", "bf16"))
+    layers = list(attention_layers(chunks))
+    for layer in layers:
+        layer.core_attention.current_max_attn_logits = None
+        layer.config.qk_clip_threshold = 100.0
+    logits = ([200.0, 10.0, 10.0, 10.0], [10.0, 10.0, 10.0, 150.0])[rank]
+    layers[rank].core_attention.current_max_attn_logits = torch.tensor(logits)
+    before = [layer.linear_qkv.weight.clone() for layer in layers]
+    assert qk_clip.clip_qk(chunks, log_max_only) == 200.0
+    for layer, old in zip(layers, before, strict=True):
+        first, second = from_all_ranks(layer.linear_qkv.weight.detach().float())
+        assert torch.equal(first, second)
+        assert torch.equal(layer.linear_qkv.weight, old) is log_max_only
+
+
 def test_frozen_weights_are_left_alone(start):
     chunks, _ = start(Training("grouped", "DP2", "bf16", 1))
     for param in chunks[0].module.module.decoder.parameters():

@@ -32,14 +32,17 @@ def row_factors(attention: Any, largest_logits: torch.Tensor) -> dict[str, torch
     config = attention.config
     if hasattr(attention, "linear_qkv"):
         return {"linear_qkv": _group_rows(attention, head_factors(largest_logits, config.qk_clip_threshold))}
+    factors = head_factors(largest_logits, config.qk_clip_threshold)
+    queries, keys = factors**config.qk_clip_alpha, factors ** (1.0 - config.qk_clip_alpha)
+    if hasattr(attention, "linear_kv"):  # cross attention, whose heads have a key and a value each
+        size = attention.hidden_size_per_attention_head
+        return {"linear_q": _rows((queries, size)), "linear_kv": _rows((keys, size), (torch.ones_like(keys), size))}
     is_absorbed = hasattr(attention, "linear_k_up_proj")  # keys and values have a weight each
     if not is_absorbed and not hasattr(attention, "linear_kv_up_proj"):
         raise ValueError(
-            f"--qk-clip: {type(attention).__name__} of layer {attention.layer_number} has no linear_qkv, "
+            f"--qk-clip: {type(attention).__name__} of layer {attention.layer_number} has no linear_qkv, linear_kv, "
             "linear_kv_up_proj or linear_k_up_proj, so there is no weight of its keys to scale; leave --qk-clip out"
         )
-    factors = head_factors(largest_logits, config.qk_clip_threshold)
-    queries, keys = factors**config.qk_clip_alpha, factors ** (1.0 - config.qk_clip_alpha)
     query_layer = "linear_q_proj" if config.q_lora_rank is None else "linear_q_up_proj"
     key_rows, value_rows = (keys, config.qk_head_dim), (torch.ones_like(keys), config.v_head_dim)
     return {

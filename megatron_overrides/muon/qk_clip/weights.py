@@ -10,7 +10,6 @@ import weakref
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 # The DistributedOptimizer that has a shard of a parameter, by that parameter: a shard does not tell its place in it.
@@ -27,15 +26,10 @@ def scale_rows(param: torch.nn.Parameter, factors: torch.Tensor) -> None:
     """Multiply row i of `param`, [rows] or [rows, columns], and of its main weight by factors[i]; not if it is frozen.
 
     Raises:
-        ValueError: Megatron-FSDP shards the weight, or its main weight has another shape and no known place in it.
+        ValueError: its main weight has another shape and no known place in it.
     """
     if not param.requires_grad:
         return
-    if isinstance(param, DTensor):
-        raise ValueError(
-            "--qk-clip cannot scale weights that Megatron-FSDP shards; leave out --qk-clip or --use-megatron-fsdp "
-            "(--log-max-attention-logit works with it)"
-        )
     column = factors.view(-1, *[1] * (param.ndim - 1))
     known = _sharding_optimizers.get(param)
     optimizer = known() if known else None
@@ -78,7 +72,8 @@ def _scale_shard(optimizer: Any, param: torch.nn.Parameter, column: torch.Tensor
 
 
 def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    """Whether one is a view of the other. Quantized weights of TransformerEngine have no data pointer to compare."""
+    return bool(torch._C._is_alias_of(tensor, other))
 
 
 def _join(high: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ visited, in MTP heads and hybrid models, too.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +15,16 @@ import torch
 from megatron.core import parallel_state
 
 from megatron_overrides.call import Call
+from megatron_overrides.muon.qk_clip.checks import check_graphs, check_run, check_weights
 from megatron_overrides.muon.qk_clip.rule import row_factors, shares_group_between_ranks
 from megatron_overrides.muon.qk_clip.weights import remember_shards, scale_rows
 
 _LARGEST = "current_max_attn_logits"
+_REPORTS_NOTHING = (
+    "%s of layer %s does not report its largest logits, as TransformerEngine's attention does "
+    "(--transformer-impl transformer_engine)"
+)
+logger = logging.getLogger(__name__)
 
 
 def clip_qk(model: list[torch.nn.Module], log_max_only: bool = False) -> float:
@@ -37,9 +44,14 @@ def clip_qk(model: list[torch.nn.Module], log_max_only: bool = False) -> float:
     Raises:
         ValueError: a layer has no weights that can be scaled, or an attention that does not report its logits.
     """
-    layers = [layer for layer in attention_layers(model) if _has_run(layer)]
+    layers = [layer for layer in attention_layers(model) if _asks(layer)]
+    if log_max_only:
+        layers = [layer for layer in layers if _reports(layer)]
+    else:
+        for layer in layers:
+            _check(layer)
     with torch.no_grad():
-        largest = _largest_of_each_head(layers)
+        largest = _reduce_over_replicas(layers, log_max_only)
         peaks = torch.stack([torch.zeros((), device=_device(model)), *(logits.max() for logits in largest)])
         of_all_ranks = peaks.max()
         group = parallel_state.get_model_parallel_group()
@@ -48,7 +60,7 @@ def clip_qk(model: list[torch.nn.Module], log_max_only: bool = False) -> float:
         peak_of_all_ranks, *peaks_of_layers = peaks.tolist()
         for layer, logits, peak in zip(layers, largest, peaks_of_layers, strict=True):
             setattr(layer.core_attention, _LARGEST, None)
-            if layer.config.qk_clip_threshold < peak < math.inf and not log_max_only:
+            if not log_max_only and layer.config.qk_clip and layer.config.qk_clip_threshold < peak < math.inf:
                 _scale_weights(layer, logits)
     return float(peak_of_all_ranks)
 
@@ -63,43 +75,84 @@ def attention_layers(model: list[torch.nn.Module]) -> Iterator[Any]:
                 yield module
 
 
-def _has_run(layer: Any) -> bool:
-    if not (layer.config.qk_clip or layer.config.log_max_attention_logit):
-        return False  # an encoder of a multimodal model, say, whose configuration does not ask for it
+def _asks(layer: Any) -> bool:
+    """Whether its own configuration asks for its logits; that of an encoder in a multimodal model may not."""
+    config = getattr(layer, "config", None)
+    return any(getattr(config, name, False) for name in ("qk_clip", "log_max_attention_logit"))
+
+
+def _reports(layer: Any) -> bool:
+    if hasattr(layer.core_attention, _LARGEST):
+        return True
+    if not getattr(layer, "_says_that_it_reports_no_logits", False):
+        layer._says_that_it_reports_no_logits = True
+        logger.warning(_REPORTS_NOTHING, type(layer.core_attention).__name__, layer.layer_number)
+    return False
+
+
+def _check(layer: Any) -> None:
+    """Raise ValueError, in the first step already, if a clip of this layer could not work."""
+    if getattr(layer, "_can_be_clipped", False):
+        return
     if not hasattr(layer.core_attention, _LARGEST):
+        raise ValueError(f"--qk-clip: {_REPORTS_NOTHING % (type(layer.core_attention).__name__, layer.layer_number)}")
+    check_graphs(layer.config)
+    heads = _heads(layer) * (layer.pg_collection.tp.size() if shares_group_between_ranks(layer) else 1)
+    rows = {name: factors.numel() for name, factors in row_factors(layer, torch.zeros(heads)).items()}
+    check_weights(layer, {name: _weight(layer, name) for name in rows}, rows)
+    layer._can_be_clipped = True
+
+
+def _heads(layer: Any) -> int:
+    """The heads of this tensor-parallel rank."""
+    return int(layer.config.num_attention_heads // layer.config.tensor_model_parallel_size)
+
+
+def _weight(layer: Any, name: str) -> torch.nn.Parameter:
+    weight = getattr(getattr(layer, name), "weight", None)
+    if weight is None:
         raise ValueError(
-            f"--qk-clip and --log-max-attention-logit: {type(layer.core_attention).__name__} of layer "
-            f"{layer.layer_number} does not report its largest logits; they need TransformerEngine's attention "
-            "(--transformer-impl transformer_engine)"
+            f"--qk-clip: {name} of layer {layer.layer_number} is a {type(getattr(layer, name)).__name__} without a "
+            "weight of its own, an adapter say; leave --qk-clip out"
         )
-    return getattr(layer.core_attention, _LARGEST) is not None
+    return weight
 
 
-def _largest_of_each_head(layers: list[Any]) -> list[torch.Tensor]:
-    """For each layer the largest logits, fp32 [heads], of all microbatches on all replicas.
+def _reduce_over_replicas(layers: list[Any], log_max_only: bool) -> list[torch.Tensor]:
+    """For each layer the largest logits, fp32 [heads], of all microbatches on all replicas; -inf where none ran.
 
-    The heads are those of this rank, or of all tensor-parallel ranks where they share query groups.
+    The heads are those of this rank, or of all tensor-parallel ranks where they share query groups. For the log alone
+    it is one number, [1]. Replicas have the same layers, but each may have run others: some may have no images.
     """
     if not layers:
         return []
-    measured = [getattr(layer.core_attention, _LARGEST).detach().float() for layer in layers]
-    for layer, logits in zip(layers, measured, strict=True):
-        heads = layer.config.num_attention_heads // layer.config.tensor_model_parallel_size
-        if logits.shape != (heads,):
-            raise ValueError(
-                f"--qk-clip and --log-max-attention-logit: the attention of layer {layer.layer_number} reports the "
-                f"largest logits of {list(logits.shape)} heads, but this rank has {heads}: context-parallel ranks "
-                "divide them; choose --cp-comm-type p2p"
-            )
+    device = _device(layers)
+    measured = [_measured(layer, device, log_max_only) for layer in layers]
     together = torch.cat(measured)
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     torch.distributed.all_reduce(together, op=torch.distributed.ReduceOp.MAX, group=group)
     parts = together.split([logits.numel() for logits in measured])
+    if log_max_only:
+        return list(parts)
     return [_of_shared_groups(layer, logits) for layer, logits in zip(layers, parts, strict=True)]
 
 
-def _device(model: list[torch.nn.Module]) -> torch.device:
-    return next(param.device for chunk in model for param in chunk.parameters())
+def _measured(layer: Any, device: torch.device, log_max_only: bool) -> torch.Tensor:
+    logits, heads = getattr(layer.core_attention, _LARGEST), 1 if log_max_only else _heads(layer)
+    if logits is None:
+        return torch.full((heads,), -math.inf, device=device)
+    if log_max_only:
+        return logits.detach().float().max().view(1)
+    if logits.shape != (heads,):
+        raise ValueError(
+            f"--qk-clip: the attention of layer {layer.layer_number} reports the largest logits of "
+            f"{list(logits.shape)} heads, but this rank has {heads}; leave --qk-clip out"
+        )
+    return logits.detach().float()
+
+
+def _device(modules: list[Any]) -> torch.device:
+    return next(param.device for module in modules for param in module.parameters())
 
 
 def _of_shared_groups(layer: Any, logits: torch.Tensor) -> torch.Tensor:
@@ -113,10 +166,15 @@ def _of_shared_groups(layer: Any, logits: torch.Tensor) -> torch.Tensor:
 
 def _scale_weights(layer: Any, logits: torch.Tensor) -> None:
     for name, factors in row_factors(layer, logits).items():
-        linear = getattr(layer, name)
-        for param in (linear.weight, getattr(linear, "bias", None)):
+        for param in (_weight(layer, name), getattr(getattr(layer, name), "bias", None)):
             if param is not None and param.numel():
                 scale_rows(param, factors)
+
+
+def refuse_at_start(call: Call) -> Any:
+    """Wraps validate_args(args, defaults)."""
+    check_run(call["args"])
+    return call.proceed()
 
 
 def keep_logits_of_training(call: Call) -> Any:

@@ -27,7 +27,10 @@ PATCH = Patch(
         "The maximum that is logged, and that clips, is that of the training microbatches of this step.",
     ),
     refuses=(
-        "Weights that Megatron-FSDP shards, and attention that is not TransformerEngine's, which reports no logits.",
+        "`--qk-clip` with Megatron-FSDP or FSDP2, with `--overlap-param-gather-with-optimizer-step`, and with CUDA "
+        "graphs of attention, which report no logits.",
+        "In the first step, before a weight is scaled: attention that is not TransformerEngine's, and weights whose "
+        "rows are not those of the heads of this rank.",
     ),
     numerics=(
         "With `--qk-clip`: the weights of MTP heads, and biases of queries and keys, in the steps in which a layer is "
@@ -41,6 +44,7 @@ PATCH = Patch(
     is_repair=True,
     edits=(
         Replace("megatron.core.optimizer.qk_clip:clip_qk", f"{_QK_CLIP}:clip_qk"),
+        Wrap("megatron.training.arguments:validate_args", f"{_QK_CLIP}:refuse_at_start", check_source=False),
         Wrap(
             "megatron.core.extensions.transformer_engine:TEDotProductAttention.forward",
             f"{_QK_CLIP}:keep_logits_of_training",

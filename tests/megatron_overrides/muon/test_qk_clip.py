@@ -1,5 +1,7 @@
 """What QK clipping scales, when, and what it refuses; the multirank tests compare weights with the rule."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from megatron.core.optimizer.qk_clip import clip_qk
@@ -9,6 +11,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 
 from megatron_overrides.muon import wrappers
+from megatron_overrides.muon.qk_clip.checks import check_run
 from megatron_overrides.muon.qk_clip.weights import scale_rows
 from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 from megatron_overrides.norms.step_decision import Excess, StepDecision
@@ -59,32 +62,106 @@ def test_at_the_threshold_nothing_is_clipped(model):
 def test_a_model_whose_configuration_does_not_ask_is_left_alone(model):
     model.config.qk_clip = False
     assert clipped_layers(model) == (0.0, 0)
+    model.config.log_max_attention_logit = True
+    assert clipped_layers(model) == (7.0, 0)
 
 
 def test_attention_that_reports_no_logits_is_refused(model):
     del next(attention_layers([model])).core_attention.current_max_attn_logits
-    with pytest.raises(ValueError, match=r"DotProductAttention of layer 1 .*--transformer-impl transformer_engine"):
+    with pytest.raises(ValueError, match=r"--qk-clip: DotProductAttention of layer 1 .*--transformer-impl"):
         clip_qk([model])
 
 
-def test_heads_that_are_divided_between_context_parallel_ranks_are_refused(model):
+def test_for_the_log_alone_it_is_left_out_with_a_warning(model, caplog):
+    del next(attention_layers([model])).core_attention.current_max_attn_logits
+    for _ in range(2):
+        for layer in list(attention_layers([model]))[1:]:
+            layer.core_attention.current_max_attn_logits = torch.tensor([3.0])
+        assert clip_qk([model], log_max_only=True) == 3.0
+    assert caplog.text.count("DotProductAttention of layer 1 does not report its largest logits") == 1
+
+
+def test_logits_of_other_heads_are_refused(model):
     next(attention_layers([model])).core_attention.current_max_attn_logits = torch.tensor([7.0])
-    with pytest.raises(ValueError, match=r"of \[1\] heads, but this rank has 2: .* --cp-comm-type p2p"):
+    with pytest.raises(ValueError, match=r"logits of \[1\] heads, but this rank has 2; leave --qk-clip out"):
         clip_qk([model])
 
 
 def test_a_layer_without_weights_of_keys_is_refused(model):
     layer = next(attention_layers([model]))
-    layer.linear_q = layer.__dict__["_modules"].pop("linear_qkv")  # as cross attention has it
+    layer.linear_q = layer._modules.pop("linear_qkv")
     with pytest.raises(ValueError, match=r"SelfAttention of layer 1 has no linear_qkv.*leave --qk-clip out"):
         clip_qk([model])
 
 
-def test_weights_of_megatron_fsdp_are_refused():
+def test_an_adapter_is_refused(model):
+    layer = next(attention_layers([model]))
+    layer.linear_qkv = torch.nn.Sequential(layer.linear_qkv)
+    with pytest.raises(ValueError, match="linear_qkv of layer 1 is a Sequential without a weight of its own"):
+        clip_qk([model])
+
+
+def test_no_weight_is_scaled_where_a_later_one_is_refused(model):
+    *_, last = layers = list(attention_layers([model]))
+    last.linear_qkv.weight = torch.nn.Parameter(torch.ones(5, 16))
+    before = layers[0].linear_qkv.weight.clone()
+    with pytest.raises(ValueError, match=r"has 5 rows, where its heads have 48; leave --qk-clip out"):
+        clip_qk([model])
+    assert torch.equal(layers[0].linear_qkv.weight, before)
+
+
+def test_sharded_weights_are_refused(model):
+    layer = next(attention_layers([model]))
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-    sharded = torch.distributed.tensor.distribute_tensor(torch.ones(4, 2), mesh)
-    with pytest.raises(ValueError, match="leave out --qk-clip or --use-megatron-fsdp"):
-        scale_rows(torch.nn.Parameter(sharded), torch.ones(4))
+    weight = torch.distributed.tensor.distribute_tensor(layer.linear_qkv.weight.detach(), mesh)
+    layer.linear_qkv.weight = torch.nn.Parameter(weight)
+    with pytest.raises(
+        ValueError, match=r"linear_qkv of layer 1 \(SelfAttention\) is sharded \(Megatron-FSDP, FSDP2\)"
+    ):
+        clip_qk([model])
+
+
+@pytest.mark.parametrize(
+    "graphs, is_refused",
+    [
+        ({"enable_cuda_graph": True}, True),
+        ({"external_cuda_graph": True}, True),
+        ({"cuda_graph_impl": "local"}, True),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": "full"}, True),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router", "attn"]}, True),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": [SimpleNamespace(name="attn")]}, True),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]}, False),
+        ({"cuda_graph_impl": "none", "cuda_graph_scope": "full"}, False),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration_inference"}, False),
+    ],
+)
+def test_cuda_graphs_of_attention_are_refused(graphs, is_refused):
+    check_run(SimpleNamespace(qk_clip=False, **graphs))
+    if not is_refused:
+        check_run(SimpleNamespace(qk_clip=True, **graphs))
+        return
+    with pytest.raises(ValueError, match="--qk-clip reads the largest logits .* without attention"):
+        check_run(SimpleNamespace(qk_clip=True, **graphs))
+
+
+@pytest.mark.parametrize("name", ["use_megatron_fsdp", "use_torch_fsdp2", "overlap_param_gather_with_optimizer_step"])
+def test_what_does_not_go_with_it_is_refused_at_the_start(name):
+    with pytest.raises(ValueError, match=f"--qk-clip: --{name.replace('_', '-')} .*; leave one of the two out"):
+        check_run(SimpleNamespace(**{"qk_clip": True, name: True}))
+
+
+def test_cross_attention_is_scaled_head_by_head(model):
+    """That of T5 has a weight for queries and one for the key and the value of each head."""
+    layer = next(attention_layers([model]))
+    layer.linear_q, layer.linear_kv = (torch.nn.Linear(4, rows) for rows in (16, 32))
+    del layer.linear_qkv
+    model = torch.nn.ModuleList([layer])
+    before = [linear.weight.detach().clone() for linear in (layer.linear_q, layer.linear_kv)]
+    clip_qk([model])
+    half = 0.5**ALPHA
+    factors = [[half] * 8 + [1.0] * 8, [half] * 8 + [1.0] * 24]
+    for linear, old, of_rows in zip((layer.linear_q, layer.linear_kv), before, factors, strict=True):
+        torch.testing.assert_close(linear.weight.detach(), old * torch.tensor(of_rows).unsqueeze(1))
 
 
 def test_a_main_weight_of_unknown_place_is_refused():
@@ -105,7 +182,10 @@ class ReportsLogits(torch.nn.Module):
 
 @pytest.mark.parametrize("query_rank", [None, 4])
 def test_absorbed_latent_attention_scales_its_weight_of_keys(query_rank):
-    """Megatron pairs it with sparse attention alone, which reports no logits: they are stubbed."""
+    """Megatron pairs it with sparse attention alone, which reports no logits: they are stubbed.
+
+    Up to 0.18 it has a weight of keys and one of values; later one of both.
+    """
     absorbed = pytest.importorskip(
         "megatron.core.transformer.experimental_attention_variant.absorbed_mla", reason="0.16 has none"
     )
@@ -126,18 +206,25 @@ def test_absorbed_latent_attention_scales_its_weight_of_keys(query_rank):
         qk_clip_alpha=ALPHA,
     )
     linear = {f"linear_{name}": ColumnParallelLinear for name in ("q_proj", "q_down_proj", "q_up_proj", "kv_down_proj")}
-    up = {"linear_k_up_proj": ColumnParallelLinear, "linear_v_up_proj": ColumnParallelLinear}
+    submodule_names = absorbed.AbsorbedMLASelfAttentionSubmodules.__dataclass_fields__
+    of_keys_and_values = ("linear_k_up_proj", "linear_v_up_proj", "linear_kv_up_proj")
+    up = {name: ColumnParallelLinear for name in of_keys_and_values if name in submodule_names}
     others = {"core_attention": ReportsLogits, "linear_proj": IdentityOp, "q_layernorm": IdentityOp}
     submodules = absorbed.AbsorbedMLASelfAttentionSubmodules(**linear, **up, **others, kv_layernorm=IdentityOp)
     layer = absorbed.AbsorbedMLASelfAttention(config, submodules, 1, AttnMaskType.causal)
     model = torch.nn.ModuleList([layer])
     query = layer.linear_q_proj if query_rank is None else layer.linear_q_up_proj
-    weights = [query.weight, layer.linear_k_up_proj.weight, layer.linear_v_up_proj.weight]
+    weights = [query.weight, *(getattr(layer, name).weight for name in up)]
     before = [weight.detach().clone() for weight in weights]
     assert clip_qk([model]) == 7.0
     half = 0.5**ALPHA
-    factors = [[half] * 4 + [0.5] * 2 + [1.0] * 6, [half] * 4 + [1.0] * 4, [1.0] * 12]
-    for old, new, of_rows in zip(before, weights, factors, strict=True):
+    factors = {
+        "linear_k_up_proj": [half] * 4 + [1.0] * 4,
+        "linear_v_up_proj": [1.0] * 12,
+        "linear_kv_up_proj": [half] * 4 + [1.0] * 16,
+    }
+    of_query = [half] * 4 + [0.5] * 2 + [1.0] * 6
+    for old, new, of_rows in zip(before, weights, [of_query, *(factors[name] for name in up)], strict=True):
         torch.testing.assert_close(new.detach(), old * torch.tensor(of_rows).unsqueeze(1))
 
 

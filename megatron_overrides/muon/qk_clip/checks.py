@@ -1,0 +1,58 @@
+"""Refuse runs in which QK clipping cannot work, before it has scaled a weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+_ADVICE = "leave --qk-clip out (--log-max-attention-logit measures without clipping)"
+_REPLAYED = {"", "full", "full_iteration", "attn"}  # scopes of CUDA graphs that attention is in
+
+
+def check_run(settings: Any) -> None:
+    """Raise ValueError if Megatron's arguments ask for --qk-clip and for what does not go with it."""
+    if not getattr(settings, "qk_clip", False):
+        return
+    for name, reason in (
+        ("use_megatron_fsdp", "shards the weights that are to be scaled"),
+        ("use_torch_fsdp2", "shards the weights that are to be scaled"),
+        ("overlap_param_gather_with_optimizer_step", "still gathers weights while they are scaled"),
+    ):
+        if getattr(settings, name, False):
+            raise ValueError(f"--qk-clip: --{name.replace('_', '-')} {reason}; leave one of the two out")
+    check_graphs(settings)
+
+
+def check_graphs(config: Any) -> None:
+    """Raise ValueError if CUDA graphs replay attention: its largest logits reach no Python then."""
+    if getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False):
+        scopes = {""}
+    elif str(getattr(config, "cuda_graph_impl", None) or "none") == "none":
+        return
+    else:
+        named = getattr(config, "cuda_graph_scope", None) or getattr(config, "cuda_graph_modules", None) or [""]
+        scopes = {getattr(one, "name", str(one)) for one in ([named] if isinstance(named, str) else named)}
+    if scopes & _REPLAYED:
+        raise ValueError(
+            "--qk-clip reads the largest logits of each step, which a CUDA graph of attention does not report: give "
+            f"--cuda-graph-scope (--cuda-graph-modules) without attention, turn CUDA graphs off, or {_ADVICE}"
+        )
+
+
+def check_weights(layer: Any, weights: dict[str, torch.nn.Parameter], rows: dict[str, int]) -> None:
+    """Raise ValueError if weights of an attention layer have not the rows that a rule is for, or are sharded.
+
+    Args:
+        weights: {name of a linear layer: its weight}
+        rows: {name of a linear layer: how many rows its weight has on this rank}
+    """
+    where = f"layer {layer.layer_number} ({type(layer).__name__})"
+    for name, weight in weights.items():
+        if isinstance(weight, DTensor):
+            raise ValueError(f"--qk-clip: {name} of {where} is sharded (Megatron-FSDP, FSDP2); {_ADVICE}")
+        if weight.size(0) != rows[name]:
+            raise ValueError(
+                f"--qk-clip: {name} of {where} has {weight.size(0)} rows, where its heads have {rows[name]}; {_ADVICE}"
+            )
