@@ -12,6 +12,7 @@ from megatron_overrides.model_chunks import as_list
 from megatron_overrides.mtp.frozen.settings import check_heads_to_train
 from megatron_overrides.mtp.losses.checks import check_token_counts
 from megatron_overrides.mtp.new_heads.checks import check_new_heads
+from megatron_overrides.muon.split_checks import check_muon_splits
 from megatron_overrides.norms.checks import check_separate_clip
 from megatron_overrides.settings.absent_heads import warn_of_absent_heads_in_verl, warn_of_missing_heads
 from megatron_overrides.settings.checks import all_settings, check, check_places, declared_settings
@@ -35,6 +36,7 @@ def check_arguments(call: Call) -> Any:
     _check_model(settings, all_settings())
     check_separate_clip(settings)
     check_new_heads(settings)
+    check_muon_splits(settings)
     validated = call.proceed()
     # Now it has read the heads of a hybrid model's pattern; only a checkpoint may still add some.
     if not getattr(settings, "use_checkpoint_args", False):
@@ -50,6 +52,7 @@ def check_configs(call: Call) -> Any:
     """
     settings = call["config"]
     check(settings, declared_settings(type(settings)))
+    check_muon_splits(settings)
     model_config = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
     check_places(settings, model_config)
     if getattr(model_config, "mtp_num_layers", None):

@@ -57,6 +57,7 @@ from .muon import (
     clip_qk_of_all_layers,
     exempt_muon_from_clipping,
     keep_newton_schulz_scale_invariant,
+    split_fused_weights_for_muon,
     split_gated_qkv_for_muon,
 )
 from .norms import (
@@ -120,6 +121,7 @@ _PATCHES = (
     average_aux_loss_over_moe_layers.PATCH,
     split_gated_qkv_for_muon.PATCH,
     clip_qk_of_all_layers.PATCH,
+    split_fused_weights_for_muon.PATCH,
     count_no_step_in_fully_shard_optimizer.PATCH,
     count_uninitialized_shards.PATCH,
     count_attention_sinks.PATCH,
