@@ -12,6 +12,7 @@ HIDDEN, FFN, CHANNELS, HEADS, GROUPS, EXPERTS = 16, 24, 4, 4, 2, 2
 QUERY, POSITION, VALUE = 6, 4, 5  # of a head of multi-latent attention
 GDN = {"linear_key_head_dim": 4, "linear_value_head_dim": 6, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
 LR = 0.5
+SHARDED = "muon with the distributed optimizer"
 SPLITS = ("muon_split_glu", "muon_split_qkv_per_head", "muon_split_gdn")
 # Which settings have something to split in the models of make_model.
 HAS = {
@@ -99,25 +100,33 @@ def _make_gdn(config: Any) -> torch.nn.Module:
 
 
 def make_muon(net: Any, name: str = "muon", bf16: bool = False, **settings: Any) -> tuple[Any, Any]:
-    """(optimizer, model in DDP): Muon of Megatron's of a model whose weights are all zero, in float32 or bf16."""
+    """(optimizer, model in DDP): Muon of a model whose weights are all zero, in float32 or bf16.
+
+    Args:
+        name: of the optimizer, or SHARDED: muon with the distributed optimizer, which only 0.18 and later have.
+    """
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 
     net = net.bfloat16() if bf16 else net
     with torch.no_grad():
         for param in net.parameters():
             param.zero_()
-    config = {"lr": LR, "clip_grad": 0.0, "weight_decay": 0.0, "bf16": bf16, "muon_fp32_matmul_prec": "highest"}
-    shards = settings.pop("use_distributed_optimizer", False)
-    model = DistributedDataParallel(net.config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), net)
-    optimizer = get_megatron_muon_optimizer(
-        OptimizerConfig(optimizer=name, **{**config, **settings}),
-        [model],
-        layer_wise_distributed_optimizer=name.startswith("dist_"),
-    )
-    assert not shards
-    return optimizer, model
+    settings = {"lr": LR, "clip_grad": 0.0, "weight_decay": 0.0, "bf16": bf16, **settings}
+    settings = {"muon_fp32_matmul_prec": "highest", **settings}
+    ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=name == SHARDED)
+    if name == SHARDED:
+        from megatron.training.training import wrap_model_chunks_with_ddp
+
+        chunks = wrap_model_chunks_with_ddp([net], net.config, ddp, use_layer_wise_distributed_optimizer=True)
+        settings |= {"use_distributed_optimizer": True, "use_layer_wise_distributed_optimizer": True}
+        config = OptimizerConfig(optimizer="muon", **settings)
+        return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False), chunks[0]
+    model = DistributedDataParallel(net.config, ddp, net)
+    config = OptimizerConfig(optimizer=name, **settings)
+    layer_wise = {"layer_wise_distributed_optimizer": name.startswith("dist_")}
+    return get_megatron_muon_optimizer(config, [model], **layer_wise), model
 
 
 def weights_of(model: Any) -> dict[str, torch.nn.Parameter]:
@@ -153,7 +162,7 @@ def updates(optimizer: Any, model: Any) -> dict[str, torch.Tensor]:
 
 
 def by_hand(
-    name: str, weight: torch.nn.Parameter, gradient: torch.Tensor, splits: tuple[str, ...], tp_mode: str = "duplicated"
+    name: str, weight: torch.nn.Parameter, gradient: torch.Tensor, splits: tuple[str, ...], tp_mode: str = "blockwise"
 ) -> torch.Tensor:
     """Muon's update of a weight [rows, columns] in float64, put together from those of its matrices.
 
@@ -239,3 +248,14 @@ def _muon(matrix: torch.Tensor) -> torch.Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x * max(matrix.shape) ** 0.5
+
+
+def assert_split(net: Any, splits: tuple[str, ...], tolerance: float = 1e-4, **settings: Any) -> None:
+    """Assert that a step of Muon with `splits` on updates each weight as by_hand does."""
+    optimizer, model = make_muon(net, **dict.fromkeys(splits, True), **settings)
+    gradients = give_gradients(model)
+    found = updates(optimizer, model)
+    assert len(found) > 1
+    for name, weight in weights_of(model).items():
+        right = by_hand(name, weight, gradients[name], splits, settings.get("muon_tp_mode", "blockwise"))
+        assert (found[name] - right).norm() < tolerance * right.norm(), name

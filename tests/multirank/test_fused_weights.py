@@ -1,0 +1,57 @@
+"""Each matrix of a fused weight is orthogonalized alone, also where its rows, or the weights, lie on several ranks."""
+
+import pytest
+from megatron.core.optimizer import OptimizerConfig
+
+from tests.oracles.experts.norms import why_not
+from tests.oracles.muon.updates import HAS, SHARDED, SPLITS, assert_split, make_model
+
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.ranks(2),
+    pytest.mark.skipif(bool(why_not("muon")), reason=why_not("muon") or "Muon"),
+]
+BF16 = {"bf16": True, "tolerance": 1e-2}
+needs_sharding = pytest.mark.skipif(
+    "use_layer_wise_distributed_optimizer" not in OptimizerConfig.__dataclass_fields__,
+    reason="Megatron has no Muon with the distributed optimizer up to 0.17",
+)
+
+
+@pytest.fixture
+def make(parallel):
+    def build(kind, tensor=1, **settings):
+        parallel(tensor_model_parallel_size=tensor)
+        return make_model(kind, tensor, **settings)
+
+    return build
+
+
+@pytest.mark.parametrize("kind", ["dense", "multi-latent attention", "grouped experts", "GatedDeltaNet"])
+def test_the_rows_of_tensor_parallel_ranks(make, kind):
+    assert_split(make(kind, 2), HAS[kind], muon_tp_mode="duplicated")
+
+
+@pytest.mark.parametrize("mode", ["blockwise", "distributed"])
+@pytest.mark.parametrize("kind", ["dense", "GatedDeltaNet"])
+def test_other_ways_to_gather_them(make, kind, mode):
+    assert_split(make(kind, 2), HAS[kind], muon_tp_mode=mode)
+
+
+@pytest.mark.parametrize("name", ["muon", "dist_muon", pytest.param(SHARDED, marks=needs_sharding)])
+def test_the_weights_of_data_parallel_ranks(make, name):
+    assert_split(make("dense"), SPLITS[:2], name=name, **BF16)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        ("dense", "muon"),
+        ("multi-latent attention", "dist_muon"),
+        ("grouped experts", "dist_muon"),
+        pytest.param("dense", SHARDED, marks=needs_sharding),
+    ],
+)
+def test_both(make, kind, name):
+    assert_split(make(kind, 2), HAS[kind], name=name, muon_tp_mode="duplicated", **BF16)
