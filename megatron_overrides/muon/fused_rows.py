@@ -1,7 +1,7 @@
-"""How the rows of a fused weight belong to the matrices that it holds, and what becomes of each of them alone.
+"""Which rows of a fused weight make up each of the matrices that it holds, and the weight put together from them.
 
-A weight [rows, columns] consists of groups of rows, all alike: a query group, a head, a block of gate and of up. `sizes`
-says how many rows of a group belong to each piece.
+The rows of a weight [rows, columns] are a sequence of equal groups: heads, for example, or one group that is all of it.
+A group consists of pieces, each a number of rows one after the other.
 """
 
 from __future__ import annotations

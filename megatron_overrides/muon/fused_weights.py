@@ -1,8 +1,8 @@
 """Which weights of a model hold several matrices, layer by layer, and where in them each lies.
 
-The layers are told by what they are made of, so those of MTP heads, of hybrid models and of experts are found like those
-of the main model. The sizes are those of this tensor-parallel rank: Megatron gives each rank the rows of its own heads,
-and its own part of gate and up, of q, k, v, z, b and a.
+A layer is known by its attributes, so the layers of MTP heads, hybrid models and experts are found as those of the main
+model are. The sizes are those of this tensor-parallel rank. Megatron gives each rank the rows of its own heads, and a
+part of each of the others: of gate and up, and of q, k, v, z, b and a.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def attention_weights(layer: Any) -> Iterator[FusedWeight]:
 
     Each head of the query, of the gate, and the key and the value of each query group have `kv_channels` rows in
     `linear_qkv`. As NVIDIA/Megatron-LM#6326 has it, a query head of multi-latent attention is two matrices, without and
-    with position; a head of `linear_kv_up_proj` is its key and its value. Where `linear_qkv` of a query group lies on
-    several ranks (fewer groups than ranks), whole heads of it still do.
+    with position; a head of `linear_kv_up_proj` is its key and its value. With fewer query groups than ranks, a group lies
+    on several ranks, but each head may still be whole on one of them.
     """
-    config = getattr(layer, "config", None)
+    config: Any = getattr(layer, "config", None)
     for name, weight in _weights(layer, "linear_qkv"):
         yield FusedWeight(f"linear_qkv.{name}", weight, FusedRows((config.kv_channels,), is_each_group_alone=True))
     if not getattr(config, "multi_latent_attention", False):

@@ -43,6 +43,11 @@ def test_the_weights_of_data_parallel_ranks(make, name):
     assert_split(make("dense"), SPLITS[:2], name=name, **BF16)
 
 
+@needs_sharding  # up to 0.17 Megatron refuses fewer query groups than ranks
+def test_whole_heads_of_a_query_group_on_two_ranks(make):
+    assert_split(make("dense", 2, num_query_groups=1), SPLITS[:2])
+
+
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(
     "kind, name",

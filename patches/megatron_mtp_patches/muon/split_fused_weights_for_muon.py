@@ -13,48 +13,55 @@ PATCH = Patch(
         PullRequest(
             6688,
             part=(
-                "In #6688 gate and up are split unless `--muon-no-split-glu` is given. With the patch they are split if "
-                "`--muon-split-glu` is. Slices of rows of generalized tensor parallelism are refused."
+                "In #6688 gate and up are split unless `--muon-no-split-glu` is given; with the patch only if "
+                "`--muon-split-glu` is given. The patch refuses weights that generalized tensor parallelism has sliced, "
+                "where the pull request gathers them."
             ),
         ),
         PullRequest(
             6326,
             part=(
                 "Of #6326 the patch brings `muon_split_qkv_per_head`. It does not bring what the pull request changes "
-                "without that flag: multi-latent attention cut into four projections. A head that lies on "
-                "two ranks is refused, where the pull request gathers it."
+                "without that flag, where it cuts the weights of multi-latent attention into projections. The patch "
+                "refuses a head that lies on two ranks, where the pull request gathers it."
             ),
         ),
     ),
     problem=(
-        "Megatron stores several matrices in one weight: gate and up of a gated MLP, the heads of query, key and value, "
-        "the projections of GatedDeltaNet. Muon orthogonalizes such a weight as one matrix (`linear_qkv` as three). "
-        "The result depends on what happens to lie in the same weight, and differs from that of the same model with "
-        "separate weights."
+        "Megatron stores several matrices in one weight: gate and up of a gated MLP; the heads of query, key and value; "
+        "the projections of GatedDeltaNet. Muon orthogonalizes such a weight as one matrix, and `linear_qkv` as three. "
+        "So the update of a matrix depends on the others in its weight, and is not the one that Muon would make if each "
+        "had a weight to itself."
     ),
     adds=(
-        "Each matrix is orthogonalized by itself and scaled by its own size (`--muon-scale-mode`), in MTP heads, in "
-        "experts and in shared experts, too.",
-        "Gate, up and the projections of GatedDeltaNet are gathered over tensor-parallel ranks as `--muon-tp-mode` says. A "
-        "head is whole on its rank, so heads are gathered in no mode.",
-        "b and a of GatedDeltaNet, with a row for each value head, are matrices like q, k, v and z.",
+        "`--muon-split-glu`, `--muon-split-qkv-per-head` and `--muon-split-gdn`: each matrix is orthogonalized by itself "
+        "and scaled by its own size (`--muon-scale-mode`), in MTP heads, experts and shared experts, too.",
+        "`--muon-split-glu`: `linear_fc1` of every gated MLP is two matrices, gate and up.",
+        "`--muon-split-qkv-per-head`: each head of the query (and of the gate of gated attention), and the key and the "
+        "value of each query group, is a matrix. In multi-latent attention a query head is two matrices, without and "
+        "with position, as in #6326; a head of `linear_kv_up_proj` is its key and its value.",
+        "`--muon-split-gdn`: `in_proj` of GatedDeltaNet is six matrices: q, k, v, z, b and a. The last two have a row "
+        "for each value head, and are orthogonalized like the others.",
+        "Gate and up, and the projections of GatedDeltaNet, are gathered over tensor-parallel ranks as "
+        "`--muon-tp-mode` says. A head is whole on its rank, so it is not gathered in any mode.",
     ),
-    undetected="Which matrices Muon is to treat as one is a choice; no run goes wrong without the patch.",
+    undetected="No run goes wrong without it: which matrices Muon treats as one is a choice.",
     refuses=(
         "One of the flags with an optimizer other than Muon, or for a model that has no such weight.",
-        "`--muon-split-qkv-per-head` with `--muon-no-split-qkv`, as in #6326.",
-        "A tensor-parallel size that cuts through heads, weights that are slices of generalized tensor parallelism, and "
-        "`--muon-split-glu` with `--moe-use-legacy-grouped-gemm` (0.16).",
+        "`--muon-split-qkv-per-head` with `--muon-no-split-qkv`, as in #6326, or where a head lies on two "
+        "tensor-parallel ranks.",
+        "Weights that generalized tensor parallelism has sliced.",
+        "`--muon-split-glu` with `--moe-use-legacy-grouped-gemm`, which stores all experts in one matrix (0.16).",
     ),
     numerics=(
-        "Nothing without a flag. With one, every update of the weights that it splits. With `spectral` scaling the update "
-        "of a part is smaller if the larger side of the part is smaller than that of the whole: see the table of its page."
+        "Nothing changes without a flag. With one, each update of the weights that it splits changes, in its direction "
+        "and, with `--muon-scale-mode spectral`, in its size: by the figures of this page."
     ),
     notes=(
-        "The momentum has the shape of the weight, so a checkpoint of a run with a flag is resumed without it, and the "
-        "other way round.",
-        "#5400 sends `in_proj` of GatedDeltaNet to Adam instead. `--muon-split-gdn` leaves it with Muon.",
-        "Where Megatron has a field of one of these names itself, its own default and its own split are used.",
+        "The momentum has the shape of the weight, so a run can be resumed without a flag that it was started with, and "
+        "the other way round.",
+        "#5400 sends `in_proj` of GatedDeltaNet to Adam. `--muon-split-gdn` leaves it with Muon.",
+        "If a Megatron has one of these fields, its own default and its own split are used.",
     ),
     edits=(
         *optimizer_setting(

@@ -1,10 +1,20 @@
 """Muon's update of a fused weight, if asked, consists of those that each of its matrices would get alone."""
 
+import copy
+
 import pytest
 import torch
 
 from tests.oracles.experts.norms import why_not
-from tests.oracles.muon.updates import HAS, SPLITS, assert_split, make_model
+from tests.oracles.muon.updates import (
+    HAS,
+    SPLITS,
+    assert_split,
+    give_gradients,
+    make_model,
+    make_muon,
+    updates,
+)
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -28,3 +38,33 @@ def test_main_copies_are_cut_as_their_weights(needs_muon, name):
 @pytest.mark.parametrize("splits", [(), SPLITS[:1], SPLITS[1:2]], ids=str)
 def test_only_what_is_asked_for_is_split(needs_muon, splits):
     assert_split(make_model("dense"), splits)
+
+
+def test_a_run_goes_on_unsplit_and_back(needs_muon):
+    """The state of a split run is that of one that is not, whose next step is as if it had never been split."""
+    states, taken = {}, {}
+    for splits in ((), SPLITS[:2]):
+        optimizer, model = make_muon(make_model("dense"), **dict.fromkeys(splits, True))
+        give_gradients(model, seed=4)
+        optimizer.step()
+        states[splits] = copy.deepcopy(optimizer.state_dict())
+        give_gradients(model)
+        taken[splits] = updates(optimizer, model)
+    for splits, others in (((), SPLITS[:2]), (SPLITS[:2], ())):
+        optimizer, model = make_muon(make_model("dense"), **dict.fromkeys(splits, True))
+        optimizer.load_state_dict(states[others])
+        give_gradients(model)
+        found = updates(optimizer, model)
+        for name, right in taken[splits].items():
+            torch.testing.assert_close(found[name], right, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_what_is_split_is_another_update(needs_muon):
+    found = []
+    for splits in ((), SPLITS[:2]):
+        optimizer, model = make_muon(make_model("dense"), **dict.fromkeys(splits, True))
+        give_gradients(model)
+        found.append(updates(optimizer, model))
+    for name, whole in found[0].items():
+        is_fused = "linear_fc1" in name or "linear_qkv" in name
+        assert ((found[1][name] - whole).norm() > 0.1 * whole.norm()) == is_fused, name

@@ -54,14 +54,22 @@ def make_model(kind: str, tensor: int = 1, **settings: Any) -> Any:
         return _make_gdn(TransformerConfig(**{**common, "mtp_num_layers": None, **settings}, **_gdn_settings()))
     has_experts, latent = "experts" in kind, kind in ("multi-latent attention", "direct query")
     if has_experts:
-        common |= {"num_moe_experts": EXPERTS, "moe_ffn_hidden_size": FFN, "moe_grouped_gemm": kind.startswith("grouped")}
+        common |= {
+            "num_moe_experts": EXPERTS,
+            "moe_ffn_hidden_size": FFN,
+            "moe_grouped_gemm": kind.startswith("grouped"),
+        }
         common |= {"moe_shared_expert_intermediate_size": FFN, "sequence_parallel": tensor > 1}
     if latent:
         rank = {"q_lora_rank": 12 if kind == "multi-latent attention" else None, "kv_lora_rank": 8}
         heads = {"qk_head_dim": QUERY, "qk_pos_emb_head_dim": POSITION, "v_head_dim": VALUE}
         config = MLATransformerConfig(**{**common, **rank, **heads, "rope_type": "rope", **settings})
     else:
-        common |= {"num_query_groups": GROUPS, "kv_channels": CHANNELS, "attention_output_gate": kind.startswith("gated")}
+        common |= {
+            "num_query_groups": GROUPS,
+            "kv_channels": CHANNELS,
+            "attention_output_gate": kind.startswith("gated"),
+        }
         config = TransformerConfig(**{**common, **settings})
     if has_experts or latent:
         spec = get_gpt_layer_with_transformer_engine_spec(
