@@ -56,8 +56,8 @@ def attention_weights(layer: Any) -> Iterator[FusedWeight]:
 
     Each head of the query, of the gate, and the key and the value of each query group have `kv_channels` rows in
     `linear_qkv`. As NVIDIA/Megatron-LM#6326 has it, a query head of multi-latent attention is two matrices, without and
-    with position; a head of `linear_kv_up_proj` is its key and its value. With fewer query groups than ranks, a group lies
-    on several ranks, but each head may still be whole on one of them.
+    with position; a head of `linear_kv_up_proj` is its key and its value. With fewer query groups than ranks, a group
+    lies on several ranks, but each head may still be whole on one of them.
     """
     config: Any = getattr(layer, "config", None)
     for name, weight in _weights(layer, "linear_qkv"):

@@ -14,8 +14,8 @@ PATCH = Patch(
             6688,
             part=(
                 "In #6688 gate and up are split unless `--muon-no-split-glu` is given; with the patch only if "
-                "`--muon-split-glu` is given. The patch refuses weights that generalized tensor parallelism has sliced, "
-                "where the pull request gathers them."
+                "`--muon-split-glu` is given. The patch refuses weights that generalized tensor parallelism has "
+                "sliced, where the pull request gathers them."
             ),
         ),
         PullRequest(
@@ -28,14 +28,14 @@ PATCH = Patch(
         ),
     ),
     problem=(
-        "Megatron stores several matrices in one weight: gate and up of a gated MLP; the heads of query, key and value; "
-        "the projections of GatedDeltaNet. Muon orthogonalizes such a weight as one matrix, and `linear_qkv` as three. "
-        "So the update of a matrix depends on the others in its weight, and is not the one that Muon would make if each "
-        "had a weight to itself."
+        "Megatron stores several matrices in one weight: gate and up of a gated MLP; the heads of query, key and "
+        "value; the projections of GatedDeltaNet. Muon orthogonalizes such a weight as one matrix, and `linear_qkv` as "
+        "three. So the update of a matrix depends on the others in its weight, and is not the one that Muon would make "
+        "if each had a weight to itself."
     ),
     adds=(
-        "`--muon-split-glu`, `--muon-split-qkv-per-head` and `--muon-split-gdn`: each matrix is orthogonalized by itself "
-        "and scaled by its own size (`--muon-scale-mode`), in MTP heads, experts and shared experts, too.",
+        "`--muon-split-glu`, `--muon-split-qkv-per-head` and `--muon-split-gdn`: each matrix is orthogonalized by "
+        "itself and scaled by its own size (`--muon-scale-mode`), in MTP heads, experts and shared experts, too.",
         "`--muon-split-glu`: `linear_fc1` of every gated MLP is two matrices, gate and up.",
         "`--muon-split-qkv-per-head`: each head of the query (and of the gate of gated attention), and the key and the "
         "value of each query group, is a matrix. In multi-latent attention a query head is two matrices, without and "
@@ -58,8 +58,8 @@ PATCH = Patch(
         "and, with `--muon-scale-mode spectral`, in its size: by the figures of this page."
     ),
     notes=(
-        "The momentum has the shape of the weight, so a run can be resumed without a flag that it was started with, and "
-        "the other way round.",
+        "The momentum has the shape of the weight, so a run can be resumed without a flag that it was started with, "
+        "and the other way round.",
         "#5400 sends `in_proj` of GatedDeltaNet to Adam. `--muon-split-gdn` leaves it with Muon.",
         "If a Megatron has one of these fields, its own default and its own split are used.",
     ),
