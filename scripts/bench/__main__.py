@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from scripts.bench import acceptance, frozen, losses, memory, muon, startup, step, training
+from scripts.bench import acceptance, frozen, losses, memory, muon, splits, startup, step, training
 from scripts.common.arguments import make_parser
 
 COMMANDS = {
@@ -15,6 +15,7 @@ COMMANDS = {
     "losses": losses,
     "memory": memory,
     "muon": muon,
+    "splits": splits,
     "training": training,
 }
 

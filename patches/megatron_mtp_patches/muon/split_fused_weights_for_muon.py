@@ -54,8 +54,9 @@ PATCH = Patch(
         "`--muon-split-glu` with `--moe-use-legacy-grouped-gemm`, which stores all experts in one matrix (0.16).",
     ),
     numerics=(
-        "Nothing changes without a flag. With one, each update of the weights that it splits changes, in its direction "
-        "and, with `--muon-scale-mode spectral`, in its size: by the figures of this page."
+        "Nothing changes without a flag. With one, each update of the weights that it splits changes in its direction. "
+        "Its root mean square stays the same with `--muon-scale-mode spectral` (the default) and `shape_scaling`; with "
+        "`unit_rms_norm` it shrinks where a matrix has fewer rows than columns, as a head does."
     ),
     notes=(
         "The momentum has the shape of the weight, so a run can be resumed without a flag that it was started with, "

@@ -7,6 +7,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.muon import get_megatron_muon_optimizer
+from megatron.core.tensor_parallel.layers import copy_tensor_model_parallel_attributes
 
 from megatron_overrides.muon.fused_rows import FusedRows, halves, orthogonalize_pieces
 from megatron_overrides.muon.fused_weights import CannotSplitError, fused_weights
@@ -133,6 +134,13 @@ def test_a_model_without_such_a_weight_is_refused(kind, setting, lacks):
     config = OptimizerConfig(optimizer="muon", lr=0.1, **{setting: True})
     with pytest.raises(ValueError, match=f"has nothing to split: the model has no {lacks}"):
         get_megatron_muon_optimizer(config, [ddp(make_model(kind))])
+
+
+def test_a_main_copy_is_marked_as_its_weight():
+    weight, copy = torch.nn.Parameter(torch.ones(4, 2)), torch.ones(4, 2)
+    weight.muon_fused_rows = halves(4)
+    copy_tensor_model_parallel_attributes(copy, weight)
+    assert copy.muon_fused_rows == halves(4)
 
 
 def test_a_setting_that_megatron_has_itself_is_left_to_it(monkeypatch):

@@ -35,6 +35,16 @@ def test_the_flags_of_clipping_are_there():
     assert (default.clip_orthogonalizing_optimizers, default.min_clip_coefficient) == (False, None)
 
 
+@pytest.mark.parametrize("flag", ["--muon-split-glu", "--muon-split-qkv-per-head", "--muon-split-gdn"])
+def test_the_flags_of_split_weights_are_muon_s(flag):
+    name = flag.removeprefix("--").replace("-", "_")
+    assert getattr(parse(), name) is False
+    given = parse(flag, "--optimizer", "adam")
+    assert getattr(given, name) is True
+    with pytest.raises(ValueError, match=f"{flag} .* the optimizer is adam: leave it out, or train with"):
+        arguments.validate_args(given, {})
+
+
 def test_a_function_is_no_flag_and_the_parser_builds():
     """ArgumentGroupFactory makes a flag of every other field."""
     assert not hasattr(parse(), "mtp_grad_scale_func")
