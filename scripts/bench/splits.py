@@ -3,9 +3,9 @@
     python -m scripts.bench splits [--steps N] [--seeds N] [--only cost|training]
 
 Prints two tables. The first has matrix products, floating-point operations and milliseconds of one update of a weight
-of usual size, in float32 on one CPU core (set OMP_NUM_THREADS=1: it is the CPU time of the process). The second has the loss of small models on held-out text, trained
-with the same seeds with and without each split. Needs megatron-core 0.17 or later and emerging-optimizers; ten minutes
-for each table on one CPU core.
+of usual size, in float32 on one CPU core (set OMP_NUM_THREADS=1: it is the CPU time of the process). The second has the
+loss of small models on held-out text, trained with the same seeds with and without each split. Needs megatron-core 0.17
+or later and emerging-optimizers, and ten minutes for each table.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def operations(rows: list[int]) -> float:
-    """Multiplications and additions of Newton-Schulz for matrices of so many rows: X X', its square, and that times X."""
+    """Multiplications and additions of Newton-Schulz for matrices of these rows: X X', its square, that times X."""
     total = 0.0
     for size in rows:
         small, large = sorted((size, COLUMNS))
