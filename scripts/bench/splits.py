@@ -1,6 +1,6 @@
 """What it costs to split fused weights for Muon, and how a small GPT learns with each split.
 
-    python -m scripts.bench splits [--steps N] [--seeds N] [--only cost|training]
+    python -m scripts.bench splits [--steps N] [--seeds N] [--lr X] [--only cost|training]
 
 Prints two tables. The first has matrix products, floating-point operations and milliseconds of one update of a weight
 of usual size, in float32 on one CPU core (set OMP_NUM_THREADS=1: it is the CPU time of the process). The second has the
@@ -29,6 +29,7 @@ NEWTON_SCHULZ_STEPS, TURNS = 5, 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=positive, default=200)
     parser.add_argument("--seeds", type=positive, default=3)
+    parser.add_argument("--lr", type=float, default=5e-3, help="the largest learning rate (default: 0.005)")
     parser.add_argument("--only", choices=("cost", "training"))
 
 
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
     if options.only != "cost":
         from scripts.bench.splits_training import losses
 
-        losses(options.steps, options.seeds).show()
+        losses(options.steps, options.seeds, options.lr).show()
 
 
 def operations(rows: list[int]) -> float:

@@ -28,14 +28,14 @@ GDN_SIZES = {
 }
 
 
-def losses(steps: int, seeds: int) -> Table:
+def losses(steps: int, seeds: int, lr: float) -> Table:
     """The loss of the main model on held-out text, in nats a byte, and how far it is from the same run unsplit."""
     text, held_out = texts()
     rows = []
     for kind, variants in RUNS:
         unsplit: list[float] = []
         for splits in variants:
-            ends = [train(kind, splits, text, held_out, steps, seed) for seed in range(1, seeds + 1)]
+            ends = [train(kind, splits, text, held_out, steps, seed, lr) for seed in range(1, seeds + 1)]
             unsplit = unsplit or ends
             differences = [end - other for end, other in zip(ends, unsplit, strict=True)]
             names = " ".join(f"--{name.replace('_', '-')}" for name in splits) or "unsplit"
@@ -47,7 +47,7 @@ def losses(steps: int, seeds: int) -> Table:
 
 
 def train(
-    kind: str, splits: tuple[str, ...], text: torch.Tensor, held_out: torch.Tensor, steps: int, seed: int
+    kind: str, splits: tuple[str, ...], text: torch.Tensor, held_out: torch.Tensor, steps: int, seed: int, lr: float
 ) -> float:
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
@@ -55,7 +55,7 @@ def train(
 
     net = make_model(kind, seed)
     model = DistributedDataParallel(net.config, DistributedDataParallelConfig(), net)
-    settings: dict[str, Any] = {"lr": 5e-3, "clip_grad": 0.0, "weight_decay": 0.0, "muon_extra_scale_factor": 0.2}
+    settings: dict[str, Any] = {"lr": lr, "clip_grad": 0.0, "weight_decay": 0.0, "muon_extra_scale_factor": 0.2}
     settings["muon_fp32_matmul_prec"] = "highest"
     config = OptimizerConfig(optimizer="muon", **settings, **dict.fromkeys(splits, True))
     optimizer = get_megatron_muon_optimizer(config, [model])

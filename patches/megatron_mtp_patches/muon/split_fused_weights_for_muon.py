@@ -13,7 +13,7 @@ PATCH = Patch(
         PullRequest(
             6688,
             part=(
-                "In #6688 gate and up are split unless `--muon-no-split-glu` is given; with the patch only if "
+                "In #6688 `muon_split_glu` is on unless it is turned off; with the patch it is off unless "
                 "`--muon-split-glu` is given. The patch refuses weights that generalized tensor parallelism has "
                 "sliced, where the pull request gathers them."
             ),
@@ -51,7 +51,7 @@ PATCH = Patch(
         "`--muon-split-qkv-per-head` with `--muon-no-split-qkv`, as in #6326, or where a head lies on two "
         "tensor-parallel ranks.",
         "Weights that generalized tensor parallelism has sliced.",
-        "`--muon-split-glu` with `--moe-use-legacy-grouped-gemm`, which stores all experts in one matrix (0.16).",
+        "`--muon-split-glu` with `moe_use_legacy_grouped_gemm`, which stores all experts in one matrix (0.16).",
     ),
     numerics=(
         "Nothing changes without a flag. With one, each update of the weights that it splits changes in its direction. "
