@@ -122,7 +122,7 @@ def make_muon(net: Any, name: str = "muon", bf16: bool = False, **settings: Any)
         for param in net.parameters():
             param.zero_()
     settings = {"lr": LR, "clip_grad": 0.0, "weight_decay": 0.0, "bf16": bf16, **settings}
-    settings = {"muon_fp32_matmul_prec": "highest", **settings}
+    settings = {"muon_fp32_matmul_prec": "highest", "muon_tp_mode": "blockwise", **settings}
     ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=name == SHARDED)
     if name == SHARDED:
         from megatron.training.training import wrap_model_chunks_with_ddp
