@@ -52,6 +52,14 @@ def _settings(group: Group, names: Iterable[str]) -> tuple[Any, ...]:
     return tuple(group.get(name, group.get(f"pre_{name}")) for name in names)
 
 
+def with_steps(groups: list[Group]) -> list[Group]:
+    """The groups; those without a step have the largest of the others, if these have one."""
+    steps = [group["step"] for group in groups if group.get("step") is not None]
+    if not steps:
+        return groups
+    return [group if group.get("step") is not None else {**group, "step": max(steps)} for group in groups]
+
+
 def settings_of(group: Group) -> Group:
     """What a group has beside its parameters and their step."""
     return {name: value for name, value in group.items() if name not in ("params", "step")}

@@ -7,38 +7,57 @@ from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.resume.bucket_padding import without_padding
-from megatron_overrides.resume.param_groups import pair_groups, settings_of
+from megatron_overrides.resume.param_groups import Group, pair_groups, settings_of, with_steps
 
 
 def pair_saved_groups(call: Call) -> list[dict[str, Any]]:
-    """Wraps MegatronOptimizer._filter_and_reorder_param_groups(current_groups, state_dict_groups)."""
+    """Wraps MegatronOptimizer._filter_and_reorder_param_groups(current_groups, state_dict_groups).
+
+    With the format torch_dist the saved groups are those of the first rank. A group that is empty there, as that of MTP
+    heads is on the first pipeline stage, has no step in FusedAdam (NVIDIA/TransformerEngine#3318): it gets that of the
+    others.
+    """
     saved = call["state_dict_groups"]
     pairs = pair_groups(call["current_groups"], saved)
     if pairs is None:
+        _refuse_more_groups(call["current_groups"], saved)
         return call.proceed()
-    return [{**group, "params": place["params"]} for group, place in zip(pairs, saved, strict=True)]
+    return [{**group, "params": place["params"]} for group, place in zip(with_steps(pairs), saved, strict=True)]
 
 
 def load_groups_in_pairs(call: Call) -> None:
     """Wraps DistributedOptimizer.load_state_dict.
 
     Megatron finds each group, because it is given the counterparts with the settings by which it tells groups; those
-    that the checkpoint has follow.
+    that the checkpoint has follow. Of groups that it cannot tell, it may give one a setting that only another has.
     """
     state_dict = call["state_dict"]
     optimizer = call.instance.optimizer
     saved = state_dict.get("optimizer", {}).get("param_groups")
     pairs = saved and pair_groups(optimizer.param_groups, saved)
     if not pairs:
+        _refuse_more_groups(optimizer.param_groups, saved or optimizer.param_groups)
         call.proceed()
         return
     counterparts = [
         {**saved_group, **settings_of(group)} for saved_group, group in zip(pairs, optimizer.param_groups, strict=True)
     ]
     call["state_dict"] = {**state_dict, "optimizer": {**state_dict["optimizer"], "param_groups": counterparts}}
+    names_before = [set(group) for group in optimizer.param_groups]
     call.proceed()
-    for group, saved_group in zip(optimizer.param_groups, pairs, strict=True):
+    for group, saved_group, names in zip(optimizer.param_groups, pairs, names_before, strict=True):
+        for foreign in set(group) - names - set(saved_group):
+            del group[foreign]
         group.update(settings_of(saved_group))
+
+
+def _refuse_more_groups(current: list[Group], saved: list[Group]) -> None:
+    if len(current) > len(saved):
+        raise ValueError(
+            f"the optimizer of the checkpoint has {len(saved)} parameter groups, that of this run {len(current)}: "
+            f"resume with the flags that divide them as they were when it was saved (--mtp-lr, --mtp-min-lr, "
+            f"--mtp-weight-decay, --decoupled-lr), or leave its state out with --no-load-optim"
+        )
 
 
 def remember_learning_rates(call: Call) -> None:

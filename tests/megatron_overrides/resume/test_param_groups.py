@@ -59,3 +59,11 @@ def test_nemo_calls_the_multipliers_otherwise():
     saved = group("A", 1.0)
     saved["pre_wd_mult"] = saved.pop("wd_mult")
     assert names(pair_groups([group("a", 2.0)], [saved])) == ["A"]
+
+
+def test_a_group_that_was_empty_has_the_step_of_the_others():
+    from megatron_overrides.resume.param_groups import with_steps
+
+    groups = [{"step": 6, "lr": 1.0}, {"lr": 2.0}, {"step": None}]
+    assert with_steps(groups) == [{"step": 6, "lr": 1.0}, {"lr": 2.0, "step": 6}, {"step": 6}]
+    assert with_steps(groups[1:]) == groups[1:]
