@@ -51,6 +51,7 @@ from .mtp import (
     scatter_mtp_embeddings,
     sum_gradients_of_repeated_weights,
     tag_mtp_stage_embedding,
+    train_mtp_heads_at_own_rate,
     train_mtp_heads_for_acceptance,
 )
 from .muon import (
@@ -132,6 +133,7 @@ _PATCHES = (
     count_loss_tokens_over_cp.PATCH,
     keep_outputs_until_sent.PATCH,
     order_param_groups_alike.PATCH,
+    train_mtp_heads_at_own_rate.PATCH,  # it takes groups that all ranks have in one order
     keep_learning_rates_at_resume.PATCH,
     save_own_state_of_each_param.PATCH,
     refresh_offloaded_params.PATCH,

@@ -1,0 +1,30 @@
+"""Refuse learning rates and weight decays of MTP heads that cannot be meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_overrides.settings.names import spell
+
+
+def check_rates(settings: Any) -> None:
+    """Raise ValueError if `mtp_lr`, `mtp_min_lr` or `mtp_weight_decay` is below 0 or no number, or a schedule rises."""
+    for name in ("mtp_lr", "mtp_min_lr", "mtp_weight_decay"):
+        value = getattr(settings, name, None)
+        if value is not None and not (isinstance(value, (int, float)) and value >= 0.0):
+            raise ValueError(f"{spell(name)} {value!r} is not a number from 0 on: give one, or leave it out")
+    rate, lowest = (_of_heads(settings, name) for name in ("lr", "min_lr"))
+    if None not in (rate, lowest) and rate < lowest and _asks_for_rates(settings):
+        raise ValueError(
+            f"the learning rate of MTP heads would rise from {rate} ({spell('mtp_lr')}, else {spell('lr')}) to "
+            f"{lowest} ({spell('mtp_min_lr')}, else {spell('min_lr')}): lower {spell('mtp_min_lr')}"
+        )
+
+
+def _asks_for_rates(settings: Any) -> bool:
+    return any(getattr(settings, name, None) is not None for name in ("mtp_lr", "mtp_min_lr"))
+
+
+def _of_heads(settings: Any, name: str) -> Any:
+    own = getattr(settings, f"mtp_{name}", None)
+    return getattr(settings, name, None) if own is None else own

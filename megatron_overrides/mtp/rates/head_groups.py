@@ -1,0 +1,93 @@
+"""Parameter groups of MTP heads, with their own learning rates and weight decay, beside those of the main model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+Group = dict[str, Any]
+
+
+class Rates(NamedTuple):
+    """What the heads have in place of what a run's OptimizerConfig says; None: the same.
+
+    Attributes:
+        lr: the highest learning rate of the schedule.
+        min_lr: the lowest one.
+        weight_decay: the weight decay, which does not change in the course of the run.
+    """
+
+    lr: float | None
+    min_lr: float | None
+    weight_decay: float | None
+
+
+def separate_heads(
+    groups: Sequence[Group],
+    heads: Collection[int],
+    change: Callable[[Group], Group],
+    on_any_rank: Callable[[list[bool]], list[bool]],
+) -> list[Group]:
+    """The groups, each followed by one of the parameters of heads in it, the same number on all ranks.
+
+    A group that is empty on all ranks is left out. If that leaves no group with the run's own learning rate, which
+    Megatron logs, those of heads have it instead.
+
+    Args:
+        groups: those of _get_param_groups, in the same order on all ranks.
+        heads: the ids of the parameters of heads.
+        change: what the group of heads has instead of the group's settings.
+        on_any_rank: for each of these flags, whether it is True on any rank.
+    """
+    parts = [_divide(group["params"], heads) for group in groups]
+    filled = on_any_rank([bool(part) for pair in parts for part in pair])
+    separate: list[Group] = []
+    for number, (group, (others, own)) in enumerate(zip(groups, parts, strict=True)):
+        has_others, has_own = filled[2 * number : 2 * number + 2]
+        if has_others or not has_own:
+            separate.append({**group, "params": others})
+        if has_own:
+            separate.append({**group, **change(group), "params": own})
+    if not any(group.get("default_config") for group in separate):
+        logged = [place for place, group in enumerate(groups) if group.get("default_config")]
+        separate = [_log_rate_of(group) for group in separate] if logged else separate
+    return separate
+
+
+def changed_settings(group: Group, rates: Rates, config: Any) -> Group:
+    """The settings of a group of heads that differ from those of the main model's `group`.
+
+    A multiplier that muP has given the group's learning rate is kept; --decoupled-lr is not.
+    """
+    changed: Group = {}
+    if rates.lr is not None or rates.min_lr is not None:
+        multiplier = _multiplier(group, config)
+        min_lr = config.min_lr if rates.min_lr is None else rates.min_lr
+        changed["default_config"] = False
+        if rates.lr is not None:
+            changed["max_lr"] = rates.lr * multiplier
+        if min_lr is not None:
+            changed["min_lr"] = min_lr * multiplier
+    if rates.weight_decay is not None:
+        changed |= {"start_wd": rates.weight_decay, "end_wd": rates.weight_decay}
+    return changed
+
+
+def _divide(params: Sequence[Any], heads: Collection[int]) -> tuple[list[Any], list[Any]]:
+    """(other parameters, those of heads)"""
+    others: list[Any] = []
+    own: list[Any] = []
+    for param in params:
+        (own if id(param) in heads else others).append(param)
+    return others, own
+
+
+def _log_rate_of(group: Group) -> Group:
+    return {**group, "default_config": True}
+
+
+def _multiplier(group: Group, config: Any) -> float:
+    rate = group.get("max_lr")
+    if not config.lr or rate is None or rate == getattr(config, "decoupled_lr", None):
+        return 1.0
+    return float(rate / config.lr)
