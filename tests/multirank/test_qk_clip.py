@@ -4,6 +4,7 @@ The largest logits are those that TransformerEngine's attention reports in a for
 weights, head by head, in float64.
 """
 
+import itertools
 import math
 
 import pytest
@@ -16,7 +17,19 @@ from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
 pytest.importorskip("transformer_engine", reason="TransformerEngine's attention reports the largest logits")
-from tests.oracles.qk_clip.trainings import HEADS, HIDDEN, TRAININGS, Training, build, layout_of, run, train, why_not  # noqa: E402
+from tests.oracles.qk_clip.trainings import (  # noqa: E402
+    HEADS,
+    HIDDEN,
+    IMPOSSIBLE,
+    KINDS,
+    TRAININGS,
+    Training,
+    build,
+    layout_of,
+    run,
+    train,
+    why_not,
+)
 from tests.oracles.qk_clip.weights import gather, scale_by_rule, scaled_params, whole  # noqa: E402
 
 
@@ -32,6 +45,17 @@ def start(parallel, record_property):
         return build(training)
 
     return make
+
+
+def test_each_pair_of_kinds_is_in_some_training():
+    rows = [
+        tuple(KINDS.get(kind, kind) for kind in (one.attention, one.layout, one.optimizer)) + (one.hybrid,)
+        for one in TRAININGS
+    ]
+    for first, second in itertools.combinations(range(4), 2):
+        pairs = {(row[first], row[second]) for row in rows}
+        possible = set(itertools.product({row[first] for row in rows}, {row[second] for row in rows})) - IMPOSSIBLE
+        assert pairs == possible, possible - pairs
 
 
 def set_threshold(chunks):
@@ -128,6 +152,20 @@ def test_training_keeps_the_logits_of_all_layers_near_the_threshold(start, unpat
     for way, (loss, logits) in sorted(measured.items()):
         record_property("qk_clip_training", [way, {"loss": loss, "logits": logits}])
     assert max(measured["clipped"][1]) < 40.0 < 100.0 < min(measured["not clipped"][1])
+
+
+def test_muon_does_not_stall_with_all_of_it_on(start):
+    """The gradients of one weight are 1e12 times too large, --clip-grad is 1, and fused weights are split."""
+    chunks, optimizer = start(Training("grouped", "DP2", "layer-wise, split", 1))
+
+    def explode():
+        name, param = next(one for one in chunks[0].named_parameters() if one[0].endswith("linear_proj.weight"))
+        param.main_grad.mul_(1e12)
+
+    settings = {"rate": 0.02, "clip": qk_clip.clip_qk, "before_step": explode}
+    first, _ = train(chunks, optimizer, steps=1, **settings)
+    last, _ = train(chunks, optimizer, steps=15, **settings)
+    assert last < 0.5 * first
 
 
 @pytest.mark.parametrize("log_max_only", [False, True])

@@ -52,6 +52,12 @@ _OPTIMIZERS = {
     "offloaded, precision-aware": {**_OFFLOADED, "use_precision_aware_optimizer": True},
     "muon": {**_HALF, "optimizer": "muon"},
     "layer-wise": {**_HALF, "optimizer": "dist_muon"},
+    "layer-wise, split": {
+        **_HALF,
+        "optimizer": "dist_muon",
+        "muon_split_glu": True,
+        "muon_split_qkv_per_head": True,
+    },
 }
 PIPELINE, INTERLEAVED = (
     {"pipeline_model_parallel_size": 2},
@@ -89,7 +95,8 @@ TRAININGS = [
     Training("multi-head", "TP2", "bf16"),
     Training("multi-head", "VPP2", "distributed"),
     Training("multi-head", "DP2", "layer-wise", 1),
-    Training("multi-head", "DP2", "distributed", 0, True),
+    Training("multi-head", "DP2", "precision-aware", 0, True),
+    Training("multi-head", "PP2", "offloaded", 1),
     Training("grouped", "DP2", "distributed", 1),
     Training("grouped", "TP2", "fp32", 1),
     Training("grouped", "TP2", "remainders", 1),
@@ -99,12 +106,11 @@ TRAININGS = [
     Training("gated", "DP2", "precision-aware"),
     Training("gated", "TP2", "distributed", 1),
     Training("gated", "PP2", "bf16", 1),
-    Training("gated", "DP2", "fp32", 0, True),
-    Training("gated", "TP2", "layer-wise", 1),
+    Training("gated", "PP2", "offloaded", 0, True),
+    Training("gated", "TP2", "layer-wise", 0, True),
     Training("one group", "DP2", "remainders", 2),
     Training("one group", "TP2", "bf16", 1),
-    Training("one group", "TP2", "distributed, fp32"),
-    Training("one group", "TP2", "bf16", 0, True),
+    Training("one group", "TP2", "distributed, fp32", 0, True),
     Training("one group", "PP2", "offloaded", 1),
     Training("latent", "DP2", "offloaded", 1),
     Training("latent", "TP2", "distributed", 1),
@@ -116,6 +122,21 @@ TRAININGS = [
     Training("latent without query rank", "TP2", "precision-aware", 1),
     Training("latent without query rank", "PP2", "fp32", 1),
 ]
+
+
+# What pairs are of: kinds that are one in them, and pairs that Megatron has not.
+KINDS = {
+    "one group": "grouped",
+    "latent without query rank": "latent",
+    "VPP2": "PP2",
+    "fp32": "plain",
+    "bf16": "plain",
+    "muon": "plain",
+    "distributed, fp32": "distributed",
+    "remainders": "precision-aware",
+    "offloaded, precision-aware": "offloaded",
+}
+IMPOSSIBLE = {("latent", True)}  # layers of hybrid models have no latent attention
 
 
 def why_not(training: Training) -> str:
@@ -173,8 +194,10 @@ def run(chunks: list[Any], forward_only: bool = True) -> float | None:
     return sum(one["loss"] for one in reported) / len(reported) if reported else None
 
 
-def train(chunks: list[Any], optimizer: Any, steps: int, rate: float, clip: Any) -> tuple[float, list[float]]:
-    """Steps with this learning rate, after each of which `clip` gets the chunks.
+def train(
+    chunks: list[Any], optimizer: Any, steps: int, rate: float, clip: Any, before_step: Any = lambda: None
+) -> tuple[float, list[float]]:
+    """Steps with this learning rate, before each of which `before_step` is called; then `clip` gets the chunks.
 
     Returns:
         the loss of the last step, and the largest logit of each layer in it.
@@ -190,6 +213,7 @@ def train(chunks: list[Any], optimizer: Any, steps: int, rate: float, clip: Any)
             chunk.finish_grad_sync()
         layers = list(attention_layers(chunks))
         logits = [float(layer.core_attention.current_max_attn_logits.max()) for layer in layers]
+        before_step()
         optimizer.step()
         clip(chunks)
         for layer in layers:
@@ -221,6 +245,7 @@ def _make_chunks(training: Training, is_half: bool) -> list[torch.nn.Module]:
         qk_clip_alpha=ALPHA,
         mtp_num_layers=training.heads or None,
         gradient_accumulation_fusion=False,
+        gated_linear_unit="split" in training.optimizer,
         deallocate_pipeline_outputs=True,
         **sizes,
         **({"pipeline_dtype": torch.bfloat16 if is_half else torch.float32} if "PP" in training.layout else {}),
@@ -251,6 +276,12 @@ def _make_hybrid(config: Any) -> torch.nn.Module:
         model = importlib.import_module("megatron.core.models.mamba.mamba_model").MambaModel
         spec = importlib.import_module("megatron.core.models.mamba.mamba_layer_specs").mamba_stack_spec
     is_new = "hybrid_layer_pattern" in inspect.signature(model.__init__).parameters
-    pattern = {"hybrid_layer_pattern" if is_new else "hybrid_override_pattern": "*-*-"}
-    built: torch.nn.Module = model(config, spec, VOCABULARY, LENGTH, position_embedding_type="rope", **pattern)
+    is_cut = config.pipeline_model_parallel_size > 1
+    layers = "*-|*-" if is_cut and is_new else "*-*-"
+    pattern = {"hybrid_layer_pattern" if is_new else "hybrid_override_pattern": layers}
+    ends = {
+        "pre_process": parallel_state.is_pipeline_first_stage(),
+        "post_process": parallel_state.is_pipeline_last_stage(),
+    }
+    built: torch.nn.Module = model(config, spec, VOCABULARY, LENGTH, position_embedding_type="rope", **pattern, **ends)
     return built
