@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 _ADVICE = "leave --qk-clip out (--log-max-attention-logit measures without clipping)"
 _REPLAYED = {"", "full", "full_iteration", "attn"}  # scopes of CUDA graphs that attention is in
@@ -48,6 +47,8 @@ def check_weights(layer: Any, weights: dict[str, torch.nn.Parameter], rows: dict
         weights: {name of a linear layer: its weight}
         rows: {name of a linear layer: how many rows its weight has on this rank}
     """
+    from torch.distributed.tensor import DTensor
+
     where = f"layer {layer.layer_number} ({type(layer).__name__})"
     for name, weight in weights.items():
         if isinstance(weight, DTensor):

@@ -10,16 +10,14 @@ import weakref
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
-# The DistributedOptimizer that has a shard of a parameter, by that parameter: a shard does not tell its place in it.
-_sharding_optimizers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+# All that exist: a parameter, and a shard of it, do not tell which DistributedOptimizer has them.
+_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def remember_shards(optimizer: Any) -> None:
-    """Keep of each parameter that a DistributedOptimizer has a shard of that it has."""
-    for param in getattr(optimizer, "model_param_group_index_map", ()):
-        _sharding_optimizers[param] = weakref.ref(optimizer)
+def remember(optimizer: Any) -> None:
+    """Keep an optimizer, so that the shards of parameters that it has can be scaled."""
+    _optimizers.add(optimizer)
 
 
 def scale_rows(param: torch.nn.Parameter, factors: torch.Tensor) -> None:
@@ -31,11 +29,10 @@ def scale_rows(param: torch.nn.Parameter, factors: torch.Tensor) -> None:
     if not param.requires_grad:
         return
     column = factors.view(-1, *[1] * (param.ndim - 1))
-    known = _sharding_optimizers.get(param)
-    optimizer = known() if known else None
-    if optimizer is not None:
-        _scale_shard(optimizer, param, column)
-        return
+    for optimizer in _optimizers:
+        if param in getattr(optimizer, "model_param_group_index_map", {}):
+            _scale_shard(optimizer, param, column)
+            return
     main = getattr(param, "main_param", None)
     if main is not None and main.shape != param.shape:
         raise ValueError(

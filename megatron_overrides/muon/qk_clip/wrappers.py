@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 
 from megatron_overrides.call import Call
 from megatron_overrides.muon.qk_clip.checks import check_graphs, check_run, check_weights
 from megatron_overrides.muon.qk_clip.rule import row_factors, shares_group_between_ranks
-from megatron_overrides.muon.qk_clip.weights import remember_shards, scale_rows
+from megatron_overrides.muon.qk_clip.weights import remember, scale_rows
 
 _LARGEST = "current_max_attn_logits"
 _REPORTS_NOTHING = (
@@ -44,6 +43,8 @@ def clip_qk(model: list[torch.nn.Module], log_max_only: bool = False) -> float:
     Raises:
         ValueError: a layer has no weights that can be scaled, or an attention that does not report its logits.
     """
+    from megatron.core import parallel_state
+
     layers = [layer for layer in attention_layers(model) if _asks(layer)]
     if log_max_only:
         layers = [layer for layer in layers if _reports(layer)]
@@ -124,6 +125,8 @@ def _reduce_over_replicas(layers: list[Any], log_max_only: bool) -> list[torch.T
     The heads are those of this rank, or of all tensor-parallel ranks where they share query groups. For the log alone
     it is one number, [1]. Replicas have the same layers, but each may have run others: some may have no images.
     """
+    from megatron.core import parallel_state
+
     if not layers:
         return []
     device = _device(layers)
@@ -192,7 +195,7 @@ def keep_logits_of_training(call: Call) -> Any:
     return output
 
 
-def remember_place_of_shards(call: Call) -> None:
-    """Wraps DistributedOptimizer.__init__."""
+def remember_optimizer(call: Call) -> None:
+    """Wraps MixedPrecisionOptimizer.__init__, with which that of a DistributedOptimizer begins."""
     call.proceed()
-    remember_shards(call.instance)
+    remember(call.instance)

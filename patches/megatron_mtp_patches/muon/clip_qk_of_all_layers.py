@@ -49,9 +49,6 @@ PATCH = Patch(
             "megatron.core.extensions.transformer_engine:TEDotProductAttention.forward",
             f"{_QK_CLIP}:keep_logits_of_training",
         ),
-        Wrap(
-            "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.__init__",
-            f"{_QK_CLIP}:remember_place_of_shards",
-        ),
+        Wrap("megatron.core.optimizer.optimizer:MixedPrecisionOptimizer.__init__", f"{_QK_CLIP}:remember_optimizer"),
     ),
 )
