@@ -39,7 +39,8 @@ def start(parallel, record_property):
 
     def make(training):
         if reason := why_not(training):
-            record_property("qk_clip", [str(training), {"not run": reason}])
+            if training in TRAININGS:
+                record_property("qk_clip", [str(training), {"not run": reason}])
             pytest.skip(reason)
         parallel(**layout_of(training))
         return build(training)

@@ -12,11 +12,14 @@ from swift.megatron.arguments import MegatronSftArguments
 from swift.megatron.trainers.base import BaseMegatronTrainer
 from transformers import HfArgumentParser
 
+from megatron_overrides.settings.checks import declared_settings
+
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(1)]
 
 WORDS = """--mtp_detach_heads true --mtp_clip_grad 0.05 --grad_norm_skip_threshold 100 --min_clip_coefficient 0.01
     --mtp_grad_norm_skip_threshold 5 --clip_orthogonalizing_optimizers true
-    --grad_norm_group router=router:1.0 --moe_global_aux_loss_over_data_parallel true""".split()
+    --grad_norm_group router=router:1.0 --moe_global_aux_loss_over_data_parallel true
+    --mtp_lr 0.001 --mtp_min_lr 0.0001 --mtp_weight_decay 0.2""".split()
 
 
 def test_its_command_line_has_the_settings():
@@ -26,14 +29,15 @@ def test_its_command_line_has_the_settings():
     assert (given.mtp_grad_norm_skip_threshold, given.min_clip_coefficient) == (5.0, 0.01)
     assert given.clip_orthogonalizing_optimizers is True and given.grad_norm_group == ["router=router:1.0"]
     assert given.moe_global_aux_loss_over_data_parallel is True
+    assert (given.mtp_lr, given.mtp_min_lr, given.mtp_weight_decay) == (0.001, 0.0001, 0.2)
 
 
 def test_they_reach_the_configuration_of_the_optimizer_and_default_to_its_defaults():
     """ms-swift hands on what is an attribute of its arguments and a field of the configuration."""
     given, _ = HfArgumentParser([MegatronSftArguments]).parse_known_args([])
     shared = {field.name for field in dataclasses.fields(OptimizerConfig)} & set(vars(given))
-    ours = {name for name in shared if name.startswith(("mtp_", "grad_norm", "min_clip", "clip_orth"))}
-    assert len(ours) == 6
+    ours = {setting.name for setting in declared_settings(OptimizerConfig)}
+    assert {"mtp_clip_grad", "mtp_lr", "muon_split_glu"} <= ours <= shared
     default = OptimizerConfig()
     assert {name: getattr(given, name) for name in ours} == {name: getattr(default, name) for name in ours}
 
