@@ -77,6 +77,8 @@ def make_qk_clip(columns: list[Column]) -> Table:
         "After --qk-clip has scaled the weights of all layers: the largest relative difference of a weight that the "
         "optimizer keeps in fp32 from one that was scaled by the rule in float64, or the error in which the step ends, "
         "without the patch clip-qk-of-all-layers and with it. 0.004: the optimizer keeps bf16 weights and remainders. "
+        "Not run: Muon of 0.16.1 needs emerging-optimizers 0.1, which PyPI lacks; hybrid models have latent attention "
+        "from 0.19 on. Hybrid models have layers of attention and of MLPs here, no Mamba layers and no heads. "
         "TransformerEngine's attention computes the largest logits. 2 ranks of a rehearsal; TE: TransformerEngine; "
         f"torch {_torch(columns)}."
     )

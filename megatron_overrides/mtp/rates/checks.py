@@ -17,7 +17,7 @@ def check_rates(settings: Any) -> None:
     if None not in (rate, lowest) and rate < lowest and _asks_for_rates(settings):
         raise ValueError(
             f"the learning rate of MTP heads would rise from {rate} ({spell('mtp_lr')}, else {spell('lr')}) to "
-            f"{lowest} ({spell('mtp_min_lr')}, else {spell('min_lr')}): lower {spell('mtp_min_lr')}"
+            f"{lowest} ({spell('mtp_min_lr')}, else {spell('min_lr')}): give {spell('mtp_min_lr')}, {rate} or less"
         )
 
 

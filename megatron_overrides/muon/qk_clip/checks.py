@@ -21,6 +21,11 @@ def check_run(settings: Any) -> None:
     ):
         if getattr(settings, name, False):
             raise ValueError(f"--qk-clip: --{name.replace('_', '-')} {reason}; leave one of the two out")
+    if getattr(settings, "transformer_impl", None) == "local":
+        raise ValueError(
+            "--qk-clip: --transformer-impl local has attention that does not report its largest logits; give "
+            "--transformer-impl transformer_engine, or leave --qk-clip out"
+        )
     check_graphs(settings)
 
 

@@ -150,6 +150,13 @@ def test_what_does_not_go_with_it_is_refused_at_the_start(name):
         check_run(SimpleNamespace(**{"qk_clip": True, name: True}))
 
 
+def test_attention_of_the_local_implementation_is_refused_at_the_start():
+    check_run(SimpleNamespace(qk_clip=True, transformer_impl="transformer_engine"))
+    check_run(SimpleNamespace(qk_clip=False, transformer_impl="local"))
+    with pytest.raises(ValueError, match="--transformer-impl local .*; give --transformer-impl transformer_engine"):
+        check_run(SimpleNamespace(qk_clip=True, transformer_impl="local"))
+
+
 def test_cross_attention_is_scaled_head_by_head(model):
     """That of T5 has a weight for queries and one for the key and the value of each head."""
     layer = next(attention_layers([model]))

@@ -120,11 +120,11 @@ TRAININGS = [
     Training("latent", "DP2", "layer-wise"),
     Training("latent without query rank", "DP2", "distributed, fp32", 2),
     Training("latent without query rank", "TP2", "precision-aware", 1),
-    Training("latent without query rank", "PP2", "fp32", 1),
+    Training("latent without query rank", "PP2", "fp32", 0, True),
 ]
 
 
-# What pairs are of: kinds that are one in them, and pairs that Megatron has not.
+# What pairs are of: kinds that are one in them.
 KINDS = {
     "one group": "grouped",
     "latent without query rank": "latent",
@@ -136,12 +136,21 @@ KINDS = {
     "remainders": "precision-aware",
     "offloaded, precision-aware": "offloaded",
 }
-IMPOSSIBLE = {("latent", True)}  # layers of hybrid models have no latent attention
 
 
 def why_not(training: Training) -> str:
     """Why this Megatron cannot run the training with the packages that are installed; '' if it can."""
+    if training.hybrid and "latent" in training.attention and not _has_latent_hybrid():
+        return "hybrid models have layers of latent attention from 0.19 on"
     return why_no_muon(_OPTIMIZERS[training.optimizer].get("optimizer", ""))
+
+
+def _has_latent_hybrid() -> bool:
+    try:
+        allocation = importlib.import_module("megatron.core.models.hybrid.hybrid_layer_allocation")
+    except ModuleNotFoundError:
+        return False
+    return hasattr(allocation.Symbols, "MLA")
 
 
 def build(training: Training) -> tuple[list[Any], Any]:
@@ -277,11 +286,14 @@ def _make_hybrid(config: Any) -> torch.nn.Module:
         spec = importlib.import_module("megatron.core.models.mamba.mamba_layer_specs").mamba_stack_spec
     is_new = "hybrid_layer_pattern" in inspect.signature(model.__init__).parameters
     is_cut = config.pipeline_model_parallel_size > 1
-    layers = "*-|*-" if is_cut and is_new else "*-*-"
+    attention = "+" if isinstance(config, MLATransformerConfig) else "*"
+    layers = f"{attention}-|{attention}-" if is_cut and is_new else f"{attention}-{attention}-"
+    embedding = "none" if attention == "+" else "rope"  # latent attention rotates its own part of queries and keys
     pattern = {"hybrid_layer_pattern" if is_new else "hybrid_override_pattern": layers}
     ends = {
         "pre_process": parallel_state.is_pipeline_first_stage(),
         "post_process": parallel_state.is_pipeline_last_stage(),
     }
-    built: torch.nn.Module = model(config, spec, VOCABULARY, LENGTH, position_embedding_type="rope", **pattern, **ends)
+    places = {"position_embedding_type": embedding, **pattern, **ends}
+    built: torch.nn.Module = model(config, spec, VOCABULARY, LENGTH, **places)
     return built

@@ -16,7 +16,7 @@ def _clip_ends_in_error(run: Any) -> bool:
     is_hybrid = run.hybrid_layer_pattern or run.hybrid_override_pattern or run.is_hybrid_model
     divides_groups = (run.tensor_model_parallel_size or 1) > 1 and not run.multi_latent_attention
     is_fp32 = not (run.bf16 or run.fp16)
-    others = (run.use_precision_aware_optimizer, run.attention_output_gate, run.use_megatron_fsdp)
+    others = (run.use_precision_aware_optimizer, run.attention_output_gate)
     return bool(is_sharded or is_hybrid or divides_groups or is_fp32 or any(others))
 
 
@@ -98,20 +98,20 @@ DEFECTS = (
     ),
     Defect(
         "ML-4646",
-        "The first step in which --qk-clip scales a weight ends in an error, as the first step of a hybrid model does",
+        "The first step in which --qk-clip scales a weight ends in an error, as any step in a hybrid or fp32 model",
         kind="crash",
         severity=3,
         signs=(_VISITS_DECODER,),
         affects=lambda run: run.qk_clip and _clip_ends_in_error(run),
         when=(
             "--qk-clip with --use-distributed-optimizer (but for Muon), --use-precision-aware-optimizer, "
-            "--tensor-model-parallel-size > 1 (but for --multi-latent-attention), --attention-output-gate or "
-            "--use-megatron-fsdp, in a hybrid model, or in fp32"
+            "--tensor-model-parallel-size > 1 (but for --multi-latent-attention) or --attention-output-gate, in a "
+            "hybrid model, or in fp32"
         ),
         links=("NVIDIA/Megatron-LM#4646",),
         state="open",
         evidence="reproduced",
-        only_if="a largest logit is over --qk-clip-threshold",
+        only_if="a largest logit is over --qk-clip-threshold (hybrid and fp32 models: always)",
         patch="clip-qk-of-all-layers",
     ),
     Defect(

@@ -130,7 +130,7 @@ def test_the_main_model_takes_the_same_steps_and_the_heads_larger_ones(make_mode
     [
         ({"mtp_lr": -1.0}, "--mtp-lr.*-1.0 is not a number from 0 on"),
         ({"mtp_weight_decay": float("nan")}, "--mtp-weight-decay.*nan is not a number"),
-        ({"mtp_lr": 0.001}, "would rise from 0.001 .* to 0.01 .*lower --mtp-min-lr"),
+        ({"mtp_lr": 0.001}, "would rise from 0.001 .* to 0.01 .*give --mtp-min-lr.*, 0.001 or less"),
         ({"mtp_min_lr": 0.2}, "would rise from 0.1 .* to 0.2"),
     ],
 )
