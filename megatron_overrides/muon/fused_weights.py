@@ -103,16 +103,16 @@ def fused_weights(model: torch.nn.Module, setting: str) -> Iterator[FusedWeight]
         CannotSplitError: there is one whose matrices cannot be cut out on this rank.
     """
     for path, layer in model.named_modules():
-        for found in FINDERS[setting](layer):
-            where = f"{path}.{found.name} {tuple(found.weight.shape)}"
-            if getattr(found.weight, "is_gtp_weight_remat", False):
+        for fused in FINDERS[setting](layer):
+            where = f"{path}.{fused.name} {tuple(fused.weight.shape)}"
+            if getattr(fused.weight, "is_gtp_weight_remat", False):
                 raise CannotSplitError(f"{where} is a slice of rows (generalized tensor parallelism): turn that off")
-            if not found.rows.divide(found.weight.size(0)):
+            if not fused.rows.divide(fused.weight.size(0)):
                 raise CannotSplitError(
-                    f"the rows of {where} are not whole groups of {found.rows.sizes}: choose a tensor-parallel size "
+                    f"the rows of {where} are not whole groups of {fused.rows.sizes}: choose a tensor-parallel size "
                     f"that does not cut through them"
                 )
-            yield found
+            yield fused
 
 
 def _weights(layer: Any, linear: str) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -43,16 +43,16 @@ def _mark(model_chunks: list[Any], config: Any, splits: list[str], process_group
 
     in_batches = _takes_batches() and not getattr(config, "muon_use_syrk", False)
     for setting in splits:
-        problem, found = "", []
+        problem, weights = "", []
         try:
-            found = [one for chunk in model_chunks for one in fused_weights(chunk, setting)]
+            weights = [weight for chunk in model_chunks for weight in fused_weights(chunk, setting)]
         except CannotSplitError as error:
             problem = str(error)
         if is_on_any_rank(bool(problem), process_groups):
             raise ValueError(f"{spell(setting)}: {problem or 'another rank has a weight that it cannot split'}")
-        if not is_on_any_rank(bool(found), process_groups):
+        if not is_on_any_rank(bool(weights), process_groups):
             raise ValueError(f"{spell(setting)} has nothing to split: the model has no {SPLITS[setting]}. Leave it out")
-        for one in found:
+        for one in weights:
             setattr(one.weight, FUSED_ROWS, one.rows._replace(in_batches=in_batches))
 
 

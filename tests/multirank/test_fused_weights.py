@@ -58,5 +58,5 @@ def test_whole_heads_of_a_query_group_on_two_ranks(make):
         pytest.param("dense", SHARDED, marks=needs_sharding),
     ],
 )
-def test_both(make, kind, name):
+def test_rows_and_weights_of_four_ranks(make, kind, name):
     assert_split(make(kind, 2), HAS[kind], name=name, muon_tp_mode="duplicated", **BF16)

@@ -140,7 +140,7 @@ def test_training_keeps_the_logits_of_all_layers_near_the_threshold(start, unpat
         with unpatched():
             qk_clip.clip_qk(chunks)
 
-    ways = {"not clipped": lambda chunks: None, "clipped": lambda chunks: qk_clip.clip_qk(chunks)}
+    ways = {"not clipped": lambda chunks: None, "clipped": qk_clip.clip_qk}
     if pytestconfig.option.write_tables:
         ways["clipped by Megatron"] = clip_as_megatron
     measured = {}
@@ -159,8 +159,8 @@ def test_muon_does_not_stall_with_all_of_it_on(start):
     chunks, optimizer = start(Training("grouped", "DP2", "layer-wise, split", 1))
 
     def explode():
-        name, param = next(one for one in chunks[0].named_parameters() if one[0].endswith("linear_proj.weight"))
-        param.main_grad.mul_(1e12)
+        params = dict(chunks[0].named_parameters())
+        next(param for name, param in params.items() if name.endswith("linear_proj.weight")).main_grad.mul_(1e12)
 
     settings = {"rate": 0.02, "clip": qk_clip.clip_qk, "before_step": explode}
     first, _ = train(chunks, optimizer, steps=1, **settings)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_overrides.mtp.rates.head_groups import SETTINGS
 from megatron_overrides.settings.names import spell
 
 
 def check_rates(settings: Any) -> None:
     """Raise ValueError if `mtp_lr`, `mtp_min_lr` or `mtp_weight_decay` is below 0 or no number, or a schedule rises."""
-    for name in ("mtp_lr", "mtp_min_lr", "mtp_weight_decay"):
+    for name in SETTINGS:
         value = getattr(settings, name, None)
         if value is not None and not (isinstance(value, (int, float)) and value >= 0.0):
             raise ValueError(f"{spell(name)} {value!r} is not a number from 0 on: give one, or leave it out")

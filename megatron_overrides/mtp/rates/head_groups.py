@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+SETTINGS = ("mtp_lr", "mtp_min_lr", "mtp_weight_decay")  # in the order of Rates
 Group = dict[str, Any]
 
 
@@ -30,8 +31,8 @@ def separate_heads(
 ) -> list[Group]:
     """The groups, each followed by one of the parameters of heads in it, the same number on all ranks.
 
-    A group that is empty on all ranks is left out. If that leaves no group with the run's own learning rate, which
-    Megatron logs, those of heads have it instead.
+    A group that is empty on all ranks is left out. Megatron logs the learning rate of a group with `default_config`; if
+    heads alone are left of these groups, it is theirs.
 
     Args:
         groups: those of _get_param_groups, in the same order on all ranks.
@@ -41,16 +42,17 @@ def separate_heads(
     """
     parts = [_divide(group["params"], heads) for group in groups]
     filled = on_any_rank([bool(part) for pair in parts for part in pair])
+    has_others, has_own = filled[::2], filled[1::2]
+    logs_heads = not any(
+        others for group, others in zip(groups, has_others, strict=True) if group.get("default_config")
+    )
     separate: list[Group] = []
-    for number, (group, (others, own)) in enumerate(zip(groups, parts, strict=True)):
-        has_others, has_own = filled[2 * number : 2 * number + 2]
-        if has_others or not has_own:
+    for group, (others, own), is_others, is_own in zip(groups, parts, has_others, has_own, strict=True):
+        if is_others or not is_own:
             separate.append({**group, "params": others})
-        if has_own:
-            separate.append({**group, **change(group), "params": own})
-    if not any(group.get("default_config") for group in separate):
-        logged = [place for place, group in enumerate(groups) if group.get("default_config")]
-        separate = [_log_rate_of(group) for group in separate] if logged else separate
+        if is_own:
+            logged = {"default_config": True} if logs_heads and group.get("default_config") else {}
+            separate.append({**group, **change(group), **logged, "params": own})
     return separate
 
 
@@ -75,15 +77,7 @@ def changed_settings(group: Group, rates: Rates, config: Any) -> Group:
 
 def _divide(params: Sequence[Any], heads: Collection[int]) -> tuple[list[Any], list[Any]]:
     """(other parameters, those of heads)"""
-    others: list[Any] = []
-    own: list[Any] = []
-    for param in params:
-        (own if id(param) in heads else others).append(param)
-    return others, own
-
-
-def _log_rate_of(group: Group) -> Group:
-    return {**group, "default_config": True}
+    return [param for param in params if id(param) not in heads], [param for param in params if id(param) in heads]
 
 
 def _multiplier(group: Group, config: Any) -> float:

@@ -9,9 +9,7 @@ import torch
 
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
-from megatron_overrides.mtp.rates.head_groups import Rates, changed_settings, separate_heads
-
-SETTINGS = ("mtp_lr", "mtp_min_lr", "mtp_weight_decay")
+from megatron_overrides.mtp.rates.head_groups import SETTINGS, Rates, changed_settings, separate_heads
 
 
 def separate_groups_of_heads(call: Call) -> Any:

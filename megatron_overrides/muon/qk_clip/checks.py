@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 _ADVICE = "leave --qk-clip out (--log-max-attention-logit measures without clipping)"
-_REPLAYED = {"", "full", "full_iteration", "attn"}  # scopes of CUDA graphs that attention is in
+_SCOPES_WITH_ATTENTION = {"", "full", "full_iteration", "attn"}  # of CUDA graphs; "" is where none is given
 
 
 def check_run(settings: Any) -> None:
@@ -36,9 +36,9 @@ def check_graphs(config: Any) -> None:
     elif str(getattr(config, "cuda_graph_impl", None) or "none") == "none":
         return
     else:
-        named = getattr(config, "cuda_graph_scope", None) or getattr(config, "cuda_graph_modules", None) or [""]
-        scopes = {getattr(one, "name", str(one)) for one in ([named] if isinstance(named, str) else named)}
-    if scopes & _REPLAYED:
+        asked = getattr(config, "cuda_graph_scope", None) or getattr(config, "cuda_graph_modules", None) or ""
+        scopes = {getattr(scope, "name", str(scope)) for scope in ([asked] if isinstance(asked, str) else asked)}
+    if scopes & _SCOPES_WITH_ATTENTION:
         raise ValueError(
             "--qk-clip reads the largest logits of each step, which a CUDA graph of attention does not report: give "
             f"--cuda-graph-scope (--cuda-graph-modules) without attention, turn CUDA graphs off, or {_ADVICE}"

@@ -4,7 +4,7 @@ A head whose largest logit is over the threshold has the factor eta = threshold 
 Multi-head latent attention scales each head by itself (Kimi K2's report, arXiv 2507.20534): the parts of queries and
 keys without rotary embedding by eta^alpha and eta^(1 - alpha), the rotary part of the queries by eta; the rotary part
 of the keys is shared by all heads and stays. Where heads share a key, the group has the largest logit of its heads:
-queries are scaled by eta^alpha and the key by eta^(1 - alpha).
+queries are scaled by eta^alpha and the key by eta^(1 - alpha), as is each head of cross attention.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def row_factors(attention: Any, largest_logits: torch.Tensor) -> dict[str, torch
         ValueError: it has no weight that makes the keys.
     """
     config = attention.config
-    if hasattr(attention, "linear_qkv"):
-        return {"linear_qkv": _group_rows(attention, head_factors(largest_logits, config.qk_clip_threshold))}
     factors = head_factors(largest_logits, config.qk_clip_threshold)
+    if hasattr(attention, "linear_qkv"):
+        return {"linear_qkv": _group_rows(attention, factors)}
     queries, keys = factors**config.qk_clip_alpha, factors ** (1.0 - config.qk_clip_alpha)
     if hasattr(attention, "linear_kv"):  # cross attention, whose heads have a key and a value each
         size = attention.hidden_size_per_attention_head
@@ -45,12 +45,11 @@ def row_factors(attention: Any, largest_logits: torch.Tensor) -> dict[str, torch
         )
     query_layer = "linear_q_proj" if config.q_lora_rank is None else "linear_q_up_proj"
     key_rows, value_rows = (keys, config.qk_head_dim), (torch.ones_like(keys), config.v_head_dim)
-    return {
-        query_layer: _rows((queries, config.qk_head_dim), (factors, config.qk_pos_emb_head_dim)),
-        **(
-            {"linear_k_up_proj": _rows(key_rows)} if is_absorbed else {"linear_kv_up_proj": _rows(key_rows, value_rows)}
-        ),
-    }
+    if is_absorbed:
+        of_keys = {"linear_k_up_proj": _rows(key_rows)}
+    else:
+        of_keys = {"linear_kv_up_proj": _rows(key_rows, value_rows)}
+    return {query_layer: _rows((queries, config.qk_head_dim), (factors, config.qk_pos_emb_head_dim)), **of_keys}
 
 
 def shares_group_between_ranks(attention: Any) -> bool:
@@ -64,12 +63,12 @@ def _group_rows(attention: Any, factors: torch.Tensor) -> torch.Tensor:
     config = attention.config
     ranks = config.tensor_model_parallel_size if shares_group_between_ranks(attention) else 1
     groups = config.num_query_groups if ranks > 1 else attention.num_query_groups_per_partition
-    of_group = factors.view(groups, -1).amin(1)
+    group_factors = factors.view(groups, -1).amin(1)
     size, heads = attention.hidden_size_per_attention_head, factors.numel() // groups
-    same = torch.ones_like(of_group)
-    gate = [(same, heads * size)] if getattr(config, "attention_output_gate", False) else []
-    queries, keys = of_group**config.qk_clip_alpha, of_group ** (1.0 - config.qk_clip_alpha)
-    rows = _rows((queries, heads * size), *gate, (keys, size), (same, size))
+    unchanged = torch.ones_like(group_factors)
+    gate = [(unchanged, heads * size)] if getattr(config, "attention_output_gate", False) else []
+    queries, keys = group_factors**config.qk_clip_alpha, group_factors ** (1.0 - config.qk_clip_alpha)
+    rows = _rows((queries, heads * size), *gate, (keys, size), (unchanged, size))
     if ranks > 1:
         rows = rows.chunk(ranks)[attention.pg_collection.tp.rank()]
     return rows

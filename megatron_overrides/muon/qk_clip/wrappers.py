@@ -67,13 +67,9 @@ def clip_qk(model: list[torch.nn.Module], log_max_only: bool = False) -> float:
 
 
 def attention_layers(model: list[torch.nn.Module]) -> Iterator[Any]:
-    """Every layer of these chunks that has an inner attention, once."""
-    seen = set()
+    """Every layer of these chunks that has an inner attention."""
     for chunk in model:
-        for module in chunk.modules():
-            if hasattr(module, "core_attention") and id(module) not in seen:
-                seen.add(id(module))
-                yield module
+        yield from (module for module in chunk.modules() if hasattr(module, "core_attention"))
 
 
 def _asks(layer: Any) -> bool:

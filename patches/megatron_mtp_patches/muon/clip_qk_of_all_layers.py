@@ -12,7 +12,8 @@ PATCH = Patch(
         "clipped. A head whose largest logit is negative gets NaN weights as soon as another head of its layer is over "
         "the threshold. In the first step that clips, the run ends in an error with the distributed optimizer, with a "
         "precision-aware one, with tensor parallelism (except MLA) and with an output gate; hybrid models and fp32 "
-        "models fail at once. Validation raises the maximum of the next step, and up to 0.18 "
+        "models fail at once. Validation raises the maximum of the next step, the logged one is that of the last rank, "
+        "and up to 0.18 "
         "`--log-max-attention-logit` alone logs the maximum of all steps so far and keeps the graph of each microbatch "
         "alive."
     ),
@@ -24,21 +25,24 @@ PATCH = Patch(
         "distributed optimizer, the states of a precision-aware one (with remainders, too), copies on the CPU.",
         "Weights that are frozen stay as they are. Biases are scaled with their rows, because they are part of the "
         "queries and keys.",
-        "The maximum that is logged, and that clips, is that of the training microbatches of this step.",
+        "The maximum that is logged, and that clips, is that of the training microbatches of this step. "
+        "The log has that of all ranks.",
     ),
     refuses=(
-        "`--qk-clip` with Megatron-FSDP or FSDP2, with `--overlap-param-gather-with-optimizer-step`, and with CUDA "
-        "graphs of attention, which report no logits.",
-        "In the first step, before a weight is scaled: attention that is not TransformerEngine's, and weights whose "
-        "rows are not those of the heads of this rank.",
+        "`--qk-clip` with Megatron-FSDP or FSDP2, with `--overlap-param-gather-with-optimizer-step`, with "
+        "`--transformer-impl local`, and with CUDA graphs of attention; the last two report no logits.",
     ),
     numerics=(
         "With `--qk-clip`: the weights of MTP heads, and biases of queries and keys, in the steps in which a layer is "
-        "over the threshold. With `--log-max-attention-logit`: the logged maximum, up to 0.18 or after a validation."
+        "over the threshold. With `--log-max-attention-logit`: the logged maximum, up to 0.18, after a validation, or "
+        "with tensor or pipeline parallelism."
     ),
     notes=(
-        "A step has one all-reduce and one transfer to the host for all layers of a rank, where Megatron has one of "
-        "each for each layer; and one all-gather for each layer whose query groups tensor-parallel ranks share.",
+        "The first step ends in an error, before a weight is scaled, where attention is not TransformerEngine's or the "
+        "rows of a weight are not those of the heads of this rank.",
+        "A step has one all-reduce over replicas and one transfer to the host for all layers of a rank, where Megatron "
+        "has one of each for each layer; one all-reduce of a number over tensor-parallel and pipeline ranks; and one "
+        "all-gather for each layer whose query groups tensor-parallel ranks share.",
         "With query and key layer norms the norms undo what the clip does, as in Megatron.",
     ),
     is_repair=True,

@@ -119,13 +119,10 @@ def train_hybrid():
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
 
+    from tests.hybrid_model import find_hybrid_model
+
     pytest.importorskip("transformer_engine", reason="layers of hybrid models are TransformerEngine's")
-    try:
-        model = importlib.import_module("megatron.core.models.hybrid.hybrid_model").HybridModel
-        spec = importlib.import_module("megatron.core.models.hybrid.hybrid_layer_specs").hybrid_stack_spec
-    except ModuleNotFoundError:
-        model = importlib.import_module("megatron.core.models.mamba.mamba_model").MambaModel
-        spec = importlib.import_module("megatron.core.models.mamba.mamba_layer_specs").mamba_stack_spec
+    model, spec = find_hybrid_model()
     if "hybrid_layer_pattern" not in inspect.signature(model.__init__).parameters:
         pytest.skip("0.16 has no heads of hybrid models")
 

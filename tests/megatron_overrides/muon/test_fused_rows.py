@@ -62,10 +62,10 @@ def test_the_rows_of_each_matrix(rows, expected):
     ],
 )
 def test_the_weights_that_a_setting_splits(kind, setting, expected):
-    found = list(fused_weights(make_model(kind), setting))
-    assert {one.name.partition(".")[0]: one.rows.sizes for one in found} == expected
+    weights = list(fused_weights(make_model(kind), setting))
+    assert {one.name.partition(".")[0]: one.rows.sizes for one in weights} == expected
     # one in the main model, one in its MTP head
-    assert len(found) == len(expected) * (1 if kind == "GatedDeltaNet" else 2)
+    assert len(weights) == len(expected) * (1 if kind == "GatedDeltaNet" else 2)
 
 
 def test_experts_and_shared_experts_are_found():

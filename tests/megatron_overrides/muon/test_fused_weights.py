@@ -54,17 +54,17 @@ def test_a_run_goes_on_unsplit_and_back(needs_muon):
         optimizer, model = make_muon(make_model("dense"), **dict.fromkeys(splits, True))
         optimizer.load_state_dict(states[others])
         give_gradients(model)
-        found = updates(optimizer, model)
+        resumed = updates(optimizer, model)
         for name, right in taken[splits].items():
-            torch.testing.assert_close(found[name], right, rtol=1e-4, atol=1e-5, msg=name)
+            torch.testing.assert_close(resumed[name], right, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_what_is_split_is_another_update(needs_muon):
-    found = []
+    taken = []
     for splits in ((), SPLITS[:2]):
         optimizer, model = make_muon(make_model("dense"), **dict.fromkeys(splits, True))
         give_gradients(model)
-        found.append(updates(optimizer, model))
-    for name, whole in found[0].items():
+        taken.append(updates(optimizer, model))
+    for name, whole in taken[0].items():
         is_fused = "linear_fc1" in name or "linear_qkv" in name
-        assert ((found[1][name] - whole).norm() > 0.1 * whole.norm()) == is_fused, name
+        assert ((taken[1][name] - whole).norm() > 0.1 * whole.norm()) == is_fused, name

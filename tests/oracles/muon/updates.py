@@ -262,8 +262,8 @@ def assert_split(net: Any, splits: tuple[str, ...], tolerance: float = 1e-4, **s
     """Assert that a step of Muon with `splits` on updates each weight as by_hand does."""
     optimizer, model = make_muon(net, **dict.fromkeys(splits, True), **settings)
     gradients = give_gradients(model)
-    found = updates(optimizer, model)
-    assert len(found) > 1
+    taken = updates(optimizer, model)
+    assert len(taken) > 1
     for name, weight in weights_of(model).items():
         right = by_hand(name, weight, gradients[name], splits, settings.get("muon_tp_mode", "blockwise"))
-        assert (found[name] - right).norm() < tolerance * right.norm(), name
+        assert (taken[name] - right).norm() < tolerance * right.norm(), name

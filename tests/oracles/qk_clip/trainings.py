@@ -19,6 +19,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from megatron_overrides.muon.qk_clip.wrappers import attention_layers
+from tests.hybrid_model import find_hybrid_model
 from tests.oracles.experts.norms import why_not as why_no_muon
 
 VOCABULARY, LENGTH, HIDDEN, HEADS, ALPHA = 32, 16, 32, 4, 0.3
@@ -278,12 +279,7 @@ def _make_chunks(training: Training, is_half: bool) -> list[torch.nn.Module]:
 
 
 def _make_hybrid(config: Any) -> torch.nn.Module:
-    try:
-        model = importlib.import_module("megatron.core.models.hybrid.hybrid_model").HybridModel
-        spec = importlib.import_module("megatron.core.models.hybrid.hybrid_layer_specs").hybrid_stack_spec
-    except ModuleNotFoundError:
-        model = importlib.import_module("megatron.core.models.mamba.mamba_model").MambaModel
-        spec = importlib.import_module("megatron.core.models.mamba.mamba_layer_specs").mamba_stack_spec
+    model, spec = find_hybrid_model()
     is_new = "hybrid_layer_pattern" in inspect.signature(model.__init__).parameters
     is_cut = config.pipeline_model_parallel_size > 1
     attention = "+" if isinstance(config, MLATransformerConfig) else "*"

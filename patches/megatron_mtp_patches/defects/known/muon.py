@@ -11,7 +11,7 @@ _VISITS_DECODER = Sign(_CLIP_QK, has="model_chunk.module.module.decoder.layers")
 
 
 def _clip_ends_in_error(run: Any) -> bool:
-    """Whether the weights of queries, or what the optimizer keeps of them, have not the shape that Megatron expects."""
+    """Whether the run lacks what Megatron's clip expects: a GPT in bf16 or fp16, whole main weights, whole groups."""
     is_sharded = run.use_distributed_optimizer and "muon" not in str(run.optimizer)
     is_hybrid = run.hybrid_layer_pattern or run.hybrid_override_pattern or run.is_hybrid_model
     divides_groups = (run.tensor_model_parallel_size or 1) > 1 and not run.multi_latent_attention

@@ -47,8 +47,7 @@ def test_each_parameter_is_in_one_group_of_its_kind(model, settings, changed):
     assert sorted(map(id, params)) == sorted(map(id, model.parameters()))
     for group in groups:
         (is_of_heads,) = of_heads(model, group)
-        seen = {name: group.get(name) for name in changed}
-        assert (seen == changed) is is_of_heads
+        assert ({name: group.get(name) for name in changed} == changed) is is_of_heads
     plain = {(group["wd_mult"], group["is_expert_parallel"]) for group in make_groups(model)}
     assert {(group["wd_mult"], group["is_expert_parallel"]) for group in groups} == plain
     assert len(groups) == 2 * len(plain)
