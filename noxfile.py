@@ -17,18 +17,9 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = [
-    "python",
-    "tests",
-    "without_transformer_engine",
-    "compatibility",
-    "lint",
-    "docs",
-    "wheel",
-    "tables",
-]
-if os.environ.get("MEGATRON_LM"):
-    nox.options.sessions += ["replay"]
+# What `nox` runs without names. scripts/test.sh runs the two side by side: each waits for what it installs and imports.
+RELEASES_TAG, OTHERS_TAG = ["releases"], ["others"]
+nox.options.tags = RELEASES_TAG + OTHERS_TAG
 
 MATRIX = nox.project.load_toml("ci/matrix.toml")
 LIST = Path("patches", "megatron_mtp_patches", "megatrons.json")
@@ -87,14 +78,14 @@ def run_pytest(session: nox.Session, name: str, tests: list[str]) -> None:
     session.run("python", "-m", "pytest", *options, *tests, env=TEST_VARIABLES)
 
 
-@nox.session(python=[version for version in MATRIX["pythons"] if version != THIS_PYTHON])
+@nox.session(tags=OTHERS_TAG, python=[version for version in MATRIX["pythons"] if version != THIS_PYTHON])
 def python(session: nox.Session) -> None:
     """The suites that need no torch, on each other Python that is installed."""
     session.install("-e", ".", "hypothesis", "pytest", "pytest-timeout", "tomli; python_version < '3.11'")
     run_pytest(session, f"Python {session.python}", session.posargs or paths("python"))
 
 
-@nox.session
+@nox.session(tags=RELEASES_TAG)
 @nox.parametrize("release", RELEASES)
 def tests(session: nox.Session, release: str) -> None:
     """The tests that a release runs, or what is named after --; with -- --quick, the suites of the inner loop.
@@ -110,7 +101,7 @@ def tests(session: nox.Session, release: str) -> None:
     run_pytest(session, release, chosen)
 
 
-@nox.session
+@nox.session(tags=RELEASES_TAG)
 def without_transformer_engine(session: nox.Session) -> None:
     """The suites that depend on no release and what runs differently without it, or what is named after --."""
     install(session, TORCH_RELEASE)
@@ -118,7 +109,7 @@ def without_transformer_engine(session: nox.Session) -> None:
     run_pytest(session, f"{TORCH_RELEASE} without TransformerEngine", chosen)
 
 
-@nox.session
+@nox.session(tags=OTHERS_TAG)
 @nox.parametrize("library", [nox.param(one, id=one["name"]) for one in ENVIRONMENTS])
 def compatibility(session: nox.Session, library: dict) -> None:
     """Libraries and frameworks that use Megatron, each in an environment that no other suite sees."""
@@ -160,7 +151,7 @@ def dropped_edits(session: nox.Session) -> None:
     session.run(str(python_of("tests", release)), "-m", "pytest", *words, env=TEST_VARIABLES)
 
 
-@nox.session(venv_backend="none")
+@nox.session(venv_backend="none", tags=RELEASES_TAG)
 def tables(session: nox.Session) -> None:
     """A sample of each committed table, in the environments that `tests` has made."""
     if TABLE_RELEASES - set(RELEASES):
@@ -176,7 +167,7 @@ def accept(session: nox.Session) -> None:
     session.run(*command, *(f"--megatron={clone}" for clone in session.posargs))
 
 
-@nox.session
+@nox.session(tags=RELEASES_TAG if os.environ.get("MEGATRON_LM") else [])
 def replay(session: nox.Session) -> None:
     """Upstream's unit tests of the checkouts that MEGATRON_LM names, without and with the patches."""
     session.install("-e", ".[demo,test]", *MATRIX["packages"], "click", "mock", "pytest-mock", "requests")
@@ -258,7 +249,7 @@ def gpu_together(session: nox.Session) -> None:
     session.run([*pythons.values()][-1], "-m", "scripts.gpu", "together", *words, *session.posargs)
 
 
-@nox.session
+@nox.session(tags=OTHERS_TAG)
 def lint(session: nox.Session) -> None:
     """Style and types."""
     session.install("ruff", "mypy", "rich", "wrapt")
@@ -267,7 +258,7 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
 
 
-@nox.session
+@nox.session(tags=OTHERS_TAG)
 def docs(session: nox.Session) -> None:
     """The site of the pages, in .nox/site; with -- serve, on this machine's port 8000."""
     session.install("-e", ".[docs]")
@@ -275,7 +266,7 @@ def docs(session: nox.Session) -> None:
     session.run("mkdocs", *words, env={"NO_MKDOCS_2_WARNING": "1"})
 
 
-@nox.session
+@nox.session(tags=OTHERS_TAG)
 def wheel(session: nox.Session) -> None:
     """What would be published, installed from nothing: without torch and Megatron it says so, and no more."""
     folder = Path(session.create_tmp()).resolve()

@@ -34,9 +34,24 @@ export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}"
 
 rm -rf .nox/results
 # On CI, nox would fail for each Python that is not installed.
+run_sessions() {
+    nox -r --no-error-on-missing-interpreters --no-stop-on-first-error "$@"
+}
+
+# The releases, and beside them what else there is, whose output follows theirs.
+run_everything() {
+    local status=0
+    output=$(mktemp)
+    run_sessions -t others > "$output" 2>&1 &
+    trap 'kill $! 2> /dev/null || true; cat "$output"; rm "$output"' EXIT
+    run_sessions -t releases || status=$?
+    wait $! || status=$?
+    return $status
+}
+
 case "${1:-}" in
     --quick) nox -R --no-error-on-missing-interpreters -s "tests(release='${2:-$newest}')" -- --quick ;;
-    --all) ALL_TESTS=1 nox -r --no-error-on-missing-interpreters --no-stop-on-first-error ;;
-    "") nox -r --no-error-on-missing-interpreters --no-stop-on-first-error ;;
-    *) nox -r --no-error-on-missing-interpreters -s "tests(release='$1')" ;;
+    --all) ALL_TESTS=1 run_everything ;;
+    "") run_everything ;;
+    *) run_sessions -s "tests(release='$1')" ;;
 esac
