@@ -4,7 +4,8 @@ Importing this package applies the patches: to what is imported of Megatron alre
 imports neither torch nor Megatron itself.
 
 Environment:
-    MEGATRON_MTP_PATCHES            all (default), none, `id,id` (only these) or `-id,-id` (all but these)
+    MEGATRON_MTP_PATCHES            all (default), repairs (what removes defects, and no more), none, `id,id` (only
+                                    these), `-id,-id` (all but these) or `repairs,-id`
     MEGATRON_MTP_PATCHES_ON_DRIFT   what a refused patch does: raise (default), warn or skip
     MEGATRON_MTP_PATCHES_DEFECTS    off: a training does not say how many known defects affect it
 

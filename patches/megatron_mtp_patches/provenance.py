@@ -12,9 +12,13 @@ from .engine.state import State
 def summarize(record: str) -> str:
     """The line of a log for `record`: how many patches are in each state, and which differ by the user's choice.
 
-    Refused patches are named, and those that are left out or, where these are the most, the others.
+    Refused patches are named. Without a profile, so are those that are left out or, where these are the most, the
+    others.
     """
     version, *words, sources = record.split()
+    profile = ""
+    if words[0].startswith("profile="):
+        profile = f" {words.pop(0)}"
     ids: dict[State, list[str]] = {state: [] for state in State}
     for word in words:
         id, _, state = word.partition("=")
@@ -22,10 +26,10 @@ def summarize(record: str) -> str:
     leaves_out_most = 2 * len(ids[State.DISABLED]) > len(words)
     counts = []
     for state, names in ids.items():
-        is_named = state is State.REFUSED or (state is State.DISABLED) != leaves_out_most
+        is_named = state is State.REFUSED or ((state is State.DISABLED) != leaves_out_most and not profile)
         if names:
             counts.append(f"{len(names)} {state}" + (f" ({', '.join(names)})" if is_named else ""))
-    return f"{version}: {', '.join(counts)}; {sources}"
+    return f"{version}{profile}: {', '.join(counts)}; {sources}"
 
 
 def record_in_arguments(call: Call) -> Any:

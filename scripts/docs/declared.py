@@ -42,11 +42,23 @@ def releases_table() -> str:
 
 
 def summaries() -> str:
-    """Each patch in a line, with its flags and fields."""
+    """Each patch in a line, with its flags and fields, and whether the profile `repairs` has it."""
     rows = (
-        [_page(patch), f"{patch.summary}.", ", ".join(f"`{one.name}`" for one in settings(patch))] for patch in CATALOG
+        [
+            _page(patch),
+            f"{patch.summary}.",
+            ", ".join(f"`{one.name}`" for one in settings(patch)),
+            _part_in_repairs(patch),
+        ]
+        for patch in CATALOG
     )
-    return "\n".join(table(["patch", "what it does", "flags and config fields"], rows))
+    return "\n".join(table(["patch", "what it does", "flags and config fields", "in `repairs`"], rows))
+
+
+def _part_in_repairs(patch: Patch) -> str:
+    if patch.is_repair:
+        return "yes"
+    return "where *repaired*" if State.REPAIRED in {state(patch, release) for release in COLUMNS} else ""
 
 
 def flag_reference() -> str:

@@ -94,4 +94,7 @@ def test_the_table_of_status_says_the_same_as_json(command, report):
 def test_patches_that_are_left_out_share_a_line(command, monkeypatch):
     monkeypatch.setenv("MEGATRON_MTP_PATCHES", "-detach-mtp-heads,-floor-clip-coefficient")
     megatron_mtp_patches.revert()
-    assert "detach-mtp-heads, floor-clip-coefficient (disabled): left out" in command("status").out.splitlines()
+    assert (
+        "detach-mtp-heads, floor-clip-coefficient (disabled): left out by MEGATRON_MTP_PATCHES"
+        in command("status").out.splitlines()
+    )

@@ -25,7 +25,13 @@ def test_states_are_counted_and_what_the_user_or_megatron_left_out_is_named(stat
     assert summarize(f"0.2.0 {states} sources=1a2b") == f"0.2.0: {line}; sources=1a2b"
 
 
-@pytest.mark.parametrize("choice", ["all", "none"])
+def test_a_profile_is_said_and_what_it_leaves_out_is_not():
+    assert summarize("0.2.0 profile=repairs a=disabled b=applied c=applied sources=1a2b") == (
+        "0.2.0 profile=repairs: 2 applied, 1 disabled; sources=1a2b"
+    )
+
+
+@pytest.mark.parametrize("choice", ["all", "repairs", "none"])
 def test_the_line_is_short_whatever_the_catalog_has(choice):
     megatron_mtp_patches.apply(choice, on_drift="skip")
     record = megatron_mtp_patches.record()

@@ -7,7 +7,7 @@ import sys
 import types
 
 import pytest
-from megatron_mtp_patches.engine import AddField, AddIfMissing, PatchError, Replace, Wrap
+from megatron_mtp_patches.engine import AddField, AddIfMissing, PatchError, Probe, Replace, Wrap
 
 REPLACE_F = Replace("lib:f", "overrides:f")
 METHOD = Replace("lib:C.method", "overrides:method")
@@ -77,6 +77,26 @@ def test_only_selected_patches_are_installed(library):
     assert (module.f(1), module.C().method()) == ("override 1", "method 1")
     engine.apply("none", "raise")
     assert (module.f(1), module.C().method()) == ("original 1", "method 1")
+
+
+def test_the_profile_repairs_takes_repairs_and_what_is_native_with_defects(library):
+    """A change that the library lacks is left out, whatever its source; and so is one that it may have."""
+    is_there = Probe("lib:C")
+    patches = {
+        "repair": library.patch(REPLACE_F, id="repair", is_repair=True),
+        "repaired": library.patch(METHOD, id="repaired", probe=is_there, repairs=("It forgets.",)),
+        "native": library.patch(NO_OVERRIDE, id="native", probe=is_there),
+        "feature": library.patch(MARK, id="feature"),
+        "unknown": library.patch(MARK, id="unknown", probe=is_there, native_since=None),
+    }
+    engine = library.engine(*patches.values())
+    engine.apply("repairs", "raise")
+    assert library.load().f(1) == "override 1"
+    states = {id: engine.report(patch).state for id, patch in patches.items()}
+    assert states == dict(
+        repair="applied", repaired="repaired", native="native", feature="disabled", unknown="disabled"
+    )
+    assert engine.record().startswith("profile=repairs repair=applied ")
 
 
 def test_base_patches_are_installed_whatever_is_selected(library):

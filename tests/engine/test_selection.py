@@ -2,7 +2,7 @@
 
 import pytest
 from megatron_mtp_patches.engine import PatchError
-from megatron_mtp_patches.engine.selection import check_policy, select
+from megatron_mtp_patches.engine.selection import Selection, check_policy, select
 
 IDS = ("one", "two", "three-four")
 
@@ -24,7 +24,12 @@ IDS = ("one", "two", "three-four")
     ],
 )
 def test_select(choice, selected):
-    assert select(choice, IDS, "CHOICE") == selected
+    assert select(choice, IDS, "CHOICE") == Selection(frozenset(selected), "all")
+
+
+def test_a_profile_leaves_nothing_out_but_what_is_named():
+    assert select("repairs", IDS, "CHOICE") == Selection(frozenset(IDS), "repairs")
+    assert select("repairs,-two", IDS, "CHOICE") == Selection(frozenset({"one", "three-four"}), "repairs")
 
 
 @pytest.mark.parametrize("choice", ["five", "one,five", "-five", "--one", "One", "one two"])
@@ -33,7 +38,7 @@ def test_an_unknown_word_is_an_error_that_lists_the_ids(choice):
         select(choice, IDS, "CHOICE")
 
 
-@pytest.mark.parametrize("choice", ["one,-two", "-one,one", "all,one", "all,all"])
+@pytest.mark.parametrize("choice", ["one,-two", "-one,one", "all,one", "all,all", "repairs,one", "-one,repairs"])
 def test_taking_and_leaving_out_do_not_mix(choice):
     with pytest.raises(PatchError, match="mixes"):
         select(choice, IDS, "CHOICE")

@@ -85,6 +85,8 @@ def process_mtp_loss(
             _warn_of_missing_mask()
         mask = _count_everything(targets, packed_seq_params, cp_group)
     if labels is None:
+        if torch.is_grad_enabled() and not are_detached(config):
+            _warn_of_derived_labels()
         # Label i is token i + 1. The last position of a sequence has no label; the mask leaves it out.
         (targets, _), (mask, _) = roll(targets), roll(mask)
     losses = head_losses(
@@ -133,6 +135,16 @@ def process_mtp_loss(
 def _warn_of_missing_mask() -> None:
     """Warn once that heads train on padding; a data set masks it, and so does an RL trainer that gives no labels."""
     text = "The model gets labels and no loss_mask, so the MTP heads train on every position, padding included"
+    log_single_rank(logger, logging.WARNING, text)
+
+
+@functools.cache
+def _warn_of_derived_labels() -> None:
+    """Warn once that a loss that the trainer did not ask for trains its model: an RL policy, for example."""
+    text = (
+        "The model gets no labels, so the MTP heads derive theirs from the tokens, and their loss trains the main "
+        "model, too. --mtp-detach-heads (config.mtp_detach_heads) keeps it in the heads"
+    )
     log_single_rank(logger, logging.WARNING, text)
 
 

@@ -38,7 +38,8 @@ def flags_left_out(words: Iterable[str]) -> Iterator[str]:
     """A sentence for each flag among `words` whose patch was left out or refused: Megatron does not know it then."""
     flags = {word.partition("=")[0] for word in words}
     for patch in _engine.catalog:
-        if (state := _engine.report(patch).state) in (State.DISABLED, State.REFUSED):
+        report = _engine.report(patch)
+        if report.state in (State.DISABLED, State.REFUSED):
             for flag in sorted(flags.intersection(one.name.split()[0] for one in settings(patch))):
-                why = "left out by MEGATRON_MTP_PATCHES" if state is State.DISABLED else "refused here: see `status`"
+                why = report.reason if report.state is State.DISABLED else "refused here: see `status`"
                 yield f"{flag} comes with the patch {patch.id}, which is {why}"

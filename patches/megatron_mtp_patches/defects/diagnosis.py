@@ -132,7 +132,7 @@ def _is_removed_by(patch: Patch) -> tuple[bool, str]:
     """(whether a patch removes its defects, what to do or to know)."""
     report = _engine.report(patch)
     if report.state is State.DISABLED:
-        return False, f"MEGATRON_MTP_PATCHES leaves {patch.id} out"
+        return False, f"{patch.id} is {report.reason}"
     if report.state is State.REFUSED:
         return False, f"{patch.id} is refused: {report.reason}"
     if report.state is State.PENDING and patch.package and not any(map(find_file, patch.modules)):

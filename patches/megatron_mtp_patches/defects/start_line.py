@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from ..engine.call import Call
@@ -14,7 +15,7 @@ logger = logging.getLogger("megatron_mtp_patches")
 
 
 def log_open_defects(call: Call) -> Any:
-    """Wraps validate_args: rank 0 logs how many known defects affect the run and are not removed.
+    """Wraps validate_args: rank 0 logs how many known defects affect the run, and how many are removed from it.
 
     What goes wrong in here is said in the log; it does not end a training.
     """
@@ -30,16 +31,28 @@ def log_open_defects(call: Call) -> Any:
 
 
 def describe(arguments: object) -> str:
-    """How many known defects affect a run with these arguments and are not removed, the most severe named.
+    """How many known defects the patches remove from a run with these arguments, and how many they do not.
 
-    Nothing, '', if there are none.
+    The patches and the most severe defects are named. Nothing, '', if there are none.
     """
-    findings = [finding for finding in diagnose([arguments], None) if not finding.is_removed]
-    if not findings:
-        return ""
-    several = len(findings) > 1
-    named = ", ".join(finding.id for finding in findings[:5]) + ", ..." * (len(findings) > 5)
-    return (
-        f"{len(findings)} known defect{'s affect' if several else ' affects'} this run (severity up to "
-        f"{findings[0].severity} of 5: {named}); `megatron-mtp-patches doctor -- FLAGS` says what to do"
-    )
+    findings = diagnose([arguments], None)
+    removed = [finding for finding in findings if finding.is_removed]
+    open_defects = [finding for finding in findings if not finding.is_removed]
+    parts = []
+    if removed:
+        verb = "defects are" if len(removed) > 1 else "defect is"
+        patches = _name_first(dict.fromkeys(str(finding.patch) for finding in removed))
+        parts.append(f"{len(removed)} known {verb} removed from this run (by {patches})")
+    if open_defects:
+        verb = "defects affect" if len(open_defects) > 1 else "defect affects"
+        parts.append(
+            f"{len(open_defects)} known {verb} this run (severity up to {open_defects[0].severity} of 5: "
+            f"{_name_first(finding.id for finding in open_defects)})"
+        )
+        parts.append("`megatron-mtp-patches doctor -- FLAGS` says what to do")
+    return "; ".join(parts)
+
+
+def _name_first(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:5]) + ", ..." * (len(names) > 5)

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from .declare import Edit, Patch
 from .import_hook import being_imported, fully_imported, on_import
-from .selection import check_policy, select
+from .selection import Selection, check_policy, select
 
 TYPE_CHECKING = False  # importing typing for the constant would cost a third of what this package may cost
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Engine:
         self.added: tuple[Patch, ...] = ()
         self.table_file = table_file
         # These last from apply() to revert().
-        self._choice: tuple[frozenset[str], str] | None = None  # ids that the user selected, and the policy on drift
+        self._choice: tuple[Selection, str] | None = None  # what the user selected, and the policy on drift
         self._installer: Installer | None = None  # loaded when it is needed first
         self._postponed: dict[str, ModuleType] = {}  # modules that arrived before their overrides could be imported
         self._hooked: frozenset[str] = frozenset()

@@ -17,6 +17,7 @@ from .declare import AddField, Edit, Patch, PatchError
 from .fingerprints import KnownSources, open_known_sources, target_exists
 from .patched_attribute import PatchedAttribute, is_bound, owner_is_class
 from .project import Project
+from .selection import REPAIRS, Selection
 from .source_questions import ask_existence
 from .state import State
 
@@ -34,7 +35,7 @@ class Installer:
         project: Project,
         catalog: tuple[Patch, ...],
         base: tuple[Patch, ...],
-        selected: frozenset[str],
+        selection: Selection,
         on_drift: str,
         table_file: str,
         added: tuple[Patch, ...] = (),
@@ -43,7 +44,7 @@ class Installer:
         self._table_file = table_file
         self.catalog = catalog
         self.base = base
-        self.selected = selected
+        self.selection = selection
         self.on_drift = on_drift
         self.copies = Copies()
         self._fields = AddedFields()
@@ -81,9 +82,13 @@ class Installer:
     def _decide(self, patch: Patch) -> Decision:
         if patch in (*self.base, *self.added):
             return Decision(State.APPLIED, "always")
-        if patch.id not in self.selected:
-            return Decision(State.DISABLED, "left out")
-        return decide(patch, self.known_sources, self._project)
+        variable = self._project.choice_variable
+        if patch.id not in self.selection.ids:
+            return Decision(State.DISABLED, f"left out by {variable}")
+        decision = decide(patch, self.known_sources, self._project)
+        if self.selection.profile != REPAIRS or patch.is_repair or decision.state in (State.REPAIRED, State.NATIVE):
+            return decision
+        return Decision(State.DISABLED, f"left out by {variable}={REPAIRS}, which adds nothing")
 
     def _decide_again(self, patch: Patch) -> None:
         """A module that was executed again may have another source now."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .decision import Decision
 from .declare import Edit, Patch
 from .fingerprints import fingerprint, target_exists
+from .selection import ALL
 from .state import State, TargetState
 
 if TYPE_CHECKING:
@@ -68,4 +69,5 @@ def identify(catalog: Iterable[Patch], installer: Installer | None) -> str:
     examined = [patch for patch, state in decided if state is not State.DISABLED]
     edits = [edit for patch in examined for edit in patch.edits if edit.check_source]
     sources = hashlib.sha256("".join(map(fingerprint, edits)).encode()).hexdigest()[:8]
-    return f"{states} sources={sources}"
+    profile = f"profile={installer.selection.profile} " if installer and installer.selection.profile != ALL else ""
+    return f"{profile}{states} sources={sources}"

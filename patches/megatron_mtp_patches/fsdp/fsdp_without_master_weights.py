@@ -48,6 +48,7 @@ PATCH = Patch(
         "Checkpoints: with Megatron-FSDP FusedAdam's state has no `master_param`, as in newer releases. An old "
         "`fsdp_dtensor` checkpoint has one, which is not read.",
     ),
+    is_repair=True,
     probe=Probe(
         f"{_OPTIMIZER}:get_megatron_optimizer", contains="setattr(optimizer_part.optimizer, 'master_weights', False)"
     ),

@@ -33,6 +33,7 @@ PATCH = Patch(
         "The gradient of the z-loss is not touched."
     ),
     notes=("A trainer other than Megatron's own passes `num_moe_layers` to get the right mean.",),
+    is_repair=True,
     probe=Probe(
         "megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report", contains="num_moe_layers is None"
     ),

@@ -42,6 +42,7 @@ PATCH = Patch(
         "`--dist-ckpt-optim-fully-reshardable` in a RuntimeError. `--no-load-optim` loads it, or leave the patch out "
         "until the run ends.",
     ),
+    is_repair=True,
     probe=Probe(
         "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__",
         contains="getattr(self.pg_collection, 'expt_tp', self.tp_group)",

@@ -42,6 +42,7 @@ PATCH = Patch(
         "verl's MTP models call Megatron's loss (from 0.17 on), so their heads are weighted so, too. The GPTModel of "
         "ms-swift (mcore-bridge) has its own loss, which this patch does not change.",
     ),
+    is_repair=True,
     edits=(
         AddIfMissing(f"{MTP}:sum_token_counts", "megatron_overrides.mtp.losses.token_counts:sum_token_counts"),
         *MTP_LOSS,

@@ -18,6 +18,7 @@ PATCH = Patch(
         "token i + k + 1 of `input_ids`. This holds within each packed sequence, and across context-parallel ranks.",
         "A `loss_mask` without labels is aligned with the tokens (1 if a token is part of the response) and moves "
         "with them. A `loss_mask` with labels is aligned with the labels, as before.",
+        "A warning, once, if heads that are not detached train the main model by such labels.",
         "`roll_tensor(None)` returns `(None, None)`.",
     ),
     repairs=(

@@ -20,6 +20,7 @@ PATCH = Patch(
         "Checkpoints in the format torch that were saved without the patch hold the weight. Megatron says that it is "
         "unexpected and loads the rest; their optimizer state does not fit.",
     ),
+    is_repair=True,
     edits=(
         Wrap(
             "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer",

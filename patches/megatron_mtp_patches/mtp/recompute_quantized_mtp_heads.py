@@ -36,6 +36,7 @@ PATCH = Patch(
         "through them. With other groups than Megatron's global ones and `distribute_saved_activations`, the "
         "gradients of the heads and of what is before them change. Nothing else changes."
     ),
+    is_repair=True,
     edits=(
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward",

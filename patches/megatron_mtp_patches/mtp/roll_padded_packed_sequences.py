@@ -43,6 +43,7 @@ PATCH = Patch(
         "rolls as before, to the bit."
     ),
     notes=("The reports are NVIDIA/Megatron-LM#4495, #6205, #6912 and #7278.",),
+    is_repair=True,
     edits=(
         Wrap(f"{MTP}:_roll_tensor_packed_seq", f"{_WRAPPERS}:roll_packed_sequences"),
         AddIfMissing(f"{MTP}:ones_without_padding", f"{_ROLL}:ones_without_padding"),

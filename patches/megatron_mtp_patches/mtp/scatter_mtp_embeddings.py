@@ -9,6 +9,7 @@ PATCH = Patch(
     id="scatter-mtp-embeddings",
     summary="Train MTP heads of multimodal models under sequence parallelism",
     upstream=(PullRequest(6256, native_since="main"),),
+    is_repair=True,
     probe=Probe(_GET_EMBEDDINGS, contains="scatter_to_sequence_parallel_region"),
     problem=(
         "Multimodal models build their language model with `scatter_embedding_sequence_parallel=False`, put images "

@@ -29,6 +29,7 @@ PATCH = Patch(
         "The gradients of a repeated head, and under Megatron-FSDP that of the output weight of attached heads, where "
         "weight gradients are fused. Nothing else changes."
     ),
+    is_repair=True,
     edits=(
         Wrap(
             f"{MTP}:MultiTokenPredictionBlock.__init__",

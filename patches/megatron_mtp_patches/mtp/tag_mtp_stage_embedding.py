@@ -29,6 +29,7 @@ PATCH = Patch(
         "`--decoupled-lr` in the `torch` format that was written without the tag does not fit; `torch_dist` "
         "checkpoints do.",
     ),
+    is_repair=True,
     probe=Probe(_SETUP, contains="self.pre_process or getattr(self, 'mtp_process', False)"),
     edits=(Wrap(_SETUP, "megatron_overrides.mtp.heads.wrappers:tag_mtp_stage_embedding"),),
 )

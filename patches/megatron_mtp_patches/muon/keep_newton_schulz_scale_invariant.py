@@ -29,6 +29,7 @@ PATCH = Patch(
         "the patch is pending.",
         "The report is NVIDIA/Megatron-LM#5394.",
     ),
+    is_repair=True,
     probe=Probe(f"{_MUON_UTILS}:newton_schulz", contains="normalize_in_double"),
     edits=(
         Wrap(f"{_MUON_UTILS}:newton_schulz", f"{_WRAPPERS}:rescale_small_input", check_source=False),

@@ -31,6 +31,7 @@ PATCH = Patch(
         "Only with Muon, `attention_output_gate` and without `--muon-no-split-qkv`: the update of the QKV weights, if "
         "there was one. All other updates are the same to the bit."
     ),
+    is_repair=True,
     probe=Probe(_SHAPES, contains="getattr(model_cfg, 'attention_output_gate', False)"),
     edits=(
         Wrap(_SHAPES, f"{_WRAPPERS}:insert_gate"),

@@ -17,9 +17,10 @@ LENGTH = 8
 def run(monkeypatch):
     """run(**arguments): the targets of each head, and the weight of each position in its loss."""
 
-    def process(depths=2, per_token=False, **arguments):
+    def process(depths=2, per_token=False, is_detached=False, **arguments):
         config = TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1, mtp_num_layers=depths)
         config.calculate_per_token_loss, config.mtp_loss_scaling_factor = per_token, 0.5
+        config.mtp_detach_heads = is_detached
         targets, weights = [], []
 
         def compute_loss(labels, logits):
@@ -109,13 +110,26 @@ def test_labels_without_a_mask_are_warned_about_once(run, caplog):
 
     override._warn_of_missing_mask.cache_clear()
     run(labels=TOKENS, loss_mask=torch.ones_like(TOKENS), is_training=True)
-    run(input_ids=TOKENS, is_training=True)
+    run(input_ids=TOKENS, is_training=True, is_detached=True, output_weight=TOKENS)
     run(labels=TOKENS, is_training=False)
     assert not caplog.records
     for _ in range(2):
         run(labels=TOKENS, is_training=True)
     (record,) = caplog.records
     assert "labels and no loss_mask, so the MTP heads train on every position" in record.getMessage()
+
+
+def test_derived_labels_that_train_the_main_model_are_warned_about_once(run, caplog):
+    override._warn_of_derived_labels.cache_clear()
+    run(input_ids=TOKENS, is_detached=True, output_weight=TOKENS)
+    with torch.no_grad():
+        run(input_ids=TOKENS)
+    run(labels=TOKENS)
+    assert not caplog.records
+    for _ in range(2):
+        run(input_ids=TOKENS)
+    (record,) = caplog.records
+    assert "derive theirs from the tokens, and their loss trains the main model, too" in record.getMessage()
 
 
 def test_a_mask_without_any_token_gives_no_nan(run):

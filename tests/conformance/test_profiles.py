@@ -1,0 +1,63 @@
+"""What the profile `repairs` leaves in force in a Megatron: repairs of what it has, and nothing that it lacks."""
+
+from __future__ import annotations
+
+import megatron_mtp_patches
+import pytest
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.defects.catalog import known_defects
+from megatron_mtp_patches.defects.probe import has_defect
+from megatron_mtp_patches.engine.state import State
+
+from .expected import STATE
+from .inspection import import_targets, reports
+
+pytestmark = pytest.mark.forked("megatron")
+
+# Each trains by another policy, has a flag or adds one (0.16.1 lacks a limit that skips steps, so only the log of steps
+# that overflow is wrong there): these defects stay, and doctor says so.
+POLICIES = {
+    "derive-mtp-labels",
+    "exempt-muon-from-clipping",
+    "skip-update-on-large-grad-norm",
+    "sum-global-aux-loss-over-replicas",
+}
+IN_FORCE = (State.APPLIED, State.REPAIRED)
+
+
+@pytest.fixture
+def repaired():
+    """{id: report}, with the profile applied."""
+    import_targets()
+    megatron_mtp_patches.apply("repairs")
+    yield reports()
+    megatron_mtp_patches.revert()
+
+
+def expected_state(patch):
+    is_in = patch.is_repair or STATE[patch.id] in (State.REPAIRED, State.NATIVE)
+    return STATE[patch.id] if is_in else State.DISABLED
+
+
+def test_repairs_are_in_force_and_features_that_this_megatron_lacks_are_not(repaired):
+    assert {id: report.state for id, report in repaired.items()} == {
+        patch.id: expected_state(patch) for patch in CATALOG
+    }
+
+
+def test_what_is_in_force_removes_defects_and_no_other_defect_that_this_megatron_has_is_left(repaired):
+    in_force = {id for id, report in repaired.items() if report.state in IN_FORCE}
+    found_by_no_setting = {patch.id for patch in CATALOG if patch.is_repair and patch.undetected}
+    assert in_force - found_by_no_setting <= {defect.patch for defect in known_defects()}
+    pending = {id for id, report in repaired.items() if report.state is State.PENDING}
+    left = {defect.patch for defect in known_defects() if defect.patch and has_defect(defect)} - in_force - pending
+    assert left <= POLICIES
+
+
+def test_a_patch_can_be_left_out_of_the_profile():
+    megatron_mtp_patches.apply("repairs,-count-experts-in-grad-norm")
+    assert reports()["count-experts-in-grad-norm"].reason == "left out by MEGATRON_MTP_PATCHES"
+    assert reports()["exempt-muon-from-clipping"].reason == (
+        "left out by MEGATRON_MTP_PATCHES=repairs, which adds nothing"
+    )
+    megatron_mtp_patches.revert()
