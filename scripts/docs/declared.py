@@ -7,12 +7,10 @@ from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.description import sections, settings
 from megatron_mtp_patches.engine import AddField, AddFlag, Patch, PullRequest
 from megatron_mtp_patches.engine.state import State
-from megatron_mtp_patches.megatrons import RELEASES
-from packaging.version import Version
+from megatron_mtp_patches.retirement import KNOWN, retires_with, state_in
 
 from scripts.common.markdown import table
 
-COLUMNS = (*RELEASES, "main")
 # Several pages show it; tests/end_to_end/test_shown_commands.py runs it.
 CPU = """\
 <!-- run by a test: cpu-command -->
@@ -33,12 +31,13 @@ def blocks() -> dict[str, str]:
 
 
 def releases_table() -> str:
-    """Patch x release: its state there."""
+    """Patch x release: its state there, and with which of them the patch is not needed any more."""
     rows = []
     for patch in CATALOG:
         upstream = ", ".join(map(_link, patch.upstream)) or "none"
-        rows.append([_page(patch), upstream, *(state(patch, release) for release in COLUMNS)])
-    return "\n".join(table(["patch", "upstream", *COLUMNS], rows))
+        states = [state_in(patch, release) for release in KNOWN]
+        rows.append([_page(patch), upstream, *states, retires_with(patch) or "none"])
+    return "\n".join(table(["patch", "upstream", *KNOWN, "goes with"], rows))
 
 
 def summaries() -> str:
@@ -58,7 +57,7 @@ def summaries() -> str:
 def _part_in_repairs(patch: Patch) -> str:
     if patch.is_repair:
         return "yes"
-    return "where *repaired*" if State.REPAIRED in {state(patch, release) for release in COLUMNS} else ""
+    return "where *repaired*" if State.REPAIRED in {state_in(patch, release) for release in KNOWN} else ""
 
 
 def flag_reference() -> str:
@@ -96,26 +95,12 @@ def head(patch: Patch) -> str:
     """What stands under the title of the patch's page."""
     links = (f"[{change}]({_engine.project.pull_request_url(change)}) ({change.fate})" for change in patch.upstream)
     upstream = ", ".join(links) or "none"
-    states = table(["upstream", *COLUMNS], [[upstream, *(state(patch, release) for release in COLUMNS)]])
+    states = table(["upstream", *KNOWN], [[upstream, *(state_in(patch, release) for release in KNOWN)]])
     parts = [f"{patch.summary}.", "\n".join(states)]
     if rows := [[f"`{one.name}`", one.default, one.effect] for one in settings(patch)]:
         parts.append("\n".join(table(["flag or config field", "default", "effect"], rows)))
     parts += [_section(heading, list(paragraphs)) for heading, paragraphs in sections(patch)]
     return "\n\n".join(parts)
-
-
-def state(patch: Patch, release: str) -> State:
-    """Applied, repaired or native. What upstream listed first decides; later changes to it are defects until then."""
-    first = patch.upstream[0] if patch.upstream else None
-    if first is None or first.native_since is None or _elsewhere(first) or _is_before(release, first.native_since):
-        return State.APPLIED
-    return State.REPAIRED if patch.repairs else State.NATIVE
-
-
-def _is_before(release: str, other: str) -> bool:
-    if "main" in (release, other):
-        return release != "main"
-    return Version(release) < Version(other)
 
 
 def _section(heading: str, lines: list[str]) -> str:

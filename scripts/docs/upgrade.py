@@ -5,18 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.description import settings
-from megatron_mtp_patches.engine import Patch
-from megatron_mtp_patches.engine.state import State
+from megatron_mtp_patches.retirement import KNOWN, advice, state_in
 
 from scripts.common.markdown import table
-
-from .declared import COLUMNS, state
 
 
 def blocks() -> dict[str, str]:
     """The blocks `upgrade-steps` and `checkpoints`."""
-    steps = [row for before, after in pairwise(COLUMNS) for row in changes(before, after)]
+    steps = [row for before, after in pairwise(KNOWN) for row in changes(before, after)]
     header = ["from", "patch", "state", "what to do"]
     return {"upgrade-steps": "\n".join(table(header, steps)), "checkpoints": checkpoints()}
 
@@ -24,19 +20,10 @@ def blocks() -> dict[str, str]:
 def changes(before: str, after: str) -> list[list[str]]:
     """A row for each patch whose state changes at the release `after`, with what a user may do about it."""
     return [
-        [after, f"[`{patch.id}`]({patch.id}.md)", state(patch, after), advice(patch, after)]
+        [after, f"[`{patch.id}`]({patch.id}.md)", state_in(patch, after), advice(patch, after)]
         for patch in CATALOG
-        if state(patch, before) != state(patch, after)
+        if state_in(patch, before) != state_in(patch, after)
     ]
-
-
-def advice(patch: Patch, release: str) -> str:
-    """What to do with a patch whose change `release` has."""
-    theirs, ours = (
-        ", ".join(f"`{one.name}`" for one in settings(patch) if one.is_upstream is whose) for whose in (True, False)
-    )
-    kept = "Drop it." if state(patch, release) is State.NATIVE else "Keep it for its repairs."
-    return kept + f" Megatron has {theirs}." * bool(theirs) + f" Only the patch adds {ours}." * bool(ours)
 
 
 def checkpoints() -> str:

@@ -98,3 +98,22 @@ def test_patches_that_are_left_out_share_a_line(command, monkeypatch):
         "detach-mtp-heads, floor-clip-coefficient (disabled): left out by MEGATRON_MTP_PATCHES"
         in command("status").out.splitlines()
     )
+
+
+@pytest.mark.parametrize(
+    "release, row",
+    [
+        ("0.16.1", None),
+        ("0.17.1", None),
+        ("0.18.2", "Drop it."),
+        ("0.19.2", "Drop it."),
+        ("main", "Drop it."),
+    ],
+)
+def test_what_an_upgrade_makes_superfluous(command, release, row):
+    """keep-outputs-until-sent is upstream's since 0.18.0; nothing has floor-clip-coefficient."""
+    rows = [line.split("│")[1:] for line in command("status", "--retired-by", release).out.splitlines() if "│" in line]
+    advice = {columns[0].strip(): columns[2].strip() for columns in rows}
+    assert advice.get("keep-outputs-until-sent") == row and "floor-clip-coefficient" not in advice
+    repaired = advice.get("skip-update-on-large-grad-norm", "")
+    assert repaired.startswith("Keep it for its repairs.") is (row is not None)

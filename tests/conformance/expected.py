@@ -8,11 +8,10 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine import Patch
 from megatron_mtp_patches.engine.source import find_file
 from megatron_mtp_patches.engine.state import State
-
-from scripts.docs.declared import state
+from megatron_mtp_patches.retirement import state_in
 
 IDS = [patch.id for patch in CATALOG]
-EXPECTED = {patch.id: state(patch, version("megatron-core")) for patch in CATALOG}
+EXPECTED = {patch.id: state_in(patch, version("megatron-core")) for patch in CATALOG}
 
 
 def is_here(patch: Patch) -> bool:

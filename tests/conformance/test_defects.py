@@ -6,8 +6,7 @@ from megatron_mtp_patches.defects.catalog import known_defects, read_releases, r
 from megatron_mtp_patches.defects.diagnosis import Settings
 from megatron_mtp_patches.defects.probe import has_defect
 from megatron_mtp_patches.installed_megatron import find_releases
-
-from scripts.docs.declared import state
+from megatron_mtp_patches.retirement import state_in
 
 KINDS = {"wrong numbers", "wrong log", "lost state", "hang", "crash"}
 every_defect = pytest.mark.parametrize("defect", known_defects(), ids=lambda defect: defect.id)
@@ -54,7 +53,7 @@ def test_each_patch_removes_defects_or_says_why_no_setting_tells(patch):
 @pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
 def test_no_release_in_which_a_patch_is_native_has_what_it_removes(patch):
     for defect in removed_by(patch):
-        assert not {release for release in releases_with(defect) if state(patch, release) == "native"}
+        assert not {release for release in releases_with(defect) if state_in(patch, release) == "native"}
 
 
 def test_a_patch_that_removes_a_defect_exists():

@@ -15,9 +15,9 @@ from megatron_mtp_patches.cli import make_parser
 from megatron_mtp_patches.description import settings
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatrons import MEGATRONS
+from megatron_mtp_patches.retirement import state_in
 
 from scripts.common.toml import read_toml
-from scripts.docs.declared import state
 from tests.pages import PAGES, ROOT, blocks, shown
 
 pytestmark = pytest.mark.forked("patched")
@@ -115,7 +115,7 @@ def test_readme_says_what_is_on_by_default():
 def test_readme_says_up_to_which_release_a_patch_without_a_flag_is_needed():
     for problem, linked, default in rows_of_readme():
         if default == "always on" and linked:
-            lacking = [release for release in RELEASES if State.APPLIED in (state(one, release) for one in linked)]
+            lacking = [release for release in RELEASES if State.APPLIED in (state_in(one, release) for one in linked)]
             limit = "" if lacking == RELEASES else f" (up to {lacking[-1].rpartition('.')[0]})."
             assert problem.endswith(limit) and ("(up to" in problem) == bool(limit), problem
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from .. import __version__, _engine, apply
 from ..catalog import CATALOG
 from ..engine import PatchError, UsageError
+from ..retirement import KNOWN
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +52,14 @@ def make_parser() -> argparse.ArgumentParser:
     status = commands.add_parser(
         "status", help="apply the patches to the installed Megatron and show the state of each"
     )
-    status.add_argument("--json", action="store_true", help="for programs")
+    form = status.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="for programs")
+    form.add_argument(
+        "--retired-by",
+        choices=KNOWN,
+        metavar="RELEASE",
+        help=f"instead, which patches an upgrade to RELEASE makes superfluous: {', '.join(KNOWN)}",
+    )
     status.set_defaults(carry_out=_status)
 
     explain = commands.add_parser(
@@ -161,9 +169,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from .status import show_status
+    from .status import show_retired, show_status
 
-    return show_status(as_json=arguments.json)
+    return show_retired(arguments.retired_by) if arguments.retired_by else show_status(as_json=arguments.json)
 
 
 def _explain(arguments: argparse.Namespace) -> int:

@@ -10,10 +10,12 @@ from operator import attrgetter
 from rich.table import Column, Table
 
 from .. import __version__, apply, rehearsal, status
+from ..catalog import CATALOG
 from ..engine.report import Report
 from ..engine.state import State, TargetState
 from ..installed_megatron import describe_megatron, import_targets
 from ..rehearsal import transformer_engine
+from ..retirement import advice, state_in
 from .console import make_console
 from .zero_touch import describe_zero_touch
 
@@ -66,6 +68,18 @@ def show_status(as_json: bool) -> int:
             console.print(text, style="red", soft_wrap=True)
     is_pending = any(state is TargetState.PENDING for _, state in targets)
     return int(bool(overwritten) or is_pending or any(report.state is State.REFUSED for report in reports))
+
+
+def show_retired(release: str) -> int:
+    """Print which patches are superfluous in `release`, and which of those that it has are kept for their repairs."""
+    table = Table(*(Column(title, overflow="fold") for title in ("patch", "upstream", "what to do")))
+    for patch in CATALOG:
+        if state_in(patch, release) is not State.APPLIED:
+            table.add_row(patch.id, " ".join(map(str, patch.upstream)), advice(patch, release))
+    console = make_console()
+    console.print(f"What Megatron {release} has; it lacks the change of each other patch.", soft_wrap=True)
+    console.print(table)
+    return 0
 
 
 def _make_table(reports: list[Report]) -> Table:
