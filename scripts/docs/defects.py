@@ -1,4 +1,4 @@
-"""The known defects of Megatron, as Markdown: how many each release has, and a table for each topic."""
+"""The known defects of Megatron, as Markdown: how many each release has, a table for each topic, and reports."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ SEVERITIES = (5, 4, 3, 2, 1)
 
 
 def blocks() -> dict[str, str]:
-    """`defects-by-release`, and `known-defects`, the tables of all topics."""
-    return {"defects-by-release": by_release(), "known-defects": "\n\n".join(map(topic_table, TOPICS))}
+    """`defects-by-release`; `known-defects`, the tables of all topics; `upstream-reports`, of what nobody reported."""
+    unreported = [defect for defect in known_defects() if defect.state == "unreported"]
+    return {
+        "defects-by-release": by_release(),
+        "known-defects": "\n\n".join(map(topic_table, TOPICS)),
+        "upstream-reports": "\n\n".join(map(report, unreported)),
+    }
 
 
 def by_release() -> str:
@@ -57,6 +62,25 @@ def row(defect: Defect) -> list[str]:
         mark_flags("; or ".join(ways)) or "none known",
         f"{links}: {defect.state}" if links else defect.state,
     ]
+
+
+def report(defect: Defect) -> str:
+    """What an issue at upstream's would say, under its title."""
+    places = ", ".join(dict.fromkeys(f"`{sign.target}`" for sign in defect.signs))
+    paragraphs = [
+        f"### {mark_flags(defect.effect)}",
+        f"Seen with {mark_flags(condition_of(defect))}, on {', '.join(releases_with(defect))}. The code: {places}.",
+    ]
+    if program := find_program(defect.id):
+        paragraphs.append(
+            f"To reproduce: {' '.join((program.__doc__ or '').split())} `megatron-mtp-patches reproduce {defect.id} "
+            f"--standalone FILE` writes the program."
+        )
+    else:
+        paragraphs.append(f"It was {defect.evidence}; there is no program for it.")
+    if defect.patch:
+        paragraphs.append(f"A way to repair it: [{defect.patch}]({defect.patch}.md).")
+    return "\n\n".join(paragraphs)
 
 
 def mark_flags(text: str) -> str:
