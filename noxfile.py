@@ -268,14 +268,18 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(tags=OTHERS_TAG)
 def wheel(session: nox.Session) -> None:
-    """What would be published, installed from nothing: without torch and Megatron it says so, and no more."""
-    folder = Path(session.create_tmp()).resolve()
-    shutil.rmtree(folder)
+    """What would be published, installed from nothing: without torch and Megatron it says so, and no more.
+
+    With -- FOLDER, the wheel and the sdist are built there, and stay.
+    """
+    temporary = Path(session.create_tmp()).resolve()
+    shutil.rmtree(temporary)
+    folder = Path(*session.posargs).resolve() if session.posargs else temporary
     session.run("uv", "build", "--out-dir", str(folder), external=True, silent=True)
     (built,) = folder.glob("*.whl")
     session.install("twine")
     session.run("twine", "check", "--strict", str(built), *map(str, folder.glob("*.tar.gz")))
-    empty = folder / "empty"
+    empty = temporary / "empty"
     session.run("uv", "venv", "--python", session.python or sys.executable, str(empty), external=True, silent=True)
     session.run("uv", "pip", "install", "--python", str(empty), str(built), external=True)
     for words, code in (

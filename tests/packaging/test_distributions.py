@@ -51,7 +51,7 @@ def test_every_folder_with_code_is_a_package():
 def test_the_wheel_has_every_module_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name for name in names if ".dist-info/" not in name} == CODE | DATA
-    assert any(name.endswith("LICENSE") for name in names)
+    assert all(any(name.endswith(file) for name in names) for file in ("LICENSE", "NOTICE"))
     assert wheel.name.endswith("-py3-none-any.whl")
 
 
@@ -87,6 +87,17 @@ def test_the_text_for_an_index_has_no_link_into_the_repository(metadata):
     assert text.startswith("# megatron_mtp_patches") and "## Guarantees" in text
     assert "![" not in text and "The picture" not in text
     assert re.findall(r"\]\((?!https?://)", text) == []
+
+
+def test_with_the_address_of_the_project_the_text_leads_there():
+    """As the release workflow builds it."""
+    env = {**os.environ, "PROJECT_URL": "https://host.test/team/patches/"}
+    code = "import runpy, setuptools; setuptools.setup = lambda **texts: print(*texts.values()); "
+    code += "runpy.run_path('setup.py')"
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True)
+    assert "'Issues': 'https://host.test/team/patches/issues'" in done.stdout
+    assert "(https://host.test/team/patches/blob/HEAD/docs/doctor.md)" in done.stdout
+    assert re.findall(r"\]\((?!https?://|#)", done.stdout) == []
 
 
 def test_the_command_is_installed_and_runs_from_the_wheel(installed, tmp_path):
