@@ -53,7 +53,8 @@ def divide_by_tokens_of_all_context_parallel_ranks(call: Call) -> Any:
     on the last stage. Hybrid context parallelism is left alone: its ranks have other numbers of microbatches.
     """
     config, loss_func = call["config"], call["loss_func"]
-    if loss_func is None or config.calculate_per_token_loss or getattr(config, "hybrid_context_parallel", False):
+    is_per_token = getattr(config, "calculate_per_token_loss", False)  # a ModelParallelConfig has none
+    if loss_func is None or is_per_token or getattr(config, "hybrid_context_parallel", False):
         return call.proceed()
     if call["collect_non_loss_data"] or call["cp_group_size"] == 1:
         return call.proceed()
