@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_overrides.mtp.frozen.settings import is_main_model_frozen
+from megatron_overrides.mtp.frozen.settings import are_heads_disabled, is_main_model_frozen
 
 
 def count_moe_layers(run: Any) -> int:
     """How many layers and heads of a run with Megatron's arguments have an auxiliary loss.
 
-    A frozen main model computes none.
+    A frozen main model and disabled heads compute none.
     """
     is_frozen = is_main_model_frozen(run)
-    heads = run.mtp_num_layers or 0
+    heads = 0 if are_heads_disabled(run) else run.mtp_num_layers or 0
     if getattr(run, "mtp_use_repeated_layer", False):
         heads = min(heads, 1)
     if pattern := getattr(run, "hybrid_layer_pattern", None) or getattr(run, "hybrid_override_pattern", None):

@@ -15,7 +15,7 @@ from typing import Any
 from megatron_overrides.call import Call
 from megatron_overrides.moe.expert_parameters import mark_expert_parameters
 from megatron_overrides.moe.moe_layers import count_moe_layers
-from megatron_overrides.mtp.frozen.settings import is_main_model_frozen
+from megatron_overrides.mtp.frozen.settings import are_heads_disabled, is_main_model_frozen
 from megatron_overrides.report.metrics import MEGATRON_TRAINER, logging_trainer
 
 _PARALLEL_MODES = {"linear_fc1": "column", "linear_fc2": "row"}
@@ -91,11 +91,11 @@ def average_over_moe_layers(call: Call) -> Any:
     """Wraps track_moe_metrics and MoEMetricsTracker.report: they divide by `num_moe_layers`.
 
     Where Megatron has no such parameter, it divides by the sum of `moe_layer_freq` where that is a list. Where it has
-    one, its own count is right unless the main model is frozen.
+    one, its own count is right unless only a part of the model has losses.
     """
     run = _logged_run()
     if "num_moe_layers" in call.parameters:
-        if run is not None and is_main_model_frozen(run):
+        if run is not None and _has_losses_of_a_part(run):
             call["num_moe_layers"] = count_moe_layers(run)
         return call.proceed()
     moe_layers = call.kwargs.pop("num_moe_layers", None)  # before the arguments are asked by name
@@ -113,7 +113,11 @@ def average_over_moe_layers(call: Call) -> Any:
     return call.proceed()
 
 
-def average_over_heads(call: Call) -> Any:
-    """Wraps the same, for a run whose main model is frozen: only its heads have an auxiliary loss."""
+def average_over_layers_with_losses(call: Call) -> Any:
+    """Wraps the same, for a run whose main model is frozen or whose heads are disabled: the others have the losses."""
     run = _logged_run()
-    return average_over_moe_layers(call) if run is not None and is_main_model_frozen(run) else call.proceed()
+    return average_over_moe_layers(call) if run is not None and _has_losses_of_a_part(run) else call.proceed()
+
+
+def _has_losses_of_a_part(run: Any) -> bool:
+    return is_main_model_frozen(run) or are_heads_disabled(run)

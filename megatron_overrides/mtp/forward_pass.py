@@ -39,7 +39,7 @@ class ForwardPass(NamedTuple):
         input_ids: the tokens that the main model sees.
         computes_loss: the losses of the heads are computed: there are gradients, modelopt observes the heads, or an
             `mtp_pass` asks for it.
-        is_idle: the MTP block is skipped, so there are no hidden states of heads.
+        is_idle: the output of the MTP block, if this stage has one, is that of the main model alone.
         request: that of an `mtp_pass`. Its labels and its mask are those of the heads.
         metrics: what an `mtp_pass` measures without gradients; None leaves the metrics to Megatron's tracker.
         process_groups: the ProcessGroupCollection of the model; None stands for Megatron's global groups.

@@ -15,6 +15,7 @@ from megatron_overrides.mtp.forward_pass import (
     recorded_pass,
     running_pass,
 )
+from megatron_overrides.mtp.frozen.settings import are_heads_disabled
 
 
 def record_forward_inputs(call: Call) -> Any:
@@ -23,11 +24,16 @@ def record_forward_inputs(call: Call) -> Any:
     Without gradients (evaluation, log probabilities of an RL policy) the heads are not needed, unless modelopt observes
     them or an `mtp_pass` asks for them. The block can be skipped if it runs in the same call as the loss; otherwise the
     next pipeline stage expects its output. It runs, without its loss, where Megatron-FSDP releases its weights.
+
+    Disabled heads have no loss in training, whatever an `mtp_pass` asks for, and every stage knows it.
     """
     runs_block = getattr(call.instance, "mtp_process", False) and call.get("mtp_in_postprocess", True)
     request = mtp_pass_request.get()
     trains_heads = current().trains_heads
-    if request is None:
+    is_disabled = trains_heads and are_heads_disabled(call.instance.config)
+    if is_disabled:
+        computes_loss = False
+    elif request is None:
         computes_loss = trains_heads or bool(runs_block and modelopt_observes(call.instance.mtp))
     else:
         computes_loss = request.compute
@@ -36,7 +42,7 @@ def record_forward_inputs(call: Call) -> Any:
         is_recorded=True,
         input_ids=call.get("input_ids"),
         computes_loss=computes_loss,
-        is_idle=bool(can_skip and not megatron_fsdp_releases(call.instance.mtp)),
+        is_idle=is_disabled or bool(can_skip and not megatron_fsdp_releases(call.instance.mtp)),
         request=request,
         metrics=request.metrics if request is not None and computes_loss and not trains_heads else None,
         process_groups=getattr(call.instance, "pg_collection", None),

@@ -60,7 +60,7 @@ def check_configs(call: Call) -> Any:
         _check_model(both, declared_settings(type(model_config)))
         check_separate_clip(both)
     else:
-        for name in ("mtp_detach_heads", "separate_mtp_grad_clip"):
+        for name in ("mtp_detach_heads", "disable_mtp_loss", "separate_mtp_grad_clip"):
             if getattr(model_config, name, False):
                 warn_of_missing_heads(name)
     return call.proceed()

@@ -40,6 +40,30 @@ MEGATRON_FSDP = tuple(
     for version in ("", "V1", "V2")
 )
 
+# Classes that wrap a model for data parallelism, and Megatron-FSDP where some parameters do not train.
+DATA_PARALLEL = (
+    "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel",
+    "megatron.core.distributed.torch_fully_sharded_data_parallel:TorchFullyShardedDataParallel",
+)
+_FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
+_FROZEN = "megatron_overrides.mtp.frozen.wrappers"
+FROZEN_PARAMETERS_IN_FSDP = (
+    Wrap(
+        f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks", f"{_FROZEN}:register_no_hook_on_frozen_parameters"
+    ),
+    Wrap(
+        f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.reduce_scatter_gradients",
+        f"{_FROZEN}:reduce_groups_that_train",
+    ),
+)
+
+# The optimizer state in a checkpoint is that of the parameters that train.
+_CHECKPOINTING = "megatron.training.checkpointing"
+STATE_OF_TRAINED_PARAMETERS = (
+    Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_FROZEN}:watch_for_other_state", check_source=False),
+    Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_FROZEN}:refuse_other_state", check_source=False),
+)
+
 # No gradient of the MTP loss leaves the heads.
 _DETACHED_HEADS = "megatron_overrides.mtp.heads.wrappers"
 DETACHED_HEADS = (

@@ -1,4 +1,4 @@
-"""The optimizer state of heads that train alone: refused where it does not fit, and saved.
+"""The optimizer state where a part of the model trains alone: refused where it does not fit, and saved.
 
 In the format torch_dist each tensor is saved by a rank that has it, but plain values (learning rates, the number of
 steps) are saved by the first rank, whose pipeline stage may train nothing.
@@ -13,32 +13,27 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase
 
+from megatron_overrides.mtp.frozen.settings import TrainedParts
+
 _NOT_PLAIN = ...
 
 
-def check_optimizer_state(folder: str, was_frozen: bool, is_frozen: bool) -> None:
+def check_optimizer_state(folder: str, saved: TrainedParts, current: TrainedParts) -> None:
     """Raise ValueError if the checkpoint in `folder` has the moments of other parameters than those that train now.
 
     Depending on the optimizer Megatron would load some of them and keep training, or raise a KeyError with thousands of
-    names or a mismatch of shapes.
-
-    Args:
-        was_frozen: `--freeze-base-model-for-mtp` of the run that saved it.
-        is_frozen: that of this run.
+    names or a mismatch of shapes. Megatron itself refuses what no flag of the two runs has changed.
     """
-    if was_frozen and not is_frozen:
-        raise ValueError(
-            f"The checkpoint in {folder} is of a run with --freeze-base-model-for-mtp, so it has the optimizer state "
-            f"of the MTP heads alone: add --freeze-base-model-for-mtp to train them further or, to train the whole "
-            f"model, --finetune (from iteration 0) or --no-load-optim"
-        )
-    if is_frozen and not was_frozen:
-        raise ValueError(
-            f"The checkpoint in {folder} is of a run without --freeze-base-model-for-mtp, so it has the optimizer "
-            f"state of the whole model: to train the MTP heads alone, add --finetune (from iteration 0) or "
-            f"--no-load-optim, or --mtp-init if it has no heads; to train the whole model further, leave "
-            f"--freeze-base-model-for-mtp out"
-        )
+    if saved[:2] == current[:2] or not (saved.flag or current.flag):
+        return
+    with_flag = f"with {saved.flag}" if saved.flag else f"without {current.flag}"
+    as_before = f"add {saved.flag}" if saved.flag else f"leave {current.flag} out"
+    new_heads = "" if current.main_model else ", or --mtp-init if it has no heads"
+    raise ValueError(
+        f"The checkpoint in {folder} is of a run {with_flag}, so it has the optimizer state of {saved}: to train on as "
+        f"before, {as_before}; to train {current}, which makes all optimizer state new, add --finetune (from iteration "
+        f"0) or --no-load-optim{new_heads}"
+    )
 
 
 def share_plain_values(state: Any, has_heads: bool) -> Any:

@@ -1,8 +1,8 @@
-"""Whether only the MTP heads train, and what cannot work then."""
+"""What trains: all of a model, only its MTP heads, or only its main model; and what cannot work then."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_overrides.settings.names import spell
 
@@ -10,6 +10,34 @@ from megatron_overrides.settings.names import spell
 def is_main_model_frozen(settings: Any) -> bool:
     """Whether only the MTP heads train by `settings`, a TransformerConfig or Megatron's args."""
     return bool(getattr(settings, "freeze_base_model_for_mtp", False))
+
+
+def are_heads_disabled(settings: Any) -> bool:
+    """Whether MTP heads stay in the model and do not run by `settings`, a TransformerConfig or Megatron's args."""
+    return bool(getattr(settings, "disable_mtp_loss", False))
+
+
+class TrainedParts(NamedTuple):
+    """What has an optimizer state in a run; `flag` is the one that leaves something out."""
+
+    main_model: bool
+    heads: bool
+    flag: str | None
+
+    @classmethod
+    def read(cls, settings: Any) -> TrainedParts:
+        """What trains by Megatron's arguments."""
+        if is_main_model_frozen(settings):
+            return cls(False, True, "--freeze-base-model-for-mtp")
+        has_heads = bool(getattr(settings, "mtp_num_layers", None))
+        if has_heads and are_heads_disabled(settings):
+            return cls(True, False, "--disable-mtp-loss")
+        return cls(True, has_heads, None)
+
+    def __str__(self) -> str:
+        if self.main_model:
+            return "the whole model" if self.heads else "the main model alone"
+        return "the MTP heads alone"
 
 
 def check_frozen_main_model(settings: Any) -> None:

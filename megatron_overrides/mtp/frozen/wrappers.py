@@ -7,7 +7,6 @@ kind.
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from contextvars import ContextVar
 from typing import Any
@@ -19,9 +18,9 @@ from megatron_overrides.call import Call
 from megatron_overrides.mtp.blocks import mtp_blocks
 from megatron_overrides.mtp.forward_pass import current, running_pass
 from megatron_overrides.mtp.frozen.frozen_main_model import freeze, gradients_of_heads
-from megatron_overrides.mtp.frozen.settings import check_heads_to_train, is_main_model_frozen
+from megatron_overrides.mtp.frozen.settings import TrainedParts, check_heads_to_train, is_main_model_frozen
 from megatron_overrides.mtp.heads.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
-from megatron_overrides.mtp.losses.flops import tokens_in_batch
+from megatron_overrides.mtp.losses.flops import tokens_in_batch, without_heads
 from megatron_overrides.scoped import scoped
 
 # Whether load_checkpoint is running for a model with an optimizer. Others read checkpoints by the same function.
@@ -56,12 +55,7 @@ def count_no_backward_of_main_model(call: Call) -> Any:
     settings = call["args"]
     if not is_main_model_frozen(settings):
         return flops
-    call["args"] = main_model = copy.copy(settings)
-    main_model.mtp_num_layers = None
-    if pattern := getattr(settings, "hybrid_layer_pattern", None):
-        main_model.hybrid_layer_pattern = pattern.partition("/")[0]
-    if isinstance(frequency := getattr(settings, "linear_attention_freq", None), list):
-        main_model.linear_attention_freq = frequency[: settings.num_layers]
+    call["args"] = without_heads(settings)
     main_model_flops = call.proceed()
     head_flops = flops - main_model_flops
     if head_flops:  # Megatron 0.16 counts none in a hybrid model
@@ -224,5 +218,5 @@ def refuse_other_state(call: Call) -> Any:
     if loads_state and saved is not None:
         from megatron_overrides.mtp.frozen.optimizer_state import check_optimizer_state
 
-        check_optimizer_state(call["load_dir"], is_main_model_frozen(saved), is_main_model_frozen(settings))
+        check_optimizer_state(call["load_dir"], TrainedParts.read(saved), TrainedParts.read(settings))
     return result

@@ -25,23 +25,24 @@ def are_detached(config: Any) -> bool:
     return bool(getattr(config, "mtp_detach_heads", False)) or is_main_model_frozen(config)
 
 
-def report_zero_gradient(embedded: torch.Tensor, embedding: Callable[..., Any]) -> torch.Tensor:
-    """Give the MTP stage's copy of the embedding a gradient of zero; see distributed_data_parallel.py.
+def report_zero_gradient(tensor: torch.Tensor, embedding: Callable[..., Any]) -> torch.Tensor:
+    """Return `tensor`, whose backward gives the MTP stage's copy of the embedding a gradient of zero, too.
 
-    The copy must still require a gradient, because the gradient of the first stage is added to it.
+    The copy must still require a gradient, because the gradient of the first stage is added to it. See
+    distributed_data_parallel.py.
     """
     parameters = [p for p in embedding.parameters() if p.requires_grad] if hasattr(embedding, "parameters") else []
-    return _ZeroGradient.apply(embedded, *parameters)
+    return _ZeroGradient.apply(tensor, *parameters)
 
 
 class _ZeroGradient(torch.autograd.Function):
     """Returns its first argument; the other arguments get a gradient of zero."""
 
     @staticmethod
-    def forward(ctx: Any, embedded: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
         ctx.like = [(parameter.shape, parameter.dtype, parameter.device) for parameter in parameters]
-        return embedded.view_as(embedded)
+        return tensor.detach()  # no view, which a pipeline stage could not send
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return (None, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like))
+        return (gradient, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like))

@@ -4,26 +4,22 @@ from ..engine import Patch, Probe, PullRequest, Wrap
 from ..settings import TRANSFORMER_CONFIG, Conflict, Setting, model_setting
 from ..shared_edits import (
     CALLED_UNTRAINED,
+    DATA_PARALLEL,
     DETACHED_HEADS,
+    FROZEN_PARAMETERS_IN_FSDP,
     MARK_TRAINING_LOG,
     MEGATRON_FSDP,
     MOE_LOGGING,
     MTP,
     MTP_FORWARD_PASS,
     REPORTS_OF_AUX_LOSSES,
+    STATE_OF_TRAINED_PARAMETERS,
 )
 
 _DISTRIBUTED = "megatron.core.distributed"
 _WRAPPERS = "megatron_overrides.mtp.frozen.wrappers"
 _MODELS = ("gpt.gpt_model:GPTModel", "hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
 _FREEZE = f"{_WRAPPERS}:freeze_what_is_wrapped"
-_DATA_PARALLEL_CLASSES = (
-    "distributed_data_parallel:DistributedDataParallel",
-    "torch_fully_sharded_data_parallel:TorchFullyShardedDataParallel",
-)
-_FSDP = f"{_DISTRIBUTED}.fsdp.src.megatron_fsdp"
-_CHECKPOINTING = "megatron.training.checkpointing"
-_NO_HOOK = "register_no_hook_on_frozen_parameters"
 
 # What cannot work while only the MTP heads train: a setting, its value when off, and what it does.
 _NOT_WITH_IT = (
@@ -111,13 +107,9 @@ PATCH = Patch(
             for model in _MODELS
         ),
         Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_WRAPPERS}:run_heads_with_gradients"),
-        *(Wrap(f"{_DISTRIBUTED}.{name}.__init__", _FREEZE, check_source=False) for name in _DATA_PARALLEL_CLASSES),
+        *(Wrap(f"{wrapper}.__init__", _FREEZE, check_source=False) for wrapper in DATA_PARALLEL),
         *(Wrap(f"{wrapper}.__init__", _FREEZE) for wrapper in MEGATRON_FSDP),
-        Wrap(f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks", f"{_WRAPPERS}:{_NO_HOOK}"),
-        Wrap(
-            f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.reduce_scatter_gradients",
-            f"{_WRAPPERS}:reduce_groups_that_train",
-        ),
+        *FROZEN_PARAMETERS_IN_FSDP,
         *(
             Wrap(f"{_DISTRIBUTED}.finalize_model_grads:{update}", f"{_WRAPPERS}:update_routers_of_heads")
             for update in ("_update_router_expert_bias", "_update_router_qb_beta")
@@ -128,10 +120,13 @@ PATCH = Patch(
             f"{_WRAPPERS}:count_no_backward_of_main_model",
             check_source=False,
         ),
-        Wrap(f"{_CHECKPOINTING}:generate_state_dict", f"{_WRAPPERS}:share_state_of_heads", check_source=False),
-        Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_WRAPPERS}:watch_for_other_state", check_source=False),
-        Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_WRAPPERS}:refuse_other_state", check_source=False),
+        Wrap(
+            "megatron.training.checkpointing:generate_state_dict",
+            f"{_WRAPPERS}:share_state_of_heads",
+            check_source=False,
+        ),
+        *STATE_OF_TRAINED_PARAMETERS,
         MARK_TRAINING_LOG,
-        *(Wrap(report, f"{MOE_LOGGING}:average_over_heads") for report in REPORTS_OF_AUX_LOSSES),
+        *(Wrap(report, f"{MOE_LOGGING}:average_over_layers_with_losses") for report in REPORTS_OF_AUX_LOSSES),
     ),
 )

@@ -1,0 +1,98 @@
+"""Declares disable-mtp-loss."""
+
+from ..engine import Patch, Probe, PullRequest, Wrap
+from ..settings import TRANSFORMER_CONFIG, Conflict, Setting, model_setting
+from ..shared_edits import (
+    DATA_PARALLEL,
+    FROZEN_PARAMETERS_IN_FSDP,
+    MARK_TRAINING_LOG,
+    MEGATRON_FSDP,
+    MOE_LOGGING,
+    MTP,
+    MTP_FORWARD_PASS,
+    MTP_LOSS,
+    REPORTS_OF_AUX_LOSSES,
+    STATE_OF_TRAINED_PARAMETERS,
+)
+
+_WRAPPERS = "megatron_overrides.mtp.frozen.disabled_heads"
+_DISABLE = f"{_WRAPPERS}:disable_wrapped_heads"
+
+# What cannot work while the heads do not run: a setting, its value when off, and what it does.
+_NOT_WITH_IT = (
+    ("freeze_base_model_for_mtp", False, "trains only the MTP heads"),
+    ("freeze_base_for_mtp", False, "trains only the MTP heads"),
+    ("qad_train_target", None, "chooses in a second way what trains"),
+    ("overlap_moe_expert_parallel_comm", False, "schedules the heads as layers"),
+    ("cuda_graph_impl", "none", "captures the heads, too"),
+    ("moe_paged_stash", False, "asks the experts of the heads for their load"),
+)
+
+PATCH = Patch(
+    id="disable-mtp-loss",
+    summary="Train the main model without its MTP heads, which stay in the model and in checkpoints",
+    upstream=(PullRequest(7384),),
+    problem=(
+        "In RL and SFT of the main model its MTP heads (Megatron's MTP layers) are not to train. Without "
+        "`--mtp-num-layers` the model and its checkpoints have none. With `--mtp-loss-scaling-factor 0` they run, take "
+        "gradients and optimizer state, and weight decay changes them."
+    ),
+    adds=(
+        "`config.disable_mtp_loss`: in training the heads do not run. They get no gradient and no optimizer state, and "
+        "stay as they are, to the bit, with the biases of their routers. The main model trains as one without heads.",
+        "Evaluation, an `mtp_pass` without gradients and speculative decoding use the heads as before.",
+        "TFLOP/s count the main model alone, the logged auxiliary losses are its own, and the log has no MTP losses.",
+    ),
+    undetected="It adds a way to train; no number is wrong without it.",
+    refuses=(
+        "`--disable-mtp-loss` together with `--freeze-base-model-for-mtp`, `--freeze-base-for-mtp`, "
+        "`--qad-train-target`, `--overlap-moe-expert-parallel-comm`, `--cuda-graph-impl` or `--moe-paged-stash`.",
+        "A checkpoint of a run with `--disable-mtp-loss` in a run that trains the heads, and the other way around, "
+        "unless `--finetune` or `--no-load-optim` leaves the optimizer state out.",
+    ),
+    numerics="Only with the flag: the main model gets no gradient of the MTP loss.",
+    notes=(
+        "The pull request was closed, and its diff was not at hand. `compute_mtp_loss` of HybridModel.forward on main "
+        "skips the heads of one call; their gradients and their optimizer state stay, so the setting does not use it.",
+        "Over several pipeline stages the stage of the heads has a copy of the word embedding, which keeps its optimizer "
+        "state: it is updated as the first stage updates its own, with the same gradient.",
+        "Megatron-FSDP with `optim_grads_params` gathers the weights of the heads beforehand, so they run there, "
+        "without gradients, to have their weights released.",
+        "A model whose GPTModel._postprocess verl or mcore-bridge has replaced raises an error if it runs the heads in "
+        "training; with `mtp.enable_train=false` verl does not run them.",
+    ),
+    probe=Probe(f"{TRANSFORMER_CONFIG}.disable_mtp_loss"),
+    edits=(
+        *model_setting(
+            Setting(
+                "disable_mtp_loss",
+                bool,
+                False,
+                "Train without the MTP heads: they stay in the model and in checkpoints as they are.",
+                conflicts=tuple(
+                    Conflict(name, effect, "trains without the MTP heads", off) for name, off, effect in _NOT_WITH_IT
+                ),
+                is_upstream=True,
+            )
+        ),
+        *MTP_LOSS,
+        *MTP_FORWARD_PASS,
+        Wrap(f"{MTP}:MultiTokenPredictionBlock.__init__", f"{_WRAPPERS}:disable_new_heads", check_source=False),
+        Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_WRAPPERS}:skip_disabled_block"),
+        *(Wrap(f"{wrapper}.__init__", _DISABLE, check_source=False) for wrapper in DATA_PARALLEL),
+        *(Wrap(f"{wrapper}.__init__", _DISABLE) for wrapper in MEGATRON_FSDP),
+        *FROZEN_PARAMETERS_IN_FSDP,
+        Wrap(
+            "megatron.core.distributed.finalize_model_grads:_update_router_qb_beta",
+            f"{_WRAPPERS}:update_routers_of_main_model",
+        ),
+        Wrap(
+            "megatron.training.training:num_floating_point_operations",
+            f"{_WRAPPERS}:count_no_heads",
+            check_source=False,
+        ),
+        *STATE_OF_TRAINED_PARAMETERS,
+        MARK_TRAINING_LOG,
+        *(Wrap(report, f"{MOE_LOGGING}:average_over_layers_with_losses") for report in REPORTS_OF_AUX_LOSSES),
+    ),
+)
