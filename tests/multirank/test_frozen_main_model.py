@@ -1,4 +1,7 @@
-"""Heads trained alone: the main model stays bit-identical; the heads train as over a main model that is put back."""
+"""Heads trained alone: the main model stays bit-identical; the heads train as over a main model that is put back.
+
+And the other way around: the heads stay, and the main model trains as under detached heads.
+"""
 
 from functools import partial
 from typing import NamedTuple
@@ -15,12 +18,17 @@ MOE |= {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 
 
 
 class Layout(NamedTuple):
-    """Sizes of Megatron's process groups, settings of the model and of the optimizer."""
+    """Sizes of Megatron's process groups, settings of the model and of the optimizer, and stages with an embedding."""
 
     sizes: dict
     model: dict = {}
     optimizer: dict = {}
     clipped_to_the_bit: bool = False
+    embeddings: tuple = (0, -1)
+
+    def embedding_ranks(self, stages):
+        """As pretrain_gpt.py names them to Megatron."""
+        return sorted({stages[place] for place in self.embeddings})
 
 
 DISTRIBUTED = {"use_distributed_optimizer": True}
@@ -36,6 +44,9 @@ LAYOUTS = {
         {"pipeline_dtype": torch.float32},
         {"overlap_grad_reduce": True, "overlap_param_gather": True, **DISTRIBUTED},
     ),
+    "PP2, overlapped": Layout(
+        {"pipeline_model_parallel_size": 2}, {"pipeline_dtype": torch.float32}, {"overlap_grad_reduce": True}
+    ),
     "PP2, interleaved": Layout(
         {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
         {"pipeline_dtype": torch.float32, "num_layers": 4},
@@ -49,12 +60,13 @@ LAYOUTS = {
 HEADS_ON_A_STAGE = Layout(
     {"pipeline_model_parallel_size": 4},
     {"pipeline_dtype": torch.float32, "num_layers": 2, "pipeline_model_parallel_layout": "Et|t|mm|L"},
+    embeddings=(0, 2),
 )
 
 
 @pytest.fixture(params=LAYOUTS.values(), ids=LAYOUTS)
 def layout(request, parallel):
-    parallel(**request.param.sizes)
+    parallel(**request.param.sizes, get_embedding_ranks=request.param.embedding_ranks)
     return request.param
 
 
@@ -101,3 +113,31 @@ def test_heads_train_on_a_stage_without_the_main_model(make):
     found, right = train_frozen(frozen, STEPS), train_detached(detached, STEPS)
     assert frozen.losses == detached.losses
     assert all(torch.equal(tensor, right[name]) for name, tensor in found.items())
+
+
+def test_the_main_model_trains_and_its_heads_stay(make):
+    """All of its embeddings are the same on each stage that has one, as in the first step."""
+    from head_training import train_disabled
+
+    disabled, detached = make(disable_mtp_loss=True), make(mtp_detach_heads=True)
+    trained = train_disabled(disabled, STEPS)
+    for number in range(STEPS):
+        detached.step(number)
+    assert [float(norm) for norm in disabled.norms] == pytest.approx([float(norm) for norm in detached.norms])
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in detached.main_model().items())
+    copies = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(copies, [p.data for p in _embeddings(disabled)])
+    embeddings = [one for of_rank in copies for one in of_rank]
+    assert all(torch.equal(one, embeddings[0]) for one in embeddings)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("layout", [HEADS_ON_A_STAGE], indirect=True, ids=["heads alone on a stage"])
+def test_the_main_model_trains_past_a_stage_of_heads(make):
+    """That stage passes on what it receives."""
+    test_the_main_model_trains_and_its_heads_stay(make)
+
+
+def _embeddings(training):
+    params = [param for chunk in training.bare for param in chunk.parameters()]
+    return [param for param in params if getattr(param, "shared_embedding", False)]

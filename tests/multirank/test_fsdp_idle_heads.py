@@ -107,7 +107,7 @@ def train(made, before_step=nothing, after_step=nothing):
                 pass  # as Megatron's schedules leave it before the last microbatch
         MTPLossLoggingHelper.tracker = {}
         loss = made.model(**batch_of(step)).mean()
-        losses = [float(loss), *MTPLossLoggingHelper.tracker["values"].tolist()]
+        losses = [float(loss), *MTPLossLoggingHelper.tracker.get("values", torch.empty(0)).tolist()]
         loss.backward()
         made.model.finish_grad_sync()
         before_step(made.model, step)
@@ -169,8 +169,7 @@ def after_a_pass_without_gradients(made):
     """({number of a bucket of weights: whether it is gathered}, which of them nothing has waited for)."""
     train(made)
     evaluate(made.model, STEPS)
-    pipeline = made.model.module.all_gather_pipeline
-    return {key: status.name for key, status in pipeline.bucket_status.items()}, set(pipeline.param_gather_event_map)
+    return gathered(made), set(made.model.module.all_gather_pipeline.param_gather_event_map)
 
 
 def test_the_layers_of_the_heads_run_without_their_logits(make):
@@ -186,7 +185,34 @@ def test_the_layers_of_the_heads_run_without_their_logits(make):
 @every_strategy
 @both_overlaps
 def test_heads_that_train_alone_do_so_as_under_ddp(make, ddp, strategy, overlap):
-    made = make(strategy, overlap)
+    train_a_part(make(strategy, overlap), ddp)
+
+
+@pytest.mark.parametrize("make_net", [{"disable_mtp_loss": True}], indirect=True, ids=["disabled"])
+@every_strategy
+@both_overlaps
+def test_the_main_model_trains_without_its_heads_as_under_ddp(make, ddp, strategy, overlap):
+    train_a_part(make(strategy, overlap), ddp)
+
+
+@pytest.mark.parametrize("make_net", [{"disable_mtp_loss": True}], indirect=True, ids=["disabled"])
+def test_weights_of_disabled_heads_are_released_after_the_backward_pass(make):
+    made = make()
+    made.model(**batch_of(0)).mean().backward()
+    made.model.finish_grad_sync()
+    layers = [
+        group.fsdp_unit_id not in (None, -1) for group in made.model.module.param_and_grad_buffer.parameter_groups
+    ]
+    states = gathered(made)
+    assert {states[number, False] for number, is_layer in enumerate(layers) if is_layer} == {"EMPTY"}
+
+
+def gathered(made):
+    return {key: status.name for key, status in made.model.module.all_gather_pipeline.bucket_status.items()}
+
+
+def train_a_part(made, ddp):
+    """Train as under DDP, without a change of what does not train."""
     groups = made.model.module.param_and_grad_buffer.parameter_groups
     frozen = [group for group in groups if not group.requires_grad]
     assert frozen and not any(group.main_grad_buffer or group.main_weight_buffer for group in frozen)

@@ -1,4 +1,7 @@
-"""Train the MTP heads of a GPT in this process: frozen, or detached with the main model put back after each step."""
+"""Train a GPT with MTP heads in this process.
+
+Its main model is frozen, or put back after each step of detached heads, or it trains without its heads.
+"""
 
 from __future__ import annotations
 
@@ -86,6 +89,25 @@ class HeadTraining:
         run_schedule(self.model, number, forward_only)
 
 
+def kept_bytes(training: HeadTraining) -> int:
+    """The bytes that a forward pass keeps for the backward pass, without parameters."""
+    kept: dict[int, int] = {}
+    own = {param.untyped_storage().data_ptr() for param in training.bare[0].parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tokens = torch.ones(1, LENGTH, dtype=torch.long)
+    mask = torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = training.model[0](tokens, torch.arange(LENGTH).expand(1, -1), mask, labels=tokens)
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
 def run_schedule(model: list[Any], number: int, forward_only: bool = False) -> None:
     """Run a schedule of Megatron's on the batch of this number."""
     generator = torch.Generator().manual_seed(1000 * number + parallel_state.get_data_parallel_rank())
@@ -137,3 +159,16 @@ def train_detached(training: HeadTraining, steps: int) -> dict[str, torch.Tensor
         training.step(number)
         training.put_back(before)
     return training.heads()
+
+
+def train_disabled(training: HeadTraining, steps: int) -> dict[str, torch.Tensor]:
+    """Train; raise AssertionError if a bit of the heads has changed. Return the trained main model."""
+    heads, before = (copy.deepcopy(part) for part in (training.heads(), training.main_model()))
+    for number in range(steps):
+        training.step(number)
+    changed = [name for name, tensor in training.heads().items() if not torch.equal(tensor, heads[name])]
+    assert not changed and not training.losses, changed
+    trained = training.main_model()
+    kept = [name for name, tensor in trained.items() if torch.equal(tensor, before[name])]
+    assert not [name for name in kept if not name.endswith("local_tokens_per_expert")], kept
+    return trained

@@ -12,7 +12,7 @@ import torch
 
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.blocks import mtp_blocks
-from megatron_overrides.mtp.forward_pass import current, megatron_fsdp_releases, running_pass
+from megatron_overrides.mtp.forward_pass import current
 from megatron_overrides.mtp.frozen.settings import are_heads_disabled
 from megatron_overrides.mtp.heads.detached_heads import report_zero_gradient
 from megatron_overrides.mtp.losses.flops import without_heads
@@ -43,7 +43,7 @@ def skip_disabled_block(call: Call) -> torch.Tensor:
     """Wraps MultiTokenPredictionBlock.forward: in training it returns the hidden states of the main model alone.
 
     On a later pipeline stage the block's copy of the embedding gets the gradient of the first stage added to its own,
-    and has none. Where Megatron-FSDP gathers the weights of the block beforehand, it releases them after a forward pass.
+    and has none. Weights that Megatron-FSDP has gathered for the block beforehand are released after the backward pass.
 
     Raises:
         NotImplementedError: another library runs the heads, as verl does, and expects their hidden states.
@@ -56,9 +56,6 @@ def skip_disabled_block(call: Call) -> torch.Tensor:
             "that runs them (GPTModel._postprocess; verl and mcore-bridge do). Turn them off by that library's own "
             "setting as well (mtp.enable_train=false of verl), or leave disable_mtp_loss out"
         )
-    if megatron_fsdp_releases(call.instance):
-        with running_pass(is_idle=False), torch.no_grad():
-            call.proceed()
     embedding = call["embedding"]
     is_copy = any(getattr(param, "shared", False) for param in getattr(embedding, "parameters", tuple)())
     return report_zero_gradient(call["hidden_states"], embedding) if is_copy else call["hidden_states"]

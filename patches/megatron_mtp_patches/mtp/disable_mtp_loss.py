@@ -56,8 +56,6 @@ PATCH = Patch(
         "skips the heads of one call; their gradients and their optimizer state stay, so the setting does not use it.",
         "Over several pipeline stages the stage of the heads has a copy of the word embedding, which keeps its optimizer "
         "state: it is updated as the first stage updates its own, with the same gradient.",
-        "Megatron-FSDP with `optim_grads_params` gathers the weights of the heads beforehand, so they run there, "
-        "without gradients, to have their weights released.",
         "A model whose GPTModel._postprocess verl or mcore-bridge has replaced raises an error if it runs the heads in "
         "training; with `mtp.enable_train=false` verl does not run them.",
     ),

@@ -20,6 +20,7 @@ NAME = "load_balancing_loss"
 GPT = {"num_layers": 4, "moe_layer_freq": 1, "mtp_num_layers": None}
 HYBRID = {"num_layers": 4, "moe_layer_freq": 1, "mtp_num_layers": 3, "hybrid_layer_pattern": "ME|*E/*E/*E/*E"}
 FROZEN = {"freeze_base_model_for_mtp": True}
+DISABLED = {"disable_mtp_loss": True}
 DENSE_LAST = {**GPT, "moe_layer_freq": 2}
 # A run, and how many MoE layers it has.
 RUNS = [
@@ -38,6 +39,8 @@ RUNS = [
     pytest.param({**GPT, "hybrid_layer_pattern": "ME|*E"}, 2, id="hybrid without heads"),
     pytest.param({**GPT, "mtp_num_layers": 3, **FROZEN}, 3, id="heads over a frozen main model"),
     pytest.param({**HYBRID, **FROZEN}, 3, id="hybrid, heads over a frozen main model"),
+    pytest.param({**GPT, "mtp_num_layers": 3, **DISABLED}, 4, id="disabled heads"),
+    pytest.param({**HYBRID, **DISABLED}, 2, id="hybrid, disabled heads"),
     pytest.param({**GPT, "hybrid_override_pattern": "ME*E"}, 2, id="hybrid of 0.16"),
 ]
 

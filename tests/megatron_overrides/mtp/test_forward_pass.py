@@ -163,9 +163,9 @@ class StandIn:
 
 
 class NotFrozen:
-    """Its configuration; the forward pass has begun when it asks for anything else than this."""
+    """Its configuration; the forward pass has begun when it asks for anything else than these."""
 
-    freeze_base_model_for_mtp = False
+    freeze_base_model_for_mtp = disable_mtp_loss = False
 
     def __getattr__(self, name):
         raise Entered(forward_pass.current())

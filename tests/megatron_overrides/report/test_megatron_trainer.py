@@ -135,3 +135,12 @@ def test_flops_of_a_frozen_hybrid_model(run_arguments):
     frozen = training.num_floating_point_operations(args, 3)
     logits = 2 * 3 * 16 * 8 * 64
     assert frozen == counted[None] / 3 + (counted[2] - counted[None]) - 2 * logits
+
+
+def test_flops_count_no_disabled_heads(run_arguments):
+    run_arguments.mtp_num_layers = None
+    main_model = training.num_floating_point_operations(run_arguments, 3)
+    run_arguments.mtp_num_layers, run_arguments.disable_mtp_loss = 2, True
+    for loss_type in ("cross_entropy", "tv"):
+        run_arguments.mtp_loss_type = loss_type
+        assert training.num_floating_point_operations(run_arguments, 3) == main_model

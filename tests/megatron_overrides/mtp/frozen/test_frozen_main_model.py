@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from head_training import LENGTH, VOCABULARY, HeadTraining, train_detached, train_frozen
+from head_training import LENGTH, VOCABULARY, HeadTraining, kept_bytes, train_detached, train_frozen
 from megatron.core.transformer import TransformerConfig
 from megatron_mtp_patches.engine.call import Call
 
@@ -80,25 +80,6 @@ def test_gradients_and_optimizer_state_are_those_of_the_heads(make):
     states = list(leaf.optimizer.state.values())
     moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
     assert sum(moment.numel() for moment in moments) == 2 * heads
-
-
-def kept_bytes(training):
-    """The bytes that a forward pass keeps for the backward pass, without parameters."""
-    kept = {}
-    own = {param.untyped_storage().data_ptr() for param in training.bare[0].parameters()}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    tokens = torch.ones(1, LENGTH, dtype=torch.long)
-    mask = torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = training.model[0](tokens, torch.arange(LENGTH).expand(1, -1), mask, labels=tokens)
-    assert loss.requires_grad
-    return sum(kept.values())
 
 
 def test_no_activation_of_the_main_model_is_kept(make):
