@@ -40,11 +40,22 @@ MEGATRON_FSDP = tuple(
     for version in ("", "V1", "V2")
 )
 
-# Classes that wrap a model for data parallelism, and Megatron-FSDP where some parameters do not train.
-DATA_PARALLEL = (
+# Classes that wrap a model for data parallelism.
+_DATA_PARALLEL = (
     "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel",
     "megatron.core.distributed.torch_fully_sharded_data_parallel:TorchFullyShardedDataParallel",
 )
+
+
+def wrap_data_parallel(override: str) -> tuple[Wrap, ...]:
+    """Return the edits for what is to happen before any of them, or Megatron-FSDP, sees the model."""
+    return (
+        *(Wrap(f"{name}.__init__", override, check_source=False) for name in _DATA_PARALLEL),
+        *(Wrap(f"{name}.__init__", override) for name in MEGATRON_FSDP),
+    )
+
+
+# Megatron-FSDP where some parameters do not train.
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
 _FROZEN = "megatron_overrides.mtp.frozen.wrappers"
 FROZEN_PARAMETERS_IN_FSDP = (

@@ -1,6 +1,8 @@
-"""What heads cost that train alone, beside detached heads: seconds, FLOPs and bytes of a step; no GPU needed.
+"""What heads cost that train alone, or that do not train, beside detached heads: seconds, FLOPs and bytes of a step.
 
-    python -m scripts.bench frozen [--layers 8] [--rounds 15] [--out ci/frozen]
+    python -m scripts.bench frozen [--kind disabled] [--layers 8] [--rounds 15] [--out ci/frozen]
+
+No GPU is needed.
 
 One process trains a GPT with one MTP head in both ways, in turns. FLOPs are those of the matrix products that torch
 counts. Run it alone. Needs torch and megatron-core.
@@ -20,13 +22,17 @@ from scripts.common.markdown import Table
 from scripts.common.process import ROOT
 
 HIDDEN, LENGTH, VOCABULARY, WARM_UP = 256, 256, 512, 3
-KINDS = {"detached": {"mtp_detach_heads": True}, "frozen": {"freeze_base_model_for_mtp": True}}
+DETACHED = "detached"
+KINDS = {"frozen": {"freeze_base_model_for_mtp": True}, "disabled": {"disable_mtp_loss": True}}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kind", choices=KINDS, default="frozen", help="whether the main model is frozen or heads do not run"
+    )
     parser.add_argument("--layers", type=positive, default=8, help="layers of the main model")
     parser.add_argument("--rounds", type=positive, default=15, help="timed steps of each kind")
-    parser.add_argument("--out", type=Path, default=ROOT / "ci" / "frozen", help="folder of the table")
+    parser.add_argument("--out", type=Path, help="folder of the table (default: ci/KIND)")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -34,8 +40,9 @@ def run(options: argparse.Namespace) -> None:
 
     study.rehearse()
     torch.set_num_threads(1)
-    trainings = {kind: Training(options.layers, **settings) for kind, settings in KINDS.items()}
-    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    kinds = {DETACHED: {"mtp_detach_heads": True}, options.kind: KINDS[options.kind]}
+    trainings = {kind: Training(options.layers, **settings) for kind, settings in kinds.items()}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(WARM_UP + options.rounds):
         for kind, training in trainings.items():
             start = time.perf_counter()
@@ -45,9 +52,10 @@ def run(options: argparse.Namespace) -> None:
     costs = {kind: training.count() for kind, training in trainings.items()}
     for kind, times in seconds.items():
         costs[kind]["milliseconds"] = 1000 * statistics.median(times)
-    elements = trainings["frozen"].elements_of_heads
+    elements = trainings[options.kind].trained_elements
     theory = {"bytes of gradients": 4 * elements, "bytes of optimizer state": 8 * elements}
-    study.keep(options.out, make_table(costs, theory, options.layers), {"found": costs, "theory": theory})
+    folder = options.out or ROOT / "ci" / options.kind
+    study.keep(folder, make_table(options.kind, costs, theory, options.layers), {"found": costs, "theory": theory})
     torch.distributed.destroy_process_group()
 
 
@@ -65,7 +73,7 @@ class Training:
         model_parallel_cuda_manual_seed(1)
         config = make_config(num_layers=layers, hidden_size=HIDDEN, mtp_num_layers=1, **settings)
         gpt = build_gpt(config, VOCABULARY, LENGTH, tied=False)
-        self.elements_of_heads = sum(param.numel() for param in gpt.mtp.parameters())
+        self.trained_elements = sum(param.numel() for param in gpt.parameters() if param.requires_grad)
         self.model = DistributedDataParallel(config, DistributedDataParallelConfig(), gpt)
         self.optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), [self.model])
         tokens = torch.randint(VOCABULARY, (1, LENGTH + 1), generator=torch.Generator().manual_seed(3))
@@ -112,24 +120,27 @@ class Training:
         return self.model(*self.inputs, labels=self.labels).mean()
 
 
-COLUMNS = ["of a step", "detached", "frozen", "frozen / detached", "frozen, in theory"]
+def columns(kind: str) -> list[str]:
+    return ["of a step", DETACHED, kind, f"{kind} / {DETACHED}", f"{kind}, in theory"]
 
 
-def rows(costs: dict[str, dict[str, float]], theory: dict[str, int]) -> list[list[str]]:
-    """Detached and frozen side by side."""
+def rows(kind: str, costs: dict[str, dict[str, float]], theory: dict[str, int]) -> list[list[str]]:
+    """Detached heads and those of this kind side by side."""
     cells = []
-    for what, frozen in costs["frozen"].items():
-        detached = costs["detached"][what]
-        numbers = [f"{number:,.1f}" if isinstance(number, float) else f"{number:,}" for number in (detached, frozen)]
-        cells.append([what, *numbers, f"{frozen / detached:.2f}", f"{theory[what]:,}" if what in theory else ""])
+    for what, found in costs[kind].items():
+        detached = costs[DETACHED][what]
+        numbers = [f"{number:,.1f}" if isinstance(number, float) else f"{number:,}" for number in (detached, found)]
+        cells.append([what, *numbers, f"{found / detached:.2f}", f"{theory[what]:,}" if what in theory else ""])
     return cells
 
 
-def make_table(costs: dict[str, dict[str, float]], theory: dict[str, int], layers: int) -> Table:
+def make_table(kind: str, costs: dict[str, dict[str, float]], theory: dict[str, int], layers: int) -> Table:
+    flag = "" if kind == "frozen" else f" --kind {kind}"
     note = (
         f"One step of a GPT with {layers} layers and one MTP head: hidden size {HIDDEN}, {LENGTH} tokens, vocabulary "
-        f"{VOCABULARY}, fp32, one core, medians. In theory: four bytes for the gradient of each parameter of the head, "
+        f"{VOCABULARY}, fp32, one core, medians. In theory: four bytes for the gradient of each parameter that trains, "
         f"eight for Adam's moments; torch also counts the steps of each tensor in four bytes. Made by "
-        f"`python -m scripts.bench frozen` with {study.made_with()} on a CPU."
+        f"`python -m scripts.bench frozen{flag}` with {study.made_with()} on a CPU."
     )
-    return Table("The price of heads that train alone", COLUMNS, rows(costs, theory), range(1, 5), note=note)
+    title = "The price of heads that train alone" if kind == "frozen" else "The price of heads that do not train"
+    return Table(title, columns(kind), rows(kind, costs, theory), range(1, 5), note=note)

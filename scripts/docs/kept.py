@@ -28,7 +28,7 @@ def blocks() -> dict[str, str]:
         "experts": experts(_read("experts")),
         "acceptance": acceptance(_read("acceptance")),
         "starts": starts(_read("starts")),
-        "frozen": frozen(_read("frozen")),
+        **{kind: price_of(kind, _read(kind)) for kind in price.KINDS},
         "pins": pins(),
     }
 
@@ -49,9 +49,9 @@ def starts(curves: dict[str, Any]) -> str:
     return "\n".join(accepted.starts(curves).lines())
 
 
-def frozen(record: dict[str, Any]) -> str:
-    """What `python -m scripts.bench frozen` found."""
-    return "\n".join(table(price.COLUMNS, price.rows(record["found"], record["theory"]), right=range(1, 5)))
+def price_of(kind: str, record: dict[str, Any]) -> str:
+    """What `python -m scripts.bench frozen --kind KIND` found."""
+    return "\n".join(table(price.columns(kind), price.rows(kind, record["found"], record["theory"]), right=range(1, 5)))
 
 
 def experts(columns: list[dict[str, Any]]) -> str:

@@ -250,6 +250,16 @@ def test_heads_train_alone(make_engine, batch):
     assert changed and changed == {name for name in before if name.startswith("mtp.")}
 
 
+def test_disabled_heads_need_verl_s_own_setting_too(make_engine, batch):
+    """With mtp.enable_train=false verl's own method gets no labels and runs no head."""
+    engine = make_engine(model={"disable_mtp_loss": True})
+    with pytest.raises(NotImplementedError, match="mtp.enable_train=false of verl"):
+        engine.model(**batch)
+    engine.model(**{**batch, "labels": None, "loss_mask": None}).mean().backward()
+    trained = {name for name, param in engine.model.module.named_parameters() if hasattr(param, "main_grad")}
+    assert trained and not any(name.startswith("mtp.") for name in trained)
+
+
 def test_a_limit_for_heads_without_a_separate_norm_is_refused_by_its_field(make_engine):
     with pytest.raises(ValueError, match=r"\(config.mtp_clip_grad\) needs MTP heads with a separate norm"):
         make_engine(mtp_clip_grad=0.1)

@@ -10,7 +10,7 @@ pytestmark = [
 ]
 DISABLED = "--disable-mtp-loss"
 NO_HEADS, DETACHED = {"heads": ()}, (*HEADS, "--mtp-detach-heads", "--mtp-clip-grad", "1.0")
-# Flags, and a run of the same main model: an output layer that is not tied gets other weights where heads are made before.
+# Flags, and a run of the same main model. Without heads an output layer that is not tied starts from other weights.
 LAYOUTS = {
     "DP2": (["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--bf16"], NO_HEADS),
     "PP2": (["--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights"], {"heads": DETACHED}),

@@ -41,7 +41,7 @@ OTHERS = {
     "pytest": {"--write-tables"},
     "torchrun": {"--nproc-per-node"},
     "slime": {"--custom-megatron-init-path"},
-    "scripts.bench": {"--out", "--parameters", "--python", "--turns"},
+    "scripts.bench": {"--kind", "--out", "--parameters", "--python", "--turns"},
     "scripts.docs": {"--memory", "--runs"},
     "scripts.gpu": {"--minutes", "--only"},
     "scripts.pins": {"--check"},

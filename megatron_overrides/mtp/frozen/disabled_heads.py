@@ -1,7 +1,7 @@
 """The wrappers that keep MTP heads in a model that trains without them: `config.disable_mtp_loss`.
 
-NVIDIA/Megatron-LM#7384 (closed) had the setting. `compute_mtp_loss` of HybridModel.forward, in a newer Megatron, skips the
-heads of one call and leaves their gradients and their optimizer state in place.
+NVIDIA/Megatron-LM#7384 (closed) had the setting. `compute_mtp_loss` of HybridModel.forward, in a newer Megatron, skips
+the heads of one call and leaves their gradients and their optimizer state in place.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def skip_disabled_block(call: Call) -> torch.Tensor:
         return call.proceed()
     if not current().is_recorded:
         raise NotImplementedError(
-            "disable_mtp_loss cannot skip the heads of this model: another library has replaced the method of its class "
-            "that runs them (GPTModel._postprocess; verl and mcore-bridge do). Turn them off by that library's own "
-            "setting as well (mtp.enable_train=false of verl), or leave disable_mtp_loss out"
+            "disable_mtp_loss cannot skip the heads of this model: another library has replaced the method of its "
+            "class that runs them (GPTModel._postprocess; verl and mcore-bridge do). Turn them off by that library's "
+            "own setting as well (mtp.enable_train=false of verl), or leave disable_mtp_loss out"
         )
     embedding = call["embedding"]
     is_copy = any(getattr(param, "shared", False) for param in getattr(embedding, "parameters", tuple)())

@@ -3,20 +3,18 @@
 from ..engine import Patch, Probe, PullRequest, Wrap
 from ..settings import TRANSFORMER_CONFIG, Conflict, Setting, model_setting
 from ..shared_edits import (
-    DATA_PARALLEL,
     FROZEN_PARAMETERS_IN_FSDP,
     MARK_TRAINING_LOG,
-    MEGATRON_FSDP,
     MOE_LOGGING,
     MTP,
     MTP_FORWARD_PASS,
     MTP_LOSS,
     REPORTS_OF_AUX_LOSSES,
     STATE_OF_TRAINED_PARAMETERS,
+    wrap_data_parallel,
 )
 
 _WRAPPERS = "megatron_overrides.mtp.frozen.disabled_heads"
-_DISABLE = f"{_WRAPPERS}:disable_wrapped_heads"
 
 # What cannot work while the heads do not run: a setting, its value when off, and what it does.
 _NOT_WITH_IT = (
@@ -54,8 +52,8 @@ PATCH = Patch(
     notes=(
         "The pull request was closed, and its diff was not at hand. `compute_mtp_loss` of HybridModel.forward on main "
         "skips the heads of one call; their gradients and their optimizer state stay, so the setting does not use it.",
-        "Over several pipeline stages the stage of the heads has a copy of the word embedding, which keeps its optimizer "
-        "state: it is updated as the first stage updates its own, with the same gradient.",
+        "Over several pipeline stages the stage of the heads has a copy of the word embedding, which keeps its "
+        "optimizer state: it is updated as the first stage updates its own, with the same gradient.",
         "A model whose GPTModel._postprocess verl or mcore-bridge has replaced raises an error if it runs the heads in "
         "training; with `mtp.enable_train=false` verl does not run them.",
     ),
@@ -77,8 +75,7 @@ PATCH = Patch(
         *MTP_FORWARD_PASS,
         Wrap(f"{MTP}:MultiTokenPredictionBlock.__init__", f"{_WRAPPERS}:disable_new_heads", check_source=False),
         Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_WRAPPERS}:skip_disabled_block"),
-        *(Wrap(f"{wrapper}.__init__", _DISABLE, check_source=False) for wrapper in DATA_PARALLEL),
-        *(Wrap(f"{wrapper}.__init__", _DISABLE) for wrapper in MEGATRON_FSDP),
+        *wrap_data_parallel(f"{_WRAPPERS}:disable_wrapped_heads"),
         *FROZEN_PARAMETERS_IN_FSDP,
         Wrap(
             "megatron.core.distributed.finalize_model_grads:_update_router_qb_beta",

@@ -4,22 +4,19 @@ from ..engine import Patch, Probe, PullRequest, Wrap
 from ..settings import TRANSFORMER_CONFIG, Conflict, Setting, model_setting
 from ..shared_edits import (
     CALLED_UNTRAINED,
-    DATA_PARALLEL,
     DETACHED_HEADS,
     FROZEN_PARAMETERS_IN_FSDP,
     MARK_TRAINING_LOG,
-    MEGATRON_FSDP,
     MOE_LOGGING,
     MTP,
     MTP_FORWARD_PASS,
     REPORTS_OF_AUX_LOSSES,
     STATE_OF_TRAINED_PARAMETERS,
+    wrap_data_parallel,
 )
 
-_DISTRIBUTED = "megatron.core.distributed"
 _WRAPPERS = "megatron_overrides.mtp.frozen.wrappers"
 _MODELS = ("gpt.gpt_model:GPTModel", "hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
-_FREEZE = f"{_WRAPPERS}:freeze_what_is_wrapped"
 
 # What cannot work while only the MTP heads train: a setting, its value when off, and what it does.
 _NOT_WITH_IT = (
@@ -107,11 +104,10 @@ PATCH = Patch(
             for model in _MODELS
         ),
         Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_WRAPPERS}:run_heads_with_gradients"),
-        *(Wrap(f"{wrapper}.__init__", _FREEZE, check_source=False) for wrapper in DATA_PARALLEL),
-        *(Wrap(f"{wrapper}.__init__", _FREEZE) for wrapper in MEGATRON_FSDP),
+        *wrap_data_parallel(f"{_WRAPPERS}:freeze_what_is_wrapped"),
         *FROZEN_PARAMETERS_IN_FSDP,
         *(
-            Wrap(f"{_DISTRIBUTED}.finalize_model_grads:{update}", f"{_WRAPPERS}:update_routers_of_heads")
+            Wrap(f"megatron.core.distributed.finalize_model_grads:{update}", f"{_WRAPPERS}:update_routers_of_heads")
             for update in ("_update_router_expert_bias", "_update_router_qb_beta")
         ),
         Wrap("megatron.core.pipeline_parallel.schedules:backward_step", f"{_WRAPPERS}:return_zero_gradient"),

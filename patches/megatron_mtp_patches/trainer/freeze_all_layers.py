@@ -1,14 +1,7 @@
 """Declares freeze-all-layers."""
 
-from ..engine import Patch, Probe, PullRequest, Wrap
-from ..shared_edits import MEGATRON_FSDP
-
-_DISTRIBUTED = "megatron.core.distributed"
-_WRAPPED_BY_NAME = (
-    f"{_DISTRIBUTED}.distributed_data_parallel:DistributedDataParallel",
-    f"{_DISTRIBUTED}.torch_fully_sharded_data_parallel:TorchFullyShardedDataParallel",
-)
-_FREEZE = "megatron_overrides.trainer.wrappers:freeze_all_layers"
+from ..engine import Patch, Probe, PullRequest
+from ..shared_edits import wrap_data_parallel
 
 PATCH = Patch(
     id="freeze-all-layers",
@@ -23,8 +16,5 @@ PATCH = Patch(
     numerics="With `--freeze-all-layers`: no weight changes.",
     is_repair=True,
     probe=Probe("megatron.training.training:_freeze_all_model_chunks"),
-    edits=(
-        *(Wrap(f"{name}.__init__", _FREEZE, check_source=False) for name in _WRAPPED_BY_NAME),
-        *(Wrap(f"{name}.__init__", _FREEZE) for name in MEGATRON_FSDP),
-    ),
+    edits=wrap_data_parallel("megatron_overrides.trainer.wrappers:freeze_all_layers"),
 )
