@@ -59,7 +59,12 @@ LAYOUTS = {
 
 HEADS_ON_A_STAGE = Layout(
     {"pipeline_model_parallel_size": 4},
-    {"pipeline_dtype": torch.float32, "num_layers": 2, "pipeline_model_parallel_layout": "Et|t|mm|L"},
+    {
+        "pipeline_dtype": torch.float32,
+        "num_layers": 2,
+        "pipeline_model_parallel_layout": "Et|t|mm|L",
+        "deallocate_pipeline_outputs": True,  # as Megatron's trainer sets it; a view is no such output
+    },
     embeddings=(0, 2),
 )
 

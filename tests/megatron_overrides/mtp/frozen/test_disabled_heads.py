@@ -88,6 +88,7 @@ def test_heads_run_in_an_mtp_pass_without_gradients_alone(make_model, batch):
 def test_adapters_of_heads_do_not_train(make_gpt):
     """They are added to a model that is there already."""
     model = make_gpt(VOCABULARY, LENGTH, **DISABLED)
+    assert not any(param.requires_grad for param in model.mtp.parameters())
     model.mtp.layers[0].adapter = torch.nn.Linear(2, 2)
     assert not any(hasattr(param, "main_grad") for param in HeadTraining([model]).bare[0].mtp.parameters())
 
