@@ -1,4 +1,4 @@
-"""Auxiliary losses of experts beside MTP heads, in the log and in training."""
+"""Experts beside MTP heads: their auxiliary losses, in the log and in training, and replayed routes."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ def _is_divided_wrongly(run: Any) -> bool:
     if not (run.num_experts and run.mtp_num_layers):
         return False
     return bool(run.hybrid_layer_pattern) or repeats_a_head(run) or _ends_dense(run)
+
+
+def _replays_routes_beside_experts_of_heads(run: Any) -> bool:
+    if not (run.moe_enable_routing_replay and run.num_experts and run.mtp_num_layers):
+        return False
+    return bool(_experts_of_hybrid_head(run)) if run.hybrid_layer_pattern else not _ends_dense(run)
 
 
 def _has_dense_layers(run: Any) -> bool:
@@ -110,5 +116,24 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#3401",),
         state="fixed in 0.17.0",
         evidence="read",
+    ),
+    Defect(
+        "ML-7404",
+        "Routes of the main model cannot be replayed, because the routers of MTP heads are counted with its own; "
+        "recorded routes have None for heads that did not run",
+        kind="crash",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.transformer.moe.router_replay:RouterReplay.get_recorded_data",
+                has="for router in RouterReplay.global_router_replay_instances",
+            ),
+        ),
+        affects=_replays_routes_beside_experts_of_heads,
+        when="--moe-enable-routing-replay with --num-experts and --mtp-num-layers, where heads have experts",
+        links=("NVIDIA/Megatron-LM#7404",),
+        state="open",
+        evidence="reproduced",
+        patch="leave-heads-out-of-router-replay",
     ),
 )
