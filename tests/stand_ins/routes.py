@@ -14,18 +14,18 @@ ROUTED = {"num_moe_experts": EXPERTS, "moe_router_topk": 2, "moe_enable_routing_
 
 
 def replay_other_routes(model: torch.nn.Module, run: Callable[[], object]) -> tuple[list[Any], dict[str, bool]]:
-    """Record a pass, and replay the next expert of each that was chosen.
-
-    Returns:
-        The recorded routes, and for each router by name whether it has followed the replayed ones; it has chosen by its
-        own scores otherwise.
-    """
+    """Record a pass, and replay the next expert of each that was chosen. Return the recorded routes, and `followers`."""
     RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
     run()
     recorded = RouterReplay.get_recorded_data()
     replayed = [(routes + 1) % EXPERTS for routes in recorded]
     RouterReplay.set_replay_data(replayed)
     RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+    return recorded, followers(model, run, replayed)
+
+
+def followers(model: torch.nn.Module, run: Callable[[], object], replayed: list[Any]) -> dict[str, bool]:
+    """For each router by name, whether it follows one of these routes; it chooses by its own scores otherwise."""
     routers = {name: module for name, module in model.named_modules() if isinstance(module, TopKRouter)}
     followed: dict[str, bool] = {}
 
@@ -43,7 +43,7 @@ def replay_other_routes(model: torch.nn.Module, run: Callable[[], object]) -> tu
     run()
     for handle in handles:
         handle.remove()
-    return recorded, followed
+    return followed
 
 
 def _are_routes(routing_map: torch.Tensor, routes: torch.Tensor) -> bool:

@@ -28,6 +28,14 @@ def test_routes_of_the_main_model_are_replayed(make_gpt, heads):
     }
 
 
+def test_trainers_that_walk_the_routers_find_none_of_heads(make_gpt):
+    """NeMo-RL does. The numbers of heads' layers are those of layers in the main model, too."""
+    model = make_gpt(VOCABULARY, LENGTH, mtp_num_layers=1, **ROUTED)
+    assert [name for name, module in model.named_modules() if getattr(module, "router_replay", None)] == [
+        f"decoder.layers.{number}.mlp.router" for number in range(2)
+    ]
+
+
 def test_routes_of_heads_are_refused(make_gpt):
     make_gpt(VOCABULARY, LENGTH, mtp_num_layers=1, **ROUTED)
     routes = torch.zeros(LENGTH, 2, dtype=torch.long)
