@@ -57,6 +57,25 @@ def test_auxiliary_losses(find, release, run, expected):
     assert all(part in text for part, text in zip(expected, texts, strict=True))
 
 
+REPLAYED = {**MOE, "mtp_num_layers": 1, "moe_enable_routing_replay": True}
+
+
+@pytest.mark.parametrize(
+    "run, is_met",
+    [
+        (REPLAYED, True),
+        ({**REPLAYED, "mtp_num_layers": None}, False),
+        ({**REPLAYED, "num_experts": None}, False),
+        ({**REPLAYED, "moe_enable_routing_replay": False}, False),
+        ({**REPLAYED, "moe_layer_freq": [1, 1, 1, 0]}, False),
+        ({**REPLAYED, "hybrid_layer_pattern": "M*ME/ME"}, True),
+        ({**REPLAYED, "hybrid_layer_pattern": "M*ME/M-"}, False),
+    ],
+)
+def test_replayed_routes(find, run, is_met):
+    assert len(find("leave-heads-out-of-router-replay", "0.18.2", run)) == is_met
+
+
 @pytest.mark.parametrize("optimizer, is_met", [("muon", True), ("dist_muon", True), ("adam", False)])
 @pytest.mark.parametrize(
     "settings, may_be_met",

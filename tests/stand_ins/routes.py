@@ -14,7 +14,7 @@ ROUTED = {"num_moe_experts": EXPERTS, "moe_router_topk": 2, "moe_enable_routing_
 
 
 def replay_other_routes(model: torch.nn.Module, run: Callable[[], object]) -> tuple[list[Any], dict[str, bool]]:
-    """Record a pass, and replay the next expert of each that was chosen. Return the recorded routes, and `followers`."""
+    """Record a pass, and replay the next expert of each that was chosen. Return the recorded routes and `followers`."""
     RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
     run()
     recorded = RouterReplay.get_recorded_data()
