@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_overrides.settings.cuda_graphs import captures_whole_iteration
 from megatron_overrides.settings.names import spell
 
 # The smallest interval that decides in each step whether to measure. Every step can be captured where it measures the
@@ -13,9 +14,8 @@ _DECIDES_FROM = (("mtp_acceptance_interval", 2), ("mtp_acceptance_length_interva
 
 def check_cuda_graphs(settings: Any) -> None:
     """Raise ValueError if a graph would repeat the decision of the step in which it was captured."""
-    graphs = [str(getattr(settings, f"cuda_graph_{kind}", "")) for kind in ("impl", "scope", "modules")]
     for name, first in _DECIDES_FROM:
-        if getattr(settings, name, 0) >= first and any("full_iteration" in graph for graph in graphs):
+        if getattr(settings, name, 0) >= first and captures_whole_iteration(settings):
             possible = "0" if first == 1 else "1 or 0"
             raise ValueError(
                 f"{spell(name)} decides in each step whether to measure, but a CUDA graph of the whole iteration "
