@@ -1,4 +1,4 @@
-"""Megatron-Bridge: our metrics beside its own, and MTP heads that a Hugging Face checkpoint lacks."""
+"""Megatron-Bridge: our metrics, a schedule of the MTP loss, and MTP heads that a Hugging Face checkpoint lacks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
 from megatron_overrides.model_ranks import is_on_any_rank
 from megatron_overrides.mtp.heads.finite_heads import listed, parameters_of_heads
+from megatron_overrides.mtp.loss_weight.current import set_scheduled_weight
+from megatron_overrides.mtp.loss_weight.schedule import Progress
 from megatron_overrides.report.metrics import MEGATRON_BRIDGE, logging_trainer, step_scalars
 from megatron_overrides.report.validation_metrics import validate, validation_line
 from megatron_overrides.scoped import scoped
@@ -55,6 +57,14 @@ def report_heads(call: Call) -> Any:
         if call["write_to_tensorboard"]:
             log_scalars(call["state"], {f"{name} validation": value for name, value in measured.items()})
     return result
+
+
+def schedule_weight(call: Call) -> Any:
+    """Wraps train_step(..., model, ..., global_state, ...), which runs all microbatches of an iteration."""
+    state, train = call["global_state"].train_state, call["global_state"].cfg.train
+    progress = Progress.of_run(state.step, state.consumed_train_samples, train.train_iters, train.train_samples)
+    set_scheduled_weight(call["model"], progress)
+    return call.proceed()
 
 
 def _uninitialized_heads(bridge: Any, source: Any, chunks: Sequence[torch.nn.Module]) -> list[str]:

@@ -63,6 +63,7 @@ def mtp_metrics(
     rates: Iterable[Any] = (),
     cumulative_rates: Iterable[Any] = (),
     lengths: Iterable[Any] = (),
+    scaling_factor: Any = None,
 ) -> Iterator[Metric]:
     """Yield the metrics of the heads, of which some may not have been measured.
 
@@ -71,6 +72,7 @@ def mtp_metrics(
         rates: in percent, how often the most likely token of each head is the label.
         cumulative_rates: the same since this process started.
         lengths: the mean accepted length of rejection sampling, and that of greedy verification.
+        scaling_factor: the weight of the MTP loss, if a schedule sets it.
     """
     for depth, loss in enumerate(losses, start=1):
         yield Metric(f"mtp_{depth} loss", f"mtp_{depth} loss", loss)
@@ -81,6 +83,8 @@ def mtp_metrics(
     for kind, length in zip(("", "greedy "), lengths, strict=False):
         label = f"mtp {kind}acceptance length"
         yield Metric(label, label.replace(" ", "_"), length)
+    if scaling_factor is not None:
+        yield Metric("mtp loss scaling factor", "mtp_loss_scaling_factor", scaling_factor)
 
 
 def training_metrics(optimizer: Any = None) -> list[Metric]:

@@ -10,6 +10,7 @@ from typing import Any
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
 from megatron_overrides.mtp.frozen.settings import check_heads_to_train
+from megatron_overrides.mtp.loss_weight.checks import check_heads_to_schedule, warn_of_normalized_updates
 from megatron_overrides.mtp.losses.checks import check_token_counts
 from megatron_overrides.mtp.new_heads.checks import check_new_heads
 from megatron_overrides.muon.split_checks import check_muon_splits
@@ -41,6 +42,7 @@ def check_arguments(call: Call) -> Any:
     # Now it has read the heads of a hybrid model's pattern; only a checkpoint may still add some.
     if not getattr(settings, "use_checkpoint_args", False):
         check_heads_to_train(settings)
+        check_heads_to_schedule(settings)
     check_token_counts(settings)
     return validated
 
@@ -59,9 +61,10 @@ def check_configs(call: Call) -> Any:
         both = SimpleNamespace(**{**vars(settings), **vars(model_config)})
         _check_model(both, declared_settings(type(model_config)))
         check_separate_clip(both)
+        warn_of_normalized_updates(both)
     else:
-        for name in ("mtp_detach_heads", "disable_mtp_loss", "separate_mtp_grad_clip"):
-            if getattr(model_config, name, False):
+        for name in ("mtp_detach_heads", "disable_mtp_loss", "separate_mtp_grad_clip", "mtp_loss_scaling_schedule"):
+            if getattr(model_config, name, None):
                 warn_of_missing_heads(name)
     return call.proceed()
 

@@ -12,6 +12,8 @@ from .frameworks import (
     detach_heads_in_mcore_bridge,
     log_metrics_in_megatron_bridge,
     refuse_uninitialized_heads_in_megatron_bridge,
+    schedule_mtp_loss_weight_in_megatron_bridge,
+    schedule_mtp_loss_weight_in_verl,
     skip_updates_in_verl,
 )
 from .fsdp import (
@@ -51,6 +53,7 @@ from .mtp import (
     roll_padded_packed_sequences,
     scale_mtp_loss_separately,
     scatter_mtp_embeddings,
+    schedule_mtp_loss_weight,
     sum_gradients_of_repeated_weights,
     tag_mtp_stage_embedding,
     train_mtp_heads_at_own_rate,
@@ -102,6 +105,7 @@ _PATCHES = (
     mtp_acceptance_length.PATCH,
     train_mtp_heads_for_acceptance.PATCH,
     chunk_mtp_logits.PATCH,
+    schedule_mtp_loss_weight.PATCH,
     detach_mtp_heads.PATCH,
     freeze_base_model_for_mtp.PATCH,
     disable_mtp_loss.PATCH,
@@ -151,7 +155,9 @@ _PATCHES = (
     freeze_all_layers.PATCH,
     log_metrics_in_megatron_bridge.PATCH,
     refuse_uninitialized_heads_in_megatron_bridge.PATCH,
+    schedule_mtp_loss_weight_in_megatron_bridge.PATCH,
     skip_updates_in_verl.PATCH,
+    schedule_mtp_loss_weight_in_verl.PATCH,
     detach_heads_in_mcore_bridge.PATCH,
 )
 _FIELDS = [edit for patch in _PATCHES for edit in patch.edits if isinstance(edit, AddField)]

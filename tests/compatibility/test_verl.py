@@ -17,10 +17,14 @@ pytest.importorskip("verl", reason="verl is not installed")
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from omegaconf import OmegaConf
 from verl.utils import tensordict_utils
-from verl.utils.megatron.optimizer import get_megatron_optimizer, init_megatron_optim_config
+from verl.utils.megatron.optimizer import (
+    get_megatron_optimizer,
+    get_megatron_optimizer_param_scheduler,
+    init_megatron_optim_config,
+)
 from verl.utils.megatron_utils import get_megatron_mtp_loss, patch_engine_mtp
 from verl.utils.profiler import DistProfiler
-from verl.workers.config import McoreEngineConfig
+from verl.workers.config import McoreEngineConfig, McoreOptimizerConfig
 from verl.workers.engine.base import BaseEngine
 from verl.workers.engine.megatron.transformer_impl import MegatronEngine
 from verl.workers.engine_workers import TrainingWorker
@@ -60,11 +64,14 @@ class Engine:
 
     def __init__(self, model, detach_encoder=False, **settings):
         self.model = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
-        patch_engine_mtp([self.model], SimpleNamespace(mtp=SimpleNamespace(detach_encoder=detach_encoder)))
+        self.module = [self.model]
+        patch_engine_mtp(self.module, SimpleNamespace(mtp=SimpleNamespace(detach_encoder=detach_encoder)))
         config = {"optimizer": "adam", "lr": 1e-2, "min_lr": 0.0, "clip_grad": 1.0, "weight_decay": 0.0}
         config = OmegaConf.create({**config, "override_optimizer_config": settings})
         config = init_megatron_optim_config(config, use_distributed_optimizer=False, bf16=False)
-        self.optimizer = get_megatron_optimizer([self.model], config)
+        self.optimizer = get_megatron_optimizer(self.module, config)
+        decay = McoreOptimizerConfig(lr=1e-2, lr_decay_style="constant", total_training_steps=10)
+        self.lr_scheduler = get_megatron_optimizer_param_scheduler(self.optimizer, decay)
 
     def train_batch(self, data, loss_function):
         return BaseEngine.train_batch(self, data, loss_function)
@@ -92,7 +99,7 @@ class Engine:
         return contextlib.nullcontext()
 
     def lr_scheduler_step(self):
-        return 1e-2
+        return MegatronEngine.lr_scheduler_step(self)
 
     def get_data_parallel_group(self):
         return torch.distributed.group.WORLD
@@ -239,6 +246,22 @@ def test_depth_weights_weigh_the_heads(make_engine, batch):
     )
     assert not first["mtp.layers.1.eh_proj.weight"].any() and first["mtp.layers.0.eh_proj.weight"].any()
     assert second["mtp.layers.1.eh_proj.weight"].any()
+
+
+def test_the_loss_has_the_weight_of_its_schedule(make_engine, batch):
+    """An iteration is a batch, from which two updates are made here."""
+    engine = make_engine(model={"mtp_detach_heads": True, "mtp_loss_scaling_schedule": "0:0.5,1:0"})
+    for weight in (0.5, 0.0):
+        worker, data = engine.worker(batch)
+        tensordict_utils.assign_non_tensor(data, epochs=2)
+        metrics = tensordict_utils.get(worker.train_mini_batch(data), "metrics")
+        assert metrics["mtp_losses/mtp_loss_scaling_factor"] == [weight] * 2
+        assert [norm > 0.0 for norm in metrics["megatron/mtp_grad_norm"]] == [weight > 0.0] * 2
+
+
+def test_a_schedule_in_per_cent_is_refused(make_engine, batch):
+    with pytest.raises(ValueError, match="neither a number of train iterations nor of samples"):
+        make_engine(model={"mtp_loss_scaling_schedule": "0:0.5,50%:0.1"}).step(batch)
 
 
 def test_heads_train_alone(make_engine, batch):

@@ -60,9 +60,10 @@ def trained(folder):
 
 @pytest.fixture(scope="session")
 def resumed(folder, trained):
-    """Two more on one rank, from the checkpoint; the heads now train for acceptance, in chunks of rows."""
+    """Two more on one rank, from the checkpoint; the heads now train for acceptance, in chunks of rows, and once."""
     chunked = ("model.mtp_logits_chunk_size=16", "model.mtp_depth_weights='2'")
-    return pretrain(folder, 6, *SETTINGS, "model.mtp_loss_type=tv", *chunked)
+    schedule = "model.mtp_loss_scaling_schedule=0:0.3,80%:0"
+    return pretrain(folder, 6, *SETTINGS, "model.mtp_loss_type=tv", *chunked, schedule)
 
 
 def test_the_log_line_shows_what_megatron_lm_s_shows(trained):
@@ -104,8 +105,15 @@ def test_training_goes_on_from_the_checkpoint(trained, resumed):
 
 def test_heads_train_for_acceptance(resumed):
     lengths = ["mtp acceptance length", "mtp greedy acceptance length"]
-    assert all(list(metrics) == METRICS + lengths for _, metrics in resumed[0].values())
+    assert all(list(metrics) == [*METRICS, *lengths, "mtp loss scaling factor"] for _, metrics in resumed[0].values())
     assert all(1.0 < float(metrics[lengths[0]]) < 2.0 for _, metrics in resumed[0].values())
+
+
+def test_the_loss_has_the_weight_of_its_schedule(resumed):
+    """80 % of six iterations: the last one has the weight 0."""
+    weights = [metrics["mtp loss scaling factor"] for _, metrics in resumed[0].values()]
+    norms = [float(metrics["mtp grad norm"]) for _, metrics in resumed[0].values()]
+    assert weights == ["0.300", "0.000"] and norms[0] > 0.0 and norms[1] == 0.0
 
 
 def test_the_saved_configuration_says_what_was_patched(folder, trained):

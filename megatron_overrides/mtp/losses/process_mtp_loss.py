@@ -18,6 +18,7 @@ from megatron.core.utils import log_single_rank
 from megatron_overrides.mtp.forward_pass import recorded_pass
 from megatron_overrides.mtp.frozen.frozen_main_model import attach_loss, gradients_of_heads
 from megatron_overrides.mtp.heads.detached_heads import are_detached
+from megatron_overrides.mtp.loss_weight.current import loss_weight
 from megatron_overrides.mtp.losses.head_losses import head_losses
 from megatron_overrides.mtp.losses.head_settings import HeadSettings
 from megatron_overrides.mtp.losses.projection import Projection
@@ -107,7 +108,7 @@ def process_mtp_loss(
         ),
         compute_language_model_loss,
         HeadSettings.read(config, is_training, model_pass),
-        config.mtp_loss_scaling_factor,
+        loss_weight(config, model_pass.trains_heads),
         cp_group,
         packed_seq_params,
     )

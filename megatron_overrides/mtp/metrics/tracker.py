@@ -103,7 +103,8 @@ class MTPLossLoggingHelper:
             loss_scale: one over the number of microbatches.
             writer, wandb_writer: they get `mtp_N loss` and, in percent, `mtp_N_acceptance_rate` (of this step) and
                 `mtp_N_cumulative_acceptance_rate` (since this process started); `mtp_acceptance_length` and
-                `mtp_greedy_acceptance_length` if this step has measured them.
+                `mtp_greedy_acceptance_length` if this step has measured them; `mtp_loss_scaling_factor` if a schedule
+                sets it.
             total_loss_dict: `mtp_N loss` is added to it; Megatron, which counts steps in it, prints the means. An empty
                 one, which verl and ms-swift report as it is, gets the rates and lengths as well.
         """
@@ -119,6 +120,8 @@ class MTPLossLoggingHelper:
             measured |= _acceptance_rates(tracker)
         if tracker.get("measured_lengths"):
             measured["lengths"] = mean_lengths(tracker["length_values"])
+        if "scaling_factor" in tracker:
+            measured["scaling_factor"] = tracker["scaling_factor"]
         for _, tag, value in mtp_metrics(**measured):
             if total_loss_dict is not None and (is_report or MTP_LOSS.fullmatch(tag)):
                 total_loss_dict[tag] = total_loss_dict.get(tag, torch.zeros_like(value)) + value

@@ -1,0 +1,21 @@
+"""The wrapper that sets the scheduled weight of the MTP loss before a step of Megatron's trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_overrides.call import Call
+from megatron_overrides.mtp.loss_weight.schedule import Progress
+
+
+def schedule_weight(call: Call) -> Any:
+    """Wraps train_step(..., model, ..., iteration), which runs all microbatches of an iteration, also a second time."""
+    from megatron.training.global_vars import get_args
+
+    from megatron_overrides.mtp.loss_weight.current import set_scheduled_weight
+
+    args, iteration = get_args(), call["iteration"]
+    if iteration is not None:
+        progress = Progress.of_run(iteration, args.consumed_train_samples, args.train_iters, args.train_samples)
+        set_scheduled_weight(call["model"], progress)
+    return call.proceed()
