@@ -30,8 +30,8 @@ def make_losses(columns: list[Column]) -> Table:
     note = (
         "Norm of the difference over norm of the reference; the gradient is that of all hidden states of the heads and "
         "of the output weight, on the rank where it is farthest off. Megatrons with the same numbers share a column. 3 "
-        "heads, depth weights 1, 0.5 and 2, a padded vocabulary, scaled logits, chunks of 9 rows. float32 may be off "
-        f"by 1e-06 and 1e-05. 2 ranks of a rehearsal; torch {_torch(columns)}."
+        "heads, depth weights 1, 0.5 and 2, alpha 0.3 for dpace, a padded vocabulary, scaled logits, chunks of 9 rows. "
+        f"float32 may be off by 1e-06 and 1e-05. 2 ranks of a rehearsal; torch {_torch(columns)}."
     )
     return Table("Losses of MTP heads, compared with float64 autograd on full logits", header, rows, note=note)
 

@@ -31,6 +31,8 @@ def mtp_loss(
     *,
     loss_type: str = "cross_entropy",
     depth_weights: Sequence[float] | None = None,
+    position_weights: str = "equal",
+    dpace_alpha: float = 0.5,
     scaling_factor: float = 1.0,
     chunk_size: int = 0,
     measure: bool = False,
@@ -51,14 +53,17 @@ def mtp_loss(
     detached hidden states, and set `detach_output_layer`.
 
     Args:
-        main_hidden: [s, b, h], the hidden states of the main model, with which tv, kl and e2e_tv compare the heads.
+        main_hidden: [s, b, h], the hidden states of the main model, with which all losses but cross entropy compare
+            the heads.
         head_hiddens: D times [s, b, h], those of each head. Head d (from 1) at position t predicts token t + d + 1.
         labels: [b, s] int64, the labels of the main model: label t is token t + 1. `roll(tokens)` makes them of tokens.
         loss_mask: [b, s], 1 where a label of the main model counts. A label of -100 counts unless it is masked here.
         output_layer: called (hidden [s, b, h], weight=, runtime_gather_output=), returns (logits [s, b, v], bias), as
             Megatron's.
-        loss_type: cross_entropy, kl, tv or e2e_tv (NVIDIA/Megatron-LM#6473, arXiv 2606.12370).
+        loss_type: cross_entropy, kl, tv, e2e_tv (NVIDIA/Megatron-LM#6473, arXiv 2606.12370) or lk (arXiv 2602.23881).
         depth_weights: D weights, divided by their mean.
+        position_weights: equal or, with cross entropy, dpace (arXiv 2605.18810).
+        dpace_alpha: above 0, up to 1.
         scaling_factor: what the mean over the heads is multiplied by, as by `mtp_loss_scaling_factor`.
         chunk_size: rows of logits at a time; 0 makes those of all positions for the cross entropy, and 1024 otherwise.
         measure: measure the acceptance rates and accepted lengths, too.
@@ -80,7 +85,7 @@ def mtp_loss(
         `metrics`, sums over those of this rank; `means(group)`, their means by name over the ranks of a group.
 
     Raises:
-        ValueError: shapes, a loss type, weights or a number of tokens that are invalid.
+        ValueError: shapes, a loss type, weights, alpha or a number of tokens that are invalid.
         TypeError: the output layer does not take `weight` and `runtime_gather_output`.
     """
     from functools import partial
@@ -96,12 +101,18 @@ def mtp_loss(
     from megatron_overrides.settings.checks import check
 
     from .mtp.chunk_mtp_logits import CHUNK_SIZE
-    from .mtp.train_mtp_heads_for_acceptance import LOSS_TYPE
+    from .mtp.train_mtp_heads_for_acceptance import DPACE_ALPHA, LOSS_TYPE, POSITION_WEIGHTS
 
     heads = list(head_hiddens)
     checks.check_shapes(main_hidden, heads, labels, loss_mask, sequence_parallel)
-    config = SimpleNamespace(mtp_loss_type=loss_type, mtp_logits_chunk_size=chunk_size, mtp_num_layers=len(heads))
-    check(config, (LOSS_TYPE, CHUNK_SIZE))
+    config = SimpleNamespace(
+        mtp_loss_type=loss_type,
+        mtp_position_weights=position_weights,
+        mtp_dpace_alpha=dpace_alpha,
+        mtp_logits_chunk_size=chunk_size,
+        mtp_num_layers=len(heads),
+    )
+    check(config, (LOSS_TYPE, POSITION_WEIGHTS, DPACE_ALPHA, CHUNK_SIZE))
     weights = checks.depth_weights(depth_weights, len(heads))
     checks.check_output_layer(output_layer, vocab_size, detach_output_layer and output_weight is None)
     losses = head_losses.head_losses(
@@ -121,7 +132,14 @@ def mtp_loss(
             sequence_parallel,
         ),
         cross_entropy or head_losses.vocab_parallel_cross_entropy,
-        HeadSettings.create(loss_type, weights, chunk_size, counts_labels=measure, measures_lengths=measure),
+        HeadSettings.create(
+            loss_type,
+            weights,
+            checks.dpace_alpha(config),
+            chunk_size,
+            counts_labels=measure,
+            measures_lengths=measure,
+        ),
         scaling_factor,
         cp_group,
         packed_seq_params,

@@ -6,13 +6,26 @@ from typing import Any
 
 from scripts.common.markdown import Table
 
+Runs = dict[str, list[dict[str, Any]]]  # by loss: the accepted lengths with each seed
 
-def losses(lengths: dict[str, dict[str, Any]], note: str = "") -> Table:
-    """A number in each row, a column for each loss."""
-    names = [name for name in next(iter(lengths.values())) if name != "curve"]
-    rows = [[name, *(f"{row[name]:.3f}" for row in lengths.values())] for name in names]
-    columns = ["tokens per verification step", *lengths]
-    return Table("Accepted lengths, logged and decoded", columns, rows, range(1, len(columns)), note=note)
+COMPARED = ("greedy, decoded", "greedy, held out", "sampled, decoded", "sampled, held out")
+CHECKED = ("greedy, from every position", "greedy, logged", "sampled, from every position", "sampled, logged")
+
+
+def losses(runs: Runs, note: str = "") -> Table:
+    """A row for each loss: the means over the seeds, the lowest and the highest."""
+    rows = [[loss, *(_spread([run[name] for run in of_seeds]) for name in COMPARED)] for loss, of_seeds in runs.items()]
+    return Table("Accepted lengths by each loss", ["tokens per step", *COMPARED], rows, range(1, 5), note=note)
+
+
+def logged(runs: Runs, note: str = "") -> Table:
+    """A row for each loss: what the log says beside what a decoder accepts, with the first seed."""
+    rows = [[loss, *(f"{of_seeds[0][name]:.3f}" for name in CHECKED)] for loss, of_seeds in runs.items()]
+    return Table("Accepted lengths, logged and decoded", ["tokens per step", *CHECKED], rows, range(1, 5), note=note)
+
+
+def _spread(numbers: list[float]) -> str:
+    return f"{sum(numbers) / len(numbers):.3f} ({min(numbers):.3f} to {max(numbers):.3f})"
 
 
 def starts(curves: dict[str, list[tuple[int, float]]], note: str = "") -> Table:

@@ -53,20 +53,20 @@ def batches(text: torch.Tensor, count: int, seed: int) -> Iterator[torch.Tensor]
         yield torch.stack([text[begin : begin + LENGTH + 1] for begin in begins.tolist()])
 
 
-def make_model(loss_type: str) -> Any:
-    """Return a seeded GPTModel with detached heads."""
+def make_model(settings: dict[str, Any], seed: int = 1) -> Any:
+    """Return a seeded GPTModel with detached heads, whose loss has these settings."""
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
     from scripts.tiny_gpt import build_gpt, make_config
 
-    torch.manual_seed(1)
-    model_parallel_cuda_manual_seed(1)
+    torch.manual_seed(seed)
+    model_parallel_cuda_manual_seed(seed)
     config = make_config(
         num_layers=3,
         hidden_size=128,
         mtp_num_layers=DEPTHS,
         mtp_loss_scaling_factor=float(DEPTHS),
-        mtp_loss_type=loss_type,
+        **settings,
         mtp_detach_heads=True,
         use_cpu_initialization=True,
     )
@@ -96,7 +96,7 @@ def train_main_model(text: torch.Tensor) -> Any:
     """Return a model whose heads have learned nothing."""
     from megatron_mtp_patches import mtp_pass
 
-    model = make_model("cross_entropy")
+    model = make_model({})
     trained = [parameter for name, parameter in model.named_parameters() if not name.startswith("mtp.")]
     for _, tokens in steps(trained, text, MAIN_STEPS, seed=2):
         with mtp_pass(compute=False):
@@ -105,18 +105,28 @@ def train_main_model(text: torch.Tensor) -> Any:
 
 
 def train_heads(
-    main_model: Any, text: torch.Tensor, held_out: torch.Tensor, loss_type: str, start: str = "random"
+    main_model: Any,
+    text: torch.Tensor,
+    held_out: torch.Tensor,
+    settings: dict[str, Any],
+    start: str = "random",
+    seed: int = 1,
+    count: int = HEAD_STEPS,
 ) -> tuple[Any, list[Any]]:
     """Train the heads of a copy, the rest frozen.
 
     Args:
+        settings: of the loss of the heads.
         start: how the heads are initialized, as --mtp-init does it.
+        seed: of random heads, and of the batches.
+        count: the number of steps.
 
     Returns:
         (model, [(step, metrics of `mtp_pass` on held-out text)]).
     """
-    model = make_model(loss_type)
-    model.load_state_dict(main_model.state_dict())
+    model = make_model(settings, seed)
+    main_weights = {name: weight for name, weight in main_model.state_dict().items() if not name.startswith("mtp.")}
+    model.load_state_dict(main_weights, strict=False)
     if start == "last-layer":
         from megatron_overrides.mtp.new_heads.initialization import initialize_from_last_layer
 
@@ -125,11 +135,11 @@ def train_heads(
         parameter.requires_grad_(name.startswith("mtp."))
     heads = [parameter for parameter in model.parameters() if parameter.requires_grad]
     curve = [(0, measure(model, held_out))]
-    for step, tokens in steps(heads, text, HEAD_STEPS, seed=3):
+    for step, tokens in steps(heads, text, count, seed=2 + seed):
         if step > 1 and (step - 1) % MEASURE_EVERY == 0:
             curve.append((step - 1, measure(model, held_out)))
         (0 * run(model, tokens).mean()).backward()
-    return model, [*curve, (HEAD_STEPS, measure(model, held_out))]
+    return model, [*curve, (count, measure(model, held_out))]
 
 
 def measure(model: Any, text: torch.Tensor) -> dict[str, float]:

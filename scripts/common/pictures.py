@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-RED, YELLOW, BLUE, GREY, DARK = "#c8452f", "#c99700", "#1f6fb2", "#8a8a8a", "#444444"
+RED, YELLOW, BLUE, GREEN, GREY, DARK = "#c8452f", "#c99700", "#1f6fb2", "#3c8d5a", "#8a8a8a", "#444444"
 
 
 def start(title: str, titles: list[str], rows: int, size: tuple[float, float], **shape: Any) -> tuple[Any, list[Any]]:

@@ -26,6 +26,7 @@ def blocks() -> dict[str, str]:
     return {
         "cost": cost(_read("bench")),
         "experts": experts(_read("experts")),
+        "losses": losses(_read("acceptance")),
         "acceptance": acceptance(_read("acceptance")),
         "starts": starts(_read("starts")),
         **{kind: price_of(kind, _read(kind)) for kind in price.KINDS},
@@ -39,9 +40,14 @@ def pins() -> str:
     return make_page(read_toml(CI / "pins.toml")["pin"], states, [patch.id for patch in CATALOG if not patch.package])
 
 
-def acceptance(lengths: dict[str, Any]) -> str:
-    """What `python -m scripts.acceptance` found."""
-    return "\n".join(accepted.losses(lengths).lines())
+def losses(runs: dict[str, Any]) -> str:
+    """What `python -m scripts.acceptance` found of the losses."""
+    return "\n".join(accepted.losses(runs).lines())
+
+
+def acceptance(runs: dict[str, Any]) -> str:
+    """What `python -m scripts.acceptance` found of the log."""
+    return "\n".join(accepted.logged(runs).lines())
 
 
 def starts(curves: dict[str, Any]) -> str:

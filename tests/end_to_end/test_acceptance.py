@@ -62,6 +62,20 @@ def test_verification_finds_that_detached_heads_alone_are_trained_for_acceptance
     assert re.search(r"parameters of the heads and \d+ others:", output)
 
 
+def test_the_logarithm_of_the_acceptance_and_weighed_positions_train_the_heads(train):
+    def losses(*flags):
+        _, output = train("--mtp-num-layers", "2", "--mtp-detach-heads", *flags)
+        logged = re.findall(r" mtp_1 loss: (\S+) \|.* mtp_2 loss: (\S+) \|", output)
+        assert len(logged) == 12
+        return [tuple(map(float, pair)) for pair in logged]
+
+    first, *_, last = losses("--mtp-loss-type", "lk")
+    assert last < first and last[1] < first[1]
+    plain, weighed = losses(), losses("--mtp-position-weights", "dpace", "--mtp-dpace-alpha", "0.2")
+    assert weighed[0] == plain[0] and weighed[-1] != plain[-1]  # the log has no weights, the heads are trained by them
+    assert weighed[-1] < weighed[0] and weighed[-1][1] < weighed[0][1]
+
+
 def test_heads_are_trained_for_acceptance_by_muon(train):
     pytest.importorskip("emerging_optimizers")
     flags = ["--optimizer", "muon", "--mtp-num-layers", "2", "--mtp-detach-heads", "--disable-bias-linear"]

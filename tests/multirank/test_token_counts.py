@@ -106,7 +106,7 @@ def test_without_gradients_and_in_evaluation_ranks_count_by_themselves(parallel,
     assert "all_reduce" not in count_collectives
 
 
-def test_e2e_tv_counts_its_chains_once(parallel, run, monkeypatch):
+def test_a_position_that_is_weighed_counts_once_and_e2e_tv_counts_its_chains_once(parallel, run, monkeypatch):
     parallel(context_parallel_size=2)
     reduced = []
     original = torch.distributed.all_reduce
@@ -116,9 +116,13 @@ def test_e2e_tv_counts_its_chains_once(parallel, run, monkeypatch):
         lambda tensor, *args, **kwargs: (reduced.append(tensor.numel()), original(tensor, *args, **kwargs))[1],
     )
     group = parallel_state.get_context_parallel_group()
-    for loss_type, numbers in (("cross_entropy", 1 + DEPTHS), ("e2e_tv", 2)):
+    for numbers, settings in (
+        (1 + DEPTHS, {}),
+        (1 + DEPTHS, {"mtp_position_weights": "dpace"}),
+        (2, {"mtp_loss_type": "e2e_tv"}),
+    ):
         reduced.clear()
-        run(cp_group=group, mtp_loss_type=loss_type, is_training=False)
+        run(cp_group=group, is_training=False, **settings)
         assert reduced == [numbers]
 
 

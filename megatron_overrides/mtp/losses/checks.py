@@ -11,16 +11,29 @@ import torch
 
 from megatron_overrides.settings.names import spell
 
+# The paper's (arXiv 2605.18810).
+DPACE_ALPHA = 0.5
+
 
 def check_losses(settings: Any) -> None:
     """Raise ValueError if the losses of the heads need heads, or weights that do not fit them."""
-    loss_type = getattr(settings, "mtp_loss_type", "cross_entropy")
+    _check_heads(settings, "mtp_loss_type", "cross_entropy")
     weights = getattr(settings, "mtp_depth_weights", None)
     depths = getattr(settings, "mtp_num_layers", None)
-    if loss_type != "cross_entropy" and not depths and "verl" not in sys.modules:
-        raise ValueError(f"{spell('mtp_loss_type')} {loss_type} requires MTP heads: add {spell('mtp_num_layers')}")
     if weights is not None and depths:
         depth_weights(weights, depths)
+
+
+def check_position_weights(settings: Any) -> None:
+    """Raise ValueError if the weights of the positions need heads, or another loss or alpha."""
+    _check_heads(settings, "mtp_position_weights", "equal")
+    dpace_alpha(settings)
+
+
+def _check_heads(settings: Any, name: str, default: str) -> None:
+    value = getattr(settings, name, default)
+    if value != default and not getattr(settings, "mtp_num_layers", None) and "verl" not in sys.modules:
+        raise ValueError(f"{spell(name)} {value} requires MTP heads: add {spell('mtp_num_layers')}")
 
 
 def check_token_counts(settings: Any) -> None:
@@ -60,6 +73,33 @@ def depth_weights(weights: str | Sequence[float] | None, depths: int) -> tuple[f
         )
     mean = sum(numbers) / depths
     return tuple(number / mean for number in numbers)
+
+
+def dpace_alpha(settings: Any) -> float | None:
+    """Return alpha of the D-PACE weights, None where the positions of a head weigh the same.
+
+    Raises:
+        ValueError: it is not above 0 and up to 1 (at 0 a head that knows nothing has the weight 0 and learns nothing);
+            the loss is no cross entropy, whose exponential the weights are made of; or there are no such weights.
+    """
+    weights = getattr(settings, "mtp_position_weights", "equal")
+    alpha = getattr(settings, "mtp_dpace_alpha", DPACE_ALPHA)
+    if weights == "equal":
+        if alpha != DPACE_ALPHA:
+            raise ValueError(
+                f"{spell('mtp_dpace_alpha')} {alpha} has no effect without {spell('mtp_position_weights')} dpace: add "
+                f"that, or leave it out"
+            )
+        return None
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= 1:
+        raise ValueError(f"{spell('mtp_dpace_alpha')} {alpha!r}: give a number above 0, up to 1")
+    loss_type = getattr(settings, "mtp_loss_type", "cross_entropy")
+    if loss_type != "cross_entropy":
+        raise ValueError(
+            f"{spell('mtp_position_weights')} {weights} weighs cross entropy, but {spell('mtp_loss_type')} is "
+            f"{loss_type}: leave one of the two out"
+        )
+    return alpha
 
 
 def check_shapes(

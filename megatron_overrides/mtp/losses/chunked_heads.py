@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from megatron_overrides.mtp.losses.divergences import Divergence
+from megatron_overrides.mtp.losses.divergences import OBJECTIVES, Divergence
 from megatron_overrides.mtp.losses.head_settings import HeadSettings
 from megatron_overrides.mtp.losses.main_model_rows import MainModelRows
 from megatron_overrides.mtp.losses.projection import Projection
@@ -32,7 +32,7 @@ class HeadRows(NamedTuple):
     """What the heads predict at each position, [D, b, s] or D times [b, s] each; None where it was not asked for.
 
     Attributes:
-        loss: the loss of each head, with a gradient: its cross entropy, total variation or KL divergence.
+        loss: the loss of each head, with a gradient: its cross entropy or its divergence from the main model.
         acceptance: the probability that rejection sampling accepts the head's token.
         agrees: whether the most likely tokens of head and main model are the same.
         token: int64, the most likely token of the head.
@@ -128,10 +128,10 @@ class ChunkedHeads(NamedTuple):
         token = torch.zeros_like(loss, dtype=torch.int64)
         if distribution is not None:
             teacher, main_token = distribution
-            is_compared_only = self.settings.objective not in ("kl", "tv")
+            is_compared_only = self.settings.objective not in OBJECTIVES
             student = logits.detach() if is_compared_only else logits
-            is_kl = self.settings.objective == "kl"
-            divergence, acceptance, token = Divergence.apply(student, teacher, self.projection.vocabulary, is_kl)
+            objective = "tv" if is_compared_only else self.settings.objective
+            divergence, acceptance, token = Divergence.apply(student, teacher, self.projection.vocabulary, objective)
             agrees = token == main_token
             loss = loss if is_compared_only else divergence
         if self.settings.objective == "cross_entropy":

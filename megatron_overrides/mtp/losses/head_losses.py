@@ -15,6 +15,7 @@ from megatron.core import tensor_parallel
 from megatron_overrides.mtp.losses.chunked_heads import ChunkedHeads, HeadRows
 from megatron_overrides.mtp.losses.head_settings import HeadSettings
 from megatron_overrides.mtp.losses.main_model_rows import Roll, line_up
+from megatron_overrides.mtp.losses.position_weights import dpace_weights
 from megatron_overrides.mtp.losses.projection import Projection
 from megatron_overrides.mtp.losses.token_counts import TokenCounts, sum_token_counts
 from megatron_overrides.mtp.losses.vocabulary import most_likely_token
@@ -30,7 +31,7 @@ class Aligned(NamedTuple):
 
 
 class TrainedLoss(NamedTuple):
-    """A loss [b, s] with the mask applied, the number of positions that count, and the factor before their mean."""
+    """A loss [b, s], masked and weighed, the number of positions that count, and the factor before their mean."""
 
     loss: torch.Tensor
     tokens: torch.Tensor
@@ -165,11 +166,14 @@ def _combine(
     """Return what is trained and what is logged, which has one entry for each depth."""
     weights = settings.depth_weights
     if not settings.is_end_to_end:
-        trained = [
+        logged = [
             TrainedLoss(positions.mask * loss, positions.tokens, factor * weight / len(weights))
             for loss, positions, weight in zip(losses, aligned, weights, strict=True)
         ]
-        return trained, trained
+        if settings.dpace_alpha is None:
+            return logged, logged
+        of_positions = dpace_weights(losses, [positions.mask != 0 for positions in aligned], settings.dpace_alpha)
+        return [each._replace(loss=row * each.loss) for each, row in zip(logged, of_positions, strict=True)], logged
     # Bebop (arXiv 2606.12370), equation 13: the mean length of the accepted prefix, of which each head is a factor.
     chains = _chains(aligned)
     prefixes = (1 - torch.stack(list(losses))).cumprod(dim=0)

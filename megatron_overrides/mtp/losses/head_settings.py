@@ -8,7 +8,7 @@ import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 
 from megatron_overrides.mtp.forward_pass import ForwardPass
-from megatron_overrides.mtp.losses.checks import depth_weights
+from megatron_overrides.mtp.losses.checks import depth_weights, dpace_alpha
 from megatron_overrides.settings.checks import check, declared_settings
 
 # Rows of logits at a time if --mtp-logits-chunk-size is not set.
@@ -19,9 +19,10 @@ class HeadSettings(NamedTuple):
     """How to compute the losses of this forward pass.
 
     Attributes:
-        objective: "cross_entropy", "kl" or "tv"; None to compare the heads with the main model and no more.
+        objective: "cross_entropy", "kl", "tv" or "lk"; None to compare the heads with the main model and no more.
         is_end_to_end: the loss is of the accepted prefixes, not of each head.
         depth_weights: [D], their mean is 1.
+        dpace_alpha: that of the weights of the positions; None where all weigh the same.
         chunk_size: rows of logits at a time, those of the main model and of the heads together.
         is_chunked: the loss is computed chunk by chunk; otherwise from the logits of all positions at once.
         counts_labels: count how often each head predicts the label.
@@ -31,6 +32,7 @@ class HeadSettings(NamedTuple):
     objective: str | None
     is_end_to_end: bool
     depth_weights: tuple[float, ...]
+    dpace_alpha: float | None
     chunk_size: int
     is_chunked: bool
     counts_labels: bool
@@ -59,6 +61,7 @@ class HeadSettings(NamedTuple):
         return cls.create(
             loss_type,
             depth_weights(getattr(config, "mtp_depth_weights", None), config.mtp_num_layers),
+            dpace_alpha(config),
             getattr(config, "mtp_logits_chunk_size", 0),
             # Where mtp-acceptance-rate is not applied and Megatron has no acceptance rate, nothing could log it.
             counts_labels=counts_labels and hasattr(mtp, "_compute_mtp_acceptance_counts"),
@@ -67,7 +70,13 @@ class HeadSettings(NamedTuple):
 
     @classmethod
     def create(
-        cls, loss_type: str, weights: tuple[float, ...], chunk_size: int, counts_labels: bool, measures_lengths: bool
+        cls,
+        loss_type: str,
+        weights: tuple[float, ...],
+        alpha: float | None,
+        chunk_size: int,
+        counts_labels: bool,
+        measures_lengths: bool,
     ) -> HeadSettings:
         """Build from the values of the settings; with a `chunk_size` of 0 the loss type decides."""
         compares = loss_type != "cross_entropy"
@@ -75,6 +84,7 @@ class HeadSettings(NamedTuple):
             objective="tv" if loss_type == "e2e_tv" else loss_type,
             is_end_to_end=loss_type == "e2e_tv",
             depth_weights=weights,
+            dpace_alpha=alpha,
             chunk_size=chunk_size or DEFAULT_CHUNK_SIZE,
             is_chunked=bool(chunk_size) or compares or (measures_lengths and not torch.is_grad_enabled()),
             counts_labels=counts_labels,

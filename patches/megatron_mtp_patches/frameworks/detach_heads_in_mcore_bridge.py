@@ -23,8 +23,9 @@ PATCH = Patch(
     ),
     refuses=(
         "Settings that act in Megatron's own MTP loss alone, where such a model has heads: `mtp_loss_type`, "
-        "`mtp_depth_weights`, `mtp_loss_scaling_schedule`, `mtp_logits_chunk_size`, `mtp_acceptance_interval`, "
-        "`mtp_acceptance_length_interval`, `mtp_eval`, `freeze_base_model_for_mtp`.",
+        "`mtp_depth_weights`, `mtp_position_weights`, `mtp_dpace_alpha`, `mtp_loss_scaling_schedule`, "
+        "`mtp_logits_chunk_size`, `mtp_acceptance_interval`, `mtp_acceptance_length_interval`, `mtp_eval`, "
+        "`freeze_base_model_for_mtp`.",
     ),
     undetected="Only runs under mcore-bridge have the defect.",
     numerics="Only with `mtp_detach_heads`, as on the page of `detach-mtp-heads`; and the acceptance rate, as above.",

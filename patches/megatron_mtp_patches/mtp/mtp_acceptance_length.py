@@ -17,8 +17,8 @@ PATCH = Patch(
         "over the positions of the product of the acceptances sum over v of min(p, q).",
         "`mtp greedy acceptance length`: the same for greedy verification, from the agreement with the main model's "
         "most likely token.",
-        "Both are in the log line, in TensorBoard and in W&B. With `--mtp-loss-type` tv, kl or e2e_tv they come from "
-        "the pass that computes the loss. With cross entropy they need the main model's logits, and "
+        "Both are in the log line, in TensorBoard and in W&B. With `--mtp-loss-type` tv, kl, lk or e2e_tv they come "
+        "from the pass that computes the loss. With cross entropy they need the main model's logits, and "
         "`--mtp-acceptance-length-interval N` measures them in every N-th step (0, the default: never).",
         "Megatron's own validation runs the heads and prints their losses and accepted lengths beside the validation "
         "loss; `--no-mtp-eval` turns that off.",

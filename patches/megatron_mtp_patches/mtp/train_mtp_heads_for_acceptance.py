@@ -8,17 +8,32 @@ LOSS_TYPE = Setting(
     "mtp_loss_type",
     str,
     "cross_entropy",
-    "The loss that trains the MTP heads: cross_entropy, kl, tv or e2e_tv.",
-    choices=("cross_entropy", "kl", "tv", "e2e_tv"),
+    "The loss that trains the MTP heads: cross_entropy, kl, tv, lk or e2e_tv.",
+    choices=("cross_entropy", "kl", "tv", "lk", "e2e_tv"),
     conflicts=(CALLED_IN_CHUNKS,),
     check="megatron_overrides.mtp.losses.checks:check_losses",
     example="cross_entropy",
     is_upstream=True,
 )
+POSITION_WEIGHTS = Setting(
+    "mtp_position_weights",
+    str,
+    "equal",
+    "Weights of the positions of each MTP head in cross entropy: equal or dpace.",
+    choices=("equal", "dpace"),
+    check="megatron_overrides.mtp.losses.checks:check_position_weights",
+    example="equal",
+)
+DPACE_ALPHA = Setting(
+    "mtp_dpace_alpha",
+    float,
+    0.5,
+    "Smoothing of the probabilities of which dpace makes weights, above 0, up to 1.",
+)
 
 PATCH = Patch(
     id="train-mtp-heads-for-acceptance",
-    summary="Train the MTP heads to be accepted: total variation, KL and end-to-end losses",
+    summary="Train the MTP heads to be accepted: total variation, KL, LK and end-to-end losses, D-PACE weights",
     upstream=(PullRequest(6473), PullRequest(6875, twin_of=6473)),
     problem=(
         "Speculative decoding accepts a draft token with the probability sum over v of min(p, q), where p is the main "
@@ -27,11 +42,15 @@ PATCH = Patch(
     ),
     adds=(
         "`--mtp-loss-type` (`config.mtp_loss_type`): `cross_entropy` (default), `tv` (one minus the acceptance), `kl` "
-        "(KL divergence of the head from the main model) or `e2e_tv` (one minus the mean over the heads of the product "
-        "of the acceptances up to that head, which is the accepted length). The main model's distribution is always "
-        "detached, whether or not the heads are.",
+        "(KL divergence of the head from the main model), `lk` (the negative logarithm of the acceptance) or `e2e_tv` "
+        "(one minus the mean over the heads of the product of the acceptances up to that head, which is the accepted "
+        "length). The main model's distribution is always detached, whether or not the heads are.",
         "`--mtp-depth-weights W1,W2,...` (`config.mtp_depth_weights`): the weight of each head's loss, divided by the "
         "mean of all weights. For `e2e_tv` they weigh the products.",
+        "`--mtp-position-weights dpace` (`config.mtp_position_weights`) weighs the cross entropy of each position and "
+        "head by what the head adds to the expected length of the accepted draft that starts there, as estimated from "
+        "the probabilities that the heads themselves give their labels (D-PACE, arXiv 2605.18810). "
+        "`--mtp-dpace-alpha` (0.5) smooths these probabilities.",
         "No more than `--mtp-logits-chunk-size` rows of logits exist at a time (1024 without that flag), and the main "
         "model's logits are computed once for all heads.",
         "The FLOPs that Megatron reports count the main model's logits once more.",
@@ -44,9 +63,11 @@ PATCH = Patch(
     refuses=(
         "`--mtp-loss-type` other than `cross_entropy` without MTP heads, or with `--defer-embedding-wgrad-compute`.",
         "`--mtp-depth-weights` that are not one weight for each head.",
+        "`--mtp-position-weights dpace` without MTP heads or with another loss than cross entropy, and "
+        "`--mtp-dpace-alpha` that is not above 0 and up to 1 or that has no effect.",
     ),
     numerics=(
-        "Only with the flags. Cross entropy without depth weights is computed as before, to the bit. The other losses "
+        "Only with the flags. Cross entropy without weights is computed as before, to the bit. The other losses "
         "are computed in float32 and agree with float64 autograd on full logits to 1e-6 (value) and 1e-5 (gradient); "
         "another chunk size changes them by rounding only. With bfloat16 hidden states and weights the loss is within "
         "0.5 % and the gradient within 3 % of float64, as long as the logits of a head differ from those of the main "
@@ -57,9 +78,9 @@ PATCH = Patch(
         "Columns of the output layer that only pad the vocabulary are left out of both distributions. Their number is "
         "known from the tokenizer of megatron.training or from `config.vocab_size` (Megatron-Bridge); elsewhere all "
         "columns count.",
-        "A loss mask with weights weighs cross_entropy, kl and tv. In e2e_tv and in the accepted lengths a position "
-        "counts or does not. Where none counts (in e2e_tv: sequences no longer than the number of heads), nothing is "
-        "trained, the loss is logged as 0 and the accepted length as 1.",
+        "A loss mask with weights weighs cross_entropy, kl, tv and lk. In e2e_tv, in D-PACE's weights and in the "
+        "accepted lengths a position counts or does not. Where none counts (in e2e_tv: sequences no longer than the "
+        "number of heads), nothing is trained, the loss is logged as 0 and the accepted length as 1.",
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_loss_type"),
     edits=(
@@ -72,6 +93,8 @@ PATCH = Patch(
                 "Weights of the losses of the MTP heads, W1,W2,..., divided by their mean.",
             )
         ),
+        *model_setting(POSITION_WEIGHTS),
+        *model_setting(DPACE_ALPHA),
         *MTP_LOSS,
         Wrap(
             "megatron.training.training:num_floating_point_operations",

@@ -139,6 +139,7 @@ def test_the_acceptance_rate_is_that_of_the_whole_vocabulary(make_model, batch, 
         {"mtp_logits_chunk_size": 8},
         {"mtp_acceptance_interval": 2},
         {"mtp_depth_weights": "1,2"},
+        {"mtp_position_weights": "dpace"},
         {"mtp_acceptance_length_interval": 1},
         {"mtp_eval": False},
         {"freeze_base_model_for_mtp": True},
@@ -150,7 +151,8 @@ def test_what_acts_in_megatron_s_loss_alone_is_refused(make_model, settings):
     with pytest.raises(ValueError, match=rf"\(config.{name}\) .* has no effect under mcore-bridge"):
         make_model(**settings)
     assert make_model(
-        mtp_num_layers=None, **({} if name in ("mtp_loss_type", "freeze_base_model_for_mtp") else settings)
+        mtp_num_layers=None,
+        **({} if name in ("mtp_loss_type", "mtp_position_weights", "freeze_base_model_for_mtp") else settings),
     )
 
 

@@ -6,6 +6,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import multi_token_prediction as mtp
 from megatron_mtp_patches import functional
 
+from tests.oracles.losses.conditions import LOSSES
+
 from .conftest import BATCH, LENGTH, VOCABULARY
 
 pytestmark = pytest.mark.forked("patched")
@@ -40,9 +42,9 @@ def by_patches(model, weight, hidden, labels, mask):
 @pytest.mark.parametrize("chunk_size", [0, 5])
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("loss_type", ["cross_entropy", "kl", "tv", "e2e_tv"])
-def test_the_loss_has_the_bits_of_the_patches(make_gpt, unpatched, rows, loss_type, tied, detach, chunk_size):
-    settings = {"mtp_loss_type": loss_type, "mtp_detach_heads": detach, "mtp_logits_chunk_size": chunk_size}
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_loss_has_the_bits_of_the_patches(make_gpt, unpatched, rows, loss, tied, detach, chunk_size):
+    settings = {**LOSSES[loss], "mtp_detach_heads": detach, "mtp_logits_chunk_size": chunk_size}
     model = make_gpt(VOCABULARY, LENGTH, tied, mtp_depth_weights="1,3", mtp_acceptance_length_interval=1, **settings)
     weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
     hidden, labels, mask = rows
@@ -57,7 +59,7 @@ def test_the_loss_has_the_bits_of_the_patches(make_gpt, unpatched, rows, loss_ty
             labels,
             mask,
             model.output_layer,
-            loss_type=loss_type,
+            **{name.removeprefix("mtp_"): value for name, value in LOSSES[loss].items()},
             depth_weights=[1, 3],
             scaling_factor=model.config.mtp_loss_scaling_factor,
             chunk_size=chunk_size,
@@ -149,7 +151,9 @@ def test_acceptance_counts_as_the_patches_do(rows, unpatched):
         ({"loss_mask": None}, "loss_mask is None; give a tensor"),
         ({"labels": torch.ones(BATCH, LENGTH)}, "labels have the dtype torch.float32"),
         ({"detach_output_layer": True, "output_layer": print}, "is a torch.nn.Module"),
-        ({"loss_type": "rkl"}, "must be one of cross_entropy, kl, tv, e2e_tv, not 'rkl'"),
+        ({"loss_type": "rkl"}, "must be one of cross_entropy, kl, tv, lk, e2e_tv, not 'rkl'"),
+        ({"position_weights": "dpace", "loss_type": "tv"}, "weighs cross entropy, but .* is tv"),
+        ({"position_weights": "dpace", "dpace_alpha": 0}, "alpha. 0: give a number above 0, up to 1"),
         ({"depth_weights": [1.0]}, "one weight for each of the 2 MTP layers"),
         ({"chunk_size": -1}, "give a number of rows"),
         ({"vocab_size": 0}, "vocab_size is 0; give the number of tokens"),

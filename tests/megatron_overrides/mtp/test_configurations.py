@@ -81,7 +81,7 @@ def test_an_attribute_that_is_no_setting_may_be_anywhere(make_model):
 def test_a_loss_type_that_is_set_after_the_model_was_built_is_checked_in_its_forward_pass(make_model, batch, detaches):
     model = make_model(mtp_detach_heads=detaches)
     model.config.mtp_loss_type = "TV"
-    with pytest.raises(ValueError, match="must be one of cross_entropy, kl, tv, e2e_tv, not 'TV'"):
+    with pytest.raises(ValueError, match="must be one of cross_entropy, kl, tv, lk, e2e_tv, not 'TV'"):
         model(**batch)
 
 

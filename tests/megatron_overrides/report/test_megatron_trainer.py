@@ -101,7 +101,7 @@ def run_arguments():
     return args
 
 
-@pytest.mark.parametrize("loss_type", ["cross_entropy", "kl", "tv", "e2e_tv"])
+@pytest.mark.parametrize("loss_type", ["cross_entropy", "kl", "tv", "lk", "e2e_tv"])
 def test_flops_count_the_main_model_s_logits_where_a_loss_needs_them(run_arguments, loss_type):
     expected = training.num_floating_point_operations(run_arguments, 3)
     run_arguments.mtp_loss_type = loss_type

@@ -88,17 +88,20 @@ def test_the_flags_of_the_heads_are_there():
 def test_the_flags_of_losses_for_acceptance_are_there():
     given = parse("--mtp-loss-type", "e2e_tv", "--mtp-depth-weights", "1,0.5", "--mtp-logits-chunk-size", "256")
     assert (given.mtp_loss_type, given.mtp_depth_weights, given.mtp_logits_chunk_size) == ("e2e_tv", "1,0.5", 256)
+    given = parse("--mtp-position-weights", "dpace", "--mtp-dpace-alpha", "0.3")
+    assert (given.mtp_position_weights, given.mtp_dpace_alpha) == ("dpace", 0.3)
     given = parse("--mtp-acceptance-length-interval", "10", "--no-mtp-eval")
     assert (given.mtp_acceptance_length_interval, given.mtp_eval) == (10, False)
     default = parse()
     assert (default.mtp_loss_type, default.mtp_depth_weights, default.mtp_logits_chunk_size) == (
         "cross_entropy", None, 0,
     )  # fmt: skip
+    assert (default.mtp_position_weights, default.mtp_dpace_alpha) == ("equal", 0.5)
     assert (default.mtp_acceptance_length_interval, default.mtp_eval) == (0, True)
 
 
 def test_an_unknown_loss_is_refused_at_once():
-    with pytest.raises(ValueError, match="mtp_loss_type. must be one of cross_entropy, kl, tv, e2e_tv, not 'ce'"):
+    with pytest.raises(ValueError, match="mtp_loss_type. must be one of cross_entropy, kl, tv, lk, e2e_tv, not 'ce'"):
         arguments.validate_args(parse("--mtp-loss-type", "ce"))
 
 

@@ -9,7 +9,13 @@ from tests.oracles.losses.packs import Pack
 
 RANKS = 2
 DEPTHS = 3
-LOSSES = ("cross_entropy", "kl", "tv", "e2e_tv")
+DPACE_ALPHA = 0.3
+# The settings of each loss.
+LOSSES = {
+    "cross_entropy": {},
+    "dpace": {"mtp_position_weights": "dpace", "mtp_dpace_alpha": DPACE_ALPHA},
+    **{loss_type: {"mtp_loss_type": loss_type} for loss_type in ("kl", "tv", "lk", "e2e_tv")},
+}
 
 
 class Layout(NamedTuple):
@@ -61,6 +67,7 @@ class Condition(NamedTuple):
     """What is trained by which loss.
 
     Attributes:
+        loss_type: one of LOSSES.
         is_tied: the output weight is the embedding, given with each call.
         dtype: of hidden states and weights, as torch names it.
         mask: which positions count, one of MASKS; "holes" leaves out some of them at random.

@@ -10,7 +10,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer import multi_token_prediction as mtp
 
-from tests.oracles.losses.conditions import DEPTHS, Condition
+from tests.oracles.losses.conditions import DEPTHS, LOSSES, Condition
 from tests.oracles.losses.reference import Problem, answer, make_problem
 
 
@@ -65,7 +65,7 @@ def compute(
         num_attention_heads=2,
         mtp_num_layers=DEPTHS,
         mtp_loss_scaling_factor=1.0,
-        mtp_loss_type=condition.loss_type,
+        **LOSSES[condition.loss_type],
         mtp_detach_heads=condition.is_detached,
         mtp_depth_weights=problem.depth_weights,
         mtp_logits_chunk_size=chunk_size,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.oracles.losses.conditions import DEPTHS, Condition
+from tests.oracles.losses.conditions import DEPTHS, DPACE_ALPHA, Condition
 
 
 class Problem(NamedTuple):
@@ -132,10 +132,29 @@ def _losses(
         acceptance = torch.minimum(p, log_q.exp()).sum(-1)
         cross_entropy = torch.nn.functional.cross_entropy(logits.permute(0, 2, 1), labels, reduction="none")
         kl = (p * (log_p - log_q)).sum(-1)
-        by_type = {"cross_entropy": cross_entropy, "kl": kl, "tv": 1 - acceptance, "e2e_tv": acceptance}
+        by_type = {
+            "cross_entropy": cross_entropy,
+            "dpace": cross_entropy,
+            "kl": kl,
+            "tv": 1 - acceptance,
+            "lk": -acceptance.log(),
+            "e2e_tv": acceptance,
+        }
         losses.append(by_type[condition.loss_type])
         masks.append(mask)
-    return torch.stack(losses), torch.stack(masks)
+    values, counted = torch.stack(losses), torch.stack(masks)
+    return (values * _dpace_weights(values.detach(), counted) if condition.loss_type == "dpace" else values), counted
+
+
+def _dpace_weights(losses: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    """Return [D, S, b], the derivative of the expected length of each draft by the logarithm of each confidence.
+
+    D-PACE (arXiv 2605.18810) is made so: the length is the sum over the heads of the product of the confidences up to
+    that head, of which a position that does not count is no part.
+    """
+    logarithms = (DPACE_ALPHA + (1 - DPACE_ALPHA) * (-losses).exp()).log().mul(masks).requires_grad_()
+    (weights,) = torch.autograd.grad((logarithms.cumsum(0).exp() * masks).sum(), logarithms)
+    return weights
 
 
 def _mean(values: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]) -> torch.Tensor:

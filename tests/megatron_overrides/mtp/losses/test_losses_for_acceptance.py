@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from random_optimizers import examples
 
-from megatron_overrides.mtp.losses.divergences import Divergence
+from megatron_overrides.mtp.losses.divergences import OBJECTIVES, Divergence
+from megatron_overrides.mtp.losses.position_weights import dpace_weights
 from megatron_overrides.mtp.losses.vocabulary import Vocabulary
 from tests.oracles.losses.conditions import LAYOUTS, LOSSES, Condition, Layout
 from tests.oracles.losses.packs import Pack
@@ -36,7 +37,7 @@ def assert_close(found, expected, tolerance):
 
 @examples(60)
 @given(
-    loss_type=st.sampled_from(LOSSES),
+    loss_type=st.sampled_from(list(LOSSES)),
     sequences=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=4),
     chunk_size=st.integers(1, 40),
     is_detached=st.booleans(),
@@ -72,18 +73,19 @@ def test_bfloat16_is_as_near_as_its_logits():
         assert found.loss < 5e-3 and found.gradient < 3e-2
 
 
-def divergence(logits, teacher_logits, is_kl, size=None):
+def divergence(logits, teacher_logits, objective, size=None):
     vocabulary = Vocabulary(size, None)
     logits = logits.clone().requires_grad_()
-    value, acceptance, token = Divergence.apply(logits, vocabulary.log_softmax(teacher_logits)[0], vocabulary, is_kl)
+    log_p = vocabulary.log_softmax(teacher_logits)[0]
+    value, acceptance, token = Divergence.apply(logits, log_p, vocabulary, objective)
     value.sum().backward()
     return value.detach(), acceptance, token, logits.grad
 
 
-@pytest.mark.parametrize("is_kl", [True, False])
-def test_a_head_that_is_the_main_model_gets_no_gradient(is_kl):
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_head_that_is_the_main_model_gets_no_gradient(objective):
     logits = torch.randn(4, 3, 50)
-    value, acceptance, token, gradient = divergence(logits, logits, is_kl)
+    value, acceptance, token, gradient = divergence(logits, logits, objective)
     torch.testing.assert_close(value, torch.zeros(4, 3), rtol=0, atol=2e-6)
     torch.testing.assert_close(acceptance, torch.ones(4, 3), rtol=0, atol=2e-6)
     assert torch.equal(token, logits.argmax(-1))
@@ -91,21 +93,84 @@ def test_a_head_that_is_the_main_model_gets_no_gradient(is_kl):
 
 
 def test_a_token_that_both_find_equally_likely_pulls_neither_way():
-    """The subgradient of total variation is 0 there."""
+    """The subgradient of total variation is 0 there, and so is that of the logarithm of the acceptance."""
     logits, teacher = torch.tensor([0.0, 0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 2.0, 1.0])
     p, q = teacher.softmax(-1), logits.softmax(-1)
     assert torch.equal(p[:2], q[:2])
     is_short = torch.tensor([0.0, 0.0, 1.0, 0.0])
     expected = q * ((q * is_short).sum() - is_short)
-    torch.testing.assert_close(divergence(logits, teacher, is_kl=False)[3], expected)
+    torch.testing.assert_close(divergence(logits, teacher, "tv")[3], expected)
+    acceptance = torch.minimum(p, q).sum()
+    torch.testing.assert_close(divergence(logits, teacher, "lk")[3], expected / acceptance)
 
 
-@pytest.mark.parametrize("is_kl", [True, False])
-def test_columns_of_padding_are_outside_both_distributions(is_kl):
+@pytest.mark.parametrize("gap", [0.0, 10.0, 40.0, 80.0, 86.0])
+def test_lk_is_that_of_float64_however_little_is_accepted(gap):
+    """The acceptance is about exp(-gap); without a floor and a scale of its own the gradient would vanish with it."""
+    generator = torch.Generator().manual_seed(4)
+    logits, teacher = torch.randn(2, 6, 50, generator=generator)
+    logits[:, :25] += gap
+    teacher[:, 25:] += gap
+    exact = logits.double().requires_grad_()
+    expected = -torch.minimum(exact.softmax(-1), teacher.double().softmax(-1)).sum(-1).log()
+    expected.sum().backward()
+    value, _, _, gradient = divergence(logits, teacher, "lk")
+    assert_close([value.double(), gradient.double()], [expected.detach(), exact.grad], 1e-5)
+    assert exact.grad.abs().sum(-1).min() > 0.1
+
+
+@pytest.mark.parametrize("gap", [90.0, 100.0, 1e4])
+def test_lk_stays_finite_where_float32_has_no_acceptance(gap):
+    logits, teacher = torch.zeros(2, 4)
+    logits[0] += gap
+    teacher[1] += gap
+    value, acceptance, _, gradient = divergence(logits, teacher, "lk")
+    assert acceptance < 2e-38 and 87 < value < 88
+    assert gradient.isfinite().all() and gradient.abs().sum() <= 2
+
+
+def test_the_weights_of_dpace_are_those_of_the_paper():
+    """arXiv 2605.18810: confidences (7), suffix sums of their prefix products (8)."""
+    losses = -torch.tensor([0.8, 0.5]).view(2, 1, 1).log()
+    counts = torch.ones(2, 1, 1, dtype=torch.bool)
+    weights = dpace_weights(losses, counts, 0.5).flatten().tolist()
+    assert weights == pytest.approx([0.9 + 0.9 * 0.75, 0.9 * 0.75])
+    assert dpace_weights(losses, counts, 1.0).flatten().tolist() == [2, 1]
+    # Without the first position the second is the first of its draft, and the other way round.
+    for alone, expected in (([False, True], 0.75), ([True, False], 0.9)):
+        weights = dpace_weights(losses, torch.tensor(alone).view(2, 1, 1), 0.5)[alone]
+        assert weights.flatten().tolist() == pytest.approx([expected])
+
+
+def test_a_head_alone_is_weighed_by_its_confidence(make_model, batch, gradients):
+    """So its weights are not constant, and smaller than 1."""
+    more = {"mtp_num_layers": 1, "mtp_loss_scaling_factor": 1.0, "mtp_detach_heads": True}
+    dpace, plain = (
+        gradients(model, model(**batch), weight=0.0)
+        for model in (make_model(**more, mtp_position_weights="dpace", mtp_dpace_alpha=alpha) for alpha in (0.5, 1.0))
+    )
+    unweighed = make_model(**more)
+    expected = gradients(unweighed, unweighed(**batch), weight=0.0)
+    assert all(torch.equal(plain[name], gradient) for name, gradient in expected.items())
+    name = "mtp.layers.0.eh_proj.weight"
+    assert 0.4 < (dpace[name].norm() / expected[name].norm()).item() < 0.7
+
+
+def test_the_logged_losses_of_weighed_positions_are_without_weights(make_model, batch):
+    logged = []
+    for weights in ("equal", "dpace"):
+        MTPLossLoggingHelper.tracker = {}
+        make_model(mtp_position_weights=weights)(**batch)
+        logged.append(MTPLossLoggingHelper.tracker["loss_values"].clone())
+    assert torch.equal(*logged) and logged[0].all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_columns_of_padding_are_outside_both_distributions(objective):
     logits, teacher = torch.randn(4, 3, 50), torch.randn(4, 3, 50)
-    expected = divergence(logits[..., :45], teacher[..., :45], is_kl)
+    expected = divergence(logits[..., :45], teacher[..., :45], objective)
     logits[..., 45:], teacher[..., 45:] = 30.0, 40.0
-    *found, gradient = divergence(logits, teacher, is_kl, size=45)
+    *found, gradient = divergence(logits, teacher, objective, size=45)
     assert all(torch.equal(one, other) for one, other in zip(found, expected[:3], strict=True))
     assert torch.equal(gradient[..., :45], expected[3]) and not gradient[..., 45:].any()
 
@@ -249,8 +314,19 @@ def test_with_cross_entropy_nothing_is_projected_for_a_length_that_is_not_due(ma
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"mtp_loss_type": "unknown"}, "mtp_loss_type. must be one of cross_entropy, kl, tv, e2e_tv, not 'unknown'"),
+        ({"mtp_loss_type": "any"}, "mtp_loss_type. must be one of cross_entropy, kl, tv, lk, e2e_tv, not 'any'"),
         ({"mtp_loss_type": "tv", "mtp_num_layers": None}, "mtp_loss_type. tv requires MTP heads: add --mtp-num-layers"),
+        ({"mtp_position_weights": "d-pace"}, "mtp_position_weights. must be one of equal, dpace, not 'd-pace'"),
+        ({"mtp_position_weights": "dpace", "mtp_num_layers": None}, "mtp_position_weights. dpace requires MTP heads"),
+        (
+            {"mtp_position_weights": "dpace", "mtp_loss_type": "lk"},
+            "dpace weighs cross entropy, but --mtp-loss-type .config.mtp_loss_type. is lk: leave one of the two out",
+        ),
+        ({"mtp_position_weights": "dpace", "mtp_dpace_alpha": 0.0}, "alpha. 0.0: give a number above 0, up to 1"),
+        ({"mtp_position_weights": "dpace", "mtp_dpace_alpha": 1.1}, "alpha. 1.1: give a number above 0, up to 1"),
+        ({"mtp_position_weights": "dpace", "mtp_dpace_alpha": float("nan")}, "give a number above 0, up to 1"),
+        ({"mtp_position_weights": "dpace", "mtp_dpace_alpha": "0.5"}, "'0.5': give a number above 0, up to 1"),
+        ({"mtp_dpace_alpha": 0.3}, "0.3 has no effect without --mtp-position-weights .*dpace: add that, or leave it"),
         ({"mtp_depth_weights": "1,2,3"}, "--mtp-depth-weights .* 1,2,3: give one weight for each of the 2 MTP layers"),
         ({"mtp_depth_weights": "1,x"}, "give one weight for each of the 2"),
         ({"mtp_depth_weights": (0, 0)}, "not all 0"),
