@@ -29,6 +29,7 @@ DPACE_ALPHA = Setting(
     float,
     0.5,
     "Smoothing of the probabilities of which dpace makes weights, above 0, up to 1.",
+    example=0.5,
 )
 
 PATCH = Patch(
