@@ -189,7 +189,7 @@ BASE = (
             ),
             Wrap(
                 "megatron.training.arguments:validate_args",
-                "megatron_mtp_patches.defects.start_line:log_open_defects",
+                "megatron_mtp_patches.defects.start_line:log_known_defects",
                 check_source=False,
             ),
         ),

@@ -73,7 +73,7 @@ def compare_losses(trained: training.Trained, console: Console, tables: Path, pi
     for each in (compared, checked):
         each.show()
     study.write(tables / "acceptance" / "cpu", runs, compared.title, [compared, checked])
-    curves = {loss: [run["curve"] for run in of_seeds] for loss, of_seeds in runs.items()}
+    curves = {loss: [run["curve"] for run in seeds] for loss, seeds in runs.items()}
     draw(curves, (SAMPLED, GREEDY), pictures / "mtp_acceptance_length.png")
 
 
@@ -125,9 +125,9 @@ def draw(curves: dict[str, list[Curve]], metrics: Sequence[str], file: Path) -> 
 
     figure, plots = start("", list(metrics), 1, (1 + 4.5 * len(metrics), 4), sharey=True)
     for axes, name in zip(plots, metrics, strict=True):
-        for (label, of_seeds), color in zip(curves.items(), (GREY, DARK, YELLOW, BLUE, GREEN, RED), strict=False):
-            steps = [step for step, _ in of_seeds[0]]
-            columns = list(zip(*([values[name] for _, values in curve] for curve in of_seeds), strict=True))
+        for (label, seeds), color in zip(curves.items(), (GREY, DARK, YELLOW, BLUE, GREEN, RED), strict=False):
+            steps = [step for step, _ in seeds[0]]
+            columns = list(zip(*([values[name] for _, values in curve] for curve in seeds), strict=True))
             axes.plot(steps, [sum(column) / len(column) for column in columns], color=color, label=label)
             axes.fill_between(steps, [*map(min, columns)], [*map(max, columns)], color=color, alpha=0.2, linewidth=0)
         axes.set_xlabel("steps of training the heads")

@@ -14,13 +14,13 @@ CHECKED = ("greedy, from every position", "greedy, logged", "sampled, from every
 
 def losses(runs: Runs, note: str = "") -> Table:
     """A row for each loss: the means over the seeds, the lowest and the highest."""
-    rows = [[loss, *(_spread([run[name] for run in of_seeds]) for name in COMPARED)] for loss, of_seeds in runs.items()]
+    rows = [[loss, *(_spread([run[name] for run in seeds]) for name in COMPARED)] for loss, seeds in runs.items()]
     return Table("Accepted lengths by each loss", ["tokens per step", *COMPARED], rows, range(1, 5), note=note)
 
 
 def logged(runs: Runs, note: str = "") -> Table:
     """A row for each loss: what the log says beside what a decoder accepts, with the first seed."""
-    rows = [[loss, *(f"{of_seeds[0][name]:.3f}" for name in CHECKED)] for loss, of_seeds in runs.items()]
+    rows = [[loss, *(f"{seeds[0][name]:.3f}" for name in CHECKED)] for loss, seeds in runs.items()]
     return Table("Accepted lengths, logged and decoded", ["tokens per step", *CHECKED], rows, range(1, 5), note=note)
 
 

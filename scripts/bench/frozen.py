@@ -127,10 +127,10 @@ def columns(kind: str) -> list[str]:
 def rows(kind: str, costs: dict[str, dict[str, float]], theory: dict[str, int]) -> list[list[str]]:
     """Detached heads and those of this kind side by side."""
     cells = []
-    for what, found in costs[kind].items():
+    for what, cost in costs[kind].items():
         detached = costs[DETACHED][what]
-        numbers = [f"{number:,.1f}" if isinstance(number, float) else f"{number:,}" for number in (detached, found)]
-        cells.append([what, *numbers, f"{found / detached:.2f}", f"{theory[what]:,}" if what in theory else ""])
+        numbers = [f"{number:,.1f}" if isinstance(number, float) else f"{number:,}" for number in (detached, cost)]
+        cells.append([what, *numbers, f"{cost / detached:.2f}", f"{theory[what]:,}" if what in theory else ""])
     return cells
 
 

@@ -19,7 +19,7 @@ from scripts import study
 from scripts.common.markdown import Table
 from scripts.common.process import ROOT
 
-LOSSES = ("cross_entropy", "kl", "tv", "e2e_tv")
+LOSSES = ("cross_entropy", "kl", "tv", "lk", "e2e_tv")
 HEADS = [(depths, is_detached) for depths in (1, 3) for is_detached in (True, False)]
 ROUNDS = 5
 
@@ -34,6 +34,7 @@ class Sizes(NamedTuple):
     dtype: str
 
 
+CHUNKS = (64, 128, 256, 512)  # rows
 FAKE, TIMED = Sizes(4096, 131072, 1024, 256, "bfloat16"), Sizes(512, 8192, 2048, 128, "float32")
 
 
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
 
     study.rehearse()
     torch.set_num_threads(1)
-    tables = [memory(), seconds()]
+    tables = [memory(), seconds(), seconds_by_chunk()]
     for table in tables:
         table.show()
     about = f"Made by `python -m scripts.bench losses` with {study.made_with()}."
@@ -71,7 +72,7 @@ def memory() -> Table:
         f"hidden states of the main model and of each head and their gradients have "
         f"{_gib(2 * FAKE.tokens * FAKE.hidden * 2)} GiB."
     )
-    columns = ["heads", "", "cross entropy, whole logits", "chunked", "kl", "tv", "e2e_tv"]
+    columns = ["heads", "", "cross entropy, whole logits", "chunked", *LOSSES[1:]]
     return Table("Bytes", columns, rows, note=note)
 
 
@@ -93,17 +94,31 @@ def seconds() -> Table:
     rows = []
     for depths, is_detached in HEADS:
         kinds = [("cross_entropy", 0), *((loss_type, TIMED.chunk) for loss_type in LOSSES)]
-        steps = [prepare(TIMED, loss_type, depths, is_detached, size) for loss_type, size in kinds]
-        times = [[_time(step) for step in steps] for _ in range(ROUNDS)]
-        medians = [statistics.median(row[number] / row[0] for row in times) for number in range(1, len(kinds))]
-        rows.append([f"{depths}", "detached" if is_detached else "attached", *(f"{ratio:.2f}" for ratio in medians)])
+        ratios = _ratios([prepare(TIMED, loss_type, depths, is_detached, size) for loss_type, size in kinds])
+        rows.append([f"{depths}", "detached" if is_detached else "attached", *ratios])
     note = (
         f"Seconds of forward and backward over those of cross entropy with whole logits, median of {ROUNDS} rounds "
         f"side by side on one CPU thread: {TIMED.tokens} tokens, vocabulary {TIMED.vocabulary}, hidden size "
         f"{TIMED.hidden}, float32, chunks of {TIMED.chunk} rows. The other losses also project the main model. Not "
         f"run on a GPU."
     )
-    return Table("Time", ["heads", "", "cross entropy, chunked", "kl", "tv", "e2e_tv"], rows, note=note)
+    return Table("Time", ["heads", "", "cross entropy, chunked", *LOSSES[1:]], rows, note=note)
+
+
+def seconds_by_chunk() -> Table:
+    """Chunked over whole cross entropy of attached heads, by the rows of a chunk."""
+    steps = [prepare(TIMED, "cross_entropy", depths=1, is_detached=False, chunk_size=size) for size in (0, *CHUNKS)]
+    note = (
+        f"As above, with one attached head. A chunk of {TIMED.tokens} rows is the whole sequence: what it takes longer "
+        f"is the projection in the backward pass."
+    )
+    return Table("Time by the rows of a chunk", [f"{size} rows" for size in CHUNKS], [_ratios(steps)], note=note)
+
+
+def _ratios(steps: list[Callable[[], None]]) -> list[str]:
+    """The time of each step over that of the first one, the median of rounds side by side."""
+    times = [[_time(step) for step in steps] for _ in range(ROUNDS)]
+    return [f"{statistics.median(row[number] / row[0] for row in times):.2f}" for number in range(1, len(steps))]
 
 
 def _time(step: Callable[[], None]) -> float:

@@ -69,7 +69,8 @@ def report(defect: Defect) -> str:
     places = ", ".join(dict.fromkeys(f"`{sign.target}`" for sign in defect.signs))
     paragraphs = [
         f"### {mark_flags(defect.effect)}",
-        f"Seen with {mark_flags(condition_of(defect))}, on {', '.join(releases_with(defect))}. The code: {places}.",
+        f"It affects runs with {mark_flags(condition_of(defect))}, on {', '.join(releases_with(defect))}. The code: "
+        f"{places}.",
     ]
     if program := find_program(defect.id):
         paragraphs.append(

@@ -1,4 +1,4 @@
-"""A training of Megatron-LM's trainer begins with a line on the known defects that affect it."""
+"""A training of Megatron-LM's trainer begins with a line on the known defects that affect it or are removed from it."""
 
 from types import SimpleNamespace
 
@@ -42,7 +42,7 @@ def test_rank_0_says_it_unless_it_is_told_not_to(monkeypatch, caplog, variables,
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(start_line, "describe", lambda arguments: "2 known defects affect this run")
-    assert start_line.log_open_defects(Arguments()) == "validated"
+    assert start_line.log_known_defects(Arguments()) == "validated"
     assert ("2 known defects" in caplog.text) is said
 
 
@@ -53,7 +53,7 @@ def test_a_training_goes_on_where_a_defect_cannot_be_looked_for(monkeypatch, cap
         raise KeyError("layout")
 
     monkeypatch.setattr(start_line, "describe", fail)
-    assert start_line.log_open_defects(Arguments()) == "validated"
+    assert start_line.log_known_defects(Arguments()) == "validated"
     assert "known defects were not looked for: KeyError: 'layout'" in caplog.text
 
 

@@ -197,18 +197,18 @@ def test_the_main_model_trains_without_its_heads_as_under_ddp(make, ddp, strateg
 
 @pytest.mark.parametrize("make_net", [{"disable_mtp_loss": True}], indirect=True, ids=["disabled"])
 def test_weights_of_disabled_heads_are_released_after_the_backward_pass(make):
-    made = make()
-    made.model(**batch_of(0)).mean().backward()
-    made.model.finish_grad_sync()
+    training = make()
+    training.model(**batch_of(0)).mean().backward()
+    training.model.finish_grad_sync()
     layers = [
-        group.fsdp_unit_id not in (None, -1) for group in made.model.module.param_and_grad_buffer.parameter_groups
+        group.fsdp_unit_id not in (None, -1) for group in training.model.module.param_and_grad_buffer.parameter_groups
     ]
-    states = gathered(made)
+    states = gathered(training)
     assert {states[number, False] for number, is_layer in enumerate(layers) if is_layer} == {"EMPTY"}
 
 
-def gathered(made):
-    return {key: status.name for key, status in made.model.module.all_gather_pipeline.bucket_status.items()}
+def gathered(training):
+    return {key: status.name for key, status in training.model.module.all_gather_pipeline.bucket_status.items()}
 
 
 def train_a_part(made, ddp):

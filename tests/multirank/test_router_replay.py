@@ -22,7 +22,7 @@ def test_routes_of_the_main_model_are_replayed(parallel, make_gpt, heads, sizes,
     model = make_gpt(VOCABULARY, LENGTH, mtp_num_layers=heads, pipeline_dtype=torch.float32, **sizes, **ROUTED)
     recorded, followed = replay_other_routes(model, lambda: run_schedule([model], 0))
     assert len(recorded) == layers and all(len(routes) for routes in recorded)
-    of_main_model = [has_followed for name, has_followed in followed.items() if name.startswith("decoder.")]
-    of_heads = [has_followed for name, has_followed in followed.items() if name.startswith("mtp.")]
-    assert of_main_model == [True] * layers and not any(of_heads)
-    assert len(of_heads) == bool(heads and model.post_process)
+    routers_of_main_model = [has_followed for name, has_followed in followed.items() if name.startswith("decoder.")]
+    routers_of_heads = [has_followed for name, has_followed in followed.items() if name.startswith("mtp.")]
+    assert routers_of_main_model == [True] * layers and not any(routers_of_heads)
+    assert len(routers_of_heads) == bool(heads and model.post_process)

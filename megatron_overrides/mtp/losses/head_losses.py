@@ -172,8 +172,8 @@ def _combine(
         ]
         if settings.dpace_alpha is None:
             return logged, logged
-        of_positions = dpace_weights(losses, [positions.mask != 0 for positions in aligned], settings.dpace_alpha)
-        return [each._replace(loss=row * each.loss) for each, row in zip(logged, of_positions, strict=True)], logged
+        dpace = dpace_weights(losses, [positions.mask != 0 for positions in aligned], settings.dpace_alpha)
+        return [each._replace(loss=row * each.loss) for each, row in zip(logged, dpace, strict=True)], logged
     # Bebop (arXiv 2606.12370), equation 13: the mean length of the accepted prefix, of which each head is a factor.
     chains = _chains(aligned)
     prefixes = (1 - torch.stack(list(losses))).cumprod(dim=0)

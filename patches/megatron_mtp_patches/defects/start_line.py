@@ -1,4 +1,4 @@
-"""The line with which a training of Megatron-LM's trainer says how many known defects affect it."""
+"""The line at the start of a training of Megatron-LM about the known defects that affect it, or are removed from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VARIABLE = "MEGATRON_MTP_PATCHES_DEFECTS"  # "off": no line
 logger = logging.getLogger("megatron_mtp_patches")
 
 
-def log_open_defects(call: Call) -> Any:
+def log_known_defects(call: Call) -> Any:
     """Wraps validate_args: rank 0 logs how many known defects affect the run, and how many are removed from it.
 
     What goes wrong in here is said in the log; it does not end a training.

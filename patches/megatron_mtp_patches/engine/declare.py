@@ -240,8 +240,8 @@ class Patch:
         refuses: the settings with which training does not start.
         numerics: which numbers change, and when.
         notes: what else to know, on memory or checkpoints.
-        is_repair: whether it is an unconditional bug fix, for which no setting asks. Where it is refused, the run goes
-            on without it, with a warning, unless the policy is skip.
+        is_repair: whether it is an unconditional bug fix, for which no setting asks: the profile `repairs` has it.
+            Where it is refused, the run goes on without it, with a warning, unless the policy is skip.
         package: the distribution that it patches, where that is not the library; its known releases are called
             "PACKAGE VERSION". It need not be installed: until it is imported, the patch is pending.
     """

@@ -88,8 +88,8 @@ def test_the_flags_of_the_heads_are_there():
 def test_the_flags_of_losses_for_acceptance_are_there():
     given = parse("--mtp-loss-type", "e2e_tv", "--mtp-depth-weights", "1,0.5", "--mtp-logits-chunk-size", "256")
     assert (given.mtp_loss_type, given.mtp_depth_weights, given.mtp_logits_chunk_size) == ("e2e_tv", "1,0.5", 256)
-    given = parse("--mtp-position-weights", "dpace", "--mtp-dpace-alpha", "0.3")
-    assert (given.mtp_position_weights, given.mtp_dpace_alpha) == ("dpace", 0.3)
+    weighed = parse("--mtp-position-weights", "dpace", "--mtp-dpace-alpha", "0.3")
+    assert (weighed.mtp_position_weights, weighed.mtp_dpace_alpha) == ("dpace", 0.3)
     given = parse("--mtp-acceptance-length-interval", "10", "--no-mtp-eval")
     assert (given.mtp_acceptance_length_interval, given.mtp_eval) == (10, False)
     default = parse()

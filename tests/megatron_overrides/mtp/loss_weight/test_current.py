@@ -27,8 +27,8 @@ def test_the_gradients_are_those_of_the_weight(make_model, batch, gradients, dep
     expected = gradients(constant, constant(**batch))
     for done, is_alike in ((1, False), (2, True), (7, True)):
         set_scheduled_weight(torch.nn.Sequential(scheduled), Progress(done))
-        found = gradients(scheduled, scheduled(**batch))
-        assert all(torch.equal(found[name], expected[name]) for name in expected) is is_alike
+        actual = gradients(scheduled, scheduled(**batch))
+        assert all(torch.equal(actual[name], expected[name]) for name in expected) is is_alike
 
 
 def test_each_chunk_of_a_model_gets_the_weight(make_model):

@@ -107,7 +107,6 @@ def test_a_loss_per_token_is_weighed_as_the_main_models(run):
 
 
 def test_labels_without_a_mask_are_warned_about_once(run, caplog):
-
     override._warn_of_missing_mask.cache_clear()
     run(labels=TOKENS, loss_mask=torch.ones_like(TOKENS), is_training=True)
     run(input_ids=TOKENS, is_training=True, is_detached=True, output_weight=TOKENS)
@@ -130,6 +129,15 @@ def test_derived_labels_that_train_the_main_model_are_warned_about_once(run, cap
         run(input_ids=TOKENS)
     (record,) = caplog.records
     assert "derive theirs from the tokens, and their loss trains the main model, too" in record.getMessage()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_last_rank_warns_because_the_first_stage_has_no_heads(run, monkeypatch, caplog, rank):
+    override._warn_of_derived_labels.cache_clear()
+    for name, value in {"is_initialized": True, "get_rank": rank, "get_world_size": 2}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda *group, value=value: value)
+    run(input_ids=TOKENS)
+    assert bool(caplog.records) is (rank == 1)
 
 
 def test_a_mask_without_any_token_gives_no_nan(run):
