@@ -72,9 +72,12 @@ def _imports(rows: list[Row]) -> list[Table]:
 def _acceptance(rows: list[Row]) -> list[Table]:
     cells = []
     for row in rows:
-        shape, ms = [str(row["tokens"]), str(row["vocabulary"])], [f"{row[name]:.2f}" for name in ("ms", "one read ms")]
-        cells.append([*shape, f"{row['ratio']:.2f}", *ms, _verdict(row) if row["device"] == "gpu" else "only on a GPU"])
-    columns = ["tokens", "vocabulary", "counting / one read", "counting ms", "one read ms", "target"]
+        shape = [str(row[size]) for size in ("tokens", "vocabulary", "hidden")]
+        ms = [f"{row[name]:.2f}" for name in ("ms", "one read ms")]
+        ratios = [f"{row['ratio']:.2f}", f"{row['share of projection']:.3f}"]
+        cells.append([*shape, *ratios, *ms, _verdict(row) if row["device"] == "gpu" else "only on a GPU"])
+    columns = ["tokens", "vocabulary", "hidden", "counting / one read", "counting / projection"]
+    columns += ["counting ms", "one read ms", "target"]
     return [Table("Acceptance counting, bf16 logits", columns, cells)]
 
 

@@ -162,9 +162,9 @@ def test_three_megatrons_take_turns_and_none_stands_for_two(monkeypatch, release
 
 
 def test_one_read_is_half_a_copy():
-    shape = {"tokens": 8, "vocabulary": 16}
-    row = acceptance.row("0.18.2", "gpu", shape, [3.0], [2.0])
+    shape = {"tokens": 8, "vocabulary": 16, "hidden": 4}
+    row = acceptance.row("0.18.2", "gpu", shape, [3.0], [2.0], [12.0])
     assert row["ratio"] == 3.0 and row["misses"] == ["3.00 times one read, not at most 1.5"]
-    assert acceptance.row("0.18.2", "cpu", shape, [3.0], [2.0])["misses"] == []
+    assert acceptance.row("0.18.2", "cpu", shape, [3.0], [2.0], [12.0])["misses"] == []
     text = "\n".join(tables({"acceptance": [row]})[0].lines())
-    assert "| 8 | 16 | 3.00 | 3000.00 | 1000.00 | misses: 3.00 times one read, not at most 1.5 |" in text
+    assert "| 8 | 16 | 4 | 3.00 | 0.250 | 3000.00 | 1000.00 | misses: 3.00 times one read, not at most 1.5 |" in text
