@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .engine.report import Report
     from .verification.mtp_step import Verification
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "Finding",
     "Patch",

@@ -16,6 +16,7 @@ _LIST: dict[str, Any] = json.loads(Path(__file__).with_name("megatrons.json").re
 MEGATRONS: list[dict[str, str]] = _LIST["megatrons"]
 RELEASES: tuple[str, ...] = tuple(one["version"] for one in MEGATRONS)
 REFERENCE: str = _LIST["reference"]
+DEFAULT: str = _LIST["default"]
 MAIN: str = _LIST["main"]
 # The TransformerEngine that each release was made for.
 TRANSFORMER_ENGINE = {one["version"]: one["transformer_engine"] for one in MEGATRONS}

@@ -37,6 +37,7 @@ FLAG = re.compile(r"(?<![\w/#-])--[a-z][\w-]*")
 # Of other programs than Megatron's scripts and our command, and of newer releases than the one that tests this.
 OTHERS = {
     "pip": {"--find-links", "--no-deps", "--no-index", "--user"},
+    "git": {"--depth"},
     "nox": {"--no-venv"},
     "pytest": {"--write-tables"},
     "torchrun": {"--nproc-per-node"},
