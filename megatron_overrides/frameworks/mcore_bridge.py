@@ -1,63 +1,98 @@
-"""Detach MTP heads and count what they predict in mcore-bridge's own MTP loss, and refuse what does nothing there.
+"""Train the MTP heads of mcore-bridge's GPTModel by the losses of Megatron's models; refuse what does nothing there.
 
-Its GPTModel computes the loss of the heads itself, from logits that go through the output layer before those of the
-main model do.
+mcore-bridge has its own MTP layer, runs it only with labels, and computes the loss of the heads inside its GPTModel.
+Its hybrid models are Megatron's.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import torch
+
 from megatron_overrides.call import Call
-from megatron_overrides.mtp.forward_pass import current, recorded_pass, running_pass
+from megatron_overrides.mtp.forward_pass import current
+from megatron_overrides.mtp.frozen.frozen_main_model import gradients_of_heads
 from megatron_overrides.mtp.heads.detached_heads import TAKES_MAIN_HIDDEN_STATES, are_detached
-from megatron_overrides.mtp.heads.detached_output import detached_calls
 from megatron_overrides.settings.checks import declared_settings
 from megatron_overrides.settings.names import spell
+
+IGNORED = -100  # the label of a position that does not count
 
 
 def refuse_settings(call: Call) -> None:
     """Wraps GPTModel.__init__(config, ...).
 
     Raises:
-        ValueError: a setting acts in Megatron's own loss of the heads alone, so it has no effect here.
+        ValueError: a setting acts in Megatron's own trainer or validation alone, so it has no effect here.
     """
     config = call["config"]
     for declared in declared_settings(type(config)) if getattr(config, "mtp_num_layers", None) else ():
         value = getattr(config, declared.name)
         if not declared.in_ms_swift and value not in (declared.default, None):
             raise ValueError(
-                f"{spell(declared.name)} {value} has no effect under mcore-bridge, which computes the loss of the MTP "
-                f"heads itself: leave it out"
+                f"{spell(declared.name)} {value} has no effect under mcore-bridge, whose trainers do not know it: "
+                f"leave it out"
             )
     call.proceed()
 
 
-def project_heads(call: Call) -> Any:
-    """Wraps GPTModel._postprocess(..., runtime_gather_output=None, ...).
+def train_heads(call: Call) -> Any:
+    """Wraps GPTModel._postprocess: the heads run, and their losses are attached; the rest is as without heads.
 
-    Raises:
-        NotImplementedError: in an `mtp_pass`, which acts in Megatron's own loss.
+    Without labels mcore-bridge runs no head; here they run if an `mtp_pass` asks for it.
     """
-    if not (call.instance.post_process and getattr(call.instance, "mtp_process", False)):
+    model = call.instance
+    has_heads = model.post_process and getattr(model, "mtp_process", False)
+    has_targets = call["labels"] is not None or current().request is not None
+    if not has_heads or not has_targets or model.config.task_type != "causal_lm":
         return call.proceed()
-    recorded_pass()
-    layer, is_detached = call.instance.output_layer, are_detached(call.instance.config)
-    logits_source = layer, call.get("runtime_gather_output")
-    heads: list[Any] = []
+    if not current().is_idle:
+        call["hidden_states"] = _attach_losses(call)
+    rest = copy.copy(model)
+    rest.mtp_process = False
+    return call.proceed(rest)
 
-    def projects_detached_head() -> bool:
-        """Whether the output layer is called for a head that trains nothing but itself; the main model comes last."""
-        if not heads:
-            return False
-        heads.pop()
-        return is_detached
 
-    with (
-        running_pass(output_layer=logits_source, unprojected_heads=heads),
-        detached_calls(layer, projects_detached_head),
-    ):
-        return call.proceed()
+def _attach_losses(call: Call) -> torch.Tensor:
+    """Return the hidden states of the main model, [s, b, h]; backward through them trains the heads too."""
+    from megatron_overrides.mtp.losses.process_mtp_loss import process_mtp_loss
+
+    model, hidden_states = call.instance, call["hidden_states"]
+    labels, mask = call["labels"], call["loss_mask"]
+    passed_on = (
+        "input_ids position_ids attention_mask inference_params rotary_pos_emb rotary_pos_cos rotary_pos_sin "
+        "packed_seq_params sequence_len_offset"
+    )
+    with gradients_of_heads():
+        hidden_states = model.mtp(
+            **{name: call[name] for name in passed_on.split()},
+            hidden_states=hidden_states if current().head_losses is None else hidden_states.detach(),
+            embedding=model.embedding,
+            decoder_input=call["decoder_input"] if model.config.is_multimodal else None,
+            **(call["extra_block_kwargs"] or {}),
+        )
+    if labels is not None:
+        counts = labels != IGNORED
+        mask = (counts if mask is None else counts & mask.bool()).float()
+        labels = labels.masked_fill(~counts, 0)
+    config = copy.copy(model.config)
+    config.mtp_num_layers = config.mtp_unroll_steps  # a shared head counts once in mcore-bridge
+    return process_mtp_loss(
+        hidden_states,
+        labels,
+        mask,
+        model.output_layer,
+        model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None,
+        call["runtime_gather_output"],
+        model.training,
+        model.compute_language_model_loss,
+        config,
+        cp_group=model.cp_group,
+        tp_group=model.pg_collection.tp,
+        packed_seq_params=call["packed_seq_params"],
+    )
 
 
 def mark_first_head(call: Call) -> Any:
@@ -68,7 +103,4 @@ def mark_first_head(call: Call) -> Any:
     number = call.get("layer_number")
     if are_detached(call.instance.config) and (call.instance.layer_number if number is None else number) == 1:
         setattr(call.instance, TAKES_MAIN_HIDDEN_STATES, True)
-    heads = current().unprojected_heads
-    if heads is not None:
-        heads.append(call.instance)
     return call.proceed()

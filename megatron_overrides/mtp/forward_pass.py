@@ -46,10 +46,6 @@ class ForwardPass(NamedTuple):
 
     run_main_model_without_gradients adds:
         head_losses: the losses that the output of the model is to train, because the main model is frozen.
-
-    project_heads of mcore-bridge adds:
-        output_layer: (output layer, runtime_gather_output) of logits that are counted without one.
-        unprojected_heads: the heads that have run, and for which the output layer has not been called yet.
     """
 
     is_recorded: bool = False
@@ -60,8 +56,6 @@ class ForwardPass(NamedTuple):
     metrics: PassMetrics | None = None
     process_groups: Any = None
     head_losses: list[torch.Tensor] | None = None
-    output_layer: tuple[Any, bool | None] | None = None
-    unprojected_heads: list[torch.nn.Module] | None = None
 
     @property
     def trains_heads(self) -> bool:
@@ -110,12 +104,12 @@ def recorded_pass() -> ForwardPass:
 
     Raises:
         NotImplementedError: an `mtp_pass` asks for something, and another library has replaced the model's method that
-            records the pass, as verl and mcore-bridge do.
+            records the pass, as verl does.
     """
     if not current().is_recorded and mtp_pass_request.get() is not None:
         raise NotImplementedError(
             "mtp_pass has no effect on this model: another library has replaced the method of its class that records "
-            "the forward pass (GPTModel._postprocess; verl and mcore-bridge do). Run the model without mtp_pass"
+            "the forward pass (GPTModel._postprocess; verl does). Run the model without mtp_pass"
         )
     return current()
 

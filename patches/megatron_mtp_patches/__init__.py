@@ -170,7 +170,7 @@ def mtp_pass(
 
     Raises:
         PatchError: mtp-acceptance-length is not applied.
-        NotImplementedError: in a forward pass of a model whose MTP loss another library computes (verl, mcore-bridge).
+        NotImplementedError: in a forward pass of a model whose MTP loss another library computes (verl).
         ValueError: in a forward pass whose tokens have another shape than `labels` or `loss_mask`.
     """
     from importlib import import_module

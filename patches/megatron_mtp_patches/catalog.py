@@ -9,12 +9,12 @@ from .attention import (
 from .engine import AddField, Patch, Wrap
 from .frameworks import (
     add_settings_to_ms_swift,
-    detach_heads_in_mcore_bridge,
     log_metrics_in_megatron_bridge,
     refuse_uninitialized_heads_in_megatron_bridge,
     schedule_mtp_loss_weight_in_megatron_bridge,
     schedule_mtp_loss_weight_in_verl,
     skip_updates_in_verl,
+    train_heads_in_mcore_bridge,
 )
 from .fsdp import (
     add_fsdp_gradients_of_all_microbatches,
@@ -158,7 +158,7 @@ _PATCHES = (
     schedule_mtp_loss_weight_in_megatron_bridge.PATCH,
     skip_updates_in_verl.PATCH,
     schedule_mtp_loss_weight_in_verl.PATCH,
-    detach_heads_in_mcore_bridge.PATCH,
+    train_heads_in_mcore_bridge.PATCH,
 )
 _FIELDS = [edit for patch in _PATCHES for edit in patch.edits if isinstance(edit, AddField)]
 _SETTINGS = {edit: edit.setting for edit in _FIELDS if isinstance(edit.setting, Setting)}

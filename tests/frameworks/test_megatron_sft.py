@@ -24,9 +24,10 @@ ARGUMENTS = """
     --micro_batch_size 2 --global_batch_size 4 --lr 1e-3 --max_length 256 --logging_steps 1 --dataloader_num_workers 0
     --torch_dtype bfloat16 --attention_backend unfused --perform_initialization true --save_safetensors false
     --add_version false --tensor_model_parallel_size 2
-    --mtp_num_layers 1 --mtp_detach_heads true --mtp_clip_grad 0.05
+    --mtp_num_layers 1 --mtp_detach_heads true --mtp_clip_grad 0.05 --mtp_loss_type tv --mtp_logits_chunk_size 64
 """.split()
 METRICS = {"mtp_grad_norm", "updates_skipped_for_grad_norm", "mtp_updates_skipped_for_grad_norm", "mtp_1_loss"}
+LENGTHS = {"mtp_acceptance_length", "mtp_greedy_acceptance_length"}
 RATES = {"mtp_1_acceptance_rate", "mtp_1_cumulative_acceptance_rate"}
 
 
@@ -88,7 +89,7 @@ def test_its_log_has_the_metrics(trained):
     training, _ = trained
     assert [line["iteration"] for line in training] == ["1/3", "2/3", "3/3"]
     for line in training:
-        assert line.keys() >= METRICS | RATES
+        assert line.keys() >= METRICS | RATES | LENGTHS
         assert line["mtp_grad_norm"] > 0 and line["updates_skipped_for_grad_norm"] == 0
     assert training[-1]["loss"] < training[0]["loss"] and training[-1]["mtp_1_loss"] < training[0]["mtp_1_loss"]
 

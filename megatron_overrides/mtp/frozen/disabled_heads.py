@@ -53,7 +53,7 @@ def skip_disabled_block(call: Call) -> torch.Tensor:
     if not current().is_recorded:
         raise NotImplementedError(
             "disable_mtp_loss cannot skip the heads of this model: another library has replaced the method of its "
-            "class that runs them (GPTModel._postprocess; verl and mcore-bridge do). Turn them off by that library's "
+            "class that runs them (GPTModel._postprocess; verl does). Turn them off by that library's "
             "own setting as well (mtp.enable_train=false of verl), or leave disable_mtp_loss out"
         )
     embedding = call["embedding"]

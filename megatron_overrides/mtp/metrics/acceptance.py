@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from megatron_overrides.mtp.forward_pass import current
 from megatron_overrides.mtp.losses.vocabulary import (
     _mtp_logits_are_vocab_sharded,
     most_likely_token,
@@ -44,14 +43,12 @@ def _compute_mtp_acceptance_counts(
         mtp_logits: [s, b, v], or [s, b, v / tp] if the logits are not gathered.
         mtp_labels: [b, s] int64.
         loss_mask: [b, s]; positions with 0 do not count.
-        output_layer, runtime_gather_output: None for those of the forward pass (mcore-bridge gives no output layer).
+        output_layer, runtime_gather_output: they say whether the logits are gathered.
         tp_group: None means the group of the output layer; if that has none, Megatron's own.
 
     Returns:
         (correct, total), int64 scalars for this rank's tokens, the same on all ranks of `tp_group`.
     """
-    if output_layer is None:
-        output_layer, runtime_gather_output = current().output_layer or (None, runtime_gather_output)
     is_sharded = _mtp_logits_are_vocab_sharded(output_layer, runtime_gather_output)
     predicted = most_likely_token(mtp_logits, tensor_parallel_group(output_layer, tp_group) if is_sharded else None)
     counts = loss_mask.transpose(0, 1).bool()

@@ -11,6 +11,7 @@ CHUNK_SIZE = Setting(
     "Rows of logits that the losses of the MTP heads make at a time (0: those of all positions).",
     unit="rows, or 0 for all at once",
     conflicts=(CALLED_IN_CHUNKS,),
+    in_ms_swift=True,
 )
 
 PATCH = Patch(

@@ -39,8 +39,8 @@ PATCH = Patch(
         "hang.",
         "It repairs the heads alone. The main loss without `--calculate-per-token-loss` still has a mean for each "
         "context-parallel rank (NVIDIA/Megatron-LM#7513).",
-        "verl's MTP models call Megatron's loss (from 0.17 on), so their heads are weighted so, too. The GPTModel of "
-        "ms-swift (mcore-bridge) has its own loss, which this patch does not change.",
+        "verl's MTP models call Megatron's loss (from 0.17 on), so their heads are weighted so, too. So are those of "
+        "ms-swift, by `train-heads-in-mcore-bridge`.",
     ),
     is_repair=True,
     edits=(

@@ -54,7 +54,7 @@ PATCH = Patch(
         "skips the heads of one call; their gradients and their optimizer state stay, so the setting does not use it.",
         "Over several pipeline stages the stage of the heads has a copy of the word embedding, which keeps its "
         "optimizer state: it is updated as the first stage updates its own, with the same gradient.",
-        "A model whose GPTModel._postprocess verl or mcore-bridge has replaced raises an error if it runs the heads in "
+        "A model whose GPTModel._postprocess verl has replaced raises an error if it runs the heads in "
         "training; with `mtp.enable_train=false` verl does not run them.",
     ),
     probe=Probe(f"{TRANSFORMER_CONFIG}.disable_mtp_loss"),

@@ -94,6 +94,7 @@ PATCH = Patch(
                 ),
                 check="megatron_overrides.mtp.frozen.settings:check_frozen_main_model",
                 is_upstream=True,
+                in_ms_swift=True,
             )
         ),
         *DETACHED_HEADS,

@@ -43,6 +43,7 @@ PATCH = Patch(
                 "With cross entropy, measure the accepted length of the MTP heads in every N-th step (0: never).",
                 unit="steps, or 0 for none",
                 check="megatron_overrides.mtp.metrics.checks:check_cuda_graphs",
+                in_ms_swift=True,
             )
         ),
         *model_setting(Setting("mtp_eval", bool, True, "Do not run the MTP heads in validation.")),

@@ -56,6 +56,7 @@ PATCH = Patch(
                 "Measure the acceptance rate of the MTP heads in every N-th step (0: never).",
                 unit="steps, or 0 for none",
                 check="megatron_overrides.mtp.metrics.checks:check_cuda_graphs",
+                in_ms_swift=True,
             )
         ),
         *(Provide(f"{MTP}:{name}", f"megatron_overrides.mtp.{module}:{name}") for name, module in _COUNTING.items()),

@@ -14,6 +14,7 @@ LOSS_TYPE = Setting(
     check="megatron_overrides.mtp.losses.checks:check_losses",
     example="cross_entropy",
     is_upstream=True,
+    in_ms_swift=True,
 )
 POSITION_WEIGHTS = Setting(
     "mtp_position_weights",
@@ -23,6 +24,7 @@ POSITION_WEIGHTS = Setting(
     choices=("equal", "dpace"),
     check="megatron_overrides.mtp.losses.checks:check_position_weights",
     example="equal",
+    in_ms_swift=True,
 )
 DPACE_ALPHA = Setting(
     "mtp_dpace_alpha",
@@ -30,6 +32,7 @@ DPACE_ALPHA = Setting(
     0.5,
     "Smoothing of the probabilities of which dpace makes weights, above 0, up to 1.",
     example=0.5,
+    in_ms_swift=True,
 )
 
 PATCH = Patch(
@@ -92,6 +95,7 @@ PATCH = Patch(
                 str | None,
                 None,
                 "Weights of the losses of the MTP heads, W1,W2,..., divided by their mean.",
+                in_ms_swift=True,
             )
         ),
         *model_setting(POSITION_WEIGHTS),

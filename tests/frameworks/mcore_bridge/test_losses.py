@@ -1,0 +1,122 @@
+"""The losses of the heads of mcore-bridge's GPTModel: its own by default, those of Megatron's models by settings."""
+
+import inspect
+
+import megatron_mtp_patches
+import pytest
+import torch
+
+pytest.importorskip("mcore_bridge", reason="mcore-bridge is not installed")
+
+from mcore_bridge.model.gpt_model import GPTModel
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+from .conftest import BATCH, LENGTH
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(1, 2)]
+
+
+@pytest.fixture
+def train(make_model, batch):
+    """train(labels=None, loss_mask=None, **settings): gradients by name, and Megatron's tracker, of a pass."""
+
+    def run(labels=None, loss_mask=None, **settings):
+        model = make_model(**settings)
+        MTPLossLoggingHelper.tracker.clear()
+        targets = batch["labels"] if labels is None else labels
+        model(**{**batch, "labels": targets, "loss_mask": loss_mask}).mean().backward()
+        gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+        return gradients, dict(MTPLossLoggingHelper.tracker)
+
+    return run
+
+
+@pytest.fixture
+def unpatched(monkeypatch):
+    """unpatched(): from now on mcore-bridge computes the losses."""
+    return lambda: monkeypatch.setattr(GPTModel, "_postprocess", inspect.unwrap(GPTModel._postprocess))
+
+
+def masked(batch):
+    """Labels of which some do not count, and a mask over more of them."""
+    labels, mask = batch["labels"].clone(), torch.ones(BATCH, LENGTH, dtype=torch.long)
+    labels[:, :3], mask[0, 8] = -100, 0
+    return {"labels": labels, "loss_mask": mask}
+
+
+@pytest.mark.parametrize("settings", [{}, {"mtp_shared_weights": True}, {"calculate_per_token_loss": True}], ids=str)
+def test_the_default_is_mcore_bridges_own_loss(train, batch, unpatched, settings):
+    gradients, tracker = train(**masked(batch), **settings)
+    unpatched()
+    own_gradients, own_tracker = train(**masked(batch), **settings)
+    assert gradients.keys() == own_gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, own_gradients[name], rtol=1e-5, atol=1e-7)
+    losses = tracker["loss_sums"] / tracker["loss_counts"] if "loss_sums" in tracker else tracker["values"]
+    torch.testing.assert_close(losses, own_tracker.get("values", own_tracker.get("loss_values")))
+
+
+@pytest.mark.parametrize("loss_type", ["tv", "e2e_tv"])
+def test_losses_for_acceptance_are_those_of_whole_logits(make_model, batch, train, from_all_ranks, loss_type):
+    from whole_logits import expected_losses
+
+    model, shards = make_model(), []
+    model.output_layer.register_forward_hook(lambda layer, args, output: shards.append(output[0].detach().double()))
+    model(**batch)
+    logits = [torch.cat(from_all_ranks(shard), dim=-1) for shard in shards]
+    _, tracker = train(mtp_loss_type=loss_type, mtp_logits_chunk_size=8)
+    assert tracker["values"].tolist() == pytest.approx(expected_losses(logits, loss_type), rel=1e-5)
+
+
+def test_heads_over_a_frozen_main_model_train_as_detached_ones(train):
+    frozen, _ = train(freeze_base_model_for_mtp=True)
+    detached, _ = train(mtp_detach_heads=True)
+    assert frozen and frozen.keys() == {name for name in detached if name.startswith("mtp.")}
+    assert all(torch.equal(gradient, detached[name]) for name, gradient in frozen.items())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mtp_depth_weights": "3,1"},
+        {"mtp_position_weights": "dpace"},
+        {"mtp_position_weights": "dpace", "mtp_dpace_alpha": 0.1},
+        {"mtp_loss_type": "kl"},
+        {"mtp_loss_type": "lk"},
+    ],
+    ids=str,
+)
+def test_a_setting_changes_what_trains_the_heads(train, settings):
+    plain, _ = train(mtp_detach_heads=True)
+    other, _ = train(mtp_detach_heads=True, **settings)
+    assert not any(torch.equal(other[name], plain[name]) for name in plain if name.startswith("mtp."))
+    assert all(torch.equal(other[name], plain[name]) for name in plain if not name.startswith("mtp."))
+
+
+def test_chunks_train_as_the_logits_of_all_positions(train):
+    whole, _ = train()
+    chunked, _ = train(mtp_logits_chunk_size=8)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(chunked[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("interval", [0, 1])
+def test_the_acceptance_rate_is_counted_in_the_steps_of_its_interval(train, interval):
+    _, tracker = train(mtp_acceptance_interval=interval)
+    assert bool(tracker.get("total_values", torch.zeros(1)).any()) is bool(interval)
+
+
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_without_gradients_the_heads_run_in_an_mtp_pass_alone(make_model, batch, has_labels):
+    model, calls = make_model(mtp_acceptance_length_interval=1), []
+    model.mtp.register_forward_hook(lambda *arguments: calls.append("mtp"))
+    if not has_labels:
+        batch["labels"] = None
+    with torch.no_grad():
+        model(**batch)
+        assert not calls
+        with megatron_mtp_patches.mtp_pass(compute=True) as metrics:
+            model(**batch)
+    means = metrics.reduce()
+    assert calls and means["mtp_1 loss"] > 3.0 and means["mtp acceptance length"] >= 1.0
+    assert not MTPLossLoggingHelper.tracker
