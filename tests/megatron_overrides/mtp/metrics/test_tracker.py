@@ -86,6 +86,18 @@ def test_a_step_without_counts_has_losses_only(step):
     assert step((4.0, 0, 4))[0]["mtp_1_cumulative_acceptance_rate"] == 37.5
 
 
+def test_nemo_rl_finds_its_keys():
+    """Its get_mtp_metrics reduces, reads these keys and cleans; it does not call track_mtp_metrics."""
+    for _ in range(2):
+        Helper.save_metrics_to_tracker(torch.tensor(4.0), torch.tensor(3), torch.tensor(4), 0, 1)
+        Helper.save_metrics_to_tracker(torch.tensor(2.0), torch.tensor(1), torch.tensor(4), 0, 1)
+        Helper.reduce_metrics_in_tracker()
+        losses, correct, total = (Helper.tracker[f"{key}_values"] for key in ("loss", "correct", "total"))
+        assert (losses.float() * 0.5).tolist() == [3.0]
+        assert (correct / total.clamp(min=1) * 100.0).tolist() == [50.0]
+        Helper.clean_metrics_in_tracker()
+
+
 def test_counts_beyond_what_float32_can_count(step):
     many = 2**24
     step((0.0, many, many))
