@@ -56,10 +56,6 @@ def read(pin: Pin) -> Pin:
             sys.exit(f"{pin['framework']}: {pin['file']} of {pin['commit']} does not say {pin['says']}")
         fetch(Path(megatron), MEGATRON, pin["megatron"])
         git(megatron, "checkout", "-q", "FETCH_HEAD")
-        for patch in pin.get("patches", ()):
-            file = Path(megatron, "framework.patch")
-            file.write_text(git(framework, "show", f"FETCH_HEAD:{patch}"), encoding="utf-8")
-            git(megatron, "apply", "--3way", file.name)
         commit = git(megatron, "rev-parse", "FETCH_HEAD^{commit}").strip()
         return {"framework": pin["framework"], "commit": commit, **examine(megatron)}
 

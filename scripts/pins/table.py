@@ -30,10 +30,9 @@ def _row(pair: tuple[dict[str, Any], States]) -> list[object]:
     pin, row = pair
     commit, read = row["commit"], f"https://github.com/{pin['repository']}/blob/{pin['commit']}/{pin['file']}"
     name = "" if commit.startswith(pin["megatron"]) else f"{pin['megatron']}, "
-    changed = ", with the framework's own patches" if pin.get("patches") else ""
     return [
         pin["framework"],
-        f"{name}[{commit[:7]}](https://github.com/NVIDIA/Megatron-LM/commit/{commit}){changed}",
+        f"{name}[{commit[:7]}](https://github.com/NVIDIA/Megatron-LM/commit/{commit})",
         f"[{pin['file']}]({read}) of {pin['commit'][:7]}, {pin['date']}",
         row["like"],
         *(list(row["states"].values()).count(state) for state in STATES),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from pathlib import Path
 
@@ -75,13 +74,10 @@ def test_each_patch_is_in_its_state_there(pin, megatron):
     assert (record["framework"], record["commit"], record["unknown"]) == ("A", megatron, {})
 
 
-def test_a_framework_s_own_patch_counts(pin, megatron, repositories):
-    before = find_file("megatron.core.optimizer.optimizer").read_text(encoding="utf-8").splitlines(keepends=True)
-    after = [line.replace("class FP32Optimizer", "class FP31Optimizer") for line in before]
-    sides = (f"{side}/megatron/core/optimizer/optimizer.py" for side in "ab")
-    change = "".join(difflib.unified_diff(before, after, *sides))
-    commit = repositories("a/framework", {"docker/megatron.patch": change})
-    record = pins.read({**pin, "commit": commit, "patches": ["docker/megatron.patch"]})
+def test_a_changed_function_is_named(pin, repositories):
+    text = find_file("megatron.core.optimizer.optimizer").read_text(encoding="utf-8")
+    changed = {"megatron/core/optimizer/optimizer.py": text.replace("class FP32Optimizer", "class FP31Optimizer")}
+    record = pins.read({**pin, "megatron": repositories(pins.MEGATRON, changed)})
     assert record["states"]["exempt-muon-from-clipping"] == "refused"
     assert "exempt-muon-from-clipping" in record["unknown"][STEP]
     page = make_page([pin], [record], ["exempt-muon-from-clipping", "a-new-patch"])
