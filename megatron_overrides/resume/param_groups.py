@@ -6,6 +6,7 @@ NVIDIA/Megatron-LM#4705. Megatron up to 0.18 tells groups by `KEYS` alone, which
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,6 +37,12 @@ def pair_groups(current: list[Group], saved: list[Group]) -> list[Group] | None:
             return None
         pairs |= dict(zip(places, counterparts, strict=True))
     return [pairs[place] for place in range(len(current))]
+
+
+def are_divided_otherwise(current: list[Group], saved: list[Group]) -> bool:
+    """Whether of the groups with some `KEYS` the checkpoint has another number than this run, and at least one."""
+    before = Counter(map(_key, saved))
+    return any(before.get(key, number) != number for key, number in Counter(map(_key, current)).items())
 
 
 def _find(group: Group, among: list[Group], names: list[str]) -> Group | None:

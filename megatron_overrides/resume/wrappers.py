@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
+
+from megatron.core.utils import log_single_rank
 
 from megatron_overrides.call import Call
 from megatron_overrides.resume.bucket_padding import without_padding
-from megatron_overrides.resume.param_groups import Group, pair_groups, settings_of, with_steps
+from megatron_overrides.resume.param_groups import (
+    Group,
+    are_divided_otherwise,
+    pair_groups,
+    settings_of,
+    with_steps,
+)
+
+logger = logging.getLogger(__name__)
 
 
 def pair_saved_groups(call: Call) -> list[dict[str, Any]]:
@@ -18,9 +29,9 @@ def pair_saved_groups(call: Call) -> list[dict[str, Any]]:
     others.
     """
     saved = call["state_dict_groups"]
+    _refuse_other_division(call["current_groups"], saved)
     pairs = pair_groups(call["current_groups"], saved)
     if pairs is None:
-        _refuse_more_groups(call["current_groups"], saved)
         return call.proceed()
     return [{**group, "params": place["params"]} for group, place in zip(with_steps(pairs), saved, strict=True)]
 
@@ -34,9 +45,10 @@ def load_groups_in_pairs(call: Call) -> None:
     state_dict = call["state_dict"]
     optimizer = call.instance.optimizer
     saved = state_dict.get("optimizer", {}).get("param_groups")
+    if saved:
+        _refuse_other_division(optimizer.param_groups, saved)
     pairs = saved and pair_groups(optimizer.param_groups, saved)
     if not pairs:
-        _refuse_more_groups(optimizer.param_groups, saved or optimizer.param_groups)
         call.proceed()
         return
     counterparts = [
@@ -51,8 +63,9 @@ def load_groups_in_pairs(call: Call) -> None:
         group.update(settings_of(saved_group))
 
 
-def _refuse_more_groups(current: list[Group], saved: list[Group]) -> None:
-    if len(current) > len(saved):
+def _refuse_other_division(current: list[Group], saved: list[Group]) -> None:
+    """Raise ValueError if the groups that Megatron cannot tell from one another are more than before, or fewer."""
+    if len(current) > len(saved) or are_divided_otherwise(current, saved):
         raise ValueError(
             f"the optimizer of the checkpoint has {len(saved)} parameter groups, that of this run {len(current)}: "
             f"resume with the flags that divide them as they were when it was saved (--mtp-lr, --mtp-min-lr, "
@@ -63,15 +76,14 @@ def _refuse_more_groups(current: list[Group], saved: list[Group]) -> None:
 def remember_learning_rates(call: Call) -> None:
     """Wraps OptimizerParamScheduler.__init__: the run's learning rates, before a checkpoint brings others."""
     call.proceed()
-    call.instance._mtp_patches_rates_of_run = [
-        {name: group[name] for name in ("max_lr", "min_lr") if name in group}
-        for group in call["optimizer"].param_groups
-    ]
+    call.instance._mtp_patches_rates_of_run = [_rates(group) for group in call["optimizer"].param_groups]
 
 
 def override_learning_rates(call: Call) -> None:
     """Wraps OptimizerParamScheduler.load_state_dict, which ends with a step of the schedule."""
-    _restore_learning_rates(call.instance)
+    scheduler = call.instance
+    if not _restore_learning_rates(scheduler):
+        _warn_of_other_rates(scheduler)
     call.proceed()
 
 
@@ -92,6 +104,22 @@ def _restore_learning_rates(scheduler: Any) -> bool:
     for group, own in zip(scheduler.optimizer.param_groups, rates, strict=True):
         group.update(own)
     return True
+
+
+def _warn_of_other_rates(scheduler: Any) -> None:
+    """Megatron compares --lr and --min-lr with the checkpoint's, and not what single groups have in their place."""
+    rates = getattr(scheduler, "_mtp_patches_rates_of_run", None)
+    if rates is None or scheduler.use_checkpoint_opt_param_scheduler:
+        return
+    saved = [_rates(group) for group in scheduler.optimizer.param_groups]
+    for own, kept in sorted({(str(own), str(kept)) for own, kept in zip(rates, saved, strict=True) if own != kept}):
+        text = f"This run asks for {own}, but {kept} of its checkpoint stays"
+        log_single_rank(logger, logging.WARNING, f"{text}. --override-opt-param-scheduler takes the run's")
+
+
+def _rates(group: Group) -> dict[str, Any]:
+    """The learning rates and weight decays that a group has in place of the schedule's."""
+    return {name: group[name] for name in ("max_lr", "min_lr", "start_wd", "end_wd") if group.get(name) is not None}
 
 
 def save_own_state_of_each_param(call: Call) -> Any:

@@ -45,7 +45,9 @@ def _log_absent_heads(names: str) -> None:
 
 
 @functools.cache  # Megatron also asks for the groups of the experts
-def warn_of_missing_heads(name: str) -> None:
-    """Log that the model has no heads for this setting."""
-    text = f"{spell(name)} has no effect: the model has no MTP heads. Add {spell('mtp_num_layers')}"
-    log_single_rank(logger, logging.WARNING, text)
+def warn_of_missing_heads(name: str, are_disabled: bool = False) -> None:
+    """Log that the model has no heads for this setting, or that they do not train."""
+    why = f"the model has no MTP heads. Add {spell('mtp_num_layers')}"
+    if are_disabled:
+        why = f"{spell('disable_mtp_loss')} leaves the MTP heads untrained"
+    log_single_rank(logger, logging.WARNING, f"{spell(name)} has no effect: {why}")

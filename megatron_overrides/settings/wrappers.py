@@ -9,10 +9,11 @@ from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
-from megatron_overrides.mtp.frozen.settings import check_heads_to_train
+from megatron_overrides.mtp.frozen.settings import are_heads_disabled, check_heads_to_train
 from megatron_overrides.mtp.loss_weight.checks import check_heads_to_schedule, warn_of_normalized_updates
 from megatron_overrides.mtp.losses.checks import check_token_counts
 from megatron_overrides.mtp.new_heads.checks import check_new_heads
+from megatron_overrides.mtp.rates.head_groups import SETTINGS as RATES
 from megatron_overrides.muon.split_checks import check_muon_splits
 from megatron_overrides.norms.checks import check_separate_clip
 from megatron_overrides.settings.absent_heads import warn_of_absent_heads_in_verl, warn_of_missing_heads
@@ -57,7 +58,12 @@ def check_configs(call: Call) -> Any:
     check_muon_splits(settings)
     model_config = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
     check_places(settings, model_config)
-    if getattr(model_config, "mtp_num_layers", None):
+    has_heads = bool(getattr(model_config, "mtp_num_layers", None))
+    if not has_heads or are_heads_disabled(model_config):
+        for name in RATES:
+            if getattr(settings, name, None) is not None:
+                warn_of_missing_heads(name, has_heads)
+    if has_heads:
         both = SimpleNamespace(**{**vars(settings), **vars(model_config)})
         _check_model(both, declared_settings(type(model_config)))
         check_separate_clip(both)

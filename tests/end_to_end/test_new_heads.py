@@ -62,6 +62,15 @@ def test_heads_are_added_trained_saved_and_resumed(train, make_base, tmp_path, l
         assert_main_model_is(base, tmp_path)
 
 
+def test_heads_go_on_with_the_state_of_a_distributed_optimizer_on_one_stage(train, tmp_path):
+    """The other stage has no state, in the layout that Megatron saves by default."""
+    flags = [*PP2, "--use-distributed-optimizer", "--bf16", "--ckpt-format", "torch_dist", FROZEN, *ITERATIONS]
+    straight, _ = train(*flags, "--save", str(tmp_path), ranks=2)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    resumed, _ = train(*flags, "--load", str(tmp_path), ranks=2)
+    assert resumed[3][:3] == straight[3][:3] and resumed[4][2] == straight[4][2]
+
+
 def assert_main_model_is(base, trained):
     """Each tensor in the files of `base` is the same, to the bit, in those of `trained`."""
     files = sorted(file.relative_to(base) for file in base.glob("iter_0000004/*/model_optim_rng.pt"))

@@ -44,6 +44,12 @@ def test_detached_heads_train_alone(make):
     assert "parameters of the heads and nothing else" in str(found)
 
 
+def test_disabled_heads_are_refused(make):
+    training = make(disable_mtp_loss=True)
+    with pytest.raises(megatron_mtp_patches.PatchError, match="disable-mtp-loss .* leaves the MTP loss out"):
+        verify(training)
+
+
 def test_attached_heads_also_train_the_main_model(make):
     found = verify(make())
     assert not found.ok and "output_layer.weight" in found.others

@@ -18,6 +18,10 @@ from megatron_overrides.mtp.frozen.settings import TrainedParts
 _NOT_PLAIN = ...
 
 
+class _PartlyPlain(list[Any]):
+    """The plain values of a list that also has tensors: it stays with the stages that have such a list."""
+
+
 def check_optimizer_state(folder: str, saved: TrainedParts, current: TrainedParts) -> None:
     """Raise ValueError if the checkpoint in `folder` has the moments of other parameters than those that train now.
 
@@ -58,19 +62,32 @@ def _plain(state: Any) -> Any:
         kept = {name: value for name, value in plain_values.items() if value is not _NOT_PLAIN}
         return kept if kept or not plain_values else _NOT_PLAIN
     if isinstance(state, list):
-        return [_plain(value) for value in state]
+        values = [_plain(value) for value in state]
+        return values if _is_plain(state) else _PartlyPlain(values)
     return state.cpu() if isinstance(state, torch.Tensor) else state
 
 
+def _is_plain(state: Any) -> bool:
+    if isinstance(state, (ShardedBase, LocalNonpersistentObject)):
+        return False
+    if isinstance(state, dict):
+        return all(map(_is_plain, state.values()))
+    return all(map(_is_plain, state)) if isinstance(state, list) else True
+
+
 def _put_in(shared: Any, own: Any) -> Any:
-    """Return `own` with the plain values of `shared`; lists of another length stay, and are not saved."""
+    """Return `own` with the plain values of `shared`; lists of another length stay, and are not saved.
+
+    What neither of them has is _NOT_PLAIN.
+    """
     if shared is _NOT_PLAIN or isinstance(own, (ShardedBase, LocalNonpersistentObject)):
         return own
     if isinstance(shared, dict):
         own = own if isinstance(own, dict) else {}
-        return own | {name: _put_in(value, own.get(name)) for name, value in shared.items()}
+        merged = own | {name: _put_in(value, own.get(name, _NOT_PLAIN)) for name, value in shared.items()}
+        return {name: value for name, value in merged.items() if value is not _NOT_PLAIN}
     if isinstance(shared, list) and isinstance(own, list):
         if len(shared) != len(own):  # lists of tensors; empty ones must not be saved as plain values
             return LocalNonpersistentObject(own)
         return [_put_in(value, mine) for value, mine in zip(shared, own, strict=True)]
-    return shared
+    return own if isinstance(shared, _PartlyPlain) else shared

@@ -60,7 +60,7 @@ class Schedule(NamedTuple):
             starts = [Fraction(start.strip().removesuffix("%")) for start, _ in words]
             weights = [float(weight) for _, weight in words]
         except (AttributeError, ValueError, ZeroDivisionError):
-            raise _refusal(text, "it is no list of points") from None
+            raise _refusal(text, "it cannot be read as points") from None
         units = {"%" in word for (word, _), start in zip(words, starts, strict=True) if start}
         is_percent = True in units
         if starts[0] != 0:

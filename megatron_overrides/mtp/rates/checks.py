@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from megatron_overrides.mtp.rates.head_groups import SETTINGS
@@ -9,11 +10,12 @@ from megatron_overrides.settings.names import spell
 
 
 def check_rates(settings: Any) -> None:
-    """Raise ValueError if `mtp_lr`, `mtp_min_lr` or `mtp_weight_decay` is below 0 or no number, or a schedule rises."""
+    """Raise ValueError if `mtp_lr`, `mtp_min_lr` or `mtp_weight_decay` is below 0, inf or NaN, or a schedule rises."""
     for name in SETTINGS:
         value = getattr(settings, name, None)
-        if value is not None and not (isinstance(value, (int, float)) and value >= 0.0):
-            raise ValueError(f"{spell(name)} {value!r} is not a number from 0 on: give one, or leave it out")
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0.0 <= value < math.inf):
+            raise ValueError(f"{spell(name)} {value!r} is not a number, 0 or more: give one, or leave it out")
     rate, lowest = (_of_heads(settings, name) for name in ("lr", "min_lr"))
     if None not in (rate, lowest) and rate < lowest and _asks_for_rates(settings):
         raise ValueError(

@@ -82,6 +82,9 @@ def _divide(params: Sequence[Any], heads: Collection[int]) -> tuple[list[Any], l
 
 def _multiplier(group: Group, config: Any) -> float:
     rate = group.get("max_lr")
-    if not config.lr or rate is None or rate == getattr(config, "decoupled_lr", None):
+    is_decoupled = rate == getattr(config, "decoupled_lr", None) and any(
+        getattr(param, "is_embedding_or_output_parameter", False) for param in group.get("params", ())
+    )
+    if not config.lr or rate is None or is_decoupled:
         return 1.0
     return float(rate / config.lr)

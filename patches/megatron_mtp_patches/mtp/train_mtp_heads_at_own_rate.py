@@ -16,11 +16,11 @@ PATCH = Patch(
     adds=(
         "`--mtp-lr`, `--mtp-min-lr` and `--mtp-weight-decay`: the parameters of heads are groups of their own in the "
         "optimizer and in its schedule, whichever optimizer it is. Warm-up and decay are those of the run.",
-        "`--mtp-lr` takes the place of `--lr` before the multiplier of muP, and goes before `--decoupled-lr`. "
+        "`--mtp-lr` takes the place of `--lr` before the multiplier of muP, and precedence over `--decoupled-lr`. "
         "`--mtp-weight-decay` stays the same in the course of the run; biases and norms have none, as before.",
     ),
     undetected="No flag tells which learning rate the heads should have.",
-    refuses=("A number below 0, and a lowest learning rate above the highest one.",),
+    refuses=("A number below 0, inf or NaN, and a lowest learning rate above the highest one.",),
     numerics="Only with a flag: the updates of the heads.",
     notes=(
         "An embedding or output layer that the heads share with the main model keeps its rate.",

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from megatron_overrides.mtp.frozen.settings import are_heads_disabled
 from megatron_overrides.norms.norm_values import GradNorms
 from megatron_overrides.norms.optimizer_tree import check_optimizer, leaves
 from megatron_overrides.scoped import scoped
+from megatron_overrides.settings.names import spell
 
 from ..engine import PatchError
 from ..engine.call import Call
@@ -107,6 +109,8 @@ def count_positions(call: Call) -> Any:
 def run(chunks: Sequence[torch.nn.Module], optimizer: Any, forward_backward: Callable[[], Any]) -> Verification:
     """Run a step without an update; see `megatron_mtp_patches.verify`. Gradients are zero after it."""
     check_optimizer(optimizer)
+    if any(are_heads_disabled(getattr(chunk, "config", None)) for chunk in chunks):
+        raise PatchError(f"verify: {spell('disable_mtp_loss')} leaves the MTP loss out, so it trains nothing")
     if not callable(forward_backward):
         raise TypeError("verify: give a function that runs a step, as in `lambda: step(batch)`, not what it returns")
     _zero(chunks, optimizer)

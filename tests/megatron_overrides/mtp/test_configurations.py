@@ -1,5 +1,7 @@
 """Where the configurations of model and optimizer meet, what cannot work together is refused."""
 
+import re
+
 import pytest
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -119,3 +121,14 @@ def test_a_setting_of_heads_that_the_model_lacks_is_warned_of_once(make_optimize
     caplog.clear()
     make_optimizer({setting: True})
     assert "has no effect" not in caplog.text
+
+
+@pytest.mark.parametrize("setting", ["mtp_lr", "mtp_min_lr", "mtp_weight_decay"])
+@pytest.mark.parametrize("model", [{"mtp_num_layers": None}, {"disable_mtp_loss": True}], ids=str)
+def test_a_rate_of_heads_that_do_not_train_is_warned_of(make_optimizer, caplog, setting, model):
+    from megatron_overrides.settings.absent_heads import warn_of_missing_heads
+
+    warn_of_missing_heads.cache_clear()
+    make_optimizer(model, **{setting: 0.01})
+    why = "disable_mtp_loss" if "disable_mtp_loss" in model else "the model has no MTP heads"
+    assert re.search(rf"\(config.{setting}\) has no effect: .*{why}", caplog.text)

@@ -30,19 +30,56 @@ def test_without_an_override_the_rates_of_the_checkpoint_stay(resume):
     assert after == before
 
 
-@pytest.mark.parametrize("with_distributed_optimizer", [False, True])
-def test_a_run_with_more_groups_than_the_checkpoint_is_refused(with_distributed_optimizer):
-    from megatron_mtp_patches.reproductions.lab import make_config, make_ddp, make_gpt, make_optimizer
+@pytest.fixture
+def make_optimizer():
+    """make_optimizer(with_distributed_optimizer=False, **settings): that of a GPT with one head."""
+    from megatron_mtp_patches.reproductions import lab
 
-    settings = {"use_distributed_optimizer": with_distributed_optimizer}
-    optimizers = []
-    for rates in ({}, {"mtp_lr": 0.1}):
-        config = make_config(mtp_num_layers=1)
-        model = make_ddp(config, make_gpt(config), **settings)
-        optimizers.append(make_optimizer(model, **settings, **rates))
-    state = optimizers[0].sharded_state_dict({}) if not with_distributed_optimizer else optimizers[0].state_dict()
-    with pytest.raises(ValueError, match="has 2 parameter groups, that of this run 4: .* --no-load-optim"):
-        optimizers[1].load_state_dict(state)
+    def make(with_distributed_optimizer=False, **settings):
+        config = lab.make_config(mtp_num_layers=1)
+        ddp = {"use_distributed_optimizer": with_distributed_optimizer}
+        return lab.make_optimizer(lab.make_ddp(config, lab.make_gpt(config), **ddp), **ddp, **settings)
+
+    return make
+
+
+@pytest.mark.parametrize("before, after, numbers", [({}, {"mtp_lr": 0.1}, (2, 4)), ({"mtp_lr": 0.1}, {}, (4, 2))])
+@pytest.mark.parametrize("with_distributed_optimizer", [False, True])
+def test_a_run_with_another_number_of_groups_than_the_checkpoint_is_refused(
+    make_optimizer, before, after, numbers, with_distributed_optimizer
+):
+    saved, current = (make_optimizer(with_distributed_optimizer, **rates) for rates in (before, after))
+    state = saved.state_dict() if with_distributed_optimizer else saved.sharded_state_dict({})
+    message = "has {} parameter groups, that of this run {}: .* --no-load-optim".format(*numbers)
+    with pytest.raises(ValueError, match=message):
+        current.load_state_dict(state)
+
+
+HEADS_BEFORE, HEADS_AFTER = {"mtp_lr": 0.1, "mtp_weight_decay": 0.3}, {"mtp_lr": 0.2, "mtp_weight_decay": 0.5}
+
+
+@pytest.mark.parametrize("is_overridden", [False, True])
+def test_heads_go_on_with_the_settings_of_the_checkpoint_unless_the_run_overrides_them(
+    make_optimizer, caplog, is_overridden
+):
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    schedule = {"init_lr": 0.0, "max_lr": 1e-2, "min_lr": 0.0, "lr_warmup_steps": 0, "lr_decay_steps": 9}
+    schedule |= {"lr_decay_style": "constant", "start_wd": 0.1, "end_wd": 0.1, "wd_incr_steps": 9}
+    schedule |= {"wd_incr_style": "constant", "use_checkpoint_opt_param_scheduler": False}
+    schedule |= {"override_opt_param_scheduler": is_overridden}
+    saved, current = make_optimizer(**HEADS_BEFORE), make_optimizer(**HEADS_AFTER)
+    saved_schedule, current_schedule = (
+        OptimizerParamScheduler(optimizer, **schedule) for optimizer in (saved, current)
+    )
+    current.load_state_dict(saved.state_dict())
+    current_schedule.load_state_dict(saved_schedule.state_dict())
+    current_schedule.step(1)
+    expected = HEADS_AFTER if is_overridden else HEADS_BEFORE
+    rates = {(group["lr"], group["weight_decay"]) for group in current.param_groups if group["wd_mult"]}
+    assert rates == {(1e-2, 0.1), (expected["mtp_lr"], expected["mtp_weight_decay"])}
+    is_warned = "'start_wd': 0.5" in caplog.text and "--override-opt-param-scheduler takes the run's" in caplog.text
+    assert is_warned is not is_overridden
 
 
 def test_a_scheduler_of_another_class_is_left_alone():

@@ -74,8 +74,12 @@ def test_a_multiplier_of_mup_is_kept_and_a_decoupled_rate_is_not():
     config = SimpleNamespace(lr=0.1, min_lr=0.01, decoupled_lr=0.9)
     wider = changed_settings({"max_lr": 0.05, "min_lr": 0.005}, Rates(0.4, None, None), config)
     assert (wider["max_lr"], wider["min_lr"]) == (0.2, 0.005)
-    decoupled = changed_settings({"max_lr": 0.9, "min_lr": 0.3}, Rates(0.4, None, None), config)
-    assert (decoupled["max_lr"], decoupled["min_lr"]) == (0.4, 0.01)
+    for is_embedding, rate in ((True, 0.4), (False, 3.6)):  # a matrix of mu-P may happen to have the decoupled rate
+        param = SimpleNamespace(is_embedding_or_output_parameter=is_embedding)
+        group = {"max_lr": 0.9, "min_lr": 0.3, "params": [param]}
+        decoupled = changed_settings(group, Rates(0.4, None, None), config)
+        assert decoupled["max_lr"] == pytest.approx(rate)
+    assert decoupled["min_lr"] == pytest.approx(0.09)
 
 
 def test_a_decoupled_rate_and_that_of_heads_go_together(make_gpt):
@@ -127,8 +131,10 @@ def test_the_main_model_takes_the_same_steps_and_the_heads_larger_ones(make_mode
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"mtp_lr": -1.0}, "--mtp-lr.*-1.0 is not a number from 0 on"),
+        ({"mtp_lr": -1.0}, "--mtp-lr.*-1.0 is not a number, 0 or more"),
         ({"mtp_weight_decay": float("nan")}, "--mtp-weight-decay.*nan is not a number"),
+        ({"mtp_weight_decay": float("inf")}, "--mtp-weight-decay.*inf is not a number"),
+        ({"mtp_lr": True}, "--mtp-lr.*True is not a number"),
         ({"mtp_lr": 0.001}, "would rise from 0.001 .* to 0.01 .*give --mtp-min-lr.*, 0.001 or less"),
         ({"mtp_min_lr": 0.2}, "would rise from 0.1 .* to 0.2"),
     ],
