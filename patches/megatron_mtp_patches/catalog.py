@@ -9,7 +9,10 @@ from .attention import (
 from .engine import AddField, Patch, Wrap
 from .frameworks import (
     add_settings_to_ms_swift,
+    initialize_mtp_heads_in_megatron_bridge,
     log_metrics_in_megatron_bridge,
+    name_heads_left_out_in_megatron_bridge,
+    pass_loss_mask_in_megatron_bridge,
     refuse_uninitialized_heads_in_megatron_bridge,
     schedule_mtp_loss_weight_in_megatron_bridge,
     schedule_mtp_loss_weight_in_verl,
@@ -154,7 +157,10 @@ _PATCHES = (
     quantize_weights_of_each_step.PATCH,
     freeze_all_layers.PATCH,
     log_metrics_in_megatron_bridge.PATCH,
+    pass_loss_mask_in_megatron_bridge.PATCH,
     refuse_uninitialized_heads_in_megatron_bridge.PATCH,
+    initialize_mtp_heads_in_megatron_bridge.PATCH,
+    name_heads_left_out_in_megatron_bridge.PATCH,
     schedule_mtp_loss_weight_in_megatron_bridge.PATCH,
     skip_updates_in_verl.PATCH,
     schedule_mtp_loss_weight_in_verl.PATCH,

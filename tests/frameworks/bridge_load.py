@@ -1,9 +1,9 @@
-"""Load small random DeepSeek-V3 models of Hugging Face by Megatron-Bridge, on two pipeline stages.
+"""Load small random DeepSeek-V3 models of Hugging Face by Megatron-Bridge, on two ranks.
 
     torchrun --nproc-per-node 2 bridge_load.py FOLDER
 
-Their configuration declares an MTP head. Prints what comes of one with the head and of one without, which is loaded
-once as Bridge loads it and once initialized.
+Their configuration declares an MTP head. Prints what comes of one with the head, of one without, which is loaded as
+Bridge loads it and initialized in each way, and of one with a part of the head; and what its export says.
 """
 
 import sys
@@ -33,13 +33,16 @@ SIZES = {
 
 
 def save(folder):
-    """Save a model without the head that it declares, as transformers does, in FOLDER/lacking; FOLDER/whole has it."""
+    """Save a model without the head that it declares, as transformers does, in FOLDER/lacking; FOLDER/whole has it.
+
+    FOLDER/partial has it without its projection.
+    """
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
     model = DeepseekV3ForCausalLM(DeepseekV3Config(**SIZES, num_nextn_predict_layers=1, rope_scaling=None)).bfloat16()
-    for name in ("lacking", "whole"):
+    for name in ("lacking", "whole", "partial"):
         model.save_pretrained(folder / name)
     (file,) = (folder / "whole").glob("*.safetensors")
     weights = load_file(file)
@@ -50,35 +53,67 @@ def save(folder):
     for norm in ("enorm", "hnorm", "shared_head.norm"):
         weights[f"{head}{norm}.weight"] = torch.ones(64).bfloat16()
     save_file(weights, file, metadata={"format": "pt"})
+    del weights[f"{head}eh_proj.weight"]
+    save_file(weights, folder / "partial" / file.name, metadata={"format": "pt"})
 
 
 def load(folder, **settings):
-    """Return what comes of loading FOLDER."""
+    """Return what comes of loading FOLDER, and the model, or None."""
     import torch
     from megatron.bridge import AutoBridge
     from megatron.core import parallel_state
+    from megatron.core.utils import unwrap_model
 
-    provider = AutoBridge.from_hf_pretrained(folder).to_megatron_provider(load_weights=True)
-    settings |= {
+    bridge = AutoBridge.from_hf_pretrained(folder)
+    provider = bridge.to_megatron_provider(load_weights=True)
+    settings = {
         "pipeline_model_parallel_size": 2,
         "pipeline_dtype": torch.bfloat16,
         "gradient_accumulation_fusion": False,
         "moe_shared_expert_overlap": False,
-    }
+    } | settings
     for name, value in settings.items():
+        assert hasattr(provider, name), name
         setattr(provider, name, value)
     try:
         provider.finalize()
         if not parallel_state.model_parallel_is_initialized():
             provider.initialize_model_parallel(seed=0)
-        provider.provide_distributed_model(wrap_with_ddp=False)
+        chunks = provider.provide_distributed_model(wrap_with_ddp=False)
     except ValueError as error:
-        return f"refused: {error}"
-    return "loaded"
+        return f"refused: {error}", None, None
+    return "loaded", unwrap_model(chunks)[0], lambda: dict(bridge.export_hf_weights(chunks, show_progress=False))
+
+
+def describe_last_layer(model):
+    """Whether each tensor of the head's layer and of its norm is that of the end of the main model."""
+    import torch
+
+    if not getattr(model, "mtp_process", False):
+        return "no head here"
+    (head,) = model.mtp.layers
+    last = model.decoder.layers[-1]
+    pairs = [(head.mtp_model_layer, last), (head.final_layernorm, model.decoder.final_layernorm)]
+    states = [(one.state_dict(), other.state_dict()) for one, other in pairs]
+    is_copy = all(
+        torch.equal(one[name], other[name])
+        for one, other in states
+        for name in one
+        if isinstance(one[name], torch.Tensor) and not name.endswith("_extra_state")
+    )
+    return f"{sum(len(one) for one, _ in states)} tensors, copies: {is_copy}"
+
+
+def describe_random(model):
+    """Whether the parameters of the head are finite and not zero; and the norm of one that all ranks have whole."""
+    (head,) = model.mtp.layers
+    is_right = all(bool(param.isfinite().all()) and bool(param.any()) for param in head.parameters())
+    return f"finite {is_right}, router {float(head.mtp_model_layer.mlp.router.weight.float().norm()):.9f}"
 
 
 def main(folder):
     import torch
+    from megatron.core import parallel_state
 
     torch.distributed.init_process_group("nccl")
     folder = Path(folder)
@@ -86,9 +121,20 @@ def main(folder):
     if rank == 0:
         save(folder)
     torch.distributed.barrier()
-    print(f"rank {rank}, whole: {load(folder / 'whole')}", flush=True)
-    print(f"rank {rank}, initialized: {load(folder / 'lacking', perform_initialization=True)}", flush=True)
-    print(f"rank {rank}, lacking: {load(folder / 'lacking')}", flush=True)
+    for title, name, settings in (
+        ("whole", "whole", {"mtp_init": "last-layer"}),
+        ("initialized", "lacking", {"perform_initialization": True}),
+        ("lacking", "lacking", {}),
+        ("partial", "partial", {"mtp_init": "random"}),
+    ):
+        print(f"rank {rank}, {title}: {load(folder / name, **settings)[0]}", flush=True)
+    _, model, _ = load(folder / "lacking", mtp_init="last-layer")
+    print(f"rank {rank}, last-layer: {describe_last_layer(model)}", flush=True)
+    parallel_state.destroy_model_parallel()
+    one_stage = {"pipeline_model_parallel_size": 1, "tensor_model_parallel_size": 2}
+    _, model, export = load(folder / "lacking", mtp_init="random", **one_stage)
+    print(f"rank {rank}, random: {describe_random(model)}", flush=True)
+    print(f"rank {rank}, exported heads: {sum('layers.2.' in name for name in export())}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_overrides.settings.names import spell
+
 STARTS = ("random", "last-layer")
+
+
+def check_start(settings: Any) -> None:
+    """Raise ValueError if `mtp_init`, of Megatron's arguments or of a model's configuration, is none of STARTS."""
+    start = getattr(settings, "mtp_init", None)
+    if start not in (None, *STARTS):
+        raise ValueError(f"{spell('mtp_init')} must be one of {', '.join(STARTS)}, not {start!r}")
 
 
 def check_new_heads(settings: Any) -> None:
@@ -12,8 +21,7 @@ def check_new_heads(settings: Any) -> None:
     start = getattr(settings, "mtp_init", None)
     if start is None:
         return
-    if start not in STARTS:
-        raise ValueError(f"--mtp-init must be one of {', '.join(STARTS)}, not {start!r}")
+    check_start(settings)
     if not (settings.load or getattr(settings, "pretrained_checkpoint", None)):
         raise ValueError("--mtp-init starts from a trained model: add --load or --pretrained-checkpoint")
     for name, why in (

@@ -21,12 +21,12 @@ PATCH = Patch(
     notes=(
         "It patches Megatron-Bridge. If the package is not installed, the patch is pending.",
         "It refuses such a load, too, if a Megatron checkpoint with the heads is loaded afterwards, or if the model "
-        "is only converted or used without its heads: set `model.perform_initialization=True` there as well.",
+        "is only converted or used without its heads: set `model.mtp_init` there as well.",
     ),
     edits=(
         Wrap(
             "megatron.bridge.models.conversion.model_bridge:MegatronModelBridge.load_weights_hf_to_megatron",
-            "megatron_overrides.frameworks.bridge:refuse_uninitialized_heads",
+            "megatron_overrides.frameworks.bridge_heads:refuse_uninitialized_heads",
         ),
     ),
 )

@@ -1,15 +1,22 @@
-"""Which heads count as uninitialized after a load by Megatron-Bridge, which need not be installed here.
+"""Which heads a load or an export by Megatron-Bridge misses, and its step; it need not be installed here.
 
-Its own load is in tests/frameworks/test_megatron_bridge.py.
+Its own load, export and step are in tests/frameworks/test_megatron_bridge.py.
 """
 
+import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.frameworks.bridge import refuse_uninitialized_heads
+from megatron_overrides.frameworks.bridge_heads import (
+    initialize_heads,
+    initialize_model,
+    name_heads_left_out,
+    refuse_uninitialized_heads,
+)
+from megatron_overrides.frameworks.bridge_step import note_loss_mask, pass_loss_mask
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -20,8 +27,9 @@ SOURCE = SimpleNamespace(model_name_or_path="org/model")
 def load(make_gpt):
     """load(fill, has, **config): run the wrapper around a load that calls `fill` for each weight that `has` a name."""
 
-    def run(fill=lambda param: None, has=lambda name: False, **config):
+    def run(fill=lambda param: None, has=lambda name: False, wrapper=refuse_uninitialized_heads, start=None, **config):
         model = make_gpt(16, 8, **{"perform_initialization": False, "use_cpu_initialization": False, **config})
+        model.config.mtp_init = start
         filled = [param for name, param in model.named_parameters() if has(name)]
         bridge = SimpleNamespace(
             build_conversion_tasks=lambda source, chunks: [
@@ -37,7 +45,7 @@ def load(make_gpt):
                     fill(param)
             return "loaded"
 
-        return refuse_uninitialized_heads(Call(load_weights_hf_to_megatron, bridge, (SOURCE, model), {}))
+        return wrapper(Call(load_weights_hf_to_megatron, bridge, (SOURCE, model), {}))
 
     return run
 
@@ -54,7 +62,7 @@ def copy_unseen(param):
 def test_heads_that_nothing_has_written_to_are_named(load):
     with pytest.raises(ValueError, match="The checkpoint org/model lacks weights of the MTP heads") as error:
         load(copy, lambda name: not name.startswith("mtp."))
-    named = str(error.value).partition("initialized them: ")[2].partition(". Set model.perform_initialization=True")[0]
+    named = str(error.value).partition("initialized them: ")[2].partition(". Set model.mtp_init")[0]
     assert named.startswith("mtp.layers.0.eh_proj.weight, ") and named.count("mtp.layers.") == 4 and " more" in named
     assert "norm" not in named  # they are always initialized, as adapters are
 
@@ -75,3 +83,77 @@ INITIALIZED = {"perform_initialization": True, "use_cpu_initialization": True}  
 @pytest.mark.parametrize("config", [INITIALIZED, {"mtp_num_layers": None}])
 def test_initialized_heads_and_models_without_heads_pass(load, config):
     assert load(**config) == "loaded"
+
+
+RANDOM = {"wrapper": initialize_heads, "start": "random"}
+
+
+def test_new_heads_stay_as_they_were_built(load, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert load(copy, lambda name: not name.startswith("mtp."), **RANDOM, **INITIALIZED) == "loaded"
+        assert "The checkpoint org/model has no MTP heads: they were initialized (random)" in caplog.text
+        caplog.clear()
+        assert load(copy, lambda name: True, **RANDOM) == "loaded" and not caplog.text
+
+
+def test_a_part_of_the_heads_is_not_initialized(load):
+    with pytest.raises(ValueError, match=r"It lacks mtp\.layers\.1\.eh_proj\.weight\. Set as many heads"):
+        load(copy, lambda name: name != "mtp.layers.1.eh_proj.weight", **RANDOM, **INITIALIZED)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [({"mtp_num_layers": None}, "and the model has none"), ({}, "set model.perform_initialization=True")],
+)
+def test_what_cannot_be_initialized_is_refused(load, config, message):
+    with pytest.raises(ValueError, match=message):
+        load(copy, lambda name: not name.startswith("mtp."), **RANDOM, **config)
+
+
+def test_a_model_with_new_heads_is_built_initialized():
+    for start, expected in ((None, False), ("random", True)):
+        provider = SimpleNamespace(mtp_init=start, perform_initialization=False)
+        initialize_model(Call(lambda: None, provider, (), {}))
+        assert provider.perform_initialization is expected
+
+
+def test_an_export_without_the_heads_names_them(make_gpt, caplog):
+    model = make_gpt(16, 8)
+
+    def stream_weights_megatron_to_hf(megatron_model, hf_pretrained, conversion_tasks=None):
+        return "exported"
+
+    for has, expected in ((lambda name: not name.startswith("mtp."), 1), (lambda name: True, 0)):
+        tasks = [SimpleNamespace(param_weight=param) for name, param in model.named_parameters() if has(name)]
+        bridge = SimpleNamespace(build_conversion_tasks=lambda source, chunks, tasks=tasks: [None, *tasks])
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert name_heads_left_out(Call(stream_weights_megatron_to_hf, bridge, (model, SOURCE), {})) == "exported"
+        assert caplog.text.count("org/model lacks tensors of their names: mtp.layers.0.") == expected
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_model_gets_the_mask_of_its_batch(own):
+    """DeepSeek-V4's step has a function of its own that reads a batch."""
+    seen = []
+
+    class Model(torch.nn.Module):
+        config = SimpleNamespace(mtp_num_layers=1)
+
+        def forward(self, **arguments):
+            seen.append(arguments)
+
+    def read(iterator):
+        return ("tokens", "labels", next(iterator), None)
+
+    def forward_step(iterator, model, _get_batch_fn=None):
+        batch = (_get_batch_fn or (lambda values: note_loss_mask(Call(read, None, (values,), {}))))(iterator)
+        model(input_ids=batch[0])
+
+    model, masks = Model(), iter(["first", "second"])
+    for _ in range(2):
+        pass_loss_mask(Call(forward_step, None, (masks, model), {"_get_batch_fn": read} if own else {}))
+    assert [arguments["loss_mask"] for arguments in seen] == ["first", "second"]
+    model.config = SimpleNamespace(mtp_num_layers=None)
+    pass_loss_mask(Call(forward_step, None, (iter(["third"]), model), {}))
+    assert "loss_mask" not in seen[-1]

@@ -1,0 +1,108 @@
+"""Add MTP heads to a model of Hugging Face with Megatron-Bridge: train them alone, export both, and read them back.
+
+    megatron-mtp-patches run hugging_face_heads.py train BASE HEADS [data=PREFIX] [heads=1] [GROUP.FIELD=VALUE ...]
+    megatron-mtp-patches run hugging_face_heads.py export BASE HEADS OUT [heads=1]
+    megatron-mtp-patches run hugging_face_heads.py check BASE OUT
+
+BASE is the folder of the model, HEADS that of the checkpoints, OUT that of the exported model. PREFIX is a dataset of
+Megatron's; without one the data are random. docs/add-heads-to-a-hugging-face-model.md shows all of it.
+"""
+
+import ast
+import shutil
+import sys
+from pathlib import Path
+
+
+def train(base, heads_folder, data=None, heads="1", **settings):
+    import torch
+    from megatron.bridge import AutoBridge
+    from megatron.bridge.training import config
+    from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.pretrain import pretrain
+
+    bridge = AutoBridge.from_hf_pretrained(base)
+    bridge.hf_pretrained.config.num_nextn_predict_layers = int(heads)  # the first change
+    model = bridge.to_megatron_provider(load_weights=True)
+    model.mtp_init = "last-layer"  # the second one
+    model.freeze_base_model_for_mtp = True
+    model.mtp_loss_type = "e2e_tv"
+    model.mtp_loss_scaling_factor = 1.0
+    model.bf16, model.params_dtype = True, torch.bfloat16
+    optimizer = config.OptimizerConfig(optimizer="adam", lr=1e-3, min_lr=1e-4, clip_grad=1.0, bf16=True)
+    dataset = config.GPTDatasetConfig(
+        blend=([data], None) if data else None,
+        split="99,1,0",
+        seq_length=4096,
+        random_seed=1234,
+        eod_mask_loss=False,
+        reset_attention_mask=False,
+        reset_position_ids=False,
+        dataloader_type="single",
+    )
+    random_tokens = {"tokenizer_type": "NullTokenizer", "vocab_size": model.vocab_size - 1}
+    tokens = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": base} if data else random_tokens
+    run = config.ConfigContainer(
+        model=model,
+        train=config.TrainingConfig(train_iters=1000, global_batch_size=64, micro_batch_size=1),
+        validation=config.ValidationConfig(eval_interval=100, eval_iters=2),
+        optimizer=optimizer,
+        scheduler=config.SchedulerConfig(lr_decay_style="cosine", start_weight_decay=0.01, end_weight_decay=0.01),
+        ddp=config.DistributedDataParallelConfig(grad_reduce_in_fp32=True),
+        dataset=dataset,
+        logger=config.LoggerConfig(log_interval=1, filter_warnings=False),
+        tokenizer=config.TokenizerConfig(**tokens),
+        checkpoint=config.CheckpointConfig(save=heads_folder, load=heads_folder, save_interval=100),
+        mixed_precision="bf16_mixed",
+    )
+    for path, value in settings.items():
+        group, _, field = path.partition(".")
+        if not hasattr(getattr(run, group, None), field):
+            raise SystemExit(f"there is no {path} in the configuration of Megatron-Bridge")
+        setattr(getattr(run, group), field, ast.literal_eval(value) if value[0] in "0123456789[('\"TFN-" else value)
+    run.model.seq_length = run.dataset.seq_length
+    pretrain(run, forward_step)
+
+
+def export(base, heads_folder, out, heads="1"):
+    """from_hf_config: with the configuration alone Bridge exports the heads, too, which `base` lacks."""
+    from megatron.bridge import AutoBridge
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(base)
+    config.num_nextn_predict_layers = int(heads)
+    AutoBridge.from_hf_config(config).export_ckpt(heads_folder, out)
+    for file in Path(base).iterdir():  # the tokenizer and the like
+        if file.is_file() and "safetensors" not in file.name and not Path(out, file.name).exists():
+            shutil.copy(file, out)
+
+
+def check(base, out):
+    """Compare the weights of `out` with those of `base`, and with what Megatron-Bridge makes of them."""
+    import torch
+    from megatron.bridge import AutoBridge
+    from megatron.bridge.training.model_load_save import temporary_distributed_context
+
+    exported, main = (AutoBridge.from_hf_pretrained(folder).hf_pretrained.state for folder in (out, base))
+    bridge = AutoBridge.from_hf_pretrained(out)
+    with temporary_distributed_context(backend="gloo"):
+        model = bridge.to_megatron_model(wrap_with_ddp=False, use_cpu_initialization=True)
+        read_back = dict(bridge.export_hf_weights(model, cpu=True, show_progress=False))
+    heads = sorted(set(exported) - set(main))
+    changed = [name for name in main if not torch.equal(main[name], exported[name])]
+    differing = [name for name in exported if not torch.equal(exported[name], read_back[name].cpu())]
+    broken = [name for name in heads if not exported[name].isfinite().all()]
+    print(*heads, sep="\n")
+    print(
+        f"{len(heads)} tensors of heads, {len(broken)} of them not finite; {len(main)} of the model, {len(changed)} of "
+        f"them changed; {len(differing)} of all differ after reading them back"
+    )
+    sys.exit(bool(changed or differing or broken or not heads))
+
+
+if __name__ == "__main__":  # saving starts processes that import this file
+    name, *words = sys.argv[1:]
+    folders = [word for word in words if "=" not in word]
+    {"train": train, "export": export, "check": check}[name](
+        *folders, **dict(w.split("=", 1) for w in words if "=" in w)
+    )

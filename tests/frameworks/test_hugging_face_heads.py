@@ -1,0 +1,109 @@
+"""The commands of docs/add-heads-to-a-hugging-face-model.md, and the names that inference engines read."""
+
+import json
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import run_shown  # noqa: F401 - a fixture
+from tests.frameworks.hugging_face_bases import save_bases
+from tests.pages import ROOT, shown
+from tests.warm.processes import run_ranks
+
+if find_spec("megatron.bridge") is None:
+    pytest.skip("Megatron-Bridge is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.forked("torch")
+
+SCRIPT = "scripts/hugging_face_heads.py"
+# What the loaders of inference engines read of a head, a layer behind those of the model:
+# * vLLM: vllm/model_executor/models/deepseek_mtp.py at 03356f8cb59b, glm4_moe_mtp.py at 028aedf62ade (load_weights with
+#   _rewrite_spec_layer_name, and the parameters of the decoder layer before gate_proj and the like are stacked);
+# * SGLang: python/sglang/srt/models/deepseek_nextn.py at 0114f9c923f2, deepseek_common/deepseek_weight_loader.py at
+#   0201c04e9838, glm4_moe.py at 005ffc65dc0f (nextn_spec_weight_names, and the decoder layer's).
+# Both also know copies of the embedding and of the output layer in the head. SGLang leaves them out; vLLM takes the
+# model's (vllm/v1/spec_decode/llm_base_proposer.py at 00c4f22dae47, _maybe_share_lm_head).
+HEAD = {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"}
+PROJECTIONS = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
+BLOCK = {
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "self_attn.o_proj.weight",
+    "mlp.gate.weight",
+    "mlp.gate.e_score_correction_bias",
+    *(f"mlp.experts.{expert}.{name}" for expert in range(2) for name in PROJECTIONS),
+    *(f"mlp.shared_experts.{name}" for name in PROJECTIONS),
+}
+LATENT = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
+GROUPED = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "q_proj.bias", "k_proj.bias", "v_proj.bias")
+ATTENTION = {
+    "deepseek": {f"self_attn.{name}.weight" for name in LATENT},
+    "glm": {f"self_attn.{name}" for name in (*GROUPED, "q_norm.weight", "k_norm.weight")},
+}
+# vLLM: qwen3_next_mtp.py at 055e47c28003, with the decoder layer of qwen3_next.py; SGLang: qwen3_next_mtp.py at
+# 00534216c5ba.
+QWEN = {
+    "mtp.fc.weight",
+    "mtp.pre_fc_norm_embedding.weight",
+    "mtp.pre_fc_norm_hidden.weight",
+    "mtp.norm.weight",
+    "mtp.layers.0.input_layernorm.weight",
+    "mtp.layers.0.post_attention_layernorm.weight",
+    *(f"mtp.layers.0.self_attn.{name}.weight" for name in ("q_norm", "k_norm", "o_proj", "q_proj", "k_proj", "v_proj")),
+    "mtp.layers.0.mlp.gate.weight",
+    "mtp.layers.0.mlp.shared_expert_gate.weight",
+    *(f"mtp.layers.0.mlp.experts.0.{name}" for name in PROJECTIONS),
+    *(f"mtp.layers.0.mlp.shared_expert.{name}" for name in PROJECTIONS),
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bridge():
+    """Import once what each command imports: they run in forks of this process."""
+    import megatron_mtp_patches  # noqa: F401 - before Megatron
+    from megatron_mtp_patches import rehearsal
+
+    rehearsal.install()
+    sys.path.insert(0, str(ROOT / "tests" / "stand_ins" / "nvrx"))
+    import megatron.bridge.training.pretrain
+    import transformers  # noqa: F401
+
+    return megatron.bridge
+
+
+@pytest.fixture(scope="session")
+def bases(tmp_path_factory, bridge):
+    folder = tmp_path_factory.mktemp("bases")
+    (ended,) = run_ranks(1, lambda: save_bases(folder))
+    assert ended.code == 0, ended.output
+    return folder
+
+
+@pytest.mark.parametrize("name", ["deepseek", "glm"])
+def test_the_commands_add_a_head_that_engines_can_read(name, bases, run_shown, tmp_path):  # noqa: F811
+    words = f"BASE={bases / name}\n{shown('hugging-face-heads')}"
+    trained, _, checked = run_shown(words, {SCRIPT: [str(ROOT / SCRIPT)]})
+    assert "has no MTP heads: they were initialized (last-layer)" in trained
+    assert len(re.findall(r" iteration +\d+/ +3 \|.* mtp_1 loss: \S+ \|.* mtp acceptance length: 1\.", trained)) == 3
+    tensors = set(re.findall(r"^model\.layers\.2\.(\S+)$", checked, re.M))
+    assert tensors == HEAD | BLOCK | ATTENTION[name]
+    summary = rf"{len(tensors)} tensors of heads, 0 of them not finite; \d+ of the model, 0 of them changed; 0 of all"
+    assert re.search(f"{summary} differ after reading them back", checked)
+    out = tmp_path / "exported"
+    assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    assert Path(out, "tokenizer_config.json").exists()
+
+
+def test_bridge_s_names_of_qwen3_next_are_those_of_engines(bridge):
+    from megatron.bridge.models.qwen.qwen3_next_bridge import Qwen3NextBridge
+
+    mappings = Qwen3NextBridge().mapping_registry().mappings
+    names = {name for mapping in mappings for name in _names(mapping.hf_param) if name.startswith("mtp.")}
+    assert {name.replace("*", "0") for name in names} == QWEN
+
+
+def _names(hf_param):
+    return [hf_param] if isinstance(hf_param, str) else list(hf_param.values())
