@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -58,20 +57,6 @@ QWEN = {
     *(f"mtp.layers.0.mlp.experts.0.{name}" for name in PROJECTIONS),
     *(f"mtp.layers.0.mlp.shared_expert.{name}" for name in PROJECTIONS),
 }
-
-
-@pytest.fixture(scope="session", autouse=True)
-def bridge():
-    """Import once what each command imports: they run in forks of this process."""
-    import megatron_mtp_patches  # noqa: F401 - before Megatron
-    from megatron_mtp_patches import rehearsal
-
-    rehearsal.install()
-    sys.path.insert(0, str(ROOT / "tests" / "stand_ins" / "nvrx"))
-    import megatron.bridge.training.pretrain
-    import transformers  # noqa: F401
-
-    return megatron.bridge
 
 
 @pytest.fixture(scope="session")

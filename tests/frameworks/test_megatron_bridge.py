@@ -1,6 +1,9 @@
 """Megatron-Bridge's own `pretrain` trains MTP heads with the patches, and shows what Megatron-LM's trainer shows."""
 
+import os
 import re
+import subprocess
+import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import run_command
-from tests.warm.processes import run_ranks
+from tests.pages import ROOT
+from tests.warm.processes import LIMIT, run_ranks
 
 if find_spec("megatron.bridge") is None:  # importing it here would import Megatron without a rehearsal
     pytest.skip("Megatron-Bridge is not installed", allow_module_level=True)
 
-pytestmark = pytest.mark.forked("torch")
+pytestmark = [pytest.mark.forked("torch"), pytest.mark.usefixtures("bridge")]
 
 HERE = Path(__file__).parent
 SETTINGS = (
@@ -53,7 +57,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def trained(folder):
+def trained(folder, bridge):
     """Four steps on two ranks, of which the threshold skips some."""
     return pretrain(folder, 4, *SETTINGS, ranks=2)
 
@@ -136,13 +140,17 @@ print("read", *(type(instantiate(saved[name])).__name__ for name in ("model", "o
 """
 
 
+@pytest.mark.real_process("the patches are in this one")
 def test_a_bridge_without_the_patches_reads_it(folder, trained, tmp_path):
     (file,) = folder.glob("checkpoints/iter_0000004/run_config.yaml")
     script = tmp_path / "read.py"
     script.write_text(READ.format(stand_in=str(HERE.parent / "stand_ins" / "nvrx"), file=str(file)))
-    (ended,) = run_ranks(1, partial(run_command, "none", "run", "--device", "cpu", str(script)))
-    assert "read GPTModelProvider OptimizerConfig LoggerConfig" in ended.output, ended.output[-3000:]
-    assert re.search("Dropping unexpected config keys.*'clip_orthogonalizing_optimizers'", ended.output)
+    command = [sys.executable, "-m", "megatron_mtp_patches", "run", "--device", "cpu", str(script)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'patches'}:{ROOT}", "MEGATRON_MTP_PATCHES": "none"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    output = ended.stdout + ended.stderr
+    assert "read GPTModelProvider OptimizerConfig LoggerConfig" in output, output[-3000:]
+    assert re.search("Dropping unexpected config keys.*'clip_orthogonalizing_optimizers'", output)
 
 
 def test_heads_train_alone_and_the_main_model_keeps_its_bits(tmp_path):
@@ -174,7 +182,7 @@ def test_a_loss_of_nan_stays_in_the_log_line(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def loaded(tmp_path_factory):
+def loaded(tmp_path_factory, bridge):
     """What bridge_load.py prints: {title: [that of the first rank, that of the second]}, and all output."""
     words = ["run", "--device", "cpu", str(HERE / "bridge_load.py"), str(tmp_path_factory.mktemp("hugging_face"))]
     ended = run_ranks(2, partial(run_command, "all", *words))
