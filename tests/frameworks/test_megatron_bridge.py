@@ -9,7 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.settings import OPTIMIZER_CONFIG, Setting
 
+from tests.conformance.inspection import choose_value
 from tests.end_to_end.conftest import run_command
 from tests.pages import ROOT
 from tests.warm.processes import LIMIT, run_ranks
@@ -38,10 +41,13 @@ TAGS = {"mtp-grad-norm", "updates-skipped-for-grad-norm", "mtp-updates-skipped-f
 LINE = re.compile(r" iteration +(\d+)/.* number of skipped iterations: +(\d) \|.* number of nan iterations: +0 \|(.*)")
 
 
-def pretrain(folder, iterations, *settings, ranks=1, patches="all"):
+def words(folder, iterations, settings):
+    return ["run", "--device", "cpu", str(HERE / "bridge_pretrain.py"), str(folder), str(iterations), *settings]
+
+
+def pretrain(folder, iterations, *settings, ranks=1):
     """Run bridge_pretrain.py. Return {iteration: (was its update skipped, {metric: text})} and all output."""
-    words = ["run", "--device", "cpu", str(HERE / "bridge_pretrain.py"), str(folder), str(iterations), *settings]
-    ended = run_ranks(ranks, partial(run_command, patches, *words))
+    ended = run_ranks(ranks, partial(run_command, "all", *words(folder, iterations, settings)))
     output = "".join(rank.output for rank in ended)
     assert {rank.code for rank in ended} == {0}, output[-6000:]
     found = {}
@@ -49,6 +55,14 @@ def pretrain(folder, iterations, *settings, ranks=1, patches="all"):
         metrics = dict(part.strip().rsplit(": ", 1) for part in rest.split("|") if part.strip())
         found[int(iteration)] = (bool(int(skipped)), metrics)
     return found, output
+
+
+def run_interpreter(patches, *words):
+    """Run `megatron-mtp-patches WORDS` in a new interpreter. Return its exit code and its output."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'patches'}:{ROOT}", "MEGATRON_MTP_PATCHES": patches}
+    command = [sys.executable, "-m", "megatron_mtp_patches", *words]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 @pytest.fixture(scope="session")
@@ -145,19 +159,17 @@ def test_a_bridge_without_the_patches_reads_it(folder, trained, tmp_path):
     (file,) = folder.glob("checkpoints/iter_0000004/run_config.yaml")
     script = tmp_path / "read.py"
     script.write_text(READ.format(stand_in=str(HERE.parent / "stand_ins" / "nvrx"), file=str(file)))
-    command = [sys.executable, "-m", "megatron_mtp_patches", "run", "--device", "cpu", str(script)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'patches'}:{ROOT}", "MEGATRON_MTP_PATCHES": "none"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
-    output = ended.stdout + ended.stderr
+    _, output = run_interpreter("none", "run", "--device", "cpu", str(script))
     assert "read GPTModelProvider OptimizerConfig LoggerConfig" in output, output[-3000:]
     assert re.search("Dropping unexpected config keys.*'clip_orthogonalizing_optimizers'", output)
 
 
+@pytest.mark.real_process("verify-mtp has patches of its own, which Bridge must not come before")
 def test_heads_train_alone_and_the_main_model_keeps_its_bits(tmp_path):
     words = [str(HERE / "bridge_pretrain.py"), str(tmp_path), "3", "model.freeze_base_model_for_mtp=True"]
-    (ended,) = run_ranks(1, partial(run_command, "all", "verify-mtp", "--device", "cpu", *words))
-    assert ended.code == 0, ended.output[-3000:]
-    assert re.search(r"has left \d+ tensors of the main model as they were, to the bit", ended.output)
+    code, output = run_interpreter("all", "verify-mtp", "--device", "cpu", *words)
+    assert code == 0, output[-3000:]
+    assert re.search(r"has left \d+ tensors of the main model as they were, to the bit", output)
 
 
 def test_a_setting_that_needs_another_one_is_refused_by_its_field(tmp_path):
@@ -242,3 +254,30 @@ def test_the_loss_mask_reaches_the_heads():
     lines = rank_lines(output)
     assert lines["whole"] == lines["packed"] == ["right", "right"]
     assert lines["gradient as of Megatron-LM's trainer"] == lines["blind to masked labels"] == ["True", "True"]
+
+
+FIELDS = [edit for patch in CATALOG for edit in patch.edits if isinstance(getattr(edit, "setting", None), Setting)]
+DETACHED, MUON = ("model.mtp_detach_heads=True",), ("optimizer.optimizer=muon",)
+# What a setting needs beside it.
+BESIDE = {
+    "mtp_clip_grad": DETACHED,
+    "mtp_grad_norm_skip_threshold": DETACHED,
+    "muon_split_glu": (*MUON, "model.gated_linear_unit=True"),
+    "muon_split_qkv_per_head": MUON,
+    "muon_split_gdn": MUON,
+}
+VALUES = {"grad_norm_group": ["mlp=[.]mlp[.]:1"], "mtp_min_lr": 1e-3}  # where an example does not fit the model
+REFUSALS = {"muon_split_gdn": "(config.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
+
+
+@pytest.mark.parametrize("edit", FIELDS, ids=lambda edit: edit.field)
+def test_each_setting_alone_trains_or_is_refused_by_name(edit, tmp_path):
+    value = VALUES.get(edit.field, choose_value(edit))
+    group = "optimizer" if edit.target == OPTIMIZER_CONFIG else "model"
+    short = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=0")
+    settings = (f"{group}.{edit.field}={value!r}", *BESIDE.get(edit.field, ()), *short)
+    if edit.field in REFUSALS:
+        (ended,) = run_ranks(1, partial(run_command, "all", *words(tmp_path, 1, settings)))
+        assert ended.code == 1 and REFUSALS[edit.field] in ended.output
+    else:
+        assert list(pretrain(tmp_path, 1, *settings)[0]) == [1]
