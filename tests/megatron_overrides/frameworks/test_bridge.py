@@ -93,7 +93,7 @@ def test_new_heads_stay_as_they_were_built(load, caplog):
         assert load(copy, lambda name: not name.startswith("mtp."), **RANDOM, **INITIALIZED) == "loaded"
         assert "The checkpoint org/model has no MTP heads: they were initialized (random)" in caplog.text
         caplog.clear()
-        assert load(copy, lambda name: True, **RANDOM) == "loaded" and not caplog.text
+        assert load(copy, lambda name: True, **RANDOM) == "loaded" and "MTP heads" not in caplog.text
 
 
 def test_a_part_of_the_heads_is_not_initialized(load):
