@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 SIZES = {
-    "vocab_size": 128,
+    "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 64,
     "moe_intermediate_size": 32,
@@ -32,28 +32,31 @@ SIZES = {
 }
 
 
-def save(folder):
-    """Save a model without the head that it declares, as transformers does, in FOLDER/lacking; FOLDER/whole has it.
+def save(folder, heads=1):
+    """Save a model without the MTP heads that it declares, as transformers does, in FOLDER/lacking.
 
-    FOLDER/partial has it without its projection.
+    FOLDER/whole has them, by the names of DeepSeek-V3's own checkpoint, FOLDER/partial without the first projection.
     """
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-    model = DeepseekV3ForCausalLM(DeepseekV3Config(**SIZES, num_nextn_predict_layers=1, rope_scaling=None)).bfloat16()
+    config = DeepseekV3Config(**SIZES, num_nextn_predict_layers=heads, rope_scaling=None)
+    model = DeepseekV3ForCausalLM(config).bfloat16()
     for name in ("lacking", "whole", "partial"):
         model.save_pretrained(folder / name)
     (file,) = (folder / "whole").glob("*.safetensors")
     weights = load_file(file)
-    last = f"model.layers.{SIZES['num_hidden_layers'] - 1}."
-    head = f"model.layers.{SIZES['num_hidden_layers']}."
-    weights |= {head + name[len(last) :]: value.clone() for name, value in weights.items() if name.startswith(last)}
-    weights[f"{head}eh_proj.weight"] = torch.randn(64, 128).bfloat16()
-    for norm in ("enorm", "hnorm", "shared_head.norm"):
-        weights[f"{head}{norm}.weight"] = torch.ones(64).bfloat16()
+    layers = SIZES["num_hidden_layers"]
+    last = f"model.layers.{layers - 1}."
+    body = {name.removeprefix(last): value for name, value in weights.items() if name.startswith(last)}
+    for number in range(layers, layers + heads):
+        head = {name: value.clone() for name, value in body.items()}
+        head["eh_proj.weight"] = torch.randn(64, 128).bfloat16()
+        head |= {f"{norm}.weight": torch.ones(64).bfloat16() for norm in ("enorm", "hnorm", "shared_head.norm")}
+        weights |= {f"model.layers.{number}.{name}": value for name, value in head.items()}
     save_file(weights, file, metadata={"format": "pt"})
-    del weights[f"{head}eh_proj.weight"]
+    del weights[f"model.layers.{layers}.eh_proj.weight"]
     save_file(weights, folder / "partial" / file.name, metadata={"format": "pt"})
 
 

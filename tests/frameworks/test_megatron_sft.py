@@ -11,6 +11,8 @@ import pytest
 from tests.end_to_end.conftest import run_command
 from tests.warm.processes import run_ranks
 
+from .byte_tokenizer import save_tokenizer
+
 if find_spec("swift") is None:  # importing it here would import Megatron without a rehearsal
     pytest.skip("ms-swift is not installed", allow_module_level=True)
 
@@ -33,18 +35,9 @@ RATES = {"mtp_1_acceptance_rate", "mtp_1_cumulative_acceptance_rate"}
 
 def make_model(folder):
     """A tokenizer of bytes, a random model in the format of Hugging Face, and a data set."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
-    tokenizer.train_from_iterator(["what is it, of course"], trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    fast.save_pretrained(folder / "model")
+    save_tokenizer(folder / "model")
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = Qwen2Config(vocab_size=320, num_key_value_heads=2, max_position_embeddings=256, **sizes)
     Qwen2ForCausalLM(config).save_pretrained(folder / "model")

@@ -1,0 +1,269 @@
+"""verl's TrainingWorker trains a DeepSeek-V3 that Megatron-Bridge builds, as its PPO trainer has it do."""
+
+import math
+
+import megatron_mtp_patches
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl is not installed")
+
+import verl.workers.engine_workers  # noqa: F401 - once for all tests
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.engine import AddField
+from megatron_mtp_patches.settings import OPTIMIZER_CONFIG
+
+from tests.conformance.inspection import choose_value
+
+from .conftest import PROMPTS, RESPONSES
+from .ppo import changed, gae, gradients, grpo, log_probs, model_of, parameters, update
+
+pytestmark = pytest.mark.forked("patched")
+
+DETACHED = {"mtp_detach_heads": True}
+CLIPPED = {"mtp_clip_grad": 0.05, "grad_norm_skip_threshold": 100.0}
+
+
+@pytest.mark.parametrize("estimate", [gae, grpo])
+def test_a_ppo_update_trains_the_model_and_its_heads(make_worker, make_batch, estimate, caplog):
+    worker = make_worker(DETACHED, CLIPPED)
+    before = parameters(worker)
+    metrics = update(worker, make_batch(), estimate)
+    assert metrics["actor/pg_loss"] == metrics["loss"] and metrics["loss"][0] != 0.0
+    assert changed(worker, before) == {"decoder", "embedding", "mtp", "output_layer"}
+    assert metrics["grad_norm"][0] > 0.1 and metrics["megatron/mtp_grad_norm"][0] > 1e-3
+    assert metrics["megatron/updates_skipped_for_grad_norm"] == [0.0]
+    assert 0.0 <= metrics["mtp_losses/mtp_1_acceptance_rate"][0] <= 100.0
+    reported = megatron_mtp_patches.metrics(worker.engine.optimizer)
+    assert reported["mtp grad norm"] == metrics["megatron/mtp_grad_norm"][0]
+    assert not lines_about("no MTP heads", caplog)
+
+
+def test_the_loss_of_the_head_is_that_of_the_second_token_to_come(make_worker, make_batch):
+    """Computed from the head's logits, where that token is one of a response."""
+    worker = make_worker(micro_batch_size_per_gpu=4)
+    logits = []
+    hook = model_of(worker).output_layer.register_forward_hook
+    hook(lambda layer, arguments, output: logits.append(output[0].detach()) if layer.training else None)
+    batch = make_batch()
+    tokens = batch["input_ids"].values()
+    metrics = update(worker, batch)
+    losses, start = [], 0
+    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
+        end = start + prompt + response
+        at = torch.arange(start + prompt - 2, end - 2)
+        losses.append(torch.nn.functional.cross_entropy(logits[0][at, 0].float(), tokens[at + 2], reduction="none"))
+        start = end
+    assert metrics["mtp_losses/mtp_1_loss"] == [pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)]
+
+
+def test_a_pass_for_log_probabilities_leaves_nothing_behind(make_worker, make_batch):
+    """verl runs the heads in it."""
+    metrics, runs = [], []
+    for passes in (0, 1):
+        worker = make_worker(DETACHED)
+        model_of(worker).mtp.register_forward_hook(lambda *args: runs.append(args[0].training))
+        batch = make_batch(seed=3)
+        for _ in range(passes):
+            log_probs(worker, batch)
+            assert runs.count(False) == 4
+        metrics.append(update(worker, batch))
+    same = [name for name in metrics[0] if not name.startswith("perf") and name != "mfu"]
+    assert "mtp_losses/mtp_1_acceptance_rate" in same
+    assert {name: metrics[0][name] for name in same} == {name: metrics[1][name] for name in same}
+
+
+def test_the_weight_sync_has_the_names_of_the_checkpoint(make_worker, save_model):
+    from safetensors.torch import load_file
+
+    (file,) = save_model(1).glob("*.safetensors")
+    saved = load_file(file)
+    sent = dict(make_worker(DETACHED).engine.get_per_tensor_param()[0])
+    assert sent.keys() == saved.keys() and "model.layers.2.eh_proj.weight" in sent
+    assert all(torch.equal(sent[name], saved[name]) for name in sent)
+
+
+def test_training_goes_on_from_verl_s_checkpoint(make_worker, make_batch, tmp_path):
+    settings = (DETACHED, CLIPPED)
+    worker, resumed = make_worker(*settings), make_worker(*settings)
+    update(worker, make_batch())
+    worker.save_checkpoint(str(tmp_path))
+    resumed.load_checkpoint(str(tmp_path))
+    one, other = (update(each, make_batch(seed=5)) for each in (worker, resumed))
+    assert one["megatron/mtp_grad_norm"] == other["megatron/mtp_grad_norm"]
+    after = parameters(resumed)
+    assert all(torch.equal(after[name], value) for name, value in parameters(worker).items())
+
+
+# -- settings ------------------------------------------------------------------------------------------------------
+
+EDITS = {edit.field: edit for patch in CATALOG for edit in patch.edits if isinstance(edit, AddField) and edit.setting}
+# Values that a run under verl can have, where the one of other tests is not.
+VALUES = {
+    "mtp_dpace_alpha": 0.3,
+    "mtp_loss_scaling_schedule": "0:0.3,4:0.1",
+    "grad_norm_group": ["router=router:1.0"],
+    "mtp_min_lr": 1e-3,
+}
+SCHEDULE = {"mtp_loss_scaling_schedule": "0:0.3,4:0.1"}
+# What a setting of the model, or of the optimizer, needs beside it.
+NEEDED_OF_MODEL = {
+    "mtp_dpace_alpha": {"mtp_position_weights": "dpace"},
+    "mtp_loss_scaling_schedule_style": SCHEDULE,
+    "mtp_clip_grad": DETACHED,
+    "mtp_grad_norm_skip_threshold": DETACHED,
+    "moe_global_aux_loss_over_data_parallel": {"moe_router_load_balancing_type": "global_aux_loss"},
+}
+
+
+def values_of(edit):
+    if edit.setting.choices:
+        return [value for value in edit.setting.choices if value != edit.default]
+    return [VALUES.get(edit.field, choose_value(edit))]
+
+
+# What cannot work there is refused by name.
+REFUSALS = {
+    "disable_mtp_loss": "disable_mtp_loss cannot skip the heads of this model.*mtp.enable_train=false of verl",
+    "muon_split_gdn": r"\(config.muon_split_gdn\) has nothing to split: the model has no GatedDeltaNet",
+}
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, edit in EDITS.items() for value in values_of(edit)])
+def test_training_runs_with_each_setting_or_refuses_it(make_worker, make_batch, name, value):
+    is_optimizer_s = EDITS[name].target == OPTIMIZER_CONFIG
+    model = NEEDED_OF_MODEL.get(name, {}) | ({} if is_optimizer_s else {name: value})
+    optimizer = {name: value} if is_optimizer_s else {}
+
+    def train():
+        return update(make_worker(model, optimizer, name="muon" if "muon" in name else "adam"), make_batch())
+
+    if name in REFUSALS:
+        with pytest.raises((ValueError, NotImplementedError), match=REFUSALS[name]):
+            train()
+        return
+    metrics = train()
+    assert all(math.isfinite(number) for numbers in metrics.values() for number in numbers)
+    assert metrics["mtp_losses/mtp_1_loss"][0] > 0.0 and metrics["grad_norm"][0] > 0.0
+
+
+def test_training_goes_on_after_a_skipped_update(make_worker, make_batch):
+    worker = make_worker(optimizer={"grad_norm_skip_threshold": 1e-3})
+    before = parameters(worker)
+    metrics = update(worker, make_batch())
+    assert metrics["grad_norm"][0] > 0.1 and metrics["megatron/updates_skipped_for_grad_norm"] == [1.0]
+    assert not changed(worker, before)
+    worker.engine.optimizer.config.grad_norm_skip_threshold = 1e3
+    assert update(worker, make_batch())["megatron/updates_skipped_for_grad_norm"] == [1.0]
+    assert changed(worker, before)
+
+
+def test_another_failure_still_ends_verl(make_worker, make_batch):
+    worker = make_worker()
+    worker.engine.optimizer.step = lambda: (False, None, None)
+    with pytest.raises(NotImplementedError, match="optimizer step failed"):
+        update(worker, make_batch())
+
+
+def test_a_limit_for_heads_without_a_separate_norm_is_refused_by_its_field(make_worker):
+    with pytest.raises(ValueError, match=r"\(config.mtp_clip_grad\) needs MTP heads with a separate norm"):
+        make_worker(optimizer={"mtp_clip_grad": 0.1})
+
+
+def test_heads_train_for_acceptance(make_worker, make_batch):
+    worker = make_worker({**DETACHED, "mtp_loss_type": "tv"})
+    metrics = update(worker, make_batch())
+    # one head: its total variation is what the accepted length lacks to two, up to the weight of its microbatches
+    (loss,), (length,) = metrics["mtp_losses/mtp_1_loss"], metrics["mtp_losses/mtp_acceptance_length"]
+    assert 0.0 < loss < 1.0 and length == pytest.approx(2.0 - loss, abs=1e-3)
+
+
+def test_the_loss_has_the_weight_of_its_schedule(make_worker, make_batch):
+    """An iteration is a batch, from which two updates are made here."""
+    worker = make_worker({**DETACHED, "mtp_loss_scaling_schedule": "0:0.5,1:0"})
+    for weight in (0.5, 0.0):
+        metrics = update(worker, make_batch(mini_batch_size=2))
+        assert metrics["mtp_losses/mtp_loss_scaling_factor"] == [weight] * 2
+        assert [norm > 0.0 for norm in metrics["megatron/mtp_grad_norm"]] == [weight > 0.0] * 2
+
+
+def test_a_schedule_in_per_cent_is_refused(make_worker, make_batch):
+    with pytest.raises(ValueError, match="neither a number of train iterations nor of samples"):
+        update(make_worker({"mtp_loss_scaling_schedule": "0:0.5,50%:0.1"}), make_batch())
+
+
+def test_heads_train_alone(make_worker, make_batch):
+    worker = make_worker({"freeze_base_model_for_mtp": True})
+    before = parameters(worker)
+    update(worker, make_batch())
+    assert changed(worker, before) == {"mtp"}
+
+
+@pytest.mark.parametrize("detach_encoder", [False, True])
+def test_detached_heads_stay_detached_under_verl_s_own_patch(make_worker, make_batch, detach_encoder):
+    worker = make_worker(DETACHED, mtp={"enable": True, "enable_train": True, "detach_encoder": detach_encoder})
+    worker.set_loss_fn(lambda model_output, **_: (0.0 * model_output["log_probs"].values().sum(), {}))
+    reached = {name for name, gradient in gradients(worker, make_batch()).items() if gradient.any()}
+    assert reached and all(name.startswith("mtp.") for name in reached)
+
+
+def test_the_logits_of_the_heads_may_be_made_in_chunks(make_worker, make_batch):
+    whole, chunked = (
+        gradients(make_worker({**DETACHED, "mtp_logits_chunk_size": size}), make_batch()) for size in (0, 8)
+    )
+    heads = [name for name in whole if name.startswith("mtp.") and whole[name].any()]
+    assert heads
+    for name in heads:
+        assert (chunked[name] - whole[name]).norm() <= 0.02 * whole[name].norm()  # bf16
+
+
+def test_depth_weights_weigh_the_heads(make_worker, make_batch):
+    worker = make_worker({**DETACHED, "mtp_depth_weights": "1,0"}, heads=2)
+    reached = {
+        name.split(".")[2]
+        for name, gradient in gradients(worker, make_batch()).items()
+        if gradient.any() and name.startswith("mtp.")
+    }
+    assert reached == {"0"}
+
+
+def test_an_mtp_pass_is_refused(make_worker, make_batch):
+    """verl's own method computes the loss, and knows nothing of it."""
+    worker = make_worker()
+    with (
+        megatron_mtp_patches.mtp_pass(compute=True),
+        pytest.raises(NotImplementedError, match="mtp_pass has no effect"),
+    ):
+        update(worker, make_batch())
+
+
+# -- models whose heads do not train -------------------------------------------------------------------------------
+
+INHERITED = {"mtp_detach_heads": True, "mtp_loss_type": "e2e_tv"}
+
+
+def lines_about(text, caplog):
+    return [record.getMessage() for record in caplog.records if text in record.getMessage()]
+
+
+def test_the_reference_model_inherits_the_settings_of_the_actor(make_worker, make_batch, caplog):
+    reference = make_worker(INHERITED, mtp={}, forward_only=True)
+    (line,) = lines_about("no MTP heads", caplog)
+    assert "mtp_detach_heads, mtp_loss_type" in line and "mtp.enable=true" in line
+    assert torch.equal(log_probs(reference, make_batch()), log_probs(make_worker(INHERITED), make_batch()))
+
+
+def test_heads_that_are_loaded_and_not_trained_are_said_so(make_worker, make_batch, caplog):
+    worker = make_worker(INHERITED, mtp={"enable": True})
+    (line,) = lines_about("trains no MTP heads", caplog)
+    assert "mtp_detach_heads, mtp_loss_type of verl's" in line and "mtp.enable_train" in line
+    before = parameters(worker)
+    update(worker, make_batch())
+    assert "mtp" not in changed(worker, before)
+
+
+def test_heads_that_are_not_trained_need_no_gradient(make_worker, make_batch):
+    worker = make_worker({"disable_mtp_loss": True}, mtp={"enable": True})
+    update(worker, make_batch())
+    trained = {name for name, param in model_of(worker).named_parameters() if hasattr(param, "main_grad")}
+    assert trained and not any(name.startswith("mtp.") for name in trained)
