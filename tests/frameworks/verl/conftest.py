@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ...megatron_overrides.mtp.conftest import fresh_tracker  # noqa: F401
 from ..bridge_load import SIZES, save
 from ..byte_tokenizer import save_tokenizer
 
@@ -59,6 +58,7 @@ def make_worker(save_model):
     """
     from functools import partial
 
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
     from verl.workers.config import (
         ActorConfig,
         HFModelConfig,
@@ -72,6 +72,7 @@ def make_worker(save_model):
     from verl.workers.utils.losses import ppo_loss
 
     def make(model=(), optimizer=(), mtp=TRAINED_HEADS, name="adam", heads=1, **engine):
+        MTPLossLoggingHelper.tracker = {}  # it has the size of the heads of an earlier worker
         worker = TrainingWorker(
             TrainingWorkerConfig(
                 model_type="language_model",

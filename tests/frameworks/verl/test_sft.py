@@ -1,0 +1,63 @@
+"""verl's SFT trainer trains the heads of a DeepSeek-V3 and logs the metrics of the patches to TensorBoard."""
+
+import os
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import run_command
+from tests.warm.processes import run_ranks
+
+from .conftest import REHEARSED
+
+if find_spec("verl") is None:  # importing it here would import Megatron without a rehearsal
+    pytest.skip("verl is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.forked("torch")
+
+SCRIPT = Path(__file__).with_name("sft.py")
+STEPS = 3
+OVERRIDES = f"""
+    engine=megatron optim=megatron data.train_files=data.parquet data.train_batch_size=4 data.micro_batch_size_per_gpu=2
+    data.use_dynamic_bsz=false data.num_workers=0 data.max_length=128 engine.sequence_parallel=false
+    trainer.logger=[tensorboard] trainer.total_training_steps={STEPS}
+    model.mtp.enable=true model.mtp.enable_train=true
+    +engine.override_transformer_config.mtp_detach_heads=true
+    +optim.override_optimizer_config.mtp_clip_grad=0.05 +optim.override_optimizer_config.grad_norm_skip_threshold=100
+""".split()
+REHEARSED_OVERRIDES = [f"++engine.override_transformer_config.{name}={value}" for name, value in REHEARSED.items()]
+
+
+def save_data(folder):
+    import pandas
+
+    rows = [
+        [{"role": "user", "content": f"what is {n} plus one"}, {"role": "assistant", "content": f"it is {n + 1}"}]
+        for n in range(4 * STEPS)
+    ]
+    pandas.DataFrame({"messages": rows}).to_parquet(folder / "data.parquet")
+
+
+def test_tensorboard_has_the_metrics_of_each_step(save_model, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def run(*words):
+        os.environ |= {"TENSORBOARD_DIR": "events", "HF_HUB_OFFLINE": "1"}
+        os.chdir(tmp_path)
+        save_data(tmp_path)
+        run_command("all", *words)
+
+    words = ["run", "--device", "cpu", str(SCRIPT), *OVERRIDES, *REHEARSED_OVERRIDES, f"model.path={save_model(1)}"]
+    (ended,) = run_ranks(1, partial(run, *words))
+    assert ended.code == 0, ended.output[-6000:]
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    values = {tag: [one.value for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert {len(one) for one in values.values()} == {STEPS}
+    assert values["train/loss"][-1] < values["train/loss"][0]
+    assert all(norm > 0.0 for norm in values["megatron/mtp_grad_norm"])
+    assert values["megatron/updates_skipped_for_grad_norm"] == [0.0] * STEPS
+    assert all(5.0 < loss < 7.0 for loss in values["mtp_losses/mtp_1_loss"])
+    assert all(0.0 <= rate <= 100.0 for rate in values["mtp_losses/mtp_1_acceptance_rate"])
