@@ -1,7 +1,4 @@
-"""The configuration of verl's PPO trainer, composed as `python -m verl.trainer.main_ppo` does, and its workers.
-
-No Ray actor holds them.
-"""
+"""The configuration of verl's PPO trainer, composed as `python -m verl.trainer.main_ppo` does, and its workers."""
 
 import re
 from functools import partial
@@ -12,11 +9,14 @@ import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
 
+import ray
 import verl.workers.engine_workers
 from hydra import compose, initialize_config_dir
 from megatron_mtp_patches.cli.run_files import read_runs
 from megatron_mtp_patches.defects.diagnosis import Settings, find_defects
 from omegaconf import OmegaConf
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 from verl.trainer.ppo.core_algos import compute_gae_advantage_return
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils import tensordict_utils
@@ -27,6 +27,7 @@ from verl.workers.utils.losses import value_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from tests.pages import ROOT
+from tests.warm.processes import run_ranks
 
 from .conftest import REHEARSED
 from .ppo import changed, parameters
@@ -64,6 +65,40 @@ def test_the_command_line_of_the_page_sets_what_its_yaml_sets():
     assert OmegaConf.merge(composed, shown) == composed
 
 
+def train_by_ray(configuration, batch):
+    """What main_ppo and its task runner do, with one worker on a CPU."""
+    default = get_ppo_ray_runtime_env(configuration)
+    environment = OmegaConf.merge(default, configuration.ray_kwargs.ray_init.runtime_env)
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+        runtime_env=OmegaConf.to_container(environment),
+    )
+    worker = RayClassWithInitArgs(
+        cls=ray.remote(ActorRolloutRefWorker), config=configuration.actor_rollout_ref, role="actor"
+    )
+    pool = RayResourcePool(process_on_nodes=[1], use_gpu=False, max_colocate_count=1)
+    group = RayWorkerGroup(resource_pool=pool, ray_cls_with_init=worker, use_gpu=False)
+    group.init_model()
+    mask = batch["response_mask"]
+    batch["advantages"] = batch["old_log_probs"] = batch["ref_log_prob"] = mask.float()
+    metrics = tensordict_utils.get(group.update_actor(batch), "metrics")
+    print("metrics of the Ray worker:", sorted(metrics), metrics["megatron/mtp_grad_norm"][0] > 0.0)
+    ray.shutdown()
+
+
+# First: it forks this process, which has no threads yet.
+def test_a_ray_worker_imports_the_patches_before_megatron(configuration, make_batch):
+    variables = dict(configuration.ray_kwargs.ray_init.runtime_env.env_vars)
+    variables["VERL_USE_EXTERNAL_MODULES"] += ",tests.frameworks.verl.rehearsed"
+    variables |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'patches'}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    configuration.ray_kwargs.ray_init.runtime_env.env_vars = variables
+    (ended,) = run_ranks(1, partial(train_by_ray, configuration, make_batch()))
+    assert ended.code == 0, ended.output[-6000:]
+    assert re.search(r"metrics of the Ray worker:.*megatron/mtp_grad_norm.*True", ended.output), ended.output[-6000:]
+
+
 @pytest.fixture
 def configuration(save_model):
     """The page's YAML over verl's configuration of a small run."""
@@ -98,7 +133,7 @@ def configuration(save_model):
     ]
     words = [f"{name}={value}" for name, value in sizes.items()]
     words.append("+critic.optim.override_optimizer_config.grad_norm_skip_threshold=1e-6")
-    composed = compose_ppo("model_engine=megatron", *words, *rehearsed)
+    composed = compose_ppo(*shown_words(), *words, *rehearsed)
     OmegaConf.set_struct(composed, False)
     composed.merge_with(shown_yaml())
     OmegaConf.set_struct(composed, True)
