@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 from verl.utils import tensordict_utils
@@ -64,16 +63,33 @@ def return_from_skipped_update(call: Call) -> Any:
 
 
 def warn_of_untrained_heads(call: Call) -> None:
-    """Wraps check_mtp_config(model_config, engine_config), which verl's engine calls before it builds the model."""
-    call.proceed()
-    mtp, engine = call["model_config"].mtp, call["engine_config"]
-    if not mtp.enable or mtp.enable_train or engine.forward_only:
-        return
-    if names := changed_head_settings(SimpleNamespace(**engine.override_transformer_config)):
-        from megatron.core.utils import log_single_rank
+    """Wraps patch_engine_mtp(module, model_config), which verl's engine calls when it has built a model with heads.
 
+    With mtp.enable_train=false verl gives its models no labels. A GPTModel, whose method verl has replaced, runs no
+    head then. Another one (HybridModel) derives the labels from its tokens (derive-mtp-labels).
+    """
+    call.proceed()
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.utils import log_single_rank, unwrap_model
+
+    chunk = call["module"][-1] if isinstance(call["module"], list) else call["module"]
+    model = unwrap_model(chunk)
+    if call["model_config"].mtp.enable_train or not hasattr(chunk, "ddp_config"):  # only a model that trains has it
+        return
+    if not isinstance(model, GPTModel):
+        if getattr(model.config, "disable_mtp_loss", False):
+            return
+        text = (
+            f"The MTP heads of this {type(model).__name__} train, although mtp.enable_train is false: verl knows the "
+            f"heads of GPTModel alone, and without labels heads learn the tokens of prompts and responses. Leave them "
+            f"as they are with disable_mtp_loss in verl's override_transformer_config, or keep their loss from the "
+            f"main model with mtp_detach_heads"
+        )
+    elif names := changed_head_settings(model.config):
         text = (
             f"{', '.join(names)} of verl's override_transformer_config trains no MTP heads: verl loads the heads and "
             f"leaves them as they are, because mtp.enable_train is false; set it to true"
         )
-        log_single_rank(logger, logging.WARNING, text)
+    else:
+        return
+    log_single_rank(logger, logging.WARNING, text)

@@ -48,13 +48,35 @@ def save_model(tmp_path_factory):
     return save_once
 
 
+@pytest.fixture(scope="session")
+def hybrid_model(tmp_path_factory):
+    """The folder of a Nemotron-H without Mamba layers, whose kernels no CPU runs. It lacks the MTP head it declares."""
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
+    folder = tmp_path_factory.mktemp("hybrid")
+    config = NemotronHConfig(
+        vocab_size=SIZES["vocab_size"],
+        hidden_size=64,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        layers_block_type=["attention", "mlp"],
+        num_nextn_predict_layers=1,
+        mtp_layers_block_type=["attention", "mlp"],
+    )
+    NemotronHForCausalLM(config).bfloat16().save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
 @pytest.fixture
 def make_worker(save_model):
-    """make_worker(model={}, optimizer={}, mtp=..., name="adam", heads=1, **engine): verl's TrainingWorker.
+    """make_worker(model={}, optimizer={}, mtp=..., name="adam", heads=1, path=None, **engine): verl's TrainingWorker.
 
     Its engine is built; it trains by ppo_loss. `model` is verl's override_transformer_config, `optimizer` its
-    override_optimizer_config, `mtp` its switches of MTP, `name` that of the optimizer, `heads` how many MTP heads the
-    model of Hugging Face has, `engine` fields of verl's McoreEngineConfig.
+    override_optimizer_config, `mtp` its switches of MTP, `name` that of the optimizer, `path` the model of Hugging
+    Face, or `heads` how many MTP heads the small DeepSeek-V3 has, `engine` fields of verl's McoreEngineConfig.
     """
     from functools import partial
 
@@ -71,12 +93,14 @@ def make_worker(save_model):
     from verl.workers.engine_workers import TrainingWorker
     from verl.workers.utils.losses import ppo_loss
 
-    def make(model=(), optimizer=(), mtp=TRAINED_HEADS, name="adam", heads=1, **engine):
+    def make(model=(), optimizer=(), mtp=TRAINED_HEADS, name="adam", heads=1, path=None, **engine):
         MTPLossLoggingHelper.tracker = {}  # it has the size of the heads of an earlier worker
         worker = TrainingWorker(
             TrainingWorkerConfig(
                 model_type="language_model",
-                model_config=HFModelConfig(path=str(save_model(heads)), use_remove_padding=True, mtp=MtpConfig(**mtp)),
+                model_config=HFModelConfig(
+                    path=str(path or save_model(heads)), use_remove_padding=True, mtp=MtpConfig(**mtp)
+                ),
                 engine_config=McoreEngineConfig(
                     override_transformer_config={**REHEARSED, **dict(model)},
                     vanilla_mbridge=False,

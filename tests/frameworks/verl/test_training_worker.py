@@ -9,13 +9,10 @@ import torch
 pytest.importorskip("verl", reason="verl is not installed")
 
 import verl.workers.engine_workers  # noqa: F401 - once for all tests
-from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.engine import AddField
 from megatron_mtp_patches.settings import OPTIMIZER_CONFIG
 
-from tests.conformance.inspection import choose_value
-
 from .conftest import PROMPTS, RESPONSES
+from .each_setting import EDITS, NEEDED_OF_MODEL, REFUSALS, values_of
 from .ppo import changed, gae, gradients, grpo, log_probs, model_of, parameters, update
 
 pytestmark = pytest.mark.forked("patched")
@@ -96,37 +93,6 @@ def test_training_goes_on_from_verl_s_checkpoint(make_worker, make_batch, tmp_pa
 
 
 # -- settings ------------------------------------------------------------------------------------------------------
-
-EDITS = {edit.field: edit for patch in CATALOG for edit in patch.edits if isinstance(edit, AddField) and edit.setting}
-# Values that a run under verl can have, where the one of other tests is not.
-VALUES = {
-    "mtp_dpace_alpha": 0.3,
-    "mtp_loss_scaling_schedule": "0:0.3,4:0.1",
-    "grad_norm_group": ["router=router:1.0"],
-    "mtp_min_lr": 1e-3,
-}
-SCHEDULE = {"mtp_loss_scaling_schedule": "0:0.3,4:0.1"}
-# What a setting of the model, or of the optimizer, needs beside it.
-NEEDED_OF_MODEL = {
-    "mtp_dpace_alpha": {"mtp_position_weights": "dpace"},
-    "mtp_loss_scaling_schedule_style": SCHEDULE,
-    "mtp_clip_grad": DETACHED,
-    "mtp_grad_norm_skip_threshold": DETACHED,
-    "moe_global_aux_loss_over_data_parallel": {"moe_router_load_balancing_type": "global_aux_loss"},
-}
-
-
-def values_of(edit):
-    if edit.setting.choices:
-        return [value for value in edit.setting.choices if value != edit.default]
-    return [VALUES.get(edit.field, choose_value(edit))]
-
-
-# What cannot work there is refused by name.
-REFUSALS = {
-    "disable_mtp_loss": "disable_mtp_loss cannot skip the heads of this model.*mtp.enable_train=false of verl",
-    "muon_split_gdn": r"\(config.muon_split_gdn\) has nothing to split: the model has no GatedDeltaNet",
-}
 
 
 @pytest.mark.parametrize("name, value", [(name, value) for name, edit in EDITS.items() for value in values_of(edit)])
@@ -267,3 +233,36 @@ def test_heads_that_are_not_trained_need_no_gradient(make_worker, make_batch):
     update(worker, make_batch())
     trained = {name for name, param in model_of(worker).named_parameters() if hasattr(param, "main_grad")}
     assert trained and not any(name.startswith("mtp.") for name in trained)
+
+
+def test_a_hybrid_model_trains_its_heads_without_labels(make_worker, make_batch, hybrid_model, caplog):
+    worker = make_worker(DETACHED, CLIPPED, mtp={"enable": True}, path=hybrid_model)
+    (line,) = lines_about("mtp.enable_train is false", caplog)
+    assert "The MTP heads of this MambaModel train" in line and "disable_mtp_loss" in line
+    before = parameters(worker)
+    metrics = update(worker, make_batch())
+    assert metrics["megatron/mtp_grad_norm"][0] > 0.0 and 5.0 < metrics["mtp_losses/mtp_1_loss"][0] < 7.0
+    assert "mtp" in changed(worker, before)
+
+
+def test_a_hybrid_model_leaves_its_heads_as_they_are(make_worker, make_batch, hybrid_model, caplog):
+    worker = make_worker({"disable_mtp_loss": True}, mtp={"enable": True}, path=hybrid_model)
+    assert not lines_about("mtp.enable_train is false", caplog)
+    before = parameters(worker)
+    update(worker, make_batch())
+    assert "mtp" not in changed(worker, before)
+
+
+def test_the_reference_of_a_hybrid_model_needs_its_pattern_without_heads(make_worker, make_batch, hybrid_model):
+    """With the pattern Megatron-Bridge ends in a TypeError, with the patches or without."""
+    with pytest.raises(TypeError, match="multiply sequence"):
+        make_worker(mtp={}, forward_only=True, path=hybrid_model)
+    settings = {"mtp_hybrid_override_pattern": None}
+    reference = make_worker(settings, mtp={}, forward_only=True, path=hybrid_model)
+    assert log_probs(reference, make_batch()).any()
+
+
+def test_verl_cannot_give_labels_to_a_hybrid_model(make_worker, make_batch, hybrid_model):
+    """It takes the loss that the model returns for logits, with the patches or without."""
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        update(make_worker(path=hybrid_model), make_batch())
