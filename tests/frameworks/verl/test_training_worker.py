@@ -55,11 +55,11 @@ def test_the_loss_of_the_head_is_that_of_the_second_token_to_come(make_worker, m
 
 
 def test_a_pass_for_log_probabilities_leaves_nothing_behind(make_worker, make_batch):
-    """verl runs the heads in it."""
+    """verl runs the heads in it, for nothing."""
     metrics, runs = [], []
     for passes in (0, 1):
         worker = make_worker(DETACHED)
-        model_of(worker).mtp.register_forward_hook(lambda *args: runs.append(args[0].training))
+        model_of(worker).mtp.layers[0].register_forward_hook(lambda *args: runs.append(args[0].training))
         batch = make_batch(seed=3)
         for _ in range(passes):
             log_probs(worker, batch)
