@@ -87,10 +87,16 @@ def test_a_changed_line_is_refused(target, changed):
             assert target in report.reason and str(file) in report.reason
 
 
-@pytest.mark.parametrize("target", PATCHES_OF)
-def test_comments_docstrings_and_layout_do_not_count(target, changed):
-    with changed(target, change_comments([target.partition(":")[2]])):
-        found = report_on(PATCHES_OF[target])
+def test_comments_docstrings_and_layout_do_not_count(changed):
+    names = {}
+    for target in PATCHES_OF:
+        module, _, name = target.partition(":")
+        names.setdefault(module, []).append(name)
+    with contextlib.ExitStack() as stack:
+        for module in names:
+            stack.enter_context(changed(module, change_comments(names[module])))
+        found = report_on(dict.fromkeys(patch for patches in PATCHES_OF.values() for patch in patches))
+    assert len(found) > 50
     for report in found:
         assert report.state == ("native" if EXPECTED[report.id] == "native" else "pending")
         assert ("repaired" in report.reason) == (EXPECTED[report.id] == "repaired")

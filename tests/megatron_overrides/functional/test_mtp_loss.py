@@ -1,5 +1,7 @@
 """mtp_loss, roll and acceptance without the patches give the bits of the patched Megatron."""
 
+from itertools import product
+
 import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -39,37 +41,46 @@ def by_patches(model, weight, hidden, labels, mask):
     return given.grad, weight.grad, mtp.MTPLossLoggingHelper.tracker
 
 
-@pytest.mark.parametrize("chunk_size", [0, 5])
-@pytest.mark.parametrize("detach", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_loss_has_the_bits_of_the_patches(make_gpt, unpatched, rows, loss, tied, detach, chunk_size):
-    settings = {**LOSSES[loss], "mtp_detach_heads": detach, "mtp_logits_chunk_size": chunk_size}
-    model = make_gpt(VOCABULARY, LENGTH, tied, mtp_depth_weights="1,3", mtp_acceptance_length_interval=1, **settings)
-    weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+def test_the_loss_has_the_bits_of_the_patches(make_gpt, unpatched, rows, loss):
     hidden, labels, mask = rows
-    of_hidden, of_weight, tracker = by_patches(model, weight, hidden, labels, mask)
-    weight.grad = None
+    cases = []
+    for tied, detach, chunk_size in product([False, True], [False, True], [0, 5]):
+        settings = {**LOSSES[loss], "mtp_detach_heads": detach, "mtp_logits_chunk_size": chunk_size}
+        settings |= {"mtp_depth_weights": "1,3", "mtp_acceptance_length_interval": 1}
+        model = make_gpt(VOCABULARY, LENGTH, tied, **settings)
+        weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+        patched = by_patches(model, weight, hidden, labels, mask)
+        weight.grad = None
+        cases.append((model, weight, patched))
     with unpatched():
-        given = leaf(hidden)
-        main, *heads = given.chunk(1 + DEPTHS)
-        found = functional.mtp_loss(
-            main,
-            heads,
-            labels,
-            mask,
-            model.output_layer,
-            **{name.removeprefix("mtp_"): value for name, value in LOSSES[loss].items()},
-            depth_weights=[1, 3],
-            scaling_factor=model.config.mtp_loss_scaling_factor,
-            chunk_size=chunk_size,
-            measure=True,
-            detach_output_layer=detach,
-            output_weight=weight if tied else None,
-        )
-        found.loss.backward()
+        for case in cases:
+            compare_with_patches(*case, rows, loss)
+
+
+def compare_with_patches(model, weight, patched, rows, loss):
+    """The function gives the bits of `patched`: (gradient of the hidden states, of the weight, the tracker)."""
+    (of_hidden, of_weight, tracker), config = patched, model.config
+    hidden, labels, mask = rows
+    given = leaf(hidden)
+    main, *heads = given.chunk(1 + DEPTHS)
+    found = functional.mtp_loss(
+        main,
+        heads,
+        labels,
+        mask,
+        model.output_layer,
+        **{name.removeprefix("mtp_"): value for name, value in LOSSES[loss].items()},
+        depth_weights=[1, 3],
+        scaling_factor=config.mtp_loss_scaling_factor,
+        chunk_size=config.mtp_logits_chunk_size,
+        measure=True,
+        detach_output_layer=config.mtp_detach_heads,
+        output_weight=weight if model.share_embeddings_and_output_weights else None,
+    )
+    found.loss.backward()
     assert torch.equal(given.grad, of_hidden) and given.grad[LENGTH:].any() and not given.grad[:LENGTH].any()
-    if detach:
+    if config.mtp_detach_heads:
         assert weight.grad is None
     else:
         assert torch.equal(weight.grad, of_weight)
@@ -194,21 +205,6 @@ def test_names_of_heads_are_told_from_others():
     heads = ("mtp.layers.0.eh_proj.weight", "module.module.mtp.layers.1.enorm.weight", "mtp.final_layernorm.bias")
     others = ("decoder.layers.0.mlp.linear_fc1.weight", "embedding.word_embeddings.weight", "decoder.mtp")
     assert all(map(functional.is_mtp_parameter, heads)) and not any(map(functional.is_mtp_parameter, others))
-
-
-def test_the_loss_may_be_the_first_that_needs_megatron_s_module():
-    """Its own overrides were imported by the patches while it imported them, which refused a patch."""
-    import subprocess
-    import sys
-
-    code = (
-        "from megatron_mtp_patches import functional, rehearsal; rehearsal.install(); import torch\n"
-        "h = torch.zeros(4, 1, 2)\n"
-        "try: functional.mtp_loss(h, [], torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4), None)\n"
-        "except ValueError as error: print(error)"
-    )
-    said = subprocess.check_output([sys.executable, "-c", code], text=True).strip()
-    assert said.endswith("head_hiddens is empty; give the hidden states [s, b, h] of each MTP head")
 
 
 def test_nothing_of_torch_or_megatron_is_imported_with_the_module():
