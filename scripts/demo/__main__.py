@@ -26,7 +26,7 @@ Check in one step that the heads leave the main model as it is, to the bit:
         scripts/demo/train.py $(cat {output}/e2e_tv.flags)
 See what each patch does in this environment:
     .venv/bin/megatron-mtp-patches status
-Compare all four losses, 20 minutes on a CPU:
+Compare all losses, with three seeds, 35 minutes on a CPU:
     .venv/bin/python -m scripts.acceptance losses --out {output}
 Add heads to your model, by --mtp-init last-layer:
     docs/add-mtp-heads.md
