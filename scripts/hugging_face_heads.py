@@ -22,9 +22,12 @@ def train(base, heads_folder, data=None, heads="1", **settings):
     from megatron.bridge.training.pretrain import pretrain
 
     bridge = AutoBridge.from_hf_pretrained(base)
-    bridge.hf_pretrained.config.num_nextn_predict_layers = int(heads)  # the first change
+    bridge.hf_pretrained.config.num_nextn_predict_layers = int(heads)  # Bridge builds the model with heads
     model = bridge.to_megatron_provider(load_weights=True)
-    model.mtp_init = "last-layer"  # the second one
+    for field in ("mtp_init", "freeze_base_model_for_mtp", "mtp_loss_type"):
+        if not hasattr(model, field):  # Python would take any attribute
+            raise SystemExit(f"model.{field} is unknown: this needs all patches, not MEGATRON_MTP_PATCHES=repairs")
+    model.mtp_init = "last-layer"  # which start from the last layer
     model.freeze_base_model_for_mtp = True
     model.mtp_loss_type = "e2e_tv"
     model.mtp_loss_scaling_factor = 1.0
@@ -59,9 +62,17 @@ def train(base, heads_folder, data=None, heads="1", **settings):
         group, _, field = path.partition(".")
         if not hasattr(getattr(run, group, None), field):
             raise SystemExit(f"there is no {path} in the configuration of Megatron-Bridge")
-        setattr(getattr(run, group), field, ast.literal_eval(value) if value[0] in "0123456789[('\"TFN-" else value)
+        setattr(getattr(run, group), field, read_value(value))
     run.model.seq_length = run.dataset.seq_length
     pretrain(run, forward_step)
+
+
+def read_value(text):
+    """The Python value that `text` spells, or the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
 
 def export(base, heads_folder, out, heads="1"):
@@ -73,7 +84,8 @@ def export(base, heads_folder, out, heads="1"):
     config.num_nextn_predict_layers = int(heads)
     AutoBridge.from_hf_config(config).export_ckpt(heads_folder, out)
     for file in Path(base).iterdir():  # the tokenizer and the like
-        if file.is_file() and "safetensors" not in file.name and not Path(out, file.name).exists():
+        is_weight = "safetensors" in file.name or file.suffix in (".bin", ".pt", ".pth")
+        if file.is_file() and not is_weight and not Path(out, file.name).exists():
             shutil.copy(file, out)
 
 

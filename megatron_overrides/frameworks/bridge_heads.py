@@ -62,7 +62,7 @@ def initialize_heads(call: Call) -> Any:
     if start == "last-layer":
         from megatron_overrides.mtp.new_heads.initialization import initialize_from_last_layer
 
-        initialize_from_last_layer(chunks)
+        initialize_from_last_layer([_language_model(chunk) for chunk in chunks])
     _warn(f"The checkpoint {source} has no MTP heads: they were initialized ({start})")
     return result
 
@@ -82,10 +82,8 @@ def refuse_uninitialized_heads(call: Call) -> Any:
     config = get_model_config(chunks[0])
     if config.perform_initialization or not getattr(config, "mtp_num_layers", None):
         return result
-    empty = []
-    if any(param._version == 0 for _, param in parameters_of_heads(chunks)):
-        lacking, _ = _split_heads(call.instance, source, chunks)
-        empty = [(name, param) for name, param in lacking if param._version == 0]
+    lacking, _ = _split_heads(call.instance, source, chunks)
+    empty = [(name, param) for name, param in lacking if param._version == 0]
     if is_on_any_rank(bool(empty), getattr(chunks[0], "pg_collection", None)):
         raise ValueError(
             f"The checkpoint {_name(source)} lacks weights of the MTP heads, and nothing has initialized them: "
@@ -111,8 +109,14 @@ def name_heads_left_out(call: Call) -> Any:
     return call.proceed()
 
 
+def _language_model(chunk: torch.nn.Module) -> torch.nn.Module:
+    """The model with decoder and heads in a chunk, which is a part of it in a model of images and text."""
+    models = (part for part in chunk.modules() if hasattr(part, "mtp_process") and hasattr(part, "decoder"))
+    return next(models, chunk)
+
+
 def _split_heads(bridge: Any, source: Any, chunks: Sequence[torch.nn.Module]) -> tuple[Named, Named]:
-    """Return the parameters of the heads on this rank that a checkpoint lacks, and those that it has.
+    """Return the parameters of the heads on this rank that a checkpoint lacks, and those that it has; no adapters.
 
     A collective of all pipeline stages.
     """
@@ -120,6 +124,8 @@ def _split_heads(bridge: Any, source: Any, chunks: Sequence[torch.nn.Module]) ->
     lacking: Named = []
     present: Named = []
     for name, param in parameters_of_heads(chunks):
+        if ".adapter." in name:
+            continue
         (present if id(param) in filled else lacking).append((name, param))
     return lacking, present
 

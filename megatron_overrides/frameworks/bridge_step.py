@@ -39,7 +39,7 @@ def pass_loss_mask(call: Call) -> Any:
         call["_get_batch_fn"] = lambda *args, **kwargs: _noted(own_get_batch(*args, **kwargs))
 
     def add_mask(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, {"loss_mask": masks[-1], **kwargs}
+        return args, {"loss_mask": masks[-1], **kwargs} if masks else kwargs
 
     with scoped(_masks, []) as masks, model.register_forward_pre_hook(add_mask, with_kwargs=True):
         return call.proceed()

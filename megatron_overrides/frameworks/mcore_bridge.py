@@ -7,6 +7,7 @@ Its hybrid models are Megatron's.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,9 +51,9 @@ def train_heads(call: Call) -> Any:
         return call.proceed()
     if not current().is_idle:
         call["hidden_states"] = _attach_losses(call)
-    rest = copy.copy(model)
-    rest.mtp_process = False
-    return call.proceed(rest)
+    without_heads = copy.copy(model)
+    without_heads.mtp_process = False
+    return call.proceed(without_heads)
 
 
 def _attach_losses(call: Call) -> torch.Tensor:
@@ -92,7 +93,26 @@ def _attach_losses(call: Call) -> torch.Tensor:
         cp_group=model.cp_group,
         tp_group=model.pg_collection.tp,
         packed_seq_params=call["packed_seq_params"],
+        scale_logits_fn=_scale_of_logits(model),
     )
+
+
+class _NoProjection(torch.nn.Module):
+    """Stands for an output layer where its logits are there already."""
+
+    def forward(self, logits: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return logits, None
+
+
+def _scale_of_logits(model: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What a class of models does to its logits (Gemma 4 and Muse Glimmer cap them), or None."""
+    from mcore_bridge.model.gpt_model import GPTModel
+
+    if type(model)._forward_output_layer is GPTModel._forward_output_layer:
+        return None
+    projected = copy.copy(model)
+    projected._modules = {**model._modules, "output_layer": _NoProjection()}
+    return projected._forward_output_layer
 
 
 def mark_first_head(call: Call) -> Any:

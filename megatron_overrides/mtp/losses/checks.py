@@ -19,7 +19,8 @@ def check_losses(settings: Any) -> None:
     """Raise ValueError if the losses of the heads need heads, or weights that do not fit them."""
     _check_heads(settings, "mtp_loss_type", "cross_entropy")
     weights = getattr(settings, "mtp_depth_weights", None)
-    depths = getattr(settings, "mtp_num_layers", None)
+    # mcore-bridge counts a shared head once
+    depths = getattr(settings, "mtp_unroll_steps", None) or getattr(settings, "mtp_num_layers", None)
     if weights is not None and depths:
         depth_weights(weights, depths)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -91,16 +92,16 @@ def initialize_from_last_layer(chunks: Sequence[Any]) -> None:
     way. `enorm` and `hnorm` stay ones, `eh_proj` random.
 
     Raises:
-        ValueError: a head has another kind of layer than the last one of the main model; on all ranks.
+        ValueError: a head has another kind of layer than the last one of the main model, or there is no head; on all
+            ranks.
     """
     last = _find_last_layer(chunks)
-    problem = None
-    for chunk in chunks:
-        if getattr(chunk, "mtp_process", False) and not problem:
-            problem = _fill(chunk.mtp, last)
-    problems: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)
-    for problem in problems:
+    problems = [_fill(chunk.mtp, last) for chunk in chunks if getattr(chunk, "mtp_process", False)]
+    of_ranks: list[list[str | None]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, problems)
+    if not any(of_ranks):
+        raise ValueError("No pipeline stage has MTP heads that could start from the last layer: leave last-layer out")
+    for problem in itertools.chain.from_iterable(of_ranks):
         if problem:
             raise ValueError(problem)
 

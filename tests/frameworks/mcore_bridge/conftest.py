@@ -9,7 +9,7 @@ VOCABULARY, LENGTH, BATCH = 64, 16, 2
 
 @pytest.fixture
 def make_model(parallel, world_size):  # noqa: F811
-    """make_model(**settings): mcore-bridge's GPTModel with two heads, cut over all ranks by tensor parallelism."""
+    """make_model(model_class=GPTModel, **settings): its model with two heads, tensor-parallel over all ranks."""
     import torch
     from mcore_bridge import ModelConfig
     from mcore_bridge.model.gpt_model import GPTModel
@@ -19,7 +19,7 @@ def make_model(parallel, world_size):  # noqa: F811
 
     parallel(tensor_model_parallel_size=world_size)
 
-    def make(**settings):
+    def make(model_class=GPTModel, **settings):
         tensor_parallel.model_parallel_cuda_manual_seed(1)
         torch.manual_seed(0)
         config = ModelConfig(
@@ -44,7 +44,7 @@ def make_model(parallel, world_size):  # noqa: F811
         heads = get_gpt_mtp_block_spec(config, layers, use_transformer_engine=True)
         for spec in heads.layer_specs if heads else ():
             spec.module = MultiTokenPredictionLayer
-        return GPTModel(config, layers, mtp_block_spec=heads)
+        return model_class(config, layers, mtp_block_spec=heads)
 
     return make
 

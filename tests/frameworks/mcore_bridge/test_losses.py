@@ -52,8 +52,7 @@ def test_the_default_is_mcore_bridges_own_loss(train, batch, unpatched, settings
     assert gradients.keys() == own_gradients.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, own_gradients[name], rtol=1e-5, atol=1e-7)
-    losses = tracker["loss_sums"] / tracker["loss_counts"] if "loss_sums" in tracker else tracker["values"]
-    torch.testing.assert_close(losses, own_tracker.get("values", own_tracker.get("loss_values")))
+    torch.testing.assert_close(tracker["values"], own_tracker["values"])
 
 
 @pytest.mark.parametrize("loss_type", ["tv", "e2e_tv"])
@@ -79,6 +78,7 @@ def test_heads_over_a_frozen_main_model_train_as_detached_ones(train):
     "settings",
     [
         {"mtp_depth_weights": "3,1"},
+        {"mtp_depth_weights": "3,1", "mtp_shared_weights": True},
         {"mtp_position_weights": "dpace"},
         {"mtp_position_weights": "dpace", "mtp_dpace_alpha": 0.1},
         {"mtp_loss_type": "kl"},
@@ -87,7 +87,8 @@ def test_heads_over_a_frozen_main_model_train_as_detached_ones(train):
     ids=str,
 )
 def test_a_setting_changes_what_trains_the_heads(train, settings):
-    plain, _ = train(mtp_detach_heads=True)
+    shared = {"mtp_shared_weights": settings.get("mtp_shared_weights", False)}
+    plain, _ = train(mtp_detach_heads=True, **shared)
     other, _ = train(mtp_detach_heads=True, **settings)
     assert not any(torch.equal(other[name], plain[name]) for name in plain if name.startswith("mtp."))
     assert all(torch.equal(other[name], plain[name]) for name in plain if not name.startswith("mtp."))
@@ -120,3 +121,18 @@ def test_without_gradients_the_heads_run_in_an_mtp_pass_alone(make_model, batch,
     means = metrics.reduce()
     assert calls and means["mtp_1 loss"] > 3.0 and means["mtp acceptance length"] >= 1.0
     assert not MTPLossLoggingHelper.tracker
+
+
+def test_a_class_that_caps_its_logits_caps_those_of_heads(train, unpatched):
+    """As Gemma 4 does."""
+
+    class Capped(GPTModel):
+        def _forward_output_layer(self, hidden_states, *args, **kwargs):
+            return 2.0 * torch.tanh(super()._forward_output_layer(hidden_states, *args, **kwargs) / 2.0)
+
+    gradients, tracker = train(model_class=Capped)
+    unpatched()
+    own_gradients, own_tracker = train(model_class=Capped)
+    torch.testing.assert_close(tracker["values"], own_tracker["values"])
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, own_gradients[name], rtol=1e-5, atol=1e-7)

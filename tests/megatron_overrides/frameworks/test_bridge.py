@@ -11,12 +11,14 @@ import torch
 from megatron_mtp_patches.engine.call import Call
 
 from megatron_overrides.frameworks.bridge_heads import (
+    _language_model,
     initialize_heads,
     initialize_model,
     name_heads_left_out,
     refuse_uninitialized_heads,
 )
 from megatron_overrides.frameworks.bridge_step import note_loss_mask, pass_loss_mask
+from megatron_overrides.mtp.new_heads.initialization import initialize_from_last_layer
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -117,13 +119,23 @@ def test_a_model_with_new_heads_is_built_initialized():
         assert provider.perform_initialization is expected
 
 
-def test_an_export_without_the_heads_names_them(make_gpt, caplog):
+def test_the_heads_of_a_model_that_is_a_part_start_from_its_last_layer(make_gpt):
+    """A model of images and text shows the decoder of its language model, and nothing else of it."""
     model = make_gpt(16, 8)
+    whole = torch.nn.ModuleDict({"vision": torch.nn.Linear(2, 2), "language_model": model})
+    assert _language_model(whole) is model and _language_model(model) is model
+    with pytest.raises(ValueError, match="No pipeline stage has MTP heads"):
+        initialize_from_last_layer([SimpleNamespace(decoder=model.decoder)])
+
+
+def test_an_export_without_the_heads_names_them_and_no_adapters(make_gpt, caplog):
+    model = make_gpt(16, 8)
+    model.mtp.layers[0].eh_proj.adapter = torch.nn.Linear(2, 2)
 
     def stream_weights_megatron_to_hf(megatron_model, hf_pretrained, conversion_tasks=None):
         return "exported"
 
-    for has, expected in ((lambda name: not name.startswith("mtp."), 1), (lambda name: True, 0)):
+    for has, expected in ((lambda name: not name.startswith("mtp."), 1), (lambda name: ".adapter." not in name, 0)):
         tasks = [SimpleNamespace(param_weight=param) for name, param in model.named_parameters() if has(name)]
         bridge = SimpleNamespace(build_conversion_tasks=lambda source, chunks, tasks=tasks: [None, *tasks])
         caplog.clear()
@@ -154,6 +166,8 @@ def test_the_model_gets_the_mask_of_its_batch(own):
     for _ in range(2):
         pass_loss_mask(Call(forward_step, None, (masks, model), {"_get_batch_fn": read} if own else {}))
     assert [arguments["loss_mask"] for arguments in seen] == ["first", "second"]
+    pass_loss_mask(Call(lambda model: model(input_ids="read elsewhere"), None, (model,), {}))
+    assert "loss_mask" not in seen[-1]
     model.config = SimpleNamespace(mtp_num_layers=None)
     pass_loss_mask(Call(forward_step, None, (iter(["third"]), model), {}))
     assert "loss_mask" not in seen[-1]
