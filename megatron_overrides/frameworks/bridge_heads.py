@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from megatron.core.utils import get_model_config, log_single_rank, unwrap_model
+from megatron.core.utils import get_model_config, unwrap_model
 
 from megatron_overrides.call import Call
+from megatron_overrides.last_rank import warn_on_last_rank
 from megatron_overrides.model_chunks import as_list
 from megatron_overrides.model_ranks import is_on_any_rank
 from megatron_overrides.mtp.heads.finite_heads import listed, parameters_of_heads
@@ -63,7 +64,8 @@ def initialize_heads(call: Call) -> Any:
         from megatron_overrides.mtp.new_heads.initialization import initialize_from_last_layer
 
         initialize_from_last_layer([_language_model(chunk) for chunk in chunks])
-    _warn(f"The checkpoint {source} has no MTP heads: they were initialized ({start})")
+    text = f"The checkpoint {source} has no MTP heads: they were initialized ({start})"
+    warn_on_last_rank(logger, text)
     return result
 
 
@@ -101,11 +103,12 @@ def name_heads_left_out(call: Call) -> Any:
     if call["conversion_tasks"] is None and getattr(get_model_config(chunks[0]), "mtp_num_layers", None):
         lacking, _ = _split_heads(call.instance, source, chunks)
         if is_on_any_rank(bool(lacking), getattr(chunks[0], "pg_collection", None)):
-            _warn(
+            text = (
                 f"This export leaves out trained MTP heads, because the checkpoint {_name(source)} lacks tensors of "
                 f"their names: {_listed_here(lacking)}. AutoBridge.from_hf_config(config), with the number of heads in "
                 f"the config, exports them"
             )
+            warn_on_last_rank(logger, text)
     return call.proceed()
 
 
@@ -136,9 +139,3 @@ def _listed_here(params: Named) -> str:
 
 def _name(source: Any) -> Any:
     return getattr(source, "model_name_or_path", source)
-
-
-def _warn(text: str) -> None:
-    """Warn on the last rank: with pipeline stages it has the heads."""
-    last = torch.distributed.get_world_size() - 1 if torch.distributed.is_initialized() else 0
-    log_single_rank(logger, logging.WARNING, text, rank=last)

@@ -8,6 +8,7 @@ from typing import Any
 from verl.utils import tensordict_utils
 
 from megatron_overrides.call import Call
+from megatron_overrides.mtp.frozen.settings import are_heads_disabled
 from megatron_overrides.mtp.loss_weight.current import set_scheduled_weight
 from megatron_overrides.mtp.loss_weight.schedule import Progress
 from megatron_overrides.norms.step_record import get_record
@@ -77,7 +78,7 @@ def warn_of_untrained_heads(call: Call) -> None:
     if call["model_config"].mtp.enable_train or not hasattr(chunk, "ddp_config"):  # only a model that trains has it
         return
     if not isinstance(model, GPTModel):
-        if getattr(model.config, "disable_mtp_loss", False):
+        if are_heads_disabled(model.config):
             return
         text = (
             f"The MTP heads of this {type(model).__name__} train, although mtp.enable_train is false: verl knows the "

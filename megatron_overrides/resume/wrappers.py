@@ -112,9 +112,14 @@ def _warn_of_other_rates(scheduler: Any) -> None:
     if rates is None or scheduler.use_checkpoint_opt_param_scheduler:
         return
     saved = [_rates(group) for group in scheduler.optimizer.param_groups]
-    for own, kept in sorted({(str(own), str(kept)) for own, kept in zip(rates, saved, strict=True) if own != kept}):
-        text = f"This run asks for {own}, but {kept} of its checkpoint stays"
-        log_single_rank(logger, logging.WARNING, f"{text}. --override-opt-param-scheduler takes the run's")
+    differing = {(_spell(own), _spell(kept)) for own, kept in zip(rates, saved, strict=True) if own != kept}
+    for own, kept in sorted(differing):
+        text = f"A parameter group goes on with what the checkpoint has ({kept}), not with what this run sets ({own})"
+        log_single_rank(logger, logging.WARNING, f"{text}: add --override-opt-param-scheduler to take the run's")
+
+
+def _spell(rates: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in rates.items())
 
 
 def _rates(group: Group) -> dict[str, Any]:

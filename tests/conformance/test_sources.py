@@ -61,8 +61,8 @@ def changed(checkout):
 def report_on(patches):
     """What is reported of these patches; Megatron is not imported."""
     megatron_mtp_patches.apply(",".join(patch.id for patch in patches), "skip")
-    found = reports()
-    return [found[patch.id] for patch in patches]
+    all_reports = reports()
+    return [all_reports[patch.id] for patch in patches]
 
 
 def test_readme_lists_every_patch():
@@ -95,9 +95,9 @@ def test_comments_docstrings_and_layout_do_not_count(changed):
     with contextlib.ExitStack() as stack:
         for module in names:
             stack.enter_context(changed(module, change_comments(names[module])))
-        found = report_on(dict.fromkeys(patch for patches in PATCHES_OF.values() for patch in patches))
-    assert len(found) > 50
-    for report in found:
+        reported = report_on(dict.fromkeys(patch for patches in PATCHES_OF.values() for patch in patches))
+    assert len(reported) > 50
+    for report in reported:
         assert report.state == ("native" if EXPECTED[report.id] == "native" else "pending")
         assert ("repaired" in report.reason) == (EXPECTED[report.id] == "repaired")
 

@@ -91,9 +91,9 @@ def main():
     rank = torch.distributed.get_rank()
     parallel_state.initialize_model_parallel(context_parallel_size=2)
     for name, values in (("whole", batch(torch)), ("packed", batch(torch, [0, 12, LENGTH]))):
-        seen = record(values)
-        is_part = seen["labels"].shape[1] == LENGTH // 2
-        is_right = torch.equal(seen["loss_mask"], (seen["labels"] % 3 == 0).float())
+        arguments = record(values)
+        is_part = arguments["labels"].shape[1] == LENGTH // 2
+        is_right = torch.equal(arguments["loss_mask"], (arguments["labels"] % 3 == 0).float())
         print(f"rank {rank}, {name}: {'right' if is_part and is_right else 'wrong'}", flush=True)
     parallel_state.destroy_model_parallel()
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from megatron.core.transformer import multi_token_prediction as mtp
-from megatron.core.utils import log_single_rank
 
+from megatron_overrides.last_rank import warn_on_last_rank
 from megatron_overrides.mtp.forward_pass import recorded_pass
 from megatron_overrides.mtp.frozen.frozen_main_model import attach_loss, gradients_of_heads
 from megatron_overrides.mtp.heads.detached_heads import are_detached
@@ -135,22 +135,18 @@ def process_mtp_loss(
 @functools.cache
 def _warn_of_missing_mask() -> None:
     """Warn once that heads train on padding; a data set masks it, and so does an RL trainer that gives no labels."""
-    _warn("The model gets labels and no loss_mask, so the MTP heads train on every position, padding included")
+    text = "The model gets labels and no loss_mask, so the MTP heads train on every position, padding included"
+    warn_on_last_rank(logger, text)
 
 
 @functools.cache
 def _warn_of_derived_labels() -> None:
     """Warn once that a loss that the trainer did not ask for trains its model: an RL policy, for example."""
-    _warn(
+    text = (
         "The model gets no labels, so the MTP heads derive theirs from the tokens, and their loss trains the main "
         "model, too. --mtp-detach-heads (config.mtp_detach_heads) keeps it in the heads"
     )
-
-
-def _warn(text: str) -> None:
-    """Warn on the last rank, which writes Megatron's log: with pipeline stages the first one has no heads."""
-    last = torch.distributed.get_world_size() - 1 if torch.distributed.is_initialized() else 0
-    log_single_rank(logger, logging.WARNING, text, rank=last)
+    warn_on_last_rank(logger, text)
 
 
 def _count_everything(targets: torch.Tensor, packed_seq_params: Any, cp_group: Any) -> torch.Tensor:

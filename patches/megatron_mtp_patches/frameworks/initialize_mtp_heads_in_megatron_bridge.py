@@ -1,6 +1,6 @@
 """Declares initialize-mtp-heads-in-megatron-bridge."""
 
-from ..engine import AddField, Patch, Wrap
+from ..engine import Patch, Wrap
 from ..settings import Setting
 
 _OVERRIDES = "megatron_overrides.frameworks.bridge_heads"
@@ -38,14 +38,7 @@ PATCH = Patch(
         "A Megatron checkpoint without heads cannot be loaded by Megatron-Bridge, with the field or without.",
     ),
     edits=(
-        AddField(
-            "megatron.bridge.models.transformer_config:TransformerConfig",
-            field=_MTP_INIT.name,
-            type=_MTP_INIT.type,
-            default=_MTP_INIT.default,
-            doc=_MTP_INIT.help,
-            setting=_MTP_INIT,
-        ),
+        _MTP_INIT.field_edit("megatron.bridge.models.transformer_config:TransformerConfig"),
         Wrap(
             "megatron.bridge.models.model_provider:ModelProviderMixin.provide_distributed_model",
             f"{_OVERRIDES}:initialize_model",

@@ -147,13 +147,13 @@ def test_an_export_without_the_heads_names_them_and_no_adapters(make_gpt, caplog
 @pytest.mark.parametrize("own", [False, True])
 def test_the_model_gets_the_mask_of_its_batch(own):
     """DeepSeek-V4's step has a function of its own that reads a batch."""
-    seen = []
+    calls = []
 
     class Model(torch.nn.Module):
         config = SimpleNamespace(mtp_num_layers=1)
 
         def forward(self, **arguments):
-            seen.append(arguments)
+            calls.append(arguments)
 
     def read(iterator):
         return ("tokens", "labels", next(iterator), None)
@@ -165,9 +165,9 @@ def test_the_model_gets_the_mask_of_its_batch(own):
     model, masks = Model(), iter(["first", "second"])
     for _ in range(2):
         pass_loss_mask(Call(forward_step, None, (masks, model), {"_get_batch_fn": read} if own else {}))
-    assert [arguments["loss_mask"] for arguments in seen] == ["first", "second"]
+    assert [arguments["loss_mask"] for arguments in calls] == ["first", "second"]
     pass_loss_mask(Call(lambda model: model(input_ids="read elsewhere"), None, (model,), {}))
-    assert "loss_mask" not in seen[-1]
+    assert "loss_mask" not in calls[-1]
     model.config = SimpleNamespace(mtp_num_layers=None)
     pass_loss_mask(Call(forward_step, None, (iter(["third"]), model), {}))
-    assert "loss_mask" not in seen[-1]
+    assert "loss_mask" not in calls[-1]

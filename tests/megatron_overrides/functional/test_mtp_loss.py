@@ -62,9 +62,9 @@ def compare_with_patches(model, weight, patched, rows, loss):
     """The function gives the bits of `patched`: (gradient of the hidden states, of the weight, the tracker)."""
     (of_hidden, of_weight, tracker), config = patched, model.config
     hidden, labels, mask = rows
-    given = leaf(hidden)
-    main, *heads = given.chunk(1 + DEPTHS)
-    found = functional.mtp_loss(
+    hidden = leaf(hidden)
+    main, *heads = hidden.chunk(1 + DEPTHS)
+    result = functional.mtp_loss(
         main,
         heads,
         labels,
@@ -78,17 +78,17 @@ def compare_with_patches(model, weight, patched, rows, loss):
         detach_output_layer=config.mtp_detach_heads,
         output_weight=weight if model.share_embeddings_and_output_weights else None,
     )
-    found.loss.backward()
-    assert torch.equal(given.grad, of_hidden) and given.grad[LENGTH:].any() and not given.grad[:LENGTH].any()
+    result.loss.backward()
+    assert torch.equal(hidden.grad, of_hidden) and hidden.grad[LENGTH:].any() and not hidden.grad[:LENGTH].any()
     if config.mtp_detach_heads:
         assert weight.grad is None
     else:
         assert torch.equal(weight.grad, of_weight)
-    sums = found.metrics.sums()
+    sums = result.metrics.sums()
     assert torch.equal(sums["losses"] / sums["tokens"], tracker["loss_values"])
     assert torch.equal(sums["counts"], torch.stack([tracker["correct_values"], tracker["total_values"]]))
     assert torch.equal(sums["lengths"], tracker["length_values"])
-    means = found.means()
+    means = result.means()
     assert set(means) == {
         *(f"mtp_{depth} {kind}" for depth in (1, 2) for kind in ("loss", "acceptance %")),
         "mtp acceptance length",

@@ -78,7 +78,7 @@ def test_heads_go_on_with_the_settings_of_the_checkpoint_unless_the_run_override
     expected = HEADS_AFTER if is_overridden else HEADS_BEFORE
     rates = {(group["lr"], group["weight_decay"]) for group in current.param_groups if group["wd_mult"]}
     assert rates == {(1e-2, 0.1), (expected["mtp_lr"], expected["mtp_weight_decay"])}
-    is_warned = "'start_wd': 0.5" in caplog.text and "--override-opt-param-scheduler takes the run's" in caplog.text
+    is_warned = "start_wd 0.5, end_wd 0.5): add --override-opt-param-scheduler" in caplog.text
     assert is_warned is not is_overridden
 
 
