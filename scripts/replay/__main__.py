@@ -4,10 +4,10 @@
 
 Takes a Megatron-LM repository (or clones one), unpacks the tag of each release beside it, and runs the suites of
 ci/replay.toml, plain and patched in separate processes, side by side where the machine has a core for each of them.
-With `compare = "failures"`, what passes with the patches does not run without them: it is "passing". Each other test is
-still passing, fixed, newly failing, failing either way, skipped, or not run, with the cause. What fails
-newly, and what hangs or crashes in one of the two, runs once more by itself before it counts; with --resume, what hung
-in both, too. Once two cases of a parametrized test hang, its other cases do not run. Writes a table for each release as
+With `compare = "failures"`, and in every suite with --failures, what passes with the patches does not run without them:
+it is "passing". Each other test is still passing, fixed, newly failing, failing either way, skipped, or not run, with
+the cause. What fails newly, and what hangs or crashes in one of the two, runs once more by itself before it counts;
+with --resume, what hung in both, too. Once two cases of a parametrized test hang, its other cases do not run. Writes a table for each release as
 JSON and Markdown, with the versions that it was made with; those of this repository are in ci/replay.
 
 Ends with 1 if a test is newly failing or was not run; with 2 if the arguments cannot be used or no test has run.
@@ -58,6 +58,7 @@ def main() -> int:
     suites, text = [suite["name"] for suite in SETTINGS["suite"]], "only this suite of ci/replay.toml; may be repeated"
     parser.add_argument("--suite", action="append", type=one_of(suites), help=text)
     parser.add_argument("--ranks", type=numbers, default=[1, 2, 4], help="how many ranks (default: 1,2,4)")
+    parser.add_argument("--failures", action="store_true", help='`compare = "failures"` for every suite')
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--minutes", type=float, default=20.0, help="limit of each release and number of ranks")
     parser.add_argument("--resume", action="store_true", help="take what an earlier run left in the work folder")
@@ -125,7 +126,7 @@ def make_pairs(options: argparse.Namespace, repository: Repository, tree: Tree, 
             for word, patches in (("plain", "none"), ("patched", "all"))
         )
         if files:
-            pairs.append(Pair(plain, patched, suite.get("compare") == "failures"))
+            pairs.append(Pair(plain, patched, options.failures or suite.get("compare") == "failures"))
     return pairs
 
 
