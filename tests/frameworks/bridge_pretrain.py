@@ -77,11 +77,8 @@ def read_value(text):
         return text
 
 
-def main(folder, iterations, *settings):
-    from megatron.bridge.training.gpt_step import forward_step
-    from megatron.bridge.training.pretrain import pretrain
-
-    configuration = configure(Path(folder), int(iterations))
+def apply_settings(configuration, settings):
+    """Set the fields that `GROUP.FIELD=VALUE` name; a field that there is not is an error."""
     for setting in settings:
         path, _, value = setting.partition("=")
         group, _, field = path.partition(".")
@@ -89,6 +86,14 @@ def main(folder, iterations, *settings):
             others = [name for name in vars(configuration) if hasattr(getattr(configuration, name), field)]
             raise AttributeError(f"{setting}: there is no {path}, but {[f'{name}.{field}' for name in others]}")
         setattr(getattr(configuration, group), field, read_value(value))
+
+
+def main(folder, iterations, *settings):
+    from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.pretrain import pretrain
+
+    configuration = configure(Path(folder), int(iterations))
+    apply_settings(configuration, settings)
     pretrain(configuration, forward_step)
 
 

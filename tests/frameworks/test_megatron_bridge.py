@@ -38,7 +38,9 @@ METRICS = [
     "mtp_1 acceptance % so far",
 ]
 TAGS = {"mtp-grad-norm", "updates-skipped-for-grad-norm", "mtp-updates-skipped-for-grad-norm"}
-LINE = re.compile(r" iteration +(\d+)/.* number of skipped iterations: +(\d) \|.* number of nan iterations: +0 \|(.*)")
+LOG_LINE = re.compile(
+    r" iteration +(\d+)/.* number of skipped iterations: +(\d) \|.* number of nan iterations: +0 \|(.*)"
+)
 
 
 def words(folder, iterations, settings):
@@ -51,7 +53,7 @@ def pretrain(folder, iterations, *settings, ranks=1):
     output = "".join(rank.output for rank in ended)
     assert {rank.code for rank in ended} == {0}, output[-6000:]
     found = {}
-    for iteration, skipped, rest in LINE.findall(output):
+    for iteration, skipped, rest in LOG_LINE.findall(output):
         metrics = dict(part.strip().rsplit(": ", 1) for part in rest.split("|") if part.strip())
         found[int(iteration)] = (bool(int(skipped)), metrics)
     return found, output
@@ -190,7 +192,7 @@ def test_a_loss_of_nan_stays_in_the_log_line(tmp_path):
     """Megatron-Bridge prints the losses that are not smaller than 0. The first update is as large as bf16 can hold."""
     steps, _ = pretrain(tmp_path, 2, "model.freeze_base_model_for_mtp=True", "optimizer.lr=1e38")
     losses = [metrics.get("mtp_1 loss") for _, metrics in steps.values()]
-    assert losses == [None, "nan"]  # LINE begins behind the losses that Bridge prints
+    assert losses == [None, "nan"]  # LOG_LINE begins behind the losses that Bridge prints
 
 
 @pytest.fixture(scope="session")
