@@ -7,8 +7,9 @@ ci/replay.toml, plain and patched in separate processes, side by side where the 
 With `compare = "failures"`, and in every suite with --failures, what passes with the patches does not run without them:
 it is "passing". Each other test is still passing, fixed, newly failing, failing either way, skipped, or not run, with
 the cause. What fails newly, and what hangs or crashes in one of the two, runs once more by itself before it counts;
-with --resume, what hung in both, too. Once two cases of a parametrized test hang, its other cases do not run. Writes a table for each release as
-JSON and Markdown, with the versions that it was made with; those of this repository are in ci/replay.
+with --resume, what hung in both, too. Once two cases of a parametrized test hang, its other cases do not run. Writes a
+table for each release as JSON and Markdown, with the versions that it was made with; those of this repository are in
+ci/replay.
 
 Ends with 1 if a test is newly failing or was not run; with 2 if the arguments cannot be used or no test has run.
 

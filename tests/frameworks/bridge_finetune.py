@@ -2,9 +2,9 @@
 
     python bridge_finetune.py FOLDER sft|packed|lora|distill ITERATIONS model.mtp_detach_heads=True ...
 
-Starts from the checkpoint that bridge_pretrain.py has saved in FOLDER, and writes to FOLDER/sft and so on. `finetune` trains
-on prompts and answers, which `packed` packs in advance; `lora` trains adapters. `distill` has mock data, and a model
-without heads for its teacher.
+Starts from the checkpoint that bridge_pretrain.py has saved in FOLDER, and writes to FOLDER/sft and so on. `finetune`
+trains on prompts and answers, which `packed` packs in advance; `lora` trains adapters. `distill` has mock data, and a
+model without heads for its teacher.
 """
 
 import json
