@@ -176,8 +176,8 @@ CATALOG = (
     ),
 )
 
-# Always applied, not selectable: the check that all ranks have the same patches, their record in each run, and the line
-# that counts the known defects of Megatron that affect it.
+# Always applied, not selectable: the check that all ranks have the same patches, their record in each run, the line that
+# counts the known defects of Megatron that affect it, and how it differs from the run whose checkpoint it goes on from.
 BASE = (
     Patch(
         id="record-of-the-patches",
@@ -196,6 +196,11 @@ BASE = (
             Wrap(
                 "megatron.training.arguments:validate_args",
                 "megatron_mtp_patches.defects.start_line:log_known_defects",
+                check_source=False,
+            ),
+            Wrap(
+                "megatron.training.checkpointing:check_checkpoint_args",
+                "megatron_mtp_patches.resumed_run:warn_of_differences",
                 check_source=False,
             ),
         ),

@@ -16,20 +16,24 @@ def summarize(record: str) -> str:
     others.
     """
     version, *words, sources = record.split()
-    profile = ""
-    if words[0].startswith("profile="):
-        profile = f" {words.pop(0)}"
+    profile = f" {words[0]}" if words[0].startswith("profile=") else ""
     ids: dict[State, list[str]] = {state: [] for state in State}
-    for word in words:
-        id, _, state = word.partition("=")
+    states = states_in(record)
+    for id, state in states.items():
         ids[State(state)].append(id)
-    leaves_out_most = 2 * len(ids[State.DISABLED]) > len(words)
+    leaves_out_most = 2 * len(ids[State.DISABLED]) > len(states)
     counts = []
     for state, names in ids.items():
         is_named = state is State.REFUSED or ((state is State.DISABLED) != leaves_out_most and not profile)
         if names:
             counts.append(f"{len(names)} {state}" + (f" ({', '.join(names)})" if is_named else ""))
     return f"{version}{profile}: {', '.join(counts)}; {sources}"
+
+
+def states_in(record: str) -> dict[str, str]:
+    """{id of a patch: its state} of a record."""
+    words = (word.partition("=") for word in record.split()[1:-1])
+    return {id: state for id, _, state in words if id != "profile"}
 
 
 def record_in_arguments(call: Call) -> Any:

@@ -109,9 +109,10 @@ def test_verification_names_what_else_the_mtp_loss_reaches(train):
 def test_a_run_resumes_where_it_was(straight, train):
     ranks, flags, lines, checkpoint = straight
     (checkpoint / "latest_checkpointed_iteration.txt").write_text(str(SAVED_AT))
-    resumed, output = train(*flags, "--grad-norm-skip-threshold", "1000", "--load", str(checkpoint), ranks=ranks)
+    resumed, output = train(*flags, "--grad-norm-skip-threshold", "2000", "--load", str(checkpoint), ranks=ranks)
     assert "updates skipped for grad norm:   0 |" in output
     assert sorted(resumed) == list(range(SAVED_AT + 1, 13))
+    assert "other patches or settings: --grad-norm-skip-threshold was 1000.0 and is 2000.0" in output
     assert {i: resumed[i][2] for i in resumed} == {i: lines[i][2] for i in resumed}
     # Megatron logs the first iteration of a process without resetting its sums, so the second line after a resume
     # shows the mean losses of two iterations
