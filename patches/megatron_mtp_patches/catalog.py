@@ -176,8 +176,8 @@ CATALOG = (
     ),
 )
 
-# Always applied, not selectable: the check that all ranks have the same patches, their record in each run, the line that
-# counts the known defects of Megatron that affect it, and how it differs from the run whose checkpoint it goes on from.
+# Always applied, not selectable: the check that all ranks have the same patches, their record in each run, the line
+# that counts the known defects of Megatron that affect it, and how it differs from the run that saved its checkpoint.
 BASE = (
     Patch(
         id="record-of-the-patches",
