@@ -51,6 +51,13 @@ def shown(name: str) -> str:
     return text
 
 
+def answer(name: str) -> str:
+    """The text below `<!-- answer of NAME -->` in the README, as one line."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (text,) = re.findall(f"^<!-- answer of {name} -->\n```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return " ".join(text.split())
+
+
 def read_by_bash(text: str, folder: Path) -> list[list[str]]:
     """The words of each command of `text`, the name of the program first; none of the programs runs."""
     programs = folder / "programs"
