@@ -120,7 +120,8 @@ def compatibility(session: nox.Session, library: dict) -> None:
         alone.append(transformer_engine(library["release"]))
     if alone:
         session.install("--no-deps", *alone)
-    run_pytest(session, f"{library['release']} with {library['name']}", session.posargs or library["tests"])
+    tests = library["tests"] + (library.get("scheduled_tests", []) if EVERYTHING else [])
+    run_pytest(session, f"{library['release']} with {library['name']}", session.posargs or tests)
 
 
 def transformer_engine(release: str) -> str:

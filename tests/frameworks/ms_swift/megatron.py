@@ -1,6 +1,10 @@
-"""Run ms-swift's `megatron sft`, as its command does: python megatron_sft.py ARGUMENTS."""
+"""Run a Megatron command of ms-swift, as its `megatron` does: python megatron.py sft|pt|rlhf ARGUMENTS."""
 
-from swift.megatron import megatron_sft_main
+import sys
+
+from swift.megatron import megatron_pretrain_main, megatron_rlhf_main, megatron_sft_main
+
+COMMANDS = {"sft": megatron_sft_main, "pt": megatron_pretrain_main, "rlhf": megatron_rlhf_main}
 
 if __name__ == "__main__":  # what it saves with starts processes that import this file
-    megatron_sft_main()
+    COMMANDS[sys.argv.pop(1)]()

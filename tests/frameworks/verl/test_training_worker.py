@@ -1,7 +1,5 @@
 """verl's TrainingWorker trains a DeepSeek-V3 that Megatron-Bridge builds, as its PPO trainer has it do."""
 
-import math
-
 import megatron_mtp_patches
 import pytest
 import torch
@@ -9,10 +7,8 @@ import torch
 pytest.importorskip("verl", reason="verl is not installed")
 
 import verl.workers.engine_workers  # noqa: F401 - once for all tests
-from megatron_mtp_patches.settings import OPTIMIZER_CONFIG
 
 from .conftest import PROMPTS, RESPONSES
-from .each_setting import EDITS, NEEDED_OF_MODEL, REFUSALS, values_of
 from .ppo import changed, gae, gradients, grpo, log_probs, model_of, parameters, update
 
 pytestmark = pytest.mark.forked("patched")
@@ -93,24 +89,6 @@ def test_training_goes_on_from_verl_s_checkpoint(make_worker, make_batch, tmp_pa
 
 
 # -- settings ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name, value", [(name, value) for name, edit in EDITS.items() for value in values_of(edit)])
-def test_training_runs_with_each_setting_or_refuses_it(make_worker, make_batch, name, value):
-    is_optimizer_s = EDITS[name].target == OPTIMIZER_CONFIG
-    model = NEEDED_OF_MODEL.get(name, {}) | ({} if is_optimizer_s else {name: value})
-    optimizer = {name: value} if is_optimizer_s else {}
-
-    def train():
-        return update(make_worker(model, optimizer, name="muon" if "muon" in name else "adam"), make_batch())
-
-    if name in REFUSALS:
-        with pytest.raises((ValueError, NotImplementedError), match=REFUSALS[name]):
-            train()
-        return
-    metrics = train()
-    assert all(math.isfinite(number) for numbers in metrics.values() for number in numbers)
-    assert metrics["mtp_losses/mtp_1_loss"][0] > 0.0 and metrics["grad_norm"][0] > 0.0
 
 
 def test_training_goes_on_after_a_skipped_update(make_worker, make_batch):
