@@ -26,11 +26,17 @@ class TrainingLog:
         global_vars.get_timers()("interval-time", log_level=0).start()
         self.totals: dict[str, Any] = {}
 
-    def add_step(self, iteration: int, is_taken: bool = True) -> dict[str, float]:
-        """The numbers of the line that is printed for this step, by name; none between two lines."""
+    def add_step(
+        self, iteration: int, is_taken: bool = True, losses: dict[str, Any] | None = None, is_first: bool = False
+    ) -> dict[str, float]:
+        """The numbers of the line that is printed for this step, by name; none between two lines.
+
+        `losses` are those of the step, by name, each of the form [1]. The step `is_first` if the process took none yet.
+        """
         from megatron.training.training import training_log
 
         with redirect_stdout(StringIO()) as printed:
-            training_log({}, self.totals, 1e-2, iteration, 1.0, False, int(not is_taken), *[None] * 4)
+            arguments = (losses or {}, self.totals, 1e-2, iteration, 1.0, False, int(not is_taken), *[None] * 4)
+            training_log(*arguments, is_first_iteration=is_first)
         pairs = (part.rpartition(":") for part in printed.getvalue().split("|"))
         return {name.strip(): float(number) for name, _, number in pairs if name and "[" not in name}

@@ -100,38 +100,24 @@ DEFECTS = (
         patch="count-fsdp-replicas-once",
     ),
     Defect(
-        id="ML-5878",
-        effect="The logged norm of the parameters is computed in 16 bits",
-        kind="wrong log",
-        severity=1,
-        signs=tuple(
-            Sign(f"megatron.training.utils{module}:", has="params_data[param._spec].append(param._local_tensor)")
-            for module in ("", ".common_utils")
-        ),
-        affects=lambda run: run.use_megatron_fsdp and run.log_params_norm and (run.bf16 or run.fp16),
-        when="--use-megatron-fsdp with --log-params-norm and --bf16",
-        links=("NVIDIA/Megatron-LM#5878",),
-        state="open",
-        evidence="read",
-    ),
-    Defect(
         id="ML-6238",
-        effect="The first mean of the losses after a resume counts the first step twice",
+        effect="The second line of the log has the mean losses and step time of the first two steps of the process, a "
+        "resumed one included; TensorBoard and Weights & Biases get the right losses",
         kind="wrong log",
         severity=1,
         signs=(
             Sign(
                 f"{_TRAINING}:training_log",
                 has="should_reset = not is_first_iteration",
-                lacks="should_reset_loss_stats",
+                lacks=("should_reset_loss_stats", "not is_first_iteration or"),
             ),
         ),
-        affects=lambda run: run.load and not run.finetune and (run.log_interval or 1) > 1,
-        when="--load with --log-interval > 1",
-        instead="--log-interval 1",
-        links=("NVIDIA/Megatron-LM#6238",),
-        state="open",
-        evidence="read",
+        affects=lambda run: run.log_interval == 1,
+        when="--log-interval 1",
+        instead="--log-interval 2 or more",
+        links=("NVIDIA/Megatron-LM#7092", "NVIDIA/Megatron-LM#6237", "NVIDIA/Megatron-LM#6238"),
+        state="fixed after main of 2026-08-22",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-1555",
