@@ -1,8 +1,9 @@
 """Small programs that show known defects on a CPU, one for each: `megatron-mtp-patches reproduce ID`.
 
     programs/   one module for each defect that a CPU can show, called after its id (ML-5047: ml_5047.py)
-    lab.py      what they share: process groups, small models, comparisons; fsdp_lab.py, moe_lab.py, qk_clip_lab.py and
-                trainer_lab.py for Megatron-FSDP, experts, QK clipping and the log of Megatron's trainer
+    lab.py      what they share: process groups, small models, comparisons; fsdp_lab.py, moe_lab.py, mxfp8_lab.py,
+                qk_clip_lab.py and trainer_lab.py for Megatron-FSDP, experts, MXFP8 parameters, QK clipping and the log
+                of Megatron's trainer
     runner.py   runs a program on forked ranks, as Megatron is and with the patches
     standalone.py   writes a program and what it uses of these modules into one file (`--standalone`), which ends with
                 standalone_main.py

@@ -25,6 +25,11 @@ def _splits_packs(run: Any) -> bool:
     return bool(run.sft and tensor_parallel(run) > 1)
 
 
+def _has_middle_stages(run: Any) -> bool:
+    """Whether some stage is neither the first nor the last one; virtual stages count."""
+    return bool(pipeline_parallel(run) * (run.virtual_pipeline_model_parallel_size or 1) > 2)
+
+
 DEFECTS = (
     Defect(
         id="ML-4103",
@@ -35,8 +40,14 @@ DEFECTS = (
         kind="wrong numbers",
         severity=4,
         signs=(_LAST_STAGE_HAS_NO_ENDS,),
-        affects=lambda run: _splits_packs(run) and pipeline_parallel(run) == 2 and not run.mtp_num_layers,
-        when="--sft with --tensor-model-parallel-size > 1 and --pipeline-model-parallel-size 2",
+        affects=lambda run: (
+            _splits_packs(run)
+            and pipeline_parallel(run) == 2
+            and not _has_middle_stages(run)
+            and not run.mtp_num_layers
+        ),
+        when="--sft with --tensor-model-parallel-size > 1 and --pipeline-model-parallel-size 2, without virtual stages "
+        "or --mtp-num-layers",
         instead="train without pipeline parallelism",
         links=("NVIDIA/Megatron-LM#4103",),
         state="fixed in 0.18.0",
@@ -51,8 +62,9 @@ DEFECTS = (
         kind="crash",
         severity=2,
         signs=(_LAST_STAGE_HAS_NO_ENDS,),
-        affects=lambda run: _splits_packs(run) and pipeline_parallel(run) > 2,
-        when="--sft with --tensor-model-parallel-size > 1 and --pipeline-model-parallel-size > 2",
+        affects=lambda run: _splits_packs(run) and _has_middle_stages(run),
+        when="--sft with --tensor-model-parallel-size > 1 and --pipeline-model-parallel-size > 2, or with "
+        "virtual stages",
         instead="train without pipeline parallelism",
         links=("NVIDIA/Megatron-LM#4103",),
         state="fixed in 0.18.0",
@@ -88,7 +100,7 @@ DEFECTS = (
         id="inter-document-masking-with-cp",
         effect=(
             "Each context-parallel rank takes its part of the whole sequence, but attention takes the documents for "
-            "sequences, so tokens attend to the wrong ones"
+            "sequences, so tokens have wrong positions and attend to the wrong ones"
         ),
         kind="wrong numbers",
         severity=4,
@@ -103,7 +115,7 @@ DEFECTS = (
         instead="leave out --dataloader-inter-document-masking, or train without --context-parallel-size",
         links=(),
         state="unreported",
-        evidence="read",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-3268",
@@ -113,6 +125,7 @@ DEFECTS = (
         signs=(Sign(_BATCH, has=("if args.sft:", "_broadcast_cu_seqlens(batch['cu_seqlens'])")),),
         affects=_splits_packs,
         when="--sft with --tensor-model-parallel-size > 1",
+        instead="train without tensor parallelism",
         links=("NVIDIA/Megatron-LM#3268",),
         state="fixed in 0.17.0",
         evidence="read",

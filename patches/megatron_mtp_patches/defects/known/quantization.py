@@ -12,6 +12,8 @@ _START_SYNC = f"{_BUFFER}:_ParamAndGradBucketGroup.start_param_sync"
 _DDP = "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel"
 _DISTRIBUTED = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 _SHARED = "--fp8-recipe mxfp8 with --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag"
+# Each needs the other: without the second TransformerEngine cannot place MXFP8 parameters in a buffer.
+_NOT_SHARED = "leave out --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag"
 
 
 def _gathers_late(run: Any) -> bool:
@@ -42,24 +44,24 @@ DEFECTS = (
         fixed_by=(Sign(f"{_DDP}.reset_param_sync_dispatch_state"),),
         affects=lambda run: _gathers_late(run) and _saves(run),
         when=f"{_SHARED}, --overlap-param-gather and --save-interval",
-        instead="leave out --reuse-grad-buf-for-mxfp8-param-ag",
+        instead=_NOT_SHARED,
         links=("NVIDIA/Megatron-LM#5236", "NVIDIA/Megatron-LM#5487"),
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-5487a",
-        effect="After each save (in 0.16 and 0.17 each evaluation, too) the next step's gradients contain the weights, "
-        "which the gradient norm shows as a spike, and its forward pass uses old weights",
+        effect="After each save and each evaluation the next step's gradients contain the weights, which the gradient "
+        "norm shows as a spike; in 0.16 and 0.17 its forward pass also uses old weights",
         kind="wrong numbers",
         severity=5,
         signs=(Sign(_DDP, has="def start_param_sync(", lacks="def reset_param_sync_dispatch_state("),),
         affects=lambda run: _gathers_late(run) and (_saves(run) or _evaluates(run)),
         when=f"{_SHARED}, --overlap-param-gather, and --save-interval or --eval-interval",
-        instead="leave out --reuse-grad-buf-for-mxfp8-param-ag",
+        instead=_NOT_SHARED,
         links=("NVIDIA/Megatron-LM#5487", "NVIDIA/Megatron-LM#5236"),
         state="fixed in 0.19.0",
-        evidence="read",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-5642",
@@ -84,7 +86,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-4800",
-        effect="Each step sets the weights of dense layers to zero and those of experts to gradients",
+        effect="Each step sets the weights of dense layers to zero, because the step of the experts gathers them again "
+        "from a buffer that is empty by then",
         kind="wrong numbers",
         severity=4,
         signs=(
@@ -101,9 +104,10 @@ DEFECTS = (
             and expert_parallel(run) > 1
         ),
         when=f"{_SHARED}, without --overlap-param-gather, --num-experts and --expert-model-parallel-size > 1",
+        instead=_NOT_SHARED,
         links=("NVIDIA/Megatron-LM#4800", "NVIDIA/Megatron-LM#4982"),
         state="fixed in 0.18.0",
-        evidence="read",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-3007",
@@ -120,10 +124,10 @@ DEFECTS = (
         when=_SHARED,
         only_if="a parameter that is not the last of its bucket has a number of elements that is not a multiple of 64, "
         "as Mamba's or attention sinks may have",
-        instead="leave out --reuse-grad-buf-for-mxfp8-param-ag",
+        instead=_NOT_SHARED,
         links=("NVIDIA/Megatron-LM#3007",),
         state="fixed in 0.17.0",
-        evidence="read",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-4562",
@@ -133,7 +137,7 @@ DEFECTS = (
         signs=(Sign(_START_SYNC, has="dist_all_gather_func(", lacks="self._post_param_sync()"),),
         affects=lambda run: _gathers_late(run) and (_saves(run) or _evaluates(run)),
         when=f"{_SHARED}, --overlap-param-gather, and --save-interval or --eval-interval",
-        instead="leave out --reuse-grad-buf-for-mxfp8-param-ag",
+        instead=_NOT_SHARED,
         links=("NVIDIA/Megatron-LM#4562",),
         state="fixed in 0.18.0",
         evidence="read",
@@ -154,7 +158,7 @@ DEFECTS = (
         affects=lambda run: run.fp4 and run.overlap_moe_expert_parallel_comm,
         when="--fp4-format with --overlap-moe-expert-parallel-comm",
         links=("NVIDIA/Megatron-LM#6135",),
-        state="fixed in 0.19.2",
+        state="fixed in 0.19.2, open on main",
         evidence="read",
     ),
     Defect(
@@ -180,7 +184,7 @@ DEFECTS = (
         when="--fp8-format with --first-last-layers-bf16, --mtp-num-layers and --overlap-moe-expert-parallel-comm",
         only_if="--num-layers-at-start-in-bf16 is not 0",
         links=("NVIDIA/Megatron-LM#6135",),
-        state="fixed in 0.19.2",
+        state="fixed in 0.19.2, open on main",
         evidence="read",
     ),
     Defect(
