@@ -156,21 +156,54 @@ def test_an_output_weight_is_unused_only_where_the_heads_are_on_the_last_stage(f
     assert bool(find("drop-unused-output-weight", "0.18.2", {**run, **settings})) is is_met
 
 
+GRAPHS = {"cuda_graph_impl": "local"}
+PACKED = {"sft": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+SHARDED = {"gtp_weight_remat_size": 2, "num_experts": 4}  # weights over more ranks than their product
+Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
+
+
 @pytest.mark.parametrize(
-    "settings, is_affected",
+    "id, run, is_affected",
     [
-        ({}, True),
-        ({"cuda_graph_scope": ["full_iteration"]}, False),
-        ({"moe_pad_experts_for_cuda_graph_inference": True}, False),  # a recipe that generates text
-        ({"cuda_graph_impl": "transformer_engine"}, False),
+        ("ML-5975", GRAPHS, True),
+        ("ML-5975", {**GRAPHS, "cuda_graph_scope": ["full_iteration"]}, False),
+        (
+            "ML-5975",
+            {**GRAPHS, "moe_pad_experts_for_cuda_graph_inference": True},
+            False,
+        ),  # a recipe that generates text
+        ("ML-5975", {"cuda_graph_impl": "transformer_engine"}, False),
+        ("ML-6238", {"log_interval": 1}, True),
+        ("ML-6238", {"log_interval": 1, "load": "x"}, True),
+        ("ML-6238", {"log_interval": 10, "load": "x"}, False),
+        ("ML-4103", PACKED, True),
+        ("ML-4103", {**PACKED, "mtp_num_layers": 1}, False),
+        ("ML-4103", {**PACKED, "virtual_pipeline_model_parallel_size": 2}, False),
+        ("ML-4103b", PACKED, False),
+        ("ML-4103b", {**PACKED, "virtual_pipeline_model_parallel_size": 2}, True),
+        ("ML-4103b", {**PACKED, "pipeline_model_parallel_size": 4}, True),
+        ("ML-4410", {"ddp_reduce_scatter_with_fp32_accumulation": True}, True),
+        ("ML-4410", {"reduce_scatter_with_fp32_accumulation": True}, True),  # that of DistributedDataParallelConfig
+        ("ML-6278", {"num_experts": 4, "moe_latent_size": 8}, True),
+        ("ML-6278", {"num_experts": 4, "moe_latent_size": 8, "pretrained_checkpoint": "x"}, False),
+        ("ML-6080", SHARDED, True),
+        ("ML-6080", {**SHARDED, "expert_gtp_weight_remat_size": 2}, False),
+        ("ML-6080", {**SHARDED, "tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}, False),
+        ("ML-6242", {**SHARDED, **REPEATED}, True),
+        ("ML-6242", {**SHARDED, **REPEATED, "mtp_num_layers": 1}, False),
+        ("ML-6565", {**SHARDED, "untie_embeddings_and_output_weights": False}, True),
+        ("ML-6565", {**SHARDED, "untie_embeddings_and_output_weights": True}, False),
+        ("ML-6565", {**SHARDED, "untie_embeddings_and_output_weights": True, "mtp_num_layers": 1}, True),
+        ("ML-6565", {**SHARDED, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}, False),
+        ("ML-3199", {**Z_LOSS, "context_parallel_size": 2}, True),
+        ("ML-3199", Z_LOSS, False),
+        ("ML-3199b", Z_LOSS, True),
+        ("ML-3199b", {**Z_LOSS, "context_parallel_size": 4}, False),
     ],
 )
-def test_graphs_of_layers_that_are_trained(settings, is_affected):
+def test_which_settings_decide(id, run, is_affected):
     from megatron_mtp_patches.defects.catalog import known_defects
     from megatron_mtp_patches.defects.diagnosis import Settings
 
-    (defect,) = (one for one in known_defects() if one.id == "ML-5975")
-    assert (
-        bool(defect.affects(Settings([SimpleNamespace(**{"cuda_graph_impl": "local", **settings})], None)))
-        is is_affected
-    )
+    (defect,) = (one for one in known_defects() if one.id == id)
+    assert bool(defect.affects(Settings([SimpleNamespace(**run)], None))) is is_affected

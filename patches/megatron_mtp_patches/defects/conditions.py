@@ -76,11 +76,6 @@ def recomputes_heads(run: Any) -> bool:
     return bool(run.mtp_num_layers and run.recompute_granularity == "full" and run.recompute_method != "block")
 
 
-def resumes_optimizer(run: Any) -> bool:
-    """Whether the state of the optimizer is saved for later or loaded."""
-    return loads_optimizer(run) or bool(run.save and not run.no_save_optim)
-
-
 def repeats_a_head(run: Any) -> bool:
     """Whether one MTP head runs for several depths."""
     return bool(run.mtp_use_repeated_layer and (run.mtp_num_layers or 0) > 1)

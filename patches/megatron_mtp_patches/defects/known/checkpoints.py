@@ -131,7 +131,8 @@ DEFECTS = (
             and (run.save or run.load)
         ),
         when="--use-torch-fsdp2 with --swiglu and --ckpt-format torch_dist",
-        only_if="the checkpoint is converted, or loaded with another data- or tensor-parallel size",
+        only_if="ML-4953 is fixed there, and the checkpoint is converted, or loaded with another data- or "
+        "tensor-parallel size",
         links=("NVIDIA/Megatron-LM#5714",),
         state="fixed in 0.19.0",
         evidence="read",

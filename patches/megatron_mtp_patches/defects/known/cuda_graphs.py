@@ -25,12 +25,6 @@ def _captures_layers(run: Any) -> bool:
     return bool(captures and not _scopes(run) & {"full_iteration", "full_iteration_inference"})
 
 
-def _captures_routers(run: Any) -> bool:
-    """Whether a graph of Megatron's own ends between the router and its experts."""
-    scopes = _scopes(run)
-    return bool(_captures_layers(run) and run.num_experts and scopes & {"moe_router", "moe_preprocess"})
-
-
 DEFECTS = (
     Defect(
         id="ML-4433a",
@@ -48,7 +42,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-4433b",
-        effect="The passes that warm up a graph change the buffers of a layer, as the router's expert bias",
+        effect="The passes that warm up a graph change the buffers of a layer, as the counts of tokens by which the "
+        "expert bias is updated",
         kind="wrong numbers",
         severity=3,
         signs=(Sign(f"{_RUNNER}.create_fwd_graph", has="grad_backup", lacks="buffer_backup"),),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..conditions import expert_tensor_parallel, pipeline_parallel, repeats_a_head, tensor_parallel
 from ..declare import Defect, Sign
 
 _GTP = "megatron.core.tensor_parallel.generalized_tensor_parallelism"
 _LAYERS = "megatron.core.tensor_parallel.layers"
-_FLAG = "--tensor-parallel-num-weight-shards greater than --tensor-model-parallel-size"
-_INSTEAD = "leave out --tensor-parallel-num-weight-shards"
+_DENSE = "--tensor-parallel-num-weight-shards greater than --tensor-model-parallel-size"
+_FLAG = f"{_DENSE}, or --expert-tensor-parallel-num-weight-shards than --expert-tensor-parallel-size"
+_INSTEAD = "leave out --tensor-parallel-num-weight-shards and --expert-tensor-parallel-num-weight-shards"
 
 
 def _weight_shards(run: Any) -> int:
@@ -37,11 +39,13 @@ DEFECTS = (
         affects=lambda run: (
             run.num_experts
             and (run.expert_model_parallel_size or 1) == 1
+            and expert_tensor_parallel(run) == tensor_parallel(run)
             and _weight_shards(run) != (run.expert_gtp_weight_remat_size or 1)
         ),
-        when="--num-experts with --expert-model-parallel-size 1, and other numbers of weight shards for experts than "
-        "for dense layers",
-        instead=_INSTEAD,
+        when="--num-experts with --expert-model-parallel-size 1, --expert-tensor-parallel-size as large as "
+        "--tensor-model-parallel-size, and --expert-tensor-parallel-num-weight-shards other than "
+        "--tensor-parallel-num-weight-shards",
+        instead="give both the same number of weight shards",
         links=("NVIDIA/Megatron-LM#6080",),
         state="fixed on main",
         evidence="read",
@@ -58,10 +62,11 @@ DEFECTS = (
                 lacks=("_ensure_distinct_buffer_from_prev", "_ensure_no_shared_buffer_with"),
             ),
         ),
-        affects=_has_gtp,
-        when=_FLAG,
-        only_if="two weights of one shape follow each other, as the embedding and the output layer with CUDA graphs",
-        instead=_INSTEAD,
+        affects=lambda run: _weight_shards(run) > 1,
+        when=_DENSE,
+        only_if="two weights of one shape follow each other, as the embedding and the output layer with CUDA graphs, "
+        "or where layers are recomputed",
+        instead="leave out --tensor-parallel-num-weight-shards",
         links=("NVIDIA/Megatron-LM#6207", "NVIDIA/Megatron-LM#6407"),
         state="fixed on main",
         evidence="read",
@@ -81,7 +86,7 @@ DEFECTS = (
         affects=lambda run: _has_gtp(run) and run.overlap_param_gather,
         when=f"{_FLAG}, with --overlap-param-gather",
         only_if="the all-gather ends too late (a race)",
-        instead=_INSTEAD,
+        instead="leave out --overlap-param-gather",
         links=("NVIDIA/Megatron-LM#6388",),
         state="fixed on main",
         evidence="read",
@@ -92,8 +97,8 @@ DEFECTS = (
         kind="wrong numbers",
         severity=4,
         signs=(Sign(f"{_GTP}:GTPShardedParam", has="prev_w", lacks="_prefetch_available"),),
-        affects=lambda run: _has_gtp(run) and run.mtp_num_layers and run.mtp_use_repeated_layer,
-        when=f"{_FLAG}, with --mtp-use-repeated-layer",
+        affects=lambda run: _has_gtp(run) and repeats_a_head(run),
+        when=f"{_FLAG}, with --mtp-use-repeated-layer and --mtp-num-layers > 1",
         instead=_INSTEAD,
         links=("NVIDIA/Megatron-LM#6242",),
         state="fixed on main",
@@ -111,17 +116,22 @@ DEFECTS = (
                 lacks="get_dummy_wgrad(list(param.main_grad.shape), param.dtype, zero=True)",
             ),
         ),
-        affects=lambda run: _has_gtp(run) and run.mtp_num_layers,
-        when=f"{_FLAG}, with --mtp-num-layers",
-        instead=_INSTEAD,
+        affects=lambda run: (
+            _weight_shards(run) > 1
+            and pipeline_parallel(run) == 1
+            and (run.mtp_num_layers or run.untie_embeddings_and_output_weights is False)
+        ),
+        when=f"{_DENSE}, without pipeline parallelism, with --mtp-num-layers or without "
+        "--untie-embeddings-and-output-weights",
+        instead="leave out --tensor-parallel-num-weight-shards",
         links=("NVIDIA/Megatron-LM#6565",),
         state="fixed on main",
         evidence="read",
     ),
     Defect(
         id="ML-6624",
-        effect="Gradients are rounded to half precision before they are summed over ranks, though the run accumulates "
-        "and reduces in fp32",
+        effect="Gradients of the output layer, and of other linear layers of Megatron's own, are rounded to half "
+        "precision before they are summed over ranks, though the run accumulates and reduces in fp32",
         kind="wrong numbers",
         severity=3,
         signs=(
@@ -131,9 +141,9 @@ DEFECTS = (
                 lacks="_wgrad_gemm",
             ),
         ),
-        affects=lambda run: _has_gtp(run) and run.bf16 and run.accumulate_allreduce_grads_in_fp32,
-        when=f"{_FLAG}, with --bf16 and without --grad-reduce-in-bf16",
-        instead=_INSTEAD,
+        affects=lambda run: _weight_shards(run) > 1 and run.bf16 and run.accumulate_allreduce_grads_in_fp32,
+        when=f"{_DENSE}, with --bf16 and without --grad-reduce-in-bf16",
+        instead="leave out --tensor-parallel-num-weight-shards",
         links=("NVIDIA/Megatron-LM#6624",),
         state="fixed on main",
         evidence="read",
@@ -150,16 +160,16 @@ DEFECTS = (
             ),
         ),
         affects=lambda run: _weight_shards(run) > 1 and run.eval_iters,
-        when=f"{_FLAG}, with --eval-iters",
+        when=f"{_DENSE}, with --eval-iters",
         links=("NVIDIA/Megatron-LM#6717",),
         state="fixed on main",
         evidence="read",
     ),
     Defect(
         id="ML-6740",
-        effect="Muon orthogonalizes weights together with the zeros that pad them",
+        effect="Muon scales the update of a padded weight as if the zeros that pad it were rows of it",
         kind="wrong numbers",
-        severity=3,
+        severity=2,
         signs=(
             Sign(
                 "megatron.core.optimizer.emerging_optimizers:TensorParallelMuon",
@@ -172,7 +182,7 @@ DEFECTS = (
         only_if="weights are padded, because their rows do not divide evenly",
         instead=_INSTEAD,
         links=("NVIDIA/Megatron-LM#6740",),
-        state="fixed on main",
+        state="fixed on main, but for --muon-tp-mode distributed",
         evidence="read",
     ),
     Defect(

@@ -98,7 +98,7 @@ DEFECTS = (
     ),
     Defect(
         id="ML-4500",
-        effect="Routers get no gradient, because the experts use a detached copy of the probabilities",
+        effect="Routers get no gradient of the main loss, because the experts use a detached copy of the probabilities",
         kind="wrong numbers",
         severity=3,
         signs=(
@@ -133,14 +133,16 @@ DEFECTS = (
         affects=_captures_router,
         when="--cuda-graph-impl local with --cuda-graph-scope moe_router",
         only_if="the copy takes longer than the host needs to get there",
+        instead="use another --cuda-graph-scope",
         links=("NVIDIA/Megatron-LM#3373",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
     Defect(
         id="ML-3254",
-        effect="Training updates the expert bias of the teacher, so what the student learns from drifts",
-        kind="wrong numbers",
+        effect="The first step ends in an error of torch.stack, because the expert biases of teacher and student are "
+        "updated together",
+        kind="crash",
         severity=2,
         signs=(
             Sign(
@@ -151,7 +153,7 @@ DEFECTS = (
         ),
         affects=lambda run: run.num_experts and run.moe_router_enable_expert_bias and _distills(run),
         when="--moe-router-enable-expert-bias with --export-kd-teacher-load",
-        only_if="the teacher has experts, too",
+        only_if="the teacher has another number of experts, or experts without a bias",
         links=("NVIDIA/Megatron-LM#3254",),
         state="fixed in 0.17.0",
         evidence="read",
@@ -160,7 +162,8 @@ DEFECTS = (
         id="ML-6278",
         effect=(
             "The second layer of each latent expert starts with weights that are too small by the square root of twice "
-            "the number of layers, which is meant for the latent output projection only"
+            "the number of layers (of that number in a hybrid model), which is meant for the latent output projection "
+            "only"
         ),
         kind="wrong numbers",
         severity=2,
@@ -171,7 +174,7 @@ DEFECTS = (
                 lacks="not_none(self.config.init_method) if self.config.moe_latent_size",
             ),
         ),
-        affects=lambda run: run.num_experts and run.moe_latent_size and not run.load,
+        affects=lambda run: run.num_experts and run.moe_latent_size and not (run.load or run.pretrained_checkpoint),
         when="--moe-latent-size in a run that starts from new weights",
         links=("NVIDIA/Megatron-LM#6278",),
         state="open",

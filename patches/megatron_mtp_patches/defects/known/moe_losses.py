@@ -257,16 +257,35 @@ DEFECTS = (
     ),
     Defect(
         id="ML-3199",
-        effect="The logged z loss is that of the tokens of a few ranks, not the mean over all of them",
+        effect="The logged z loss is that of one rank's part of each sequence, not the mean of all ranks that share it",
         kind="wrong log",
         severity=1,
         signs=(Sign(_Z_LOSS, has="z_loss / moe_z_loss_coeff", lacks="avg_group"),),
-        affects=lambda run: (
-            has_z_loss(run) and max(tensor_parallel(run), context_parallel(run), data_parallel(run)) > 1
-        ),
-        when="--moe-z-loss-coeff on more than one rank",
+        affects=lambda run: has_z_loss(run) and _splits_sequence(run),
+        when="--moe-z-loss-coeff with --tensor-model-parallel-size or --context-parallel-size > 1",
         links=("NVIDIA/Megatron-LM#3199",),
         state="fixed in 0.19.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-3199b",
+        effect="The logged z loss is that of one data-parallel rank, not the mean over all of them",
+        kind="wrong log",
+        severity=1,
+        signs=(
+            Sign(
+                f"{_MOE_UTILS}:reduce_aux_losses_tracker_across_ranks",
+                has="""
+                if tracker[name].get('reduce_group') is not None:
+                    torch.distributed.all_reduce(values, group=tracker[name].get('reduce_group'))
+                    if not tracker[name].get('reduce_group_has_dp', False):
+                """,
+            ),
+        ),
+        affects=lambda run: has_z_loss(run) and data_parallel(run) > 1,
+        when="--moe-z-loss-coeff with data parallelism",
+        links=("NVIDIA/Megatron-LM#3199",),
+        state="fixed in 0.18.0",
         evidence="read",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import expert_parallel, loads_optimizer, resumes_optimizer
+from ..conditions import expert_parallel, loads_optimizer
 from ..declare import Defect, Sign
 
 _LOADING = "megatron.training.checkpointing:load_checkpoint"
@@ -135,24 +135,5 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#3676",),
         state="fixed in 0.18.0",
         evidence="read",
-    ),
-    Defect(
-        id="ML-3537",
-        effect="A checkpoint of the precision-aware optimizer cannot be resumed, or not even saved",
-        kind="crash",
-        severity=3,
-        signs=(
-            Sign(
-                "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._get_main_param_and_optimizer_states",
-                has="for k in self.optimizer.state[sharded_model_param]",
-                lacks="isinstance(self.optimizer.state[sharded_model_param][k], torch.Tensor)",
-            ),
-        ),
-        affects=lambda run: run.use_precision_aware_optimizer and resumes_optimizer(run),
-        when="--use-precision-aware-optimizer with --save or --load, and the state of the optimizer in the checkpoint",
-        links=("NVIDIA/Megatron-LM#3537",),
-        state="fixed in 0.17.0",
-        evidence="read",
-        instead="leave out --use-precision-aware-optimizer, or save with --no-save-optim and load with --no-load-optim",
     ),
 )
