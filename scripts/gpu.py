@@ -1,7 +1,7 @@
 """What only a GPU shows, in stages: of the release in this Python, or of several releases side by side.
 
     python -m scripts.gpu release [--megatron DIR ...]             tests, upstream's tests, training, memory
-    python -m scripts.gpu together --python RELEASE=PYTHON ...     optimizer.step, acceptance counting, Muon
+    python -m scripts.gpu together --python RELEASE=PYTHON ...     optimizer.step, acceptance counting
 
 Each stage is one command with a limit of time. `gpu/gpu.json` below --out has how each ended, beside what it printed; a
 stage that has passed is not run again while it is recorded there. Ends with 1 if a stage has not passed.
@@ -42,7 +42,6 @@ TESTS = {
 STEP = {"gpu": "--parameters 4000", "cpu": "--parameters 8 --starts 1 --turns 2"}
 ACCEPTANCE = {"gpu": "--tokens 8192 --vocabulary 131072", "cpu": "--tokens 4 --vocabulary 1024"}
 MEMORY = {"gpu": "--layers 24 --hidden 1536", "cpu": "--layers 1 --hidden 16 --cpu"}
-MUON = {"gpu": "--dtype bfloat16", "cpu": "--dtype bfloat16 --steps 2"}
 
 
 class Stage(NamedTuple):
@@ -78,13 +77,10 @@ def stages_of_release(options: Namespace) -> Iterator[Stage]:
 
 
 def stages_together(options: Namespace) -> Iterator[Stage]:
-    device, results = ["--device", options.device], options.out / "gpu"
     pythons = [f"--python={release}={python}" for release, python in options.python.items()]
-    where = [*device, "--out", str(options.out / "bench"), *pythons]
+    where = ["--device", options.device, "--out", str(options.out / "bench"), *pythons]
     for name, sizes in (("step", STEP), ("acceptance", ACCEPTANCE)):
         yield make_stage(name, "scripts.bench", [name, *sizes[options.device].split(), *where])
-    where = [*device, "--output", str(results), "--json", str(results / "muon.json")]
-    yield make_stage("muon", "scripts.bench", ["muon", *MUON[options.device].split(), *where])
 
 
 def version_of(checkout: Path) -> str:

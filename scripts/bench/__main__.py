@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from scripts.bench import acceptance, agreement, frozen, losses, memory, muon, splits, startup, step, training
+from scripts.bench import acceptance, agreement, frozen, losses, memory, startup, step, training
 from scripts.common.arguments import make_parser
 
 COMMANDS = {
@@ -15,8 +15,6 @@ COMMANDS = {
     "frozen": frozen,
     "losses": losses,
     "memory": memory,
-    "muon": muon,
-    "splits": splits,
     "training": training,
 }
 

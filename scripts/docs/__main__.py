@@ -5,8 +5,8 @@
     python -m scripts.docs --runs             also tables, a log line and pictures of small trainings, in some minutes
     python -m scripts.docs --memory PYTHON    also the bytes that Megatron-FSDP holds
 
---runs needs torch, megatron-core 0.18.2, emerging-optimizers and matplotlib; PYTHON needs torch, einops and
-megatron-core 0.16.1 or 0.17.1 (later ones hold the same with the patches and without). What is generated stands between
+--runs needs torch, megatron-core 0.18.2 and matplotlib; PYTHON needs torch, einops and megatron-core 0.16.1 or 0.17.1
+(later ones hold the same with the patches and without). What is generated stands between
 `<!-- made by python -m scripts.docs: NAME -->` and `<!-- end -->`.
 """
 

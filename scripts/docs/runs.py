@@ -6,7 +6,6 @@ import shutil
 import sys
 from pathlib import Path
 
-from scripts.bench import muon, muon_training
 from scripts.common.process import environment, run_or_exit
 from scripts.demo import experiments, runs
 
@@ -26,9 +25,6 @@ def blocks(work: Path, pictures: Path) -> dict[str, str]:
     tables = {"heads": experiments.heads(data, work), "skipping": skipping}
     figures = ["run", "--device", "cpu", str(Path(__file__).with_name("figures.py")), str(data), str(work)]
     run_or_exit([sys.executable, "-m", "megatron_mtp_patches", *figures], environment(one_thread=False))
-    losses = muon_training.measure(muon.STEPS)
-    muon.draw(losses, muon.STEPS, work / muon.PICTURE)
-    tables["muon-stall"] = muon.compare(losses, muon.STEPS)
     for picture in work.glob("*.png"):
         shutil.copy(picture, pictures)
     line = f"```text\n{log_line(work / 'detached.log')}\n```"

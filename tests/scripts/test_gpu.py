@@ -78,7 +78,7 @@ def test_the_scripts_understand_the_commands_of_the_stages(device, make_checkout
     for command in commands:
         monkeypatch.setattr(sys, "argv", command[2:])
         bench.main()
-    assert len(understood) == len(commands) == 5
+    assert len(understood) == len(commands) == 4
 
 
 def test_without_a_gpu_nothing_is_run(monkeypatch, refused, tmp_path):
