@@ -1,6 +1,6 @@
 """What only a GPU shows, in stages: of the release in this Python, or of several releases side by side.
 
-    python -m scripts.gpu release [--megatron DIR ...]             tests, upstream's tests, training, memory
+    python -m scripts.gpu release [--megatron DIR ...]             tests, upstream's tests, training
     python -m scripts.gpu together --python RELEASE=PYTHON ...     optimizer.step, acceptance counting
 
 Each stage is one command with a limit of time. `gpu/gpu.json` below --out has how each ended, beside what it printed; a
@@ -17,7 +17,6 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +40,6 @@ TESTS = {
 # The sizes of a CPU only show that a stage runs.
 STEP = {"gpu": "--parameters 4000", "cpu": "--parameters 8 --starts 1 --turns 2"}
 ACCEPTANCE = {"gpu": "--tokens 8192 --vocabulary 131072", "cpu": "--tokens 4 --vocabulary 1024"}
-MEMORY = {"gpu": "--layers 24 --hidden 1536", "cpu": "--layers 1 --hidden 16 --cpu"}
 
 
 class Stage(NamedTuple):
@@ -70,10 +68,6 @@ def stages_of_release(options: Namespace) -> Iterator[Stage]:
         words = ["training", "--checkout", str(folder), *(["--native", str(native)] if native else [])]
         words += ["--json", str(results / f"training {version}.json"), "--device", device]
         yield make_stage(f"training {version}", "scripts.bench", words)
-    if find_spec("transformer_engine"):  # whose FusedAdam it measures
-        words = ["memory", "fsdp-without-master-weights", "--ranks", "1", *MEMORY[device].split()]
-        words += ["--json", str(results / f"memory {release}.json")]
-        yield make_stage(f"memory {release}", "scripts.bench", words)
 
 
 def stages_together(options: Namespace) -> Iterator[Stage]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from scripts.bench import acceptance, agreement, frozen, losses, memory, startup, step, training
+from scripts.bench import acceptance, frozen, losses, startup, step, training
 from scripts.common.arguments import make_parser
 
 COMMANDS = {
     "step": step,
     "import": startup,
     "acceptance": acceptance,
-    "agreement": agreement,
     "frozen": frozen,
     "losses": losses,
-    "memory": memory,
     "training": training,
 }
 

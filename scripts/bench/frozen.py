@@ -92,7 +92,7 @@ class Training:
         import torch
         from torch.utils.flop_counter import FlopCounterMode
 
-        from scripts.bench.held import held
+        from scripts.bench.held import state_bytes
 
         with FlopCounterMode(display=False) as counter:
             self.step()
@@ -107,12 +107,12 @@ class Training:
 
         with torch.autograd.graph.saved_tensors_hooks(keep_tensor, lambda tensor: tensor):
             loss = self._forward()
-        holds = held([self.model], self.optimizer)
         del loss
+        buffers = [*self.model.buffers, *self.model.expert_parallel_buffers]
         return {
             "GFLOPs of the matrix products": counter.get_total_flops() / 1e9,
-            "bytes of gradients": holds.gradients,
-            "bytes of optimizer state": holds.optimizer_state,
+            "bytes of gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
+            "bytes of optimizer state": state_bytes(self.optimizer),
             "bytes of activations kept for backward": sum(activations.values()),
         }
 

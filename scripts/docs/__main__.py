@@ -3,10 +3,8 @@
     python -m scripts.docs                    what comes from the declarations, and from the tables under ci/
     python -m scripts.docs --check            change nothing; 1 if one of them is not what those say, or has no page
     python -m scripts.docs --runs             also tables, a log line and pictures of small trainings, in some minutes
-    python -m scripts.docs --memory PYTHON    also the bytes that Megatron-FSDP holds
 
---runs needs torch, megatron-core 0.18.2 and matplotlib; PYTHON needs torch, einops and megatron-core 0.16.1 or 0.17.1
-(later ones hold the same with the patches and without). What is generated stands between
+--runs needs torch, megatron-core 0.18.2 and matplotlib. What is generated stands between
 `<!-- made by python -m scripts.docs: NAME -->` and `<!-- end -->`.
 """
 
@@ -15,11 +13,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from scripts.common.arguments import executable, make_parser
+from scripts.common.arguments import make_parser
 from scripts.common.markdown import BLOCK, fill
 from scripts.common.process import ROOT
 
-from . import declared, defects, kept, memory, upgrade
+from . import declared, defects, kept, upgrade
 
 
 def main() -> int:
@@ -27,7 +25,6 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--check", action="store_true", help="only say what is out of date")
     which.add_argument("--runs", action="store_true", help="train, and show what came of it")
-    parser.add_argument("--memory", type=executable, metavar="PYTHON", help="measure with this one")
     parser.add_argument("--work", type=Path, default=ROOT / "demo_output", help="folder for the runs of --runs")
     options = parser.parse_args()
     contents = declared.blocks() | defects.blocks() | kept.blocks() | upgrade.blocks()
@@ -35,8 +32,6 @@ def main() -> int:
         from . import runs
 
         contents |= runs.blocks(options.work.resolve(), ROOT / "docs")
-    if options.memory:
-        contents["memory"] = memory.block(options.memory)
     files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     pages = {file: file.read_text(encoding="utf-8") for file in files}
     homeless = contents.keys() - {block["name"] for text in pages.values() for block in BLOCK.finditer(text)}

@@ -1,12 +1,10 @@
 """README and docs/ say what is so: generated tables, flags, links."""
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import megatron_mtp_patches
 import pytest
@@ -15,7 +13,7 @@ from megatron_mtp_patches.engine import AddField, AddFlag
 from megatron_mtp_patches.megatrons import MAIN
 
 from scripts.bench import startup
-from scripts.docs import kept, memory
+from scripts.docs import kept
 from tests.pages import PAGES, ROOT
 
 LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -50,29 +48,6 @@ def test_a_stale_table_is_named_and_made_again_and_a_patch_without_its_lines_is_
     assert done.returncode == 1 and "docs/patches.md: out of date; run python -m scripts.docs\n" in done.stdout
     assert "docs/patches.md: made again\n" in docs(tmp_path).stdout
     assert page.read_text(encoding="utf-8") == current
-
-
-def test_bytes_are_those_that_were_measured(monkeypatch):
-    """By a stand-in for `python -m scripts.bench memory`; the real measurement takes 0.17.1."""
-
-    def run(state):
-        def write(command, env):
-            held = {"parameters": 10, "gradients": 20, "main_weights": 2000}
-            without = {"held": {**held, "optimizer_state": 3000}, "note": "it stands still"}
-            saves = {"optimizer_state": 990}
-            patched = {"held": {**held, "optimizer_state": state}, "saves": saves, "note": "it learns"}
-            record = {memory.PATCH: {"without": [without], "with": [patched]}}
-            Path(command[-1]).write_text(json.dumps(record))
-
-        monkeypatch.setattr(memory, "run_or_exit", write)
-        return memory.block("python").splitlines()
-
-    lines = run(2000)
-    assert "| gradients (fp32) | 20 | 20 |  |" in lines
-    assert "| FusedAdam's state | 3,000 | 2,000 | 3,000 - 990 = 2,010 |" in lines
-    assert "| the three steps | it stands still | it learns |  |" in lines
-    with pytest.raises(SystemExit, match="give one with 0.16.1 or 0.17.1"):
-        run(3000)
 
 
 def test_what_the_bench_found_in_a_sentence():
