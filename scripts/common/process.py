@@ -37,14 +37,14 @@ class Result(NamedTuple):
         return "\n".join(self.output.splitlines()[-TAIL:])
 
 
-def environment(patches: str = "all", one_thread: bool = True, **more: str) -> dict[str, str]:
+def environment(patches: str = "all", **more: str) -> dict[str, str]:
     """The variables of a process that runs this repository's code with these patches (see MEGATRON_MTP_PATCHES).
 
-    With `one_thread` torch adds in the same order on every machine.
+    It has one thread, so that torch adds in the same order on every machine.
     """
     paths = [str(ROOT / "patches"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    here = {"PYTHONPATH": os.pathsep.join(paths), "MEGATRON_MTP_PATCHES": patches}
-    return {**os.environ, **here, **({"OMP_NUM_THREADS": "1"} if one_thread else {}), **more}
+    here = {"PYTHONPATH": os.pathsep.join(paths), "MEGATRON_MTP_PATCHES": patches, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **here, **more}
 
 
 def free_port() -> str:

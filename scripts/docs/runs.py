@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
-from scripts.common.process import environment, run_or_exit
 from scripts.demo import experiments, runs
 
 COLUMNS = ("iteration", "lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance %:")
@@ -23,8 +21,6 @@ def blocks(work: Path, pictures: Path) -> dict[str, str]:
     shared = experiments.train_to_fork(data, work, experiments.ACCIDENT)
     skipping = experiments.skipping(data, work, experiments.ACCIDENT, shared)
     tables = {"heads": experiments.heads(data, work), "skipping": skipping}
-    figures = ["run", "--device", "cpu", str(Path(__file__).with_name("figures.py")), str(data), str(work)]
-    run_or_exit([sys.executable, "-m", "megatron_mtp_patches", *figures], environment(one_thread=False))
     for picture in work.glob("*.png"):
         shutil.copy(picture, pictures)
     line = f"```text\n{log_line(work / 'detached.log')}\n```"
