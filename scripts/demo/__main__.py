@@ -53,13 +53,13 @@ def main() -> None:
     print(f"data: the Python standard library, {documents} sources, {size / 1e6:.0f} million bytes")
     print("device: " + ("cuda" if device == "cuda" else "the CPU (no GPU here: rehearsal)"))
     print("left out: TransformerEngine and Apex; Megatron's own modules do the work")
-    accident = experiments.SHORT_ACCIDENT
+    accident = experiments.ACCIDENT
 
     stage(f"a main model without heads: {accident.fork} of {accident.last} iterations")
     main_model = experiments.train_to_fork(data, output, accident)
 
     stage("MTP heads by two losses, at the same time, with --freeze-base-model-for-mtp")
-    heads = experiments.losses(data, output, experiments.SHORT_LOSSES)
+    heads = experiments.losses(data, output, experiments.HEADS_FLAGS)
     print(flush=True)
     experiments.compare_losses(heads).show()
     print(experiments.judge_losses(heads))

@@ -6,12 +6,7 @@ step of speculative decoding yields with either.
 skipping: one training to a checkpoint, which continues from there without and with --grad-norm-skip-threshold. Both
 continuations meet the same accident: bursts of batches that arrive still compressed (dataset.py).
 
-heads: how two MTP heads, whose loss weighs three times the main model's, affect the main model. First they train it;
-then they are detached but share one gradient norm with it, as before NVIDIA/Megatron-LM#4116; then they are detached
-and clipped by a separate norm.
-
 What is compared differs by the named flags only: command line, seed and order of the data are otherwise the same.
-scripts/demo.sh runs the first two in a short form, `python -m scripts.docs --runs` the last two in full.
 """
 
 from __future__ import annotations
@@ -32,18 +27,16 @@ CLIP = 1.0
 SPLIT = (98, 2, 0)  # percent of the documents that are for training, validation and test
 FLAGS = f"""
     {PLAIN_MODULES}
-    --num-layers 3 --hidden-size 128 --ffn-hidden-size 512 --num-attention-heads 4 --seq-length 128
-    --max-position-embeddings 128 --position-embedding-type rope --hidden-dropout 0 --attention-dropout 0
-    --micro-batch-size 16 --global-batch-size 16 --seed 1234 --clip-grad {CLIP:g} --lr 2e-3 --min-lr 5e-4
+    --num-layers 3 --hidden-size 128 --ffn-hidden-size 512 --num-attention-heads 4 --seq-length 96
+    --max-position-embeddings 96 --position-embedding-type rope --hidden-dropout 0 --attention-dropout 0
+    --micro-batch-size 8 --global-batch-size 8 --seed 1234 --clip-grad {CLIP:g} --lr 2e-3 --min-lr 5e-4
     --lr-decay-style cosine --lr-warmup-iters 20 --weight-decay 0.1 --adam-beta2 0.95
     --split {",".join(map(str, SPLIT))} --num-workers 0
     --tokenizer-type NullTokenizer --vocab-size 256 --make-vocab-size-divisible-by 8
     --log-interval 20 --tensorboard-log-interval 1 --eval-interval 100000 --eval-iters 20 --save-interval 100000
-    --ckpt-format torch
+    --ckpt-format torch --untie-embeddings-and-output-weights
 """.split()
 
-HEADS_LAST = 120  # iterations
-LATE = range(HEADS_LAST - 19, HEADS_LAST + 1)
 THRESHOLD = 10.0  # gradient norms: about 1 on text (9 in the very first steps), above 20 on compressed bytes
 
 LOSSES = ("cross_entropy", "e2e_tv")
@@ -65,14 +58,8 @@ class Accident(NamedTuple):
         return frozenset(iteration for burst in self.bursts for iteration in burst)
 
 
-ONE_HEAD = "--train-iters 460 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3".split()
-ACCIDENT = Accident(280, 460, (range(300, 308), range(360, 368), range(420, 428)), ONE_HEAD)
-SMALL = """
-    --seq-length 96 --max-position-embeddings 96 --micro-batch-size 8 --global-batch-size 8
-    --untie-embeddings-and-output-weights
-""".split()
-SHORT_LOSSES = [*SMALL, *"--train-iters 240 --lr-warmup-iters 10 --eval-interval 40 --eval-iters 8".split()]
-SHORT_ACCIDENT = Accident(240, 320, (range(244, 252), range(284, 292)), ["--train-iters", "320", *SMALL])
+HEADS_FLAGS = "--train-iters 240 --lr-warmup-iters 10 --eval-interval 40 --eval-iters 8".split()
+ACCIDENT = Accident(240, 320, (range(244, 252), range(284, 292)), ["--train-iters", "320"])
 
 
 def train_to_fork(data: Path, output: Path, accident: Accident) -> Curves:
@@ -147,46 +134,17 @@ def compare_skipping(accident: Accident, *runs: Curves) -> Table:
     def on_text(name: str) -> list[list[float]]:
         return [list(plots.without(getattr(run, name), accident.corrupt).values()) for run in runs]
 
-    losses, mtp_losses = on_text("loss"), on_text("mtp_loss")
+    losses = on_text("loss")
     rows = [
         ["validation loss at the end", *(f"{run.validation_loss:.3f}" for run in runs)],
         ["training loss on text, mean", *(f"{fmean(values):.3f}" for values in losses)],
         ["training loss on text, worst", *(f"{max(values):.3f}" for values in losses)],
-        *([["MTP loss on text, mean", *(f"{fmean(values):.3f}" for values in mtp_losses)]] if mtp_losses[0] else []),
         ["largest gradient norm", *(f"{max(run.grad_norm.values()):.1f}" for run in runs)],
         ["largest gradient norm on text", *(f"{max(norms):.1f}" for norms in on_text("grad_norm"))],
         ["updates skipped", *(str(run.updates_skipped) for run in runs)],
     ]
     title = f"iterations {accident.fork + 1} to {accident.last}, losses in bits per byte"
     return Table(title, ["", "before\nno threshold", f"after\nskip over {THRESHOLD:g}"], rows, right=(1, 2))
-
-
-def heads(data: Path, output: Path) -> Table:
-    """Train, draw the plot in `output`, and compare."""
-    flags = f"--train-iters {HEADS_LAST} --mtp-num-layers 2 --mtp-loss-scaling-factor 3".split()
-    (attached,) = train(output, {"attached": Run(_flags(data, *flags))})
-    detached = Run(_flags(data, *flags, "--mtp-detach-heads"))
-    before = detached._replace(patches="-clip-mtp-grads-separately")
-    curves = [attached, *train(output, {"one_norm": before, "detached": detached})]
-    plots.draw_heads(*curves, CLIP, output / plots.HEADS)
-    return compare_heads(*curves)
-
-
-def compare_heads(*runs: Curves) -> Table:
-    def late(curve: dict[int, float]) -> float:
-        return fmean(curve[iteration] for iteration in LATE)
-
-    columns = ["", "heads train\nthe main model", "detached,\none norm for all", "detached,\nseparate norm"]
-    shares = [100 * fmean(min(1.0, CLIP / norm) for norm in run.grad_norm.values()) for run in runs]
-    rows = [
-        ["validation loss of the main model", *(f"{run.validation_loss:.3f}" for run in runs)],
-        ["gradient norm that clips the main model", *(f"{late(run.grad_norm):.2f}" for run in runs)],
-        ["share of its gradient the main model keeps, %", *(f"{share:.0f}" for share in shares)],
-        ["gradient norm of the heads", "-", "-", f"{late(runs[-1].mtp_grad_norm):.2f}"],
-        *([f"acceptance of head {head}, %", *(f"{late(run.acceptance[head]):.1f}" for run in runs)] for head in (1, 2)),
-    ]
-    title = f"two MTP heads, {HEADS_LAST} iterations; losses in bits per byte"
-    return Table(title, columns, rows, right=(1, 2, 3))
 
 
 def _flags(data: Path, *more: str) -> list[str]:

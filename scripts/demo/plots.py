@@ -7,15 +7,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.common.pictures import BLUE, DARK, GREY, RED, YELLOW, save, start
+from scripts.common.pictures import BLUE, DARK, GREY, RED, save, start
 
 from .runs import Curve, Curves
 
-HEADS, SKIPPING, LOSSES = "detached_mtp_heads.png", "skip_large_grad_norm.png", "accepted_length.png"
-DASHED, DOTTED = (0, (4, 3)), (0, (2, 2))
+SKIPPING, LOSSES = "skip_large_grad_norm.png", "accepted_length.png"
+DASHED = (0, (4, 3))
 WINDOW = 5  # iterations of a mean
-STEEP = 15  # iterations left out of the losses: the steep start would flatten everything else
-EARLIER = 60  # iterations shown before the checkpoint, for the same reason
+EARLIER = 60  # iterations shown before the checkpoint: the steep start would flatten everything else
 
 
 def without(curve: Curve, iterations: Collection[int]) -> Curve:
@@ -56,52 +55,17 @@ def draw_losses(runs: Mapping[str, Curves], path: Path) -> None:
     save(figure, path)
 
 
-def draw_heads(attached: Curves, one_norm: Curves, detached: Curves, clip: float, path: Path) -> None:
-    titles = [
-        f"loss of the main model, mean of {WINDOW} iterations",
-        "gradient norm by which the main model is clipped",
-        "acceptance rate of the first head",
-    ]
-    title = "Detached heads learn as well and leave the main model alone"
-    figure, (loss, norm, acceptance) = start(title, titles, 3, (9.5, 9))
-    for run, colour, label in (
-        (attached, RED, "heads train the main model"),
-        (one_norm, YELLOW, "detached, one norm for all"),
-        (detached, BLUE, "detached, separate norm"),
-    ):
-        draw(loss, smooth(without(run.loss, range(STEEP + 1))), colour, label=label)
-        draw(norm, smooth(run.grad_norm), colour, 1.5, label=label)
-        draw(acceptance, smooth(run.acceptance[1]), colour)
-    draw(norm, smooth(detached.mtp_grad_norm), BLUE, 1.2, linestyle=DOTTED, label="norm of its heads")
-    norm.axhline(clip, color=DARK, linewidth=1, linestyle=DASHED)
-    norm.annotate(f"--clip-grad {clip:g}", (1, clip), xytext=(2, -12), textcoords="offset points", color=DARK)
-    loss.set_ylabel("bits per byte")
-    norm.set_yscale("log")
-    norm.set_yticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
-    norm.minorticks_off()
-    acceptance.set(xlabel="iteration", ylabel="percent", xlim=(1, max(detached.loss)))
-    loss.legend(frameon=False)
-    norm.legend(frameon=False)
-    save(figure, path)
-
-
 def draw_skipping(
     shared: Curves, before: Curves, after: Curves, bursts: tuple[range, ...], threshold: float, path: Path
 ) -> None:
     titles = [f"loss on text, mean of {WINDOW} iterations", "gradient norm before clipping"]
-    if shared.mtp_loss:
-        titles.insert(1, f"loss of the MTP head on text, mean of {WINDOW} iterations")
     title = "A bad batch sets training back; skipping its update does not"
-    ratios = (3, *[2] * (len(titles) - 1))
-    figure, plots = start(title, titles, len(titles), (9.5, 3 * len(titles)), height_ratios=ratios)
-    loss, *mtp_loss, norm = plots
-    for axes in plots:
+    figure, (loss, norm) = start(title, titles, 2, (9.5, 6), height_ratios=(3, 2))
+    for axes in (loss, norm):
         for burst in bursts:
             axes.axvspan(burst[0] - 0.5, burst[-1] + 0.5, color="#f3e6c8", linewidth=0)
     lines = _draw_loss(loss, bursts, shared.loss, before.loss, after.loss)
     _name_lines(loss, *lines, bursts[0])
-    for axes in mtp_loss:
-        _draw_loss(axes, bursts, shared.mtp_loss, before.mtp_loss, after.mtp_loss)
     _draw_norm(norm, threshold, bursts[0], shared.grad_norm, before.grad_norm, after.grad_norm)
     norm.set(xlabel="iteration", xlim=(max(shared.loss) - EARLIER, max(after.loss) + 1))
     save(figure, path)

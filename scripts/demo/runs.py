@@ -40,12 +40,10 @@ class Run(NamedTuple):
 
     Attributes:
         flags: Megatron's, and those of dataset.py.
-        patches: which patches are applied, as in MEGATRON_MTP_PATCHES.
         measure: is given the trained model; what it returns becomes `Curves.measured`.
     """
 
     flags: list[str]
-    patches: str = "all"
     measure: Callable[[Any], Any] | None = None
 
 
@@ -56,8 +54,6 @@ class Curves:
     loss: Curve
     mtp_loss: Curve
     grad_norm: Curve
-    mtp_grad_norm: Curve
-    acceptance: dict[int, Curve]  # of each head, in percent
     accepted_length: Curve  # on validation data
     validation_loss: float | None
     updates_skipped: int
@@ -123,7 +119,7 @@ def _train(output: Path, name: str, run: Run, threads: int, terminal: TextIO) ->
     measured.unlink(missing_ok=True)
     os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **rank_variables(0, 1, free_port())}
     torch.set_num_threads(threads)
-    megatron_mtp_patches.apply(run.patches)
+    megatron_mtp_patches.apply()
     flags = [*run.flags, "--tensorboard-dir", str(folder)]
     (output / f"{name}.flags").write_text(" ".join(flags) + "\n", encoding="utf-8")
     sys.argv = [str(TRAIN), *flags]
@@ -175,8 +171,6 @@ def read_curves(output: Path, name: str) -> Curves:
         loss=scalar("lm loss", BITS),
         mtp_loss=scalar("mtp_1 loss", BITS),
         grad_norm=scalar("grad-norm"),
-        mtp_grad_norm=scalar("mtp-grad-norm"),
-        acceptance={head: scalar(f"mtp_{head}_acceptance_rate") for head in (1, 2)},
         accepted_length=scalar("mtp acceptance length validation"),
         validation_loss=next(reversed(scalar("lm loss validation", BITS).values()), None),
         updates_skipped=int(max(scalar("updates-skipped-for-grad-norm").values(), default=0)),

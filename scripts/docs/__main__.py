@@ -2,16 +2,13 @@
 
     python -m scripts.docs                    what comes from the declarations, and from the tables under ci/
     python -m scripts.docs --check            change nothing; 1 if one of them is not what those say, or has no page
-    python -m scripts.docs --runs             also tables, a log line and pictures of small trainings, in some minutes
 
---runs needs torch, megatron-core 0.18.2 and matplotlib. What is generated stands between
-`<!-- made by python -m scripts.docs: NAME -->` and `<!-- end -->`.
+What is generated stands between `<!-- made by python -m scripts.docs: NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from scripts.common.arguments import make_parser
 from scripts.common.markdown import BLOCK, fill
@@ -22,16 +19,9 @@ from . import declared, defects, kept, upgrade
 
 def main() -> int:
     parser = make_parser("scripts.docs", __doc__)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--check", action="store_true", help="only say what is out of date")
-    which.add_argument("--runs", action="store_true", help="train, and show what came of it")
-    parser.add_argument("--work", type=Path, default=ROOT / "demo_output", help="folder for the runs of --runs")
+    parser.add_argument("--check", action="store_true", help="only say what is out of date")
     options = parser.parse_args()
     contents = declared.blocks() | defects.blocks() | kept.blocks() | upgrade.blocks()
-    if options.runs:
-        from . import runs
-
-        contents |= runs.blocks(options.work.resolve(), ROOT / "docs")
     files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     pages = {file: file.read_text(encoding="utf-8") for file in files}
     homeless = contents.keys() - {block["name"] for text in pages.values() for block in BLOCK.finditer(text)}

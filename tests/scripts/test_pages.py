@@ -43,7 +43,7 @@ OTHERS = {
     "torchrun": {"--nproc-per-node"},
     "slime": {"--custom-megatron-init-path"},
     "scripts.bench": {"--kind", "--out", "--parameters", "--python", "--turns"},
-    "scripts.docs": {"--runs"},
+    "scripts.docs": {"--runs"},  # of a former commit
     "scripts.gpu": {"--minutes", "--only"},
     "scripts.pins": {"--check"},
     "scripts.replay": {"--megatron", "--ranks", "--release"},
