@@ -93,10 +93,9 @@ def replay_release(release: str, repository: Repository, options: argparse.Names
             f"see the logs in {options.work / 'records'}."
         )
     tables, kind = options.out or options.work / "tables", kind_of_table(options.device)
-    without = tables / options.device if kind != options.device else None
     files = share_out(tree)
     left_out = {one["reason"]: files[one["reason"]] for one in SETTINGS["left_out"]}
-    report.write(tables / kind, release, about(tree, options.device), verdicts, left_out, without)
+    report.write(tables / kind, release, about(tree, options.device), verdicts, left_out)
     report.make_table(release, verdicts).show()
     console.print(f"-> {tables / kind / release}.md, .json")
     bad = [

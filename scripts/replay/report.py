@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from scripts import study
 from scripts.common.markdown import Table
@@ -22,14 +20,8 @@ def write(
     about: dict[str, str],
     verdicts: Verdicts,
     left_out: dict[str, list[str]],
-    other: Path | None = None,
 ) -> None:
-    """Write RELEASE.json and RELEASE.md.
-
-    Args:
-        left_out: {reason: files}.
-        other: has the tables without TransformerEngine, to compare with.
-    """
+    """Write RELEASE.json and RELEASE.md; `left_out` is {reason: files}."""
     passing: dict[str, dict[str, list[str]]] = {}
     for (test, _), ranks in sorted(_by_test(verdicts, *PASS).items()):
         passing.setdefault(_file(test), {}).setdefault(", ".join(ranks), []).append(test.partition("::")[2])
@@ -44,9 +36,6 @@ def write(
     tables += [_causes(word, verdicts) for word in (EITHER, SKIPPED, NOT_RUN)]
     rows = [[reason, ", ".join(files)] for reason, files in left_out.items() if files]
     tables.append(Table("Left out", ["why", "files"], rows))
-    if other and (other / f"{release}.json").is_file():
-        earlier = json.loads((other / f"{release}.json").read_text(encoding="utf-8"))
-        tables.append(_beside(passing_tests(earlier), passing_tests(record)))
     origin = "Made by `python -m scripts.replay`: " + ", ".join(f"{key} {value}" for key, value in about.items()) + "."
     tables = [table for table in tables if table.rows]
     study.write(folder / release, record, f"Upstream's unit tests, {release}", tables, origin)
@@ -64,28 +53,9 @@ def make_table(release: str, verdicts: Verdicts) -> Table:
     return Table(f"{release}: upstream's unit tests, plain -> patched", ["ranks", *VERDICTS], rows, bad=bad)
 
 
-def passing_tests(record: dict[str, Any]) -> dict[int, set[str]]:
-    """Return {ranks: tests that pass with the patches} of a RELEASE.json."""
-    tests: dict[int, set[str]] = {}
-    for test_file, by_ranks in record["passing with the patches"].items():
-        for together, names in by_ranks.items():
-            for ranks in map(int, together.split(", ")):
-                tests.setdefault(ranks, set()).update(f"{test_file}::{name}" for name in names)
-    return tests
-
-
 def _counted_causes(tests: dict[str, Verdict]) -> dict[str, dict[str, int]]:
     rest = {word: Counter(one.cause for one in tests.values() if one.word == word) for word in VERDICTS}
     return {word: dict(sorted(counts.items())) for word, counts in rest.items() if counts and word not in PASS}
-
-
-def _beside(before: dict[int, set[str]], after: dict[int, set[str]]) -> Table:
-    """What passes only with TransformerEngine, or only without."""
-    both = sorted(before.keys() & after.keys())
-    rows = [[str(n), str(len(after[n] - before[n])), str(len(before[n] - after[n]))] for n in both]
-    lost = [f"Only without, on {n}: `{test}`." for n in both for test in sorted(before[n] - after[n])]
-    columns = ["ranks", "pass with it only", "pass without it only"]
-    return Table("Beside the table without TransformerEngine", columns, rows, range(3), note="\n\n".join(lost))
 
 
 def _counts(ranks: int, verdicts: dict[str, Verdict]) -> Table:
