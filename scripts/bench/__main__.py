@@ -25,7 +25,7 @@ def main() -> None:
         raw = argparse.RawDescriptionHelpFormatter
         command = commands.add_parser(name, help=doc.partition("\n")[0], description=doc, formatter_class=raw)
         module.add_arguments(command)
-        command.set_defaults(run=module.run, error=command.error)
+        command.set_defaults(run=module.run)
     options = parser.parse_args()
     options.run(options)
 

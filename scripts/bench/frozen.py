@@ -1,6 +1,6 @@
 """What heads cost that train alone, or that do not train, beside detached heads: seconds, FLOPs and bytes of a step.
 
-    python -m scripts.bench frozen [--kind disabled] [--layers 8] [--rounds 15] [--out ci/frozen]
+    python -m scripts.bench frozen [--kind disabled] [--out ci/frozen]
 
 No GPU is needed.
 
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from scripts import study
-from scripts.common.arguments import positive
 from scripts.common.markdown import Table
 from scripts.common.process import ROOT
 
-HIDDEN, LENGTH, VOCABULARY, WARM_UP = 256, 256, 512, 3
+LAYERS, HIDDEN, LENGTH, VOCABULARY = 8, 256, 256, 512
+WARM_UP, ROUNDS = 3, 15  # steps of each kind
 DETACHED = "detached"
 KINDS = {"frozen": {"freeze_base_model_for_mtp": True}, "disabled": {"disable_mtp_loss": True}}
 
@@ -30,8 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kind", choices=KINDS, default="frozen", help="whether the main model is frozen or heads do not run"
     )
-    parser.add_argument("--layers", type=positive, default=8, help="layers of the main model")
-    parser.add_argument("--rounds", type=positive, default=15, help="timed steps of each kind")
     parser.add_argument("--out", type=Path, help="folder of the table (default: ci/KIND)")
 
 
@@ -41,9 +39,9 @@ def run(options: argparse.Namespace) -> None:
     study.rehearse()
     torch.set_num_threads(1)
     kinds = {DETACHED: {"mtp_detach_heads": True}, options.kind: KINDS[options.kind]}
-    trainings = {kind: Training(options.layers, **settings) for kind, settings in kinds.items()}
+    trainings = {kind: Training(**settings) for kind, settings in kinds.items()}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for number in range(WARM_UP + options.rounds):
+    for number in range(WARM_UP + ROUNDS):
         for kind, training in trainings.items():
             start = time.perf_counter()
             training.step()
@@ -55,14 +53,14 @@ def run(options: argparse.Namespace) -> None:
     elements = trainings[options.kind].trained_elements
     theory = {"bytes of gradients": 4 * elements, "bytes of optimizer state": 8 * elements}
     folder = options.out or ROOT / "ci" / options.kind
-    study.keep(folder, make_table(options.kind, costs, theory, options.layers), {"found": costs, "theory": theory})
+    study.keep(folder, make_table(options.kind, costs, theory), {"found": costs, "theory": theory})
     torch.distributed.destroy_process_group()
 
 
 class Training:
     """A GPT with one head, Megatron's DDP and Adam in fp32."""
 
-    def __init__(self, layers: int, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         import torch
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -71,7 +69,7 @@ class Training:
         from scripts.tiny_gpt import build_gpt, causal_inputs, make_config
 
         model_parallel_cuda_manual_seed(1)
-        config = make_config(num_layers=layers, hidden_size=HIDDEN, mtp_num_layers=1, **settings)
+        config = make_config(num_layers=LAYERS, hidden_size=HIDDEN, mtp_num_layers=1, **settings)
         gpt = build_gpt(config, VOCABULARY, LENGTH, tied=False)
         self.trained_elements = sum(param.numel() for param in gpt.parameters() if param.requires_grad)
         self.model = DistributedDataParallel(config, DistributedDataParallelConfig(), gpt)
@@ -134,10 +132,10 @@ def rows(kind: str, costs: dict[str, dict[str, float]], theory: dict[str, int]) 
     return cells
 
 
-def make_table(kind: str, costs: dict[str, dict[str, float]], theory: dict[str, int], layers: int) -> Table:
+def make_table(kind: str, costs: dict[str, dict[str, float]], theory: dict[str, int]) -> Table:
     flag = "" if kind == "frozen" else f" --kind {kind}"
     note = (
-        f"One step of a GPT with {layers} layers and one MTP head: hidden size {HIDDEN}, {LENGTH} tokens, vocabulary "
+        f"One step of a GPT with {LAYERS} layers and one MTP head: hidden size {HIDDEN}, {LENGTH} tokens, vocabulary "
         f"{VOCABULARY}, fp32, one core, medians. In theory: four bytes for the gradient of each parameter that trains, "
         f"eight for Adam's moments; torch also counts the steps of each tensor in four bytes. Made by "
         f"`python -m scripts.bench frozen{flag}` with {study.made_with()} on a CPU."

@@ -35,13 +35,9 @@ def release_and_python(text: str) -> tuple[str, str]:
     release, equals, python = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not RELEASE=PYTHON")
-    return release, executable(python)
-
-
-def executable(text: str) -> str:
-    if shutil.which(text) is None:
-        raise argparse.ArgumentTypeError(f"{text}: no such Python")
-    return text
+    if shutil.which(python) is None:
+        raise argparse.ArgumentTypeError(f"{python}: no such Python")
+    return release, python
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:

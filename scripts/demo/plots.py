@@ -64,53 +64,34 @@ def draw_skipping(
     for axes in (loss, norm):
         for burst in bursts:
             axes.axvspan(burst[0] - 0.5, burst[-1] + 0.5, color="#f3e6c8", linewidth=0)
-    lines = _draw_loss(loss, bursts, shared.loss, before.loss, after.loss)
-    _name_lines(loss, *lines, bursts[0])
-    _draw_norm(norm, threshold, bursts[0], shared.grad_norm, before.grad_norm, after.grad_norm)
+    _draw_loss(loss, bursts, shared.loss, before.loss, after.loss)
+    _draw_norm(norm, threshold, shared.grad_norm, before.grad_norm, after.grad_norm)
     norm.set(xlabel="iteration", xlim=(max(shared.loss) - EARLIER, max(after.loss) + 1))
     save(figure, path)
 
 
-def _draw_loss(axes: Any, bursts: tuple[range, ...], shared: Curve, before: Curve, after: Curve) -> list[Curve]:
-    """Both continuations grow out of the shared line. Returns them."""
+def _draw_loss(axes: Any, bursts: tuple[range, ...], shared: Curve, before: Curve, after: Curve) -> None:
+    """Both continuations grow out of the shared line."""
     start = smooth(shared)
     draw(axes, start, GREY, zorder=3)
-    lines = []
     visible = list(start.values())[-EARLIER:]
-    for curve, colour in ((before, RED), (after, BLUE)):
+    for curve, colour, label in ((before, RED, "no threshold"), (after, BLUE, "updates skipped")):
         means = smooth({**shared, **without(curve, {iteration for burst in bursts for iteration in burst})})
-        lines.append({iteration: mean for iteration, mean in means.items() if iteration >= max(shared)})
-        draw(axes, lines[-1], colour)
-        visible += [mean for mean in lines[-1].values() if not math.isnan(mean)]
+        line = {iteration: mean for iteration, mean in means.items() if iteration >= max(shared)}
+        draw(axes, line, colour, label=label)
+        visible += [mean for mean in line.values() if not math.isnan(mean)]
     margin = (max(visible) - min(visible)) * 0.12
     axes.set(ylim=(min(visible) - margin, max(visible) + margin), ylabel="bits per byte")
-    return lines
+    axes.legend(frameon=False, title="In the shaded iterations batches arrive still compressed", alignment="left")
 
 
-def _name_lines(axes: Any, before: Curve, after: Curve, burst: range) -> None:
-    """Name both right after the first burst, where they are furthest apart, and the burst itself."""
-    last = burst[-1]
-    bold: dict[str, Any] = {"weight": "bold", "textcoords": "offset points"}
-    axes.annotate("no threshold", (last + 4, before[last + 4]), xytext=(12, 8), color=RED, **bold)
-    below = min(value for iteration, value in after.items() if last < iteration < last + 40)
-    axes.annotate("updates skipped", (last + 1, below), xytext=(0, -16), color=BLUE, **bold)
-    place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-    text = f"{len(burst)} batches arrive\nstill compressed"
-    axes.annotate(text, (burst[0] - 0.5, 1), xytext=(-5, -4), ha="right", va="top", color="#8a6d1f", **place)
-
-
-def _draw_norm(axes: Any, threshold: float, burst: range, shared: Curve, before: Curve, after: Curve) -> None:
+def _draw_norm(axes: Any, threshold: float, shared: Curve, before: Curve, after: Curve) -> None:
     for curve, colour in ((shared, GREY), (before, RED), (after, BLUE)):
         draw(axes, curve, colour, 1.2)
     skipped = {iteration: value for iteration, value in after.items() if not value <= threshold}
-    axes.scatter(list(skipped), list(skipped.values()), s=16, color=BLUE, zorder=3)
-    axes.axhline(threshold, color=DARK, linewidth=1, linestyle=DASHED)
-    beside: dict[str, Any] = {"textcoords": "offset points", "ha": "left"}
-    where = (max(shared) - EARLIER, threshold)
-    axes.annotate(f"--grad-norm-skip-threshold {threshold:g}", where, xytext=(4, 5), color=DARK, **beside)
-    if named := skipped.keys() & set(burst):
-        place = (max(named), skipped[max(named)])
-        label = f"{len(skipped)} updates skipped"
-        axes.annotate(label, place, xytext=(8, -3), color=BLUE, weight="bold", **beside)
+    axes.scatter(list(skipped), list(skipped.values()), s=16, color=BLUE, zorder=3, label=f"{len(skipped)} skipped")
+    label = f"--grad-norm-skip-threshold {threshold:g}"
+    axes.axhline(threshold, color=DARK, linewidth=1, linestyle=DASHED, label=label)
     axes.set(yscale="log", ylabel="norm")
     axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(frameon=False)

@@ -115,10 +115,6 @@ def _page(patch: Patch) -> str:
 
 def _link(change: PullRequest) -> str:
     link = f"[{change}]({_engine.project.pull_request_url(change)})"
-    if _elsewhere(change):
+    if change.repository:
         return f"{link} (its {change.native_since})"
     return link if change.native_since not in (None, "main") else f"{link} ({change.fate})"
-
-
-def _elsewhere(change: PullRequest) -> bool:
-    return change.repository != ""

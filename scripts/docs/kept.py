@@ -29,9 +29,9 @@ def blocks() -> dict[str, str]:
         "gains": gains(_read("acceptance"), _read("frozen")["found"]),
         "cost": cost(_read("bench")),
         "experts": experts(_read("experts")),
-        "losses": losses(_read("acceptance")),
-        "acceptance": acceptance(_read("acceptance")),
-        "starts": starts(_read("starts")),
+        "losses": "\n".join(accepted.losses(_read("acceptance")).lines()),
+        "acceptance": "\n".join(accepted.logged(_read("acceptance")).lines()),
+        "starts": "\n".join(accepted.starts(_read("starts")).lines()),
         **{kind: price_of(kind, _read(kind)) for kind in price.KINDS},
         "pins": pins(),
     }
@@ -65,21 +65,6 @@ def pins() -> str:
     """What `python -m scripts.pins` found."""
     states = json.loads((CI / "pins.json").read_text(encoding="utf-8"))
     return make_page(read_toml(CI / "pins.toml")["pin"], states, [patch.id for patch in CATALOG if not patch.package])
-
-
-def losses(runs: dict[str, Any]) -> str:
-    """What `python -m scripts.acceptance` found of the losses."""
-    return "\n".join(accepted.losses(runs).lines())
-
-
-def acceptance(runs: dict[str, Any]) -> str:
-    """What `python -m scripts.acceptance` found of the log."""
-    return "\n".join(accepted.logged(runs).lines())
-
-
-def starts(curves: dict[str, Any]) -> str:
-    """What `python -m scripts.acceptance starts` found."""
-    return "\n".join(accepted.starts(curves).lines())
 
 
 def price_of(kind: str, record: dict[str, Any]) -> str:

@@ -19,16 +19,13 @@ from typing import Any
 
 import pytest
 
+from scripts.common.toml import read_toml
+
 from . import edits
 from .noticed import Noticed
 from .plugin import Controller, ForkedFile, ForkedTest, Job, Jobs, tests_by_file
 from .rank import CALLED
 from .reports import Reports, first_failure
-
-try:
-    import tomllib
-except ImportError:
-    import tomli as tomllib
 
 SURVIVORS = "ci/dropped_edits.toml"
 Tests = dict[ForkedFile, list[ForkedTest]]
@@ -150,7 +147,7 @@ def read_survivors(file: Path, release: str) -> dict[str, str]:
     Raises:
         pytest.UsageError: no patch declares one of them.
     """
-    entries = tomllib.loads(file.read_text(encoding="utf-8")).get("survivor", []) if file.is_file() else []
+    entries = read_toml(file).get("survivor", []) if file.is_file() else []
     unknown = {entry["edit"] for entry in entries} - edits.declared().keys()
     if unknown:
         raise pytest.UsageError(f"{file} has what no patch declares: {', '.join(sorted(unknown))}")
