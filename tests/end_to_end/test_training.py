@@ -10,7 +10,7 @@ from .conftest import HAS_TRAINER
 pytestmark = pytest.mark.forked("megatron")
 needs_trainer = pytest.mark.skipif(
     not HAS_TRAINER,
-    reason="the 0.16.1 wheel has no megatron.training; python -m scripts.layouts trains with its checkout's",
+    reason="the 0.16.1 wheel has no megatron.training; test_layouts.py trains with its checkout's",
 )
 ALONE = pytest.param((1, []), id="1 rank")
 LAYOUTS = [
