@@ -21,7 +21,7 @@ from scripts.common.markdown import Table
 from scripts.common.megatron_flags import PLAIN_MODULES
 
 from . import plots
-from .runs import Curves, Run, train
+from .runs import Curves, train
 
 CLIP = 1.0
 SPLIT = (98, 2, 0)  # percent of the documents that are for training, validation and test
@@ -66,15 +66,14 @@ def train_to_fork(data: Path, output: Path, accident: Accident) -> Curves:
     """Train to the iteration `accident.fork`, and leave a checkpoint there."""
     shutil.rmtree(_checkpoint(output), ignore_errors=True)
     saved = ["--save", str(_checkpoint(output)), "--exit-interval", str(accident.fork)]
-    return train(output, {"main_model": Run(_flags(data, *accident.flags, *saved))})[0]
+    return train(output, {"main_model": _flags(data, *accident.flags, *saved)})[0]
 
 
 def losses(data: Path, output: Path, flags: list[str]) -> list[Curves]:
     """Train the heads by each of LOSSES over the frozen main model of the checkpoint, and decode; draw the plot."""
     heads = f"--mtp-num-layers {DEPTHS} --freeze-base-model-for-mtp --mtp-init random --mtp-loss-scaling-factor 1"
     words = [*flags, *heads.split(), "--pretrained-checkpoint", str(_checkpoint(output)), "--mtp-loss-type"]
-    measure = partial(decode, data)
-    runs = train(output, {loss: Run(_flags(data, *words, loss), measure=measure) for loss in LOSSES})
+    runs = train(output, {loss: _flags(data, *words, loss) for loss in LOSSES}, partial(decode, data))
     plots.draw_losses(dict(zip(LOSSES, runs, strict=True)), output / plots.LOSSES)
     return runs
 
@@ -125,7 +124,7 @@ def skipping(data: Path, output: Path, accident: Accident, shared: Curves) -> Ta
     flags = _flags(data, *accident.flags, "--load", str(_checkpoint(output)))
     flags += ["--corrupt-iterations", *map(str, sorted(accident.corrupt))]
     threshold = ["--grad-norm-skip-threshold", str(THRESHOLD)]
-    before, after = train(output, {"before": Run(flags), "after": Run([*flags, *threshold])})
+    before, after = train(output, {"before": flags, "after": [*flags, *threshold]})
     plots.draw_skipping(shared, before, after, accident.bursts, THRESHOLD, output / plots.SKIPPING)
     return compare_skipping(accident, before, after)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from scripts.common.forks import fork, wait
 from scripts.common.process import TAIL, free_port, rank_variables
@@ -33,18 +33,6 @@ _COLUMNS = {  # of a log line, and how they are shown
     "mtp acceptance length value": "accepted length",
     "mtp greedy acceptance length value": "greedy",
 }
-
-
-class Run(NamedTuple):
-    """One training.
-
-    Attributes:
-        flags: Megatron's, and those of dataset.py.
-        measure: is given the trained model; what it returns becomes `Curves.measured`.
-    """
-
-    flags: list[str]
-    measure: Callable[[Any], Any] | None = None
 
 
 @dataclass
@@ -85,19 +73,25 @@ def warm() -> str:
     return device
 
 
-def train(output: Path, runs: Mapping[str, Run]) -> list[Curves]:
+def train(
+    output: Path, runs: Mapping[str, list[str]], measure: Callable[[Any], Any] = lambda model: None
+) -> list[Curves]:
     """Train all at the same time in forks; `warm` must have been called.
 
     Shows their progress. For a run NAME the flags are left in `output`/NAME.flags, and its whole log in NAME.log.
+
+    Args:
+        runs: the flags of each: Megatron's, and those of dataset.py.
+        measure: is given a trained model; what it returns becomes `Curves.measured`.
     """
     threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // len(runs)))
     logs = {name: output / f"{name}.log" for name in runs}
     started = time.perf_counter()
     with os.fdopen(os.dup(1), "w", buffering=1) as terminal:
         pids = {}
-        for name, run in runs.items():
+        for name, flags in runs.items():
             logs[name].unlink(missing_ok=True)
-            pids[fork(partial(_train, output, name, run, threads, terminal), logs[name])] = name
+            pids[fork(partial(_train, output, name, flags, measure, threads, terminal), logs[name])] = name
         codes = wait(pids, math.inf)
     for pid, name in pids.items():
         if codes[pid] not in (0, None):
@@ -107,7 +101,9 @@ def train(output: Path, runs: Mapping[str, Run]) -> list[Curves]:
     return [read_curves(output, name) for name in runs]
 
 
-def _train(output: Path, name: str, run: Run, threads: int, terminal: TextIO) -> None:
+def _train(
+    output: Path, name: str, flags: list[str], measure: Callable[[Any], Any], threads: int, terminal: TextIO
+) -> None:
     """Be one run, in a fork."""
     import megatron_mtp_patches
     import torch
@@ -120,13 +116,12 @@ def _train(output: Path, name: str, run: Run, threads: int, terminal: TextIO) ->
     os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **rank_variables(0, 1, free_port())}
     torch.set_num_threads(threads)
     megatron_mtp_patches.apply()
-    flags = [*run.flags, "--tensorboard-dir", str(folder)]
+    flags = [*flags, "--tensorboard-dir", str(folder)]
     (output / f"{name}.flags").write_text(" ".join(flags) + "\n", encoding="utf-8")
     sys.argv = [str(TRAIN), *flags]
     sys.stdout = _Progress(name, sys.stdout, terminal)
-    model = trainer.train()
-    if run.measure is not None:
-        measured.write_text(json.dumps(run.measure(model)), encoding="utf-8")
+    model = trainer.train()  # which --exit-interval ends with the process
+    measured.write_text(json.dumps(measure(model)), encoding="utf-8")
 
 
 class _Progress(io.TextIOBase):
