@@ -7,7 +7,7 @@ from pathlib import Path
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches import _engine
-from megatron_mtp_patches.catalog import BASE, CATALOG
+from megatron_mtp_patches.catalog import BASE, CATALOG, _declared_in
 from megatron_mtp_patches.engine.fingerprints import KnownSources
 
 pytestmark = pytest.mark.forked("python")
@@ -24,6 +24,11 @@ def test_every_declared_patch_is_in_the_catalog():
     assert {file.stem.replace("_", "-") for file in files} == {patch.id for patch in CATALOG}, (
         "catalog.py lists the patches"
     )
+
+
+def test_a_listed_module_that_declares_no_patch_is_named():
+    with pytest.raises(ImportError, match=r"^megatron_mtp_patches\.settings is listed .* give it PATCH = Patch\("):
+        _declared_in("settings")
 
 
 @pytest.mark.parametrize("patch", [*BASE, *CATALOG], ids=lambda patch: patch.id)
