@@ -64,8 +64,12 @@ def check_coefficient(settings: Any) -> None:
 
 
 def check_separate_clip(settings: Any) -> None:
-    """Raise ValueError if `settings`, those of model and optimizer, clip MTP heads that have no separate norm."""
-    if getattr(settings, "mtp_detach_heads", False) or getattr(settings, "separate_mtp_grad_clip", False):
+    """Raise ValueError if `settings` clip MTP heads that have no separate norm.
+
+    Args:
+        settings: of model and optimizer in one. Those of an optimizer alone pass: its model has no heads.
+    """
+    if getattr(settings, "mtp_detach_heads", False) or getattr(settings, "separate_mtp_grad_clip", True):
         return
     for name in MTP_GROUP_SETTINGS:
         if getattr(settings, name, None) is not None:

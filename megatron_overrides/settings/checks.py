@@ -38,8 +38,24 @@ def check(settings: Any, declarations: Iterable[Any]) -> None:
         if value != declared.default:
             _check_conflicts(declared, settings)
         if declared.check:
-            module, _, function = declared.check.partition(":")
-            getattr(importlib.import_module(module), function)(settings)
+            _call(declared.check, settings)
+
+
+def check_run(settings: Any, declarations: Iterable[Any]) -> None:
+    """Raise ValueError if the settings of a run do not fit together (`check_run` of the declarations).
+
+    Args:
+        settings: Megatron's arguments; or, as an optimizer starts, its configuration, in one with that of a model with
+            heads.
+        declarations: what is checked.
+    """
+    for function in dict.fromkeys(declared.check_run for declared in declarations if declared.check_run):
+        _call(function, settings)
+
+
+def _call(function: str, settings: Any) -> None:
+    module, _, name = function.partition(":")
+    getattr(importlib.import_module(module), name)(settings)
 
 
 def _check_value(declared: Any, value: Any) -> None:

@@ -14,10 +14,8 @@ from megatron_overrides.mtp.loss_weight.checks import check_heads_to_schedule, w
 from megatron_overrides.mtp.losses.checks import check_token_counts
 from megatron_overrides.mtp.new_heads.checks import check_new_heads
 from megatron_overrides.mtp.rates.head_groups import SETTINGS as RATES
-from megatron_overrides.muon.split_checks import check_muon_splits
-from megatron_overrides.norms.checks import check_separate_clip
 from megatron_overrides.settings.absent_heads import warn_of_absent_heads_in_verl, warn_of_missing_heads
-from megatron_overrides.settings.checks import all_settings, check, check_places, declared_settings
+from megatron_overrides.settings.checks import all_settings, check, check_places, check_run, declared_settings
 
 
 def check_new_model_configuration(call: Call) -> None:
@@ -36,9 +34,8 @@ def check_arguments(call: Call) -> Any:
     """Wraps validate_args(args, defaults)."""
     settings = call["args"]
     _check_model(settings, all_settings())
-    check_separate_clip(settings)
+    check_run(settings, all_settings())
     check_new_heads(settings)
-    check_muon_splits(settings)
     validated = call.proceed()
     # Now it has read the heads of a hybrid model's pattern; only a checkpoint may still add some.
     if not getattr(settings, "use_checkpoint_args", False):
@@ -54,8 +51,8 @@ def check_configs(call: Call) -> Any:
     A trainer without Megatron's command line may also have changed them since they were created.
     """
     settings = call["config"]
-    check(settings, declared_settings(type(settings)))
-    check_muon_splits(settings)
+    declared = list(declared_settings(type(settings)))
+    check(settings, declared)
     model_config = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
     check_places(settings, model_config)
     has_heads = bool(getattr(model_config, "mtp_num_layers", None))
@@ -66,9 +63,10 @@ def check_configs(call: Call) -> Any:
     if has_heads:
         both = SimpleNamespace(**{**vars(settings), **vars(model_config)})
         _check_model(both, declared_settings(type(model_config)))
-        check_separate_clip(both)
+        check_run(both, declared)
         warn_of_normalized_updates(both)
     else:
+        check_run(settings, declared)
         for name in ("mtp_detach_heads", "disable_mtp_loss", "separate_mtp_grad_clip", "mtp_loss_scaling_schedule"):
             if getattr(model_config, name, None):
                 warn_of_missing_heads(name)

@@ -59,6 +59,9 @@ class Setting:
         conflicts: what cannot be on while it is.
         check: "module:function" in megatron_overrides that raises ValueError for other values or combinations. It gets
             a configuration, or Megatron's arguments, that may lack any setting.
+        check_run: of an optimizer's setting, the same where one configuration alone does not tell. It gets Megatron's
+            arguments; or, at the start of an optimizer, its configuration as it is then, in one with that of the
+            model if this has heads.
         example: a valid value for tests, where no value of the type serves.
         metavar: what stands for the value in `--help`.
         is_upstream: newer releases have the field.
@@ -74,6 +77,7 @@ class Setting:
     choices: tuple[object, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     check: str = ""
+    check_run: str = ""
     example: object = None
     metavar: str | None = None
     is_upstream: bool = False

@@ -5,6 +5,7 @@ from ..settings import Setting, optimizer_setting
 
 _OPTIMIZER = "megatron.core.optimizer"
 _WRAPPERS = "megatron_overrides.muon.split_wrappers"
+_CHECK = "megatron_overrides.muon.split_checks:check_muon_splits"
 
 PATCH = Patch(
     id="split-fused-weights-for-muon",
@@ -71,6 +72,7 @@ PATCH = Patch(
                 bool,
                 False,
                 "Orthogonalize gate and up of gated MLPs, which are one weight, each by itself.",
+                check_run=_CHECK,
             )
         ),
         *optimizer_setting(
@@ -79,6 +81,7 @@ PATCH = Patch(
                 bool,
                 False,
                 "Orthogonalize each head of query, key and value by itself, of multi-latent attention, too.",
+                check_run=_CHECK,
             )
         ),
         *optimizer_setting(
@@ -87,6 +90,7 @@ PATCH = Patch(
                 bool,
                 False,
                 "Orthogonalize q, k, v, z, b and a of GatedDeltaNet, which are one weight, each by itself.",
+                check_run=_CHECK,
             )
         ),
         Wrap(f"{_OPTIMIZER}.muon:get_megatron_muon_optimizer", f"{_WRAPPERS}:mark_fused_weights"),
