@@ -1,4 +1,8 @@
-"""The wrappers that check settings where Megatron reads them: arguments, configurations, and the optimizer's start."""
+"""The wrappers that check settings where Megatron reads them: arguments, configurations, and the optimizer's start.
+
+What a setting refuses, its declaration names (`check`, `check_run`). Called here is only what no setting has: what a
+flag without a field, a repair, and a number of heads that Megatron reads late refuse.
+"""
 
 from __future__ import annotations
 
