@@ -57,22 +57,24 @@ def wrap_data_parallel(override: str) -> tuple[Wrap, ...]:
 
 # Megatron-FSDP where some parameters do not train.
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
-_FROZEN = "megatron_overrides.mtp.frozen.wrappers"
+_DATA_PARALLELISM = "megatron_overrides.mtp.frozen.data_parallelism"
 FROZEN_PARAMETERS_IN_FSDP = (
     Wrap(
-        f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks", f"{_FROZEN}:register_no_hook_on_frozen_parameters"
+        f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks",
+        f"{_DATA_PARALLELISM}:register_no_hook_on_frozen_parameters",
     ),
     Wrap(
         f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.reduce_scatter_gradients",
-        f"{_FROZEN}:reduce_groups_that_train",
+        f"{_DATA_PARALLELISM}:reduce_groups_that_train",
     ),
 )
 
 # The optimizer state in a checkpoint is that of the parameters that train.
 _CHECKPOINTING = "megatron.training.checkpointing"
+_OPTIMIZER_STATE = "megatron_overrides.mtp.frozen.optimizer_state"
 STATE_OF_TRAINED_PARAMETERS = (
-    Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_FROZEN}:watch_for_other_state", check_source=False),
-    Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_FROZEN}:refuse_other_state", check_source=False),
+    Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_OPTIMIZER_STATE}:watch_for_other_state", check_source=False),
+    Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_OPTIMIZER_STATE}:refuse_other_state", check_source=False),
 )
 
 # No gradient of the MTP loss leaves the heads.

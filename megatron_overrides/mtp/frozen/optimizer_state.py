@@ -6,6 +6,7 @@ steps) are saved by the first rank, whose pipeline stage may train nothing.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -13,13 +14,54 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase
 
-from megatron_overrides.mtp.frozen.settings import TrainedParts
+from megatron_overrides.call import Call
+from megatron_overrides.mtp.blocks import mtp_blocks
+from megatron_overrides.mtp.frozen.settings import TrainedParts, is_main_model_frozen
+from megatron_overrides.scoped import scoped
 
+# Whether load_checkpoint is running for a model with an optimizer. Others read checkpoints by the same function.
+_loads_optimizer: ContextVar[bool] = ContextVar("loads_optimizer", default=False)
 _NOT_PLAIN = ...
 
 
 class _PartlyPlain(list[Any]):
     """The plain values of a list that also has tensors: it stays with the stages that have such a list."""
+
+
+def share_state_of_heads(call: Call) -> dict[str, Any]:
+    """Wraps generate_state_dict(args, model, optimizer, ...), which lays out what is saved and what is loaded."""
+    state: dict[str, Any] = call.proceed()
+    settings = call["args"]
+    has_optimizer = call.get("optimizer") is not None and not settings.no_save_optim
+    is_split = settings.ckpt_format == "torch_dist" and settings.pipeline_model_parallel_size > 1
+    if has_optimizer and is_split and is_main_model_frozen(settings):
+        has_heads = any(True for _ in mtp_blocks(call["model"]))
+        state["optimizer"] = share_plain_values(state.get("optimizer"), has_heads)
+    return state
+
+
+def watch_for_other_state(call: Call) -> Any:
+    """Wraps load_checkpoint(ddp_model, optimizer, ...): only with an optimizer can its state be another one."""
+    with scoped(_loads_optimizer, call.get("optimizer") is not None):
+        return call.proceed()
+
+
+def refuse_other_state(call: Call) -> Any:
+    """Wraps _load_base_checkpoint(load_dir, args, ...), which returns (state dict or None, name, is a release, ...).
+
+    In the format torch_dist load_checkpoint calls it twice: for what all ranks share, the arguments of the saved run
+    among it, and then for the tensors.
+
+    Raises:
+        ValueError: the optimizer state of other parameters would be loaded.
+    """
+    result = call.proceed()
+    settings, (state, _, is_release, *_) = call["args"], result
+    saved = (state or {}).get("args")
+    loads_state = _loads_optimizer.get() and not (is_release or settings.finetune or settings.no_load_optim)
+    if loads_state and saved is not None:
+        check_optimizer_state(call["load_dir"], TrainedParts.read(saved), TrainedParts.read(settings))
+    return result
 
 
 def check_optimizer_state(folder: str, saved: TrainedParts, current: TrainedParts) -> None:

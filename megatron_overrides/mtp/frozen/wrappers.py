@@ -1,30 +1,21 @@
 """The wrappers that train MTP heads over a frozen main model: `config.freeze_base_model_for_mtp`.
 
-They freeze new models, run the main model without gradients, send gradients of zero back through the pipeline, keep
-data parallelism and Megatron-FSDP from waiting for gradients that never come, and refuse optimizer state of another
-kind.
+They freeze new models, run the main model without gradients, send gradients of zero back through the pipeline, and
+leave the main model out of what a step updates and counts.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.blocks import mtp_blocks
 from megatron_overrides.mtp.forward_pass import current, running_pass
 from megatron_overrides.mtp.frozen.frozen_main_model import freeze, gradients_of_heads
-from megatron_overrides.mtp.frozen.settings import TrainedParts, check_heads_to_train, is_main_model_frozen
-from megatron_overrides.mtp.heads.detached_heads import REPORTS_ZERO_EMBEDDING_GRAD
+from megatron_overrides.mtp.frozen.settings import check_heads_to_train, is_main_model_frozen
 from megatron_overrides.mtp.losses.flops import tokens_in_batch, without_heads
-from megatron_overrides.scoped import scoped
-
-# Whether load_checkpoint is running for a model with an optimizer. Others read checkpoints by the same function.
-_loads_optimizer: ContextVar[bool] = ContextVar("loads_optimizer", default=False)
 
 
 def _zero_where_missing(gradient: torch.Tensor | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -111,24 +102,6 @@ def run_heads_with_gradients(call: Call) -> Any:
         return call.proceed()
 
 
-def mark_layers_needing_embedding_grad(call: Call) -> None:
-    """Wraps DistributedDataParallel.__init__(config, ddp_config, module, ...): marks layers that must report a zero.
-
-    With --overlap-grad-reduce DDP asserts, after the first step, that each parameter of a bucket has had a gradient.
-    The MTP stage's copy of the embedding gets none from detached heads. The distributed optimizer gives the copy a
-    separate bucket, unless buckets of fp8 and bf16 parameters are joined.
-    """
-    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
-
-    call.proceed()
-    config, ddp = call["config"], call["ddp_config"]
-    separate_bucket = ddp.use_distributed_optimizer and not getattr(ddp, "fp8_param_gather", False)
-    if ddp.overlap_grad_reduce and not separate_bucket and getattr(config, "pipeline_model_parallel_size", 1) > 1:
-        for module in call["module"].modules():
-            if isinstance(module, MultiTokenPredictionLayer):
-                setattr(module, REPORTS_ZERO_EMBEDDING_GRAD, True)
-
-
 def freeze_what_is_wrapped(call: Call) -> None:
     """Wraps the __init__(config, ddp_config, module, ...) of DDP, Megatron-FSDP and FSDP2.
 
@@ -152,71 +125,3 @@ def update_routers_of_heads(call: Call) -> None:
     if is_main_model_frozen(call["config"]):
         call["model"] = list(mtp_blocks(call["model"]))
     call.proceed()
-
-
-def register_no_hook_on_frozen_parameters(call: Call) -> None:
-    """Wraps MegatronFSDP._register_fsdp_hooks, which in 0.16 also hooks into the gradients of frozen parameters.
-
-    torch refuses that. Later releases leave these parameters out themselves.
-    """
-    frozen = [param for param in call.instance.parameters() if not param.requires_grad]
-    for param in frozen:
-        param.register_post_accumulate_grad_hook = lambda hook: RemovableHandle(OrderedDict())
-    try:
-        call.proceed()
-    finally:
-        for param in frozen:
-            del param.register_post_accumulate_grad_hook
-
-
-def reduce_groups_that_train(call: Call) -> None:
-    """Wraps ParamAndGradBuffer.reduce_scatter_gradients: it asks each group of parameters for its gradient buffer.
-
-    Groups of frozen parameters have none, and it would raise an AttributeError.
-    """
-    groups = call.instance.parameter_groups
-    call.instance.parameter_groups = [group for group in groups if group.main_grad_buffer is not None]
-    try:
-        call.proceed()
-    finally:
-        call.instance.parameter_groups = groups
-
-
-def share_state_of_heads(call: Call) -> dict[str, Any]:
-    """Wraps generate_state_dict(args, model, optimizer, ...), which lays out what is saved and what is loaded."""
-    from megatron_overrides.mtp.frozen.optimizer_state import share_plain_values
-
-    state: dict[str, Any] = call.proceed()
-    settings = call["args"]
-    has_optimizer = call.get("optimizer") is not None and not settings.no_save_optim
-    is_split = settings.ckpt_format == "torch_dist" and settings.pipeline_model_parallel_size > 1
-    if has_optimizer and is_split and is_main_model_frozen(settings):
-        has_heads = any(True for _ in mtp_blocks(call["model"]))
-        state["optimizer"] = share_plain_values(state.get("optimizer"), has_heads)
-    return state
-
-
-def watch_for_other_state(call: Call) -> Any:
-    """Wraps load_checkpoint(ddp_model, optimizer, ...): only with an optimizer can its state be another one."""
-    with scoped(_loads_optimizer, call.get("optimizer") is not None):
-        return call.proceed()
-
-
-def refuse_other_state(call: Call) -> Any:
-    """Wraps _load_base_checkpoint(load_dir, args, ...), which returns (state dict or None, name, is a release, ...).
-
-    In the format torch_dist load_checkpoint calls it twice: for what all ranks share, the arguments of the saved run
-    among it, and then for the tensors.
-
-    Raises:
-        ValueError: the optimizer state of other parameters would be loaded.
-    """
-    result = call.proceed()
-    settings, (state, _, is_release, *_) = call["args"], result
-    saved = (state or {}).get("args")
-    loads_state = _loads_optimizer.get() and not (is_release or settings.finetune or settings.no_load_optim)
-    if loads_state and saved is not None:
-        from megatron_overrides.mtp.frozen.optimizer_state import check_optimizer_state
-
-        check_optimizer_state(call["load_dir"], TrainedParts.read(saved), TrainedParts.read(settings))
-    return result

@@ -53,7 +53,7 @@ PATCH = Patch(
         *DETACHED_HEADS,
         Wrap(
             "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
-            "megatron_overrides.mtp.frozen.wrappers:mark_layers_needing_embedding_grad",
+            "megatron_overrides.mtp.frozen.data_parallelism:mark_layers_needing_embedding_grad",
             check_source=False,
         ),
         *(Wrap(target, _SCHEDULED) for target in SCHEDULED_MTP_LAYER),

@@ -119,7 +119,7 @@ PATCH = Patch(
         ),
         Wrap(
             "megatron.training.checkpointing:generate_state_dict",
-            f"{_WRAPPERS}:share_state_of_heads",
+            "megatron_overrides.mtp.frozen.optimizer_state:share_state_of_heads",
             check_source=False,
         ),
         *STATE_OF_TRAINED_PARAMETERS,
