@@ -8,7 +8,7 @@ from typing import Any
 from verl.utils import tensordict_utils
 
 from megatron_overrides.call import Call
-from megatron_overrides.mtp.frozen.settings import are_heads_disabled
+from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled
 from megatron_overrides.mtp.loss_weight.current import set_scheduled_weight
 from megatron_overrides.mtp.loss_weight.schedule import Progress
 from megatron_overrides.norms.step_record import get_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_overrides.mtp.frozen.settings import are_heads_disabled, is_main_model_frozen
+from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled, is_main_model_frozen
 
 
 def count_moe_layers(run: Any) -> int:

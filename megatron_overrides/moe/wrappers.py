@@ -15,7 +15,7 @@ from typing import Any
 from megatron_overrides.call import Call
 from megatron_overrides.moe.expert_parameters import mark_expert_parameters
 from megatron_overrides.moe.moe_layers import count_moe_layers
-from megatron_overrides.mtp.frozen.settings import are_heads_disabled, is_main_model_frozen
+from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled, is_main_model_frozen
 from megatron_overrides.report.metrics import MEGATRON_TRAINER, logging_trainer
 
 _PARALLEL_MODES = {"linear_fc1": "column", "linear_fc2": "row"}

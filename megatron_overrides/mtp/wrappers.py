@@ -15,7 +15,7 @@ from megatron_overrides.mtp.forward_pass import (
     recorded_pass,
     running_pass,
 )
-from megatron_overrides.mtp.frozen.settings import are_heads_disabled
+from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled
 
 
 def record_forward_inputs(call: Call) -> Any:

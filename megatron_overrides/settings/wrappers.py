@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
-from megatron_overrides.mtp.frozen.settings import are_heads_disabled, check_heads_to_train
+from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled, check_heads_to_train
 from megatron_overrides.mtp.loss_weight.checks import check_heads_to_schedule, warn_of_normalized_updates
 from megatron_overrides.mtp.losses.checks import check_token_counts
 from megatron_overrides.mtp.new_heads.checks import check_new_heads

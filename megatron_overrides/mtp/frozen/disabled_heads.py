@@ -13,7 +13,7 @@ import torch
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.blocks import mtp_blocks
 from megatron_overrides.mtp.forward_pass import current
-from megatron_overrides.mtp.frozen.settings import are_heads_disabled
+from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled
 from megatron_overrides.mtp.heads.detached_heads import report_zero_gradient
 from megatron_overrides.mtp.losses.flops import without_heads
 

@@ -16,7 +16,7 @@ from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, S
 
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.blocks import mtp_blocks
-from megatron_overrides.mtp.frozen.settings import TrainedParts, is_main_model_frozen
+from megatron_overrides.mtp.frozen.trained_parts import TrainedParts, is_main_model_frozen
 from megatron_overrides.scoped import scoped
 
 # Whether load_checkpoint is running for a model with an optimizer. Others read checkpoints by the same function.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from megatron_overrides.mtp.frozen.settings import is_main_model_frozen
+from megatron_overrides.mtp.frozen.trained_parts import is_main_model_frozen
 
 # Attributes of an MTP layer. The first is set for one forward, the second for good.
 TAKES_MAIN_HIDDEN_STATES = "_takes_hidden_states_of_main_model"

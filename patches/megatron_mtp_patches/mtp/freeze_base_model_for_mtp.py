@@ -92,7 +92,7 @@ PATCH = Patch(
                     *(Conflict(name, effect, "trains only the MTP heads", off) for name, off, effect in _NOT_WITH_IT),
                     CALLED_UNTRAINED,
                 ),
-                check="megatron_overrides.mtp.frozen.settings:check_frozen_main_model",
+                check="megatron_overrides.mtp.frozen.trained_parts:check_frozen_main_model",
                 is_upstream=True,
                 in_ms_swift=True,
             )
