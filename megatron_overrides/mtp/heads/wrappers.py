@@ -1,8 +1,6 @@
-"""The wrappers around MTP layers: detached heads, their embedding and output layer, and the check of their weights.
+"""The wrappers that detach MTP heads, and check their weights once.
 
-NVIDIA/Megatron-LM#3456 (detached heads; under the 1F1B overlap of experts no block runs, so the layers are marked),
-#6256 (multimodal models turn the scatter of their embedding off, because they put images and audio into the whole
-sequence first; an MTP layer calls that embedding itself).
+NVIDIA/Megatron-LM#3456 (detached heads; under the 1F1B overlap of experts no block runs, so the layers are marked).
 """
 
 from __future__ import annotations
@@ -63,42 +61,6 @@ def detach_inputs(call: Call) -> tuple[Any, ...]:
         # Activation recomputation gives gradients to parameters only if one of its inputs requires a gradient.
         hidden_states.requires_grad_(True)
     return (*rest, embedded, hidden_states)
-
-
-def scatter_embeddings(call: Call) -> tuple[Any, ...]:
-    """Wraps MultiTokenPredictionLayer._get_embeddings, which returns (..., embedded tokens, hidden states)."""
-    *rest, embedded, hidden_states = call.proceed()
-    embedding = call["embedding"]
-    if call.instance.config.sequence_parallel and not getattr(embedding, "scatter_to_sequence_parallel", True):
-        # A layer of 0.16 has no group, and None means Megatron's own.
-        from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
-
-        embedded = scatter_to_sequence_parallel_region(embedded, group=getattr(call.instance, "tp_group", None))
-    return (*rest, embedded, hidden_states)
-
-
-def tag_mtp_stage_embedding(call: Call) -> None:
-    """Wraps LanguageModule.setup_embeddings_and_output_layer, which tags the first and the last stage only."""
-    call.proceed()
-    if getattr(call.instance, "mtp_process", False) and hasattr(call.instance, "embedding"):
-        call.instance.embedding.word_embeddings.weight.is_embedding_or_output_parameter = True
-
-
-def drop_unused_output_weight(call: Call) -> None:
-    """Wraps LanguageModule.setup_embeddings_and_output_layer.
-
-    With tied embeddings the stage of the MTP heads takes the word embedding for the output layer, which has a weight
-    nevertheless, unless the stage is the first one.
-    """
-    is_tied = call.instance.share_embeddings_and_output_weights
-    if (
-        is_tied
-        and call.instance.post_process
-        and not call.instance.pre_process
-        and getattr(call.instance, "mtp_process", False)
-    ):
-        call.instance.output_layer.weight = None
-    call.proceed()
 
 
 def detach_scheduled_layer(call: Call) -> Any:

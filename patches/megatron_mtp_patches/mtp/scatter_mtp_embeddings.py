@@ -27,5 +27,5 @@ PATCH = Patch(
         "`scatter_embedding_sequence_parallel` is an argument of the model, which no flag of `pretrain_gpt.py` sets; "
         "`doctor` finds the defect in the configurations of a trainer.",
     ),
-    edits=(Wrap(_GET_EMBEDDINGS, "megatron_overrides.mtp.heads.wrappers:scatter_embeddings"),),
+    edits=(Wrap(_GET_EMBEDDINGS, "megatron_overrides.mtp.heads.scattered_embeddings:scatter_embeddings"),),
 )
