@@ -1,4 +1,4 @@
-"""The wrappers around Muon: gated attention, the scale of Newton-Schulz' input, and QK clipping.
+"""The wrappers around Muon: gated attention, and the scale of Newton-Schulz' input.
 
 NVIDIA/Megatron-LM#4728: query, gate, key and value are orthogonalized separately. With `attention_output_gate`, the
 rows of the fused weight of a query group are those of the queries, as many of the gate, then key and value. Megatron
@@ -18,7 +18,6 @@ import torch
 
 from megatron_overrides.call import Call
 from megatron_overrides.norms.optimizer_tree import leaves
-from megatron_overrides.norms.step_record import last_record
 
 # The square of a norm under the floor, times this squared, is a float32 for any floor up to 10.
 _LIFT = 2.0**60
@@ -47,13 +46,6 @@ def _with_gate(shapes: Sequence[int], config: Any) -> Sequence[int]:
         return shapes
     query, key, value = shapes
     return [query, query, key, value]
-
-
-def clip_after_update(call: Call) -> float:
-    """Wraps clip_qk: train_step calls it after skipped updates too, where it would rescale the weights."""
-    if last_record().decision.skips_update:
-        call["log_max_only"] = True
-    return call.proceed()
 
 
 def rescale_small_input(call: Call) -> torch.Tensor:

@@ -17,6 +17,7 @@ from megatron_overrides.call import Call
 from megatron_overrides.muon.qk_clip.checks import check_graphs, check_run, check_weights
 from megatron_overrides.muon.qk_clip.rule import row_factors, shares_group_between_ranks
 from megatron_overrides.muon.qk_clip.weights import remember, scale_rows
+from megatron_overrides.norms.step_record import last_record
 
 _LARGEST = "current_max_attn_logits"
 _REPORTS_NOTHING = (
@@ -189,6 +190,13 @@ def keep_logits_of_training(call: Call) -> Any:
     if now is not None:
         setattr(attention, _LARGEST, now.detach() if attention.training else before)
     return output
+
+
+def clip_after_update(call: Call) -> float:
+    """Wraps clip_qk: train_step calls it after skipped updates too, where it would rescale the weights."""
+    if last_record().decision.skips_update:
+        call["log_max_only"] = True
+    return call.proceed()
 
 
 def remember_optimizer(call: Call) -> None:

@@ -53,7 +53,7 @@ PATCH = Patch(
             )
         ),
         *OPTIMIZER_STEP,
-        Wrap("megatron.core.optimizer.qk_clip:clip_qk", "megatron_overrides.muon.wrappers:clip_after_update"),
+        Wrap("megatron.core.optimizer.qk_clip:clip_qk", "megatron_overrides.muon.qk_clip.wrappers:clip_after_update"),
         Wrap(
             f"{MTP}:MTPLossLoggingHelper.track_mtp_metrics",
             "megatron_overrides.mtp.metrics.wrappers:leave_out_skipped_step",

@@ -10,7 +10,7 @@ from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 
-from megatron_overrides.muon import wrappers
+from megatron_overrides.muon.qk_clip import wrappers
 from megatron_overrides.muon.qk_clip.checks import check_run
 from megatron_overrides.muon.qk_clip.weights import scale_rows
 from megatron_overrides.muon.qk_clip.wrappers import attention_layers
