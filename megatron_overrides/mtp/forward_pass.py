@@ -7,7 +7,7 @@ nothing of Megatron, because wrappers import it while modules of Megatron are be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +29,18 @@ class Request(NamedTuple):
 
 
 mtp_pass_request: ContextVar[Request | None] = ContextVar("mtp_pass_request", default=None)
+
+
+@contextmanager
+def mtp_pass(
+    compute: bool, labels: torch.Tensor | None = None, loss_mask: torch.Tensor | None = None
+) -> Iterator[PassMetrics]:
+    """Run the heads and their losses in the forward passes inside, or do not: `megatron_mtp_patches.mtp_pass`."""
+    from megatron_overrides.mtp.metrics.head_metrics import PassMetrics
+
+    metrics = PassMetrics()
+    with scoped(mtp_pass_request, Request(compute, metrics, labels, loss_mask)):
+        yield metrics
 
 
 class ForwardPass(NamedTuple):

@@ -8,7 +8,7 @@ from megatron.core.utils import get_model_config
 
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
-from megatron_overrides.mtp.mtp_pass import mtp_pass
+from megatron_overrides.mtp.forward_pass import mtp_pass
 from megatron_overrides.report.metrics import MEGATRON_TRAINER, end_of_log_line, logging_trainer, step_scalars
 from megatron_overrides.report.validation_metrics import evaluated_sets, validate, validation_line
 from megatron_overrides.scoped import scoped

@@ -179,8 +179,8 @@ def mtp_pass(
     state = _engine.report(mtp_acceptance_length.PATCH).state
     if state in ("disabled", "refused"):
         raise PatchError(f"mtp_pass needs the patch {mtp_acceptance_length.PATCH.id}, which is {state}")
-    overrides = import_module("megatron_overrides.mtp.mtp_pass")
-    return overrides.mtp_pass(compute, labels, loss_mask)
+    forward_pass = import_module("megatron_overrides.mtp.forward_pass")
+    return forward_pass.mtp_pass(compute, labels, loss_mask)
 
 
 def verify(model: Module | Sequence[Module], optimizer: object, forward_backward: Callable[[], object]) -> Verification:
