@@ -16,8 +16,7 @@ from megatron_overrides.call import Call
 from megatron_overrides.mtp.forward_pass import current
 from megatron_overrides.mtp.frozen.frozen_main_model import gradients_of_heads
 from megatron_overrides.mtp.heads.detached_heads import TAKES_MAIN_HIDDEN_STATES, are_detached
-from megatron_overrides.settings.checks import declared_settings
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import declared_settings, spell
 
 IGNORED = -100  # the label of a position that does not count
 

@@ -13,7 +13,7 @@ import torch
 
 from megatron_overrides.call import Call
 from megatron_overrides.muon.fused_rows import FUSED_ROWS, orthogonalize_pieces
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 
 def mark_fused_weights(call: Call) -> Any:

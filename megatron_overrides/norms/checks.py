@@ -9,7 +9,7 @@ from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, MTP_GROUP_
 from megatron_overrides.norms.norm_values import GradNorms
 from megatron_overrides.norms.optimizer_tree import check_optimizer
 from megatron_overrides.norms.step_decision import StepDecision
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 
 def check_threshold(settings: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 MTP_GRAD_NORM_GROUP = "mtp"
 MTP_GROUP_SETTINGS = ("mtp_clip_grad", "mtp_grad_norm_skip_threshold")

@@ -13,7 +13,7 @@ from megatron_overrides.norms.norm_groups import (
     separate_groups,
 )
 from megatron_overrides.norms.norm_values import GradNorms
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 
 class Excess(NamedTuple):

@@ -9,8 +9,7 @@ from typing import Any
 
 from megatron.core.utils import log_single_rank
 
-from megatron_overrides.settings.checks import declared_settings
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import declared_settings, spell
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Check settings by their declarations (`Setting` in the package's settings.py), which their fields carry."""
+"""Check settings by their declarations (`Setting` in the package's settings.py), and name them in errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import importlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from megatron_overrides.settings.names import spell
+
+def spell(name: str) -> str:
+    """Return `--mtp-clip-grad (config.mtp_clip_grad)`: frameworks with configurations have no flags."""
+    return f"--{name.replace('_', '-')} (config.{name})"
 
 
 def declared_settings(*configurations: type) -> Iterator[Any]:

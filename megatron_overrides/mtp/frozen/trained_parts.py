@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 
 def is_main_model_frozen(settings: Any) -> bool:

@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import Any
 
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from megatron.core.utils import to_local_if_dtensor
 from megatron_overrides.model_chunks import plain_name
 from megatron_overrides.model_ranks import is_on_any_rank
 from megatron_overrides.mtp.blocks import mtp_blocks
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 _SHOWN = 4
 

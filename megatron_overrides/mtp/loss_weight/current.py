@@ -16,7 +16,7 @@ from megatron.core.transformer import multi_token_prediction as mtp
 
 from megatron_overrides.model_chunks import as_list
 from megatron_overrides.mtp.loss_weight.schedule import NAME, STYLE, Progress, Schedule
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 # An attribute of a configuration whose weight has been set.
 _IS_SET = "_mtp_patches_set_scheduled_weight"

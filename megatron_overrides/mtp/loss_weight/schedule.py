@@ -6,7 +6,7 @@ import bisect
 from fractions import Fraction
 from typing import NamedTuple
 
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 NAME = "mtp_loss_scaling_schedule"
 STYLE = f"{NAME}_style"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 # The paper's (arXiv 2605.18810).
 DPACE_ALPHA = 0.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_overrides.settings.checks import spell
 from megatron_overrides.settings.cuda_graphs import captures_whole_iteration
-from megatron_overrides.settings.names import spell
 
 # The smallest interval that decides in each step whether to measure. Every step can be captured where it measures the
 # same; label agreement does with interval 1.

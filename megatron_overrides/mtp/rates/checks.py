@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from megatron_overrides.mtp.rates.head_groups import SETTINGS
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 
 def check_rates(settings: Any) -> None:

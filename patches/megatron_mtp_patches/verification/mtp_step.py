@@ -13,7 +13,7 @@ from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled
 from megatron_overrides.norms.norm_values import GradNorms
 from megatron_overrides.norms.optimizer_tree import check_optimizer, leaves
 from megatron_overrides.scoped import scoped
-from megatron_overrides.settings.names import spell
+from megatron_overrides.settings.checks import spell
 
 from ..engine import PatchError
 from ..engine.call import Call
