@@ -1,4 +1,4 @@
-"""The wrappers around the loss of the heads: GPTModel of 0.16, the scale of the loss, and its FLOPs."""
+"""The wrappers around the loss of the heads: GPTModel of 0.16, and its FLOPs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.losses.flops import tokens_in_batch
-from megatron_overrides.mtp.losses.loss_scale import _get_mtp_loss_scale
 
 
 def _attach_mtp_loss(call: Call) -> None:
@@ -60,22 +59,6 @@ def call_process_mtp_loss(call: Call) -> Any:
     return call.proceed(rest)
 
 
-def scale_mtp_loss(call: Call) -> Any:
-    """Wraps forward_step_calc_loss, which gives the MTP loss the scale of the main loss: replaces that scale."""
-    # Imported here because that module imports the schedules.
-    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
-
-    output_tensor, num_tokens = call.proceed()
-    config = call["config"]
-    if getattr(config, "mtp_num_layers", None) is not None and config.mtp_grad_scale_func is not None:
-        tensor = next(iter(output_tensor.values())) if isinstance(output_tensor, dict) else output_tensor
-        scale = _get_mtp_loss_scale(config, tensor.device)
-        if not config.calculate_per_token_loss:
-            scale = scale / call["num_microbatches"]
-        MTPLossAutoScaler.set_loss_scale(scale)
-    return output_tensor, num_tokens
-
-
 def count_main_model_logits(call: Call) -> Any:
     """Wraps num_floating_point_operations(args, batch_size, ...): the heads are compared with logits of one matmul.
 
@@ -88,9 +71,3 @@ def count_main_model_logits(call: Call) -> Any:
     if not getattr(settings, "mtp_num_layers", None) or loss_type == "cross_entropy":
         return flops
     return flops + 2 * tokens_in_batch(call) * settings.hidden_size * settings.padded_vocab_size
-
-
-def exclude_callable_fields(call: Call) -> None:
-    """Wraps ArgumentGroupFactory.__init__, whose callers list what to leave out: a Callable has no argparse type."""
-    call.proceed()
-    call.instance.exclude.add("mtp_grad_scale_func")

@@ -42,10 +42,10 @@ PATCH = Patch(
             is_upstream=True,
         ),
         AddIfMissing(f"{_SCHEDULES}:_get_mtp_loss_scale", f"{_OVERRIDES}:_get_mtp_loss_scale"),
-        Wrap(f"{_SCHEDULES}:forward_step_calc_loss", "megatron_overrides.mtp.losses.wrappers:scale_mtp_loss"),
+        Wrap(f"{_SCHEDULES}:forward_step_calc_loss", f"{_OVERRIDES}:scale_mtp_loss"),
         Wrap(
             "megatron.training.argument_utils:ArgumentGroupFactory.__init__",
-            "megatron_overrides.mtp.losses.wrappers:exclude_callable_fields",
+            f"{_OVERRIDES}:exclude_callable_fields",
             check_source=False,
         ),
         DEFAULT_IN_YAML,
