@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, MTP_GROUP_SETTINGS, named_groups
-from megatron_overrides.norms.norm_values import GradNorms
+from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP, MTP_GROUP_SETTINGS, named_groups
 from megatron_overrides.norms.optimizer_tree import check_optimizer
 from megatron_overrides.norms.step_decision import StepDecision
+from megatron_overrides.norms.values import GradNorms
 from megatron_overrides.settings.checks import spell
 
 

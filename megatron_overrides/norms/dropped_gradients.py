@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP
-from megatron_overrides.norms.norm_values import GradNorms
+from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP
 from megatron_overrides.norms.optimizer_tree import leaves, params_to_clip
+from megatron_overrides.norms.values import GradNorms
 
 
 def skip_update(optimizer: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from megatron_overrides.norms.norm_groups import Group, check_group, measured_group, separate_groups
+from megatron_overrides.norms.groups import Group, check_group, measured_group, separate_groups
 from megatron_overrides.norms.replicas import first_replicas
 
 

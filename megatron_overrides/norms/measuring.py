@@ -23,11 +23,11 @@ from megatron_overrides.norms.gradients import (
     get_main_grads_for_grad_norm,
     local_part,
 )
-from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups
-from megatron_overrides.norms.norm_values import Census, GradNorm, GradNorms
+from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups
 from megatron_overrides.norms.optimizer_tree import Reduction, leaves, params_by_group, reductions
 from megatron_overrides.norms.step_decision import reads_norms
 from megatron_overrides.norms.step_record import get_record, set_norms
+from megatron_overrides.norms.values import Census, GradNorm, GradNorms
 
 
 class Row(IntEnum):

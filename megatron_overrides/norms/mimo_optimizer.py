@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from megatron.core.models.mimo.optimizer import MimoOptimizer
 
+from megatron_overrides.norms.groups import separate_groups
 from megatron_overrides.norms.measuring import step_norms
-from megatron_overrides.norms.norm_groups import separate_groups
-from megatron_overrides.norms.norm_values import GradNorms
 from megatron_overrides.norms.optimizer_step import limit_gradients, update
 from megatron_overrides.norms.step_decision import StepDecision, decide, needs_norms
 from megatron_overrides.norms.step_record import get_record, publish, set_norms
+from megatron_overrides.norms.values import GradNorms
 
 
 @torch.no_grad()

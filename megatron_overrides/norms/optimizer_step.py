@@ -18,9 +18,9 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer, MixedPrecisionO
 from megatron_overrides.norms.clipping import clip
 from megatron_overrides.norms.dropped_gradients import count_dropped_step, drop_mtp_gradients, skip_update
 from megatron_overrides.norms.measuring import step_norms
-from megatron_overrides.norms.norm_values import GradNorm, GradNorms
 from megatron_overrides.norms.step_decision import StepDecision, decide, needs_norms
 from megatron_overrides.norms.step_record import publish, set_norms
+from megatron_overrides.norms.values import GradNorm, GradNorms
 
 
 @torch.no_grad()

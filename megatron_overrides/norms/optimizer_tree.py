@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from megatron_overrides.norms.norm_groups import Group, measured_group, separate_groups
-from megatron_overrides.norms.norm_values import Census
+from megatron_overrides.norms.groups import Group, measured_group, separate_groups
+from megatron_overrides.norms.values import Census
 
 
 class Leaf(NamedTuple):

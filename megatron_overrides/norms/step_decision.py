@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from megatron_overrides.norms.norm_groups import (
+from megatron_overrides.norms.groups import (
     MTP_GRAD_NORM_GROUP,
     Group,
     clip_limit,
     named_groups,
     separate_groups,
 )
-from megatron_overrides.norms.norm_values import GradNorms
+from megatron_overrides.norms.values import GradNorms
 from megatron_overrides.settings.checks import spell
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from megatron.core.utils import log_single_rank
 
-from megatron_overrides.norms.norm_groups import MTP_GRAD_NORM_GROUP, MTP_GROUP_SETTINGS
-from megatron_overrides.norms.norm_values import Census, GradNorms
+from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP, MTP_GROUP_SETTINGS
 from megatron_overrides.norms.step_decision import Excess, StepDecision, mtp_skip_threshold, skip_threshold
+from megatron_overrides.norms.values import Census, GradNorms
 from megatron_overrides.settings.checks import spell
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from typing import Any
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
 from megatron_overrides.norms.gradients import with_one_gradient
-from megatron_overrides.norms.norm_groups import tag, tagged_group
-from megatron_overrides.norms.norm_tags import tag_mtp_block, tag_mtp_blocks, tag_named_groups
+from megatron_overrides.norms.groups import tag, tagged_group
 from megatron_overrides.norms.optimizer_tree import leaves
 from megatron_overrides.norms.replicas import mark_shard
+from megatron_overrides.norms.tags import tag_mtp_block, tag_mtp_blocks, tag_named_groups
 
 
 def tag_block(call: Call) -> None:

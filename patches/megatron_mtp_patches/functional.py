@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from megatron_overrides.mtp.losses.head_losses import MTPLoss
-    from megatron_overrides.norms.norm_values import GradNorms
     from megatron_overrides.norms.step_decision import StepDecision
+    from megatron_overrides.norms.values import GradNorms
 
 __all__ = ["acceptance", "clip", "decide", "grad_norms", "is_mtp_parameter", "mtp_loss", "roll", "tag", "update"]
 
@@ -223,7 +223,7 @@ def tag(
     Raises:
         TypeError: `model` is neither a torch.nn.Module nor a list of them, or `optimizer` is not a Megatron optimizer.
     """
-    from megatron_overrides.norms.norm_tags import tag_matching
+    from megatron_overrides.norms.tags import tag_matching
 
     return tag_matching(model, optimizer, group, match)
 

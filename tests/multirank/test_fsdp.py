@@ -19,7 +19,7 @@ from fsdp_training import (
     whole,
 )
 
-from megatron_overrides.norms.norm_groups import tagged_group
+from megatron_overrides.norms.groups import tagged_group
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 

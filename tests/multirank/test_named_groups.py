@@ -89,7 +89,7 @@ def test_groups_that_one_rank_has_tagged_do_not_widen_the_reduction_of_another_o
     """As with an actor on some ranks and a critic on all: ranks that reduce tensors of different sizes hang."""
     from types import SimpleNamespace
 
-    from megatron_overrides.norms.norm_tags import tag_named_groups
+    from megatron_overrides.norms.tags import tag_named_groups
 
     if rank == 1:
         tag_named_groups([torch.nn.Linear(2, 2)], SimpleNamespace(grad_norm_group=["actor=weight:1.0"]))

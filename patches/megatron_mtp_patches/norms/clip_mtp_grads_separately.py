@@ -4,7 +4,7 @@ from ..engine import AddIfMissing, Patch, Probe, PullRequest, Wrap
 from ..settings import Setting, model_setting, optimizer_setting
 from ..shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, MTP, OPTIMIZER, OPTIMIZER_STEP, SHOW_METRICS
 
-_GROUPS = "megatron_overrides.norms.norm_groups"
+_GROUPS = "megatron_overrides.norms.groups"
 _NORMS = "megatron_overrides.norms.measuring"
 _BASE = f"{OPTIMIZER}:MegatronOptimizer"
 

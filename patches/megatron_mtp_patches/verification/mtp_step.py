@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled
-from megatron_overrides.norms.norm_values import GradNorms
 from megatron_overrides.norms.optimizer_tree import check_optimizer, leaves
+from megatron_overrides.norms.values import GradNorms
 from megatron_overrides.scoped import scoped
 from megatron_overrides.settings.checks import spell
 

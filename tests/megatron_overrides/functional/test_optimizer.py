@@ -90,7 +90,7 @@ def test_a_setting_for_heads_that_are_not_tagged_is_an_error(make_training, name
     ],
 )
 def test_a_setting_that_is_no_limit_is_an_error(settings, message):
-    from megatron_overrides.norms.norm_values import GradNorms
+    from megatron_overrides.norms.values import GradNorms
 
     norms = GradNorms({None: 2.0, "mtp": 0.5}, {None: 2.0, "mtp": 0.5})
     with pytest.raises(ValueError, match=message):
@@ -144,7 +144,7 @@ def test_a_name_that_matches_nothing_tags_nothing(make_training):
 
 
 def test_a_decision_needs_no_megatron_configuration():
-    from megatron_overrides.norms.norm_values import GradNorms
+    from megatron_overrides.norms.values import GradNorms
 
     norms = GradNorms({None: 2.0, "mtp": 0.5}, {None: 2.0, "mtp": 0.5})
     assert not functional.decide(norms, SimpleNamespace(clip_grad=1.0)).skips_update

@@ -5,7 +5,7 @@ import torch
 from megatron.core import tensor_parallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, optimizer
 
-from megatron_overrides.norms.norm_groups import tagged_group
+from megatron_overrides.norms.groups import tagged_group
 from megatron_overrides.norms.optimizer_tree import leaves
 
 pytestmark = pytest.mark.forked("patched")

@@ -30,7 +30,7 @@ def run(make_optimizer, give_gradients, snapshot):
 
 def clip_by(optimizer, norms):
     from megatron_overrides.norms.clipping import clip
-    from megatron_overrides.norms.norm_values import GradNorms
+    from megatron_overrides.norms.values import GradNorms
 
     clip(optimizer, GradNorms(norms, norms))
 

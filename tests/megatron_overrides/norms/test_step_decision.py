@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatron_overrides.norms.norm_values import GradNorms
 from megatron_overrides.norms.step_decision import decide, needs_norms
+from megatron_overrides.norms.values import GradNorms
 
 pytestmark = pytest.mark.forked("patched")
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatron_overrides.norms.norm_values import Census, GradNorms
 from megatron_overrides.norms.step_decision import Excess, StepDecision
 from megatron_overrides.norms.step_record import get_record, last_record, publish, set_norms
+from megatron_overrides.norms.values import Census, GradNorms
 from megatron_overrides.report.metrics import step_metrics
 
 pytestmark = pytest.mark.forked("patched")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megatron_overrides.norms.norm_groups import (
+from megatron_overrides.norms.groups import (
     clip_limit,
     measured_group,
     named_groups,
@@ -13,7 +13,7 @@ from megatron_overrides.norms.norm_groups import (
     tag,
     tagged_group,
 )
-from megatron_overrides.norms.norm_tags import tag_named_groups
+from megatron_overrides.norms.tags import tag_named_groups
 
 pytestmark = pytest.mark.forked("patched")
 

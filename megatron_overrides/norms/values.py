@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from megatron_overrides.norms.norm_groups import Group
+from megatron_overrides.norms.groups import Group
 
 # A float or, with TransformerEngine >= 2.14 from Megatron 0.17 on, a one-element CUDA tensor.
 GradNorm: TypeAlias = float | torch.Tensor

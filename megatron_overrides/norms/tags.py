@@ -13,7 +13,7 @@ import torch
 
 from megatron_overrides.model_chunks import as_list, plain_name
 from megatron_overrides.mtp.blocks import mtp_blocks
-from megatron_overrides.norms.norm_groups import (
+from megatron_overrides.norms.groups import (
     MTP_GRAD_NORM_GROUP,
     copy_optimizer_param_metadata,
     named_groups,
