@@ -16,13 +16,8 @@ from megatron.core.optimizer import clip_grads as upstream
 from megatron.core.utils import get_data_parallel_group_if_dtensor
 
 from megatron_overrides.muon.exemption import is_exempt
-from megatron_overrides.norms.gradients import (
-    by_dtype,
-    filter_grads,
-    get_grads_for_grad_norm,
-    get_main_grads_for_grad_norm,
-    local_part,
-)
+from megatron_overrides.norms.foreign_optimizers import group_grads, is_foreign, is_overridden
+from megatron_overrides.norms.gradients import by_dtype, local_part
 from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups
 from megatron_overrides.norms.optimizer_tree import Reduction, leaves, params_by_group, reductions
 from megatron_overrides.norms.step_decision import reads_norms
@@ -115,11 +110,11 @@ def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...], owned: s
         params = params_by_group(leaf, separate)
         owned.update(params)
         if leaf is root or not measures_itself(leaf):
-            grads.setdefault((squares, 0), []).extend(_group_grads(leaf, None, params.get(None, [])))
+            grads.setdefault((squares, 0), []).extend(group_grads(leaf, None, params.get(None, [])))
         for column, group in enumerate(separate, start=1):
             if group in params:
                 sums[owners, column] += 1
-                grads.setdefault((squares, column), []).extend(_group_grads(leaf, group, params[group]))
+                grads.setdefault((squares, column), []).extend(group_grads(leaf, group, params[group]))
     shards = None
     for (row, column), column_grads in grads.items():
         for grad in column_grads:
@@ -136,29 +131,7 @@ def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...], owned: s
 
 def measures_itself(leaf: Any) -> bool:
     """Whether the class of `leaf` overrides get_grad_norm, as optimizers of other libraries may."""
-    return _is_foreign(type(leaf), "get_grad_norm", get_grad_norm)
-
-
-def _is_overridden(owner: Any, name: str, ours: Any) -> bool:
-    return inspect.getattr_static(owner, name, ours) is not ours
-
-
-def _is_foreign(owner: Any, name: str, ours: Any) -> bool:
-    """Whether a method is neither ours nor Megatron's own, which is there if the patch with ours is not applied."""
-    method = inspect.getattr_static(owner, name, ours)
-    return method is not ours and not getattr(method, "__module__", "").startswith("megatron.core.")
-
-
-def _group_grads(leaf: Any, group: Group, params: list[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """The gradients of a group, which has these parameters.
-
-    Another library's class may choose them itself, those of the main group by the name of up to 0.18.
-    """
-    if group is None and _is_foreign(type(leaf), "get_main_grads_for_grad_norm", get_main_grads_for_grad_norm):
-        return leaf.get_main_grads_for_grad_norm()
-    if _is_foreign(type(leaf), "get_grads_for_grad_norm", get_grads_for_grad_norm):
-        return leaf.get_grads_for_grad_norm(group)
-    return filter_grads(leaf, params)
+    return is_foreign(type(leaf), "get_grad_norm", get_grad_norm)
 
 
 def step_norms(optimizer: Any, needs_groups: bool = True) -> GradNorms:
@@ -169,7 +142,7 @@ def step_norms(optimizer: Any, needs_groups: bool = True) -> GradNorms:
     `needs_groups` is False if nothing depends on the norms of separate groups, which are then measured only along with
     the main one.
     """
-    overrides_main = _is_overridden(optimizer, "get_grad_norm", get_grad_norm)
+    overrides_main = is_overridden(optimizer, "get_grad_norm", get_grad_norm)
     compute_groups = inspect.getattr_static(optimizer, "_compute_grad_norms_by_group", None)
     overrides_groups = compute_groups not in (None, _compute_grad_norms_by_group)
     if not overrides_main and not overrides_groups:
