@@ -202,16 +202,18 @@ class Engine:
         with self._lock:
             installer = self._load_installer()
             if installer:
-                self._install(installer, module, module.__name__, errors)
+                self._install_or_postpone(installer, module, module.__name__, errors)
                 for name in list(self._postponed):
-                    self._install(installer, self._postponed.pop(name), module.__name__, errors)
+                    self._install_or_postpone(installer, self._postponed.pop(name), module.__name__, errors)
 
     def _find_implementation_modules(self, installer: Installer, module: str) -> list[str]:
         """The modules of the overrides that `module` needs, and of those that failed while others waited for them."""
         waiting = [name for other in self._postponed for name in installer.implementation_modules(other)]
         return installer.implementation_modules(module) + [name for name in waiting if name not in sys.modules]
 
-    def _install(self, installer: Installer, module: ModuleType, imported: str, errors: dict[str, Exception]) -> None:
+    def _install_or_postpone(
+        self, installer: Installer, module: ModuleType, imported: str, errors: dict[str, Exception]
+    ) -> None:
         """Install into `module` now or, if an override that it needs is not imported, after a later import.
 
         The failed import of an override is final only once no other import is in progress: it may have failed because

@@ -139,13 +139,13 @@ class Installer:
         errors = []
         for patch in patches:
             try:
-                self._install(patch, module, import_errors)
+                self._install_edits_of(patch, module, import_errors)
             except PatchError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
 
-    def _install(self, patch: Patch, module: ModuleType, import_errors: Mapping[str, Exception]) -> None:
+    def _install_edits_of(self, patch: Patch, module: ModuleType, import_errors: Mapping[str, Exception]) -> None:
         decision = self.decision(patch)
         if decision.state is State.REFUSED:
             self._raise_or_warn(patch, decision.reason)
