@@ -7,7 +7,7 @@ from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.description import sections, settings
 from megatron_mtp_patches.engine import AddField, AddFlag, Patch, PullRequest
 from megatron_mtp_patches.engine.state import State
-from megatron_mtp_patches.retirement import KNOWN, retires_with, state_in
+from megatron_mtp_patches.states_by_release import KNOWN, retires_with, state_in
 
 from scripts.common.markdown import table
 

@@ -6,7 +6,7 @@ from megatron_mtp_patches.defects.catalog import known_defects, read_releases, r
 from megatron_mtp_patches.defects.diagnosis import Settings
 from megatron_mtp_patches.defects.probe import has_defect
 from megatron_mtp_patches.installed_megatron import find_releases
-from megatron_mtp_patches.retirement import state_in
+from megatron_mtp_patches.states_by_release import state_in
 
 KINDS = {"wrong numbers", "wrong log", "lost state", "hang", "crash"}
 every_defect = pytest.mark.parametrize("defect", known_defects(), ids=lambda defect: defect.id)

@@ -14,7 +14,7 @@ from pathlib import Path
 from .. import __version__, _engine, apply
 from ..catalog import CATALOG
 from ..engine import PatchError, UsageError
-from ..retirement import KNOWN
+from ..states_by_release import KNOWN
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from ..engine.report import Report
 from ..engine.state import State, TargetState
 from ..installed_megatron import describe_megatron, import_targets
 from ..rehearsal import transformer_engine
-from ..retirement import advice, state_in
+from ..states_by_release import advice, state_in
 from .console import make_console
 from .zero_touch import describe_zero_touch
 

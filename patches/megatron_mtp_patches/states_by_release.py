@@ -1,4 +1,4 @@
-"""Which release makes a patch superfluous, by what its declaration says of upstream. Nothing installed is read."""
+"""The state of a patch in each release, by what its declaration says of upstream. Nothing installed is read."""
 
 from __future__ import annotations
 
