@@ -48,7 +48,8 @@ OTHERS = {
     "scripts.pins": {"--check"},
     "scripts.replay": {"--megatron", "--ranks", "--release"},
     "megatron-core 0.19": {"--freeze-all-layers", "--freeze-base-for-mtp", "--qad-train-target"}
-    | {"--dataloader-inter-document-masking", "--tensor-parallel-num-weight-shards"},
+    | {"--dataloader-inter-document-masking", "--tensor-parallel-num-weight-shards"}
+    | {"--expert-tensor-parallel-num-weight-shards"},
     "megatron.post_training": {"--export-kd-teacher-load"},
     "main": {"--mtp-hsm"},
 }
