@@ -28,6 +28,19 @@ def test_flags_whose_patch_is_left_out_are_wrong_usage(doctor, monkeypatch, word
     assert "--reward-model" not in done.err
 
 
+def test_a_flag_that_the_profile_leaves_out_is_refused_with_the_words_that_add_it(doctor, monkeypatch):
+    import megatron_mtp_patches
+
+    monkeypatch.setenv("MEGATRON_MTP_PATCHES", "repairs")
+    megatron_mtp_patches.revert()
+    done = doctor(f"{SMALL} --min-clip-coefficient 0.1")
+    assert done.code == 2
+    assert done.err.endswith(
+        "--min-clip-coefficient comes with the patch floor-clip-coefficient, which is left out by "
+        "MEGATRON_MTP_PATCHES=repairs; write repairs,floor-clip-coefficient to add it to the repairs\n"
+    )
+
+
 def test_a_main_model_frozen_for_heads_that_are_not_there_is_refused_as_the_run_refuses_it(doctor):
     done = doctor(f"{SMALL} --freeze-base-model-for-mtp --load base")
     assert (done.code, done.out) == (2, "")

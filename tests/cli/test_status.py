@@ -100,6 +100,14 @@ def test_patches_that_are_left_out_share_a_line(command, monkeypatch):
     )
 
 
+def test_patches_that_the_profile_leaves_out_share_a_line_that_says_how_to_add_one(command, monkeypatch):
+    monkeypatch.setenv("MEGATRON_MTP_PATCHES", "repairs")
+    megatron_mtp_patches.revert()
+    lines = [line for line in command("status").out.splitlines() if "(disabled)" in line]
+    assert len(lines) == 1 and "floor-clip-coefficient" in lines[0]
+    assert lines[0].endswith("=repairs; write repairs,ID to add it to the repairs")
+
+
 @pytest.mark.parametrize(
     "release, row",
     [

@@ -1,9 +1,10 @@
 """The words of MEGATRON_MTP_PATCHES and MEGATRON_MTP_PATCHES_ON_DRIFT."""
 
 import pytest
-from megatron_mtp_patches.engine import PatchError
+from megatron_mtp_patches.engine import PatchError, Project
 from megatron_mtp_patches.engine.selection import Selection, check_policy, select
 
+PROJECT = Project(package="choice", library="Lib", library_package="lib", repository="example/lib")
 IDS = ("one", "two", "three-four")
 
 
@@ -24,24 +25,32 @@ IDS = ("one", "two", "three-four")
     ],
 )
 def test_select(choice, selected):
-    assert select(choice, IDS, "CHOICE") == Selection(frozenset(selected), "all")
+    assert select(choice, IDS, PROJECT) == Selection(frozenset(selected), "all")
 
 
 def test_a_profile_leaves_nothing_out_but_what_is_named():
-    assert select("repairs", IDS, "CHOICE") == Selection(frozenset(IDS), "repairs")
-    assert select("repairs,-two", IDS, "CHOICE") == Selection(frozenset({"one", "three-four"}), "repairs")
+    assert select("repairs", IDS, PROJECT) == Selection(frozenset(IDS), "repairs")
+    assert select("repairs,-two", IDS, PROJECT) == Selection(frozenset({"one", "three-four"}), "repairs")
+
+
+@pytest.mark.parametrize("choice, ids", [("repairs,one", set(IDS)), ("repairs, one, -two", {"one", "three-four"})])
+def test_a_patch_can_be_added_to_the_profile(choice, ids):
+    assert select(choice, IDS, PROJECT) == Selection(frozenset(ids), "repairs", frozenset({"one"}))
 
 
 @pytest.mark.parametrize("choice", ["five", "one,five", "-five", "--one", "One", "one two"])
-def test_an_unknown_word_is_an_error_that_lists_the_ids(choice):
-    with pytest.raises(PatchError, match="unknown patch .* CHOICE and .*one, two, three-four"):
-        select(choice, IDS, "CHOICE")
+def test_an_unknown_word_is_an_error_that_names_the_command_that_lists_the_ids(choice):
+    with pytest.raises(PatchError, match="unknown patch .* CHOICE and .*: `choice status`") as raised:
+        select(choice, IDS, PROJECT)
+    assert "three-four" not in str(raised.value)
 
 
-@pytest.mark.parametrize("choice", ["one,-two", "-one,one", "all,one", "all,all", "repairs,one", "-one,repairs"])
+@pytest.mark.parametrize(
+    "choice", ["one,-two", "-one,one", "all,one", "all,all", "repairs,one,-one", "-one,repairs", "repairs,none"]
+)
 def test_taking_and_leaving_out_do_not_mix(choice):
     with pytest.raises(PatchError, match="mixes"):
-        select(choice, IDS, "CHOICE")
+        select(choice, IDS, PROJECT)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +58,7 @@ def test_taking_and_leaving_out_do_not_mix(choice):
 )
 def test_words_that_say_nothing_or_two_things(choice, part):
     with pytest.raises(PatchError, match=part):
-        select(choice, IDS, "CHOICE")
+        select(choice, IDS, PROJECT)
 
 
 @pytest.mark.parametrize(

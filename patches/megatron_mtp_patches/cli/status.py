@@ -95,12 +95,18 @@ def _make_table(reports: list[Report]) -> Table:
 
 
 def _reasons(reports: list[Report]) -> list[str]:
-    """A line for each reason why patches are pending, disabled or refused; the other states explain themselves."""
-    ids: dict[tuple[State, str], list[str]] = {}
+    """A line for each reason why patches are pending, disabled or refused; the other states explain themselves.
+
+    Patches whose reasons differ in their own id alone share a line, which has ID in its place.
+    """
+    alike: dict[tuple[State, str], list[Report]] = {}
     for report in reports:
         if report.state not in SELF_EXPLAINING:
-            ids.setdefault((report.state, report.reason), []).append(report.id)
-    return [f"{', '.join(names)} ({state}): {reason}" for (state, reason), names in sorted(ids.items())]
+            alike.setdefault((report.state, report.reason.replace(report.id, "ID")), []).append(report)
+    return [
+        f"{', '.join(report.id for report in group)} ({state}): {reason if len(group) > 1 else group[0].reason}"
+        for (state, reason), group in sorted(alike.items())
+    ]
 
 
 def _find_library(target: str) -> str:

@@ -57,8 +57,8 @@ def enable() -> int:
         ) from error
     print(
         f"{'Enabled already' if done else 'Enabled'} by {file}.\n"
-        f"Each Python that reads it applies the patches as it starts, where {VARIABLE} is set (all, id,id or -id,-id); "
-        f"elsewhere nothing changes."
+        f"Each Python that reads it applies the patches as it starts, where {VARIABLE} is set: all, repairs, id,id "
+        f"(only these) or -id,-id (all but these). Elsewhere nothing changes."
     )
     return 0
 

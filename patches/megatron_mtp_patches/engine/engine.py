@@ -63,7 +63,7 @@ class Engine:
     def apply(self, choice: str, on_drift: str) -> None:
         """Patch what is imported already, and each further module as it arrives. See `selection` for the words."""
         with self._lock:
-            selected = select(choice, [patch.id for patch in self.catalog], self.project.choice_variable)
+            selected = select(choice, [patch.id for patch in self.catalog], self.project)
             policy = check_policy(on_drift, self.project.drift_variable)
             self.revert()
             self._choice = selected, policy

@@ -86,9 +86,12 @@ class Installer:
         if patch.id not in self.selection.ids:
             return Decision(State.DISABLED, f"left out by {variable}")
         decision = decide(patch, self.known_sources, self._project)
-        if self.selection.profile != REPAIRS or patch.is_repair or decision.state in (State.REPAIRED, State.NATIVE):
+        is_added = self.selection.profile != REPAIRS or patch.id in self.selection.added
+        if is_added or patch.is_repair or decision.state in (State.REPAIRED, State.NATIVE):
             return decision
-        return Decision(State.DISABLED, f"left out by {variable}={REPAIRS}, which adds nothing")
+        return Decision(
+            State.DISABLED, f"left out by {variable}={REPAIRS}; write {REPAIRS},{patch.id} to add it to the repairs"
+        )
 
     def _decide_again(self, patch: Patch) -> None:
         """A module that was executed again may have another source now."""

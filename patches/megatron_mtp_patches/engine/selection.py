@@ -7,23 +7,28 @@ from collections.abc import Iterable
 from .declare import PatchError
 from .records import record
 
+TYPE_CHECKING = False  # as in declare.py
+if TYPE_CHECKING:
+    from .project import Project
+
 POLICIES = ("raise", "warn", "skip")
 ALL, REPAIRS = PROFILES = ("all", "repairs")
+NONE = "none"
 
 
 @record
 class Selection:
-    """What the user has chosen: `ids`, and of these, with the profile 'repairs', only what repairs the library."""
+    """What the user has chosen: `ids`; with the profile 'repairs' those of them that are repairs, or are `added`."""
 
     ids: frozenset[str]
     profile: str
+    added: frozenset[str] = frozenset()
 
 
-def select(choice: str, ids: Iterable[str], variable: str) -> Selection:
+def select(choice: str, ids: Iterable[str], project: Project) -> Selection:
     """Return what `choice` picks: 'all', 'repairs', 'none', 'id,id' (only these) or '-id,-id' (all but these).
 
-    'all,-id' is '-id', and 'repairs,-id' the profile without `id`. `variable` is the environment variable that holds a
-    choice.
+    'all,-id' is '-id', and 'repairs,id,-id' the profile with the first patch and without the second.
 
     Raises:
         PatchError: an id that does not exist, ids to take mixed with ids to leave out, or commas alone.
@@ -31,36 +36,40 @@ def select(choice: str, ids: Iterable[str], variable: str) -> Selection:
     ids = tuple(ids)
     words = [word.strip() for word in choice.split(",") if word.strip()]
     if not words and choice.strip():
-        raise PatchError(f"{choice!r} names no patch; {variable} and apply() take {', '.join(PROFILES)}, none, or ids")
+        raise PatchError(f"{choice!r} names no patch; {_possible_words(project)}")
+    if words == [NONE]:
+        return Selection(frozenset(), ALL)
     profile = ALL
-    if words[:1] in ([ALL], [REPAIRS]) and all(word.startswith("-") for word in words[1:]):
+    if words[:1] == [REPAIRS] or (words[:1] == [ALL] and all(word.startswith("-") for word in words[1:])):
         profile, *words = words
-    return Selection(_select_ids(choice, words, ids, variable), profile)
+    if misplaced := next((word for word in (*PROFILES, NONE) if word in words), ""):
+        place = "first" if misplaced == REPAIRS else "alone"
+        raise PatchError(f"{choice!r} mixes {misplaced} with other words; write {misplaced} {place}, or leave it out")
+    _refuse_unknown(words, ids, project)
+    taken = frozenset(word for word in words if not word.startswith("-"))
+    left_out = frozenset(word[1:] for word in words if word.startswith("-"))
+    if taken & left_out or (profile == ALL and taken and left_out):
+        raise PatchError(f"{choice!r} mixes patches to take with patches to leave out (-id); write one kind only")
+    if profile == REPAIRS:
+        return Selection(frozenset(ids) - left_out, profile, taken)
+    return Selection(taken or frozenset(ids) - left_out, profile)
 
 
-def _select_ids(choice: str, words: list[str], ids: tuple[str, ...], variable: str) -> frozenset[str]:
-    if not words:
-        return frozenset(ids)
-    if len(words) > 1 and (alone := next((word for word in (*PROFILES, "none") if word in words), "")):
-        raise PatchError(f"{choice!r} mixes {alone} with other words; write {alone} alone, or leave it out")
-    if words == ["none"]:
-        return frozenset()
+def _refuse_unknown(words: list[str], ids: tuple[str, ...], project: Project) -> None:
     unknown = [word for word in words if word.removeprefix("-") not in ids]
     if unknown:
         import difflib  # in this case alone: the import of the package is to cost nothing
 
-        close = difflib.get_close_matches(unknown[0].removeprefix("-").lower(), (*PROFILES, "none", *ids), n=1)
+        close = difflib.get_close_matches(unknown[0].removeprefix("-").lower(), (*PROFILES, NONE, *ids), n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
-        raise PatchError(
-            f"unknown patch {', '.join(map(repr, unknown))}{hint}; {variable} and apply() take {', '.join(PROFILES)}, "
-            f"none, or some of: {', '.join(ids)}"
-        )
-    left_out = {word[1:] for word in words if word.startswith("-")}
-    if not left_out:
-        return frozenset(words)
-    if len(left_out) < len(set(words)):
-        raise PatchError(f"{choice!r} mixes patches to take with patches to leave out (-id); write one kind only")
-    return frozenset(ids) - left_out
+        raise PatchError(f"unknown patch {', '.join(map(repr, unknown))}{hint}; {_possible_words(project)}")
+
+
+def _possible_words(project: Project) -> str:
+    return (
+        f"{project.choice_variable} and apply() take {', '.join(PROFILES)}, {NONE}, or ids of patches: "
+        f"`{project.command} status`, without this choice, lists them"
+    )
 
 
 def check_policy(on_drift: str, variable: str) -> str:
