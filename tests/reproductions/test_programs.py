@@ -1,24 +1,29 @@
 """Each program sees its defect in a Megatron that has it, not in a later one that has not, nor with the patches.
 
 A program runs on the newest release that has its defect, and unpatched on the oldest after it; with --everywhere both
-ways on each from the first that has it.
+ways on each from the first that has it. One that needs a package that is not here does not.
 """
 
 import pytest
 from megatron_mtp_patches.defects.catalog import known_defects, read_releases, releases_with
 from megatron_mtp_patches.installed_megatron import find_releases
-from megatron_mtp_patches.reproductions import runner
+from megatron_mtp_patches.reproductions import needs, runner
 
 pytestmark = pytest.mark.forked("megatron")
 
 
 def pytest_generate_tests(metafunc):
-    """`defect` has a program that runs here, `patched_defect` one that runs here with the patches, too."""
+    """`defect` has a program that runs here, `patched_defect` one that runs here with the patches, too.
+
+    `defect_of_more` has one that needs a package that is not here.
+    """
     (here,) = find_releases()
     everywhere = metafunc.config.getoption("everywhere")
-    defects = [one for one in known_defects() if runner.find_program(one.id) and runs_on(one, here, everywhere)]
+    shown = [one for one in known_defects() if runner.find_program(one.id) and runs_on(one, here, everywhere)]
+    defects = [one for one in shown if not needs.find_missing(runner.find_program(one.id))]
+    more = [one for one in shown if one not in defects and one.patch and here in releases_with(one)]
     patched = [one for one in defects if everywhere or here in releases_with(one)]
-    for name, chosen in (("defect", defects), ("patched_defect", patched)):
+    for name, chosen in (("defect", defects), ("patched_defect", patched), ("defect_of_more", more)):
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, chosen, ids=lambda defect: defect.id)
 
@@ -45,6 +50,11 @@ def test_megatron_as_it_is(defect):
 def test_with_the_patches(patched_defect):
     outcome = runner.run(runner.find_program(patched_defect.id), with_patches=True)
     assert outcome.is_right is (bool(patched_defect.patch) or not this_release_has(patched_defect)), outcome
+
+
+def test_a_program_needs_what_it_says(defect_of_more):
+    outcome = runner.run(runner.find_program(defect_of_more.id), with_patches=True)
+    assert not outcome.is_right, outcome
 
 
 def test_each_program_is_of_a_known_defect():

@@ -16,16 +16,19 @@ from ..defects.probe import has_defect
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 from ..installed_megatron import describe_megatron, find_releases
-from ..reproductions import runner
+from ..reproductions import needs, runner
 from ..reproductions.standalone import make_standalone, needs_gpus
 from .audit import condition_of
 from .console import make_say
 
 WIDTH = 100  # of the text in a standalone file
+CANNOT_RUN = 125  # the exit code, as that of a standalone file
 
 
 def reproduce(identifier: str | None, as_json: bool) -> int:
-    """Print what the program of one defect, or of each (None), expects and sees; 1 if the patches leave one wrong.
+    """Print what the program of one defect, or of each (None), expects and sees.
+
+    Returns 1 if the patches leave a defect, else 125 if a program cannot run because a package is missing, else 0.
 
     Raises:
         UsageError: there is no such defect, or a CPU cannot show it.
@@ -34,13 +37,18 @@ def reproduce(identifier: str | None, as_json: bool) -> int:
     if find_file("megatron.core") is None:
         raise PatchError(describe_megatron())
     programs = _find_programs(identifier)
-    runner.prepare()
-    reports = [_report(defect, program) for defect, program in programs.items()]
+    missing = {defect: needs.find_missing(program) for defect, program in programs.items()}
+    if not all(missing.values()):
+        runner.prepare()
+    reports = [_report(defect, program, missing[defect]) for defect, program in programs.items()]
     if as_json:
         print(json.dumps(reports, indent=1, default=str))
     else:
         _show(reports)
-    return int(any(report["patch"] and not report["with the patches"]["right"] for report in reports))
+    ran = [report for report in reports if not report["cannot run"]]
+    if any(report["patch"] and not report["with the patches"]["right"] for report in ran):
+        return 1
+    return 0 if len(ran) == len(reports) else CANNOT_RUN
 
 
 def write_standalone(identifier: str, file: Path) -> int:
@@ -78,6 +86,8 @@ def _describe(defect: Defect, program: ModuleType) -> str:
         if needs_gpus(program)
         else f"It runs on {gpus}, or on a CPU where there are fewer."
     )
+    if packages := needs.needs_of(program):
+        machine += f" It needs {' and '.join(packages)}, too."
     links = [f"https://github.com/{link.replace('#', '/issues/')}" for link in defect.links]
     releases, megatron = ", ".join(releases_with(defect)), " or ".join(sorted(find_releases()))
     paragraphs = [
@@ -102,15 +112,21 @@ def _find_programs(identifier: str | None) -> dict[Defect, ModuleType]:
     return programs
 
 
-def _report(defect: Defect, program: ModuleType) -> dict[str, Any]:
-    as_it_is, patched = (runner.run(program, with_patches) for with_patches in (False, True))
-    return {
+def _report(defect: Defect, program: ModuleType, missing: str) -> dict[str, Any]:
+    """What was seen; nothing where packages are `missing`."""
+    about = {
         "id": defect.id,
         "effect": defect.effect,
         "program": (program.__doc__ or "").strip(),
         "ranks": getattr(program, "RANKS", 1),
         "has defect": has_defect(defect),
         "patch": defect.patch,
+        "cannot run": missing,
+    }
+    if missing:
+        return about
+    as_it_is, patched = (runner.run(program, with_patches) for with_patches in (False, True))
+    return about | {
         "expected": as_it_is.expected,
         "as it is": {"seen": as_it_is.seen, "right": as_it_is.is_right},
         "with the patches": {"seen": patched.seen, "right": patched.is_right},
@@ -123,6 +139,9 @@ def _show(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         say(f"\n{report['id']}: {report['effect']}", "bold")
         say(f"{report['program']} ({report['ranks']} rank{'s' * (report['ranks'] > 1)})")
+        if report["cannot run"]:
+            say(f"    cannot run here: {report['cannot run']}", "yellow")
+            continue
         say(f"    expected          {report['expected']}")
         for name in ("as it is", "with the patches"):
             outcome = report[name]

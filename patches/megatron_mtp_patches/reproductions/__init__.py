@@ -4,6 +4,7 @@
     lab.py      what they share: process groups, small models, comparisons; fsdp_lab.py, moe_lab.py, mxfp8_lab.py,
                 qk_clip_lab.py and trainer_lab.py for Megatron-FSDP, experts, MXFP8 parameters, QK clipping and the log
                 of Megatron's trainer
+    needs.py    which packages a program needs and this environment lacks
     runner.py   runs a program on forked ranks, as Megatron is and with the patches
     standalone.py   writes a program and what it uses of these modules into one file (`--standalone`), which ends with
                 standalone_main.py
@@ -11,6 +12,7 @@
 A program has a docstring that says what it does, and
 
     RANKS = 2                 # of 1 to 4; 1 if it says nothing
+    NEEDS = ("transformer-engine",)   # packages beside Megatron, by the names of pip; TransformerEngine brings einops
     EXPECTED = "a step"       # where the defect is an error or a hang: what should come of it
     WITHOUT_CUDA = True       # where Megatron asks for no torch.cuda: a standalone file of it also runs on a CPU
 

@@ -2,6 +2,8 @@
 
 from ..lab import compute_gradients, make_config, make_ddp, make_gpt, start, tokens
 
+NEEDS = ("transformer-engine",)
+
 
 def reproduce():
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper

@@ -3,6 +3,7 @@
 from ..lab import norm
 
 WITHOUT_CUDA = True
+NEEDS = ("emerging-optimizers",)
 
 
 def reproduce():

@@ -5,6 +5,7 @@ data-parallel ranks have, where each gradient is 1.
 from ..fsdp_lab import norm_without_sharding
 
 RANKS = 4
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

@@ -5,6 +5,7 @@ A step has two microbatches.
 from ..fsdp_lab import norms_of_a_step
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

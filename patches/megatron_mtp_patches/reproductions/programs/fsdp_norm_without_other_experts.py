@@ -5,6 +5,7 @@ is 1.
 from ..fsdp_lab import norm_without_sharding
 
 RANKS = 2
+NEEDS = ("einops",)
 
 
 def reproduce():

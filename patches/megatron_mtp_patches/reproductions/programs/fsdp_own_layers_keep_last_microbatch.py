@@ -2,6 +2,8 @@
 
 from ..fsdp_lab import norms_of_a_step
 
+NEEDS = ("transformer-engine",)
+
 
 def reproduce():
     return norms_of_a_step("no_shard", 2, "output_layer", is_fused=True)

@@ -4,6 +4,7 @@ from ..fsdp_lab import norm_under_ddp_and_fsdp
 from ..lab import start
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

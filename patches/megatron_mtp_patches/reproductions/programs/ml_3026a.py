@@ -2,6 +2,8 @@
 
 from ..lab import make_sparse_gpt, start, tokens
 
+NEEDS = ("transformer-engine",)
+
 
 def reproduce():
     start()

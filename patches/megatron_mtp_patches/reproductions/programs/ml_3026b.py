@@ -6,6 +6,8 @@ import math
 
 from ..lab import make_sparse_gpt, start
 
+NEEDS = ("transformer-engine",)
+
 
 def reproduce():
     import torch

@@ -3,6 +3,7 @@
 from ..fsdp_lab import norms_of_a_step
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

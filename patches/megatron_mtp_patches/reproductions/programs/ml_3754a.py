@@ -3,6 +3,7 @@
 from ..fsdp_lab import norm_without_sharding
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

@@ -4,6 +4,8 @@ as a multiple of that in a step of one, to which the four are equal.
 
 from ..lab import make_ddp, make_sparse_gpt, norm, run_microbatches, start
 
+NEEDS = ("transformer-engine",)
+
 
 def reproduce():
     start()

@@ -4,6 +4,7 @@ from ..fsdp_lab import make_fsdp
 from ..lab import compute_gradients, make_config, make_ddp, make_gpt, make_optimizer, start
 
 RANKS = 2
+NEEDS = ("einops",)
 
 
 def reproduce():

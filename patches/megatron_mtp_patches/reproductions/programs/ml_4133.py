@@ -4,6 +4,7 @@ from ..fsdp_lab import step_in_bf16
 from ..lab import start
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

@@ -4,6 +4,7 @@ from ..fsdp_lab import make_fsdp
 from ..lab import make_config, make_gpt, make_optimizer, start
 
 RANKS = 2
+NEEDS = ("einops",)
 EXPECTED = "main weights"
 
 

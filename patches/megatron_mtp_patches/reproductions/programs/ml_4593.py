@@ -7,6 +7,8 @@ from contextlib import nullcontext
 
 from ..lab import LENGTH, make_config, make_gpt, norm, start
 
+NEEDS = ("transformer-engine",)
+
 
 def reproduce():
     import torch

@@ -5,6 +5,7 @@ import inspect
 from ..lab import LENGTH, make_config, make_gpt, start
 
 EXPECTED = "hidden states"
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

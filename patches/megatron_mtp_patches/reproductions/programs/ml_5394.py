@@ -4,6 +4,8 @@ of another matrix, beside that without clipping.
 
 from ..lab import make_config, make_ddp, make_gpt, make_optimizer, norm, start
 
+NEEDS = ("emerging-optimizers",)
+
 
 def reproduce():
     start()

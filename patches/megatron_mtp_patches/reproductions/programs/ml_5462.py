@@ -6,6 +6,7 @@ from ..fsdp_lab import make_fsdp
 from ..lab import make_config, start
 
 MICROBATCHES = 300
+NEEDS = ("einops",)
 
 
 def reproduce():

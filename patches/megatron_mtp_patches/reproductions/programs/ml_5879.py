@@ -4,6 +4,7 @@ from ..fsdp_lab import train_gpt
 from ..lab import start
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

@@ -3,6 +3,7 @@
 from ..lab import norm_of_expert_gradients
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

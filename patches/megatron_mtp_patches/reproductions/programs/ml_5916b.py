@@ -5,6 +5,7 @@ is 1.
 from ..lab import norm_of_expert_gradients
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

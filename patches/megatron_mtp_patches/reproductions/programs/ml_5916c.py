@@ -5,6 +5,7 @@ their parts of it, 1 and 2, should be added.
 from ..lab import gather, make_config, make_ddp, make_gpt, start
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

@@ -5,6 +5,7 @@ multimodal model does: one forward pass.
 from ..lab import make_config, make_gpt, start, tokens
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 EXPECTED = "a loss"
 
 

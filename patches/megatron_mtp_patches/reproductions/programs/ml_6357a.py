@@ -5,6 +5,7 @@ Megatron-FSDP with optim, where backward passes add these gradients up themselve
 from ..fsdp_lab import norms_of_a_step
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

@@ -6,6 +6,8 @@ import importlib
 
 from ..lab import LENGTH, VOCABULARY, compute_gradients, make_config, make_ddp, start
 
+NEEDS = ("transformer-engine",)
+
 
 def reproduce():
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler

@@ -2,6 +2,8 @@
 
 from ..lab import compute_gradients, make_config, make_ddp, make_gpt, norm, start
 
+NEEDS = ("transformer-engine",)
+
 
 def reproduce():
     import torch

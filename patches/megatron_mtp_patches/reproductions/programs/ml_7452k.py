@@ -5,6 +5,7 @@ It is that of the sum over both.
 from ..lab import LENGTH, gather, make_config, make_ddp, norm, start
 
 RANKS = 2
+NEEDS = ("transformer-engine",)
 
 
 def reproduce():

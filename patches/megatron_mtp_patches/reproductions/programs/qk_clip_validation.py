@@ -3,6 +3,8 @@
 from ..lab import run_microbatches, start
 from ..qk_clip_lab import largest_logits_of_step, make_clipping_model, multiply_weights
 
+NEEDS = ("transformer-engine",)
+
 
 def reproduce():
     start()

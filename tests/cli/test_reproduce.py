@@ -1,0 +1,67 @@
+"""`reproduce` says what to install where a program needs a package that is not here."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.forked("megatron")
+
+RIGHT, WRONG = (SimpleNamespace(expected=1, seen=seen, is_right=seen == 1) for seen in (1, 2))
+
+
+@pytest.fixture
+def without_transformer_engine(monkeypatch):
+    from megatron_mtp_patches.rehearsal import transformer_engine
+
+    monkeypatch.setattr(transformer_engine, "has_python", lambda: False)
+
+
+@pytest.fixture
+def outcomes(monkeypatch):
+    """outcomes(as it is, with the patches): what each program that runs gives."""
+    from megatron_mtp_patches.reproductions import runner
+
+    def give(*pair):
+        monkeypatch.setattr(runner, "prepare", lambda: None)
+        monkeypatch.setattr(runner, "run", lambda program, with_patches: pair[with_patches])
+
+    return give
+
+
+def test_a_program_that_needs_transformer_engine_says_what_to_install_and_ends_with_125(
+    command, without_transformer_engine
+):
+    from megatron_mtp_patches.rehearsal import transformer_engine
+
+    done = command("reproduce", "ML-5916")
+    assert done.code == 125
+    advice = transformer_engine.installation_advice()
+    assert advice.startswith("install its Python: `pip install --no-deps transformer-engine")
+    assert f"    cannot run here: it needs transformer-engine: {advice}\n" in done.out
+    assert "as it is" not in done.out
+
+
+def test_a_package_that_is_missing_is_named(command, monkeypatch):
+    from megatron_mtp_patches.reproductions import needs
+
+    monkeypatch.setattr(needs, "find_spec", lambda module: None)
+    (report,) = json.loads(command("reproduce", "EO-238", "--json").out)
+    assert report["cannot run"] == "it needs emerging-optimizers: pip install emerging-optimizers"
+
+
+@pytest.mark.parametrize("patched, code", [(RIGHT, 125), (WRONG, 1)], ids=["removed", "left"])
+def test_of_all_programs_those_that_can_run_do(command, without_transformer_engine, outcomes, patched, code):
+    outcomes(WRONG, patched)
+    done = command("reproduce", "--all", "--json")
+    reports = json.loads(done.out)
+    ran = {report["id"] for report in reports if not report["cannot run"]}
+    assert done.code == code
+    assert "ML-5338" in ran and not ran & {"ML-5916", "ML-4070", "fsdp-repeated-head"}
+
+
+def test_a_program_that_needs_nothing_more_runs(command, without_transformer_engine, outcomes):
+    outcomes(WRONG, RIGHT)
+    assert command("reproduce", "ML-5338").code == 0
