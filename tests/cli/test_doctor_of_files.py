@@ -32,7 +32,8 @@ def diagnose(command, tmp_path, monkeypatch):
             (tmp_path / file).write_text(text)
         done = command("doctor", "--te", "2.16.1", "--json", "--batch", *files)
         return {
-            run["file"]: run["refused"] or {one["id"] for one in run["defects"]} for run in json.loads(done.out)["runs"]
+            run["file"]: run["unusable"] or run["refused"] or {one["id"] for one in run["defects"]}
+            for run in json.loads(done.out)["runs"]
         }
 
     return run
@@ -123,15 +124,67 @@ def test_what_no_patch_removes_ends_with_1_from_severity_3_on(command, tmp_path,
 @pytest.mark.parametrize(
     "text, problem",
     [
-        ("a: [", "is not YAML"),
-        ("a: 1", "has neither MODEL_ARGS"),
+        ("a: [", "it is not YAML"),
+        ("num_layers: 1", "it has neither MODEL_ARGS"),
         ("actor_rollout_ref: {actor: {strategy: fsdp}}", "in which Megatron trains nothing"),
-        (None, "cannot be read"),
+        (None, "it cannot be read: Is a directory"),
     ],
 )
-def test_a_file_that_is_no_run(command, tmp_path, text, problem):
-    file = tmp_path / "file.yaml"
-    if text is not None:
-        file.write_text(text)
-    done = command("doctor", "--batch", str(file))
-    assert done.code == 2 and problem in done.err and str(file) in done.err
+def test_a_file_that_has_no_run_is_listed_and_the_others_are_diagnosed(command, tmp_path, text, problem):
+    bad, good = tmp_path / "file.yaml", tmp_path / "run"
+    bad.mkdir() if text is None else bad.write_text(text)
+    good.write_text(f"{SMALL} --optimizer muon")
+    done = command("doctor", "--batch", str(bad), str(good))
+    assert done.code == 2 and f"{bad}: " in done.out and problem in done.out
+    assert f"{good}: known defects: " in done.out and "ML-5394" in done.out
+    assert done.out.splitlines()[-1].startswith("Runs: 1; ")
+    assert done.out.endswith(" Files without a run: 1.\n")
+
+
+def test_files_and_flags_are_not_both_given(command, tmp_path):
+    (tmp_path / "run").write_text(SMALL)
+    done = command("doctor", "--batch", str(tmp_path / "run"), "--", "--optimizer", "muon")
+    assert (done.code, done.out) == (2, "") and "give --batch or -- FLAGS, not both" in done.err
+
+
+SCRIPT = f"""#!/bin/bash
+GPUS=8
+MODEL_ARGS=(
+    {SMALL}  # a small one
+    --tensor-model-parallel-size ${{TP:-2}}
+)
+torchrun --nproc-per-node $GPUS pretrain_gpt.py ${{MODEL_ARGS[@]}} --optimizer $OPTIMIZER $MORE_ARGS 2>&1 | tee log
+"""
+
+
+def test_a_launch_script_is_read_with_the_variables_that_it_sets(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPTIMIZER", "muon")
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    told = command("doctor", "--batch", str(tmp_path / "run.sh")).out
+    assert "ML-5394" in told and "unknown to Megatron" not in told
+    assert "torchrun's options are not read: give --world-size N\n" in told
+    assert "not set in this file: $MORE_ARGS. Set such a variable in the environment" in told
+    told = command("doctor", "--world-size", "8", "--batch", str(tmp_path / "run.sh")).out
+    assert "ML-5394" in told and "--world-size" not in told
+
+
+def test_what_a_script_sets_under_a_condition_is_named(command, tmp_path):
+    (tmp_path / "run.sh").write_text(
+        f"ARGS='{SMALL}'\nif test $X; then\n  ARGS+=' --optimizer muon'\nfi\ntrain.py $ARGS\n"
+    )
+    told = command("doctor", "--batch", str(tmp_path / "run.sh")).out
+    assert "ML-5394" in told and "conditions are not evaluated: ARGS set in all branches\n" in told
+
+
+def test_the_variable_that_hides_the_flags_is_named_where_megatron_refuses(command, tmp_path):
+    (tmp_path / "run.sh").write_text("torchrun pretrain_gpt.py $MODEL_ARGS --bf16")
+    done = command("doctor", "--batch", str(tmp_path / "run.sh"))
+    assert done.code == 2 and "Megatron refuses these flags: " in done.out
+    assert "not set in this file: $MODEL_ARGS" in done.out
+
+
+@pytest.mark.parametrize("ranks, problem", [("3", "are split over 2 ranks"), ("0", "give a number of ranks")])
+def test_a_number_of_ranks_that_cannot_be_is_refused_of_files_too(command, tmp_path, ranks, problem):
+    (tmp_path / "run").write_text(f"{SMALL} --tensor-model-parallel-size 2")
+    done = command("doctor", "--world-size", ranks, "--batch", str(tmp_path / "run"))
+    assert done.code == 2 and (problem in done.out + done.err or "Megatron refuses" in done.out)

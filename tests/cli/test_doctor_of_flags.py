@@ -253,6 +253,10 @@ def test_words_of_other_commands_get_a_hint(doctor, flags, hint):
     assert hint in doctor(f"{SMALL} {flags}").out
 
 
+def test_the_options_of_torchrun_need_no_hint_where_the_number_of_ranks_is_given(doctor):
+    assert "torchrun" not in doctor(f"{SMALL} --nproc-per-node 8", "--world-size", "8").out
+
+
 def test_layer_wise_muon_is_known_however_megatron_spells_it(defects, release):
     """validate_args of 0.19 reads dist_muon as muon and a setting."""
     flags = f"{SMALL} --optimizer dist_muon --mtp-num-layers 1 --mtp-detach-heads"

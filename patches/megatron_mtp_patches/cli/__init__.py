@@ -1,7 +1,8 @@
 """The command `megatron-mtp-patches`.
 
 Exit codes: 0 all is well; 1 a patch is refused, a source has drifted or something needed is missing; 2 wrong usage.
-`run` exits with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads, or no step.
+`run` exits with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads, or no step;
+`reproduce` with 125 if a package is missing that its program needs.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser(
         "doctor",
-        usage="%(prog)s [-h] [[--world-size N] [--te VERSION] [--json] -- FLAGS | --batch FILE ...]",
+        usage="%(prog)s [-h] [--world-size N] [--te VERSION] [--json] [-- FLAGS | --batch FILE ...]",
         help="check the environment: versions, and which features missing packages disable; "
         "or, with `-- FLAGS` of Megatron's trainer, which known defects affect them",
     )
@@ -97,8 +98,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--batch",
         nargs="+",
         metavar="FILE",
-        help="runs in files: a recipe of Megatron-LM's tests, the configuration of Megatron-Bridge, verl or ms-swift, "
-        "flags as text",
+        help="runs in files: a launch script, a recipe of Megatron-LM's tests, the configuration of Megatron-Bridge, "
+        "verl or ms-swift, flags as text",
     )
     doctor.add_argument("--json", action="store_true", help="for programs; only with FLAGS or --batch")
     doctor.set_defaults(carry_out=_doctor)
@@ -202,9 +203,11 @@ def _script_arguments(arguments: argparse.Namespace) -> list[str]:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.batch:
+        if "--" in arguments.words:
+            raise UsageError("give --batch or -- FLAGS, not both: a file has the flags of its own run")
         from .batch import diagnose_files
 
-        return diagnose_files(arguments.batch, arguments.te, arguments.json)
+        return diagnose_files(arguments.batch, arguments.world_size, arguments.te, arguments.json)
     if "--" not in arguments.words:
         if arguments.world_size or arguments.te or arguments.json:
             raise UsageError("--world-size, --te and --json need the flags of a training: doctor ... -- FLAGS")

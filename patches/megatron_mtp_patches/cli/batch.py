@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -11,9 +12,10 @@ from typing import NamedTuple
 from ..defects.diagnosis import Finding, Settings, find_defects
 from ..engine import UsageError
 from ..installed_megatron import describe_megatron
-from .command_line import read
+from .command_line import TORCHRUN_OPTIONS, read
 from .console import make_say
-from .diagnose import FAILS_FROM, describe, prepare, silence, style_of
+from .diagnose import FAILS_FROM, check_world_size, describe, prepare, silence, style_of
+from .launch_script import Command
 from .run_files import read_runs
 
 
@@ -21,31 +23,37 @@ class Diagnosis(NamedTuple):
     """What is known of a run: Megatron's words where it refuses the flags; else its defects.
 
     Attributes:
-        hints: the flags that Megatron does not know, and what may be meant.
+        run: its name, after the file.
+        unusable: why the file has no run.
+        refusal: Megatron's words.
+        hints: the flags that Megatron does not know, what may be meant, and what the file leaves open.
     """
 
     run: str
-    refusal: str
-    hints: list[str]
-    findings: list[Finding]
+    unusable: str = ""
+    refusal: str = ""
+    hints: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
-def diagnose_files(files: list[str], transformer_engine: str | None, as_json: bool) -> int:
+def diagnose_files(files: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
     """Print the defects that affect the run of each file.
 
     `run_files.py` says which files these are. Returns 1 if the patches leave a defect of severity 3 or more, else 2 if
-    Megatron refuses a run, else 0.
+    Megatron refuses a run or a file has none, else 0.
 
     Raises:
-        UsageError: a file cannot be read, or is none of these.
+        PatchError: Megatron is not installed.
+        UsageError: `transformer_engine` is not a version, no run has so many ranks, or Megatron's trainer is missing.
     """
-    runs = [run for file in files for run in read_runs(Path(file))]
+    check_world_size(world_size)
     version, _ = prepare(transformer_engine)
-    diagnoses = [_diagnose(name, run, version) for name, run in runs]
+    diagnoses = [one for file in files for one in _diagnose_file(file, world_size, version)]
     if as_json:
         rows = [
             {
                 "file": one.run,
+                "unusable": one.unusable,
                 "refused": one.refusal,
                 "hints": one.hints,
                 "defects": [dataclasses.asdict(finding) for finding in one.findings],
@@ -58,32 +66,58 @@ def diagnose_files(files: list[str], transformer_engine: str | None, as_json: bo
     findings = [finding for one in diagnoses for finding in one.findings]
     if any(finding.severity >= FAILS_FROM and not finding.is_removed for finding in findings):
         return 1
-    return 2 if any(one.refusal for one in diagnoses) else 0
+    return 2 if any(one.refusal or one.unusable for one in diagnoses) else 0
 
 
-def _diagnose(name: str, run: list[str] | SimpleNamespace, version: str | None) -> Diagnosis:
-    hints: list[str] = []
+def _diagnose_file(file: str, world_size: int | None, version: str | None) -> Iterator[Diagnosis]:
     try:
-        if isinstance(run, list):
-            with silence():
-                line = read(run, None)
-            sources, hints = line.sources, list(line.unknown.hints())
-        else:
-            sources = run.sources
-        return Diagnosis(name, "", hints, list(find_defects(Settings(sources, version))))
+        runs = read_runs(Path(file))
     except UsageError as error:
-        return Diagnosis(name, str(error), hints, [])
+        yield Diagnosis(file, unusable=str(error))
+        return
+    for name, run in runs:
+        if isinstance(run, Command):
+            yield _diagnose_command(name, run, world_size, version)
+        else:
+            ranks = [] if world_size is None else [SimpleNamespace(world_size=world_size)]
+            yield Diagnosis(name, findings=tuple(find_defects(Settings([*ranks, *run.sources], version))))
+
+
+def _diagnose_command(name: str, run: Command, world_size: int | None, version: str | None) -> Diagnosis:
+    hints = []
+    if world_size is None and any(word.partition("=")[0] in TORCHRUN_OPTIONS for word in run.launcher):
+        hints.append("torchrun's options are not read: give --world-size N")
+    if unset := run.unset():
+        hints.append(
+            f"not set in this file: {' '.join(unset)}. Set such a variable in the environment of this command, or "
+            f"write its value into the file"
+        )
+    if run.conditional:
+        hints.append(f"conditions are not evaluated: {', '.join(run.conditional)} set in all branches")
+    try:
+        with silence():
+            line = read(run.flags, world_size)
+        findings = tuple(find_defects(Settings(line.sources, version)))
+    except UsageError as error:
+        return Diagnosis(name, refusal=str(error), hints=tuple(hints))
+    return Diagnosis(name, hints=(*line.unknown.hints(), *hints), findings=findings)
 
 
 def _show(diagnoses: list[Diagnosis]) -> None:
     say = make_say()
     say(describe_megatron())
     for one in diagnoses:
-        say(f"{one.run}: {one.refusal or f'known defects: {len(one.findings)}'}", "yellow" if one.refusal else "bold")
+        problem = one.unusable or one.refusal
+        say(f"{one.run}: {problem or f'known defects: {len(one.findings)}'}", "yellow" if problem else "bold")
         for hint in one.hints:
             say(hint, "yellow")
         for finding in one.findings:
             say(describe(finding), style_of(finding))
     refused = sum(bool(one.refusal) for one in diagnoses)
     affected = sum(any(not finding.is_removed for finding in one.findings) for one in diagnoses)
-    say(f"Runs: {len(diagnoses)}; {affected} with a defect that is not removed, {refused} that Megatron refuses.")
+    unusable = sum(bool(one.unusable) for one in diagnoses)
+    without_run = f" Files without a run: {unusable}." if unusable else ""
+    say(
+        f"Runs: {len(diagnoses) - unusable}; {affected} with a defect that is not removed, {refused} that Megatron "
+        f"refuses.{without_run}"
+    )

@@ -30,10 +30,12 @@ class UnknownFlags(NamedTuple):
     Attributes:
         names: the flags.
         similar: the flag of Megatron that one of them is almost the same as.
+        is_sized: the number of ranks is known without torchrun's options.
     """
 
     names: list[str]
     similar: dict[str, str]
+    is_sized: bool
 
     def hints(self) -> Iterator[str]:
         """What they are, and what may be meant instead; nothing where there are none."""
@@ -43,7 +45,7 @@ class UnknownFlags(NamedTuple):
             yield f"{name}: did you mean {flag}?"
         if OPTIONS.intersection(self.names):
             yield f"{', '.join(sorted(OPTIONS))} go before --"
-        if TORCHRUN_OPTIONS.intersection(self.names):
+        if TORCHRUN_OPTIONS.intersection(self.names) and not self.is_sized:
             yield "torchrun's options are ignored: give --world-size N before --"
 
 
@@ -112,7 +114,7 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
     with _as_first_rank(words):
         with refusals():
             parser = megatron.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-            unknown = _unknown_flags(parser, words)
+            unknown = _unknown_flags(parser, words, world_size is not None)
             parsed = megatron.parse_args(ignore_unknown_args=True)
         if left_out := list(flags_left_out(unknown.names)):
             raise UsageError("\n".join(left_out))
@@ -158,10 +160,10 @@ def smallest_world_size(settings: Settings) -> int:
     return math.lcm(dense, experts * pipeline)
 
 
-def _unknown_flags(parser: argparse.ArgumentParser, words: list[str]) -> UnknownFlags:
+def _unknown_flags(parser: argparse.ArgumentParser, words: list[str], is_sized: bool) -> UnknownFlags:
     names = [word.partition("=")[0] for word in parser.parse_known_args(words)[1] if word.startswith("-")]
     close = {name: get_close_matches(name, parser._option_string_actions, 1, 0.9) for name in names}
-    return UnknownFlags(names, {name: flags[0] for name, flags in close.items() if flags})
+    return UnknownFlags(names, {name: flags[0] for name, flags in close.items() if flags}, is_sized)
 
 
 def _sections(arguments: Any) -> list[object]:

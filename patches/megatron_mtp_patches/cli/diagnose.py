@@ -47,8 +47,7 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
         PatchError: Megatron is not installed.
         UsageError: `transformer_engine` is not a version, Megatron's trainer is missing, or the flags are refused.
     """
-    if world_size is not None and world_size < 1:
-        raise UsageError(f"--world-size {world_size}: give a number of ranks")
+    check_world_size(world_size)
     if {"--help", "-h"}.intersection(words):
         raise UsageError("Megatron's own flags are listed by your training script with --help")
     version, is_known = prepare(transformer_engine)
@@ -77,6 +76,12 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
         origin = "" if is_known else " (not installed; this release was made for it)"
         _show(line, findings, f"TransformerEngine {version}{origin}" if version else "no TransformerEngine")
     return int(any(finding.severity >= FAILS_FROM and not finding.is_removed for finding in findings))
+
+
+def check_world_size(world_size: int | None) -> None:
+    """Raise UsageError for a number of ranks that cannot be."""
+    if world_size is not None and world_size < 1:
+        raise UsageError(f"--world-size {world_size}: give a number of ranks")
 
 
 def prepare(transformer_engine: str | None) -> tuple[str | None, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..engine import UsageError
+from .launch_script import Command, read_commands
 
 _KINDS = (
     "MODEL_ARGS, as a recipe of Megatron-LM's functional tests; a section `model`, as a run_config.yaml of "
@@ -21,30 +23,36 @@ _VERL_OVERRIDES = ("override_transformer_config", "override_mcore_model_config",
 _DTYPES = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
 
 
-def read_runs(file: Path) -> list[tuple[str, list[str] | SimpleNamespace]]:
+def read_runs(file: Path) -> list[tuple[str, Command | SimpleNamespace]]:
     """The runs of a file, named after it: the flags of each, or as `sources` the sections of its configuration.
 
     A YAML or JSON file is a recipe of Megatron-LM's functional tests, a run_config.yaml of Megatron-Bridge, a composed
-    configuration of verl, whose actor and critic are runs, or an args.json or --config of ms-swift. Any other file has
-    flags as text. verl and ms-swift take the settings of a model, such as its experts, from its Hugging Face
-    configuration: they count as absent unless the file overrides them.
+    configuration of verl, whose actor and critic are runs, or an args.json or --config of ms-swift. Any other file is a
+    launch script, or has flags as text. verl and ms-swift take the settings of a model, such as its experts, from its
+    Hugging Face configuration: they count as absent unless the file overrides them.
 
     Raises:
         UsageError: the file cannot be read, or is none of these.
     """
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
+    except OSError as error:
+        raise UsageError(f"it cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"it cannot be read: {error}") from error
     if file.suffix not in (".yaml", ".yml", ".json"):
-        one_line = text.replace("\\\n", " ")  # as a shell reads it; shlex would keep the line break in a word
-        return [(str(file), shlex.split(one_line, comments=True))]
-    content = _parse_json(file, text) if file.suffix == ".json" else _parse_yaml(file, text)
+        commands = read_commands(text, os.environ)
+        several = len(commands) > 1
+        return [(f"{file} {Path(one.script).name}" if several else str(file), one) for one in commands]
+    content = _parse_json(text) if file.suffix == ".json" else _parse_yaml(text)
     recipes = {name: flags for name, flags in content.items() if re.fullmatch(r"MODEL_ARGS(_\d+)?", str(name))}
     if recipes and all(isinstance(flags, dict) for flags in recipes.values()):
         several = len(recipes) > 1
         return [
-            (f"{file} {name}" if several else str(file), [word for pair in flags.items() for word in _words(*pair)])
+            (
+                f"{file} {name}" if several else str(file),
+                Command("", [], [word for pair in flags.items() for word in _words(*pair)], []),
+            )
             for name, flags in recipes.items()
         ]
     if isinstance(content.get("actor_rollout_ref"), dict):
@@ -55,7 +63,7 @@ def read_runs(file: Path) -> list[tuple[str, list[str] | SimpleNamespace]]:
     if isinstance(content.get("model"), dict):
         sections = [section for section in content.values() if isinstance(section, dict)]
         return [(str(file), SimpleNamespace(sources=[_source(section) for section in sections]))]
-    raise UsageError(f"{file} has neither {_KINDS}")
+    raise UsageError(f"it has neither {_KINDS}")
 
 
 def _runs_of_verl(file: Path, content: dict[str, Any]) -> Iterator[tuple[str, SimpleNamespace]]:
@@ -64,7 +72,7 @@ def _runs_of_verl(file: Path, content: dict[str, Any]) -> Iterator[tuple[str, Si
     roles = {"actor": content["actor_rollout_ref"].get("actor"), "critic": content.get("critic")}
     trained = {role: section for role, section in roles.items() if (section or {}).get("strategy") == "megatron"}
     if not trained:
-        raise UsageError(f"{file} is a configuration of verl in which Megatron trains nothing (strategy: megatron)")
+        raise UsageError("it is a configuration of verl in which Megatron trains nothing (strategy: megatron)")
     for role, section in trained.items():
         engine, optimizer = section.get("megatron") or {}, section.get("optim") or {}
         overrides = [_source(engine.get(name) or {}) for name in _VERL_OVERRIDES]
@@ -84,23 +92,23 @@ def _runs_of_verl(file: Path, content: dict[str, Any]) -> Iterator[tuple[str, Si
         yield f"{file} {role}", SimpleNamespace(sources=sources)
 
 
-def _parse_yaml(file: Path, text: str) -> dict[str, Any]:
+def _parse_yaml(text: str) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise UsageError(f"{file}: reading YAML needs pyyaml (pip install pyyaml)") from error
+        raise UsageError("reading YAML needs pyyaml (pip install pyyaml)") from error
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UsageError(f"{file} is not YAML: {error}") from error
+        raise UsageError(f"it is not YAML: {error}") from error
     return content if isinstance(content, dict) else {}
 
 
-def _parse_json(file: Path, text: str) -> dict[str, Any]:
+def _parse_json(text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{file} is not JSON: {error}") from error
+        raise UsageError(f"it is not JSON: {error}") from error
     return content if isinstance(content, dict) else {}
 
 

@@ -1,0 +1,197 @@
+"""The trainings that a launch script starts, with the variables that it sets to strings or arrays, as bash has them.
+
+Nothing is executed. Assignments are taken from top to bottom, in every branch of a condition; `$(command)`, arithmetic
+and what bash can do with a value (`${NAME%suffix}`) stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ..engine import UsageError
+
+_SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`"
+_PARAMETER = re.compile(rf"\$\{{[^}}]*\}}|\$[A-Za-z_]\w*|\$[\d@*#?!]|{_SUBSTITUTION}")
+_PIECE = re.compile(
+    rf"""(?P<single>'[^']*') | (?P<double>"(?:\\.|[^"\\])*") | (?P<parameter>{_PARAMETER.pattern})
+    | \\(?P<escaped>.) | (?P<plain>[^\s;&|()<>'"\\`])""",
+    re.DOTALL | re.VERBOSE,
+)
+_TOKEN = re.compile(
+    rf"""(?P<gap>(?:[\ \t\r]|\\\n)+) | (?P<comment>\#[^\n]*) | (?P<redirection>\d*(?:<+|>+)(?:&\d)?|&>+)
+    | (?P<word>(?:{re.sub("[?]P<[a-z]+>", "?:", _PIECE.pattern)})+) | (?P<mark>.)""",
+    re.DOTALL | re.VERBOSE,
+)
+_WORD = re.compile(rf"(?:{_PARAMETER.pattern}|\S)+")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_VALUE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?::?-(?P<default>[^}]*))?\}?")
+_PREFIXES = {"export", "readonly", "local", "declare", "if", "then", "elif", "else", "do", "exec", "time"}
+_OPENING, _CLOSING = {"if", "for", "while", "until", "case"}, {"fi", "done", "esac"}
+
+
+class Command(NamedTuple):
+    """A training that a script starts, or the words of a text that starts none.
+
+    Attributes:
+        script: the name of the Python file; '' where there is none.
+        launcher: the words before it, torchrun and its options.
+        flags: the words after it.
+        conditional: the variables that the script sets under conditions or in loops.
+    """
+
+    script: str
+    launcher: list[str]
+    flags: list[str]
+    conditional: list[str]
+
+    def unset(self) -> list[str]:
+        """What is left of variables in its words, because nothing sets them."""
+        return list(dict.fromkeys(name for word in self.flags for name in _PARAMETER.findall(word)))
+
+
+def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
+    """The commands of a script that name a Python file and give it flags; else one command of all words.
+
+    In a text without a command and without a variable, such as flags that were copied, `|` is part of a word.
+
+    Args:
+        environment: the variables that the script inherits.
+
+    Raises:
+        UsageError: a quotation does not end.
+    """
+    reader = _Reader(environment)
+    commands = list(reader.read(text))
+    conditional = list(reader.conditional)
+    trainings = [
+        Command(words[i], words[:i], words[i + 1 :], conditional)
+        for words in commands
+        for i in [next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))]
+        if any(word.startswith("-") for word in words[i + 1 :])
+    ]
+    by_flags = {tuple(one.flags): one for one in trainings}  # branches of a condition may start the same
+    if by_flags:
+        return list(by_flags.values())
+    if "$" in text:
+        return [Command("", [], [word for words in commands for word in words], conditional)]
+    try:
+        return [Command("", [], shlex.split(text.replace("\\\n", " "), comments=True), [])]
+    except ValueError as error:
+        raise UsageError(f"it cannot be read: {error}") from error
+
+
+class _Reader:
+    """Reads statements, and keeps the variables that they set."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._values: dict[str, str | list[str]] = dict(environment)
+        self._depth = 0  # of conditions and loops
+        self.conditional: dict[str, None] = {}
+
+    def read(self, text: str) -> Iterator[list[str]]:
+        """The words of each command, expanded."""
+        for words, arrays in _statements(text):
+            self._depth += (words[:1] or [""])[0] in _OPENING
+            self._depth -= (words[:1] or [""])[0] in _CLOSING
+            while words and words[0] in _PREFIXES:
+                words = words[1:]
+            while words and (assignment := _ASSIGNMENT.fullmatch(words[0])):
+                name, is_added, value = assignment.groups()
+                if self._depth:
+                    self.conditional[name] = None
+                self._assign(name, is_added, value, arrays.get(words[0]))
+                words = words[1:]
+            expanded = [word for raw in words for word in self._expand(raw)]
+            in_one_word = [
+                word for word in expanded if re.search(r"\.py\s.*\s-|^\s*--?\w\S*\s+\S.*\s-", word, re.DOTALL)
+            ]
+            yield [word for word in expanded if word not in in_one_word]
+            for word in in_one_word:  # bash -c "torchrun pretrain_gpt.py --num-layers 4 ..."
+                yield from self.read(word)
+
+    def _assign(self, name: str, is_added: str, value: str, array: list[str] | None) -> None:
+        old = self._values.get(name, "")
+        if array is not None:
+            kept = (old if isinstance(old, list) else [old] * bool(old)) if is_added else []
+            self._values[name] = kept + [word for raw in array for word in self._expand(raw)]
+        else:
+            text = " ".join(self._expand(value))
+            self._values[name] = f"{' '.join(old) if isinstance(old, list) else old}{text}" if is_added else text
+
+    def _expand(self, raw: str) -> list[str]:
+        """The words that a word becomes."""
+        words = [""]
+        is_quoted = False
+        for piece in _PIECE.finditer(raw):
+            if piece["parameter"]:
+                self._append(words, self._value(piece["parameter"], splits=True))
+            elif piece["double"]:
+                is_quoted = True
+                inner, end = piece["double"][1:-1], 0
+                for parameter in _PARAMETER.finditer(inner):
+                    words[-1] += _unescape(inner[end : parameter.start()])
+                    self._append(words, self._value(parameter[0], splits=False))
+                    end = parameter.end()
+                words[-1] += _unescape(inner[end:])
+            elif piece["single"]:
+                is_quoted = True
+                words[-1] += piece["single"][1:-1]
+            else:
+                words[-1] += (piece["escaped"] or "").replace("\n", "") + (piece["plain"] or "")
+        return words if is_quoted else [word for word in words if word]
+
+    @staticmethod
+    def _append(words: list[str], more: list[str]) -> None:
+        """Add words to the last one of which the first is to belong."""
+        if more:
+            words[-1] += more[0]
+            words += more[1:]
+
+    def _value(self, parameter: str, splits: bool) -> list[str]:
+        """The words of a parameter; itself where nothing sets it, or where bash would have to be asked."""
+        match = _VALUE.fullmatch(parameter)
+        if match is None:
+            return [parameter]
+        value = self._values.get(match[1])
+        if value is None and match["default"] is None:
+            return [parameter]
+        if value is None:
+            value = " ".join(self._expand(match["default"]))
+        if isinstance(value, str):
+            value = [value]
+        elif "[" not in parameter:
+            value = value[:1]
+        return [word for text in value for word in _WORD.findall(text)] if splits else value
+
+
+def _statements(text: str) -> Iterator[tuple[list[str], dict[str, list[str]]]]:
+    """The words of each statement as they are written, and for each `NAME=` in it that starts an array its words."""
+    words: list[str] = []
+    arrays: dict[str, list[str]] = {}
+    array: list[str] | None = None
+    before, skips = "", False
+    for token in _TOKEN.finditer(text):
+        kind, written = str(token.lastgroup), token[0]
+        if kind == "word" and skips:  # the file of a redirection
+            skips = False
+        elif kind == "word":
+            (words if array is None else array).append(written)
+        elif kind == "redirection":
+            skips = "&" not in written[1:]
+        elif written == "(" and array is None and words and before == words[-1] and _ASSIGNMENT.fullmatch(before):
+            array = arrays[before] = []
+        elif written == ")" and array is not None:
+            array = None
+        elif kind == "mark" and array is None:
+            yield words, arrays
+            words, arrays = [], {}
+        before = written
+    yield words, arrays
+
+
+def _unescape(text: str) -> str:
+    """What stands in double quotes."""
+    return re.sub(r'\\([\\"$`\n])', lambda match: match[1].strip("\n"), text)
