@@ -121,7 +121,18 @@ def test_patches_that_the_profile_leaves_out_share_a_line_that_says_how_to_add_o
 def test_what_an_upgrade_makes_superfluous(command, release, row):
     """keep-outputs-until-sent is upstream's since 0.18.0; nothing has floor-clip-coefficient."""
     rows = [line.split("│")[1:] for line in command("status", "--retired-by", release).out.splitlines() if "│" in line]
-    advice = {columns[0].strip(): columns[2].strip() for columns in rows}
+    advice = {columns[1].strip(): columns[3].strip() for columns in rows}
     assert advice.get("keep-outputs-until-sent") == row and "floor-clip-coefficient" not in advice
     repaired = advice.get("skip-update-on-large-grad-norm", "")
     assert repaired.startswith("Keep it for its repairs.") is (row is not None)
+
+
+def test_what_an_upgrade_newly_makes_superfluous_is_named(command, release):
+    """derive-mtp-labels is upstream's from 0.19 on, keep-outputs-until-sent from 0.18."""
+    out = command("status", "--retired-by", "0.19.2").out
+    since = {cells[2].strip(): cells[1].strip() for line in out.splitlines() if len(cells := line.split("│")) > 2}
+    assert (since["derive-mtp-labels"], since["keep-outputs-until-sent"]) == ("0.19.2", "0.18.2")
+    new = out.splitlines()[-1]
+    assert new.startswith(f"new since {release}, which is installed here: ")
+    assert ("derive-mtp-labels" in new) is (release != "0.19.2")
+    assert ("keep-outputs-until-sent" in new) is (release in ("0.16.1", "0.17.1"))

@@ -11,11 +11,12 @@ from rich.table import Column, Table
 
 from .. import __version__, apply, rehearsal, status
 from ..catalog import CATALOG
+from ..engine import Patch
 from ..engine.report import Report
 from ..engine.state import State, TargetState
-from ..installed_megatron import describe_megatron, import_targets
+from ..installed_megatron import describe_megatron, find_releases, import_targets
 from ..rehearsal import transformer_engine
-from ..states_by_release import advice, state_in
+from ..states_by_release import KNOWN, advice, state_in
 from .console import make_console
 from .zero_touch import describe_zero_touch
 
@@ -71,15 +72,28 @@ def show_status(as_json: bool) -> int:
 
 
 def show_retired(release: str) -> int:
-    """Print which patches are superfluous in `release`, and which of those that it has are kept for their repairs."""
-    table = Table(*(Column(title, overflow="fold") for title in ("patch", "upstream", "what to do")))
-    for patch in CATALOG:
-        if state_in(patch, release) is not State.APPLIED:
-            table.add_row(patch.id, " ".join(map(str, patch.upstream)), advice(patch, release))
+    """Print which patches are superfluous in `release`, and which of those that it has are kept for their repairs.
+
+    Those that are so only after the installed Megatron are named once more.
+    """
+    rows = [(_first_with(patch, release), patch) for patch in CATALOG if state_in(patch, release) is not State.APPLIED]
+    table = Table(*(Column(title, overflow="fold") for title in ("from", "patch", "upstream", "what to do")))
+    for first, patch in sorted(rows, key=lambda row: KNOWN.index(row[0])):
+        table.add_row(first, patch.id, " ".join(map(str, patch.upstream)), advice(patch, release))
     console = make_console()
     console.print(f"What Megatron {release} has; it lacks the change of each other patch.", soft_wrap=True)
     console.print(table)
+    if here := find_releases():
+        installed = max(here, key=KNOWN.index)
+        new = [patch.id for first, patch in rows if KNOWN.index(first) > KNOWN.index(installed)]
+        said = f"new since {installed}, which is installed here: {', '.join(new) or 'none'}"
+        console.print(said, soft_wrap=True)
     return 0
+
+
+def _first_with(patch: Patch, release: str) -> str:
+    """The first Megatron in which the patch has the state that it has in `release`."""
+    return next(one for one in KNOWN if state_in(patch, one) is state_in(patch, release))
 
 
 def _make_table(reports: list[Report]) -> Table:
