@@ -114,11 +114,15 @@ def test_the_smallest_world_size_that_fits_or_the_one_that_is_given(doctor, word
 
 
 def test_flags_of_the_script_are_listed_and_ignored(doctor):
-    told = doctor(f"{SMALL} --reward-model here --min-clip-coeficient 0.1").out
+    assert doctor(f"{SMALL} --reward-model here").code == 0
+    done = doctor(f"{SMALL} --reward-model here --min-clip-coeficient 0.1")
+    told = done.out
     assert "unknown to Megatron, ignored: --reward-model --min-clip-coeficient\n" in told
     assert [line for line in told.splitlines() if "did you mean" in line] == [
-        "--min-clip-coeficient: did you mean --min-clip-coefficient?"
+        "--min-clip-coeficient: did you mean --min-clip-coefficient? Megatron's parser refuses it, unless your script "
+        "adds it"
     ]
+    assert done.code == 2  # as the training ends
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_mistyped_flag_is_named_where_validate_args_refuses(doctor, flag):
     assert done.code == 2 and "Megatron refuses these flags: " in first
     assert others == [
         "unknown to Megatron, ignored: --num-layer --reward-model",
-        "--num-layer: did you mean --num-layers?",
+        "--num-layer: did you mean --num-layers? Megatron's parser refuses it, unless your script adds it",
     ]
 
 

@@ -32,7 +32,9 @@ RUN = {
     for file in sorted((ROOT / "tests").rglob("*.py"))
     for name in re.findall(r"\bshown\([\"']([\w-]+)[\"']\)", file.read_text(encoding="utf-8"))
 }
-NEEDS = re.compile(r"needs (a GPU|8 GPUs|a network|several nodes|several environments|a checkout of Megatron-LM)\b")
+NEEDS = re.compile(
+    r"needs (a GPU|8 GPUs|a network|files of yours|several nodes|several environments|a checkout of Megatron-LM)\b"
+)
 FLAG = re.compile(r"(?<![\w/#-])--[a-z][\w-]*")
 # Of other programs than Megatron's scripts and our command, and of newer releases than the one that tests this.
 OTHERS = {

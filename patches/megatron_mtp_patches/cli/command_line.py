@@ -42,7 +42,7 @@ class UnknownFlags(NamedTuple):
         if self.names:
             yield f"unknown to Megatron, ignored: {' '.join(self.names)}"
         for name, flag in self.similar.items():
-            yield f"{name}: did you mean {flag}?"
+            yield f"{name}: did you mean {flag}? Megatron's parser refuses it, unless your script adds it"
         if OPTIONS.intersection(self.names):
             yield f"{', '.join(sorted(OPTIONS))} go before --"
         if TORCHRUN_OPTIONS.intersection(self.names) and not self.is_sized:

@@ -36,7 +36,10 @@ FROM_CHECKPOINT = (
 
 
 def diagnose(words: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
-    """Print the defects that affect the command line; 1 if one of severity 3 or more is not removed by the patches.
+    """Print the defects that affect the command line.
+
+    Returns 1 if one of severity 3 or more is not removed by the patches, else 2 if a flag that Megatron does not know
+    resembles one of its own, else 0.
 
     Args:
         words: the flags, as after the name of the script.
@@ -66,6 +69,7 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
                     "world_size": line.world_size,
                     "assumed_environment": line.environment,
                     "unknown": line.unknown.names,
+                    "similar": line.unknown.similar,
                     "without_effect": without_effect(line),
                     "defects": [dataclasses.asdict(finding) for finding in findings],
                 },
@@ -75,7 +79,9 @@ def diagnose(words: list[str], world_size: int | None, transformer_engine: str |
     else:
         origin = "" if is_known else " (not installed; this release was made for it)"
         _show(line, findings, f"TransformerEngine {version}{origin}" if version else "no TransformerEngine")
-    return int(any(finding.severity >= FAILS_FROM and not finding.is_removed for finding in findings))
+    if any(finding.severity >= FAILS_FROM and not finding.is_removed for finding in findings):
+        return 1
+    return UsageError.exit_code if line.unknown.similar else 0
 
 
 def check_world_size(world_size: int | None) -> None:
