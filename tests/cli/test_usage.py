@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import main
 
 pytestmark = pytest.mark.forked("python")
@@ -36,11 +35,14 @@ def test_wrong_usage_says_what_is_wrong(capsys, words, part):
     assert "usage: megatron-mtp-patches" in printed.err and part in printed.err
 
 
-def test_a_name_that_is_neither_a_patch_nor_a_function_lists_the_ids(capsys):
-    assert main(["explain", "no-such-patch"]) == 2
+@pytest.mark.parametrize(
+    "name, hint", [("no-such-patch", ""), ("Detach-mtp-head", " (did you mean detach-mtp-heads?)")]
+)
+def test_a_name_that_is_neither_a_patch_nor_a_function_says_what_lists_both(capsys, name, hint):
+    assert main(["explain", name]) == 2
     printed = capsys.readouterr().err
-    assert "no patch has this id, and none changes a function of this name" in printed
-    assert all(patch.id in printed for patch in CATALOG)
+    assert f"{name!r}{hint}: no patch has this id, and none changes a function of this name" in printed
+    assert "`megatron-mtp-patches status` lists the patches" in printed
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
@@ -51,10 +53,11 @@ def explain_function(name: str) -> int:
     """
     changes = [(edit, patch) for patch in CATALOG for edit in patch.edits if _is_named(edit.target, name)]
     if not changes:
-        ids = ", ".join(patch.id for patch in CATALOG)
+        close = get_close_matches(name.lower(), [patch.id for patch in CATALOG], n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
         raise UsageError(
-            f"explain {name!r}: no patch has this id, and none changes a function of this name. `megatron-mtp-patches "
-            f"drift` lists the functions; the patches are: {ids}"
+            f"explain {name!r}{hint}: no patch has this id, and none changes a function of this name. "
+            f"`megatron-mtp-patches status` lists the patches, `megatron-mtp-patches drift` the functions"
         )
     table = Table(Column("function", overflow="fold"), "by", Column("code", overflow="fold"), "patch")
     for edit, patch in changes:
