@@ -34,6 +34,21 @@ def test_a_defect_is_removed_only_with_the_setting_that_its_patch_needs(is_on):
 
 
 @pytest.mark.parametrize(
+    "instead, remedy", [("--log-interval 1", "set --log-interval 1"), ("leave it out", "leave it out")]
+)
+def test_what_to_do_instead_is_said_as_something_to_do(monkeypatch, instead, remedy):
+    import megatron_mtp_patches
+    from megatron_mtp_patches.defects import diagnosis
+
+    chosen = next(one for one in diagnosis.known_defects() if not one.patch)
+    defect = chosen.__replace__(instead=instead, affects=lambda run: True)
+    monkeypatch.setattr(diagnosis, "known_defects", lambda: [defect])
+    monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
+    (finding,) = megatron_mtp_patches.diagnose(SimpleNamespace())
+    assert finding.remedy == f"no patch; instead {remedy}"
+
+
+@pytest.mark.parametrize(
     "settings", [(), (None,), ({"mtp_num_layers": 2},), ([SimpleNamespace()],), (SimpleNamespace,)]
 )
 def test_what_is_no_configuration_is_refused(settings):

@@ -49,7 +49,8 @@ class Defect:
             as settings can tell.
         when: the same in words: flags, as a user writes them.
         only_if: what settings cannot tell, as the end of a sentence that begins with "if"; '' where they decide.
-        instead: what to set instead, without a patch; '' where nothing helps but the patch or another release.
+        instead: what to do instead, without a patch, or the flags to set ("--log-interval 1"); '' where nothing helps
+            but the patch or another release.
         links: upstream's pull requests and issues, "NVIDIA/Megatron-LM#4047".
         state: "fixed in 0.18.0", "fixed on main", "open" or "unreported".
         evidence: how sure we are: reproduced by running Megatron, read in its source, or reported by others.
@@ -73,6 +74,11 @@ class Defect:
     instead: str = ""
     patch: str = ""
     setting: str = ""
+
+    @property
+    def advice(self) -> str:
+        """`instead`, as something to do; '' where nothing helps."""
+        return f"set {self.instead}" if self.instead.startswith("--") else self.instead
 
     @property
     def flag(self) -> str:

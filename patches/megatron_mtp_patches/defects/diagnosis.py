@@ -110,10 +110,11 @@ def _judge(defect: Defect, patch: Patch | None, settings: Settings) -> Finding:
     if patch:
         is_removed, remedy = _is_removed_by(patch)
         if is_removed and defect.setting and not getattr(settings, defect.setting):
-            ways = [f"add {defect.flag} ({patch.id})", defect.instead]
+            ways = [f"add {defect.flag} ({patch.id})", defect.advice]
             is_removed, remedy = False, ", or ".join(filter(None, ways))
     else:
-        is_removed, remedy = False, f"no patch; {defect.instead or 'no other setting is known to avoid it'}"
+        way = f"instead {defect.advice}" if defect.instead else "no other setting is known to avoid it"
+        is_removed, remedy = False, f"no patch; {way}"
     return Finding(
         id=defect.id,
         text=defect.effect,
