@@ -87,7 +87,9 @@ def changed_functions() -> str:
             elif isinstance(edit, AddFlag):
                 code = f"the flag {edit.flag}"
             patches.setdefault((edit.target, code), []).append(patch.id)
-    rows = [[f"`{target}`", f"`{code}`", ", ".join(ids)] for (target, code), ids in sorted(patches.items())]
+    rows = [
+        [f"`{target}`", f"`{code}`", ", ".join(dict.fromkeys(ids))] for (target, code), ids in sorted(patches.items())
+    ]
     return "\n".join(table(["changed", "by", "patches"], rows))
 
 
