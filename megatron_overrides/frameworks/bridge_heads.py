@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ def initialize_heads(call: Call) -> Any:
             f"model.mtp_init={start} initializes MTP heads, and the model has none: write their number into "
             f"config.json, as num_nextn_predict_layers or what its architecture calls it"
         )
-    lacking, loaded = _split_heads(call.instance, call["hf_pretrained"], chunks)
+    lacking, loaded = split_heads(call.instance.build_conversion_tasks(call["hf_pretrained"], chunks), chunks)
     groups = getattr(chunks[0], "pg_collection", None)
     if not is_on_any_rank(bool(lacking), groups):
         return result
@@ -56,7 +56,7 @@ def initialize_heads(call: Call) -> Any:
     if is_on_any_rank(bool(loaded), groups):
         raise ValueError(
             f"model.mtp_init={start} initializes all MTP heads, but the checkpoint {source} has some of their weights. "
-            f"It lacks {_listed_here(lacking)}. Set as many heads as it has, or load a checkpoint without heads"
+            f"It lacks {listed_here(lacking)}. Set as many heads as it has, or load a checkpoint without heads"
         )
     if not config.perform_initialization:
         raise ValueError(f"model.mtp_init={start} needs an initialized model: set model.perform_initialization=True")
@@ -84,12 +84,12 @@ def refuse_uninitialized_heads(call: Call) -> Any:
     config = get_model_config(chunks[0])
     if config.perform_initialization or not getattr(config, "mtp_num_layers", None):
         return result
-    lacking, _ = _split_heads(call.instance, source, chunks)
+    lacking, _ = split_heads(call.instance.build_conversion_tasks(source, chunks), chunks)
     empty = [(name, param) for name, param in lacking if param._version == 0]
     if is_on_any_rank(bool(empty), getattr(chunks[0], "pg_collection", None)):
         raise ValueError(
             f"The checkpoint {_name(source)} lacks weights of the MTP heads, and nothing has initialized them: "
-            f"{_listed_here(empty)}. Set model.mtp_init to last-layer or random to train new heads "
+            f"{listed_here(empty)}. Set model.mtp_init to last-layer or random to train new heads "
             f"(model.perform_initialization=True is random, too; Megatron-Bridge sets it to False for a model that it "
             f"loads), or write num_nextn_predict_layers 0 into config.json to have no heads"
         )
@@ -101,11 +101,11 @@ def name_heads_left_out(call: Call) -> Any:
     source = call["hf_pretrained"]
     chunks = unwrap_model(as_list(call["megatron_model"]))
     if call["conversion_tasks"] is None and getattr(get_model_config(chunks[0]), "mtp_num_layers", None):
-        lacking, _ = _split_heads(call.instance, source, chunks)
+        lacking, _ = split_heads(call.instance.build_conversion_tasks(source, chunks), chunks)
         if is_on_any_rank(bool(lacking), getattr(chunks[0], "pg_collection", None)):
             text = (
                 f"This export leaves out trained MTP heads, because the checkpoint {_name(source)} lacks tensors of "
-                f"their names: {_listed_here(lacking)}. AutoBridge.from_hf_config(config), with the number of heads in "
+                f"their names: {listed_here(lacking)}. AutoBridge.from_hf_config(config), with the number of heads in "
                 f"the config, exports them"
             )
             warn_on_last_rank(logger, text)
@@ -118,12 +118,14 @@ def _language_model(chunk: torch.nn.Module) -> torch.nn.Module:
     return next(models, chunk)
 
 
-def _split_heads(bridge: Any, source: Any, chunks: Sequence[torch.nn.Module]) -> tuple[Named, Named]:
+def split_heads(tasks: Iterable[Any], chunks: Sequence[torch.nn.Module]) -> tuple[Named, Named]:
     """Return the parameters of the heads on this rank that a checkpoint lacks, and those that it has; no adapters.
 
-    A collective of all pipeline stages.
+    Args:
+        tasks: Bridge's conversion tasks for this checkpoint and this model; None where it lacks a tensor.
+        chunks: models such as GPTModel, without wrappers.
     """
-    filled = {id(task.param_weight) for task in bridge.build_conversion_tasks(source, chunks) if task is not None}
+    filled = {id(task.param_weight) for task in tasks if task is not None}
     lacking: Named = []
     present: Named = []
     for name, param in parameters_of_heads(chunks):
@@ -133,7 +135,8 @@ def _split_heads(bridge: Any, source: Any, chunks: Sequence[torch.nn.Module]) ->
     return lacking, present
 
 
-def _listed_here(params: Named) -> str:
+def listed_here(params: Named) -> str:
+    """Some names for an error message that all ranks raise."""
     return listed([name for name, _ in params]) if params else "another rank names them"
 
 

@@ -63,23 +63,30 @@ def return_from_skipped_update(call: Call) -> Any:
         return None if record.norms is None else record.norms.total[None]
 
 
-def warn_of_untrained_heads(call: Call) -> None:
-    """Wraps patch_engine_mtp(module, model_config), which verl's engine calls when it has built a model with heads.
+def trains_heads(model: Any, mtp: Any) -> bool:
+    """Whether the heads of `model`, a GPTModel or HybridModel that trains, train under verl.
 
     With mtp.enable_train=false verl gives its models no labels. A GPTModel, whose method verl has replaced, runs no
     head then. Another one (HybridModel) derives the labels from its tokens (derive-mtp-labels).
     """
-    call.proceed()
     from megatron.core.models.gpt.gpt_model import GPTModel
+
+    if are_heads_disabled(model.config):
+        return False
+    return bool(mtp.enable_train) or not isinstance(model, GPTModel)
+
+
+def warn_of_untrained_heads(call: Call) -> None:
+    """Wraps patch_engine_mtp(module, model_config), which verl's engine calls when it has built a model with heads."""
+    call.proceed()
     from megatron.core.utils import log_single_rank, unwrap_model
 
     chunk = call["module"][-1] if isinstance(call["module"], list) else call["module"]
-    model = unwrap_model(chunk)
-    if call["model_config"].mtp.enable_train or not hasattr(chunk, "ddp_config"):  # only a model that trains has it
+    model, mtp = unwrap_model(chunk), call["model_config"].mtp
+    is_trained = hasattr(chunk, "ddp_config")  # only a model that trains has it
+    if mtp.enable_train or not is_trained or are_heads_disabled(model.config):
         return
-    if not isinstance(model, GPTModel):
-        if are_heads_disabled(model.config):
-            return
+    if trains_heads(model, mtp):
         text = (
             f"The MTP heads of this {type(model).__name__} train, although mtp.enable_train is false: verl knows the "
             f"heads of GPTModel alone, and without labels heads learn the tokens of prompts and responses. Leave them "

@@ -77,6 +77,7 @@ _MODULES = (
     "frameworks.name_heads_left_out_in_megatron_bridge",
     "frameworks.schedule_mtp_loss_weight_in_megatron_bridge",
     "frameworks.skip_updates_in_verl",
+    "frameworks.refuse_heads_that_verl_cannot_save",
     "frameworks.schedule_mtp_loss_weight_in_verl",
     "frameworks.train_heads_in_mcore_bridge",
 )

@@ -1,6 +1,7 @@
 """verl's own workers, around an engine that verl builds from a small random DeepSeek-V3 with one MTP head."""
 
 import functools
+import shutil
 import sys
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def save_model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def hybrid_model(tmp_path_factory):
+def lacking_hybrid_model(tmp_path_factory):
     """The folder of a Nemotron-H without Mamba layers, whose kernels no CPU runs. It lacks the MTP head it declares."""
     from transformers import NemotronHConfig, NemotronHForCausalLM
 
@@ -67,6 +68,25 @@ def hybrid_model(tmp_path_factory):
     )
     NemotronHForCausalLM(config).bfloat16().save_pretrained(folder)
     save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def hybrid_model(lacking_hybrid_model, tmp_path_factory):
+    """The same model with its head, which is the main model's attention and MLP again, and a random projection."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("hybrid_with_head")
+    shutil.copytree(lacking_hybrid_model, folder, dirs_exist_ok=True)
+    (file,) = folder.glob("*.safetensors")
+    weights = load_file(file)
+    layers = {name: value for name, value in weights.items() if ".layers." in name}
+    head = {f"mtp.{name[name.index('layers.') :]}": value.clone() for name, value in layers.items()}
+    head["mtp.layers.0.eh_proj.weight"] = torch.randn(64, 128).bfloat16()
+    for norm in ("0.enorm", "0.hnorm", "1.final_layernorm"):
+        head[f"mtp.layers.{norm}.weight"] = torch.ones(64).bfloat16()
+    save_file(weights | head, file, metadata={"format": "pt"})
     return folder
 
 
