@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -95,3 +96,25 @@ def check_places(optimizer_config: Any, model_config: Any) -> None:
                     f"{spell(name)} is set on the {type(config).__name__}, where nothing reads it: it is a field of "
                     f"the {type(other).__name__}"
                 )
+
+
+def check_spelling(config: Any) -> None:
+    """Raise ValueError if an attribute of a configuration is no field and named almost as a setting of the patches."""
+    own = getattr(type(config), "__dataclass_fields__", {})
+    names = [declared.name for declared in (*all_settings(), *declared_settings(type(config)))]
+    for name in sorted(vars(config).keys() - own.keys() if own else ()):
+        if close := difflib.get_close_matches(name, names, n=1, cutoff=0.8):
+            raise ValueError(
+                f"config.{name} is set on the {type(config).__name__}, which has no such field, so nothing reads it. "
+                f"Did you mean {spell(close[0])}?"
+            )
+
+
+def changed_settings(*configs: Any) -> dict[str, Any]:
+    """The settings of the patches in these configurations, by name, that differ from their defaults."""
+    return {
+        declared.name: value
+        for config in configs
+        for declared in declared_settings(type(config))
+        if (value := getattr(config, declared.name, declared.default)) != declared.default
+    }

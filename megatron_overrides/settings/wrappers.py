@@ -7,9 +7,13 @@ flag without a field, a repair, and a number of heads that Megatron reads late r
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
+
+from megatron.core.utils import log_single_rank
 
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
@@ -19,7 +23,17 @@ from megatron_overrides.mtp.losses.checks import check_token_counts
 from megatron_overrides.mtp.new_heads.checks import check_new_heads
 from megatron_overrides.mtp.rates.head_groups import SETTINGS as RATES
 from megatron_overrides.settings.absent_heads import warn_of_absent_heads_in_verl, warn_of_missing_heads
-from megatron_overrides.settings.checks import all_settings, check, check_places, check_run, declared_settings
+from megatron_overrides.settings.checks import (
+    all_settings,
+    changed_settings,
+    check,
+    check_places,
+    check_run,
+    check_spelling,
+    declared_settings,
+)
+
+logger = logging.getLogger(__name__)
 
 
 def check_new_model_configuration(call: Call) -> None:
@@ -59,6 +73,10 @@ def check_configs(call: Call) -> Any:
     check(settings, declared)
     model_config = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
     check_places(settings, model_config)
+    for config in (settings, model_config):
+        check_spelling(config)
+    if changed := changed_settings(settings, model_config):
+        _log_settings(", ".join(f"{name}={value}" for name, value in sorted(changed.items())))
     has_heads = bool(getattr(model_config, "mtp_num_layers", None))
     if not has_heads or are_heads_disabled(model_config):
         for name in RATES:
@@ -75,6 +93,12 @@ def check_configs(call: Call) -> Any:
             if getattr(model_config, name, None):
                 warn_of_missing_heads(name)
     return call.proceed()
+
+
+@functools.cache  # Megatron also asks for the groups of the experts
+def _log_settings(text: str) -> None:
+    """Say on rank 0 which settings a run has: frameworks bury them in the fields of Megatron's configurations."""
+    log_single_rank(logger, logging.WARNING, f"settings of the patches: {text}")
 
 
 def _check_model(settings: Any, declarations: Iterable[Any]) -> None:

@@ -75,7 +75,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def trained(folder, bridge):
     """Four steps on two ranks, of which the threshold skips some."""
-    return pretrain(folder, 4, *SETTINGS, ranks=2)
+    return pretrain(folder, 4, *SETTINGS, "logger.filter_warnings=False", ranks=2)
 
 
 @pytest.fixture(scope="session")
@@ -179,6 +179,36 @@ def test_a_setting_that_needs_another_one_is_refused_by_its_field(tmp_path):
     (ended,) = run_ranks(1, partial(run_command, "all", "run", "--device", "cpu", *words))
     assert ended.code == 1
     assert "(config.mtp_clip_grad) needs MTP heads with a separate norm" in ended.output
+
+
+MISSPELT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from bridge_pretrain import configure
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.pretrain import pretrain
+
+configuration = configure(Path(sys.argv[1]), 1)
+configuration.{group}.{name} = 0.05
+pretrain(configuration, forward_step)
+"""
+
+
+@pytest.mark.parametrize("group, name", [("model", "mtp_detatch_heads"), ("optimizer", "mtp_clip_grd")])
+def test_a_misspelt_setting_is_refused(group, name, tmp_path):
+    """Python sets any attribute."""
+    script = tmp_path / "pretrain.py"
+    script.write_text(MISSPELT.format(here=str(HERE), group=group, name=name))
+    (ended,) = run_ranks(1, partial(run_command, "all", "run", "--device", "cpu", str(script), str(tmp_path)))
+    assert ended.code == 1 and f"config.{name} is set on the " in ended.output, ended.output[-3000:]
+    assert "Did you mean --mtp-" in ended.output
+
+
+def test_the_log_says_which_settings_a_run_has(trained):
+    _, output = trained
+    line = "settings of the patches: grad_norm_skip_threshold=1.7, min_clip_coefficient=0.01, mtp_clip_grad=0.05, "
+    assert output.count(f"{line}mtp_detach_heads=True") == 1
 
 
 def test_the_script_refuses_a_field_that_there_is_not(tmp_path):

@@ -71,6 +71,30 @@ def test_a_setting_of_the_other_configuration_is_refused(make_model, name, value
         get_megatron_optimizer(config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)])
 
 
+@pytest.mark.parametrize(
+    "name, meant, place",
+    [
+        ("mtp_detatch_heads", "mtp_detach_heads", "TransformerConfig"),
+        ("mtp_clip_grd", "mtp_clip_grad", "OptimizerConfig"),
+        ("freeze_base_model_for_mpt", "freeze_base_model_for_mtp", "OptimizerConfig"),
+    ],
+)
+def test_a_misspelt_setting_is_refused(make_model, name, meant, place):
+    chunk, config = make_model(), OptimizerConfig(optimizer="adam", lr=0.1)
+    setattr(config if place == "OptimizerConfig" else chunk.config, name, True)
+    message = rf"config.{name} is set on the {place}, which .* Did you mean .*\(config.{meant}\)\?"
+    with pytest.raises(ValueError, match=message):
+        get_megatron_optimizer(config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)])
+
+
+def test_the_log_says_once_which_settings_a_run_has(make_optimizer, caplog):
+    for _ in range(2):
+        make_optimizer({"mtp_detach_heads": True}, mtp_clip_grad=0.125)
+    make_optimizer()
+    lines = [record.getMessage() for record in caplog.records if "settings of the patches" in record.getMessage()]
+    assert lines == ["settings of the patches: mtp_clip_grad=0.125, mtp_detach_heads=True"]
+
+
 def test_an_attribute_that_is_no_setting_may_be_anywhere(make_model):
     chunk, config = make_model(), OptimizerConfig(optimizer="adam", lr=0.1)
     config.num_layers, chunk.config.lr, config.note = 7, 0.2, "x"
