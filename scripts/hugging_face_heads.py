@@ -1,7 +1,7 @@
 """Add MTP heads to a model of Hugging Face with Megatron-Bridge: train them alone, export both, and read them back.
 
     megatron-mtp-patches run hugging_face_heads.py train BASE HEADS [data=PREFIX] [heads=1] [GROUP.FIELD=VALUE ...]
-    megatron-mtp-patches run hugging_face_heads.py export BASE HEADS OUT [heads=1]
+    megatron-mtp-patches run hugging_face_heads.py export BASE HEADS OUT
     megatron-mtp-patches run hugging_face_heads.py check BASE OUT
 
 BASE is the folder of the model, HEADS that of the checkpoints, OUT that of the exported model. PREFIX is a dataset of
@@ -9,6 +9,7 @@ Megatron's; without one the data are random. docs/add-heads-to-a-hugging-face-mo
 """
 
 import ast
+import inspect
 import shutil
 import sys
 from pathlib import Path
@@ -75,13 +76,17 @@ def read_value(text):
         return text
 
 
-def export(base, heads_folder, out, heads="1"):
+def export(base, heads_folder, out):
     """from_hf_config: with the configuration alone Bridge exports the heads, too, which `base` lacks."""
+    import yaml
     from megatron.bridge import AutoBridge
     from transformers import AutoConfig
 
+    saved = sorted(Path(heads_folder).glob("iter_*/run_config.yaml"))  # an iteration has seven digits
+    if not saved:
+        raise SystemExit(f"there is no checkpoint of Megatron-Bridge in {heads_folder}")
     config = AutoConfig.from_pretrained(base)
-    config.num_nextn_predict_layers = int(heads)
+    config.num_nextn_predict_layers = yaml.safe_load(saved[-1].read_text())["model"]["mtp_num_layers"]
     AutoBridge.from_hf_config(config).export_ckpt(heads_folder, out)
     for file in Path(base).iterdir():  # the tokenizer and the like
         is_weight = "safetensors" in file.name or file.suffix in (".bin", ".pt", ".pth")
@@ -113,8 +118,12 @@ def check(base, out):
 
 
 if __name__ == "__main__":  # saving starts processes that import this file
-    name, *words = sys.argv[1:]
+    name, *words = sys.argv[1:] or [""]
+    command = {"train": train, "export": export, "check": check}.get(name)
     folders = [word for word in words if "=" not in word]
-    {"train": train, "export": export, "check": check}[name](
-        *folders, **dict(w.split("=", 1) for w in words if "=" in w)
-    )
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    try:
+        inspect.signature(command).bind(*folders, **options)
+    except TypeError as error:
+        sys.exit(f"{__doc__}\n{error if command else 'the first word is train, export or check'}")
+    command(*folders, **options)

@@ -1,14 +1,17 @@
 """The commands of docs/add-heads-to-a-hugging-face-model.md, and the names that inference engines read."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.conftest import run_shown  # noqa: F401 - a fixture
-from tests.frameworks.hugging_face_bases import save_bases
+from tests.frameworks.glm_base import save_glm
 from tests.pages import ROOT, shown
 from tests.warm.processes import run_ranks
 
@@ -18,6 +21,7 @@ if find_spec("megatron.bridge") is None:
 pytestmark = pytest.mark.forked("torch")
 
 SCRIPT = "scripts/hugging_face_heads.py"
+PAGE = ROOT / "docs" / "add-heads-to-a-hugging-face-model.md"
 # What the loaders of inference engines read of a head, a layer behind those of the model:
 # * vLLM: vllm/model_executor/models/deepseek_mtp.py at 03356f8cb59b, glm4_moe_mtp.py at 028aedf62ade (load_weights with
 #   _rewrite_spec_layer_name, and the parameters of the decoder layer before gate_proj and the like are stacked);
@@ -62,24 +66,51 @@ QWEN = {
 @pytest.fixture(scope="session")
 def bases(tmp_path_factory, bridge):
     folder = tmp_path_factory.mktemp("bases")
-    (ended,) = run_ranks(1, lambda: save_bases(folder))
+
+    def save():
+        os.chdir(folder)
+        exec(re.search(r"```python\n(from transformers.*?)```", PAGE.read_text(), re.DOTALL)[1], {})
+        save_glm(folder / "glm")
+        for name in ("deepseek", "glm"):
+            (folder / name / "tokenizer_config.json").write_text("{}")
+
+    (ended,) = run_ranks(1, save)
     assert ended.code == 0, ended.output
     return folder
 
 
-@pytest.mark.parametrize("name", ["deepseek", "glm"])
-def test_the_commands_add_a_head_that_engines_can_read(name, bases, run_shown, tmp_path):  # noqa: F811
-    words = f"BASE={bases / name}\n{shown('hugging-face-heads')}"
-    trained, _, checked = run_shown(words, {SCRIPT: [str(ROOT / SCRIPT)]})
-    assert "has no MTP heads: they were initialized (last-layer)" in trained
-    assert len(re.findall(r" iteration +\d+/ +3 \|.* mtp_1 loss: \S+ \|.* mtp acceptance length: 1\.", trained)) == 3
-    tensors = set(re.findall(r"^model\.layers\.2\.(\S+)$", checked, re.M))
-    assert tensors == HEAD | BLOCK | ATTENTION[name]
+@pytest.mark.parametrize("name, heads", [("deepseek", 1), ("glm", 2)])
+def test_the_commands_add_heads_that_engines_can_read(name, heads, bases, run_shown, tmp_path):  # noqa: F811
+    commands = shown("hugging-face-heads").replace("checkpoints $SMALL", f"checkpoints $SMALL heads={heads}")
+    words = f"BASE={bases / name}\n{commands}"
+    trained, resumed, _, checked = run_shown(words, {SCRIPT: [str(ROOT / SCRIPT)]})
+    assert "has no MTP heads: they were initialized (last-layer). A run that resumes loads" in trained
+    assert (
+        len(re.findall(r" iteration +\d+/ +3 \|.* mtp_1 loss: \S+ \|.* mtp acceptance length: [1-3]\.", trained)) == 3
+    )
+    assert re.findall(r" iteration +(\d+)/ +6 \|", resumed) == ["4", "5", "6"]
+    layers = range(2, 2 + heads)
+    tensors = set(re.findall(r"^(model\.layers\.[2-9]\.\S+)$", checked, re.M))
+    assert tensors == {f"model.layers.{layer}.{one}" for layer in layers for one in HEAD | BLOCK | ATTENTION[name]}
     summary = rf"{len(tensors)} tensors of heads, 0 of them not finite; \d+ of the model, 0 of them changed; 0 of all"
     assert re.search(f"{summary} differ after reading them back", checked)
     out = tmp_path / "exported"
-    assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == heads
     assert Path(out, "tokenizer_config.json").exists()
+
+
+@pytest.mark.real_process("it needs neither torch nor Megatron")
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        ([], "the first word is train, export or check"),
+        (["train"], "missing a required argument: 'base'"),
+        (["export", "base", "heads", "out", "heads=2"], "unexpected keyword argument 'heads'"),
+    ],
+)
+def test_wrong_words_are_answered_with_the_usage(words, reason):
+    ended = subprocess.run([sys.executable, str(ROOT / SCRIPT), *words], capture_output=True, text=True)
+    assert ended.returncode == 1 and reason in ended.stderr and "hugging_face_heads.py train BASE HEADS" in ended.stderr
 
 
 def test_bridge_s_names_of_qwen3_next_are_those_of_engines(bridge):
