@@ -47,11 +47,18 @@ class SettingText(NamedTuple):
 
 
 def settings(patch: Patch) -> list[SettingText]:
-    """What the patch lets a user of Megatron set, which makes flags of the fields of its TransformerConfig itself."""
-    if patch.package:
-        return []
-    flags = [edit for edit in patch.edits if isinstance(edit, AddFlag)]
+    """What the patch lets a user of Megatron or of another package set.
+
+    Megatron makes flags of the fields of its TransformerConfig itself.
+    """
     fields = [edit for edit in patch.edits if isinstance(edit, AddField)]
+    if patch.package:
+        return [
+            SettingText(f"{edit.name}.{edit.field} of {patch.package}", "", _default(edit), edit.doc, edit.is_upstream)
+            for edit in fields
+            if edit.setting
+        ]
+    flags = [edit for edit in patch.edits if isinstance(edit, AddFlag)]
     field_names = {edit.field: f"{edit.name}.{edit.field}" for edit in fields}
     texts = [
         SettingText(
