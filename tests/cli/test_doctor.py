@@ -7,7 +7,9 @@ import platform
 from importlib.metadata import version
 
 import pytest
-from megatron_mtp_patches.cli.doctor import PARTS
+from megatron_mtp_patches.cli.doctor import FRAMEWORKS, PARTS
+
+from scripts.common.toml import read_toml
 
 from .fresh_start import ROOT
 
@@ -38,3 +40,11 @@ def test_the_oldest_wrapt_that_fits_is_the_oldest_that_the_package_requires():
     oldest = next(line for line in needed["options"]["install_requires"].splitlines() if line.startswith("wrapt"))
     (limit,) = next(part for part in PARTS if part.distribution == "wrapt").limits
     assert oldest == f"wrapt>={'.'.join(map(str, limit.lowest))}" and oldest[7:] in limit.cost
+
+
+def test_the_transformers_that_fit_megatron_bridge_are_those_of_ci():
+    environments = read_toml(ROOT / "ci" / "matrix.toml")["environment"]
+    tested = {word for one in environments for word in one["installs"] if word.startswith("transformers>")}
+    parts = [part for framework in FRAMEWORKS for part in framework.beside if part.distribution == "transformers"]
+    assert len(parts) == 1
+    assert tested == {limit.cost.rpartition(" ")[2] for part in parts for limit in part.limits}

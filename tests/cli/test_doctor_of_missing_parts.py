@@ -63,6 +63,12 @@ def test_a_megatron_that_lacks_the_triton_that_it_needs_exits_with_1(doctor, fur
     assert table["triton"] == table["wrapt"] == ["present"], "no version, so none that does not fit"
 
 
+def write_metadata(folder, name, number):
+    metadata = folder / f"{name.replace('-', '_')}-{number}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+
+
 @pytest.mark.parametrize(
     "name, number, cost, releases",
     [
@@ -85,9 +91,7 @@ def test_a_version_that_does_not_fit_has_its_cost_beside_it(
     if release not in releases:
         pytest.skip(f"says nothing of {release}")
     furnish("wrapt", "triton", "emerging_optimizers", "transformer_engine", *NEEDED)
-    metadata = tmp_path / f"{name.replace('-', '_')}-{number}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    write_metadata(tmp_path, name, number)
     done = doctor()
     assert done.code == 0, done.output
     found, *told = rows(done.output)[name]
@@ -121,3 +125,19 @@ def test_the_trainer_of_megatron_says_which_imports_its_wheel_does_not_ask_for(d
         assert len(cells) == 1
     else:
         assert cells[1].startswith("does not import without pyyaml: no pretrain()")
+
+
+def test_a_framework_has_a_row_where_it_is_installed(doctor, furnish, rows, tmp_path):
+    furnish("wrapt", "triton", "verl")
+    table = rows(doctor().output)
+    assert table["verl"][0] == "present" and table["ray"] == ["missing", "main_ppo has no workers"]
+    assert not {"ms-swift", "mcore-bridge", "Megatron-Bridge", "transformers"} & set(table)
+    write_metadata(tmp_path, "verl", "0.9.1")
+    assert rows(doctor().output)["verl"] == ["0.9.1"]
+
+
+def test_a_framework_that_the_tests_do_not_run_says_which_they_run(doctor, furnish, rows, tmp_path):
+    furnish("wrapt", "triton", "swift")
+    write_metadata(tmp_path, "ms_swift", "4.5.0")
+    found, told = rows(doctor().output)["ms-swift"]
+    assert found == "4.5.0" and told.startswith("the tests run 4.6.0; `megatron-mtp-patches status` says")

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from rich.table import Table
 
+from .. import _engine
+from ..engine.fingerprints import KnownSources
 from ..engine.source import find_file
 from ..installed_megatron import PACKAGES, describe_megatron, find_releases
 from ..megatrons import TRANSFORMER_ENGINE, since
@@ -124,6 +127,44 @@ PARTS = (
 )
 
 
+@dataclass(frozen=True)
+class Framework:
+    """A package that has patches of its own, and the parts that it imports; without it, `doctor` says nothing of it."""
+
+    package: str
+    module: str
+    beside: tuple[Part, ...] = ()
+
+
+_UNTESTED = "the tests run Megatron-Bridge"
+FRAMEWORKS = (
+    Framework(
+        "Megatron-Bridge",
+        "megatron.bridge",
+        beside=(
+            Part(
+                "nvidia-resiliency-ext",
+                "nvidia_resiliency_ext",
+                "the trainers of Megatron-Bridge do not import; a rehearsal needs no more than tests/stand_ins/nvrx on "
+                "PYTHONPATH, of a clone of the patches",
+            ),
+            Part(
+                "transformers",
+                "transformers",
+                "Megatron-Bridge does not import",
+                limits=(
+                    Limit(f"{_UNTESTED} with transformers>=5.0,<=5.12.1", (5, 0), (5, 12, 2)),
+                    Limit(f"{_UNTESTED} 0.6.2 with transformers>=5.8,<=5.12.1", (5, 8), megatron=since("0.19")),
+                ),
+            ),
+        ),
+    ),
+    Framework("verl", "verl", beside=(Part("ray", "ray", "main_ppo has no workers"),)),
+    Framework("ms-swift", "swift"),
+    Framework("mcore-bridge", "mcore_bridge"),
+)
+
+
 def examine() -> int:
     """Print the table; 1 if training is impossible."""
     console = make_console()
@@ -133,10 +174,15 @@ def examine() -> int:
     table = Table("part", "version", "what that costs")
     impossible = False
     for part in PARTS:
-        found = _find(part)
+        found = _find(part.distribution, part.module)
         needed = part.needed or bool(megatron.intersection(part.needed_by))
         impossible |= needed and found is None
         table.add_row(part.distribution, *_judge(part, found, needed, megatron))
+    for framework in FRAMEWORKS:
+        if found := _find(framework.package, framework.module):
+            table.add_row(framework.package, *_judge_framework(framework, found))
+            for part in framework.beside:
+                table.add_row(part.distribution, *_judge(part, _find(part.distribution, part.module), False, megatron))
     table.add_row("GPU", *_find_gpu())
     console.print(table)
     return int(impossible)
@@ -156,15 +202,26 @@ def _judge(part: Part, found: str | None, needed: bool, megatron: frozenset[str]
     return f"[yellow]{found}[/]" if costs else found, "; ".join(costs)
 
 
-def _find(part: Part) -> str | None:
-    if part.module.startswith("megatron."):
-        present = find_file(part.module) is not None
+def _judge_framework(framework: Framework, found: str) -> tuple[str, str]:
+    """Its version, and whether it is one whose sources the patches know, which are those that the tests run."""
+    releases = KnownSources.read(Path(_engine.table_file)).package_releases(framework.package)
+    known = [release.removeprefix(f"{framework.package} ") for release in releases]
+    if found in known:
+        return found, ""
+    told = f"the tests run {' and '.join(known)}; `megatron-mtp-patches status` says which patches fit this version"
+    return f"[yellow]{found}[/]", told
+
+
+def _find(distribution: str, module: str) -> str | None:
+    """The version of a package, or that it is present; None if it is not."""
+    if module.startswith("megatron."):
+        present = find_file(module) is not None
     else:
-        present = importlib.util.find_spec(part.module) is not None
+        present = importlib.util.find_spec(module) is not None
     if not present:
         return None
     try:
-        return version(part.distribution)
+        return version(distribution)
     except PackageNotFoundError:
         return "present"
 
