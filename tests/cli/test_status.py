@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 
 import megatron_mtp_patches
@@ -66,9 +67,34 @@ def test_a_target_that_another_library_has_overwritten_is_named_and_ends_with_1(
         states = {patch["targets"].get(target) for patch in json.loads(done.out)["patches"]}
         assert states == {None, "applied, then changed by another library"}
     else:
-        assert f"{target} was changed by {__name__} after the patches" in done.out
+        assert f"{target} was changed by {__name__} after the patches\n" in done.out
     monkeypatch.undo()
     assert command("status").code == 0
+
+
+def test_what_a_framework_is_known_to_overwrite_is_said_to_be_expected(command, monkeypatch):
+    """As Megatron-Bridge 0.5.1 does; one patch changes nothing but this method."""
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
+    from megatron_mtp_patches.cli import status
+
+    def replacement(self, *args):
+        return args
+
+    replacement.__module__ = "megatron.bridge.models.gpt_provider"
+    import_targets = status.import_targets
+
+    def import_bridge():
+        monkeypatch.setattr(MultiTokenPredictionLayer, "_checkpointed_forward", replacement)
+        return import_targets()
+
+    (report,) = [one for one in megatron_mtp_patches.status() if one.id == "recompute-quantized-mtp-heads"]
+    if report.state != "applied":
+        pytest.skip("no patch changes nothing but this method in this release")
+    monkeypatch.setattr(status, "import_targets", import_bridge)
+    done = command("status")
+    assert done.code == 1
+    assert re.search(r"was changed by megatron.bridge.models.gpt_provider after the patches \(expected under", done.out)
+    assert re.search(r"recompute-quantized-mtp-heads +│ overwritten +│.*│ 0 of 1", done.out)
 
 
 def test_the_table_of_status_says_the_same_as_json(command, report):

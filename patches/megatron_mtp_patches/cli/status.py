@@ -28,6 +28,19 @@ STYLES = {
     State.REFUSED: "red",
 }
 SELF_EXPLAINING = (State.APPLIED, State.REPAIRED, State.NATIVE)
+_LAYERS = "megatron.core.transformer.multi_token_prediction"
+# What a framework changes as soon as it is imported: by target, its package and what that means.
+EXPECTED = {
+    f"{_LAYERS}:MultiTokenPredictionLayer._checkpointed_forward": (
+        "megatron.bridge",
+        "expected under Megatron-Bridge 0.5.1: derive-mtp-labels loses nothing, recompute-quantized-mtp-heads has no "
+        "effect",
+    ),
+    f"{_LAYERS}:MultiTokenPredictionBlock.forward": (
+        "mcore_bridge",
+        "expected under mcore-bridge: train-heads-in-mcore-bridge does what the patches did there",
+    ),
+}
 
 
 def show_status(as_json: bool) -> int:
@@ -65,8 +78,7 @@ def show_status(as_json: bool) -> int:
         for line in _reasons(reports):
             console.print(line, soft_wrap=True)
         for target in overwritten:
-            text = f"{target} was changed by {_find_library(target)} after the patches"
-            console.print(text, style="red", soft_wrap=True)
+            console.print(_describe_overwritten(target), style="red", soft_wrap=True)
     is_pending = any(state is TargetState.PENDING for _, state in targets)
     return int(bool(overwritten) or is_pending or any(report.state is State.REFUSED for report in reports))
 
@@ -104,6 +116,8 @@ def _make_table(reports: list[Report]) -> Table:
         here = len(states) - states.count(TargetState.ABSENT)
         done = f"{states.count(TargetState.APPLIED)} of {here}" if TargetState.UNTOUCHED not in states else "-"
         state = f"[{STYLES.get(report.state, 'dim')}]{report.state}[/]"
+        if TargetState.CHANGED in states and TargetState.APPLIED not in states:
+            state = "[red]overwritten[/]"
         table.add_row(report.id, state, " ".join(report.upstream), done)
     return table
 
@@ -121,6 +135,13 @@ def _reasons(reports: list[Report]) -> list[str]:
         f"{', '.join(report.id for report in group)} ({state}): {reason if len(group) > 1 else group[0].reason}"
         for (state, reason), group in sorted(alike.items())
     ]
+
+
+def _describe_overwritten(target: str) -> str:
+    library = _find_library(target)
+    package, meaning = EXPECTED.get(target, ("", ""))
+    is_expected = bool(package) and f"{library}.".startswith(f"{package}.")
+    return f"{target} was changed by {library} after the patches" + (f" ({meaning})" if is_expected else "")
 
 
 def _find_library(target: str) -> str:
