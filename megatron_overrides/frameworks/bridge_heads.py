@@ -64,7 +64,10 @@ def initialize_heads(call: Call) -> Any:
         from megatron_overrides.mtp.new_heads.initialization import initialize_from_last_layer
 
         initialize_from_last_layer([_language_model(chunk) for chunk in chunks])
-    text = f"The checkpoint {source} has no MTP heads: they were initialized ({start})"
+    text = (
+        f"The checkpoint {source} has no MTP heads: they were initialized ({start}). A run that resumes loads its own "
+        f"checkpoint after this, which replaces them"
+    )
     warn_on_last_rank(logger, text)
     return result
 
@@ -103,12 +106,7 @@ def name_heads_left_out(call: Call) -> Any:
     if call["conversion_tasks"] is None and getattr(get_model_config(chunks[0]), "mtp_num_layers", None):
         lacking, _ = split_heads(call.instance.build_conversion_tasks(source, chunks), chunks)
         if is_on_any_rank(bool(lacking), getattr(chunks[0], "pg_collection", None)):
-            text = (
-                f"This export leaves out trained MTP heads, because the checkpoint {_name(source)} lacks tensors of "
-                f"their names: {listed_here(lacking)}. AutoBridge.from_hf_config(config), with the number of heads in "
-                f"the config, exports them"
-            )
-            warn_on_last_rank(logger, text)
+            warn_on_last_rank(logger, _describe_left_out(source, lacking))
     return call.proceed()
 
 
@@ -138,6 +136,20 @@ def split_heads(tasks: Iterable[Any], chunks: Sequence[torch.nn.Module]) -> tupl
 def listed_here(params: Named) -> str:
     """Some names for an error message that all ranks raise."""
     return listed([name for name, _ in params]) if params else "another rank names them"
+
+
+def _describe_left_out(source: Any, lacking: Named) -> str:
+    names = listed_here(lacking)
+    if hasattr(source, "state"):
+        return (
+            f"This export leaves out trained MTP heads, because the checkpoint {_name(source)} lacks tensors of their "
+            f"names: {names}. AutoBridge.from_hf_config(config), with the number of heads in the config, exports them"
+        )
+    return (
+        f"This {type(source).__name__} gives no names to MTP heads of the model, so Megatron-Bridge cannot export "
+        f"them: {names}. Write the number of heads into it, as num_nextn_predict_layers or what its architecture "
+        f"calls it"
+    )
 
 
 def _name(source: Any) -> Any:

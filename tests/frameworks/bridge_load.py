@@ -114,6 +114,20 @@ def describe_random(model):
     return f"finite {is_right}, router {float(head.mtp_model_layer.mlp.router.weight.float().norm()):.9f}"
 
 
+def export_without_heads(folder, model):
+    """What comes of an export whose configuration declares no heads: Bridge 0.6.2 ends in an AttributeError."""
+    from megatron.bridge import AutoBridge
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder / "lacking")
+    config.num_nextn_predict_layers = 0
+    try:
+        exported = dict(AutoBridge.from_hf_config(config).export_hf_weights([model], show_progress=False))
+    except AttributeError:
+        return 0
+    return sum("layers.2." in name for name in exported)
+
+
 def main(folder):
     import torch
     from megatron.core import parallel_state
@@ -138,6 +152,7 @@ def main(folder):
     _, model, export = load(folder / "lacking", mtp_init="random", **one_stage)
     print(f"rank {rank}, random: {describe_random(model)}", flush=True)
     print(f"rank {rank}, exported heads: {sum('layers.2.' in name for name in export())}", flush=True)
+    print(f"rank {rank}, exported by a configuration without heads: {export_without_heads(folder, model)}", flush=True)
 
 
 if __name__ == "__main__":

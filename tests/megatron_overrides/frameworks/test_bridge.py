@@ -1,6 +1,6 @@
 """Which heads a load or an export by Megatron-Bridge misses, and its step; it need not be installed here.
 
-Its own load, export and step are in tests/frameworks/test_megatron_bridge.py.
+Its own load, export and step are in tests/frameworks/test_bridge_load.py and test_megatron_bridge.py.
 """
 
 import logging
