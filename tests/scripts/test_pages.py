@@ -44,6 +44,7 @@ OTHERS = {
     "pytest": {"--write-tables"},
     "torchrun": {"--nproc-per-node"},
     "slime": {"--custom-megatron-init-path"},
+    "verl": {"--cfg"},
     "scripts.bench": {"--kind", "--out", "--parameters", "--python", "--turns"},
     "scripts.docs": {"--runs"},  # of a former commit
     "scripts.gpu": {"--minutes", "--only"},

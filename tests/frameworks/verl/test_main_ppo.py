@@ -34,7 +34,7 @@ from .ppo import changed, parameters
 
 pytestmark = pytest.mark.forked("patched")
 
-PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "verl.md").read_text(encoding="utf-8")
 ACTOR = "actor_rollout_ref.actor"
 CONFIGURATIONS = Path(verl.__file__).parent / "trainer" / "config"
 
