@@ -140,7 +140,7 @@ def listed_here(params: Named) -> str:
 
 def _describe_left_out(source: Any, lacking: Named) -> str:
     names = listed_here(lacking)
-    if hasattr(source, "state"):
+    if hasattr(source, "model_name_or_path"):  # a checkpoint, and not a configuration alone
         return (
             f"This export leaves out trained MTP heads, because the checkpoint {_name(source)} lacks tensors of their "
             f"names: {names}. AutoBridge.from_hf_config(config), with the number of heads in the config, exports them"

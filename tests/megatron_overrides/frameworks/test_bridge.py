@@ -142,6 +142,10 @@ def test_an_export_without_the_heads_names_them_and_no_adapters(make_gpt, caplog
         with caplog.at_level(logging.WARNING):
             assert name_heads_left_out(Call(stream_weights_megatron_to_hf, bridge, (model, SOURCE), {})) == "exported"
         assert caplog.text.count("org/model lacks tensors of their names: mtp.layers.0.") == expected
+    source = SimpleNamespace(architectures=["of a configuration"])
+    bridge = SimpleNamespace(build_conversion_tasks=lambda source, chunks: [])
+    name_heads_left_out(Call(stream_weights_megatron_to_hf, bridge, (model, source), {}))
+    assert "This SimpleNamespace gives no names to MTP heads" in caplog.text and "architectures" not in caplog.text
 
 
 @pytest.mark.parametrize("own", [False, True])
