@@ -9,10 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.settings import OPTIMIZER_CONFIG, Setting
 
-from tests.conformance.inspection import choose_value
 from tests.end_to_end.conftest import run_command
 from tests.pages import ROOT
 from tests.warm.processes import LIMIT, run_ranks
@@ -242,30 +239,3 @@ def test_the_loss_mask_reaches_the_heads():
     lines = rank_lines(output)
     assert lines["whole"] == lines["packed"] == ["right", "right"]
     assert lines["gradient as of Megatron-LM's trainer"] == lines["blind to masked labels"] == ["True", "True"]
-
-
-FIELDS = [edit for patch in CATALOG for edit in patch.edits if isinstance(getattr(edit, "setting", None), Setting)]
-DETACHED, MUON = ("model.mtp_detach_heads=True",), ("optimizer.optimizer=muon",)
-# What a setting needs beside it.
-BESIDE = {
-    "mtp_clip_grad": DETACHED,
-    "mtp_grad_norm_skip_threshold": DETACHED,
-    "muon_split_glu": (*MUON, "model.gated_linear_unit=True"),
-    "muon_split_qkv_per_head": MUON,
-    "muon_split_gdn": MUON,
-}
-VALUES = {"grad_norm_group": ["mlp=[.]mlp[.]:1"], "mtp_min_lr": 1e-3}  # where an example does not fit the model
-REFUSALS = {"muon_split_gdn": "(config.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
-
-
-@pytest.mark.parametrize("edit", FIELDS, ids=lambda edit: edit.field)
-def test_each_setting_alone_trains_or_is_refused_by_name(edit, tmp_path):
-    value = VALUES.get(edit.field, choose_value(edit))
-    group = "optimizer" if edit.target == OPTIMIZER_CONFIG else "model"
-    short = ("checkpoint.save=None", "checkpoint.load=None", "validation.eval_iters=0")
-    settings = (f"{group}.{edit.field}={value!r}", *BESIDE.get(edit.field, ()), *short)
-    if edit.field in REFUSALS:
-        (ended,) = run_ranks(1, partial(run_command, "all", *words(tmp_path, 1, settings)))
-        assert ended.code == 1 and REFUSALS[edit.field] in ended.output
-    else:
-        assert list(pretrain(tmp_path, 1, *settings)[0]) == [1]
