@@ -99,11 +99,15 @@ def check_places(optimizer_config: Any, model_config: Any) -> None:
 
 
 def check_spelling(config: Any) -> None:
-    """Raise ValueError if an attribute of a configuration is no field and named almost as a setting of the patches."""
+    """Raise ValueError if an attribute of a configuration is no field and one or two letters from a setting's name.
+
+    Frameworks attach attributes of their own to configurations, `weight_decay` for example: that is not a misspelt
+    `mtp_weight_decay`.
+    """
     own = getattr(type(config), "__dataclass_fields__", {})
     names = [declared.name for declared in (*all_settings(), *declared_settings(type(config)))]
     for name in sorted(vars(config).keys() - own.keys() if own else ()):
-        if close := difflib.get_close_matches(name, names, n=1, cutoff=0.8):
+        if close := difflib.get_close_matches(name, names, n=1, cutoff=0.9):
             raise ValueError(
                 f"config.{name} is set on the {type(config).__name__}, which has no such field, so nothing reads it. "
                 f"Did you mean {spell(close[0])}?"

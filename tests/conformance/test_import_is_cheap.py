@@ -55,11 +55,11 @@ print(*set(sys.modules) - before, *(file for file in opened if file.endswith(".j
 
 
 @pytest.mark.parametrize("words", ["typo", "-typo"])
-def test_an_unknown_patch_in_the_environment_is_an_error_that_lists_the_ids(words):
+def test_an_unknown_patch_in_the_environment_is_an_error_that_names_the_command_with_the_ids(words):
     environment = {**ENVIRONMENT, "MEGATRON_MTP_PATCHES": words}
     code = "import megatron_mtp_patches"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert "PatchError: unknown patch" in last and repr(words) in last
-    assert all(patch.id in last for patch in CATALOG)
+    assert "megatron-mtp-patches status" in last

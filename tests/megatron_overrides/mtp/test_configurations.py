@@ -98,6 +98,7 @@ def test_the_log_says_once_which_settings_a_run_has(make_optimizer, caplog):
 def test_an_attribute_that_is_no_setting_may_be_anywhere(make_model):
     chunk, config = make_model(), OptimizerConfig(optimizer="adam", lr=0.1)
     config.num_layers, chunk.config.lr, config.note = 7, 0.2, "x"
+    chunk.config.weight_decay, chunk.config.clip_grad, chunk.config.min_lr = 0.1, 1.0, 0.0
     assert get_megatron_optimizer(
         config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)]
     )
