@@ -44,6 +44,7 @@ OTHERS = {
     "pytest": {"--write-tables"},
     "torchrun": {"--nproc-per-node"},
     "slime": {"--custom-megatron-init-path"},
+    "ms-swift": {"--packing", "--rlhf-type"},
     "verl": {"--cfg"},
     "scripts.bench": {"--kind", "--out", "--parameters", "--python", "--turns"},
     "scripts.docs": {"--runs"},  # of a former commit
