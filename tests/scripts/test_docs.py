@@ -11,6 +11,7 @@ import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine import AddField, AddFlag
 from megatron_mtp_patches.megatrons import MAIN
+from megatron_mtp_patches.settings import Setting
 
 from scripts.bench import startup
 from scripts.docs import kept
@@ -18,7 +19,12 @@ from tests.pages import PAGES, ROOT
 
 LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 FLAGS = {edit.flag for patch in CATALOG for edit in patch.edits if isinstance(edit, AddFlag)}
-FIELDS = {edit.field for patch in CATALOG if not patch.package for edit in patch.edits if isinstance(edit, AddField)}
+FIELDS = {
+    edit.field
+    for patch in CATALOG
+    for edit in patch.edits
+    if isinstance(edit, AddField) and (not patch.package or isinstance(edit.setting, Setting))
+}
 
 
 def docs(root, *words):
