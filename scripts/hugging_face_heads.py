@@ -22,6 +22,10 @@ def train(base, heads_folder, data=None, heads="1", **settings):
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
+    if not Path(base, "config.json").is_file():
+        raise SystemExit(f"{base} is no folder of a model: it has no config.json")
+    if not heads.isdecimal() or int(heads) < 1:
+        raise SystemExit(f"heads={heads}: give the number of heads, 1 or more")
     bridge = AutoBridge.from_hf_pretrained(base)
     bridge.hf_pretrained.config.num_nextn_predict_layers = int(heads)  # Bridge builds the model with heads
     model = bridge.to_megatron_provider(load_weights=True)

@@ -37,7 +37,7 @@ def releases_table() -> str:
         upstream = ", ".join(map(_link, patch.upstream)) or "none"
         states = [state_in(patch, release) for release in KNOWN]
         rows.append([_page(patch), upstream, *states, retires_with(patch) or "none"])
-    return "\n".join(table(["patch", "upstream", *KNOWN, "goes with"], rows))
+    return "\n".join(table(["patch", "upstream", *KNOWN, "superfluous from"], rows))
 
 
 def summaries() -> str:

@@ -39,7 +39,9 @@ def test_a_program_that_needs_transformer_engine_says_what_to_install_and_ends_w
     done = command("reproduce", "ML-5916")
     assert done.code == 125
     advice = transformer_engine.installation_advice()
-    assert advice.startswith("install its Python: `pip install --no-deps transformer-engine")
+    assert advice.startswith(
+        "install its Python in an environment for rehearsals alone: `pip install --no-deps transformer-engine"
+    )
     assert f"    cannot run here: it needs transformer-engine: {advice}\n" in done.out
     assert "as it is" not in done.out
 

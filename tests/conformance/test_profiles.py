@@ -70,3 +70,5 @@ def test_a_patch_can_be_added_to_the_profile(repaired):
     after = {id: report.state for id, report in reports().items()}
     assert before["exempt-muon-from-clipping"] is State.DISABLED
     assert after == before | {"exempt-muon-from-clipping": State.APPLIED}
+    words = "repairs,exempt-muon-from-clipping,train-mtp-heads-at-own-rate"  # a literal copy loses nothing
+    assert f"write {words} to add it" in reports()["train-mtp-heads-at-own-rate"].reason

@@ -134,8 +134,8 @@ def test_the_advice_names_the_transformer_engine_that_the_release_was_made_for(m
     with pytest.raises(RehearsalRefusal) as refusal:
         refuse(argparse.Namespace(transformer_impl="transformer_engine"))
     assert str(refusal.value).endswith(
-        f"use `local`, or install its Python: `pip install --no-deps transformer-engine{pin}`, and "
-        f"`pip install '.[te]'` in a clone of megatron_mtp_patches."
+        f"use `local`, or install its Python in an environment for rehearsals alone: `pip install --no-deps "
+        f"transformer-engine{pin}`, and `pip install '.[te]'` in a clone of megatron_mtp_patches."
     )
 
 

@@ -89,9 +89,8 @@ class Installer:
         is_added = self.selection.profile != REPAIRS or patch.id in self.selection.added
         if is_added or patch.is_repair or decision.state in (State.REPAIRED, State.NATIVE):
             return decision
-        return Decision(
-            State.DISABLED, f"left out by {variable}={REPAIRS}; write {REPAIRS},{patch.id} to add it to the repairs"
-        )
+        words = ",".join((REPAIRS, *sorted(self.selection.added), patch.id))
+        return Decision(State.DISABLED, f"left out by {variable}={REPAIRS}; write {words} to add it to the repairs")
 
     def _decide_again(self, patch: Patch) -> None:
         """A module that was executed again may have another source now."""

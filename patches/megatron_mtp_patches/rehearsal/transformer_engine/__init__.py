@@ -58,8 +58,8 @@ def installation_advice() -> str:
     if not has_python():
         package = "transformer-engine" + (f"=={fitting}" if (fitting := _fitting_version()) else "")
         return (
-            f"install its Python: `pip install --no-deps {package}`, and `pip install '.[te]'` in a clone of "
-            f"megatron_mtp_patches"
+            f"install its Python in an environment for rehearsals alone: `pip install --no-deps {package}`, and "
+            f"`pip install '.[te]'` in a clone of megatron_mtp_patches"
         )
     if missing():
         return f"install what its Python imports: pip install {' '.join(missing())}"
