@@ -100,12 +100,12 @@ def _declared_in(module: str) -> Patch:
 
 _PATCHES = tuple(map(_declared_in, _MODULES))
 _FIELDS = [edit for patch in _PATCHES for edit in patch.edits if isinstance(edit, AddField)]
-_SETTINGS = {edit: edit.setting for edit in _FIELDS if isinstance(edit.setting, Setting)}
-SETTINGS_OF_OPTIMIZER = tuple(setting for edit, setting in _SETTINGS.items() if edit.target == OPTIMIZER_CONFIG)
+SETTINGS = {edit: edit.setting for edit in _FIELDS if isinstance(edit.setting, Setting)}
+SETTINGS_OF_OPTIMIZER = tuple(setting for edit, setting in SETTINGS.items() if edit.target == OPTIMIZER_CONFIG)
 CATALOG = (
     *_PATCHES,
     add_settings_to_ms_swift.declare(
-        [edit for edit, setting in _SETTINGS.items() if setting in SETTINGS_OF_OPTIMIZER or setting.in_ms_swift]
+        [edit for edit, setting in SETTINGS.items() if setting in SETTINGS_OF_OPTIMIZER or setting.in_ms_swift]
     ),
 )
 

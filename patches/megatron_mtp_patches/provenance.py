@@ -20,7 +20,7 @@ def summarize(record: str) -> str:
     ids: dict[State, list[str]] = {state: [] for state in State}
     states = states_in(record)
     for id, state in states.items():
-        ids[State(state)].append(id)
+        ids[state].append(id)
     leaves_out_most = 2 * len(ids[State.DISABLED]) > len(states)
     counts = []
     for state, names in ids.items():
@@ -30,10 +30,10 @@ def summarize(record: str) -> str:
     return f"{version}{profile}: {', '.join(counts)}; {sources}"
 
 
-def states_in(record: str) -> dict[str, str]:
+def states_in(record: str) -> dict[str, State]:
     """{id of a patch: its state} of a record."""
     words = (word.partition("=") for word in record.split()[1:-1])
-    return {id: state for id, _, state in words if id != "profile"}
+    return {id: State(state) for id, _, state in words if id != "profile"}
 
 
 def record_in_arguments(call: Call) -> Any:

@@ -88,9 +88,9 @@ def test_adapters_of_frozen_models_train_in_the_heads_alone(folder):
     dcp_to_torch_save(saved, folder / "lora.pt")
     tensors = torch.load(folder / "lora.pt", weights_only=False)
     factors = [name for name in tensors if name.endswith("linear_out.weight") and not name.startswith("optimizer.")]
-    of_heads = [name for name in factors if name.startswith("mtp.")]
-    assert 0 < len(of_heads) < len(factors)
-    assert [name for name in factors if tensors[name].any()] == of_heads
+    head_factors = [name for name in factors if name.startswith("mtp.")]
+    assert 0 < len(head_factors) < len(factors)
+    assert [name for name in factors if tensors[name].any()] == head_factors
 
 
 def test_adapters_are_clipped_separately(folder):

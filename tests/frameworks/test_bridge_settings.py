@@ -3,8 +3,8 @@
 from functools import partial
 
 import pytest
-from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.settings import OPTIMIZER_CONFIG, Setting
+from megatron_mtp_patches.catalog import SETTINGS
+from megatron_mtp_patches.settings import OPTIMIZER_CONFIG
 
 from tests.conformance.inspection import choose_value
 from tests.end_to_end.conftest import run_command
@@ -14,7 +14,6 @@ from .test_megatron_bridge import pretrain, words
 
 pytestmark = [pytest.mark.forked("torch"), pytest.mark.usefixtures("bridge")]
 
-FIELDS = [edit for patch in CATALOG for edit in patch.edits if isinstance(getattr(edit, "setting", None), Setting)]
 DETACHED, MUON = ("model.mtp_detach_heads=True",), ("optimizer.optimizer=muon",)
 # What a setting needs beside it.
 BESIDE = {
@@ -28,7 +27,7 @@ VALUES = {"grad_norm_group": ["mlp=[.]mlp[.]:1"], "mtp_min_lr": 1e-3}  # where a
 REFUSALS = {"muon_split_gdn": "(config.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
 
 
-@pytest.mark.parametrize("edit", FIELDS, ids=lambda edit: edit.field)
+@pytest.mark.parametrize("edit", SETTINGS, ids=lambda edit: edit.field)
 def test_each_setting_alone_trains_or_is_refused_by_name(edit, tmp_path):
     value = VALUES.get(edit.field, choose_value(edit))
     group = "optimizer" if edit.target == OPTIMIZER_CONFIG else "model"

@@ -93,7 +93,9 @@ def _diagnose_command(name: str, run: Command, world_size: int | None, version: 
             f"write its value into the file"
         )
     if run.conditional:
-        hints.append(f"conditions are not evaluated: {', '.join(run.conditional)} set in all branches")
+        hints.append(
+            f"conditions are not evaluated: the last value that the file gives counts for {', '.join(run.conditional)}"
+        )
     try:
         with silence():
             line = read(run.flags, world_size)

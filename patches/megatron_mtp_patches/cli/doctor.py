@@ -136,7 +136,7 @@ class Framework:
     beside: tuple[Part, ...] = ()
 
 
-_UNTESTED = "the tests run Megatron-Bridge"
+_TESTED = "the tests run Megatron-Bridge"
 FRAMEWORKS = (
     Framework(
         "Megatron-Bridge",
@@ -153,8 +153,8 @@ FRAMEWORKS = (
                 "transformers",
                 "Megatron-Bridge does not import",
                 limits=(
-                    Limit(f"{_UNTESTED} with transformers>=5.0,<=5.12.1", (5, 0), (5, 12, 2)),
-                    Limit(f"{_UNTESTED} 0.6.2 with transformers>=5.8,<=5.12.1", (5, 8), megatron=since("0.19")),
+                    Limit(f"{_TESTED} with transformers>=5.0,<=5.12.1", (5, 0), (5, 12, 2)),
+                    Limit(f"{_TESTED} 0.6.2 with transformers>=5.8,<=5.12.1", (5, 8), megatron=since("0.19")),
                 ),
             ),
         ),
@@ -174,13 +174,13 @@ def examine() -> int:
     table = Table("part", "version", "what that costs")
     impossible = False
     for part in PARTS:
-        found = _find(part.distribution, part.module)
+        installed = _find(part.distribution, part.module)
         needed = part.needed or bool(megatron.intersection(part.needed_by))
-        impossible |= needed and found is None
-        table.add_row(part.distribution, *_judge(part, found, needed, megatron))
+        impossible |= needed and installed is None
+        table.add_row(part.distribution, *_judge(part, installed, needed, megatron))
     for framework in FRAMEWORKS:
-        if found := _find(framework.package, framework.module):
-            table.add_row(framework.package, *_judge_framework(framework, found))
+        if installed := _find(framework.package, framework.module):
+            table.add_row(framework.package, *_judge_framework(framework, installed))
             for part in framework.beside:
                 table.add_row(part.distribution, *_judge(part, _find(part.distribution, part.module), False, megatron))
     table.add_row("GPU", *_find_gpu())
@@ -202,14 +202,14 @@ def _judge(part: Part, found: str | None, needed: bool, megatron: frozenset[str]
     return f"[yellow]{found}[/]" if costs else found, "; ".join(costs)
 
 
-def _judge_framework(framework: Framework, found: str) -> tuple[str, str]:
+def _judge_framework(framework: Framework, installed: str) -> tuple[str, str]:
     """Its version, and whether it is one whose sources the patches know, which are those that the tests run."""
     releases = KnownSources.read(Path(_engine.table_file)).package_releases(framework.package)
-    known = [release.removeprefix(f"{framework.package} ") for release in releases]
-    if found in known:
-        return found, ""
-    told = f"the tests run {' and '.join(known)}; `megatron-mtp-patches status` says which patches fit this version"
-    return f"[yellow]{found}[/]", told
+    tested = [release.removeprefix(f"{framework.package} ") for release in releases]
+    if installed in tested:
+        return installed, ""
+    cost = f"the tests run {' and '.join(tested)}; `megatron-mtp-patches status` says which patches fit this version"
+    return f"[yellow]{installed}[/]", cost
 
 
 def _find(distribution: str, module: str) -> str | None:

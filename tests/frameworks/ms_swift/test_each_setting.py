@@ -1,22 +1,14 @@
 """Each setting of the patches alone, as an argument of `megatron sft`: it trains, or is refused by its name."""
 
 import pytest
-from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.engine import AddField
-from megatron_mtp_patches.settings import OPTIMIZER_CONFIG, Setting
+from megatron_mtp_patches.catalog import SETTINGS
+from megatron_mtp_patches.settings import OPTIMIZER_CONFIG
 
 from tests.conformance.inspection import choose_value
 
 pytestmark = pytest.mark.forked("torch")
 
-EDITS = [
-    edit
-    for patch in CATALOG
-    for edit in patch.edits
-    if isinstance(edit, AddField)
-    and isinstance(edit.setting, Setting)
-    and (edit.target == OPTIMIZER_CONFIG or edit.setting.in_ms_swift)
-]
+EDITS = [edit for edit, setting in SETTINGS.items() if edit.target == OPTIMIZER_CONFIG or setting.in_ms_swift]
 DETACHED, MUON = ("--mtp_detach_heads", "true"), ("--optimizer", "muon")
 # What a setting needs beside it.
 BESIDE = {

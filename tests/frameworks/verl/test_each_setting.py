@@ -7,8 +7,7 @@ import pytest
 pytest.importorskip("verl", reason="verl is not installed")
 
 import verl.workers.engine_workers  # noqa: F401 - once for all tests
-from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.engine import AddField
+from megatron_mtp_patches.catalog import SETTINGS
 from megatron_mtp_patches.settings import OPTIMIZER_CONFIG
 
 from tests.conformance.inspection import choose_value
@@ -17,7 +16,7 @@ from .ppo import update
 
 pytestmark = pytest.mark.forked("patched")
 
-EDITS = {edit.field: edit for patch in CATALOG for edit in patch.edits if isinstance(edit, AddField) and edit.setting}
+EDITS = {edit.field: edit for edit in SETTINGS}
 # Values that a run under verl can have, where the one of other tests is not.
 VALUES = {
     "mtp_dpace_alpha": 0.3,
