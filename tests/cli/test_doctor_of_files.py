@@ -64,8 +64,7 @@ def test_the_configuration_of_a_run_of_bridge(diagnose):
     assert "ML-7513b" in diagnose(run_config_yaml=sections)["run_config.yaml"]
 
 
-def test_the_actor_and_the_critic_of_verl(diagnose):
-    actor = """
+ACTOR = """
 actor_rollout_ref:
   actor:
     strategy: megatron
@@ -74,12 +73,61 @@ actor_rollout_ref:
       context_parallel_size: 2
       dtype: bfloat16
       entropy_from_logits_chunk_size: ${oc.select:actor.entropy_from_logits_chunk_size,2048}
-      override_transformer_config: {mtp_num_layers: 1}
+      override_transformer_config: {mtp_num_layers: 1, mtp_detach_head: true, mtp_clip_grad: 0.1}
 trainer: {nnodes: 1, n_gpus_per_node: 8}
 """
-    critic = "critic: {strategy: megatron, optim: {optimizer: adam}, megatron: {tensor_model_parallel_size: 2}}\n"
-    found = diagnose(verl_yaml=actor + critic)
+CRITIC = "critic: {strategy: megatron, optim: {optimizer: adam}, megatron: {tensor_model_parallel_size: 2}}\n"
+
+
+def test_the_actor_and_the_critic_of_verl(diagnose):
+    found = diagnose(verl_yaml=ACTOR + CRITIC)
     assert {"ML-5394", "ML-7513b"} <= found["verl.yaml actor"] and found["verl.yaml critic"] == set()
+
+
+@pytest.mark.parametrize(
+    "critic, roles",
+    [
+        (f"{CRITIC}algorithm: {{adv_estimator: grpo}}\n", ["actor"]),
+        (f"{CRITIC.replace('{', '{enable: true, ', 1)}algorithm: {{adv_estimator: grpo}}\n", ["actor", "critic"]),
+        (CRITIC.replace("{", "{enable: false, ", 1), ["actor"]),
+    ],
+)
+def test_the_critic_of_verl_is_a_run_where_verl_trains_it(diagnose, critic, roles):
+    assert list(diagnose(verl_yaml=ACTOR + critic)) == [f"verl.yaml {role}" for role in roles]
+
+
+def test_what_keeps_the_settings_of_verl_from_acting_is_named(command, tmp_path):
+    variables = "ray_kwargs: {ray_init: {runtime_env: {env_vars: {VERL_USE_EXTERNAL_MODULES: %s}}}}\n"
+    file = tmp_path / "verl.yaml"
+    file.write_text(ACTOR)
+    told = command("doctor", "--batch", str(file)).out
+    assert "override_transformer_config.mtp_detach_head: did you mean mtp_detach_heads?\n" in told
+    assert "override_transformer_config.mtp_clip_grad is not read there: it is a setting of OptimizerConfig\n" in told
+    variable = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES=megatron_mtp_patches"
+    assert f"the workers do not import the patches: set {variable}\n" in told
+    file.write_text(ACTOR + variables % '"mine,megatron_mtp_patches"')
+    assert "the workers do not import" not in command("doctor", "--batch", str(file)).out
+
+
+@pytest.mark.parametrize(
+    "name, text, hint",
+    [
+        ("run.yaml", "model: {_target_: x.P, mtp_loss_typ: kl}\n", "model.mtp_loss_typ: did you mean mtp_loss_type?"),
+        (
+            "run.yaml",
+            "model: {_target_: x.P}\noptimizer: {mtp_loss_type: kl}\n",
+            "optimizer.mtp_loss_type is not read there: it is a setting of TransformerConfig",
+        ),
+        (
+            "args.json",
+            '{"model": "x", "tensor_model_parallel_size": 1, "mtp_clip_grads": 0.1}',
+            "mtp_clip_grads: did you mean mtp_clip_grad?",
+        ),
+    ],
+)
+def test_a_setting_that_bridge_or_ms_swift_would_not_read_is_named(command, tmp_path, name, text, hint):
+    (tmp_path / name).write_text(text)
+    assert f"{hint}\n" in command("doctor", "--batch", str(tmp_path / name)).out
 
 
 def test_the_arguments_of_ms_swift(diagnose):

@@ -71,6 +71,14 @@ def test_a_version_that_is_none_is_wrong_usage(doctor):
     assert done.code == 2 and "--te: 'newest' is not a version of TransformerEngine: write it as '2.16.1'" in done.err
 
 
+def test_megatron_refuses_flags_by_the_version_of_transformer_engine_that_is_given(doctor):
+    """Whatever is installed: a machine that reads flags may have another one, or none."""
+    flags = f"{SMALL} --optimizer muon --qk-clip"
+    assert doctor(flags, "--te", "2.16.1").code != 2
+    done = doctor(flags, "--te", "2.8.0")
+    assert done.code == 2 and "Megatron refuses these flags" in done.err and "2.9.0" in done.err
+
+
 def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release):
     done = doctor(f"{EXPERTS} --optimizer muon", "--te", "2.16.1")
     lines = [line for line in done.out.splitlines() if line.startswith("* ")]

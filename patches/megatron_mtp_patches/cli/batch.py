@@ -26,7 +26,8 @@ class Diagnosis(NamedTuple):
         run: its name, after the file.
         unusable: why the file has no run.
         refusal: Megatron's words.
-        hints: the flags that Megatron does not know, what may be meant, and what the file leaves open.
+        hints: the flags that Megatron does not know, what may be meant, what the file leaves open, and what keeps
+            settings of the patches from acting.
     """
 
     run: str
@@ -80,7 +81,8 @@ def _diagnose_file(file: str, world_size: int | None, version: str | None) -> It
             yield _diagnose_command(name, run, world_size, version)
         else:
             ranks = [] if world_size is None else [SimpleNamespace(world_size=world_size)]
-            yield Diagnosis(name, findings=tuple(find_defects(Settings([*ranks, *run.sources], version))))
+            findings = find_defects(Settings([*ranks, *run.sources], version))
+            yield Diagnosis(name, hints=tuple(run.hints), findings=tuple(findings))
 
 
 def _diagnose_command(name: str, run: Command, world_size: int | None, version: str | None) -> Diagnosis:

@@ -10,6 +10,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 
 from .. import apply, rehearsal
 from ..catalog import CATALOG
@@ -113,7 +114,13 @@ def prepare(transformer_engine: str | None) -> tuple[str | None, bool]:
     with silence():
         rehearsal.install(megatron_flags=False)
         import_targets()
-    return (transformer_engine, True) if transformer_engine else find_transformer_engine(find_releases())
+    version, is_known = (transformer_engine, True) if transformer_engine else find_transformer_engine(find_releases())
+    if version:
+        from packaging.version import Version  # which Megatron needs, too
+
+        # What Megatron's checks of flags ask; otherwise it is that of the installed package, or 0 where there is none.
+        vars(import_module("megatron.core.utils"))["_te_version"] = Version(version)
+    return version, is_known
 
 
 def decided_by_checkpoint(line: CommandLine) -> list[str]:
