@@ -146,3 +146,10 @@ def test_a_flag_whose_patch_was_left_out_is_named(script, flags):
         done = run_command(["run", str(script), *flags], path, {"MEGATRON_MTP_PATCHES": choice})
         assert done.code == 2 and "unrecognized arguments" in done.output
         assert ("which is left out by MEGATRON_MTP_PATCHES" in done.output) is is_named
+
+
+def test_a_misspelt_flag_of_a_patch_is_named_with_what_may_be_meant(script):
+    script.write_text(UNKNOWN)
+    done = run_command(["run", str(script), "--mtp-clip-grads=0.1", "--my-flag"], [*REPOSITORY, *sys.path], {})
+    assert done.code == 2 and "megatron-mtp-patches: --mtp-clip-grads: did you mean --mtp-clip-grad?\n" in done.output
+    assert "--my-flag: did you mean" not in done.output

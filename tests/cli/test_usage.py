@@ -36,7 +36,12 @@ def test_wrong_usage_says_what_is_wrong(capsys, words, part):
 
 
 @pytest.mark.parametrize(
-    "name, hint", [("no-such-patch", ""), ("Detach-mtp-head", " (did you mean detach-mtp-heads?)")]
+    "name, hint",
+    [
+        ("no-such-patch", ""),
+        ("Detach-mtp-head", " (did you mean detach-mtp-heads?)"),
+        ("gptmodel.postprocess", " (did you mean GPTModel._postprocess?)"),
+    ],
 )
 def test_a_name_that_is_neither_a_patch_nor_a_function_says_what_lists_both(capsys, name, hint):
     assert main(["explain", name]) == 2
@@ -50,7 +55,11 @@ def test_a_name_that_is_neither_a_patch_nor_a_function_says_what_lists_both(caps
     [
         ("--all", "new.py", "give its ID in place of --all"),
         ("ML-1", "new.py", "'ML-1' is not the id of a known defect"),
-        ("ML-3693", "new.py", "there is no program for ML-3693"),
+        (
+            "ML-3693",
+            "new.py",
+            "there is no program for ML-3693: a CPU cannot show it, or nobody has written one. It was re",
+        ),
         ("ML-5338", "old.py", "old.py exists already"),
         ("ML-5338", ".", ". is a folder: give the name of a file"),
         ("ML-5338", "folder/new.py", "there is no folder folder: create it"),

@@ -53,8 +53,10 @@ def explain_function(name: str) -> int:
     """
     changes = [(edit, patch) for patch in CATALOG for edit in patch.edits if _is_named(edit.target, name)]
     if not changes:
-        close = get_close_matches(name.lower(), [patch.id for patch in CATALOG], n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        functions = {edit.target.rpartition(":")[2] for patch in CATALOG for edit in patch.edits}
+        names = {known.lower(): known for known in (*functions, *(patch.id for patch in CATALOG))}
+        close = get_close_matches(name.rpartition(":")[2].lower(), names, n=1)
+        hint = f" (did you mean {names[close[0]]}?)" if close else ""
         raise UsageError(
             f"explain {name!r}{hint}: no patch has this id, and none changes a function of this name. "
             f"`megatron-mtp-patches status` lists the patches, `megatron-mtp-patches drift` the functions"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 
 from .. import _engine
 from ..description import settings
@@ -36,10 +37,22 @@ def is_silent_refusal(error: AssertionError) -> bool:
 
 def flags_left_out(words: Iterable[str]) -> Iterator[str]:
     """A sentence for each flag among `words` whose patch was left out or refused: Megatron does not know it then."""
-    flags = {word.partition("=")[0] for word in words}
+    flags = _names(words)
     for patch in _engine.catalog:
         report = _engine.report(patch)
         if report.state in (State.DISABLED, State.REFUSED):
             for flag in sorted(flags.intersection(one.name.split()[0] for one in settings(patch))):
                 why = report.reason if report.state is State.DISABLED else "refused here: see `status`"
                 yield f"{flag} comes with the patch {patch.id}, which is {why}"
+
+
+def flags_misspelt(words: Iterable[str]) -> Iterator[str]:
+    """A question for each flag among `words` that is almost one of the patches: argparse does not say which."""
+    known = {setting.name.split()[0] for patch in _engine.catalog for setting in settings(patch)}
+    for flag in sorted(_names(words) - known):
+        if close := get_close_matches(flag, known, n=1, cutoff=0.9):
+            yield f"{flag}: did you mean {close[0]}?"
+
+
+def _names(words: Iterable[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words}

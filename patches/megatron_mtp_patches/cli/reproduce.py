@@ -22,6 +22,11 @@ from .audit import condition_of
 from .console import make_say
 
 WIDTH = 100  # of the text in a standalone file
+_EVIDENCE = {
+    "reproduced": "reproduced by hand",
+    "read": "read in Megatron's source",
+    "reported": "reported by others",
+}
 CANNOT_RUN = 125  # the exit code, as that of a standalone file
 
 
@@ -108,7 +113,11 @@ def _find_programs(identifier: str | None) -> dict[Defect, ModuleType]:
     if not chosen:
         raise UsageError(f"{identifier!r} is not the id of a known defect; `megatron-mtp-patches audit` lists them")
     if not programs:
-        raise UsageError(f"there is no program for {identifier}: a CPU cannot show it, or nobody has written one")
+        (defect,) = chosen
+        raise UsageError(
+            f"there is no program for {identifier}: a CPU cannot show it, or nobody has written one. It was "
+            f"{_EVIDENCE[defect.evidence]}: {defect.effect}"
+        )
     return programs
 
 

@@ -23,8 +23,9 @@ def run_script(script: str, arguments: list[str], device: str | None) -> None:
     """Run `script` as __main__ with `arguments`; returns or raises (SystemExit too) as the script does.
 
     An assertion about the flags that Megatron raises without a message gets one. Where Megatron does not know a flag
-    because its patch was left out, stderr explains it. Where the script fails without a GPU, the last line on stderr
-    names the rehearsal; where there is no Megatron, or a mixture of two that does not import, it says so.
+    because its patch was left out or it is misspelt, stderr explains it. Where the script fails without a GPU, the last
+    line on stderr names the rehearsal; where there is no Megatron, or a mixture of two that does not import, it says
+    so.
 
     device "cpu": torch.cuda resolves to the CPU first. "cuda": a GPU must be there. None: torch is left alone.
     """
@@ -98,8 +99,8 @@ def _say_what_to_change(arguments: list[str]) -> Iterator[None]:
         raise
     except SystemExit as ended:
         if ended.code == WRONG_USAGE:
-            from .refusals import flags_left_out
+            from .refusals import flags_left_out, flags_misspelt
 
-            for sentence in flags_left_out(arguments):
+            for sentence in (*flags_left_out(arguments), *flags_misspelt(arguments)):
                 print(f"megatron-mtp-patches: {sentence}", file=sys.stderr)
         raise
