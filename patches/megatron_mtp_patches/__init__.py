@@ -20,6 +20,9 @@ import sys
 if sys.version_info < (3, 10):  # noqa: UP036 - by PYTHONPATH an older Python comes here, too
     raise ImportError(f"megatron_mtp_patches needs Python >= 3.10; this is {sys.version.split()[0]}, {sys.executable}")
 
+from importlib.util import find_spec
+from pathlib import Path
+
 from .catalog import BASE, CATALOG
 from .engine import Patch, PatchError, Project
 from .engine.engine import Engine
@@ -70,8 +73,9 @@ def apply(patches: str | None = None, on_drift: str | None = None) -> None:
         on_drift: 'raise', 'warn' or 'skip' a refused patch; None takes it from the environment.
 
     Raises:
-        PatchError: an unknown patch id, or a patch that this Megatron refuses.
+        PatchError: an unknown patch id, a patch that this Megatron refuses, or parts of two copies of the package.
     """
+    _check_overrides()
     _engine.apply(
         os.environ.get(_engine.project.choice_variable, "all") if patches is None else patches,
         os.environ.get(_engine.project.drift_variable, "raise") if on_drift is None else on_drift,
@@ -227,6 +231,20 @@ def __getattr__(name: str) -> object:
 
         return Report
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _check_overrides() -> None:
+    """Raise PatchError unless megatron_overrides, which has what the patches call, lies beside this package."""
+    spec = find_spec("megatron_overrides")
+    folders = [Path(place).resolve().parent for place in spec.submodule_search_locations or ()] if spec else []
+    own = Path(__file__).resolve().parents[1]
+    if not folders:
+        raise PatchError(f"megatron_overrides is not on the path: of a clone, put its folder and {own} on PYTHONPATH")
+    if folders[0] not in (own, own.parent):  # the latter in a clone
+        raise PatchError(
+            f"megatron_overrides is imported from {folders[0]}, and {__name__} from {own}: these are two copies. Start "
+            f"Python outside of the clone, or put the clone and its folder patches on PYTHONPATH"
+        )
 
 
 def _is_command() -> bool:

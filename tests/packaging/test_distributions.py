@@ -112,3 +112,11 @@ def test_the_command_is_installed_and_runs_from_the_wheel(installed, tmp_path):
     assert done.returncode == 0, done.stderr
     assert all(path.startswith(str(installed)) for path in done.stdout.splitlines()[0].split())
     assert "unknown targets: 0" in done.stdout
+
+
+def test_in_a_clone_an_installed_package_does_not_take_the_code_of_the_clone(installed, tmp_path):
+    words, env = [sys.executable, "-m", "megatron_mtp_patches", "status"], {**os.environ, "PYTHONPATH": str(installed)}
+    (tmp_path / "megatron_overrides").symlink_to(ROOT / "megatron_overrides")
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"megatron_overrides is imported from {ROOT}, and megatron_mtp_patches from {installed}" in done.stderr
