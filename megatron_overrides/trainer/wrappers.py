@@ -1,6 +1,8 @@
-"""What is called in place of Megatron's functions where its trainer sets up a run."""
+"""What is called in place of Megatron's functions where its trainer sets up a run and writes its log."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.run_arguments import arguments_of_run
@@ -17,3 +19,14 @@ def freeze_all_layers(call: Call) -> None:
             if hasattr(module, "frozen_expert_bias"):
                 module.frozen_expert_bias = True
     call.proceed()
+
+
+def start_new_log_interval(call: Call) -> Any:
+    """Wraps training_log(..., iteration, ..., is_first_iteration) (NVIDIA/Megatron-LM#7092).
+
+    After the first line of a process Megatron keeps its sums, for the line at the end of the interval. Where that is
+    the first line itself, they must not be in the next one.
+    """
+    if call.get("is_first_iteration") and call["iteration"] % arguments_of_run().log_interval == 0:
+        call["is_first_iteration"] = False
+    return call.proceed()

@@ -70,6 +70,7 @@ _MODULES = (
     "moe.leave_heads_out_of_router_replay",
     "quantization.quantize_weights_of_each_step",
     "trainer.freeze_all_layers",
+    "trainer.log_first_step_once",
     "frameworks.log_metrics_in_megatron_bridge",
     "frameworks.pass_loss_mask_in_megatron_bridge",
     "frameworks.refuse_uninitialized_heads_in_megatron_bridge",

@@ -118,6 +118,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#7092", "NVIDIA/Megatron-LM#6237", "NVIDIA/Megatron-LM#6238"),
         state="fixed after main of 2026-08-22",
         evidence="reproduced",
+        patch="log-first-step-once",
     ),
     Defect(
         id="ML-1555",

@@ -1,0 +1,29 @@
+"""Declares log-first-step-once."""
+
+from ..engine import Patch, PullRequest, Wrap
+
+PATCH = Patch(
+    id="log-first-step-once",
+    summary="Leave the first step of a process out of its second log line",
+    upstream=(PullRequest(7092),),
+    problem=(
+        "Megatron prints a line for the first step of a process, whatever the interval, and keeps its sums for the "
+        "line at the end of the interval. If the interval ends with this step, as with `--log-interval 1`, the second "
+        "line counts it again: its losses and its step time are means over both steps, so a resumed run seems to have "
+        "another loss there than the run that it resumes. TensorBoard and Weights & Biases get the right losses."
+    ),
+    adds=("A first step that ends an interval is followed by a new interval.",),
+    numerics="The second line of a log with `--log-interval 1`; nothing is trained otherwise.",
+    notes=(
+        "With `--log-timers-to-tensorboard` the time of such a first step is in TensorBoard and Weights & Biases, as "
+        "that of each other step.",
+    ),
+    is_repair=True,
+    edits=(
+        Wrap(
+            "megatron.training.training:training_log",
+            "megatron_overrides.trainer.wrappers:start_new_log_interval",
+            check_source=False,
+        ),
+    ),
+)
