@@ -16,16 +16,21 @@ from pathlib import Path
 
 
 def train(base, heads_folder, data=None, heads="1", **settings):
+    if not Path(base, "config.json").is_file():
+        raise SystemExit(f"{base} is no folder of a model: it has no config.json")
+    if not heads.isdecimal() or int(heads) < 1:
+        raise SystemExit(f"heads={heads}: give the number of heads, 1 or more")
+    saved_heads = count_saved_heads(heads_folder)
+    if saved_heads not in (None, int(heads)):
+        raise SystemExit(
+            f"the checkpoint in {heads_folder} has {saved_heads} heads: give heads={saved_heads}, or another folder"
+        )
     import torch
     from megatron.bridge import AutoBridge
     from megatron.bridge.training import config
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    if not Path(base, "config.json").is_file():
-        raise SystemExit(f"{base} is no folder of a model: it has no config.json")
-    if not heads.isdecimal() or int(heads) < 1:
-        raise SystemExit(f"heads={heads}: give the number of heads, 1 or more")
     bridge = AutoBridge.from_hf_pretrained(base)
     bridge.hf_pretrained.config.num_nextn_predict_layers = int(heads)  # Bridge builds the model with heads
     model = bridge.to_megatron_provider(load_weights=True)
@@ -80,17 +85,24 @@ def read_value(text):
         return text
 
 
+def count_saved_heads(heads_folder):
+    """How many heads the newest checkpoint has; None where there is none."""
+    import yaml
+
+    saved = sorted(Path(heads_folder).glob("iter_*/run_config.yaml"))  # an iteration has seven digits
+    return yaml.safe_load(saved[-1].read_text())["model"]["mtp_num_layers"] if saved else None
+
+
 def export(base, heads_folder, out):
     """from_hf_config: with the configuration alone Bridge exports the heads, too, which `base` lacks."""
-    import yaml
     from megatron.bridge import AutoBridge
     from transformers import AutoConfig
 
-    saved = sorted(Path(heads_folder).glob("iter_*/run_config.yaml"))  # an iteration has seven digits
-    if not saved:
+    heads = count_saved_heads(heads_folder)
+    if heads is None:
         raise SystemExit(f"there is no checkpoint of Megatron-Bridge in {heads_folder}")
     config = AutoConfig.from_pretrained(base)
-    config.num_nextn_predict_layers = yaml.safe_load(saved[-1].read_text())["model"]["mtp_num_layers"]
+    config.num_nextn_predict_layers = heads
     AutoBridge.from_hf_config(config).export_ckpt(heads_folder, out)
     for file in Path(base).iterdir():  # the tokenizer and the like
         is_weight = "safetensors" in file.name or file.suffix in (".bin", ".pt", ".pth")

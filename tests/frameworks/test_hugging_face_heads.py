@@ -113,6 +113,18 @@ def test_wrong_words_are_answered_with_the_usage(words, reason):
     assert ended.returncode == 1 and reason in ended.stderr and "hugging_face_heads.py train BASE HEADS" in ended.stderr
 
 
+@pytest.mark.real_process("it needs neither torch nor Megatron")
+def test_another_number_of_heads_than_the_checkpoint_s_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    saved = tmp_path / "heads" / "iter_0000003"
+    saved.mkdir(parents=True)
+    (saved / "run_config.yaml").write_text("model: {mtp_num_layers: 1}")
+    words = [sys.executable, str(ROOT / SCRIPT), "train", str(tmp_path), str(saved.parent), "heads=2"]
+    ended = subprocess.run(words, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert f"the checkpoint in {saved.parent} has 1 heads: give heads=1, or another folder" in ended.stderr
+
+
 def test_bridge_s_names_of_qwen3_next_are_those_of_engines(bridge):
     from megatron.bridge.models.qwen.qwen3_next_bridge import Qwen3NextBridge
 
