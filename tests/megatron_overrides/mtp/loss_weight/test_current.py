@@ -122,3 +122,14 @@ def test_a_schedule_that_hardly_acts_is_named(caplog, changed, warns):
     with caplog.at_level(logging.WARNING):
         warn_of_normalized_updates(SimpleNamespace(**run | changed))
     assert ("hardly acts" in caplog.text) is warns
+
+
+def test_a_step_outside_of_a_run_of_megatron_s_trainer_keeps_its_weight():
+    """As in upstream's tests of train_step, which set no arguments."""
+    from megatron_overrides.mtp.loss_weight.wrappers import schedule_weight
+
+    class Step(dict):
+        def proceed(self):
+            return "taken"
+
+    assert schedule_weight(Step(iteration=3, model=[])) == "taken"
