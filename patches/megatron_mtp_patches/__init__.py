@@ -60,7 +60,11 @@ __all__ = [
 
 if "_engine" not in globals():  # importlib.reload keeps the engine, which knows what it has patched
     _project = Project(
-        package=__name__, library="Megatron", library_package="megatron", repository="NVIDIA/Megatron-LM"
+        package=__name__,
+        library="Megatron",
+        library_package="megatron",
+        repository="NVIDIA/Megatron-LM",
+        optional_part="megatron.training",  # the wheel of 0.16.1 has no trainer
     )
     _engine = Engine(_project, CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
 

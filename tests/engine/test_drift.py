@@ -6,7 +6,17 @@ import importlib
 from pathlib import Path
 
 import pytest
-from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Patch, PatchError, Probe, Replace, Wrap
+from megatron_mtp_patches.engine import (
+    AddField,
+    AddFlag,
+    AddIfMissing,
+    Patch,
+    PatchError,
+    Probe,
+    Project,
+    Replace,
+    Wrap,
+)
 from megatron_mtp_patches.engine.decision import decide
 from megatron_mtp_patches.engine.engine import Engine
 from megatron_mtp_patches.engine.fingerprints import KnownSources, open_known_sources
@@ -154,6 +164,14 @@ def test_a_module_that_is_not_installed_is_named_in_the_refusal(library):
     patch = library.patch(Replace("not_installed:f", "overrides:f"))
     decision = decide(patch, KnownSources(("1.0",), {}), PROJECT)
     assert decision.state is State.REFUSED and "not_installed is not installed" in decision.reason
+
+
+def test_a_patch_of_a_part_that_an_installation_may_lack_waits_for_it(library):
+    patch = library.patch(Replace("trainer.loop:f", "overrides:f"))
+    words = {"package": "lib_patches", "library": "Lib", "library_package": "lib", "repository": "example/lib"}
+    for part, state in (("trainer", State.PENDING), ("train", State.REFUSED), ("", State.REFUSED)):
+        project = Project(**words, optional_part=part)
+        assert decide(patch, KnownSources(("1.0",), {}), project).state is state
 
 
 def test_a_patch_without_edits_has_nothing_to_do(library):

@@ -38,7 +38,7 @@ def decide(patch: Patch, sources: KnownSources, project: Project, path: list[str
         return Decision(State.NATIVE, "it edits nothing")
     package = patch.package or patch.modules[0].partition(".")[0]
     if not any(find_file(module, path) for module in patch.modules):
-        if patch.package:
+        if patch.package or all(map(project.is_optional, patch.modules)):
             return Decision(State.PENDING, f"{patch.modules[0]} is not installed")
         return Decision(State.REFUSED, f"{patch.modules[0]} is not installed, nor is anything else that it patches")
     native = patch.probe is not None and is_present(patch.probe, path)
