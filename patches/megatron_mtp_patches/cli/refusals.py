@@ -48,9 +48,9 @@ def flags_left_out(words: Iterable[str]) -> Iterator[str]:
 
 def flags_misspelt(words: Iterable[str]) -> Iterator[str]:
     """A question for each flag among `words` that is almost one of the patches: argparse does not say which."""
-    known = {setting.name.split()[0] for patch in _engine.catalog for setting in settings(patch)}
-    for flag in sorted(_names(words) - known):
-        if close := get_close_matches(flag, known, n=1, cutoff=0.9):
+    flags_of_patches = {setting.name.split()[0] for patch in _engine.catalog for setting in settings(patch)}
+    for flag in sorted(_names(words) - flags_of_patches):
+        if close := get_close_matches(flag, flags_of_patches, n=1, cutoff=0.9):
             yield f"{flag}: did you mean {close[0]}?"
 
 

@@ -67,12 +67,13 @@ def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuratio
 
 
 def _missing_variable(content: dict[str, Any]) -> list[str]:
-    """What to add where no variable has the workers import the patches (the second is that of zero-touch)."""
+    """What to add where no variable of the file has the workers import the patches."""
     places = ("ray_kwargs", "ray_init", "runtime_env", "env_vars")
     variables: Any = content
     for place in places:
         variables = (variables or {}).get(place)
     variables = variables or {}
-    if _PACKAGE in str(variables.get(_VARIABLE, "")).split(",") or "MEGATRON_MTP_PATCHES" in variables:
+    if _PACKAGE in str(variables.get(_VARIABLE, "")).split(","):
         return []
-    return [f"the workers do not import the patches: set {'.'.join(places)}.{_VARIABLE}={_PACKAGE}"]
+    setting = f"{'.'.join(places)}.{_VARIABLE}={_PACKAGE}"
+    return [f"the workers import the patches only where zero-touch is enabled: set {setting}"]

@@ -13,7 +13,7 @@ PATCH = Patch(
         "another loss there than the run that it resumes. TensorBoard and Weights & Biases get the right losses."
     ),
     adds=("A first step that ends an interval is followed by a new interval.",),
-    numerics="The second line of a log with `--log-interval 1`; nothing is trained otherwise.",
+    numerics="The second line of a log with `--log-interval 1`. Training itself does not change.",
     notes=(
         "With `--log-timers-to-tensorboard` the time of such a first step is in TensorBoard and Weights & Biases, as "
         "that of each other step.",
