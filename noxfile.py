@@ -17,9 +17,10 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "uv"
-# What `nox` runs without names. scripts/test.sh runs the two side by side: each waits for what it installs and imports.
-RELEASES_TAG, OTHERS_TAG = ["releases"], ["others"]
-nox.options.tags = RELEASES_TAG + OTHERS_TAG
+# What `nox` runs without names. scripts/test.sh runs the first two, about equally long, side by side: each waits for what
+# it installs and imports. Then it runs what compares the environments that they have made.
+REFERENCE_TAG, OTHERS_TAG, TOGETHER_TAG = ["reference"], ["others"], ["together"]
+nox.options.tags = REFERENCE_TAG + OTHERS_TAG + TOGETHER_TAG
 
 MATRIX = nox.project.load_toml("ci/matrix.toml")
 LIST = Path("patches", "megatron_mtp_patches", "megatrons.json")
@@ -85,8 +86,10 @@ def python(session: nox.Session) -> None:
     run_pytest(session, f"Python {session.python}", session.posargs or paths("python"))
 
 
-@nox.session(tags=RELEASES_TAG)
-@nox.parametrize("release", RELEASES)
+@nox.session
+@nox.parametrize(
+    "release", [nox.param(one, tags=REFERENCE_TAG if one == REFERENCE else OTHERS_TAG) for one in RELEASES]
+)
 def tests(session: nox.Session, release: str) -> None:
     """The tests that a release runs, or what is named after --; with -- --quick, the suites of the inner loop.
 
@@ -101,7 +104,7 @@ def tests(session: nox.Session, release: str) -> None:
     run_pytest(session, release, chosen)
 
 
-@nox.session(tags=RELEASES_TAG)
+@nox.session(tags=REFERENCE_TAG)
 def without_transformer_engine(session: nox.Session) -> None:
     """The suites that depend on no release and what runs differently without it, or what is named after --."""
     install(session, TORCH_RELEASE)
@@ -152,7 +155,7 @@ def dropped_edits(session: nox.Session) -> None:
     session.run(str(python_of("tests", release)), "-m", "pytest", *words, env=TEST_VARIABLES)
 
 
-@nox.session(venv_backend="none", tags=RELEASES_TAG)
+@nox.session(venv_backend="none", tags=TOGETHER_TAG)
 def tables(session: nox.Session) -> None:
     """A sample of each committed table, in the environments that `tests` has made."""
     if TABLE_RELEASES - set(RELEASES):
@@ -168,7 +171,7 @@ def accept(session: nox.Session) -> None:
     session.run(*command, *(f"--megatron={clone}" for clone in session.posargs))
 
 
-@nox.session(tags=RELEASES_TAG if os.environ.get("MEGATRON_LM") else [])
+@nox.session(tags=TOGETHER_TAG if os.environ.get("MEGATRON_LM") else [])
 def replay(session: nox.Session) -> None:
     """Upstream's unit tests of the checkouts that MEGATRON_LM names, without and with the patches."""
     session.install("-e", ".[demo,test]", *MATRIX["packages"], "click", "mock", "pytest-mock", "requests")

@@ -38,14 +38,15 @@ run_sessions() {
     nox -r --no-error-on-missing-interpreters --no-stop-on-first-error "$@"
 }
 
-# The releases, and beside them what else there is, whose output follows theirs.
+# The reference release, and beside it what else there is, whose output follows; then what needs both.
 run_everything() {
     local status=0
     output=$(mktemp)
     run_sessions -t others > "$output" 2>&1 &
     trap 'kill $! 2> /dev/null || true; cat "$output"; rm "$output"' EXIT
-    run_sessions -t releases || status=$?
+    run_sessions -t reference || status=$?
     wait $! || status=$?
+    run_sessions -t together || status=$?
     return $status
 }
 
