@@ -17,8 +17,8 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "uv"
-# What `nox` runs without names. scripts/test.sh runs the first two, about equally long, side by side: each waits for what
-# it installs and imports. Then it runs what compares the environments that they have made.
+# What `nox` runs without names. scripts/test.sh runs the first two, about equally long, side by side: each waits for
+# what it installs and imports. Then it runs what compares the environments that they have made.
 REFERENCE_TAG, OTHERS_TAG, TOGETHER_TAG = ["reference"], ["others"], ["together"]
 nox.options.tags = REFERENCE_TAG + OTHERS_TAG + TOGETHER_TAG
 
@@ -161,6 +161,13 @@ def tables(session: nox.Session) -> None:
     if TABLE_RELEASES - set(RELEASES):
         session.skip(f"the tables need megatron-core {' and '.join(sorted(TABLE_RELEASES))}, and so Python >= 3.12")
     command = [python_of("tests", TORCH_RELEASE), "-m", "scripts.docs.samples", *python_options(), *session.posargs]
+    session.run(*map(str, command), env={"PYTHONDONTWRITEBYTECODE": ""})
+
+
+@nox.session(venv_backend="none", tags=TOGETHER_TAG if EVERYTHING else [])
+def upgrade(session: nox.Session) -> None:
+    """A training that goes on from its checkpoint on a newer release, in the environments that `tests` has made."""
+    command = [python_of("tests", TORCH_RELEASE), "-m", "scripts.upgrade", *python_options()]
     session.run(*map(str, command), env={"PYTHONDONTWRITEBYTECODE": ""})
 
 

@@ -225,6 +225,22 @@ def test_what_a_script_sets_under_a_condition_is_named(command, tmp_path):
     assert "conditions are not evaluated: the last value that the file gives counts for ARGS\n" in told
 
 
+@pytest.mark.parametrize("words", [f"{SMALL} $@", '"$@"', "${@:2}", "$1"])
+def test_a_script_that_hands_its_arguments_on_is_told_to_have_them_written_into_it(command, tmp_path, words):
+    (tmp_path / "run.sh").write_text(f"#!/bin/bash\ntorchrun --nproc-per-node 8 pretrain_gpt.py {words}\n")
+    told = command("doctor", "--batch", str(tmp_path / "run.sh")).out
+    assert "with which the script is called. Write these flags into the file\n" in told
+    assert "not set in this file" not in told and "unknown to Megatron" not in told
+    assert "torchrun's options are not read: give --world-size N\n" in told
+
+
+def test_a_script_that_starts_no_training_is_no_run(command, tmp_path):
+    (tmp_path / "run.sh").write_text(f"#!/bin/bash\nMODEL_ARGS='{SMALL}'\npython prepare.py\n")
+    done = command("doctor", "--batch", str(tmp_path / "run.sh"))
+    assert done.code == 2 and "no command of this script has a Python file and flags" in done.out
+    assert "Runs: 0; " in done.out and "Files without a run: 1." in done.out
+
+
 def test_the_variable_that_hides_the_flags_is_named_where_megatron_refuses(command, tmp_path):
     (tmp_path / "run.sh").write_text("torchrun pretrain_gpt.py $MODEL_ARGS --bf16")
     done = command("doctor", "--batch", str(tmp_path / "run.sh"))

@@ -110,6 +110,7 @@ def test_against_a_release_shows_what_has_changed_since_or_before(command, sourc
     assert done.code == (0 if against == release else 1)
     assert bool(differing) == (against != release)
     assert f"targets that differ from {against}: {len(differing)}" in done.out
+    assert f"whose source here is not that of {against}, with the releases that have" in done.out
 
 
 @pytest.mark.parametrize("since", RELEASES)

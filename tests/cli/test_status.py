@@ -154,11 +154,15 @@ def test_what_an_upgrade_makes_superfluous(command, release, row):
 
 
 def test_what_an_upgrade_newly_makes_superfluous_is_named(command, release):
-    """derive-mtp-labels is upstream's from 0.19 on, keep-outputs-until-sent from 0.18."""
+    """scale-mtp-loss-separately is upstream's from 0.19 on, keep-outputs-until-sent from 0.18.
+
+    derive-mtp-labels, which 0.19 has too, stays for its repairs.
+    """
     out = command("status", "--retired-by", "0.19.2").out
     since = {cells[2].strip(): cells[1].strip() for line in out.splitlines() if len(cells := line.split("│")) > 2}
     assert (since["derive-mtp-labels"], since["keep-outputs-until-sent"]) == ("0.19.2", "0.18.2")
     new = out.splitlines()[-1]
-    assert new.startswith(f"new since {release}, which is installed here: ")
-    assert ("derive-mtp-labels" in new) is (release != "0.19.2")
+    assert new.startswith(f"superfluous there and not yet in {release}, which is installed here: ")
+    assert ("scale-mtp-loss-separately" in new) is (release != "0.19.2")
+    assert "derive-mtp-labels" not in new
     assert ("keep-outputs-until-sent" in new) is (release in ("0.16.1", "0.17.1"))

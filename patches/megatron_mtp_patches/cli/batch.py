@@ -94,6 +94,10 @@ def _diagnose_command(name: str, run: Command, world_size: int | None, version: 
             f"not set in this file: {' '.join(unset)}. Set such a variable in the environment of this command, or "
             f"write its value into the file"
         )
+    if positional := run.positional():
+        hints.append(
+            f"not known: {' '.join(positional)}, with which the script is called. Write these flags into the file"
+        )
     if run.conditional:
         hints.append(
             f"conditions are not evaluated: the last value that the file gives counts for {', '.join(run.conditional)}"

@@ -70,6 +70,12 @@ def show_drift(
     rows, differing = _compare(sources, patches, folders or None, release)
     what = f"targets that differ from {release}" if release else "unknown targets"
     console.print(against if folders else describe_megatron(), soft_wrap=True)
+    if release:
+        console.print(
+            f"Functions that the patches change and whose source here is not that of {release}, with the "
+            "releases that have the source that is here:",
+            soft_wrap=True,
+        )
     console.print(rows)
     _print_names(console, what, differing)
     return int(bool(differing))

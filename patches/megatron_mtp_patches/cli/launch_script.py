@@ -27,6 +27,7 @@ _TOKEN = re.compile(
 )
 _WORD = re.compile(rf"(?:{_PARAMETER.pattern}|\S)+")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_POSITIONAL = re.compile(r"\$\{?[\d@*]")
 _VALUE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?::?-(?P<default>[^}]*))?\}?")
 _PREFIXES = {"export", "readonly", "local", "declare", "if", "then", "elif", "else", "do", "exec", "time"}
 _OPENING, _CLOSING = {"if", "for", "while", "until", "case"}, {"fi", "done", "esac"}
@@ -49,19 +50,27 @@ class Command(NamedTuple):
 
     def unset(self) -> list[str]:
         """What is left of variables in its words, because nothing sets them."""
+        return [name for name in self._left() if not _POSITIONAL.match(name)]
+
+    def positional(self) -> list[str]:
+        """Which arguments of the script are in its words."""
+        return [name for name in self._left() if _POSITIONAL.match(name)]
+
+    def _left(self) -> list[str]:
         return list(dict.fromkeys(name for word in self.flags for name in _PARAMETER.findall(word)))
 
 
 def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
     """The commands of a script that name a Python file and give it flags; else one command of all words.
 
-    In a text without a command and without a variable, such as flags that were copied, `|` is part of a word.
+    Only a text without `#!` may be such words. Where it has no variable either, as flags that were copied, `|` is part
+    of a word.
 
     Args:
         environment: the variables that the script inherits.
 
     Raises:
-        UsageError: a quotation does not end.
+        UsageError: a quotation does not end, or a script starts no training.
     """
     reader = _Reader(environment)
     commands = list(reader.read(text))
@@ -70,11 +79,15 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
         Command(words[i], words[:i], words[i + 1 :], conditional)
         for words in commands
         for i in [next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))]
-        if any(word.startswith("-") for word in words[i + 1 :])
+        if any(word.startswith("-") or _POSITIONAL.match(word) for word in words[i + 1 :])
     ]
     by_flags = {tuple(one.flags): one for one in trainings}  # branches of a condition may start the same
     if by_flags:
         return list(by_flags.values())
+    if text.startswith("#!"):
+        raise UsageError(
+            "no command of this script has a Python file and flags: name the script that starts the training"
+        )
     if "$" in text:
         return [Command("", [], [word for words in commands for word in words], conditional)]
     try:

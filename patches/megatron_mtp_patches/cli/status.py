@@ -86,19 +86,27 @@ def show_status(as_json: bool) -> int:
 def show_retired(release: str) -> int:
     """Print which patches are superfluous in `release`, and which of those that it has are kept for their repairs.
 
-    Those that are so only after the installed Megatron are named once more.
+    Those that are superfluous only after the installed Megatron are named once more.
     """
     rows = [(_first_with(patch, release), patch) for patch in CATALOG if state_in(patch, release) is not State.APPLIED]
-    table = Table(*(Column(title, overflow="fold") for title in ("from", "patch", "upstream", "what to do")))
-    for first, patch in sorted(rows, key=lambda row: KNOWN.index(row[0])):
-        table.add_row(first, patch.id, " ".join(map(str, patch.upstream)), advice(patch, release))
+    rows.sort(key=lambda row: KNOWN.index(row[0]))
     console = make_console()
     console.print(f"What Megatron {release} has; it lacks the change of each other patch.", soft_wrap=True)
-    console.print(table)
+    for state, title in ((State.NATIVE, "superfluous"), (State.REPAIRED, "still needed, for their repairs")):
+        table = Table(*(Column(column, overflow="fold") for column in ("from", "patch", "upstream", "what to do")))
+        for first, patch in rows:
+            if state_in(patch, release) is state:
+                table.add_row(first, patch.id, " ".join(map(str, patch.upstream)), advice(patch, release))
+        console.print(f"{title}: {table.row_count}")
+        console.print(table)
     if here := find_releases():
         installed = max(here, key=KNOWN.index)
-        new = [patch.id for first, patch in rows if KNOWN.index(first) > KNOWN.index(installed)]
-        said = f"new since {installed}, which is installed here: {', '.join(new) or 'none'}"
+        new = [
+            patch.id
+            for first, patch in rows
+            if KNOWN.index(first) > KNOWN.index(installed) and state_in(patch, release) is State.NATIVE
+        ]
+        said = f"superfluous there and not yet in {installed}, which is installed here: {', '.join(new) or 'none'}"
         console.print(said, soft_wrap=True)
     return 0
 
