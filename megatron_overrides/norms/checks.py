@@ -1,4 +1,4 @@
-"""Refuse thresholds, limits and factors of gradient norms that cannot work, and wrong arguments of functional.py."""
+"""Refuse thresholds, limits and factors of norms that cannot work, and wrong arguments of functional/norms.py."""
 
 from __future__ import annotations
 
