@@ -20,7 +20,7 @@ import sys
 if sys.version_info < (3, 10):  # noqa: UP036 - by PYTHONPATH an older Python comes here, too
     raise ImportError(f"megatron_mtp_patches needs Python >= 3.10; this is {sys.version.split()[0]}, {sys.executable}")
 
-from importlib.util import find_spec
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from .catalog import BASE, CATALOG
@@ -79,7 +79,7 @@ def apply(patches: str | None = None, on_drift: str | None = None) -> None:
     Raises:
         PatchError: an unknown patch id, a patch that this Megatron refuses, or parts of two copies of the package.
     """
-    _check_overrides()
+    _import_overrides()
     _engine.apply(
         os.environ.get(_engine.project.choice_variable, "all") if patches is None else patches,
         os.environ.get(_engine.project.drift_variable, "raise") if on_drift is None else on_drift,
@@ -237,17 +237,29 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _check_overrides() -> None:
-    """Raise PatchError unless megatron_overrides, which has what the patches call, lies beside this package."""
-    spec = find_spec("megatron_overrides")
-    folders = [Path(place).resolve().parent for place in spec.submodule_search_locations or ()] if spec else []
+def _import_overrides() -> None:
+    """Import megatron_overrides, which has what the patches call, from beside this package, whatever the path has.
+
+    In a clone whose package is installed, too, `python -m` would find that of the clone first.
+
+    Raises:
+        PatchError: it is imported already, from another copy, or it is missing.
+    """
     own = Path(__file__).resolve().parents[1]
-    if not folders:
-        raise PatchError(f"megatron_overrides is not on the path: of a clone, put its folder and {own} on PYTHONPATH")
-    if folders[0] not in (own, own.parent):  # the latter in a clone
+    folders = (own / "megatron_overrides", own.parent / "megatron_overrides")  # the latter in a clone
+    folder = next((one for one in folders if (one / "__init__.py").is_file()), None)
+    if folder is None:
+        raise PatchError(f"megatron_overrides is missing beside {own / __name__}: install the package again")
+    imported = sys.modules.get("megatron_overrides")
+    if imported is None:
+        spec = spec_from_file_location("megatron_overrides", folder / "__init__.py")
+        assert spec and spec.loader
+        sys.modules[spec.name] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    elif Path(str(imported.__file__)).resolve().parent != folder:
         raise PatchError(
-            f"megatron_overrides is imported from {folders[0]}, and {__name__} from {own}: these are two copies. Start "
-            f"Python outside of the clone, or put the clone and its folder patches on PYTHONPATH"
+            f"megatron_overrides is imported from {imported.__file__}, and {__name__} from {own}: these are two "
+            f"copies. Import {__name__} first"
         )
 
 

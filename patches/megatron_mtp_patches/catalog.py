@@ -111,7 +111,8 @@ CATALOG = (
 )
 
 # Always applied, not selectable: the check that all ranks have the same patches, their record in each run, the line
-# that counts the known defects of Megatron that affect it, and how it differs from the run that saved its checkpoint.
+# that counts the known defects of Megatron that affect it, the check that no setting of a patch is set which is left
+# out, and how it differs from the run that saved its checkpoint.
 BASE = (
     Patch(
         id="record-of-the-patches",
@@ -130,6 +131,11 @@ BASE = (
             Wrap(
                 "megatron.training.arguments:validate_args",
                 "megatron_mtp_patches.defects.start_line:log_known_defects",
+                check_source=False,
+            ),
+            Wrap(
+                "megatron.core.optimizer:_get_param_groups",
+                "megatron_mtp_patches.settings_left_out:check_configs",
                 check_source=False,
             ),
             Wrap(

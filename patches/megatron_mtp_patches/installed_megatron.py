@@ -18,14 +18,17 @@ from .megatrons import TRANSFORMER_ENGINE
 PACKAGES = {"yaml": "pyyaml", "huggingface_hub": "huggingface-hub"}
 
 
-def import_targets() -> dict[str, str]:
-    """Import every module that the patches touch, so that they are applied; {module: why it did not import}."""
+def import_targets(packages: tuple[str, ...] = ("",)) -> dict[str, str]:
+    """Import every module that the patches touch, so that they are applied; {module: why it did not import}.
+
+    `packages` has the beginnings of their names.
+    """
     failures = {}
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for module in filter(find_file, _engine.modules):
+            for module in filter(find_file, [name for name in _engine.modules if name.startswith(packages)]):
                 try:
                     importlib.import_module(module)
                 except Exception as error:  # whatever a broken Megatron raises belongs in the report

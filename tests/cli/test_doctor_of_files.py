@@ -64,6 +64,23 @@ def test_the_configuration_of_a_run_of_bridge(diagnose):
     assert "ML-7513b" in diagnose(run_config_yaml=sections)["run_config.yaml"]
 
 
+@pytest.mark.parametrize(
+    "text, hint",
+    [
+        ("model: {mtp_init: random, mtp_detach_heads: true}\noptimizer: {mtp_clip_grad: 0.1}\n", ""),
+        ("model: {detach_mtp_heads: true}\n", "model.detach_mtp_heads: did you mean mtp_detach_heads?"),
+        ("model: {}\ntrain: {grad_norm_skip_threshold: 3.0}\n", "train.grad_norm_skip_threshold is not read there: "),
+        ("model: {}\nmtp_detach_heads: true\n", "mtp_detach_heads is not read there: "),
+        ("model: {mtp_clip_grad: 0.1}\n", "model.mtp_clip_grad is not read there: it is a setting of OptimizerConfig"),
+    ],
+)
+def test_settings_that_bridge_does_not_read_end_with_2(command, tmp_path, text, hint):
+    (tmp_path / "run_config.yaml").write_text(text)
+    done = command("doctor", "--batch", str(tmp_path / "run_config.yaml"))
+    assert done.code == (2 if hint else 0) and hint in done.out
+    assert ("did you mean" in done.out or "not read there" in done.out) is bool(hint)
+
+
 ACTOR = """
 actor_rollout_ref:
   actor:
@@ -166,7 +183,10 @@ def test_what_no_patch_removes_ends_with_1_from_severity_3_on(command, tmp_path,
         monkeypatch.setattr(batch, "find_defects", lambda settings, finding=finding: [finding])
         done = command("doctor", "--batch", str(tmp_path / "run"))
         assert done.code == (severity >= 3)
-        assert "Runs: 1; 1 with a defect that is not removed, 0 that Megatron refuses." in done.out
+        severe = int(severity >= 3)
+        assert (
+            f"Runs: 1; 1 with a defect that is not removed, {severe} with one of severity 3 or more, 0 that" in done.out
+        )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +194,7 @@ def test_what_no_patch_removes_ends_with_1_from_severity_3_on(command, tmp_path,
     [
         ("a: [", "it is not YAML"),
         ("num_layers: 1", "it has neither MODEL_ARGS"),
-        ("actor_rollout_ref: {actor: {strategy: fsdp}}", "in which Megatron trains nothing"),
+        ("actor_rollout_ref: {actor: {strategy: fsdp}}", "verl trains this by fsdp, not by Megatron"),
         (None, "it cannot be read: Is a directory"),
     ],
 )
@@ -195,6 +215,51 @@ def test_files_and_flags_are_not_both_given(command, tmp_path):
     assert (done.code, done.out) == (2, "") and "give --batch or -- FLAGS, not both" in done.err
 
 
+VARIABLES = "ray_kwargs: {ray_init: {runtime_env: {env_vars: {VERL_USE_EXTERNAL_MODULES: megatron_mtp_patches%s}}}}\n"
+
+
+def test_the_patches_are_those_that_verl_s_workers_get(command, tmp_path):
+    def ask(choice):
+        text = ACTOR.replace("mtp_detach_head: true, mtp_clip_grad: 0.1", "mtp_detach_heads: true") + VARIABLES % choice
+        (tmp_path / "verl.yaml").write_text(text)
+        return command("doctor", "--batch", str(tmp_path / "verl.yaml"))
+
+    removed = "removed by exempt-muon-from-clipping"
+    assert removed in ask("").out and ask("").code == 0
+    assert removed not in ask(", MEGATRON_MTP_PATCHES: none").out
+    wrong = ask(", MEGATRON_MTP_PATCHES: exempt-muons")
+    assert wrong.code == 2 and "unknown patch 'exempt-muons'" in wrong.out
+
+
+@pytest.mark.parametrize(
+    "place, hint",
+    [
+        ("megatron: {mtp_detach_heads: true}", "megatron.mtp_detach_heads is not read there"),
+        ("optim: {grad_norm_skip_threshold: 2.0}", "optim.grad_norm_skip_threshold is not read there"),
+        ("megatron: {override_transformer_config: {mtp-detach-heads: true}}", "did you mean mtp_detach_heads?"),
+        ("megatron: {override_transformer_config: {mtp_loss_type: tvd}}", "must be one of"),
+        ("optim: {override_optimizer_config: {grad_norm_skip_threshold: 0.0}}", "would skip every update"),
+    ],
+)
+def test_what_verl_would_not_read_or_megatron_refuse_ends_with_2(command, tmp_path, place, hint):
+    text = f"actor_rollout_ref: {{actor: {{strategy: megatron, {place}}}}}\n"
+    (tmp_path / "verl.yaml").write_text(text + VARIABLES % "")
+    done = command("doctor", "--batch", str(tmp_path / "verl.yaml"))
+    assert done.code == 2 and hint in done.out
+
+
+def test_experts_and_heads_of_verl_are_those_of_the_model_of_hugging_face(diagnose, command, tmp_path):
+    text = ACTOR.replace("mtp_num_layers: 1, mtp_detach_head: true, mtp_clip_grad: 0.1", "")
+    text += f"  model: {{path: {tmp_path}, mtp: {{enable: true}}}}\n" + VARIABLES % ""
+    text = text.replace("trainer: {nnodes: 1, n_gpus_per_node: 8}\n", "")
+    assert "ML-7513b" not in diagnose(verl_yaml=text)["verl.yaml actor"]
+    note = f"there is no {tmp_path / 'config.json'} to read"
+    assert note in command("doctor", "--batch", str(tmp_path / "verl.yaml")).out
+    (tmp_path / "config.json").write_text('{"n_routed_experts": 8, "num_nextn_predict_layers": 1}')
+    assert "ML-7513b" in diagnose(verl_yaml=text)["verl.yaml actor"]
+    assert note not in command("doctor", "--batch", str(tmp_path / "verl.yaml")).out
+
+
 SCRIPT = f"""#!/bin/bash
 GPUS=8
 MODEL_ARGS=(
@@ -210,10 +275,83 @@ def test_a_launch_script_is_read_with_the_variables_that_it_sets(command, tmp_pa
     (tmp_path / "run.sh").write_text(SCRIPT)
     told = command("doctor", "--batch", str(tmp_path / "run.sh")).out
     assert "ML-5394" in told and "unknown to Megatron" not in told
-    assert "torchrun's options are not read: give --world-size N\n" in told
     assert "not set in this file: $MORE_ARGS. Set such a variable in the environment" in told
-    told = command("doctor", "--world-size", "8", "--batch", str(tmp_path / "run.sh")).out
-    assert "ML-5394" in told and "--world-size" not in told
+
+
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        ("--nproc-per-node 8", ""),
+        ("--nproc_per_node=8 --nnodes=$((2 * (1 + 1)))", ""),
+        ("--nproc-per-node ${GPUS:?how many}", ""),
+        ("--nproc-per-node 3", "Megatron refuses these flags: "),
+        ("--nproc-per-node gpu", "torchrun's options are not known as numbers: give --world-size N"),
+    ],
+)
+def test_torchrun_s_options_say_how_many_ranks_there_are(command, tmp_path, monkeypatch, options, problem):
+    monkeypatch.setenv("GPUS", "4")
+    (tmp_path / "run.sh").write_text(f"torchrun {options} train.py {SMALL} --tensor-model-parallel-size 2")
+    told = command("doctor", "--batch", str(tmp_path / "run.sh")).out
+    assert problem in told and ("refuses these" in told or "torchrun's" in told) is bool(problem)
+    assert "torchrun's" not in command("doctor", "--world-size", "8", "--batch", str(tmp_path / "run.sh")).out
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("$((8*16))", "128"),
+        ("$((GPUS * $NODES - 1))", "15"),
+        ("$(( (GPUS+3) / 2 % 4 ))", "1"),
+        ("${GPUS:?}", "8"),
+        ("$((GPUS ** 2))", "$((GPUS ** 2))"),
+        ("$((UNSET + 1))", "$((UNSET + 1))"),
+        ("$((8 / 0))", "$((8 / 0))"),
+    ],
+)
+def test_arithmetic_of_a_script_is_done(text, value):
+    from megatron_mtp_patches.cli.launch_script import read_commands
+
+    (only,) = read_commands(f"GPUS=8; NODES=2\npython train.py --global-batch-size {text}\n", {})
+    assert only.flags == ["--global-batch-size", value]
+
+
+LOADS = "nothing here shows that this run has the patches: start "
+
+
+def test_a_script_whose_run_has_no_patches_is_told(command, tmp_path):
+    script = tmp_path / "run.sh"
+
+    def is_told(line):
+        script.write_text(line)
+        return LOADS in command("doctor", "--batch", str(script)).out
+
+    assert is_told(f"torchrun --nproc-per-node 1 train.py {SMALL}")
+    assert not is_told(f"torchrun --nproc-per-node 1 -m megatron_mtp_patches run train.py {SMALL}")
+    assert not is_told(f"megatron-mtp-patches run train.py {SMALL}")
+    assert not is_told(SMALL)
+    (tmp_path / "train.py").write_text("import megatron_mtp_patches\n")
+    assert not is_told(f"torchrun --nproc-per-node 1 train.py {SMALL}")
+
+
+@pytest.mark.parametrize("before", ["export MEGATRON_MTP_PATCHES={}\n", "MEGATRON_MTP_PATCHES={} "])
+def test_the_patches_are_those_that_the_script_chooses(command, tmp_path, before):
+    def ask(choice):
+        (tmp_path / "run.sh").write_text(f"{before.format(choice)}python train.py {SMALL} --optimizer muon")
+        return command("doctor", "--batch", str(tmp_path / "run.sh"))
+
+    removed = "removed by exempt-muon-from-clipping"
+    assert removed in ask("all").out
+    without = ask("-exempt-muon-from-clipping")
+    assert removed not in without.out and "1 with a defect that is not removed" in without.out
+    wrong = ask("exempt-muons")
+    assert wrong.code == 2 and "unknown patch 'exempt-muons'" in wrong.out
+    assert removed in ask("all").out, "and the next run has what it chooses"
+
+
+def test_a_misspelt_flag_of_a_script_ends_with_2(command, tmp_path):
+    (tmp_path / "run.sh").write_text(f"python train.py {SMALL} --mtp-detach-head")
+    done = command("doctor", "--batch", str(tmp_path / "run.sh"))
+    assert done.code == 2 and "did you mean --mtp-detach-heads?" in done.out
 
 
 def test_what_a_script_sets_under_a_condition_is_named(command, tmp_path):
@@ -231,7 +369,7 @@ def test_a_script_that_hands_its_arguments_on_is_told_to_have_them_written_into_
     told = command("doctor", "--batch", str(tmp_path / "run.sh")).out
     assert "with which the script is called. Write these flags into the file\n" in told
     assert "not set in this file" not in told and "unknown to Megatron" not in told
-    assert "torchrun's options are not read: give --world-size N\n" in told
+    assert "torchrun's" not in told
 
 
 def test_a_script_that_starts_no_training_is_no_run(command, tmp_path):

@@ -174,6 +174,21 @@ def test_accept_makes_the_sources_of_a_folder_known_as_a_release(command, source
     assert "targets that differ from 99.0: 0" in command("drift", "--against", str(fork), "--since", "99.0").out
 
 
+def test_accept_names_the_functions_whose_version_will_not_run(command, fork, table):
+    """The patches replace this one, and wrap most others."""
+    file = fork / "megatron" / "core" / "optimizer" / "optimizer.py"
+    source = file.read_text(encoding="utf-8").replace("class FP31Optimizer", "class FP32Optimizer")
+    for function in ("def get_grad_norm(self):", "def count_zeros(self)"):
+        assert function in source
+    source = source.replace("def get_grad_norm(self):\n", "def get_grad_norm(self):\n        print('mine')\n", 1)
+    file.write_text(source.replace("def count_zeros(self)", "def count_zeros(self, *mine)", 1), encoding="utf-8")
+    out = command("drift", "--against", str(fork), "--accept", "ours").out
+    named = out.partition("functions that the patches replace: what is different in the folder's version")[2]
+    assert "MegatronOptimizer.get_grad_norm" in named and "count_zeros" not in named
+    assert "count_zeros" in out
+    assert "functions that the patches replace" not in command("drift", "--against", str(fork), "--accept", "ours").out
+
+
 def test_the_other_releases_stay_known(command, sources, site, fork, table):
     before = sources(command("drift", "--against", str(site)).out)
     command("drift", "--against", str(fork), "--accept", "99.0")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.defects.catalog import known_defects
+from megatron_mtp_patches.defects.probe import has_defect
 from megatron_mtp_patches.description import settings
+from megatron_mtp_patches.reproductions.runner import has_program
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -37,3 +40,14 @@ def test_explain_shows_what_the_declaration_says_links_state_and_edits(command, 
         rows = [line for line in done.out.splitlines() if edit.target in line and type(edit).__name__ in line]
         assert rows and all(told.targets[edit.target] in row for row in rows)
     assert "unknown" not in done.out and release in done.out
+
+
+@pytest.mark.parametrize("name", ["ML-5047", "ML-5236"])
+def test_explain_says_what_a_known_defect_is_and_what_removes_it(command, name):
+    defect = next(one for one in known_defects() if one.id == name)
+    done = command("explain", name)
+    assert done.code == 0 and defect.effect in done.out and defect.when in done.out
+    assert ("No patch removes it" in done.out) is (not defect.patch)
+    assert f"megatron-mtp-patches explain {defect.patch}`" in done.out or not defect.patch
+    assert ("it has this defect" in done.out) is bool(has_defect(defect))
+    assert (f"reproduce {name}`" in done.out) is has_program(name)

@@ -19,6 +19,7 @@ SCRIPTS = {
     "a quoted array": 'A=(--a "x y")\nB=("${A[@]}" --b)\ntrain.py "${B[@]}"\n',
     "additions": 'A=(--a)\nA+=(--b 2)\nS="--c"\nS+=" --d"\ntrain.py ${A[@]} $S\n',
     "defaults": 'TP=${TP:-2}\nexport PP=${1:-"4"}\ntrain.py --tp $TP --pp $PP --dir "${DIR:-/x}/y"\n',
+    "arithmetic": 'GPUS=8\ntrain.py --a $((GPUS*$GPUS - 1)) --b "$(( (7 - 12) / 2 ))" --c $((-7 % 4)) --d ${GPUS:?}\n',
     "what is empty": 'NONE=""\ntrain.py --a $NONE "$NONE" --b\n',
     "variables before a command": "RANKS=2\nOMP_NUM_THREADS=1 train.py --a $RANKS\n",
     "redirections and pipes": "train.py --a 1 > log 2>&1 < /dev/null\nfalse | cat; exit\n",
@@ -42,10 +43,11 @@ def test_it_reads_what_bash_runs(tmp_path, text):
 
 
 def test_what_only_bash_could_tell_is_left_as_it_is():
-    text = "ID=$(date +%s)\ntorchrun --nnodes 2 train.py --a $UNSET --b ${UNSET%/*} --c $((2 * 4)) --d $ID --e $1\n"
+    text = "ID=$(date +%s)\ntorchrun --nnodes 2 train.py --a $UNSET --b ${UNSET%/*} --c $((2 ** 4)) --d $ID --e $1\n"
     (command,) = read_commands(text, {})
     assert command.launcher == ["torchrun", "--nnodes", "2"]
-    assert command.unset() == ["$UNSET", "${UNSET%/*}", "$((2 * 4))", "$(date +%s)", "$1"]
+    assert command.unset() == ["$UNSET", "${UNSET%/*}", "$((2 ** 4))", "$(date +%s)"]
+    assert command.positional() == ["$1"]
 
 
 def test_each_command_with_flags_of_its_own_is_a_run():

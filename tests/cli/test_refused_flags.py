@@ -86,7 +86,7 @@ def test_the_library_that_keeps_a_trainer_from_importing_is_named(doctor, traine
     [
         (("--world-size", "0"), "--world-size 0: give a number of ranks"),
         (("--world-size", "-4"), "--world-size -4: give a number of ranks"),
-        (("--world-size", "6"), "--world-size 6: the layers of these flags are split over 4 ranks"),
+        (("--world-size", "6"), "6 ranks: the layers of these flags are split over 4 ranks"),
     ],
 )
 def test_a_number_of_ranks_that_cannot_be_is_wrong_usage(doctor, words, part):

@@ -43,6 +43,19 @@ def test_a_script_sees_what_python_would_show_it(script, tmp_path):
         assert json.loads(ours.stdout) == json.loads(plain.stdout)
 
 
+@pytest.mark.real_process("how Python itself starts a module is what is compared")
+def test_a_module_sees_what_python_would_show_it(script, monkeypatch):
+    script.write_text(SHOW)
+    monkeypatch.chdir(script.parent)
+    plain = run_python("-m", "script", "--flag", "1")
+    ours = run_python("-m", "megatron_mtp_patches", "run", "-m", "script", "--flag", "1")
+    assert plain.returncode == 0, plain.stderr
+    assert (ours.returncode, ours.stderr) == (0, "")
+    assert json.loads(ours.stdout) == json.loads(plain.stdout)
+    absent = run_python("-m", "megatron_mtp_patches", "run", "-m", "absent.module")
+    assert absent.returncode == 2 and "no such module: absent.module" in absent.stderr
+
+
 def test_without_a_device_torch_is_left_alone(script):
     script.write_text("import sys; print('torch' in sys.modules)")
     (done,) = run_ranks(1, lambda: run_script(str(script), [], None))

@@ -46,7 +46,9 @@ def test_wrong_usage_says_what_is_wrong(capsys, words, part):
 def test_a_name_that_is_neither_a_patch_nor_a_function_says_what_lists_both(capsys, name, hint):
     assert main(["explain", name]) == 2
     printed = capsys.readouterr().err
-    assert f"{name!r}{hint}: no patch has this id, and none changes a function of this name" in printed
+    assert (
+        f"{name!r}{hint}: no patch or known defect has this id, and no patch changes a function of this name" in printed
+    )
     assert "`megatron-mtp-patches status` lists the patches" in printed
 
 

@@ -115,8 +115,13 @@ def test_the_command_is_installed_and_runs_from_the_wheel(installed, tmp_path):
 
 
 def test_in_a_clone_an_installed_package_does_not_take_the_code_of_the_clone(installed, tmp_path):
-    words, env = [sys.executable, "-m", "megatron_mtp_patches", "status"], {**os.environ, "PYTHONPATH": str(installed)}
+    env = {**os.environ, "PYTHONPATH": str(installed)}
     (tmp_path / "megatron_overrides").symlink_to(ROOT / "megatron_overrides")
-    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"megatron_overrides is imported from {ROOT}, and megatron_mtp_patches from {installed}" in done.stderr
+    (tmp_path / "job.py").write_text("import megatron_overrides.call; print(megatron_overrides.call.__file__)")
+
+    def run(*words):
+        return subprocess.run([sys.executable, *words], env=env, cwd=tmp_path, capture_output=True, text=True)
+
+    assert run("-m", "megatron_mtp_patches", "run", "job.py").stdout.startswith(str(installed))
+    code = "import megatron_overrides, megatron_mtp_patches"
+    assert f"and megatron_mtp_patches from {installed}: these are two copies" in run("-c", code).stderr

@@ -43,7 +43,7 @@ OTHERS = {
     "git": {"--depth"},
     "nox": {"--no-venv"},
     "pytest": {"--write-tables"},
-    "torchrun": {"--nproc-per-node"},
+    "torchrun": {"--nnodes", "--nproc-per-node"},
     "slime": {"--custom-megatron-init-path"},
     "ms-swift": {"--packing", "--rlhf-type"},
     "verl": {"--cfg"},

@@ -64,12 +64,12 @@ def make_parser() -> argparse.ArgumentParser:
     status.set_defaults(carry_out=_status)
 
     explain = commands.add_parser(
-        "explain", help="what one patch does and where it stands here, or who changes a function"
+        "explain", help="what a patch does and where it stands here, a known defect, or who changes a function"
     )
     explain.add_argument(
         "name",
         metavar="ID_OR_FUNCTION",
-        help=f"a function of Megatron's that the patches change, GPTModel._postprocess, or a patch: "
+        help=f"a function that the patches change, GPTModel._postprocess, a known defect, ML-5047, or a patch: "
         f"{', '.join(patch.id for patch in CATALOG)}",
     )
     explain.set_defaults(carry_out=_explain)
@@ -82,6 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
         run.add_argument(
             "--device", choices=["cpu", "cuda"], help="cpu: rehearse without a GPU; cuda: fail if there is none"
         )
+        run.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
         run.add_argument("script", metavar="SCRIPT")
         run.add_argument("rest", metavar="ARGS", nargs=argparse.REMAINDER)  # for the usage; see _script_arguments
         run.set_defaults(carry_out=carry_out)
@@ -176,23 +177,26 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from .explain import explain, explain_function
+    from ..defects.catalog import known_defects
+    from .explain import explain, explain_defect, explain_function
 
-    patch = next((patch for patch in CATALOG if patch.id == arguments.name), None)
-    return explain(patch) if patch else explain_function(arguments.name)
+    if patch := next((patch for patch in CATALOG if patch.id == arguments.name), None):
+        return explain(patch)
+    defect = next((one for one in known_defects() if one.id == arguments.name), None)
+    return explain_defect(defect) if defect else explain_function(arguments.name)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     from .run import run_script
 
-    run_script(arguments.script, _script_arguments(arguments), arguments.device)
+    run_script(arguments.script, _script_arguments(arguments), arguments.device, arguments.is_module)
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     from .verify import verify
 
-    verify(arguments.script, _script_arguments(arguments), arguments.device)
+    verify(arguments.script, _script_arguments(arguments), arguments.device, arguments.is_module)
     return 0
 
 

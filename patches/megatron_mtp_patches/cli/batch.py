@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+from .. import apply, revert
 from ..defects.diagnosis import Finding, Settings, find_defects
-from ..engine import UsageError
+from ..engine import PatchError, UsageError
 from ..installed_megatron import describe_megatron
-from .command_line import TORCHRUN_OPTIONS, read
+from .command_line import read
+from .configuration import Configuration
 from .console import make_say
 from .diagnose import FAILS_FROM, check_world_size, describe, prepare, silence, style_of
 from .launch_script import Command
 from .run_files import read_runs
+from .zero_touch import VARIABLE, is_enabled
 
 
 class Diagnosis(NamedTuple):
@@ -28,6 +33,8 @@ class Diagnosis(NamedTuple):
         refusal: Megatron's words.
         hints: the flags that Megatron does not know, what may be meant, what the file leaves open, and what keeps
             settings of the patches from acting.
+        is_misspelt: a flag that Megatron does not know resembles one of its own, or something keeps settings of the
+            patches in a configuration from acting.
     """
 
     run: str
@@ -35,13 +42,14 @@ class Diagnosis(NamedTuple):
     refusal: str = ""
     hints: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    is_misspelt: bool = False
 
 
 def diagnose_files(files: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
     """Print the defects that affect the run of each file.
 
     `run_files.py` says which files these are. Returns 1 if the patches leave a defect of severity 3 or more, else 2 if
-    Megatron refuses a run or a file has none, else 0.
+    Megatron refuses a run, a file has none or a flag is misspelt, else 0.
 
     Raises:
         PatchError: Megatron is not installed.
@@ -64,10 +72,13 @@ def diagnose_files(files: list[str], world_size: int | None, transformer_engine:
         print(json.dumps({"megatron": describe_megatron(), "runs": rows}, indent=1))
     else:
         _show(diagnoses)
-    findings = [finding for one in diagnoses for finding in one.findings]
-    if any(finding.severity >= FAILS_FROM and not finding.is_removed for finding in findings):
+    if any(_has_severe(one) for one in diagnoses):
         return 1
-    return 2 if any(one.refusal or one.unusable for one in diagnoses) else 0
+    return 2 if any(one.refusal or one.unusable or one.is_misspelt for one in diagnoses) else 0
+
+
+def _has_severe(one: Diagnosis) -> bool:
+    return any(finding.severity >= FAILS_FROM and not finding.is_removed for finding in one.findings)
 
 
 def _diagnose_file(file: str, world_size: int | None, version: str | None) -> Iterator[Diagnosis]:
@@ -78,17 +89,33 @@ def _diagnose_file(file: str, world_size: int | None, version: str | None) -> It
         return
     for name, run in runs:
         if isinstance(run, Command):
-            yield _diagnose_command(name, run, world_size, version)
+            yield _diagnose_command(name, run, world_size, version, Path(file).parent)
         else:
-            ranks = [] if world_size is None else [SimpleNamespace(world_size=world_size)]
-            findings = find_defects(Settings([*ranks, *run.sources], version))
-            yield Diagnosis(name, hints=tuple(run.hints), findings=tuple(findings))
+            yield _diagnose_configuration(name, run, world_size, version)
 
 
-def _diagnose_command(name: str, run: Command, world_size: int | None, version: str | None) -> Diagnosis:
+def _diagnose_configuration(name: str, run: Configuration, world_size: int | None, version: str | None) -> Diagnosis:
+    ranks = [] if world_size is None else [SimpleNamespace(world_size=world_size)]
+    try:
+        with _patches(run.patches):
+            findings = tuple(find_defects(Settings([*ranks, *run.sources], version)))
+    except PatchError as error:
+        return Diagnosis(name, refusal=str(error), hints=(*run.hints, *run.notes))
+    return Diagnosis(name, hints=(*run.hints, *run.notes), findings=findings, is_misspelt=bool(run.hints))
+
+
+def _diagnose_command(name: str, run: Command, world_size: int | None, version: str | None, folder: Path) -> Diagnosis:
+    """The diagnosis of the run that a file in `folder` describes, with the patches that the file chooses."""
+    choice = run.variables.get(VARIABLE, "").strip()
     hints = []
-    if world_size is None and any(word.partition("=")[0] in TORCHRUN_OPTIONS for word in run.launcher):
-        hints.append("torchrun's options are not read: give --world-size N")
+    world_size = world_size or run.world_size()
+    if world_size is None and run.torchrun_options():
+        hints.append("torchrun's options are not known as numbers: give --world-size N")
+    if run.script and not (choice and is_enabled()) and not run.loads_patches(folder):
+        hints.append(
+            f"nothing here shows that this run has the patches: start {run.script} by -m megatron_mtp_patches run, "
+            f"import megatron_mtp_patches in it, or `megatron-mtp-patches enable` and set {VARIABLE}"
+        )
     if unset := run.unset():
         hints.append(
             f"not set in this file: {' '.join(unset)}. Set such a variable in the environment of this command, or "
@@ -103,12 +130,34 @@ def _diagnose_command(name: str, run: Command, world_size: int | None, version: 
             f"conditions are not evaluated: the last value that the file gives counts for {', '.join(run.conditional)}"
         )
     try:
-        with silence():
-            line = read(run.flags, world_size)
-        findings = tuple(find_defects(Settings(line.sources, version)))
-    except UsageError as error:
+        with _patches(choice):
+            with silence():
+                line = read(run.flags, world_size)
+            findings = tuple(find_defects(Settings(line.sources, version)))
+    except (PatchError, UsageError) as error:
         return Diagnosis(name, refusal=str(error), hints=tuple(hints))
-    return Diagnosis(name, hints=(*line.unknown.hints(), *hints), findings=findings)
+    return Diagnosis(
+        name, hints=(*line.unknown.hints(), *hints), findings=findings, is_misspelt=bool(line.unknown.similar)
+    )
+
+
+@contextlib.contextmanager
+def _patches(choice: str) -> Iterator[None]:
+    """Have those patches in force that a run chooses, as in MEGATRON_MTP_PATCHES; '' chooses none but this process's.
+
+    Raises:
+        PatchError: it has an id that does not exist.
+    """
+    if choice in ("", os.environ.get(VARIABLE, "all")):
+        yield
+        return
+    revert()
+    try:
+        apply(choice, on_drift="skip")
+        yield
+    finally:
+        revert()
+        apply(on_drift="skip")
 
 
 def _show(diagnoses: list[Diagnosis]) -> None:
@@ -123,9 +172,10 @@ def _show(diagnoses: list[Diagnosis]) -> None:
             say(describe(finding), style_of(finding))
     refused = sum(bool(one.refusal) for one in diagnoses)
     affected = sum(any(not finding.is_removed for finding in one.findings) for one in diagnoses)
+    severe = sum(map(_has_severe, diagnoses))
     unusable = sum(bool(one.unusable) for one in diagnoses)
     without_run = f" Files without a run: {unusable}." if unusable else ""
     say(
-        f"Runs: {len(diagnoses) - unusable}; {affected} with a defect that is not removed, {refused} that Megatron "
-        f"refuses.{without_run}"
+        f"Runs: {len(diagnoses) - unusable}; {affected} with a defect that is not removed, {severe} with one of "
+        f"severity {FAILS_FROM} or more, {refused} that are refused.{without_run}"
     )

@@ -136,7 +136,7 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
             sections = _sections(arguments or parsed)
             fitting = smallest_world_size(Settings(sections, None))
     if world_size and ranks % fitting:
-        raise UsageError(f"--world-size {ranks}: the layers of these flags are split over {fitting} ranks")
+        raise UsageError(f"{ranks} ranks: the layers of these flags are split over {fitting} ranks")
     return CommandLine(sections, unknown, ranks, lacking)
 
 

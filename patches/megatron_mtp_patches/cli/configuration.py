@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..catalog import SETTINGS
 
-_CLASSES = {setting.name: edit.target for edit, setting in SETTINGS.items()}  # of Megatron, that have the setting
+# {setting: the class that has it}; Megatron-Bridge has classes of the same names, which inherit Megatron's fields.
+_CLASSES = {setting.name: edit.target.rpartition(":")[2] for edit, setting in SETTINGS.items()}
+_DECLARED = {setting.name: setting for setting in SETTINGS.values()}
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # what models of Hugging Face call their number
 _DTYPES = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
 
 
@@ -18,10 +23,14 @@ class Configuration(NamedTuple):
     Attributes:
         sources: its sections as objects.
         hints: what keeps the settings of the patches from acting.
+        patches: which patches it chooses, as in MEGATRON_MTP_PATCHES; '' where it chooses none.
+        notes: what is not known of the run.
     """
 
     sources: list[SimpleNamespace]
     hints: list[str]
+    patches: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def make_source(section: dict[Any, Any]) -> SimpleNamespace:
@@ -44,20 +53,57 @@ def make_dtype(name: object) -> SimpleNamespace:
     return SimpleNamespace(**_DTYPES.get(str(name).removeprefix("torch."), {}))
 
 
+def read_hugging_face_sizes(folder: object, has_heads: bool) -> tuple[list[SimpleNamespace], tuple[str, ...]]:
+    """The experts and, if it `has_heads`, the MTP heads of a model of Hugging Face; and a note where it is not here.
+
+    Megatron-Bridge, which makes Megatron's model of it, has experts in a grouped GEMM.
+    """
+    file = Path(str(folder), "config.json")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        note = f"experts and MTP heads count as absent unless the settings have them: there is no {file} to read"
+        return [], (note,)
+    config = {**config, **(config.get("text_config") or {})}
+    experts = next((config[name] for name in _EXPERTS if config.get(name)), None)
+    heads = config.get("num_nextn_predict_layers") if has_heads else None
+    sizes = {"num_moe_experts": experts, "moe_grouped_gemm": bool(experts) or None, "mtp_num_layers": heads}
+    return [SimpleNamespace(**sizes)], ()
+
+
 def misplaced_settings(section: dict[Any, Any], place: str, classes: tuple[str, ...]) -> list[str]:
-    """What to change about settings of the patches that are misspelt, or that these classes of Megatron lack.
+    """What to change about settings of the patches that are misspelt or invalid, or that these classes lack.
 
     Args:
         section: what becomes an object of one of the classes.
         place: the name of the section in the file; '' for the whole file.
-        classes: as "module:Class".
+        classes: as "module:Class"; none for a section of which no setting of the patches is read.
     """
     hints = []
+    names = [one.rpartition(":")[2] for one in classes]
     for name in map(str, section):
         where = f"{place}.{name}" if place else name
-        if name not in _CLASSES:
-            close = get_close_matches(name, _CLASSES, n=1, cutoff=0.9)
-            hints += [f"{where}: did you mean {close[0]}?"] if close else []
-        elif _CLASSES[name] not in classes:
-            hints.append(f"{where} is not read there: it is a setting of {_CLASSES[name].rpartition(':')[2]}")
+        if name in _CLASSES and _CLASSES[name] not in names:
+            hints.append(f"{where} is not read there: it is a setting of {_CLASSES[name]}")
+        elif name in _CLASSES:
+            hints += [f"{where}: {refusal}" for refusal in _refusals(name, section)]
+        elif names and (close := _same_words(name) or get_close_matches(name, _CLASSES, n=1, cutoff=0.9)):
+            hints.append(f"{where}: did you mean {close[0]}?")
     return hints
+
+
+def _same_words(name: str) -> list[str]:
+    """The setting that has the words of `name` in another order."""
+    words = sorted(name.replace("-", "_").split("_"))
+    return [one for one in _CLASSES if sorted(one.split("_")) == words]
+
+
+def _refusals(name: str, section: dict[Any, Any]) -> list[str]:
+    """Why the value of a setting is refused."""
+    from megatron_overrides.settings.checks import check
+
+    try:
+        check(make_source(section), (_DECLARED[name],))
+    except ValueError as error:
+        return [str(error)]
+    return []

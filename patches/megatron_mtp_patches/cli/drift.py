@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from .. import _engine
 from ..catalog import BASE, CATALOG
 from ..defects.catalog import RELEASES, write_releases
-from ..engine import Patch, PatchError, UsageError
+from ..engine import Patch, PatchError, Provide, Replace, UsageError
 from ..engine.decision import decide
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint, release_package
 from ..engine.new_release import add_release, write_known_sources
@@ -63,7 +63,9 @@ def show_drift(
     if accept:
         accepted = _accept(sources, accept, folders, only)
         console.print(f"{accept} is known now, in {_engine.table_file}", soft_wrap=True)
-        _print_changes(console, sources, accepted, accept)
+        new = _print_changes(console, sources, accepted, accept)
+        there = {target for target, digest in accepted.release_fingerprints(accept).items() if digest != ABSENT}
+        _print_replaced(console, patches, there.intersection(new))
         changed = {edit.target for patch in patches for edit in patch.edits}
         _print_missing_modules(console, accept, folders, only or changed)
         return 0
@@ -146,8 +148,8 @@ def _accept(sources: KnownSources, release: str, folders: list[str], only: Colle
     return accepted
 
 
-def _print_changes(console: Console, sources: KnownSources, accepted: KnownSources, release: str) -> None:
-    """Print which sources are new, and which known ones of `release` were replaced."""
+def _print_changes(console: Console, sources: KnownSources, accepted: KnownSources, release: str) -> list[str]:
+    """Print which sources are new, and which known ones of `release` were replaced; return the new ones' targets."""
     new = [target for target, row in accepted.targets.items() if row.keys() - sources.targets.get(target, {}).keys()]
     before, after = sources.release_fingerprints(release), accepted.release_fingerprints(release)
     replaced = [target for target, digest in before.items() if after.get(target, digest) != digest]
@@ -160,6 +162,16 @@ def _print_changes(console: Console, sources: KnownSources, accepted: KnownSourc
             "clone, or install the package again",
             soft_wrap=True,
         )
+    return new
+
+
+def _print_replaced(console: Console, patches: list[Patch], new: Collection[str]) -> None:
+    """Print which functions with a `new` source the patches replace: the version of the folder will not run."""
+    edits = (edit for patch in patches for edit in patch.edits if isinstance(edit, (Provide, Replace)))
+    if replaced := {edit.target for edit in edits if edit.target in new}:
+        what = "functions that the patches replace: what is different in the folder's version will not run"
+        _print_names(console, what, replaced)
+        console.print("To run that version, leave out their patches (`explain` names them)", soft_wrap=True)
 
 
 def _print_missing_modules(console: Console, release: str, folders: list[str], targets: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""`explain`: what one patch does and where it stands here, or which code changes a function of Megatron's."""
+"""`explain`: one patch and its state here, a known defect, or which code changes a function of Megatron's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from rich.text import Text
 
 from .. import _engine, apply
 from ..catalog import CATALOG
+from ..defects.catalog import known_defects
+from ..defects.declare import Defect
+from ..defects.probe import has_defect
 from ..description import sections, settings
 from ..engine import AddField, AddFlag, Patch, UsageError
 from ..engine.declare import Edit
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
 from ..engine.state import State
 from ..installed_megatron import describe_megatron, import_targets, known_sources
+from ..reproductions.runner import has_program
+from .audit import condition_of
 from .console import make_console
 
 
@@ -45,6 +50,24 @@ def explain(patch: Patch) -> int:
     return int(report.state is State.REFUSED)
 
 
+def explain_defect(defect: Defect) -> int:
+    """Print what a known defect does, to which runs, whether the installed Megatron has it, and what removes it."""
+    has_it = {True: "it has this defect", False: "it does not have it", None: "its source is not there"}
+    lines = [
+        f"{defect.id}, severity {defect.severity} ({defect.kind}): {defect.effect}.",
+        f"It affects runs with: {condition_of(defect)}.",
+        f"Upstream: {', '.join(defect.links) or 'not reported'}; {defect.state}.",
+        f"{describe_megatron()}: {has_it[has_defect(defect)]}.",
+        f"Removed by {defect.patch}: `megatron-mtp-patches explain {defect.patch}`."
+        if defect.patch
+        else f"No patch removes it; {defect.advice or 'no setting avoids it'}.",
+    ]
+    if has_program(defect.id):
+        lines.append(f"`megatron-mtp-patches reproduce {defect.id}` shows it.")
+    make_console().print("\n".join(lines), markup=False, soft_wrap=True)
+    return 0
+
+
 def explain_function(name: str) -> int:
     """Print which patches change the functions or classes that end with `name`, and by which code.
 
@@ -54,12 +77,15 @@ def explain_function(name: str) -> int:
     changes = [(edit, patch) for patch in CATALOG for edit in patch.edits if _is_named(edit.target, name)]
     if not changes:
         functions = {edit.target.rpartition(":")[2] for patch in CATALOG for edit in patch.edits}
-        names = {known.lower(): known for known in (*functions, *(patch.id for patch in CATALOG))}
+        names = {
+            known.lower(): known
+            for known in (*functions, *(patch.id for patch in CATALOG), *(defect.id for defect in known_defects()))
+        }
         close = get_close_matches(name.rpartition(":")[2].lower(), names, n=1)
         hint = f" (did you mean {names[close[0]]}?)" if close else ""
         raise UsageError(
-            f"explain {name!r}{hint}: no patch has this id, and none changes a function of this name. "
-            f"`megatron-mtp-patches status` lists the patches, `megatron-mtp-patches drift` the functions"
+            f"explain {name!r}{hint}: no patch or known defect has this id, and no patch changes a function of this "
+            f"name. `megatron-mtp-patches status` lists the patches, `audit` the defects, `drift` the functions"
         )
     table = Table(Column("function", overflow="fold"), "by", Column("code", overflow="fold"), "patch")
     for edit, patch in changes:

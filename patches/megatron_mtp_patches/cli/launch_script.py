@@ -1,17 +1,20 @@
 """The trainings that a launch script starts, with the variables that it sets to strings or arrays, as bash has them.
 
-Nothing is executed. Assignments are taken from top to bottom, in every branch of a condition; `$(command)`, arithmetic
-and what bash can do with a value (`${NAME%suffix}`) stay as they are.
+Nothing is executed. Assignments are taken from top to bottom, in every branch of a condition; `$(command)` and what
+bash can do with a value (`${NAME%suffix}`) stay as they are.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from ..engine import UsageError
+from .arithmetic import calculate
 
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`"
 _PARAMETER = re.compile(rf"\$\{{[^}}]*\}}|\$[A-Za-z_]\w*|\$[\d@*#?!]|{_SUBSTITUTION}")
@@ -28,7 +31,8 @@ _TOKEN = re.compile(
 _WORD = re.compile(rf"(?:{_PARAMETER.pattern}|\S)+")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _POSITIONAL = re.compile(r"\$\{?[\d@*]")
-_VALUE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?::?-(?P<default>[^}]*))?\}?")
+_VALUE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?::?-(?P<default>[^}]*)|:?\?[^}]*)?\}?")
+_ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
 _PREFIXES = {"export", "readonly", "local", "declare", "if", "then", "elif", "else", "do", "exec", "time"}
 _OPENING, _CLOSING = {"if", "for", "while", "until", "case"}, {"fi", "done", "esac"}
 
@@ -41,12 +45,37 @@ class Command(NamedTuple):
         launcher: the words before it, torchrun and its options.
         flags: the words after it.
         conditional: the variables that the script sets under conditions or in loops.
+        variables: those that it sets to strings, and those before the launcher.
     """
 
     script: str
     launcher: list[str]
     flags: list[str]
     conditional: list[str]
+    variables: Mapping[str, str] = {}
+
+    def torchrun_options(self) -> dict[str, str]:
+        """The options of torchrun that say on how many ranks it starts the script."""
+        words = [part for word in self.launcher for part in word.split("=", 1)]
+        named = ((one.replace("_", "-"), other) for one, other in zip(words, words[1:], strict=False))
+        return {name: value for name, value in named if name in ("--nproc-per-node", "--nnodes")}
+
+    def world_size(self) -> int | None:
+        """The number of ranks that torchrun starts; None where its options are no numbers, or there are none."""
+        options = self.torchrun_options()
+        if "--nproc-per-node" not in options or not all(map(str.isdecimal, options.values())):
+            return None
+        return math.prod(map(int, options.values()))
+
+    def loads_patches(self, folder: Path) -> bool:
+        """Whether its launcher starts the script with the patches, or the script, if it is found, names them.
+
+        `folder` is that of the launch script.
+        """
+        if any("megatron_mtp_patches" in word.replace("-", "_") for word in self.launcher):
+            return True
+        files = [place / self.script for place in (folder, Path.cwd())]
+        return any("megatron_mtp_patches" in file.read_text("utf-8", "replace") for file in files if file.is_file())
 
     def unset(self) -> list[str]:
         """What is left of variables in its words, because nothing sets them."""
@@ -76,8 +105,8 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
     commands = list(reader.read(text))
     conditional = list(reader.conditional)
     trainings = [
-        Command(words[i], words[:i], words[i + 1 :], conditional)
-        for words in commands
+        Command(words[i], words[:i], words[i + 1 :], conditional, variables)
+        for words, variables in commands
         for i in [next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))]
         if any(word.startswith("-") or _POSITIONAL.match(word) for word in words[i + 1 :])
     ]
@@ -89,7 +118,7 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
             "no command of this script has a Python file and flags: name the script that starts the training"
         )
     if "$" in text:
-        return [Command("", [], [word for words in commands for word in words], conditional)]
+        return [Command("", [], [word for words, _ in commands for word in words], conditional)]
     try:
         return [Command("", [], shlex.split(text.replace("\\\n", " "), comments=True), [])]
     except ValueError as error:
@@ -104,8 +133,8 @@ class _Reader:
         self._depth = 0  # of conditions and loops
         self.conditional: dict[str, None] = {}
 
-    def read(self, text: str) -> Iterator[list[str]]:
-        """The words of each command, expanded."""
+    def read(self, text: str) -> Iterator[tuple[list[str], dict[str, str]]]:
+        """The words of each command, expanded, and the strings that the script has set before."""
         for words, arrays in _statements(text):
             self._depth += (words[:1] or [""])[0] in _OPENING
             self._depth -= (words[:1] or [""])[0] in _CLOSING
@@ -121,7 +150,8 @@ class _Reader:
             in_one_word = [
                 word for word in expanded if re.search(r"\.py\s.*\s-|^\s*--?\w\S*\s+\S.*\s-", word, re.DOTALL)
             ]
-            yield [word for word in expanded if word not in in_one_word]
+            strings = {name: text for name, text in self._values.items() if isinstance(text, str)}
+            yield [word for word in expanded if word not in in_one_word], strings
             for word in in_one_word:  # bash -c "torchrun pretrain_gpt.py --num-layers 4 ..."
                 yield from self.read(word)
 
@@ -165,6 +195,10 @@ class _Reader:
 
     def _value(self, parameter: str, splits: bool) -> list[str]:
         """The words of a parameter; itself where nothing sets it, or where bash would have to be asked."""
+        if arithmetic := _ARITHMETIC.fullmatch(parameter):
+            text = _PARAMETER.sub(lambda inner: "".join(self._value(inner[0], splits=False)), arithmetic[1])
+            result = calculate(text, {name: one for name, one in self._values.items() if isinstance(one, str)})
+            return [parameter if result is None else str(result)]
         match = _VALUE.fullmatch(parameter)
         if match is None:
             return [parameter]

@@ -19,8 +19,10 @@ WRONG_USAGE = 2  # argparse's exit code
 _NO_GPU = "torch finds no GPU here; --device cpu, before the script, rehearses without one."
 
 
-def run_script(script: str, arguments: list[str], device: str | None) -> None:
+def run_script(script: str, arguments: list[str], device: str | None, is_module: bool = False) -> None:
     """Run `script` as __main__ with `arguments`; returns or raises (SystemExit too) as the script does.
+
+    With `is_module` it is the name of a module, as after `python -m`.
 
     An assertion about the flags that Megatron raises without a message gets one. Where Megatron does not know a flag
     because its patch was left out or it is misspelt, stderr explains it. Where the script fails without a GPU, the last
@@ -29,15 +31,20 @@ def run_script(script: str, arguments: list[str], device: str | None) -> None:
 
     device "cpu": torch.cuda resolves to the CPU first. "cuda": a GPU must be there. None: torch is left alone.
     """
-    if not Path(script).is_file():
+    if not is_module and not Path(script).is_file():
         raise UsageError(f"no such script: {script}")
-    _choose_device(device)
-    sys.argv = [script, *arguments]
     if not getattr(sys.flags, "safe_path", False):
         # the script's own directory replaces ours: a Megatron checkout beside pretrain_gpt.py shadows a wheel
-        sys.path[0] = str(Path(script).resolve().parent)
+        sys.path[0] = str(Path.cwd() if is_module else Path(script).resolve().parent)
+    if is_module and find_file(script) is None:
+        raise UsageError(f"no such module: {script}")
+    _choose_device(device)
+    sys.argv = [script, *arguments]
     with _name_rehearsal_where_no_gpu_is(), _say_which_megatron_was_found(), _say_what_to_change(arguments):
-        runpy.run_path(script, run_name="__main__")
+        if is_module:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script, run_name="__main__")
     if device == "cpu":
         from .. import rehearsal
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..engine import UsageError
 from ..settings import OPTIMIZER_CONFIG, TRANSFORMER_CONFIG
-from .configuration import Configuration, make_dtype, make_source, misplaced_settings
+from .configuration import Configuration, make_dtype, make_source, misplaced_settings, read_hugging_face_sizes
 from .launch_script import Command, read_commands
 from .verl_configuration import read_roles
 
@@ -39,6 +39,8 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
         raise UsageError(f"it cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"it cannot be read: {error}") from error
+    if not text.strip():
+        raise UsageError("it is empty")
     if file.suffix not in (".yaml", ".yml", ".json"):
         commands = read_commands(text, os.environ)
         several = len(commands) > 1
@@ -58,13 +60,19 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
         return [(f"{file} {role}", configuration) for role, configuration in read_roles(content).items()]
     if "tensor_model_parallel_size" in content and ("mcore_model" in content or "model" in content):
         hints = misplaced_settings(content, "", (OPTIMIZER_CONFIG, TRANSFORMER_CONFIG))
-        return [(str(file), Configuration([make_source(content), make_dtype(content.get("torch_dtype"))], hints))]
+        sizes, notes = read_hugging_face_sizes(content.get("model"), has_heads=False)
+        sources = [make_source(content), make_dtype(content.get("torch_dtype")), *sizes]
+        return [(str(file), Configuration(sources, hints, notes=notes))]
     if isinstance(content.get("model"), dict):
         sections = [section for section in content.values() if isinstance(section, dict)]
         hints = [
             *misplaced_settings(content["model"], "model", (TRANSFORMER_CONFIG,)),
             *misplaced_settings(content.get("optimizer") or {}, "optimizer", (OPTIMIZER_CONFIG,)),
+            *misplaced_settings(content, "", ()),
         ]
+        for name, section in content.items():
+            if isinstance(section, dict) and name not in ("model", "optimizer"):
+                hints += misplaced_settings(section, name, ())
         return [(str(file), Configuration([make_source(section) for section in sections], hints))]
     raise UsageError(f"it has neither {_KINDS}")
 

@@ -13,6 +13,7 @@ from .. import __version__, apply, rehearsal, status
 from ..catalog import CATALOG
 from ..engine import Patch
 from ..engine.report import Report
+from ..engine.source import find_file
 from ..engine.state import State, TargetState
 from ..installed_megatron import describe_megatron, find_releases, import_targets
 from ..rehearsal import transformer_engine
@@ -44,7 +45,10 @@ EXPECTED = {
 
 
 def show_status(as_json: bool) -> int:
-    """Print the table, or JSON; 1 if a patch is refused, could not be applied, or was changed by another library."""
+    """Print the table, or JSON; 1 if a patch is refused, not applied, or overwritten by a library that is not EXPECTED.
+
+    Which libraries are known to overwrite what is in EXPECTED.
+    """
     apply(on_drift="skip")  # a refused patch is a line of the table here, not an error
     if is_rehearsal := transformer_engine.available():  # without its kernels Megatron imports in a rehearsal only
         rehearsal.install(megatron_flags=False)
@@ -69,6 +73,8 @@ def show_status(as_json: bool) -> int:
         console = make_console()
         console.print(f"megatron_mtp_patches {__version__}; {describe_megatron()}", soft_wrap=True)
         console.print(f"zero-touch: {describe_zero_touch()}", soft_wrap=True)
+        if find_file("megatron.core") is None:
+            return 1  # the line of the Megatron says what to install
         if is_rehearsal:
             console.print("TransformerEngine has no kernels here: this is the state in a rehearsal", soft_wrap=True)
         console.print(_make_table(reports))
@@ -80,7 +86,8 @@ def show_status(as_json: bool) -> int:
         for target in overwritten:
             console.print(_describe_overwritten(target), style="red", soft_wrap=True)
     is_pending = any(state is TargetState.PENDING for _, state in targets)
-    return int(bool(overwritten) or is_pending or any(report.state is State.REFUSED for report in reports))
+    is_overwritten = not all(map(_is_expected, overwritten))
+    return int(is_overwritten or is_pending or any(report.state is State.REFUSED for report in reports))
 
 
 def show_retired(release: str) -> int:
@@ -146,10 +153,12 @@ def _reasons(reports: list[Report]) -> list[str]:
 
 
 def _describe_overwritten(target: str) -> str:
-    library = _find_library(target)
-    package, meaning = EXPECTED.get(target, ("", ""))
-    is_expected = bool(package) and f"{library}.".startswith(f"{package}.")
-    return f"{target} was changed by {library} after the patches" + (f" ({meaning})" if is_expected else "")
+    meaning = f" ({EXPECTED[target][1]})" if _is_expected(target) else ""
+    return f"{target} was changed by {_find_library(target)} after the patches{meaning}"
+
+
+def _is_expected(target: str) -> bool:
+    return target in EXPECTED and f"{_find_library(target)}.".startswith(f"{EXPECTED[target][0]}.")
 
 
 def _find_library(target: str) -> str:

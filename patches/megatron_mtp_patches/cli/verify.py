@@ -10,8 +10,8 @@ from ..verification import FIRST_STEP, LISTENING
 from .run import run_script
 
 
-def verify(script: str, arguments: list[str], device: str | None) -> None:
-    """Run `script`; exits with 0 or 1 in its first step, on every rank.
+def verify(script: str, arguments: list[str], device: str | None, is_module: bool) -> None:
+    """Run `script`, or with `is_module` the module of this name; exits with 0 or 1 in its first step, on every rank.
 
     A script that calls `megatron_mtp_patches.revert()` takes the verification out too, until it calls `apply()`.
 
@@ -22,7 +22,7 @@ def verify(script: str, arguments: list[str], device: str | None) -> None:
     _engine.add_base(FIRST_STEP)
     code: object = 0
     try:
-        run_script(script, arguments, device)
+        run_script(script, arguments, device, is_module)
     except SystemExit as ended:
         loaded = sys.modules.get("megatron_mtp_patches.verification.first_step")  # by Megatron's schedules
         if loaded and isinstance(ended, loaded.VerificationExit):

@@ -7,9 +7,11 @@ from typing import Any
 
 from ..engine import UsageError
 from ..settings import OPTIMIZER_CONFIG, TRANSFORMER_CONFIG
-from .configuration import Configuration, make_dtype, make_source, misplaced_settings
+from .configuration import Configuration, make_dtype, make_source, misplaced_settings, read_hugging_face_sizes
+from .zero_touch import VARIABLE
 
 _OVERRIDES = ("override_transformer_config", "override_mcore_model_config", "override_ddp_config")
+_PLACES = ("ray_kwargs", "ray_init", "runtime_env", "env_vars")  # of the variables of the workers
 _VARIABLE, _PACKAGE = "VERL_USE_EXTERNAL_MODULES", "megatron_mtp_patches"
 
 
@@ -24,7 +26,11 @@ def read_roles(content: dict[str, Any]) -> dict[str, Configuration]:
         roles["critic"] = content["critic"]
     trained = {role: section for role, section in roles.items() if (section or {}).get("strategy") == "megatron"}
     if not trained:
-        raise UsageError("it is a configuration of verl in which Megatron trains nothing (strategy: megatron)")
+        strategies = {str((section or {}).get("strategy")) for section in roles.values()}
+        raise UsageError(
+            f"verl trains this by {', '.join(sorted(strategies))}, not by Megatron: compose it with "
+            f"model_engine=megatron"
+        )
     return {role: _read_role(section, content) for role, section in trained.items()}
 
 
@@ -41,6 +47,8 @@ def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuratio
     engine, optimizer, trainer = section.get("megatron") or {}, section.get("optim") or {}, content.get("trainer") or {}
     model_settings = engine.get("override_transformer_config") or {}
     optimizer_settings = optimizer.get("override_optimizer_config") or {}
+    model = section.get("model") or content["actor_rollout_ref"].get("model") or {}  # a critic has one of its own
+    heads, variables = model.get("mtp") or {}, _read_variables(content)
     in_16_bits = bool(optimizer.get("use_precision_aware_optimizer")) and optimizer.get("main_grads_dtype") != "fp32"
     fixed = SimpleNamespace(
         world_size=int(trainer.get("n_gpus_per_node") or 1) * int(trainer.get("nnodes") or 1),
@@ -61,19 +69,27 @@ def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuratio
     hints = [
         *misplaced_settings(model_settings, "override_transformer_config", (TRANSFORMER_CONFIG,)),
         *misplaced_settings(optimizer_settings, "override_optimizer_config", (OPTIMIZER_CONFIG,)),
-        *_missing_variable(content),
+        *misplaced_settings(engine, "megatron", ()),
+        *misplaced_settings(optimizer, "optim", ()),
+        *misplaced_settings(model, "model", ()),
+        *misplaced_settings(heads, "model.mtp", ()),
+        *_missing_variable(variables),
     ]
-    return Configuration(sources, hints)
+    sizes, notes = read_hugging_face_sizes(model.get("path"), bool(heads.get("enable")))
+    return Configuration([*sources, *sizes], hints, str(variables.get(VARIABLE) or "").strip(), notes)
 
 
-def _missing_variable(content: dict[str, Any]) -> list[str]:
-    """What to add where no variable of the file has the workers import the patches."""
-    places = ("ray_kwargs", "ray_init", "runtime_env", "env_vars")
+def _read_variables(content: dict[str, Any]) -> dict[str, Any]:
+    """The variables of the workers."""
     variables: Any = content
-    for place in places:
+    for place in _PLACES:
         variables = (variables or {}).get(place)
-    variables = variables or {}
+    return variables or {}
+
+
+def _missing_variable(variables: dict[str, Any]) -> list[str]:
+    """What to add where no variable of the workers has them import the patches."""
     if _PACKAGE in str(variables.get(_VARIABLE, "")).split(","):
         return []
-    setting = f"{'.'.join(places)}.{_VARIABLE}={_PACKAGE}"
+    setting = f"{'.'.join(_PLACES)}.{_VARIABLE}={_PACKAGE}"
     return [f"the workers import the patches only where zero-touch is enabled: set {setting}"]

@@ -82,6 +82,11 @@ def _find_enabled() -> list[Path]:
     return [folder / FILE for folder in _site_folders() if (folder / FILE).is_file()]
 
 
+def is_enabled() -> bool:
+    """Whether this interpreter applies the patches as it starts, where the variable is set."""
+    return bool(_find_enabled())
+
+
 def describe_zero_touch() -> str:
     """Whether it is enabled here, where, and whether this environment asks for it."""
     enabled = _find_enabled()

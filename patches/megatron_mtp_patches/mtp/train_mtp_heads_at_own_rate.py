@@ -25,6 +25,7 @@ PATCH = Patch(
     notes=(
         "An embedding or output layer that the heads share with the main model keeps its rate.",
         "The logged learning rate is the main model's, or the heads' if they train alone.",
+        "Megatron-Bridge's log has the learning rate of the heads.",
     ),
     edits=(
         *optimizer_setting(

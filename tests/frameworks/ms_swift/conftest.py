@@ -16,7 +16,7 @@ from ..byte_tokenizer import save_tokenizer
 
 collect_ignore_glob = [] if find_spec("swift") else ["test_*.py"]
 
-SCRIPT = Path(__file__).with_name("megatron.py")
+SCRIPT = Path(__file__).with_name("command.py")
 # transformers and Megatron in bf16: with another dtype ms-swift scales the loss. Its export to Hugging Face needs an
 # attribute that the configurations of transformers 5.19 lack, with the patches or without.
 ARGUMENTS = """

@@ -10,6 +10,7 @@ RUNS = {
     "texts": ("pt", "pt", []),
     "preferences": ("rlhf", "dpo", ["--rlhf_type", "dpo"]),
     "without padding": ("sft", "sft", ["--padding_free", "true"]),
+    "packed": ("sft", "sft", ["--packing", "true"]),
     "adapters": ("sft", "sft", ["--tuner_type", "lora", "--lora_rank", "4", "--target_modules", "all-linear"]),
 }
 

@@ -1,13 +1,13 @@
-"""verl's SFT trainer trains the heads of a DeepSeek-V3 and logs the metrics of the patches to TensorBoard."""
+"""The SFT trainer of the page trains the heads of a DeepSeek-V3 and logs the metrics of the patches to TensorBoard."""
 
 import os
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.conftest import run_command
+from tests.pages import read_by_bash, shown
 from tests.warm.processes import run_ranks
 
 from .conftest import REHEARSED
@@ -17,17 +17,7 @@ if find_spec("verl") is None:  # importing it here would import Megatron without
 
 pytestmark = pytest.mark.forked("torch")
 
-SCRIPT = Path(__file__).with_name("sft.py")
 STEPS = 3
-OVERRIDES = f"""
-    engine=megatron optim=megatron data.train_files=data.parquet data.train_batch_size=4 data.micro_batch_size_per_gpu=2
-    data.use_dynamic_bsz=false data.num_workers=0 data.max_length=128 engine.sequence_parallel=false
-    trainer.logger=[tensorboard] trainer.total_training_steps={STEPS}
-    model.mtp.enable=true model.mtp.enable_train=true
-    +engine.override_transformer_config.mtp_detach_heads=true
-    +optim.override_optimizer_config.mtp_clip_grad=0.05 +optim.override_optimizer_config.grad_norm_skip_threshold=100
-""".split()
-REHEARSED_OVERRIDES = [f"++engine.override_transformer_config.{name}={value}" for name, value in REHEARSED.items()]
 
 
 def save_data(folder):
@@ -49,8 +39,12 @@ def test_tensorboard_has_the_metrics_of_each_step(save_model, tmp_path):
         save_data(tmp_path)
         run_command("all", *words)
 
-    words = ["run", "--device", "cpu", str(SCRIPT), *OVERRIDES, *REHEARSED_OVERRIDES, f"model.path={save_model(1)}"]
-    (ended,) = run_ranks(1, partial(run, *words))
+    ((_, *words),) = read_by_bash(shown("verl-rehearsal"), tmp_path)
+    rehearsed = {
+        f"++engine.override_transformer_config.{name}={str(value).lower()}" for name, value in REHEARSED.items()
+    }
+    assert rehearsed < set(words)
+    (ended,) = run_ranks(1, partial(run, *words, f"model.path={save_model(1)}"))
     assert ended.code == 0, ended.output[-6000:]
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()

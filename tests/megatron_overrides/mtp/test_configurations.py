@@ -2,6 +2,7 @@
 
 import re
 
+import megatron_mtp_patches
 import pytest
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -77,6 +78,7 @@ def test_a_setting_of_the_other_configuration_is_refused(make_model, name, value
         ("mtp_detatch_heads", "mtp_detach_heads", "TransformerConfig"),
         ("mtp_clip_grd", "mtp_clip_grad", "OptimizerConfig"),
         ("freeze_base_model_for_mpt", "freeze_base_model_for_mtp", "OptimizerConfig"),
+        ("detach_mtp_heads", "mtp_detach_heads", "TransformerConfig"),
     ],
 )
 def test_a_misspelt_setting_is_refused(make_model, name, meant, place):
@@ -85,6 +87,26 @@ def test_a_misspelt_setting_is_refused(make_model, name, meant, place):
     message = rf"config.{name} is set on the {place}, which .* Did you mean .*\(config.{meant}\)\?"
     with pytest.raises(ValueError, match=message):
         get_megatron_optimizer(config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)])
+
+
+@pytest.mark.parametrize("choice", ["-train-mtp-heads-at-own-rate", "repairs", "none"])
+def test_a_setting_of_a_patch_that_is_left_out_is_refused(make_model, choice):
+    """The field is not there, and Python sets any attribute."""
+    megatron_mtp_patches.revert()
+    try:
+        megatron_mtp_patches.apply(choice)
+        chunk, config = make_model(), OptimizerConfig(optimizer="adam", lr=0.1)
+        config.mtp_lr = 0.2
+        message = (
+            "config.mtp_lr is set on the OptimizerConfig, but train-mtp-heads-at-own-rate, which would read it, is"
+        )
+        with pytest.raises(ValueError, match=f"{message} disabled: .*MEGATRON_MTP_PATCHES"):
+            get_megatron_optimizer(
+                config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)]
+            )
+    finally:
+        megatron_mtp_patches.revert()
+        megatron_mtp_patches.apply()
 
 
 def test_the_log_says_once_which_settings_a_run_has(make_optimizer, caplog):

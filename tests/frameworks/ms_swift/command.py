@@ -1,4 +1,4 @@
-"""Run a Megatron command of ms-swift, as its `megatron` does: python megatron.py sft|pt|rlhf ARGUMENTS."""
+"""Run a Megatron command of ms-swift, as its `megatron` does: python command.py sft|pt|rlhf ARGUMENTS."""
 
 import sys
 
