@@ -20,26 +20,16 @@ pytestmark = pytest.mark.forked("torch")
 STEPS = 3
 
 
-def save_data(folder):
-    import pandas
-
-    rows = [
-        [{"role": "user", "content": f"what is {n} plus one"}, {"role": "assistant", "content": f"it is {n + 1}"}]
-        for n in range(4 * STEPS)
-    ]
-    pandas.DataFrame({"messages": rows}).to_parquet(folder / "data.parquet")
-
-
 def test_tensorboard_has_the_metrics_of_each_step(save_model, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     def run(*words):
         os.environ |= {"TENSORBOARD_DIR": "events", "HF_HUB_OFFLINE": "1"}
         os.chdir(tmp_path)
-        save_data(tmp_path)
+        exec(data)
         run_command("all", *words)
 
-    ((_, *words),) = read_by_bash(shown("verl-rehearsal"), tmp_path)
+    (_, _, data), (_, *words) = read_by_bash(shown("verl-rehearsal"), tmp_path)
     rehearsed = {
         f"++engine.override_transformer_config.{name}={str(value).lower()}" for name, value in REHEARSED.items()
     }
