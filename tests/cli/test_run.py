@@ -166,3 +166,10 @@ def test_a_misspelt_flag_of_a_patch_is_named_with_what_may_be_meant(script):
     done = run_command(["run", str(script), "--mtp-clip-grads=0.1", "--my-flag"], [*REPOSITORY, *sys.path], {})
     assert done.code == 2 and "megatron-mtp-patches: --mtp-clip-grads: did you mean --mtp-clip-grad?\n" in done.output
     assert "--my-flag: did you mean" not in done.output
+    assert "--device" not in done.output
+
+
+def test_an_option_of_ours_after_the_script_is_named(script):
+    script.write_text("import argparse; argparse.ArgumentParser().parse_args()")
+    (done,) = run_ranks(1, lambda: run_script(str(script), ["--device", "cpu"], None))
+    assert done.code == 2 and "megatron-mtp-patches: --device goes before the name of the script\n" in done.output

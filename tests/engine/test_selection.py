@@ -43,6 +43,7 @@ def test_an_unknown_word_is_an_error_that_names_the_command_that_lists_the_ids(c
     with pytest.raises(PatchError, match="unknown patch .* CHOICE and .*: `choice status`") as raised:
         select(choice, IDS, PROJECT)
     assert "three-four" not in str(raised.value)
+    assert ("commas, not spaces, separate ids" in str(raised.value)) is (" " in choice)
 
 
 @pytest.mark.parametrize(

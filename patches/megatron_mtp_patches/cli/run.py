@@ -108,6 +108,8 @@ def _say_what_to_change(arguments: list[str]) -> Iterator[None]:
         if ended.code == WRONG_USAGE:
             from .refusals import flags_left_out, flags_misspelt
 
+            if "--device" in arguments:
+                print("megatron-mtp-patches: --device goes before the name of the script", file=sys.stderr)
             for sentence in (*flags_left_out(arguments), *flags_misspelt(arguments)):
                 print(f"megatron-mtp-patches: {sentence}", file=sys.stderr)
         raise

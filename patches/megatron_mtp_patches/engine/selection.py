@@ -62,6 +62,8 @@ def _refuse_unknown(words: list[str], ids: tuple[str, ...], project: Project) ->
 
         close = difflib.get_close_matches(unknown[0].removeprefix("-").lower(), (*PROFILES, NONE, *ids), n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
+        if len(unknown[0].split()) > 1:
+            hint = " (commas, not spaces, separate ids)"
         raise PatchError(f"unknown patch {', '.join(map(repr, unknown))}{hint}; {_possible_words(project)}")
 
 
