@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import io
 import json
 import logging
@@ -110,6 +112,9 @@ def prepare(transformer_engine: str | None) -> tuple[str | None, bool]:
             "reading flags needs megatron.training; put a Megatron-LM checkout of this release on PYTHONPATH"
         )
     os.environ[VARIABLE] = "off"  # reading flags would print the line of a training's start
+    if not hasattr(inspect.getsource, "cache_info"):
+        # For each parser Megatron reads the help of its flags from the sources of its configurations: half of the time.
+        vars(inspect)["getsource"] = functools.cache(inspect.getsource)
     apply(on_drift="skip")
     with silence():
         rehearsal.install(megatron_flags=False)
