@@ -18,6 +18,9 @@ from .megatrons import TRANSFORMER_ENGINE
 PACKAGES = {"yaml": "pyyaml", "huggingface_hub": "huggingface-hub"}
 
 
+MEGATRON = ("megatron.core.", "megatron.training.", "emerging_optimizers.")  # no framework, which may change Megatron
+
+
 def import_targets(packages: tuple[str, ...] = ("",)) -> dict[str, str]:
     """Import every module that the patches touch, so that they are applied; {module: why it did not import}.
 

@@ -21,7 +21,7 @@ from ..defects.start_line import VARIABLE
 from ..description import argument_of, flag_of
 from ..engine import AddField, AddFlag, PatchError, UsageError
 from ..engine.source import find_file
-from ..installed_megatron import describe_megatron, find_releases, find_transformer_engine, import_targets
+from ..installed_megatron import MEGATRON, describe_megatron, find_releases, find_transformer_engine, import_targets
 from .command_line import CommandLine, read, refusals
 from .console import make_say
 
@@ -118,7 +118,7 @@ def prepare(transformer_engine: str | None) -> tuple[str | None, bool]:
     apply(on_drift="skip")
     with silence():
         rehearsal.install(megatron_flags=False)
-        import_targets()
+        import_targets(MEGATRON)
     version, is_known = (transformer_engine, True) if transformer_engine else find_transformer_engine(find_releases())
     if version:
         from packaging.version import Version  # which Megatron needs, too

@@ -86,7 +86,8 @@ class Command(NamedTuple):
         return [name for name in self._left() if _POSITIONAL.match(name)]
 
     def _left(self) -> list[str]:
-        return list(dict.fromkeys(name for word in self.flags for name in _PARAMETER.findall(word)))
+        found = (name for word in self.flags for name in _PARAMETER.findall(word))
+        return list(dict.fromkeys(_VALUE.sub(r"$\1", name) if _VALUE.fullmatch(name) else name for name in found))
 
 
 def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:

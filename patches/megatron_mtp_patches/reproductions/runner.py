@@ -56,7 +56,7 @@ def prepare() -> None:
     import megatron_mtp_patches
 
     from .. import rehearsal
-    from ..installed_megatron import import_targets
+    from ..installed_megatron import MEGATRON, import_targets
 
     megatron_mtp_patches.revert()
     os.environ |= {"OMP_NUM_THREADS": "1", "MEGATRON_MTP_PATCHES": "none"}
@@ -66,7 +66,7 @@ def prepare() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import_targets(("megatron.core.", "megatron.training.", "emerging_optimizers."))  # no framework that changes them
+    import_targets(MEGATRON)
     del os.environ["MEGATRON_MTP_PATCHES"]
 
 

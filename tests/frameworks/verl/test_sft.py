@@ -26,10 +26,11 @@ def test_tensorboard_has_the_metrics_of_each_step(save_model, tmp_path):
     def run(*words):
         os.environ |= {"TENSORBOARD_DIR": "events", "HF_HUB_OFFLINE": "1"}
         os.chdir(tmp_path)
+        exec(tokenizer)
         exec(data)
         run_command("all", *words)
 
-    (_, _, data), (_, *words) = read_by_bash(shown("verl-rehearsal"), tmp_path)
+    (_, _, tokenizer), (_, _, data), (_, *words) = read_by_bash(shown("verl-rehearsal"), tmp_path)
     rehearsed = {
         f"++engine.override_transformer_config.{name}={str(value).lower()}" for name, value in REHEARSED.items()
     }
