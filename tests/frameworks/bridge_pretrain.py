@@ -85,7 +85,7 @@ def apply_settings(configuration, settings):
         if not hasattr(getattr(configuration, group, None), field):
             others = [name for name in vars(configuration) if hasattr(getattr(configuration, name), field)]
             hint = f"there is {', '.join(f'{name}.{field}' for name in others)}" if others else "is its patch left out?"
-            raise SystemExit(f"{setting}: there is no {path}; {hint}")
+            raise AttributeError(f"{setting}: there is no {path}; {hint}")
         setattr(getattr(configuration, group), field, read_value(value))
 
 
