@@ -156,12 +156,8 @@ def test_accept_makes_the_sources_of_a_folder_known_as_a_release(command, source
     new = [target for target, text in sources(unknown.out).items() if "no known release" in text]
     first, *rest = accepted.out.splitlines()
     assert first == f"99.0 is known now, in {table}"
-    shown = [f"    {target}" for target in sorted(new)]
-    assert rest[: len(new) + 2] == [
-        f"sources that no release had: {len(new)}",
-        *shown,
-        "known sources of 99.0 that were replaced: 0",
-    ]
+    shown = [f"sources that no release had: {len(new)}", *(f"    {target}" for target in sorted(new))]
+    assert rest[: len(new) + 2] == [*shown, "known sources of 99.0 that were replaced: 0"]
     assert "restoring" not in accepted.out
     known = command("drift", "--against", str(fork))
     assert known.code == 0
