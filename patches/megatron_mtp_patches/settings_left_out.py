@@ -5,8 +5,9 @@ A command line needs no such check, because its parser does not know the flag th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
+
+from megatron_overrides.model_chunks import as_list
 
 from . import _engine
 from .catalog import CATALOG
@@ -21,22 +22,23 @@ def check_configs(call: Call) -> Any:
     Raises:
         ValueError: one of them has such a setting.
     """
-    chunks = call["model_chunks"] if isinstance(call["model_chunks"], (list, tuple)) else [call["model_chunks"]]
-    for config in (call["config"], *(getattr(chunk, "config", None) for chunk in chunks[:1])):
-        for message in describe_settings_left_out(config):
+    model_config = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
+    for config in (call["config"], model_config):
+        if message := describe_setting_left_out(config):
             raise ValueError(message)
     return call.proceed()
 
 
-def describe_settings_left_out(config: Any) -> Iterator[str]:
-    """A sentence for each attribute that is no field of a configuration and that a patch would make one."""
+def describe_setting_left_out(config: Any) -> str:
+    """Which attribute of a configuration is no field because its patch is left out, and what to do; '' for none."""
     fields = getattr(type(config), "__dataclass_fields__", None)
     strays = vars(config).keys() - fields.keys() if fields else set()
     for patch in CATALOG if strays else ():
-        names = {edit.field for edit in patch.edits if isinstance(edit, AddField)}
-        report = _engine.report(patch) if names & strays else None
+        names = {edit.field for edit in patch.edits if isinstance(edit, AddField)} & strays
+        report = _engine.report(patch) if names else None
         if report and report.state in (State.DISABLED, State.REFUSED):
-            yield (
-                f"config.{min(names & strays)} is set on the {type(config).__name__}, but {patch.id}, which would read "
-                f"it, is {report.state}: {report.reason}. Take that patch, or remove the setting"
+            return (
+                f"config.{min(names)} is set on the {type(config).__name__}, but {patch.id}, which would read it, is "
+                f"{report.state}: {report.reason}. Take that patch, or remove the setting"
             )
+    return ""

@@ -23,7 +23,6 @@ from pathlib import Path
 
 import pytest
 
-OF_MEGATRON = ("megatron.core.", "megatron.training.", "emerging_optimizers.")
 LEVELS = ("python", "torch", "megatron", "patched")
 MOST_RANKS = 4  # of a test; a rehearsal makes as many imaginary devices
 _reached: list[Callable[[], None]] = []  # by this process
@@ -87,9 +86,10 @@ def _torch() -> None:
 def _megatron() -> None:
     import megatron_mtp_patches
     from megatron_mtp_patches.engine.source import find_file
+    from megatron_mtp_patches.installed_megatron import MEGATRON
 
     for module in megatron_mtp_patches._engine.modules:
-        if module.startswith(OF_MEGATRON) and find_file(module):
+        if module.startswith(MEGATRON) and find_file(module):
             importlib.import_module(module)
     with contextlib.suppress(ImportError):
         importlib.import_module("torch.utils.tensorboard")

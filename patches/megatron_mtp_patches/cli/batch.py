@@ -25,16 +25,16 @@ from .zero_touch import VARIABLE, is_enabled
 
 
 class Diagnosis(NamedTuple):
-    """What is known of a run: Megatron's words where it refuses the flags; else its defects.
+    """What is known of a run: why it is refused; else its defects.
 
     Attributes:
         run: its name, after the file.
         unusable: why the file has no run.
-        refusal: Megatron's words.
+        refusal: Megatron's words, or ours for patches that the file chooses and that there are not.
         hints: the flags that Megatron does not know, what may be meant, what the file leaves open, and what keeps
             settings of the patches from acting.
-        is_misspelt: a flag that Megatron does not know resembles one of its own, or something keeps settings of the
-            patches in a configuration from acting.
+        has_idle_settings: a flag that Megatron does not know resembles one of its own, or something keeps settings of
+            the patches in a configuration from acting.
     """
 
     run: str
@@ -42,14 +42,14 @@ class Diagnosis(NamedTuple):
     refusal: str = ""
     hints: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
-    is_misspelt: bool = False
+    has_idle_settings: bool = False
 
 
 def diagnose_files(files: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
     """Print the defects that affect the run of each file.
 
     `run_files.py` says which files these are. Returns 1 if the patches leave a defect of severity 3 or more, else 2 if
-    Megatron refuses a run, a file has none or a flag is misspelt, else 0.
+    a run is refused, a file has none or has settings that do not act, else 0.
 
     Raises:
         PatchError: Megatron is not installed.
@@ -74,7 +74,7 @@ def diagnose_files(files: list[str], world_size: int | None, transformer_engine:
         _show(diagnoses)
     if any(_has_severe(one) for one in diagnoses):
         return 1
-    return 2 if any(one.refusal or one.unusable or one.is_misspelt for one in diagnoses) else 0
+    return 2 if any(one.refusal or one.unusable or one.has_idle_settings for one in diagnoses) else 0
 
 
 def _has_severe(one: Diagnosis) -> bool:
@@ -101,7 +101,7 @@ def _diagnose_configuration(name: str, run: Configuration, world_size: int | Non
             findings = tuple(find_defects(Settings([*ranks, *run.sources], version)))
     except PatchError as error:
         return Diagnosis(name, refusal=str(error), hints=(*run.hints, *run.notes))
-    return Diagnosis(name, hints=(*run.hints, *run.notes), findings=findings, is_misspelt=bool(run.hints))
+    return Diagnosis(name, hints=(*run.hints, *run.notes), findings=findings, has_idle_settings=bool(run.hints))
 
 
 def _diagnose_command(name: str, run: Command, world_size: int | None, version: str | None, folder: Path) -> Diagnosis:
@@ -137,13 +137,13 @@ def _diagnose_command(name: str, run: Command, world_size: int | None, version: 
     except (PatchError, UsageError) as error:
         return Diagnosis(name, refusal=str(error), hints=tuple(hints))
     return Diagnosis(
-        name, hints=(*line.unknown.hints(), *hints), findings=findings, is_misspelt=bool(line.unknown.similar)
+        name, hints=(*line.unknown.hints(), *hints), findings=findings, has_idle_settings=bool(line.unknown.similar)
     )
 
 
 @contextlib.contextmanager
 def _patches(choice: str) -> Iterator[None]:
-    """Have those patches in force that a run chooses, as in MEGATRON_MTP_PATCHES; '' chooses none but this process's.
+    """Have those patches in force that a run chooses, as in MEGATRON_MTP_PATCHES; with '' those of this process stay.
 
     Raises:
         PatchError: it has an id that does not exist.

@@ -27,7 +27,7 @@ def show_drift(
     """Print each patch with its state, each checked target and the releases that share its source; 1 if one is unknown.
 
     The unknown ones come once more at the end. With `accept`, what became known is printed instead, what it replaced,
-    and what the folder lacks.
+    what the folder lacks, and which functions of it will not run because the patches replace them.
 
     `against`: None reads what is installed; a directory, the checkout or site-packages there; a known release asks
     which targets of the installed Megatron differ from that release. `since` asks it of a directory. `accept` adds the

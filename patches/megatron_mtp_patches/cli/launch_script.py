@@ -10,6 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,8 +58,8 @@ class Command(NamedTuple):
     def torchrun_options(self) -> dict[str, str]:
         """The options of torchrun that say on how many ranks it starts the script."""
         words = [part for word in self.launcher for part in word.split("=", 1)]
-        named = ((one.replace("_", "-"), other) for one, other in zip(words, words[1:], strict=False))
-        return {name: value for name, value in named if name in ("--nproc-per-node", "--nnodes")}
+        options = {word.replace("_", "-"): value for word, value in pairwise(words)}
+        return {name: options[name] for name in ("--nproc-per-node", "--nnodes") if name in options}
 
     def world_size(self) -> int | None:
         """The number of ranks that torchrun starts; None where its options are no numbers, or there are none."""
@@ -86,8 +87,9 @@ class Command(NamedTuple):
         return [name for name in self._left() if _POSITIONAL.match(name)]
 
     def _left(self) -> list[str]:
-        found = (name for word in self.flags for name in _PARAMETER.findall(word))
-        return list(dict.fromkeys(_VALUE.sub(r"$\1", name) if _VALUE.fullmatch(name) else name for name in found))
+        """The parameters that stayed; of a variable `$NAME`, whatever is to be done with its value."""
+        parameters = (one for word in self.flags for one in _PARAMETER.findall(word))
+        return list(dict.fromkeys(_VALUE.sub(r"$\1", one) if _VALUE.fullmatch(one) else one for one in parameters))
 
 
 def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
