@@ -1,4 +1,4 @@
-"""Run test files on N ranks in separate processes, until each test has an outcome or time is up."""
+"""Run test files on N ranks, until each test has an outcome or time is up."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scripts import study
 from scripts.common import process
 
+from .ranks import Ranks
 from .verdicts import Outcomes
 
 # Seconds without a word from any rank after which a process hangs. Several ranks may wait for a collective, which gloo
@@ -49,8 +49,8 @@ class Job:
 def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) -> Outcomes:
     """Run the tests of `job`: {test: (outcome, cause)}.
 
-    A process that dies or hangs, or whose ranks part, costs the test it was at; the others run in a new one. It leaves
-    its outcomes behind, so that a job that is killed can be resumed.
+    A rank that dies or hangs, and ranks that part, cost the test they were at; the others run on new ranks. They leave
+    their outcomes behind, so that a job that is killed can be resumed.
 
     Args:
         until: a time.monotonic().
@@ -69,20 +69,21 @@ def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) ->
         late = {test for test in late if "::" in test}  # the others are files whose tests were not known yet
     kept.unlink(missing_ok=True)
     _beside(job, "log").unlink(missing_ok=True)
-    tests: set[str] = set()  # a process that ends before it has collected anything does not say what it leaves out
-    while True:
-        before = len(job.outcomes)
-        for old in _records(job):
-            old.unlink(missing_ok=True)
-        _beside(job, "done").write_text("\n".join(job.outcomes), encoding="utf-8")
-        end = _run_once(job, until, advance)
-        collected, finished = _read(job, end)
-        tests |= collected
-        job.outcomes |= dict.fromkeys(_cases_like_those_that_hang(job.outcomes, tests), LIKE_OTHERS)
-        _keep(kept, dict.fromkeys(tests | late, LATE) | job.outcomes)
-        if finished or end == "late" or len(job.outcomes) == before:
-            break
-        job = replace(job, files=_files_of(job, collected))
+    tests: set[str] = set()  # ranks that end before they have collected anything do not say what they leave out
+    with Ranks(job.ranks, job.device, job.tree, _environment(job), _beside(job, "log")) as ranks:
+        while job.files:
+            before = len(job.outcomes)
+            for old in _records(job):
+                old.unlink(missing_ok=True)
+            _beside(job, "done").write_text("\n".join(job.outcomes), encoding="utf-8")
+            end = _run_once(job, ranks, until, advance)
+            collected, finished = _read(job, end)
+            tests |= collected
+            job.outcomes |= dict.fromkeys(_cases_like_those_that_hang(job.outcomes, tests), LIKE_OTHERS)
+            _keep(kept, dict.fromkeys(tests | late, LATE) | job.outcomes)
+            if finished or end == "late" or len(job.outcomes) == before:
+                break
+            job = replace(job, files=_files_of(job, collected))
     for test in (tests | late) - set(job.outcomes):
         job.outcomes[test] = LATE if end == "late" else ("not run", "the process died before it")
     if end == "late" and not tests | late:
@@ -109,14 +110,14 @@ def _function(test: str) -> str:
 
 
 def _files_of(job: Job, collected: set[str]) -> list[str]:
-    """Those with tests that have no outcome yet; where some were given by name, all that were given."""
+    """Those with tests that have no outcome yet; where tests were given by name, those tests."""
     if any("::" in name for name in job.files):
-        return job.files
+        return [name for name in job.files if f"tests/unit_tests/{name}" not in job.outcomes]
     left = {test.partition("::")[0] for test in collected - set(job.outcomes)}
     return [file for file in job.files if f"tests/unit_tests/{file}" in left] or job.files
 
 
-def _run_once(job: Job, until: float, advance: Callable[[int], None]) -> str:
+def _run_once(job: Job, ranks: Ranks, until: float, advance: Callable[[int], None]) -> str:
     """How it ended, if not all ranks have finished: "late", "hung" or "crashed"."""
     size, heard = -1, time.monotonic()
 
@@ -130,17 +131,16 @@ def _run_once(job: Job, until: float, advance: Callable[[int], None]) -> str:
         silence = time.monotonic() - heard
         return time.monotonic() > until or silence > (patience if size else PATIENCE_TO_COLLECT)
 
-    ended = process.run(_command(job), _environment(job), _beside(job, "log"), cwd=job.tree, should_stop=should_stop)
-    if ended.code is None:
-        return "late" if time.monotonic() > until else "hung"
-    return "crashed"
+    if ranks.run(_arguments(job), should_stop):
+        return "crashed"
+    return "late" if time.monotonic() > until else "hung"
 
 
-def _command(job: Job) -> list[str]:
-    launcher = study.launcher(sys.executable, job.ranks) if job.ranks > 1 else [sys.executable]
+def _arguments(job: Job) -> list[str]:
+    """The words after pytest."""
     options = ["-p", "scripts.replay.recorder", "-p", "no:cacheprovider", "-q", "--tb=short", "-W", "ignore"]
     options += ["-o", "addopts=", "--continue-on-collection-errors", "--rootdir", str(job.tree)]
-    return [*launcher, "-m", "pytest", *options, *(f"tests/unit_tests/{file}" for file in job.files)]
+    return [*options, *(f"tests/unit_tests/{file}" for file in job.files)]
 
 
 def _environment(job: Job) -> dict[str, str]:

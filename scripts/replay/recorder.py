@@ -33,7 +33,7 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core files
 _RANK = os.environ.get("RANK", "0")
 _RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 _RECORD = Path(f"{os.environ['REPLAY_RECORD']}.{_RANK}.jsonl")
-FAILED_FOR = timedelta(seconds=15)  # for so long a rank that failed waits for the others, which may wait for it
+FAILED_FOR = timedelta(seconds=3)  # for so long a rank that failed waits for the others, which may wait for it
 ENDED_FOR = timedelta(seconds=150)  # and for so long one that did not fail
 
 

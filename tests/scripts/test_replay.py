@@ -159,7 +159,7 @@ def run_job(make_job, monkeypatch):
     def run(*processes, ranks=1, resume=False):
         remaining = iter(processes)
 
-        def run_once(job, until, advance):
+        def run_once(job, ranks, until, advance):
             records, end = next(remaining)
             for path, entries in zip(jobs._records(job), records, strict=True):
                 path.write_text("\n".join(map(json.dumps, entries)))
