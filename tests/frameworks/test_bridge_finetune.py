@@ -2,7 +2,6 @@
 
 import os
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,9 @@ import pytest
 from tests.end_to_end.conftest import run_command
 from tests.warm.processes import run_ranks
 
-if find_spec("megatron.bridge") is None:  # importing it here would import Megatron without a rehearsal
-    pytest.skip("Megatron-Bridge is not installed", allow_module_level=True)
-
 from .test_megatron_bridge import LOG_LINE, pretrain
 
-pytestmark = [pytest.mark.forked("torch"), pytest.mark.usefixtures("bridge")]
+pytestmark = pytest.mark.forked("bridge")
 
 SCRIPT = str(Path(__file__).with_name("bridge_finetune.py"))
 DETACHED = ("model.mtp_detach_heads=True", "optimizer.mtp_clip_grad=0.05", "optimizer.grad_norm_skip_threshold=100.0")
@@ -24,7 +20,7 @@ WANDB = ("logger.wandb_project=heads", "logger.wandb_exp_name=sft")
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory, bridge):
+def folder(tmp_path_factory):
     """It has a checkpoint of one step."""
     folder = tmp_path_factory.mktemp("finetuning")
     pretrain(folder, 1, "validation.eval_iters=0")

@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,15 @@ import pytest
 from tests.end_to_end.conftest import run_command
 from tests.warm.processes import run_ranks
 
-if find_spec("megatron.bridge") is None:  # importing it here would import Megatron without a rehearsal
-    pytest.skip("Megatron-Bridge is not installed", allow_module_level=True)
-
 from .test_megatron_bridge import rank_lines
 
-pytestmark = [pytest.mark.forked("torch"), pytest.mark.usefixtures("bridge")]
+pytestmark = pytest.mark.forked("bridge")
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def loaded(tmp_path_factory, bridge):
+def loaded(tmp_path_factory):
     """What bridge_load.py prints: {title: [that of the first rank, that of the second]}, and all output."""
     words = ["run", "--device", "cpu", str(HERE / "bridge_load.py"), str(tmp_path_factory.mktemp("hugging_face"))]
     ended = run_ranks(2, partial(run_command, "all", *words))

@@ -12,7 +12,7 @@ from tests.warm.processes import run_ranks
 
 from .test_megatron_bridge import pretrain, words
 
-pytestmark = [pytest.mark.forked("torch"), pytest.mark.usefixtures("bridge")]
+pytestmark = pytest.mark.forked("bridge")
 
 DETACHED, MUON = ("model.mtp_detach_heads=True",), ("optimizer.optimizer=muon",)
 # What a setting needs beside it.

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,7 @@ from tests.frameworks.glm_base import save_glm
 from tests.pages import ROOT, shown
 from tests.warm.processes import run_ranks
 
-if find_spec("megatron.bridge") is None:
-    pytest.skip("Megatron-Bridge is not installed", allow_module_level=True)
-
-pytestmark = pytest.mark.forked("torch")
+pytestmark = pytest.mark.forked("bridge")
 
 SCRIPT = "scripts/hugging_face_heads.py"
 PAGE = ROOT / "docs" / "add-heads-to-a-hugging-face-model.md"
@@ -64,7 +60,7 @@ QWEN = {
 
 
 @pytest.fixture(scope="session")
-def bases(tmp_path_factory, bridge):
+def bases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bases")
 
     def save():
@@ -125,7 +121,7 @@ def test_another_number_of_heads_than_the_checkpoint_s_is_refused(tmp_path):
     assert f"the checkpoint in {saved.parent} has 1 heads: give heads=1, or another folder" in ended.stderr
 
 
-def test_bridge_s_names_of_qwen3_next_are_those_of_engines(bridge):
+def test_bridge_s_names_of_qwen3_next_are_those_of_engines():
     from megatron.bridge.models.qwen.qwen3_next_bridge import Qwen3NextBridge
 
     mappings = Qwen3NextBridge().mapping_registry().mappings

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,7 @@ from tests.end_to_end.conftest import run_command
 from tests.pages import ROOT
 from tests.warm.processes import LIMIT, run_ranks
 
-if find_spec("megatron.bridge") is None:  # importing it here would import Megatron without a rehearsal
-    pytest.skip("Megatron-Bridge is not installed", allow_module_level=True)
-
-pytestmark = [pytest.mark.forked("torch"), pytest.mark.usefixtures("bridge")]
+pytestmark = pytest.mark.forked("bridge")
 
 HERE = Path(__file__).parent
 SETTINGS = (
@@ -70,7 +66,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def trained(folder, bridge):
+def trained(folder):
     """Four steps on two ranks, of which the threshold skips some."""
     return pretrain(folder, 4, *SETTINGS, "logger.filter_warnings=False", ranks=2)
 

@@ -1,10 +1,12 @@
-"""What a warm process has imported. Each level is a fork of the one before it.
+"""What a warm process has imported. Each level is a fork of another one.
 
     python    pytest and nothing of ours
-    torch     torch, the layers of the rehearsal, and TransformerEngine where it is one of them; nothing of Megatron.
-              Patches are not applied
-    megatron  every module of Megatron that the patches touch, unpatched; nothing of a framework that trains with it
-    patched   the patches are applied
+    torch     from python: torch, the layers of the rehearsal, and TransformerEngine where it is one of them; nothing of
+              Megatron. Patches are not applied
+    megatron  from torch: every module of Megatron that the patches touch, unpatched; nothing of a framework
+    patched   from megatron: the patches are applied
+    bridge    from torch: with the patches and Megatron's flags of a rehearsal, what runs of Megatron-Bridge import
+    verl      from torch: with them, what runs of verl import
 
 With TEST_DEVICE=gpu there is no rehearsal: torch.cuda is the GPU's.
 """
@@ -16,16 +18,27 @@ import importlib
 import importlib.util
 import os
 import re
+import sys
 import warnings
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
-LEVELS = ("python", "torch", "megatron", "patched")
+ORIGINS = {"torch": "python", "megatron": "torch", "patched": "megatron", "bridge": "torch", "verl": "torch"}
+_MEGATRON = ("torch", "megatron.core")
+PACKAGES = {
+    "python": (),
+    "torch": ("torch",),
+    "megatron": _MEGATRON,
+    "patched": _MEGATRON,
+    "bridge": (*_MEGATRON, "megatron.bridge"),
+    "verl": (*_MEGATRON, "verl"),
+}
+LEVELS = tuple(PACKAGES)
 MOST_RANKS = 4  # of a test; a rehearsal makes as many imaginary devices
-_reached: list[Callable[[], None]] = []  # by this process
+STAND_INS = Path(__file__).parents[1] / "stand_ins"
+_reached: list[str] = []  # by this process
 ON_GPU = os.environ.get("TEST_DEVICE") == "gpu"
 
 
@@ -33,7 +46,7 @@ def missing(level: str) -> str | None:
     """Which package this level needs and this environment lacks."""
     if level not in LEVELS:
         raise ValueError(f"there is no level {level!r}; there are {', '.join(LEVELS)}")
-    for package in {"python": (), "torch": ("torch",)}.get(level, ("torch", "megatron.core")):
+    for package in PACKAGES[level]:
         try:
             if importlib.util.find_spec(package) is None:
                 return package
@@ -50,9 +63,12 @@ def declared_level(file: Path) -> str | None:
 
 def climb(level: str) -> None:
     """Bring this process to `level`, past those between; forks of it are there already."""
-    for step in (_python, _torch, _megatron, _patched)[len(_reached) : LEVELS.index(level) + 1]:
-        step()
-        _reached.append(step)
+    if level in _reached:
+        return
+    if level in ORIGINS:
+        climb(ORIGINS[level])
+    globals()[f"_{level}"]()
+    _reached.append(level)
 
 
 def _python() -> None:
@@ -99,3 +115,25 @@ def _patched() -> None:
     import megatron_mtp_patches
 
     megatron_mtp_patches.apply()
+
+
+def _bridge() -> None:
+    _rehearse_framework()
+    importlib.import_module("megatron.bridge.training.pretrain")
+    importlib.import_module("transformers")
+
+
+def _verl() -> None:
+    _rehearse_framework()
+    importlib.import_module("tqdm").tqdm.monitor_interval = 0  # it starts no thread
+    importlib.import_module("verl.workers.engine_workers")
+
+
+def _rehearse_framework() -> None:
+    """Apply the patches, and let Megatron-Bridge be imported, which verl imports, too."""
+    import megatron_mtp_patches
+    from megatron_mtp_patches import rehearsal
+
+    rehearsal.install()
+    megatron_mtp_patches.apply()
+    sys.path.insert(0, str(STAND_INS / "nvrx"))

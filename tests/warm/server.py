@@ -1,4 +1,4 @@
-"""The warm processes: one for each level, which forks what it is told to, and is itself a fork of the level before."""
+"""The warm processes: one for each level, which forks what it is told to, and is itself a fork of another level."""
 
 from __future__ import annotations
 
@@ -48,9 +48,8 @@ class WarmProcesses:
         Raises:
             LevelFailed: that process, or one before it, cannot import what it is for.
         """
-        number = levels.LEVELS.index(level)
         if level not in self.connections:
-            self.connections[level] = self.fork(levels.LEVELS[number - 1], partial(serve, level=level), level)
+            self.connections[level] = self.fork(levels.ORIGINS[level], partial(serve, level=level), level)
         if level not in self.problems:
             kind, text = self.receive(self.connections[level], level)
             self.problems[level] = text if kind == "failed" else ""

@@ -2,15 +2,12 @@
 
 import functools
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
 from ..bridge_load import SIZES, save
 from ..byte_tokenizer import save_tokenizer
 
-STAND_IN = Path(__file__).parents[2] / "stand_ins" / "nvrx"
 PROMPTS, RESPONSES = (5, 8, 3, 6), (12, 7, 9, 11)  # tokens of the four samples of a batch
 TRAINED_HEADS = {"enable": True, "enable_train": True}
 # What the kernels that are missing on a CPU would do. Bridge has this model's cross entropy done by TransformerEngine,
@@ -21,15 +18,6 @@ REHEARSED = {
     "attention_backend": "fused",
     "cross_entropy_fusion_impl": "native",
 }
-
-
-@pytest.fixture(scope="session", autouse=True)
-def environment():
-    """Megatron-Bridge can be imported, and tqdm starts no thread."""
-    import tqdm
-
-    sys.path.insert(0, str(STAND_IN))
-    tqdm.tqdm.monitor_interval = 0
 
 
 @pytest.fixture(scope="session")

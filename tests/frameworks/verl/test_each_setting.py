@@ -3,10 +3,6 @@
 import math
 
 import pytest
-
-pytest.importorskip("verl", reason="verl is not installed")
-
-import verl.workers.engine_workers  # noqa: F401 - once for all tests
 from megatron_mtp_patches.catalog import SETTINGS
 from megatron_mtp_patches.settings import OPTIMIZER_CONFIG
 
@@ -14,7 +10,7 @@ from tests.conformance.inspection import choose_value
 
 from .ppo import update
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = pytest.mark.forked("verl")
 
 EDITS = {edit.field: edit for edit in SETTINGS}
 # Values that a run under verl can have, where the one of other tests is not.

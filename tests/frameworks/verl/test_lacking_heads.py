@@ -2,14 +2,10 @@
 
 import pytest
 
-pytest.importorskip("verl", reason="verl is not installed")
-
-import verl.workers.engine_workers  # noqa: F401 - once for all tests
-
 from ..byte_tokenizer import save_tokenizer
 from .ppo import changed, parameters, update
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = pytest.mark.forked("verl")
 
 REFUSAL = r"lacking lacks weights of the MTP heads.*mtp\.layers\.0.*verl saves.*add-heads-to-a-hugging-face-model"
 

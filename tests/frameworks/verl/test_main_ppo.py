@@ -5,11 +5,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-
-pytest.importorskip("verl", reason="verl is not installed")
-
 import ray
+import torch
 import verl.workers.engine_workers
 from hydra import compose, initialize_config_dir
 from megatron_mtp_patches.cli.run_files import read_runs
@@ -32,7 +29,7 @@ from tests.warm.processes import run_ranks
 from .conftest import REHEARSED
 from .ppo import changed, parameters
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = pytest.mark.forked("verl")
 
 PAGE = (ROOT / "docs" / "verl.md").read_text(encoding="utf-8")
 ACTOR = "actor_rollout_ref.actor"

@@ -2,7 +2,6 @@
 
 import os
 from functools import partial
-from importlib.util import find_spec
 
 import pytest
 
@@ -12,10 +11,7 @@ from tests.warm.processes import run_ranks
 
 from .conftest import REHEARSED
 
-if find_spec("verl") is None:  # importing it here would import Megatron without a rehearsal
-    pytest.skip("verl is not installed", allow_module_level=True)
-
-pytestmark = pytest.mark.forked("torch")
+pytestmark = pytest.mark.forked("verl")
 
 STEPS = 3
 

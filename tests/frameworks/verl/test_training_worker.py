@@ -4,14 +4,10 @@ import megatron_mtp_patches
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
-
-import verl.workers.engine_workers  # noqa: F401 - once for all tests
-
 from .conftest import PROMPTS, RESPONSES
 from .ppo import changed, gae, gradients, grpo, log_probs, model_of, parameters, update
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = pytest.mark.forked("verl")
 
 DETACHED = {"mtp_detach_heads": True}
 CLIPPED = {"mtp_clip_grad": 0.05, "grad_norm_skip_threshold": 100.0}

@@ -8,10 +8,9 @@ import pytest
 from megatron_mtp_patches import rehearsal
 from megatron_mtp_patches.catalog import CATALOG
 
+from tests.conformance.expected import STATE
+from tests.conformance.inspection import import_targets, problems, reports
 from tests.warm.processes import run_ranks
-
-from .expected import STATE
-from .inspection import import_targets, problems, reports
 
 pytestmark = pytest.mark.forked("torch")
 

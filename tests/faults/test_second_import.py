@@ -8,7 +8,7 @@ import sys
 import megatron_mtp_patches
 import pytest
 
-from .inspection import changes_since, import_targets, in_force, snapshot
+from tests.conformance.inspection import changes_since, import_targets, in_force, snapshot
 
 pytestmark = pytest.mark.forked("megatron")
 

@@ -8,14 +8,16 @@ import warnings
 
 import megatron_mtp_patches
 import pytest
+from megatron_mtp_patches.catalog import CATALOG
 
-from .changed_sources import change_comments, change_line, checked_targets, make_checkout
-from .expected import IDS, STATE
-from .inspection import count, import_targets, problems, reports
+from tests.conformance.changed_sources import change_comments, change_line, checked_targets, make_checkout
+from tests.conformance.expected import STATE
+from tests.conformance.inspection import count, import_targets, problems, reports
 
 pytestmark = pytest.mark.forked("torch")
 
 MODULE, NAME = "megatron.core.optimizer.optimizer", "ChainedOptimizer.step"
+PATCHES = {patch.id: patch for patch in CATALOG}
 REFUSED = [patch.id for patch in checked_targets()[f"{MODULE}:{NAME}"] if STATE[patch.id] != "native"]
 
 
@@ -61,7 +63,7 @@ def test_it_can_be_imported_with_a_warning_for_each_refused_patch(warned):
     assert len(warned) == len(REFUSED)
 
 
-@pytest.mark.parametrize("patch", [patch for patch in IDS if patch in REFUSED], indirect=True)
+@pytest.mark.parametrize("patch", map(PATCHES.get, REFUSED), ids=REFUSED)
 def test_a_patch_that_needs_the_unknown_function_is_refused(patch, warned):
     assert reports()[patch.id].state == "refused"
     counts = {edit: count(edit) for edit in patch.edits}
@@ -69,6 +71,6 @@ def test_a_patch_that_needs_the_unknown_function_is_refused(patch, warned):
     assert {n for edit, n in counts.items() if edit.name == NAME} == {0}
 
 
-@pytest.mark.parametrize("patch", [patch for patch in IDS if patch not in REFUSED], indirect=True)
+@pytest.mark.parametrize("patch", [patch for patch in CATALOG if patch.id not in REFUSED], ids=lambda patch: patch.id)
 def test_a_patch_that_does_not_need_it_is_applied(patch, warned):
     assert problems(patch, reports()[patch.id], STATE[patch.id]) == []
