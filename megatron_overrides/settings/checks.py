@@ -9,13 +9,22 @@ from typing import Any
 
 
 def spell(name: str) -> str:
-    """Return `--mtp-clip-grad (config.mtp_clip_grad)`: frameworks with configurations have no flags."""
-    return f"--{name.replace('_', '-')} (config.{name})"
+    """Return `--mtp-clip-grad (OptimizerConfig.mtp_clip_grad)`: frameworks with configurations have no flags."""
+    places = [f" ({one.__name__}.{name})" for one in configurations() if name in one.__dataclass_fields__]
+    return f"--{name.replace('_', '-')}{''.join(places[:1])}"
 
 
-def declared_settings(*configurations: type) -> Iterator[Any]:
+def configurations() -> tuple[type, type]:
+    """The classes of the configurations of a run."""
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+
+    return TransformerConfig, OptimizerConfig
+
+
+def declared_settings(*classes: type) -> Iterator[Any]:
     """Yield the declarations of the settings that the patches have added to configuration classes."""
-    for configuration in configurations:
+    for configuration in classes:
         for field in getattr(configuration, "__dataclass_fields__", {}).values():
             if "setting" in field.metadata:
                 yield field.metadata["setting"]
@@ -23,10 +32,7 @@ def declared_settings(*configurations: type) -> Iterator[Any]:
 
 def all_settings() -> Iterator[Any]:
     """Yield the declarations of both configurations of a run."""
-    from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.transformer import TransformerConfig
-
-    return declared_settings(TransformerConfig, OptimizerConfig)
+    return declared_settings(*configurations())
 
 
 def check(settings: Any, declarations: Iterable[Any]) -> None:

@@ -57,7 +57,7 @@ def test_the_main_model_of_detached_heads_keeps_its_bits(train, tmp_path):
     detached = (*SAVES, "--mtp-detach-heads", "--mtp-clip-grad", "1.0")
     train(*detached, "--save", str(tmp_path / "factor"))
     _, output = train(*detached, *SCHEDULE, "--save", str(tmp_path / "schedule"))
-    assert output.count("(config.mtp_loss_scaling_schedule) hardly acts") == 1
+    assert output.count("(TransformerConfig.mtp_loss_scaling_schedule) hardly acts") == 1
     assert "the updates of adam do not depend on the size of gradients" in output
     factor, schedule = (saved(tmp_path / name) for name in ("factor", "schedule"))
     assert differing(factor, schedule) == {name for name in factor if "mtp." in name}

@@ -61,6 +61,10 @@ def test_it_can_be_imported_with_a_warning_for_each_refused_patch(warned):
     assert REFUSED
     assert [sum(f"{name} is refused" in warning for warning in warned) for name in REFUSED] == [1] * len(REFUSED)
     assert len(warned) == len(REFUSED)
+    first, *others = warned
+    assert "leave the patch out with" in first
+    named = first.split()[1]
+    assert all(warning.endswith(f"is refused for the same reason as {named}") for warning in others)
 
 
 @pytest.mark.parametrize("patch", map(PATCHES.get, REFUSED), ids=REFUSED)

@@ -24,7 +24,7 @@ BESIDE = {
     "muon_split_gdn": MUON,
 }
 VALUES = {"grad_norm_group": ["mlp=[.]mlp[.]:1"], "mtp_min_lr": 1e-3}  # where an example does not fit the model
-REFUSALS = {"muon_split_gdn": "(config.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
+REFUSALS = {"muon_split_gdn": "(OptimizerConfig.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
 
 
 @pytest.mark.parametrize("edit", SETTINGS, ids=lambda edit: edit.field)

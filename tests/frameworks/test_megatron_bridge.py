@@ -171,7 +171,7 @@ def test_a_setting_that_needs_another_one_is_refused_by_its_field(tmp_path):
     words = [str(HERE / "bridge_pretrain.py"), str(tmp_path), "2", "optimizer.mtp_clip_grad=0.05"]
     (ended,) = run_ranks(1, partial(run_command, "all", "run", "--device", "cpu", *words))
     assert ended.code == 1
-    assert "(config.mtp_clip_grad) needs MTP heads with a separate norm" in ended.output
+    assert "(OptimizerConfig.mtp_clip_grad) needs MTP heads with a separate norm" in ended.output
 
 
 MISSPELT = """

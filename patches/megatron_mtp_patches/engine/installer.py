@@ -51,7 +51,7 @@ class Installer:
         self._attributes: dict[str, PatchedAttribute] = {}  # by target
         self._asked_by: dict[Edit, list[str]] = {}  # ids of patches
         self._decisions: dict[str, Decision] = {}
-        self._warned_ids: set[str] = set()
+        self._warned: dict[str, str] = {}  # id: why it is refused, without its id
         self.set_added(added)
 
     @cached_property
@@ -279,9 +279,11 @@ class Installer:
         message = f"{patch.id} is refused: {reason}"
         if patch in self.added or (self.on_drift == "raise" and not patch.is_repair):
             raise PatchError(message) from cause
-        if self.on_drift != "skip" and patch.id not in self._warned_ids:
-            self._warned_ids.add(patch.id)
-            self._warn(message)
+        if self.on_drift != "skip" and patch.id not in self._warned:
+            common = reason.replace(patch.id, "")
+            alike = next((id for id, other in self._warned.items() if other == common), None)
+            self._warned[patch.id] = common
+            self._warn(f"{patch.id} is refused for the same reason as {alike}" if alike else message)
 
     def _warn(self, message: str) -> None:
         warnings.warn(f"{self._project.package}: {message}", stacklevel=3)

@@ -21,7 +21,7 @@ BESIDE = {
 }
 # Values that fit the model, where the one of other tests does not.
 VALUES = {"grad_norm_group": ["mlp=[.]mlp[.]:1"], "mtp_min_lr": 1e-4, "mtp_dpace_alpha": 0.3}
-REFUSALS = {"muon_split_gdn": "(config.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
+REFUSALS = {"muon_split_gdn": "(OptimizerConfig.muon_split_gdn) has nothing to split: the model has no GatedDeltaNet"}
 
 
 def words_of(value):

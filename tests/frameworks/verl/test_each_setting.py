@@ -33,7 +33,7 @@ NEEDED_OF_MODEL = {
 # What cannot work there is refused by name.
 REFUSALS = {
     "disable_mtp_loss": "disable_mtp_loss cannot skip the heads of this model.*mtp.enable_train=false of verl",
-    "muon_split_gdn": r"\(config.muon_split_gdn\) has nothing to split: the model has no GatedDeltaNet",
+    "muon_split_gdn": r"\(\w+Config.muon_split_gdn\) has nothing to split: the model has no GatedDeltaNet",
 }
 
 

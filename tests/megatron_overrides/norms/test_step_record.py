@@ -87,7 +87,7 @@ def test_a_setting_for_heads_that_no_rank_has_is_a_warning_once(setting, caplog)
         for _ in range(2):
             publish(optimizer, norms())
         publish(with_heads, norms(mtp=1.0))
-    assert caplog.text.count(f"(config.{setting}) 1 has no effect: no rank has MTP heads") == 1
+    assert caplog.text.count(f"Config.{setting}) 1 has no effect: no rank has MTP heads") == 1
 
 
 def test_two_optimizers_do_not_mix():
