@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from megatron_overrides.call import Call
-from megatron_overrides.mtp.forward_pass import current
+from megatron_overrides.mtp.forward_pass import current, running_pass
 from megatron_overrides.mtp.frozen.frozen_main_model import gradients_of_heads
 from megatron_overrides.mtp.heads.detached_heads import TAKES_MAIN_HIDDEN_STATES, are_detached
 from megatron_overrides.settings.checks import declared_settings, spell
@@ -73,27 +73,29 @@ def _attach_losses(call: Call) -> torch.Tensor:
             decoder_input=call["decoder_input"] if model.config.is_multimodal else None,
             **(call["extra_block_kwargs"] or {}),
         )
+    labels, mask = current().targets(labels, mask)
     if labels is not None:
         counts = labels != IGNORED
         mask = (counts if mask is None else counts & mask.bool()).float()
         labels = labels.masked_fill(~counts, 0)
     config = copy.copy(model.config)
     config.mtp_num_layers = config.mtp_unroll_steps  # a shared head counts once in mcore-bridge
-    return process_mtp_loss(
-        hidden_states,
-        labels,
-        mask,
-        model.output_layer,
-        model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None,
-        call["runtime_gather_output"],
-        model.training,
-        model.compute_language_model_loss,
-        config,
-        cp_group=model.cp_group,
-        tp_group=model.pg_collection.tp,
-        packed_seq_params=call["packed_seq_params"],
-        scale_logits_fn=_scale_of_logits(model),
-    )
+    with running_pass(request=None):  # its labels and mask are in these
+        return process_mtp_loss(
+            hidden_states,
+            labels,
+            mask,
+            model.output_layer,
+            model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None,
+            call["runtime_gather_output"],
+            model.training,
+            model.compute_language_model_loss,
+            config,
+            cp_group=model.cp_group,
+            tp_group=model.pg_collection.tp,
+            packed_seq_params=call["packed_seq_params"],
+            scale_logits_fn=_scale_of_logits(model),
+        )
 
 
 class _NoProjection(torch.nn.Module):

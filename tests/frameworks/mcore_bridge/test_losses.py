@@ -55,6 +55,15 @@ def test_the_default_is_mcore_bridges_own_loss(train, batch, unpatched, settings
     torch.testing.assert_close(tracker["values"], own_tracker["values"])
 
 
+def test_a_mask_of_mtp_pass_counts_no_label_that_mcore_bridge_ignores(train, batch):
+    labels, mask = masked(batch).values()
+    gradients, _ = train(labels, mask, mtp_detach_heads=True)
+    with megatron_mtp_patches.mtp_pass(True, loss_mask=mask):
+        of_pass, _ = train(labels, torch.ones_like(mask), mtp_detach_heads=True)
+    heads = [name for name in gradients if "mtp" in name]
+    assert heads and all(torch.equal(of_pass[name], gradients[name]) for name in heads)
+
+
 @pytest.mark.parametrize("loss_type", ["tv", "e2e_tv"])
 def test_losses_for_acceptance_are_those_of_whole_logits(make_model, batch, train, from_all_ranks, loss_type):
     from whole_logits import expected_losses
