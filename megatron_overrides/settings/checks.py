@@ -10,7 +10,7 @@ from typing import Any
 
 def spell(name: str) -> str:
     """Return `--mtp-clip-grad (OptimizerConfig.mtp_clip_grad)`: frameworks with configurations have no flags."""
-    places = [f" ({one.__name__}.{name})" for one in configurations() if name in one.__dataclass_fields__]
+    places = [f" ({one.__name__}.{name})" for one in configurations() if name in vars(one)["__dataclass_fields__"]]
     return f"--{name.replace('_', '-')}{''.join(places[:1])}"
 
 

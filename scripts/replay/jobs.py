@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -70,7 +71,12 @@ def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) ->
     kept.unlink(missing_ok=True)
     _beside(job, "log").unlink(missing_ok=True)
     tests: set[str] = set()  # ranks that end before they have collected anything do not say what they leave out
-    with Ranks(job.ranks, job.device, job.tree, _environment(job), _beside(job, "log")) as ranks:
+    with (
+        # Not beside the record: a socket in it has a name of 108 characters at most. Each job has its own, because
+        # upstream's tests share folders by name.
+        tempfile.TemporaryDirectory(prefix="replay-", ignore_cleanup_errors=True) as temporary,
+        Ranks(job.ranks, job.device, job.tree, _environment(job, temporary), _beside(job, "log")) as ranks,
+    ):
         while job.files:
             before = len(job.outcomes)
             for old in _records(job):
@@ -143,9 +149,7 @@ def _arguments(job: Job) -> list[str]:
     return [*options, *(f"tests/unit_tests/{file}" for file in job.files)]
 
 
-def _environment(job: Job) -> dict[str, str]:
-    temporary = _beside(job, "tmp")  # upstream's tests share folders by name
-    temporary.mkdir(exist_ok=True)
+def _environment(job: Job, temporary: str) -> dict[str, str]:
     variables = process.environment(
         job.patches,
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -153,8 +157,8 @@ def _environment(job: Job) -> dict[str, str]:
         REPLAY_DONE=str(_beside(job, "done")),
         REPLAY_ONLY=job.only,
         REPLAY_DEVICE=job.device,
-        PYTEST_DEBUG_TEMPROOT=str(temporary),
-        TMPDIR=str(temporary),
+        PYTEST_DEBUG_TEMPROOT=temporary,
+        TMPDIR=temporary,
         # upstream's tests of the layer-wise optimizer ask which of NVIDIA's images they run in
         NVIDIA_PYTORCH_VERSION=os.environ.get("NVIDIA_PYTORCH_VERSION", "26.06"),
     )

@@ -128,6 +128,12 @@ def test_a_crash_costs_one_test(make_job):
     assert outcomes == {"test_dies": ("crashed", "the process crashed"), "test_after_that": ("passed", "")}
 
 
+def test_sockets_fit_into_the_temporary_folder(make_job):
+    job = make_job("import multiprocessing\ndef test_starts_a_manager(): multiprocessing.Manager()")
+    job.record = job.record.with_name("a long name " * 8)
+    assert by_name(jobs.run(job, math.inf, False, print)) == {"test_starts_a_manager": ("passed", "")}
+
+
 def test_a_test_that_time_left_out_has_not_run(make_job, monkeypatch):
     """Time is up as soon as the first test has ended, however long that took."""
     clock = [0.0]
