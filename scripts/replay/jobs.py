@@ -55,7 +55,8 @@ def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) ->
 
     Args:
         until: a time.monotonic().
-        resume: take the outcomes in the job's record, and run only the tests for which there was no time.
+        resume: take the outcomes in the job's record, and run only the tests for which there was no time, and those
+            named by the job that the record lacks.
         advance: is told how many tests have ended.
     """
     job.record.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +65,7 @@ def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) ->
     if resume and kept.is_file():
         earlier = json.loads(kept.read_text(encoding="utf-8"))
         late = {test for test, outcome in earlier.items() if tuple(outcome) == LATE}
+        late |= {f"tests/unit_tests/{name}" for name in job.files if "::" in name} - earlier.keys()
         if earlier and not late:
             return earlier
         job.outcomes = {test: outcome for test, outcome in earlier.items() if test not in late}

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from datetime import timedelta
@@ -126,6 +127,15 @@ def test_a_crash_costs_one_test(make_job):
     job = make_job("import os\ndef test_dies(): os.abort()\ndef test_after_that(): ...")
     outcomes = by_name(jobs.run(job, math.inf, False, lambda ended: None))
     assert outcomes == {"test_dies": ("crashed", "the process crashed"), "test_after_that": ("passed", "")}
+
+
+def test_a_resumed_job_runs_the_tests_that_are_named_now(make_job):
+    job = make_job("import os\ndef test_a(): assert 'AGAIN' not in os.environ\ndef test_b(): ...")
+    for names in (["test_a"], ["test_a", "test_b"]):
+        job.files = [f"optimizer/test_all.py::{name}" for name in names]
+        outcomes = by_name(jobs.run(job, math.inf, True, print))
+        assert outcomes == dict.fromkeys(names, ("passed", ""))
+        os.environ["AGAIN"] = ""
 
 
 def test_sockets_fit_into_the_temporary_folder(make_job):
