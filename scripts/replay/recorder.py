@@ -105,4 +105,7 @@ def _cause(report: Any) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     if not crash:  # a file that cannot be collected: the last line says it
         lines.reverse()
-    return lines[0].removeprefix("E ").strip().replace(f"{Path.cwd()}/", "")[:300] if lines else ""
+    line = lines[0].removeprefix("E ").strip() if lines else ""
+    for folder in (Path.cwd(), os.environ["TMPDIR"]):
+        line = line.replace(f"{folder}/", "")
+    return line[:300]

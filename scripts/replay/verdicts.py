@@ -90,4 +90,4 @@ def in_words(message: str, causes: list[dict], device: str) -> str:
     for cause in causes:
         if device == cause.get("device", device) and re.search(cause["match"], message):
             return cause["text"]
-    return re.sub(r"0x[0-9a-f]+|\b\d{5,}\b", "…", message)
+    return re.sub(r"0x[0-9a-f]+|\b\d{5,}\b|\bpytest-\d+\b", "…", message)
