@@ -20,22 +20,13 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-ORIGINS = {"torch": "python", "megatron": "torch", "patched": "megatron", "bridge": "torch", "verl": "torch"}
-_MEGATRON = ("torch", "megatron.core")
-PACKAGES = {
-    "python": (),
-    "torch": ("torch",),
-    "megatron": _MEGATRON,
-    "patched": _MEGATRON,
-    "bridge": (*_MEGATRON, "megatron.bridge"),
-    "verl": (*_MEGATRON, "verl"),
-}
-LEVELS = tuple(PACKAGES)
 MOST_RANKS = 4  # of a test; a rehearsal makes as many imaginary devices
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
 _reached: list[str] = []  # by this process
@@ -46,7 +37,7 @@ def missing(level: str) -> str | None:
     """Which package this level needs and this environment lacks."""
     if level not in LEVELS:
         raise ValueError(f"there is no level {level!r}; there are {', '.join(LEVELS)}")
-    for package in PACKAGES[level]:
+    for package in LEVELS[level].packages:
         try:
             if importlib.util.find_spec(package) is None:
                 return package
@@ -65,9 +56,9 @@ def climb(level: str) -> None:
     """Bring this process to `level`, past those between; forks of it are there already."""
     if level in _reached:
         return
-    if level in ORIGINS:
-        climb(ORIGINS[level])
-    globals()[f"_{level}"]()
+    if origin := LEVELS[level].origin:
+        climb(origin)
+    LEVELS[level].reach()
     _reached.append(level)
 
 
@@ -137,3 +128,28 @@ def _rehearse_framework() -> None:
     rehearsal.install()
     megatron_mtp_patches.apply()
     sys.path.insert(0, str(STAND_INS / "nvrx"))
+
+
+class Level(NamedTuple):
+    """A level of warm processes.
+
+    Attributes:
+        origin: the level whose process is forked for it, if there is one.
+        packages: what it needs.
+        reach: brings a process from its origin to it.
+    """
+
+    origin: str | None
+    packages: tuple[str, ...]
+    reach: Callable[[], None]
+
+
+_MEGATRON = ("torch", "megatron.core")
+LEVELS = {
+    "python": Level(None, (), _python),
+    "torch": Level("python", ("torch",), _torch),
+    "megatron": Level("torch", _MEGATRON, _megatron),
+    "patched": Level("megatron", _MEGATRON, _patched),
+    "bridge": Level("torch", (*_MEGATRON, "megatron.bridge"), _bridge),
+    "verl": Level("torch", (*_MEGATRON, "verl"), _verl),
+}

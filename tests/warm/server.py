@@ -49,7 +49,7 @@ class WarmProcesses:
             LevelFailed: that process, or one before it, cannot import what it is for.
         """
         if level not in self.connections:
-            self.connections[level] = self.fork(levels.ORIGINS[level], partial(serve, level=level), level)
+            self.connections[level] = self.fork(levels.LEVELS[level].origin, partial(serve, level=level), level)
         if level not in self.problems:
             kind, text = self.receive(self.connections[level], level)
             self.problems[level] = text if kind == "failed" else ""
