@@ -243,7 +243,7 @@ def test_with_cross_entropy_nothing_is_projected_for_a_length_that_is_not_due(ma
         ({"mtp_position_weights": "dpace", "mtp_num_layers": None}, "mtp_position_weights. dpace requires MTP heads"),
         (
             {"mtp_position_weights": "dpace", "mtp_loss_type": "lk"},
-            "dpace weighs cross entropy, but --mtp-loss-type .TransformerConfig.mtp_loss_type. is lk: leave one of the two out",
+            "but --mtp-loss-type .TransformerConfig.mtp_loss_type. is lk: leave one of the two out",
         ),
         ({"mtp_position_weights": "dpace", "mtp_dpace_alpha": 0.0}, "alpha. 0.0: give a number above 0, up to 1"),
         ({"mtp_position_weights": "dpace", "mtp_dpace_alpha": 1.1}, "alpha. 1.1: give a number above 0, up to 1"),
