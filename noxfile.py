@@ -103,7 +103,7 @@ def tests(session: nox.Session, release: str) -> None:
     run_pytest(session, release, chosen)
 
 
-@nox.session(tags=REFERENCE_TAG)
+@nox.session(tags=OTHERS_TAG)
 def without_transformer_engine(session: nox.Session) -> None:
     """The suites that depend on no release and what runs differently without it, or what is named after --."""
     install(session, TORCH_RELEASE)
