@@ -80,7 +80,7 @@ def _attach_losses(call: Call) -> torch.Tensor:
         labels = labels.masked_fill(~counts, 0)
     config = copy.copy(model.config)
     config.mtp_num_layers = config.mtp_unroll_steps  # a shared head counts once in mcore-bridge
-    with running_pass(request=None):  # its labels and mask are in these
+    with running_pass(request=None):  # its labels and mask, which would replace these, are in them already
         return process_mtp_loss(
             hidden_states,
             labels,

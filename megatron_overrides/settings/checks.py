@@ -10,8 +10,11 @@ from typing import Any
 
 def spell(name: str) -> str:
     """Return `--mtp-clip-grad (OptimizerConfig.mtp_clip_grad)`: frameworks with configurations have no flags."""
-    places = [f" ({one.__name__}.{name})" for one in configurations() if name in vars(one)["__dataclass_fields__"]]
-    return f"--{name.replace('_', '-')}{''.join(places[:1])}"
+    flag = f"--{name.replace('_', '-')}"
+    for configuration in configurations():
+        if name in vars(configuration)["__dataclass_fields__"]:
+            return f"{flag} ({configuration.__name__}.{name})"
+    return flag
 
 
 def configurations() -> tuple[type, type]:

@@ -40,15 +40,12 @@ class Ranks:
 
     def run(self, arguments: list[str], should_stop: Callable[[], bool]) -> bool:
         """Whether all ranks ended before `should_stop`, which is called several times in a second, was true."""
+        from torch.distributed import TCPStore
+
         if self.process is None:
             self.process = self._start()
-        store, port = None, process.free_port()
-        if self.ranks > 1:
-            from torch.distributed import TCPStore
-
-            store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-            port = str(store.port)
-        self.connection.send((arguments, port, self.log))
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # open until this function returns
+        self.connection.send((arguments, str(store.port), self.log))
         while not self.connection.poll(0.1):
             if should_stop():
                 self.close()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from datetime import timedelta
@@ -106,7 +105,7 @@ def test_each_file_is_in_one_suite_or_left_out(tmp_path):
     }
 
 
-# -- a job: real processes, which need no torch, then processes that are no more than what they write ----------------
+# -- a job: real processes, which import no torch, then processes that are no more than what they write ----------------
 
 
 @pytest.fixture
@@ -129,13 +128,29 @@ def test_a_crash_costs_one_test(make_job):
     assert outcomes == {"test_dies": ("crashed", "the process crashed"), "test_after_that": ("passed", "")}
 
 
-def test_a_resumed_job_runs_the_tests_that_are_named_now(make_job):
+def test_a_resumed_job_runs_the_tests_that_are_named_now(make_job, monkeypatch):
     job = make_job("import os\ndef test_a(): assert 'AGAIN' not in os.environ\ndef test_b(): ...")
     for names in (["test_a"], ["test_a", "test_b"]):
         job.files = [f"optimizer/test_all.py::{name}" for name in names]
         outcomes = by_name(jobs.run(job, math.inf, True, print))
         assert outcomes == dict.fromkeys(names, ("passed", ""))
-        os.environ["AGAIN"] = ""
+        monkeypatch.setenv("AGAIN", "")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_meet_in_the_store_of_the_replay(make_job, ranks):
+    """A rank that took itself for the one that opens the store would wait for a port that is in use."""
+    source = f"""
+import torch.distributed as dist
+
+def test_they_meet():
+    dist.init_process_group("gloo")
+    assert dist.get_world_size() == {ranks}
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+    job = make_job(source, ranks)
+    assert by_name(jobs.run(job, math.inf, False, print)) == {"test_they_meet": ("passed", "")}
 
 
 def test_sockets_fit_into_the_temporary_folder(make_job):
