@@ -77,9 +77,9 @@ def pass_rope_scaling_factor(call: Call) -> None:
     NVIDIA/Megatron-LM#6306.
     """
     names = list(call.parameters)
-    given = "rope_scaling_factor" in call.kwargs or len(call.args) > names.index("rope_scaling_factor")
+    is_passed = "rope_scaling_factor" in call.kwargs or len(call.args) > names.index("rope_scaling_factor")
     factor = getattr(arguments_of_run(), "rope_scaling_factor", None)
-    if call["rope_scaling"] and factor is not None and not given:
+    if call["rope_scaling"] and factor is not None and not is_passed:
         call["rope_scaling_factor"] = factor
     call.proceed()
 

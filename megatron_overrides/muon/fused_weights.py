@@ -72,9 +72,9 @@ def attention_weights(layer: Any) -> Iterator[FusedWeight]:
         "linear_k_up_proj": (key,),  # absorbed, up to 0.18
         "linear_v_up_proj": (config.v_head_dim,),
     }
-    for linear, of_head in sizes.items():
+    for linear, head_rows in sizes.items():
         for name, weight in _weights(layer, linear):
-            yield FusedWeight(f"{linear}.{name}", weight, FusedRows(of_head, is_each_group_alone=True))
+            yield FusedWeight(f"{linear}.{name}", weight, FusedRows(head_rows, is_each_group_alone=True))
 
 
 def gdn_weights(layer: Any) -> Iterator[FusedWeight]:
@@ -83,8 +83,8 @@ def gdn_weights(layer: Any) -> Iterator[FusedWeight]:
         return
     sizes = getattr(layer, "in_proj_split_sections", None)  # from 0.19 on, with those of its variants
     if sizes is None:
-        of_all_ranks = (*[layer.qk_dim] * 2, *[layer.v_dim] * 2, *[layer.num_value_heads] * 2)
-        sizes = [size // layer.tp_size for size in of_all_ranks]
+        whole_sizes = (*[layer.qk_dim] * 2, *[layer.v_dim] * 2, *[layer.num_value_heads] * 2)
+        sizes = [size // layer.tp_size for size in whole_sizes]
     for name, weight in _weights(layer, "in_proj"):
         yield FusedWeight(f"in_proj.{name}", weight, FusedRows(tuple(sizes)))
 

@@ -194,8 +194,8 @@ def mtp_pass(
 def verify(model: Module | Sequence[Module], optimizer: object, forward_backward: Callable[[], object]) -> Verification:
     """Find out in a running process which parameters the MTP loss trains, as `verify-mtp` does for a script.
 
-        found = megatron_mtp_patches.verify(model, optimizer, lambda: run_schedule(data_iterator, model))
-        assert found.ok, found        # the MTP loss trains heads and nothing else
+        verification = megatron_mtp_patches.verify(model, optimizer, lambda: run_schedule(data_iterator, model))
+        assert verification.ok, verification  # the MTP loss trains heads and nothing else
 
     It is a collective of all ranks. Gradients are zero after it, and `forward_backward` has used up its batch.
     Parameters, buffers, optimizer, random numbers of torch and Megatron, and what waits to be logged are as they were.

@@ -11,7 +11,7 @@ import torch
 # Reading one number of a tensor on the host. On a GPU it ends in the first of WAITS.
 READ = "aten::_local_scalar_dense"
 # torch's optimizers count their steps in tensors on the host: reading those waits for nothing.
-OF_TORCH = "Optimizer.step#"
+TORCH_OPTIMIZER_STEP = "Optimizer.step#"
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel")
 
@@ -45,13 +45,13 @@ def tally(events: Iterable[Any], on_gpu: bool) -> tuple[int, int]:
     """Return (syncs, launches) among the profiler's events."""
     waits = launches = 0
     for event in events:
-        waits += event.name in WAITS if on_gpu else event.name == READ and not _is_of_torch(event)
+        waits += event.name in WAITS if on_gpu else event.name == READ and not _belongs_to_step_count(event)
         launches += event.name.startswith(LAUNCHES)
     return waits, launches
 
 
-def _is_of_torch(event: Any) -> bool:
-    while event is not None and not event.name.startswith(OF_TORCH):
+def _belongs_to_step_count(event: Any) -> bool:
+    while event is not None and not event.name.startswith(TORCH_OPTIMIZER_STEP):
         event = event.cpu_parent
     return event is not None
 

@@ -23,7 +23,11 @@ from scripts.common import process
 from scripts.common.forks import fork, wait
 
 # As torchrun sets them: its store, which outlives a rank, is the one that ranks meet in.
-OF_TORCHRUN = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "none"}
+TORCHRUN_VARIABLES = {
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_RUN_ID": "none",
+}
 
 
 class Ranks:
@@ -102,7 +106,7 @@ def serve(connection: Connection, ranks: int, device: str) -> None:
 def run_pytest(rank: int, ranks: int, port: str, arguments: list[str]) -> None:
     import pytest
 
-    os.environ |= process.rank_variables(rank, ranks, port) | OF_TORCHRUN
+    os.environ |= process.rank_variables(rank, ranks, port) | TORCHRUN_VARIABLES
     sys.argv = ["pytest", *arguments]
     sys.exit(pytest.main(arguments))
 

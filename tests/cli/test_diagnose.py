@@ -16,10 +16,10 @@ def test_configurations_are_diagnosed_as_flags_are():
 
     model = SimpleNamespace(num_moe_experts=8, tensor_model_parallel_size=2, optimizer=None)
     model.moe_grouped_gemm = True
-    found = megatron_mtp_patches.diagnose(model, OptimizerConfig(optimizer="muon"), transformer_engine="2.16.1")
-    patches = {finding.patch for finding in found}
+    findings = megatron_mtp_patches.diagnose(model, OptimizerConfig(optimizer="muon"), transformer_engine="2.16.1")
+    patches = {finding.patch for finding in findings}
     assert {"exempt-muon-from-clipping", "keep-newton-schulz-scale-invariant"} <= patches
-    assert all(finding.is_removed for finding in found)
+    assert all(finding.is_removed for finding in findings)
 
 
 @pytest.mark.parametrize("is_on", [False, True])

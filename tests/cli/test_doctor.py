@@ -28,9 +28,9 @@ def test_it_exits_with_0_where_everything_is_that_training_needs(command, rows, 
 def test_each_missing_part_has_its_cost_beside_it(command, rows):
     table = rows(command("doctor").out)
     assert set(table) >= {"triton", "transformer-engine", "apex", "emerging-optimizers", "nvidia-modelopt", "GPU"}
-    for name, (found, *cost) in table.items():
+    for name, (installed, *cost) in table.items():
         if name != "GPU":
-            assert found != "missing" or cost[0], name
+            assert installed != "missing" or cost[0], name
 
 
 def test_the_oldest_wrapt_that_fits_is_the_oldest_that_the_package_requires():

@@ -41,20 +41,20 @@ def diagnose(command, tmp_path, monkeypatch):
 
 def test_flags_are_the_same_as_text_and_in_a_recipe(diagnose, release):
     flags = f"{EXPERTS} --optimizer muon"
-    found = diagnose(text=flags, recipe_yaml=recipe(flags))
-    assert found["text"] == found["recipe.yaml"] >= {"ML-5394", "EO-238"}
-    assert ("ML-5916" in found["text"]) is (release in ("0.17.1", "0.18.2"))
+    findings = diagnose(text=flags, recipe_yaml=recipe(flags))
+    assert findings["text"] == findings["recipe.yaml"] >= {"ML-5394", "EO-238"}
+    assert ("ML-5916" in findings["text"]) is (release in ("0.17.1", "0.18.2"))
 
 
 def test_a_file_may_have_several_runs_and_switches_that_are_off(diagnose):
     muon = recipe(SMALL, "MODEL_ARGS_1") + "  --optimizer: muon\n  --bf16: false\n  --log-interval: null\n"
-    found = diagnose(two_yaml=muon + recipe(SMALL, "MODEL_ARGS_2"))
-    assert "ML-5394" in found["two.yaml MODEL_ARGS_1"] and found["two.yaml MODEL_ARGS_2"] == set()
+    findings = diagnose(two_yaml=muon + recipe(SMALL, "MODEL_ARGS_2"))
+    assert "ML-5394" in findings["two.yaml MODEL_ARGS_1"] and findings["two.yaml MODEL_ARGS_2"] == set()
 
 
 def test_words_in_brackets_are_several(diagnose):
-    found = diagnose(graphs_yaml=recipe(SMALL) + '  --cuda-graph-impl: local\n  --cuda-graph-scope: "[attn mlp]"\n')
-    assert "KeyError" not in str(found["graphs.yaml"])
+    findings = diagnose(graphs_yaml=recipe(SMALL) + '  --cuda-graph-impl: local\n  --cuda-graph-scope: "[attn mlp]"\n')
+    assert "KeyError" not in str(findings["graphs.yaml"])
 
 
 def test_the_configuration_of_a_run_of_bridge(diagnose):
@@ -153,8 +153,8 @@ def test_the_arguments_of_ms_swift(diagnose):
 
 
 def test_what_megatron_refuses_is_said_and_the_others_are_diagnosed(diagnose):
-    found = diagnose(bad=f"{SMALL} --num-layers x", good=f"{SMALL} --optimizer muon")
-    assert "invalid int value: 'x'" in found["bad"] and "ML-5394" in found["good"]
+    findings = diagnose(bad=f"{SMALL} --num-layers x", good=f"{SMALL} --optimizer muon")
+    assert "invalid int value: 'x'" in findings["bad"] and "ML-5394" in findings["good"]
 
 
 def test_a_line_break_ends_no_run_and_no_word(diagnose):

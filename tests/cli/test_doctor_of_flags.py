@@ -20,10 +20,10 @@ def defects(doctor):
     """defects(flags, *words): {patch: [the findings that it removes]}, from the JSON."""
 
     def find(flags, *words):
-        found = {}
+        findings = {}
         for finding in json.loads(doctor(flags, "--json", *words).out)["defects"]:
-            found.setdefault(finding["patch"], []).append(finding)
-        return found
+            findings.setdefault(finding["patch"], []).append(finding)
+        return findings
 
     return find
 
@@ -36,15 +36,15 @@ def test_a_command_line_that_meets_nothing(doctor):
 
 @pytest.mark.parametrize("version, is_met", [("2.12.0", False), ("2.13", True), ("2.17.1", True)])
 def test_experts_are_missing_from_the_norm_with_some_versions_of_transformer_engine(defects, release, version, is_met):
-    found = defects(EXPERTS, "--te", version)
-    assert ("count-experts-in-grad-norm" in found) is (is_met and release in UP_TO_0_18)
+    findings = defects(EXPERTS, "--te", version)
+    assert ("count-experts-in-grad-norm" in findings) is (is_met and release in UP_TO_0_18)
 
 
 @pytest.mark.parametrize("tensor, expert_tensor, is_met", [(2, 1, True), (1, 2, True), (2, 2, False)])
 def test_experts_that_are_split_over_other_ranks_than_dense_layers(defects, release, tensor, expert_tensor, is_met):
     flags = f"{SMALL} --num-experts 8 --disable-bias-linear --expert-tensor-parallel-size {expert_tensor}"
-    found = defects(f"{flags} --tensor-model-parallel-size {tensor}" + " --sequence-parallel" * (tensor > 1))
-    texts = [finding["text"] for finding in found.get("count-experts-in-grad-norm", ())]
+    findings = defects(f"{flags} --tensor-model-parallel-size {tensor}" + " --sequence-parallel" * (tensor > 1))
+    texts = [finding["text"] for finding in findings.get("count-experts-in-grad-norm", ())]
     assert any("averaged over the wrong ranks" in text for text in texts) is (is_met and release in UP_TO_0_18)
 
 
@@ -60,8 +60,8 @@ def test_without_transformer_engine_it_is_the_one_that_the_release_was_made_for(
     made_for = installed_megatron.TRANSFORMER_ENGINE[release]
     assert f"TransformerEngine {made_for} (not installed; this release was made for it)" in doctor(EXPERTS).out
     run = SimpleNamespace(num_moe_experts=8, tensor_model_parallel_size=2, moe_grouped_gemm=True)
-    found = [finding.patch for finding in megatron_mtp_patches.diagnose(run)]
-    assert ("count-experts-in-grad-norm" in found) is (release in ("0.17.1", "0.18.2"))
+    findings = [finding.patch for finding in megatron_mtp_patches.diagnose(run)]
+    assert ("count-experts-in-grad-norm" in findings) is (release in ("0.17.1", "0.18.2"))
 
 
 def test_a_version_that_is_none_is_wrong_usage(doctor):
@@ -191,9 +191,9 @@ def test_the_sections_of_a_yaml_file_are_settings(doctor, release, tmp_path, mon
         "disable_msc_deprecated": False,
     }
     file.write_text(json.dumps(sections))  # JSON is YAML
-    found = json.loads(doctor(f"--yaml-cfg {file}", "--json", "--te", "2.16.1").out)
-    assert found["world_size"] == 4
-    assert bool(found["defects"]) is (release in UP_TO_0_18)
+    findings = json.loads(doctor(f"--yaml-cfg {file}", "--json", "--te", "2.16.1").out)
+    assert findings["world_size"] == 4
+    assert bool(findings["defects"]) is (release in UP_TO_0_18)
 
 
 def test_flags_after_a_second_separator_are_read(doctor):

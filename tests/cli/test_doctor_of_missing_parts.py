@@ -94,24 +94,24 @@ def test_a_version_that_does_not_fit_has_its_cost_beside_it(
     write_metadata(tmp_path, name, number)
     done = doctor()
     assert done.code == 0, done.output
-    found, *told = rows(done.output)[name]
-    assert found == number
+    installed, *told = rows(done.output)[name]
+    assert installed == number
     assert len(told) == bool(cost) and cost in "".join(told)
 
 
 def test_it_says_which_transformer_engine_fits_and_what_its_python_imports(doctor, furnish, rows, tmp_path, release):
     furnish("wrapt", "triton")
-    found, told = rows(doctor().output)["transformer-engine"]
-    assert found == "missing" and told.endswith(f"{release} was made for {TRANSFORMER_ENGINE[release]}")
+    installed, told = rows(doctor().output)["transformer-engine"]
+    assert installed == "missing" and told.endswith(f"{release} was made for {TRANSFORMER_ENGINE[release]}")
     (tmp_path / "transformer_engine").mkdir()
-    found, told = rows(doctor().output)["transformer-engine"]
-    assert found == "present" and told.startswith("does not import without onnxscript and onnx and pydantic")
+    installed, told = rows(doctor().output)["transformer-engine"]
+    assert installed == "present" and told.startswith("does not import without onnxscript and onnx and pydantic")
 
 
 def test_a_part_that_cannot_be_imported_has_the_cost_of_a_missing_one(doctor, furnish, rows, tmp_path):
     furnish("wrapt", "triton", "modelopt", "requests")
-    found, told = rows(doctor().output)["nvidia-modelopt"]
-    assert found == "present" and told.startswith("does not import without huggingface-hub: no distillation")
+    installed, told = rows(doctor().output)["nvidia-modelopt"]
+    assert installed == "present" and told.startswith("does not import without huggingface-hub: no distillation")
     (tmp_path / "huggingface_hub").mkdir()
     assert rows(doctor().output)["nvidia-modelopt"] == ["present"]
 
@@ -139,5 +139,5 @@ def test_a_framework_has_a_row_where_it_is_installed(doctor, furnish, rows, tmp_
 def test_a_framework_that_the_tests_do_not_run_says_which_they_run(doctor, furnish, rows, tmp_path):
     furnish("wrapt", "triton", "swift")
     write_metadata(tmp_path, "ms_swift", "4.5.0")
-    found, told = rows(doctor().output)["ms-swift"]
-    assert found == "4.5.0" and told.startswith("the tests run 4.6.0; `megatron-mtp-patches status` says")
+    installed, told = rows(doctor().output)["ms-swift"]
+    assert installed == "4.5.0" and told.startswith("the tests run 4.6.0; `megatron-mtp-patches status` says")

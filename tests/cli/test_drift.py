@@ -94,10 +94,10 @@ def test_a_folder_is_read_instead_of_the_installed_megatron(command, sources, si
     known = command("drift", "--against", str(site))
     assert (done.code, known.code) == (1, 0)
     assert "unknown targets: 0" in known.out and str(site) in known.out.splitlines()[0]
-    found = sources(done.out)
-    assert found[STEP] == sources(known.out)[STEP]
-    assert "no known release" in found["megatron.core.optimizer.optimizer:FP32Optimizer.step"]
-    unknown = sum("no known release" in text for text in found.values())
+    listed = sources(done.out)
+    assert listed[STEP] == sources(known.out)[STEP]
+    assert "no known release" in listed["megatron.core.optimizer.optimizer:FP32Optimizer.step"]
+    unknown = sum("no known release" in text for text in listed.values())
     assert unknown >= 2 and f"unknown targets: {unknown}" in done.out
 
 
@@ -219,8 +219,8 @@ def test_of_several_folders_the_first_says_what_the_release_lacks(command, sourc
     both = f"{fork}{os.pathsep}{site}"
     command("drift", "--against", both, "--accept", "99.0")
     assert all(command("drift", "--against", str(folder)).code == 0 for folder in (fork, site))
-    found = sources(command("drift", "--against", str(fork)).out)
-    assert "99.0" in found[STEP.replace("ChainedOptimizer", "FP32Optimizer")]
+    listed = sources(command("drift", "--against", str(fork)).out)
+    assert "99.0" in listed[STEP.replace("ChainedOptimizer", "FP32Optimizer")]
 
 
 @pytest.mark.parametrize("words", [["--accept", "99.0"], ["--accept", "99.0", "--against", "0.18.2"]], ids=" ".join)

@@ -68,9 +68,9 @@ def test_calibration_finds_the_ranges_that_it_finds_without_the_patches(make_qua
     """Calibration runs without gradients, and without gradients heads whose output is not used are skipped."""
     with unpatched():
         expected = ranges(make_quantized(heads))
-    found = ranges(make_quantized(heads))
-    assert set(found) == set(expected)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    actual = ranges(make_quantized(heads))
+    assert set(actual) == set(expected)
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
@@ -116,11 +116,15 @@ def make_distilled(make_model, make_quantized):
         with torch.no_grad():
             for parameter in teacher.parameters():
                 parameter.mul_(1.5)
-        given = mcore_distill.DistillationConfig(intermediate_layer_pairs=list(pairs))
-        given = mcore_distill.setup_distillation_config(given, student.config, teacher.config)
-        mode = {"teacher_model": teacher, "criterion": given.criterion, "loss_balancer": given.loss_balancer}
+        distillation = mcore_distill.DistillationConfig(intermediate_layer_pairs=list(pairs))
+        distillation = mcore_distill.setup_distillation_config(distillation, student.config, teacher.config)
+        mode = {
+            "teacher_model": teacher,
+            "criterion": distillation.criterion,
+            "loss_balancer": distillation.loss_balancer,
+        }
         model = mtd.convert(student, mode=[("kd_loss", mode)])
-        mcore_distill.adjust_distillation_model_for_mcore(model, given)
+        mcore_distill.adjust_distillation_model_for_mcore(model, distillation)
         return model
 
     return make

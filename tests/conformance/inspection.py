@@ -49,22 +49,22 @@ def reports() -> dict[str, Report]:
 
 def problems(patch: Patch, report: Report, state: State) -> list[str]:
     """What speaks against `patch` being in `state` and, if that is applied or repaired, in force exactly once."""
-    found = [] if report.state == state else [f"{patch.id} is {report.state}, not {state}"]
+    unmet = [] if report.state == state else [f"{patch.id} is {report.state}, not {state}"]
     counts = {edit: count(edit) for edit in patch.edits}
     # Of a native patch an edit may be in force for the sake of another patch.
     others = [other for other in CATALOG if other is not patch] if state is State.NATIVE else []
     shared = {edit for other in others for edit in other.edits}
     here = {edit: n for edit, n in counts.items() if n not in (None, "native") and edit not in shared}
     wanted = 1 if state in (State.APPLIED, State.REPAIRED) else 0
-    found += [f"{describe(edit)} is in force {n} times" for edit, n in here.items() if n != wanted]
+    unmet += [f"{describe(edit)} is in force {n} times" for edit, n in here.items() if n != wanted]
     if bool(here) == (state is State.PENDING):
-        found.append(f"{len(here)} edits have a target here")
+        unmet.append(f"{len(here)} edits have a target here")
     absent = {edit.target for edit, n in counts.items() if n is None}
     for target, told in report.targets.items():
         there = TargetState.ABSENT if target in absent else TargetState.APPLIED
         right = TargetState.UNTOUCHED if state is State.NATIVE else there
-        found += [] if told == right else [f"{target} is reported as {told}, not {right}"]
-    return found
+        unmet += [] if told == right else [f"{target} is reported as {told}, not {right}"]
+    return unmet
 
 
 def describe(edit: Edit) -> str:
@@ -107,8 +107,8 @@ def count(edit: Edit) -> int | str | None:
         fields = [field for field in dataclasses.fields(value) if field.name == edit.field]
         if fields:
             needed = dict.fromkeys(NEEDED.intersection(inspect.signature(value).parameters), 1)
-            given = choose_value(edit)
-            assert getattr(value(**needed, **{edit.field: given}), edit.field) == given
+            value_to_set = choose_value(edit)
+            assert getattr(value(**needed, **{edit.field: value_to_set}), edit.field) == value_to_set
             assert getattr(value(**needed), edit.field) == edit.default
             assert inspect.signature(value).parameters[edit.field].default == edit.default
         return "native" if any("added_in_place" not in field.metadata for field in fields) else len(fields)

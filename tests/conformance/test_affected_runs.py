@@ -83,8 +83,8 @@ def test_replayed_routes(find, run, is_met):
     + [({"attention_output_gate": True, "muon_split_qkv": splits}, splits) for splits in (False, True)],
 )
 def test_gated_attention(find, optimizer, is_met, settings, may_be_met):
-    found = find("split-gated-qkv-for-muon", "0.18.2", {"optimizer": optimizer, **settings})
-    assert len(found) == (is_met and may_be_met)
+    affected = find("split-gated-qkv-for-muon", "0.18.2", {"optimizer": optimizer, **settings})
+    assert len(affected) == (is_met and may_be_met)
 
 
 SPLIT = {"num_experts": 8, "tensor_model_parallel_size": 2, "moe_grouped_gemm": True}

@@ -47,11 +47,11 @@ print(*set(sys.modules) - before, *(file for file in opened if file.endswith(".j
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
-    found = set(done.stdout.split())
-    assert "megatron_mtp_patches.engine.engine" in found
-    assert found & LATE == set()
-    assert not [word for word in found if word.endswith(".json")]
-    own = {name for name in found if name.startswith("megatron_mtp_patches")}
+    modules = set(done.stdout.split())
+    assert "megatron_mtp_patches.engine.engine" in modules
+    assert modules & LATE == set()
+    assert not [word for word in modules if word.endswith(".json")]
+    own = {name for name in modules if name.startswith("megatron_mtp_patches")}
     assert len(own) <= len(CATALOG) + OWN
 
 

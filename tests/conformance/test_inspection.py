@@ -28,8 +28,8 @@ pytestmark = pytest.mark.forked("python")
     ],
 )
 def test_a_value_has_the_type_of_the_field_and_is_not_its_default(annotation, default, value):
-    found = choose_value(AddField("module:Class", "a_field", annotation, default, ""))
-    assert (found, type(found)) == (value, type(value))
+    actual = choose_value(AddField("module:Class", "a_field", annotation, default, ""))
+    assert (actual, type(actual)) == (value, type(value))
 
 
 def test_a_field_can_have_a_value_that_no_type_tells(monkeypatch):

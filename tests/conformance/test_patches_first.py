@@ -17,9 +17,9 @@ pytestmark = pytest.mark.forked("torch")
 def waiting():
     """What is reported of the patches before Megatron is imported."""
     megatron_mtp_patches.apply()
-    found = reports()
+    states = reports()
     assert "megatron.core" not in sys.modules
-    return found
+    return states
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +43,14 @@ def test_a_patch_waits_for_megatron(patch, waiting):
 
 @pytest.mark.parametrize("patch", IDS, indirect=True)
 def test_applied_exactly_once(patch, imported):
-    found, _ = imported
-    assert problems(patch, found[patch.id], STATE[patch.id]) == []
+    states, _ = imported
+    assert problems(patch, states[patch.id], STATE[patch.id]) == []
 
 
 @pytest.mark.parametrize("patch", IDS, indirect=True)
 def test_applied_exactly_once_by_two_calls(patch, applied_again):
-    found, _ = applied_again
-    assert problems(patch, found[patch.id], STATE[patch.id]) == []
+    states, _ = applied_again
+    assert problems(patch, states[patch.id], STATE[patch.id]) == []
 
 
 def test_two_calls_apply_what_one_applies(imported, applied_again):

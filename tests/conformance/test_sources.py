@@ -78,8 +78,8 @@ def test_the_record_says_what_readme_says():
 @pytest.mark.parametrize("target", PATCHES_OF)
 def test_a_changed_line_is_refused(target, changed):
     with changed(target, change_line(target.partition(":")[2])) as file:
-        found = report_on(PATCHES_OF[target])
-    for report in found:
+        actual = report_on(PATCHES_OF[target])
+    for report in actual:
         if EXPECTED[report.id] == "native":
             assert report.state == "native"
         else:

@@ -25,7 +25,7 @@ LAYOUTS = [
 def test_the_log_and_the_validation_show_the_accepted_length(train, layout):
     ranks, flags = layout
     lines, output = train(*flags, *EVALUATE, "--mtp-loss-type", "e2e_tv", "--mtp-detach-heads", ranks=ranks)
-    lengths = [tuple(map(float, found)) for found in LENGTH.findall("".join(rest for *_, rest in lines.values()))]
+    lengths = [tuple(map(float, match)) for match in LENGTH.findall("".join(rest for *_, rest in lines.values()))]
     assert len(lengths) == len(lines) == 12
     assert all(1 < one <= 3 and 1 <= two <= 3 for one, two in lengths)
     assert lengths[-1][0] > lengths[0][0]
@@ -41,8 +41,8 @@ def test_training_is_the_same_with_and_without_validation_of_the_heads(train):
     without, silent = train(*EVALUATE, "--no-mtp-eval")
     assert VALIDATION.search(output) and not VALIDATION.search(silent)
     assert with_heads == without
-    found, expected = (re.findall(r"validation loss at .*?lm loss value: (\S+)", each) for each in (output, silent))
-    assert found == expected and len(found) >= 2
+    actual, expected = (re.findall(r"validation loss at .*?lm loss value: (\S+)", each) for each in (output, silent))
+    assert actual == expected and len(actual) >= 2
 
 
 def test_attached_heads_train_alike_with_gradients_reduced_early(train):
@@ -80,5 +80,5 @@ def test_heads_are_trained_for_acceptance_by_muon(train):
     pytest.importorskip("emerging_optimizers")
     flags = ["--optimizer", "muon", "--mtp-num-layers", "2", "--mtp-detach-heads", "--disable-bias-linear"]
     lines, _ = train(*flags, "--mtp-loss-type", "tv", "--normalization", "RMSNorm")
-    lengths = [float(found[0]) for found in LENGTH.findall("".join(rest for *_, rest in lines.values()))]
+    lengths = [float(match[0]) for match in LENGTH.findall("".join(rest for *_, rest in lines.values()))]
     assert len(lengths) == 12 and lengths[-1] > lengths[0]

@@ -32,15 +32,15 @@ NEW_HEADS = [FROZEN, "--mtp-init", "last-layer", *ITERATIONS]
 @pytest.fixture(scope="module")
 def make_base(train, tmp_path_factory):
     """make_base(layout): the checkpoint of a model without heads, made once for each layout."""
-    made = {}
+    checkpoints = {}
 
     def make(layout, heads=()):
         key = (layout, tuple(heads))
-        if key not in made:
+        if key not in checkpoints:
             ranks, flags = LAYOUTS[layout]
-            made[key] = tmp_path_factory.mktemp("base")
-            train(*flags, *ITERATIONS, "--save", str(made[key]), ranks=ranks, heads=heads)
-        return made[key]
+            checkpoints[key] = tmp_path_factory.mktemp("base")
+            train(*flags, *ITERATIONS, "--save", str(checkpoints[key]), ranks=ranks, heads=heads)
+        return checkpoints[key]
 
     return make
 

@@ -21,8 +21,8 @@ def test_the_recipe_gives_heads_with_an_accepted_length(train, run_shown, datase
     base, heads = tmp_path / "base", tmp_path / "heads"
     train(*SMALL, "--save", str(base), heads=())
     flags = [{"BASE": str(base), "HEADS": str(heads)}.get(word, word) for word in flags]
-    given = [*ARGUMENTS, *SMALL, *flags, "--data-path", str(dataset)]
-    doctor, verified = run_shown(f'FLAGS="{" ".join(given)}"\n' + shown("recipe-check"), {})
+    flags_to_run = [*ARGUMENTS, *SMALL, *flags, "--data-path", str(dataset)]
+    doctor, verified = run_shown(f'FLAGS="{" ".join(flags_to_run)}"\n' + shown("recipe-check"), {})
     assert "known defect" in doctor.lower() and "unknown to Megatron" not in doctor
     assert re.search(r"has left \d+ tensors of the main model as they were, to the bit", verified)
     lines, output = train(*SMALL, *flags, heads=())

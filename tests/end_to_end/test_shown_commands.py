@@ -89,5 +89,5 @@ def test_the_command_for_gpus_has_flags_that_megatron_knows(tmp_path):
     flags = words[words.index("pretrain_gpt.py") + 1 :]
     (ended,) = run_ranks(1, partial(run_command, "all", "doctor", "--world-size", "8", "--json", "--", *flags))
     assert ended.code == 0, ended.output
-    found = json.loads(ended.output[ended.output.index("{") :])
-    assert (found["unknown"], found["world_size"]) == ([], 8)
+    actual = json.loads(ended.output[ended.output.index("{") :])
+    assert (actual["unknown"], actual["world_size"]) == ([], 8)

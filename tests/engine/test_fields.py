@@ -72,10 +72,10 @@ def test_a_new_field_gets_the_metadata_of_its_setting(library):
 
 def test_type_hints_include_the_field_until_it_is_removed(library):
     """transformers makes a parser of them."""
-    made = library.applied(DEPTH)
+    created = library.applied(DEPTH)
     config = library.load().Config
     assert typing.get_type_hints(config) == {"width": int, "depth": int}
-    made.revert()
+    created.revert()
     assert typing.get_type_hints(config) == {"width": int}
 
 
@@ -83,9 +83,9 @@ def test_fields_replace_asdict_and_signature_include_the_field(config):
     field = {field.name: field for field in dataclasses.fields(config)}["depth"]
     assert (field.type, field.default, field.kw_only) == (int, 7, True)
     assert dict(field.metadata) == {"added_in_place": True}
-    made = dataclasses.replace(config(width=4, depth=2), width=5)
-    assert dataclasses.asdict(made) == {"width": 5, "depth": 2}
-    assert dataclasses.replace(made, depth=3).depth == 3
+    created = dataclasses.replace(config(width=4, depth=2), width=5)
+    assert dataclasses.asdict(created) == {"width": 5, "depth": 2}
+    assert dataclasses.replace(created, depth=3).depth == 3
     parameter = inspect.signature(config).parameters["depth"]
     assert (parameter.kind, parameter.default, parameter.annotation) == (parameter.KEYWORD_ONLY, 7, int)
     assert config.depth == 7

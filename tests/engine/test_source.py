@@ -41,11 +41,11 @@ def test_a_checkout_earlier_on_the_path_shadows_the_wheel(two_folders, monkeypat
 
 def test_the_file_found_is_the_file_that_an_import_takes(two_folders, monkeypatch):
     monkeypatch.syspath_prepend(str(two_folders[0]))
-    found = find_file("pkg.sub.mod")
+    actual = find_file("pkg.sub.mod")
     monkeypatch.delitem(sys.modules, "pkg", raising=False)
     import pkg.sub.mod
 
-    assert str(found) == pkg.sub.mod.__file__
+    assert str(actual) == pkg.sub.mod.__file__
     assert pkg.sub.mod.origin == "checkout"
 
 

@@ -56,6 +56,6 @@ def test_no_patch_fails_in_a_thread(threads):
 
 def test_each_patch_is_applied_exactly_once(threads):
     import_targets()
-    found = reports()
+    states = reports()
     for patch in CATALOG:
-        assert problems(patch, found[patch.id], STATE[patch.id]) == []
+        assert problems(patch, states[patch.id], STATE[patch.id]) == []

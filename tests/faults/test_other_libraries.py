@@ -83,11 +83,11 @@ def test_patches_that_do_not_need_that_method_apply(patch_like_them):
     theirs = vars(ChainedOptimizer)["step"]
     megatron_mtp_patches.apply(on_drift="skip")
     assert vars(ChainedOptimizer)["step"] is theirs
-    found = reports()
-    assert USERS and {found[patch.id].state for patch in USERS} == {"refused"}
+    states = reports()
+    assert USERS and {states[patch.id].state for patch in USERS} == {"refused"}
     for patch in CATALOG:
         if patch not in USERS:
-            assert problems(patch, found[patch.id], STATE[patch.id]) == []
+            assert problems(patch, states[patch.id], STATE[patch.id]) == []
     megatron_mtp_patches.revert()
     assert vars(ChainedOptimizer)["step"] is theirs
 

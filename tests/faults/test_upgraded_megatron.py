@@ -65,10 +65,10 @@ def test_a_reload_refuses_the_patches_that_need_the_changed_function_and_keeps_t
     change(file, change_line(NAME))
     with pytest.raises(PatchError, match=f"is refused: {TARGET} is not the source of any release"):
         importlib.reload(module)
-    found = reports()
+    states = reports()
     assert USERS
     for patch in CATALOG:
-        assert found[patch.id].state == ("refused" if patch in USERS else STATE[patch.id])
+        assert states[patch.id].state == ("refused" if patch in USERS else STATE[patch.id])
 
 
 def test_everything_is_applied_once_the_file_is_as_it_was(file, module):
@@ -81,8 +81,8 @@ def test_everything_is_applied_once_the_file_is_as_it_was(file, module):
     megatron_mtp_patches.apply("none")
     importlib.reload(module)
     megatron_mtp_patches.apply()
-    found = reports()
+    states = reports()
     for patch in CATALOG:
-        assert found[patch.id].state == STATE[patch.id]
+        assert states[patch.id].state == STATE[patch.id]
         if STATE[patch.id] in ("applied", "repaired"):
             assert {count(edit) for edit in patch.edits if isinstance(edit, Replace)} <= {1, None}

@@ -45,11 +45,11 @@ def pretrain(folder, iterations, *settings, ranks=1):
     ended = run_ranks(ranks, partial(run_command, "all", *words(folder, iterations, settings)))
     output = "".join(rank.output for rank in ended)
     assert {rank.code for rank in ended} == {0}, output[-6000:]
-    found = {}
+    logged = {}
     for iteration, skipped, rest in LOG_LINE.findall(output):
         metrics = dict(part.strip().rsplit(": ", 1) for part in rest.split("|") if part.strip())
-        found[int(iteration)] = (bool(int(skipped)), metrics)
-    return found, output
+        logged[int(iteration)] = (bool(int(skipped)), metrics)
+    return logged, output
 
 
 def run_interpreter(patches, *words):
@@ -102,8 +102,8 @@ def test_tensorboard_has_each_number_once(folder, trained, resumed):
 
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    found = events.Tags()["scalars"]
-    assert {*TAGS, "mtp_1 loss", "mtp_1_acceptance_rate", "mtp_1 loss validation"} <= set(found)
+    logged = events.Tags()["scalars"]
+    assert {*TAGS, "mtp_1 loss", "mtp_1_acceptance_rate", "mtp_1 loss validation"} <= set(logged)
     lines = trained[0] | resumed[0]
     for tag, metric in (("mtp-grad-norm", "mtp grad norm"), ("mtp_1_acceptance_rate", "mtp_1 acceptance %")):
         scalars = events.Scalars(tag)

@@ -54,20 +54,20 @@ print(json.dumps({{
 
 
 @pytest.fixture(scope="module")
-def found():
+def imported():
     """What such a process sees of the patches."""
     return json.loads(output_of_python("-OO", "-c", SCRIPT).splitlines()[-1])
 
 
-def test_every_patch_is_applied_exactly_once(found):
-    assert found["docstring"] is None, "this was no python -OO"
-    assert {module.partition(".")[0] for module in found["not imported"]} <= {"emerging_optimizers"}
-    assert found["problems"] and [problem for some in found["problems"].values() for problem in some] == []
-    assert found["emerging"] == "pending"
+def test_every_patch_is_applied_exactly_once(imported):
+    assert imported["docstring"] is None, "this was no python -OO"
+    assert {module.partition(".")[0] for module in imported["not imported"]} <= {"emerging_optimizers"}
+    assert imported["problems"] and [problem for some in imported["problems"].values() for problem in some] == []
+    assert imported["emerging"] == "pending"
 
 
-def test_the_commands_do_without_docstrings(found):
-    assert found["summaries"] == {patch.id: patch.summary for patch in CATALOG}
-    code, text = found["explained"]
+def test_the_commands_do_without_docstrings(imported):
+    assert imported["summaries"] == {patch.id: patch.summary for patch in CATALOG}
+    code, text = imported["explained"]
     assert code == 0 and CATALOG[0].problem in " ".join(text.split())
-    assert "status" in found["help"]
+    assert "status" in imported["help"]

@@ -28,7 +28,7 @@ def parallel():
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    made = []
+    groups = []
     last = []
 
     def initialize(**sizes):
@@ -43,13 +43,13 @@ def parallel():
 
     def destroy():
         parallel_state.destroy_model_parallel()
-        while made:
+        while groups:
             with contextlib.suppress(ValueError):  # Megatron has destroyed it
-                dist.destroy_process_group(made.pop())
+                dist.destroy_process_group(groups.pop())
 
     def keep(group):
         if group not in (dist.GroupMember.NON_GROUP_MEMBER, None):
-            made.append(group)
+            groups.append(group)
         return group
 
     yield initialize

@@ -99,11 +99,11 @@ def test_heads_train_as_detached_heads_over_a_main_model_that_is_put_back(make, 
     from head_training import train_detached, train_frozen
 
     frozen, detached = make(clip, freeze_base_model_for_mtp=True), make(clip, mtp_detach_heads=True)
-    found, right = train_frozen(frozen, STEPS), train_detached(detached, STEPS)
+    actual, right = train_frozen(frozen, STEPS), train_detached(detached, STEPS)
     assert not clip or min(frozen.norms) > clip
     if not clip or layout.clipped_to_the_bit:
         assert frozen.losses == detached.losses
-        assert all(torch.equal(tensor, right[name]) for name, tensor in found.items())
+        assert all(torch.equal(tensor, right[name]) for name, tensor in actual.items())
     else:
         assert frozen.losses == [pytest.approx(losses, rel=1e-6) for losses in detached.losses]
 
@@ -115,9 +115,9 @@ def test_heads_train_on_a_stage_without_the_main_model(make):
     from head_training import train_detached, train_frozen
 
     frozen, detached = make(freeze_base_model_for_mtp=True), make(mtp_detach_heads=True)
-    found, right = train_frozen(frozen, STEPS), train_detached(detached, STEPS)
+    actual, right = train_frozen(frozen, STEPS), train_detached(detached, STEPS)
     assert frozen.losses == detached.losses
-    assert all(torch.equal(tensor, right[name]) for name, tensor in found.items())
+    assert all(torch.equal(tensor, right[name]) for name, tensor in actual.items())
 
 
 def test_the_main_model_trains_and_its_heads_stay(make):

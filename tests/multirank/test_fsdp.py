@@ -49,13 +49,13 @@ def test_ten_steps_on_four_ranks_are_those_of_plain_pytorch(make, from_all_ranks
 
 
 def check_ten_steps(make, from_all_ranks, strategy, dtype, overlap):
-    made, reference = make(strategy, dtype, overlap=overlap), Reference(dtype)
+    training, reference = make(strategy, dtype, overlap=overlap), Reference(dtype)
     right = reference.train(range(10))
     first, last = (sum(from_all_ranks(right[step][0])) for step in (0, -1))
     assert last < first / 2 and all(norm > CLIP for _, norm, _ in right[:3])  # it learns, and is clipped
-    found = train(made, range(10))
-    assert found == about(right)
-    assert_same(whole(made), reference.weights, **CLOSE)
+    actual = train(training, range(10))
+    assert actual == about(right)
+    assert_same(whole(training), reference.weights, **CLOSE)
 
 
 def test_without_the_patch_nothing_trains(make, unpatched):
@@ -64,23 +64,23 @@ def test_without_the_patch_nothing_trains(make, unpatched):
     Clipping is off: it would give TransformerEngine's kernel lists without a tensor, of which that reads the first.
     """
     with unpatched():
-        made = make(clip_grad=0.0)
-        before = whole(made)
-        assert len(train(made, range(3))) == 3
-        assert_same(whole(made), before, rtol=0, atol=0)
-        backward(made, 3)
-        assert not any(len(elements) for elements in whole(made, gradient).values())
+        training = make(clip_grad=0.0)
+        before = whole(training)
+        assert len(train(training, range(3))) == 3
+        assert_same(whole(training), before, rtol=0, atol=0)
+        backward(training, 3)
+        assert not any(len(elements) for elements in whole(training, gradient).values())
 
 
 @every_strategy
 def test_gradients_are_clipped_by_the_norm_of_all_ranks(make, strategy, monkeypatch):
-    made, reference = make(strategy), Reference(torch.bfloat16)
+    training, reference = make(strategy), Reference(torch.bfloat16)
     reference.gradients(0)
     norm, _ = reference.clip()
-    backward(made, 0)
-    monkeypatch.setattr(made.optimizer, "step_with_ready_grads", lambda: True)
-    assert made.optimizer.step()[1] == pytest.approx(norm, rel=1e-6) and norm > 2 * CLIP
-    assert_same(whole(made, gradient), {name: w.grad for name, w in reference.weights.items()}, **CLOSE)
+    backward(training, 0)
+    monkeypatch.setattr(training.optimizer, "step_with_ready_grads", lambda: True)
+    assert training.optimizer.step()[1] == pytest.approx(norm, rel=1e-6) and norm > 2 * CLIP
+    assert_same(whole(training, gradient), {name: w.grad for name, w in reference.weights.items()}, **CLOSE)
 
 
 def test_heads_are_clipped_separately(make):
@@ -92,33 +92,33 @@ def test_heads_are_clipped_separately(make):
     reference.gradients(0)
     heads = torch.cat([w.grad.flatten() for name, w in reference.weights.items() if name.startswith("1.")])
     others = torch.cat([w.grad.flatten() for name, w in reference.weights.items() if not name.startswith("1.")])
-    made = make(mark=mark)
-    backward(made, 0)
-    assert made.optimizer.step()[1] == pytest.approx(float(others.norm()), rel=1e-6)
-    assert made.optimizer.mtp_grad_norm == pytest.approx(float(heads.norm()), rel=1e-6)
+    training = make(mark=mark)
+    backward(training, 0)
+    assert training.optimizer.step()[1] == pytest.approx(float(others.norm()), rel=1e-6)
+    assert training.optimizer.mtp_grad_norm == pytest.approx(float(heads.norm()), rel=1e-6)
 
 
 def test_the_mtp_heads_of_a_gpt_keep_their_tag(make, make_gpt):
     """Megatron-FSDP makes parameters of its own, on which no attribute of the model's is left."""
-    made = make(net=make_gpt(32, 8, mtp_detach_heads=True).bfloat16())
-    named = made.model.module.param_and_grad_buffer.optimizer_named_parameters
+    training = make(net=make_gpt(32, 8, mtp_detach_heads=True).bfloat16())
+    named = training.model.module.param_and_grad_buffer.optimizer_named_parameters
     groups = {name: tagged_group(param) for name, param in named}
     heads = [name for name in groups if "mtp.layers." in name]
     assert heads and {name for name, group in groups.items() if group == "mtp"} == set(heads)
 
 
 def test_a_norm_over_the_threshold_updates_nothing(make):
-    made = make(grad_norm_skip_threshold=2.0)
-    before = whole(made)
-    assert train(made, range(2)) == [None, None]
-    assert_same(whole(made), before, rtol=0, atol=0)
+    training = make(grad_norm_skip_threshold=2.0)
+    before = whole(training)
+    assert train(training, range(2)) == [None, None]
+    assert_same(whole(training), before, rtol=0, atol=0)
 
 
 @every_strategy
 def test_zeros_are_counted_once_also_by_a_rank_that_owns_none_of_a_parameter(make, from_all_ranks, strategy):
-    made = make(strategy)
-    ((_, _, zeros),) = train(made, [0])
-    empty = [param._local_tensor.numel() == 0 for param in made.optimizer.get_parameters()]
+    training = make(strategy)
+    ((_, _, zeros),) = train(training, [0])
+    empty = [param._local_tensor.numel() == 0 for param in training.optimizer.get_parameters()]
     everyones = from_all_ranks(empty)
     assert any(map(any, everyones)) and not all(map(all, everyones))
     reference = Reference(torch.bfloat16)
@@ -132,14 +132,14 @@ def test_zeros_are_counted_with_a_rank_that_owns_nothing(make, rank, chained):
     """Precision-aware with fp8 other than delayed scaling, where upstream asks the first parameter."""
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
-    made = make(fp8_recipe="blockwise")
+    training = make(fp8_recipe="blockwise")
     if rank == 0:
-        made.optimizer.optimizer.param_groups.clear()
-    backward(made, 0)
-    mine = sum(int((gradient(p) == 0).sum()) for p in made.optimizer.get_parameters() if gradient(p) is not None)
+        training.optimizer.optimizer.param_groups.clear()
+    backward(training, 0)
+    mine = sum(int((gradient(p) == 0).sum()) for p in training.optimizer.get_parameters() if gradient(p) is not None)
     total = torch.tensor(mine)
     dist.all_reduce(total)
-    optimizer = ChainedOptimizer([made.optimizer]) if chained else made.optimizer
+    optimizer = ChainedOptimizer([training.optimizer]) if chained else training.optimizer
     assert optimizer.count_zeros() == int(total)
 
 
@@ -147,18 +147,18 @@ def test_zeros_are_counted_with_a_rank_that_owns_nothing(make, rank, chained):
 def test_zeros_of_a_chain_over_different_ranks_with_a_rank_that_owns_nothing(make, rank, world_size):
     from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer
 
-    made = make(fp8_recipe="blockwise")
+    training = make(fp8_recipe="blockwise")
     params = [torch.nn.Parameter(torch.ones(4))] if rank else []
     for param in params:
         param.grad, param.tensor_model_parallel = torch.zeros(4), True
     adam = torch.optim.AdamW([{"params": params}], lr=LR)
-    other = FP32Optimizer(adam, made.optimizer.config, lambda *args: None)
+    other = FP32Optimizer(adam, training.optimizer.config, lambda *args: None)
     other.grad_stats_parallel_group = dist.new_group(list(range(world_size)))
     if rank == 0:
-        made.optimizer.optimizer.param_groups.clear()
-    backward(made, 0)
-    alone = made.optimizer.count_zeros()
-    assert ChainedOptimizer([made.optimizer, other]).count_zeros() == alone + 4 * (world_size - 1)
+        training.optimizer.optimizer.param_groups.clear()
+    backward(training, 0)
+    alone = training.optimizer.count_zeros()
+    assert ChainedOptimizer([training.optimizer, other]).count_zeros() == alone + 4 * (world_size - 1)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -169,10 +169,10 @@ def test_zeros_of_a_chain_over_different_ranks_with_a_rank_that_owns_nothing(mak
 def test_the_optimizer_s_state_is_two_moments_and_nothing_else(make, strategy, moments):
     from scripts.bench.held import shard_elements, state_bytes
 
-    made = make(strategy, exp_avg_dtype=moments, exp_avg_sq_dtype=moments)
-    train(made, range(2))
-    elements = shard_elements(made.optimizer)
-    assert state_bytes(made.optimizer) == 2 * moments.itemsize * elements
+    training = make(strategy, exp_avg_dtype=moments, exp_avg_sq_dtype=moments)
+    train(training, range(2))
+    elements = shard_elements(training.optimizer)
+    assert state_bytes(training.optimizer) == 2 * moments.itemsize * elements
     total = torch.tensor(elements)
     dist.all_reduce(total)
     assert int(total) == sum(param.numel() for param in make_net(torch.float32).parameters())
@@ -186,25 +186,25 @@ def test_without_the_patch_four_bytes_more_for_each_element(make, unpatched):
     if hasattr(DistributedDataParallelConfig(), "megatron_fsdp_use_decoupled_grad"):
         pytest.skip("from 0.18 on Megatron drops the master weights itself")
     with unpatched():
-        made = make(clip_grad=0.0)
-        train(made, range(2))
-    assert state_bytes(made.optimizer) == (2 * 4 + 4) * shard_elements(made.optimizer)
+        training = make(clip_grad=0.0)
+        train(training, range(2))
+    assert state_bytes(training.optimizer) == (2 * 4 + 4) * shard_elements(training.optimizer)
 
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "blockwise"])
 def test_no_setting_of_fused_adam_speaks_of_master_weights(make, recipe):
     """With fp8 other than delayed scaling Megatron itself asks for none, and for gradients in `grad`."""
-    made = make(fp8_recipe=recipe)
-    assert train(made, range(2)) == about(Reference(torch.bfloat16).train(range(2)))
-    fused_adam = made.optimizer.optimizer
+    training = make(fp8_recipe=recipe)
+    assert train(training, range(2)) == about(Reference(torch.bfloat16).train(range(2)))
+    fused_adam = training.optimizer.optimizer
     assert (fused_adam.master_weights, fused_adam.store_param_remainders) == (False, False)
     assert fused_adam.use_decoupled_grad is True
 
 
 def test_an_optimizer_that_reads_grad_still_gets_it(make):
-    made = make(use_precision_aware_optimizer=False)
+    training = make(use_precision_aware_optimizer=False)
     reference = Reference(torch.bfloat16)
-    assert train(made, range(3)) == about(reference.train(range(3)))
+    assert train(training, range(3)) == about(reference.train(range(3)))
 
 
 # -- loading without the optimizer ------------------------------------------------------------------------------------

@@ -73,10 +73,10 @@ def _whole(gradient):
 
 def check(gradients, strategy, **settings):
     under_fsdp, right = gradients
-    found = under_fsdp(strategy, **FUSED, **settings)
+    actual = under_fsdp(strategy, **FUSED, **settings)
     for name, gradient in right(**settings).items():
         torch.testing.assert_close(
-            found[name], gradient, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+            actual[name], gradient, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 

@@ -32,14 +32,14 @@ def make(name, **settings):
 
 
 def losses(model, optimizer):
-    found = []
+    actual = []
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = loss_of(model, batch_of(step, 0, torch.float32))
         loss.backward()
         optimizer.step()
-        found.append(float(loss))
-    return found
+        actual.append(float(loss))
+    return actual
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -53,9 +53,9 @@ def test_the_loss_has_the_bits_of_the_patches(rank, parallel, make_gpt, unpatche
     expected = rows.grad, model.output_layer.weight.grad.clone(), mtp.MTPLossLoggingHelper.tracker
     model.zero_grad()
     with unpatched():
-        given = torch.cat(hidden).requires_grad_()
-        first, *heads = given.chunk(1 + DEPTHS)
-        found = functional.mtp_loss(
+        inputs = torch.cat(hidden).requires_grad_()
+        first, *heads = inputs.chunk(1 + DEPTHS)
+        actual = functional.mtp_loss(
             first,
             heads,
             labels,
@@ -67,10 +67,10 @@ def test_the_loss_has_the_bits_of_the_patches(rank, parallel, make_gpt, unpatche
             sequence_parallel=model.config.sequence_parallel,
             **groups,
         )
-        found.loss.backward()
-    assert torch.equal(given.grad, expected[0]) and given.grad.any()
+        actual.loss.backward()
+    assert torch.equal(inputs.grad, expected[0]) and inputs.grad.any()
     assert torch.equal(model.output_layer.weight.grad, expected[1])
-    sums = found.metrics.sums()
+    sums = actual.metrics.sums()
     tokens = sums["tokens"].clone()
     torch.distributed.all_reduce(tokens, group=groups["cp_group"])
     logged = sums["losses"] * groups["cp_group"].size() / tokens
@@ -84,9 +84,9 @@ def test_a_step_has_the_bits_of_the_patches(rank, parallel, unpatched, is_distri
     parallel()
     expected = train(rank, is_distributed, threshold, by_patches)
     with unpatched():
-        found = train(rank, is_distributed, threshold, by_functions)
-    assert found[0] == expected[0] and found[0][0] is (threshold > 1)
-    assert all(map(torch.equal, found[1], expected[1]))
+        actual = train(rank, is_distributed, threshold, by_functions)
+    assert actual[0] == expected[0] and actual[0][0] is (threshold > 1)
+    assert all(map(torch.equal, actual[1], expected[1]))
 
 
 def train(rank, is_distributed, threshold, step):

@@ -70,9 +70,9 @@ def test_heads_are_copies_of_the_last_layer(make_stage, from_all_ranks, rank, ow
     layer, norm = from_all_ranks(end)[owner]
     for head, projection in zip(model.mtp.layers if rank else [], random, strict=True):
         for module, state in ((layer_of(head), layer), (head.final_layernorm, norm)):
-            found = module.state_dict()
+            actual = module.state_dict()
             names = [name for name in state if not name.endswith("_extra_state")]
-            assert names and all(torch.equal(found[name], state[name]) for name in names)
+            assert names and all(torch.equal(actual[name], state[name]) for name in names)
         assert torch.equal(head.eh_proj.weight, projection)
         assert (head.enorm.weight == 1).all() and (head.hnorm.weight == 1).all()
 

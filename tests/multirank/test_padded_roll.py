@@ -54,7 +54,7 @@ def test_heads_see_the_targets_and_weights_of_the_unsharded_pack(
     tokens = list(range(1, pack.size + 1))
     given_mask = [0 if token % 3 == 0 else 1 for token in tokens] if with_mask else None
     labels = [token + 1 for token in tokens] if with_labels else None
-    found = heads(
+    actual = heads(
         pack,
         *cut.place,
         cp_group=cut.group,
@@ -63,7 +63,7 @@ def test_heads_see_the_targets_and_weights_of_the_unsharded_pack(
         loss_mask=given_mask,
     )
     expected = expected_heads(pack, *cut.place, labels=labels, tokens=tokens, loss_mask=given_mask)
-    for here, reference in from_all_ranks((found, expected)):
+    for here, reference in from_all_ranks((actual, expected)):
         assert here.targets == reference.targets
         torch.testing.assert_close(here.weights, reference.weights, rtol=1e-6, atol=0)
 
@@ -72,8 +72,8 @@ def test_heads_see_the_targets_and_weights_of_the_unsharded_pack(
 @given(data=st.data())
 def test_an_mtp_layer_gets_the_inputs_of_the_unsharded_pack(data, cut, world_size, from_all_ranks):
     pack = data.draw(packs(world_size))
-    found = layer_inputs(pack, *cut.place, cp_group=cut.group)
-    assert from_all_ranks(found == expected_layer_inputs(found, pack, *cut.place)) == [True] * world_size
+    actual = layer_inputs(pack, *cut.place, cp_group=cut.group)
+    assert from_all_ranks(actual == expected_layer_inputs(actual, pack, *cut.place)) == [True] * world_size
 
 
 def test_each_neighbour_gets_one_message_for_all_sequences(cut, rank, world_size, monkeypatch):

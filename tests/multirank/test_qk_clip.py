@@ -110,8 +110,8 @@ def clip(chunks):
         return None, type(error).__name__
 
 
-def relative_difference(found, right):
-    return float(((found.double() - right).abs() / right.abs()).nan_to_num(0.0).max())
+def relative_difference(actual, right):
+    return float(((actual.double() - right).abs() / right.abs()).nan_to_num(0.0).max())
 
 
 @pytest.mark.parametrize("training", TRAININGS, ids=str)

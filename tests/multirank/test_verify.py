@@ -28,20 +28,20 @@ def verify(training):
 
     tracker = copy.deepcopy(drop_groups(MTPLossLoggingHelper.tracker))
     before = [param.detach().clone() for chunk in training.model for param in chunk.parameters()]
-    found = megatron_mtp_patches.verify(training.model, training.optimizer, lambda: training.run_schedule(0))
+    verification = megatron_mtp_patches.verify(training.model, training.optimizer, lambda: training.run_schedule(0))
     params = [param for chunk in training.model for param in chunk.parameters()]
     assert all(map(torch.equal, params, before)) and not any(param.main_grad.any() for param in params)
     after = drop_groups(MTPLossLoggingHelper.tracker)
     assert after.keys() == tracker.keys() and all(map(torch.equal, after.values(), tracker.values()))
-    return found
+    return verification
 
 
 def test_detached_heads_train_alone(make):
-    found = verify(make(mtp_detach_heads=True))
-    assert found.ok and len(found.heads) > 10 and not found.others
-    assert all("mtp.layers." in name for name in found.heads)
-    assert found.norms[None] == 0.0 < found.norms["mtp"]
-    assert "parameters of the heads and nothing else" in str(found)
+    verification = verify(make(mtp_detach_heads=True))
+    assert verification.ok and len(verification.heads) > 10 and not verification.others
+    assert all("mtp.layers." in name for name in verification.heads)
+    assert verification.norms[None] == 0.0 < verification.norms["mtp"]
+    assert "parameters of the heads and nothing else" in str(verification)
 
 
 def test_disabled_heads_are_refused(make):
@@ -51,16 +51,16 @@ def test_disabled_heads_are_refused(make):
 
 
 def test_attached_heads_also_train_the_main_model(make):
-    found = verify(make())
-    assert not found.ok and "output_layer.weight" in found.others
-    assert found.norms[None] > 0 and "mtp" not in found.norms
-    assert "--mtp-detach-heads keeps it out of them" in str(found)
+    verification = verify(make())
+    assert not verification.ok and "output_layer.weight" in verification.others
+    assert verification.norms[None] > 0 and "mtp" not in verification.norms
+    assert "--mtp-detach-heads keeps it out of them" in str(verification)
 
 
 def test_a_model_without_heads_has_nothing_to_verify(make):
-    found = verify(make(mtp_num_layers=None))
-    assert not found.ok and not found.heads and not found.others
-    assert "has reached no parameter at all" in str(found)
+    verification = verify(make(mtp_num_layers=None))
+    assert not verification.ok and not verification.heads and not verification.others
+    assert "has reached no parameter at all" in str(verification)
 
 
 def test_a_gradient_of_another_loop_is_not_silenced(make):
@@ -71,8 +71,8 @@ def test_a_gradient_of_another_loop_is_not_silenced(make):
             for param in chunk.parameters():
                 param.main_grad.fill_(1.0)
 
-    found = megatron_mtp_patches.verify(training.model, training.optimizer, another_loop)
-    assert not found.ok and "No step of Megatron's schedules was seen" in str(found)
+    verification = megatron_mtp_patches.verify(training.model, training.optimizer, another_loop)
+    assert not verification.ok and "No step of Megatron's schedules was seen" in str(verification)
 
 
 def test_a_step_that_would_update_is_an_error_and_changes_nothing(make):

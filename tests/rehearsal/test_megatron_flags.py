@@ -61,8 +61,8 @@ def test_rank_0_prints_the_changed_defaults_in_one_line(monkeypatch, capsys, by_
         return args.hidden_size, defaults
 
     def validate():
-        given = ((), {"args": parse(), "defaults": {"seed": 1}}) if by_name else ((parse(), {"seed": 1}), {})
-        return refuse_gpu_flags(Call(validate_args, None, *given))
+        arguments = ((), {"args": parse(), "defaults": {"seed": 1}}) if by_name else ((parse(), {"seed": 1}), {})
+        return refuse_gpu_flags(Call(validate_args, None, *arguments))
 
     monkeypatch.setenv("RANK", "0")
     assert validate() == (64, {"seed": 1})
@@ -141,13 +141,13 @@ def test_the_advice_names_the_transformer_engine_that_the_release_was_made_for(m
 
 @with_its_python
 def test_with_transformer_engine_its_layers_and_optimizer_are_accepted():
-    given = {"transformer_impl": "transformer_engine", "tensor_model_parallel_size": 2}
-    refuse(argparse.Namespace(**{**HARMLESS, **given, "use_precision_aware_optimizer": True}))
+    fields = {"transformer_impl": "transformer_engine", "tensor_model_parallel_size": 2}
+    refuse(argparse.Namespace(**{**HARMLESS, **fields, "use_precision_aware_optimizer": True}))
 
 
 @with_its_python
 @pytest.mark.parametrize(
-    "given, named",
+    "fields, named",
     [
         (
             {"transformer_impl": "inference_optimized"},
@@ -159,10 +159,10 @@ def test_with_transformer_engine_its_layers_and_optimizer_are_accepted():
         ({"tensor_model_parallel_size": 2}, "leave it out, or use `--transformer-impl transformer_engine"),
     ],
 )
-def test_with_transformer_engine_flags_that_need_a_gpu_are_still_refused(given, named, monkeypatch):
+def test_with_transformer_engine_flags_that_need_a_gpu_are_still_refused(fields, named, monkeypatch):
     monkeypatch.setattr(megatron_flags.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RehearsalRefusal) as refusal:
-        refuse(argparse.Namespace(**{**HARMLESS, **given}))
+        refuse(argparse.Namespace(**{**HARMLESS, **fields}))
     assert str(refusal.value).count("\n") == 1
     assert named in str(refusal.value)
 

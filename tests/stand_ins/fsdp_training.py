@@ -128,11 +128,11 @@ def about(steps):
     return [(pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-5), zeros) for loss, norm, zeros in steps]
 
 
-def assert_same(found, right, **tolerance):
-    found, right = ({name.removeprefix("module."): v for name, v in which.items()} for which in (found, right))
-    assert found.keys() == right.keys()
+def assert_same(actual, right, **tolerance):
+    actual, right = ({name.removeprefix("module."): v for name, v in which.items()} for which in (actual, right))
+    assert actual.keys() == right.keys()
     for name, value in right.items():
-        torch.testing.assert_close(found[name], value.float().flatten(), **tolerance)
+        torch.testing.assert_close(actual[name], value.float().flatten(), **tolerance)
 
 
 # The order in which gradients are summed and norms are taken differs: the last bits of fp32.

@@ -17,9 +17,9 @@ def assert_same():
     """assert_same(found, expected, dtype=torch.float32): they are equal within the rounding of that dtype."""
     import torch
 
-    def check(found, expected, dtype=torch.float32):
+    def check(actual, expected, dtype=torch.float32):
         tolerance = 1e-5 if dtype == torch.float32 else 3e-2
-        torch.testing.assert_close(found.float(), expected.float(), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
 
     return check
 
@@ -32,10 +32,10 @@ def assert_same_gradients(assert_same):
     """
     import torch
 
-    def check(found, expected, inputs, dtype=torch.float32, scale=1.0):
+    def check(actual, expected, inputs, dtype=torch.float32, scale=1.0):
         grad = torch.randn_like(expected)
         for one, other in zip(
-            torch.autograd.grad(found, inputs, grad.to(found.dtype)),
+            torch.autograd.grad(actual, inputs, grad.to(actual.dtype)),
             torch.autograd.grad(expected, inputs, grad),
             strict=True,
         ):

@@ -139,9 +139,9 @@ def test_a_bias_after_scaling(fused_calls, assert_same):
     expected = expected.permute(2, 0, 1, 3).flatten(2)
     assert_same(out, expected, torch.bfloat16)
     grad = torch.randn_like(out)
-    (found,) = torch.autograd.grad(out, bias, grad)
+    (actual,) = torch.autograd.grad(out, bias, grad)
     (wanted,) = torch.autograd.grad(expected, bias, grad.float())
-    assert_same(found, wanted, torch.bfloat16)
+    assert_same(actual, wanted, torch.bfloat16)
 
 
 def test_dropout_is_the_same_in_backward():
@@ -153,8 +153,8 @@ def test_dropout_is_the_same_in_backward():
     assert not torch.equal(out, whole(q, k, v))
     direction = torch.randn_like(out)
     (grad,) = torch.autograd.grad(out, v, direction)
-    found = (grad.float() * v.float()).sum()
-    torch.testing.assert_close(found, (out.float() * direction.float()).sum(), rtol=2e-2, atol=5e-1)
+    actual = (grad.float() * v.float()).sum()
+    torch.testing.assert_close(actual, (out.float() * direction.float()).sum(), rtol=2e-2, atol=5e-1)
 
 
 @pytest.mark.parametrize("kind", ["off-by-one", "learnable"])
@@ -201,8 +201,8 @@ def test_a_softmax_with_one_more_score(kind, assert_same):
         "dqkv_layout": "sbhd_sbhd_sbhd",
         **how,
     }
-    found = fused_attn_bwd(**{name: value for name, value in given.items() if name in names})
-    for one, other in zip([*found[:3], found[4]], wanted, strict=True):
+    actual = fused_attn_bwd(**{name: value for name, value in given.items() if name in names})
+    for one, other in zip([*actual[:3], actual[4]], wanted, strict=True):
         assert_same(one, other, torch.bfloat16)
 
 

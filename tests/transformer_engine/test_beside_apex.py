@@ -28,9 +28,9 @@ def test_every_patch_is_applied_exactly_once_beside_apex():
 
         assert Adam.__module__.startswith(f"{library}.")
         assert gpt_layer_specs.HAVE_TE is has_transformer_engine and gpt_layer_specs.HAVE_APEX
-        found = reports()
+        states = reports()
         for patch in CATALOG:
-            assert problems(patch, found[patch.id], STATE[patch.id]) == []
+            assert problems(patch, states[patch.id], STATE[patch.id]) == []
 
     (ended,) = run_ranks(1, import_megatron)  # a Megatron that is imported stays as it is
     assert ended.code == 0, ended.output

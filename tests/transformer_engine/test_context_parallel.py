@@ -59,8 +59,8 @@ def test_dense_sequences(form, mask, way, assert_same):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     expected = forward_and_backward(qkv, grad, form, mask)
     mine = [of_this_rank(one, along, rank, ranks) for one in qkv]
-    found = forward_and_backward(mine, of_this_rank(grad, along, rank, ranks), form, mask, way)
-    for one, whole in zip(found, expected, strict=True):
+    actual = forward_and_backward(mine, of_this_rank(grad, along, rank, ranks), form, mask, way)
+    for one, whole in zip(actual, expected, strict=True):
         assert_same(one, of_this_rank(whole.view(*shape[:2], *one.shape[2:]), along, rank, ranks), torch.bfloat16)
 
 
@@ -75,6 +75,6 @@ def test_packed_sequences(assert_same):
     expected = forward_and_backward(qkv, grad, "thd", "padding_causal", **more)
     mine = tex.thd_get_partitioned_indices(ends, PACKED[-1], dist.get_world_size(), dist.get_rank()).long()
     more |= {"cu_seqlens_q_padded": ends, "cu_seqlens_kv_padded": ends}
-    found = forward_and_backward([one[mine] for one in qkv], grad[mine], "thd", "padding_causal", "p2p", **more)
-    for one, whole in zip(found, expected, strict=True):
+    actual = forward_and_backward([one[mine] for one in qkv], grad[mine], "thd", "padding_causal", "p2p", **more)
+    for one, whole in zip(actual, expected, strict=True):
         assert_same(one, whole[mine].view(one.shape), torch.bfloat16)

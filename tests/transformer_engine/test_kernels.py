@@ -56,8 +56,8 @@ def test_activations(name, assert_same):
     assert_same(getattr(tex, name)(x, None), out)
     assert_same(getattr(tex, f"d{name}")(grad, x, None), expected)
     if name in PLAIN:
-        bias, found = getattr(tex, f"dbias_d{name}")(grad, x, None)
-        assert_same(found, expected)
+        bias, actual = getattr(tex, f"dbias_d{name}")(grad, x, None)
+        assert_same(actual, expected)
         assert_same(bias, expected.sum(0))
 
 
@@ -76,17 +76,17 @@ def masked_softmax(mask, scale):
 def test_softmax(kind, assert_same):
     shape = (4, 8, 8) if kind == "upper_triang_masked_" else (2, 2, 6, 8)
     mask = torch.zeros(shape[-2:], dtype=torch.bool)
-    given = []
+    inputs = []
     if kind == "masked_":
         mask = torch.rand(2, 1, 6, 8) < 0.3
-        given = [mask]
+        inputs = [mask]
     elif kind:
         mask = torch.ones(shape[-2:], dtype=torch.bool).triu(1 + shape[-1] - shape[-2])
     x = torch.randn(shape).bfloat16()
     out, grad, expected = forward_and_gradient(masked_softmax(mask, 0.5), x.float())
-    found = getattr(tex, f"scaled_{kind}softmax_forward")(x, *given, 0.5)
-    assert_same(found, out, x.dtype)
-    assert_same(getattr(tex, f"scaled_{kind}softmax_backward")(grad.bfloat16(), found, 0.5), expected, x.dtype)
+    actual = getattr(tex, f"scaled_{kind}softmax_forward")(x, *inputs, 0.5)
+    assert_same(actual, out, x.dtype)
+    assert_same(getattr(tex, f"scaled_{kind}softmax_backward")(grad.bfloat16(), actual, 0.5), expected, x.dtype)
 
 
 def test_a_row_that_is_masked_completely_is_zero():
@@ -115,8 +115,8 @@ def test_the_gradients_of_a_layer_norm(assert_same):
     x, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((6, 8), (8,), (8,)))
     out = F.layer_norm(x, (8,), weight, bias, 1e-5)
     grad = torch.randn_like(out)
-    found, mean, rsigma = tex.layernorm_fwd(x, weight, bias, 1e-5, None, None, FLOAT, 0, False)
-    assert_same(found, out)
+    actual, mean, rsigma = tex.layernorm_fwd(x, weight, bias, 1e-5, None, None, FLOAT, 0, False)
+    assert_same(actual, out)
     expected = torch.autograd.grad(out, [x, weight, bias], grad)
     for one, other in zip(tex.layernorm_bwd(grad, x, mean, rsigma, weight, 0, False), expected, strict=True):
         assert_same(one, other)
@@ -140,18 +140,20 @@ def test_products(assert_same):
     assert_same(before, product + bias)
     assert_same(activated, F.gelu(product + bias, approximate="tanh"))
     assert_same(gemm(weight, grad, "NN", grad=True)[0], grad @ weight)
-    of_weight, of_bias = gemm(x, grad, "NT", bias=torch.empty(5), grad=True)[:2]
-    assert_same(of_weight, torch.einsum("sbo,sbi->oi", grad, x))
-    assert_same(of_bias, grad.sum((0, 1)))
+    weight_grad, bias_grad = gemm(x, grad, "NT", bias=torch.empty(5), grad=True)[:2]
+    assert_same(weight_grad, torch.einsum("sbo,sbi->oi", grad, x))
+    assert_same(bias_grad, grad.sum((0, 1)))
 
 
 def test_a_backward_product_through_gelu(assert_same):
     weight, grad = torch.randn(5, 8), torch.randn(6, 5)
     before = torch.randn(6, 8, requires_grad=True)
     (expected,) = torch.autograd.grad(F.gelu(before, approximate="tanh"), before, grad @ weight)
-    found, of_bias, _, _ = gemm(weight, grad, "NN", bias=torch.empty(8), gelu=True, gelu_in=before.detach(), grad=True)
-    assert_same(found, expected)
-    assert_same(of_bias, expected.sum(0))
+    actual, bias_grad, _, _ = gemm(
+        weight, grad, "NN", bias=torch.empty(8), gelu=True, gelu_in=before.detach(), grad=True
+    )
+    assert_same(actual, expected)
+    assert_same(bias_grad, expected.sum(0))
 
 
 def test_products_of_experts_in_one_tensor(assert_same):
@@ -169,8 +171,8 @@ def test_products_of_experts_in_one_tensor(assert_same):
 
 def test_the_gradient_of_a_bias(assert_same):
     grad = torch.randn(3, 2, 5)
-    of_bias, same = tex.bgrad_quantize(grad, None)
-    assert_same(of_bias, grad.sum((0, 1)))
+    bias_grad, same = tex.bgrad_quantize(grad, None)
+    assert_same(bias_grad, grad.sum((0, 1)))
     assert same is grad
 
 

@@ -10,14 +10,16 @@ LENGTH, BATCH, HEADS, PLAIN, ROTATED, VALUES = 6, 2, 2, 8, 8, 8
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
 
-def assert_close(found, expected, dtype):
+def assert_close(actual, expected, dtype):
     eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(found.float(), expected.float(), rtol=8 * eps, atol=8 * eps)
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=8 * eps, atol=8 * eps)
 
 
-def assert_same_gradients(found, expected, inputs, again, dtype):
+def assert_same_gradients(actual, expected, inputs, again, dtype):
     grads = [torch.randn_like(one) for one in expected]
-    got = torch.autograd.grad(found, inputs, [grad.to(dtype, copy=True) for grad in grads])  # some are written in place
+    got = torch.autograd.grad(
+        actual, inputs, [grad.to(dtype, copy=True) for grad in grads]
+    )  # some are written in place
     for one, other in zip(got, torch.autograd.grad(expected, again, grads), strict=True):
         assert_close(one, other, dtype)
 
@@ -49,11 +51,11 @@ def test_rope_of_mla_queries(angles, dtype):
 
     cos, sin = (one.to(dtype) for one in angles)
     q, again = copies(dtype, LENGTH, BATCH, HEADS, PLAIN + ROTATED)
-    found = fused_apply_mla_rope_for_q(q * 1, cos, sin, PLAIN, ROTATED)
+    actual = fused_apply_mla_rope_for_q(q * 1, cos, sin, PLAIN, ROTATED)
     rotated = rotate(again[..., PLAIN:], cos.float(), sin.float())
     expected = torch.cat((again[..., :PLAIN], rotated), -1)
-    assert_close(found, expected, dtype)
-    assert_same_gradients([found], [expected], [q], [again], dtype)
+    assert_close(actual, expected, dtype)
+    assert_same_gradients([actual], [expected], [q], [again], dtype)
 
 
 @each_dtype
@@ -63,12 +65,12 @@ def test_rope_of_mla_keys(angles, dtype):
     cos, sin = (one.to(dtype) for one in angles)
     kv, kv_again = copies(dtype, LENGTH, BATCH, HEADS, PLAIN + VALUES)
     position, position_again = copies(dtype, LENGTH, BATCH, 1, ROTATED)
-    found = fused_apply_mla_rope_for_kv(kv, position, cos, sin, ROTATED, PLAIN, VALUES)
+    actual = fused_apply_mla_rope_for_kv(kv, position, cos, sin, ROTATED, PLAIN, VALUES)
     rotated = rotate(position_again, cos.float(), sin.float()).expand(-1, -1, HEADS, -1)
     expected = torch.cat((kv_again[..., :PLAIN], rotated), -1), kv_again[..., PLAIN:]
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert_close(one, other, dtype)
-    assert_same_gradients(found, expected, [kv, position], [kv_again, position_again], dtype)
+    assert_same_gradients(actual, expected, [kv, position], [kv_again, position_again], dtype)
 
 
 @each_dtype
@@ -80,12 +82,12 @@ def test_indices_of_experts_to_a_map(dtype):
     indices = torch.rand(LENGTH, experts).topk(2).indices
     indices[2, 1] = -1  # an expert of another rank
     probs, again = copies(dtype, LENGTH, 2)
-    routed, found = fused_indices_to_multihot(indices, probs, experts)
+    routed, actual = fused_indices_to_multihot(indices, probs, experts)
     token, slot = (indices >= 0).nonzero(as_tuple=True)
     expected = torch.zeros(LENGTH, experts).index_put((token, indices[token, slot]), again[token, slot])
     assert torch.equal(routed.bool(), expected != 0)
-    assert_close(found, expected, dtype)
-    assert_same_gradients([found], [expected], [probs], [again], dtype)
+    assert_close(actual, expected, dtype)
+    assert_same_gradients([actual], [expected], [probs], [again], dtype)
 
 
 def test_padding_of_a_routing_map():

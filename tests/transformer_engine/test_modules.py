@@ -53,8 +53,8 @@ def test_norm_and_linear_with_a_norm_before_it(dtype, norm, zero_centered, asser
     assert_same(out, expected, dtype)
     at = [x, module.weight, module.bias, module.layer_norm_weight]
     grad = torch.randn_like(expected)
-    found = torch.autograd.grad(out, at, grad, retain_graph=True)
-    for one, other in zip(found, torch.autograd.grad(expected, at, grad, retain_graph=True), strict=True):
+    actual = torch.autograd.grad(out, at, grad, retain_graph=True)
+    for one, other in zip(actual, torch.autograd.grad(expected, at, grad, retain_graph=True), strict=True):
         assert_same(one / 6, other / 6, dtype)
 
     alone = getattr(te, norm)(32, zero_centered_gamma=zero_centered, dtype=dtype, device="cuda")
@@ -84,9 +84,9 @@ def test_grouped_linear_with_an_expert_that_has_no_token(dtype, assert_same, ass
     module = te.GroupedLinear(3, 32, 48, bias=True, params_dtype=dtype)
     x = torch.randn(20, 32, dtype=dtype, requires_grad=True)
     splits = [5, 0, 15]
-    of_expert = [(getattr(module, f"weight{i}"), getattr(module, f"bias{i}")) for i in range(3)]
+    experts = [(getattr(module, f"weight{i}"), getattr(module, f"bias{i}")) for i in range(3)]
     out = module(x, splits)
-    expected = torch.cat([F.linear(part, *own) for part, own in zip(x.split(splits), of_expert, strict=True)])
+    expected = torch.cat([F.linear(part, *own) for part, own in zip(x.split(splits), experts, strict=True)])
     assert_same(out, expected, dtype)
     at = [x, module.weight0, module.weight2, module.bias0, module.bias2]
     assert_same_gradients(out, expected, at, dtype, scale=6)

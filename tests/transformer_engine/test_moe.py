@@ -49,11 +49,11 @@ def test_permutation_in_torch_equals_the_triton_kernels(dtype, assert_same):
     routed = int(mask.sum())
     x, probs = torch.randn(tokens, WIDTH).to(dtype), torch.rand(tokens, experts).to(dtype) * mask
 
-    def both(name, **given):
+    def both(name, **arguments):
         function = getattr(kernels, name)
         names = inspect.signature(function.__wrapped__).parameters
-        given = {name: value for name, value in given.items() if name in names}
-        return function(**given), function.__wrapped__(**given)
+        arguments = {name: value for name, value in arguments.items() if name in names}
+        return function(**arguments), function.__wrapped__(**arguments)
 
     ours, theirs = both("make_row_id_map", routing_map=mask, num_tokens=tokens, num_experts=experts)
     here = torch.arange(experts) < theirs[:, -1:]
@@ -61,23 +61,23 @@ def test_permutation_in_torch_equals_the_triton_kernels(dtype, assert_same):
     assert torch.equal(ours[keep], theirs[keep])
 
     sizes = {"num_tokens": tokens, "num_experts": experts, "hidden_size": WIDTH, "num_out_tokens": routed}
-    given = {**sizes, "row_id_map": ours, "scale": None, "scale_hidden_dim": 0, "pad_offsets": None}
-    for one, other in zip(*both("permute_with_mask_map", inp=x, probs=probs, **given), strict=True):
+    arguments = {**sizes, "row_id_map": ours, "scale": None, "scale_hidden_dim": 0, "pad_offsets": None}
+    for one, other in zip(*both("permute_with_mask_map", inp=x, probs=probs, **arguments), strict=True):
         assert one is other is None or torch.equal(one, other)
     permuted, permuted_probs = torch.randn(routed, WIDTH).to(dtype), torch.rand(routed).to(dtype)
     for merging in (None, probs):
         words = {"inp": permuted, "merging_probs": merging, "permuted_probs": permuted_probs}
-        for one, other in zip(*both("unpermute_with_mask_map", **words, **given), strict=True):
+        for one, other in zip(*both("unpermute_with_mask_map", **words, **arguments), strict=True):
             assert_same(one, other, dtype)
     words = {"fwd_output_grad": torch.randn(tokens, WIDTH).to(dtype), "fwd_input": permuted, "merging_probs": probs}
-    for one, other in zip(*both("unpermute_with_mask_map_bwd_with_merging_probs", **words, **given), strict=True):
+    for one, other in zip(*both("unpermute_with_mask_map_bwd_with_merging_probs", **words, **arguments), strict=True):
         assert_same(one, other, dtype)
 
     split, order = torch.tensor([2, 0, 5, 3]), torch.tensor([2, 0, 3, 1])
     one, other = both("make_chunk_sort_map", split_sizes=split, sorted_indices=order, num_tokens=rows, num_splits=4)
     assert torch.equal(one, other)
-    given = {"inp": torch.randn(rows, WIDTH).to(dtype), "row_id_map": one, "probs": torch.rand(rows)}
+    arguments = {"inp": torch.randn(rows, WIDTH).to(dtype), "row_id_map": one, "probs": torch.rand(rows)}
     for forward in (True, False):
         words = {"num_tokens": rows, "hidden_size": WIDTH, "is_forward": forward}
-        for found, expected in zip(*both("sort_chunks_by_map", **given, **words), strict=True):
-            assert torch.equal(found, expected)
+        for actual, expected in zip(*both("sort_chunks_by_map", **arguments, **words), strict=True):
+            assert torch.equal(actual, expected)

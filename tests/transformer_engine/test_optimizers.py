@@ -59,28 +59,28 @@ def test_fused_adam(case):
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=1e-6)
         return
     torch.testing.assert_close(parameter.float(), expected.bfloat16().float(), rtol=1e-2, atol=1e-2)
-    found = optimizer.get_unscaled_state(parameter, "master_param")
+    actual = optimizer.get_unscaled_state(parameter, "master_param")
     if settings.get("store_param_remainders"):
-        low = found.int()
+        low = actual.int()
         high = parameter.detach().view(torch.int16).int() - (low < 0).int()
-        found = ((high << 16) | (low & 0xFFFF)).view(torch.float32)
+        actual = ((high << 16) | (low & 0xFFFF)).view(torch.float32)
     rounded = "exp_avg_dtype" in settings
-    torch.testing.assert_close(found.float(), expected, rtol=1e-2 if rounded else 1e-6, atol=2e-3 if rounded else 1e-6)
+    torch.testing.assert_close(actual.float(), expected, rtol=1e-2 if rounded else 1e-6, atol=2e-3 if rounded else 1e-6)
 
 
 @pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
 def test_fused_sgd(nesterov):
     start, gradients = torch.randn(7, 9), [torch.randn(7, 9) for _ in range(4)]
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
-    found = []
+    actual = []
     for kind in (FusedSGD, torch.optim.SGD):
         parameter = torch.nn.Parameter(start.clone())
         optimizer = kind([parameter], **settings)
         for gradient in gradients:
             parameter.grad = gradient.clone()
             optimizer.step()
-        found.append(parameter.detach())
-    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+        actual.append(parameter.detach())
+    torch.testing.assert_close(*actual, rtol=1e-6, atol=1e-6)
 
 
 def test_scaling_flags_values_that_are_not_finite():

@@ -55,12 +55,12 @@ def test_queries_keys_and_values_together(assert_same):
     splits = [2 * width, width, width]
     qkv = torch.randn(16, 2, 3, sum(splits))
     how = (None, splits, FORMATS["sbhd"], False, 1, 0)
-    found = tex.fused_qkv_rope_forward(qkv, angles, angles, *how)
+    actual = tex.fused_qkv_rope_forward(qkv, angles, angles, *how)
     q, k, v = qkv.split(splits, -1)
     leaves = [q.reshape(16, 2, 6, width), k, v]
     rotated = [rope.apply_rotary_pos_emb(one, angles, tensor_format="sbhd", fused=False) for one in leaves[:2]]
-    for one, expected in zip(found, [*rotated, v], strict=True):
+    for one, expected in zip(actual, [*rotated, v], strict=True):
         assert_same(one, expected)
     # The gradient of a rotation is the inverse rotation, so the backward of the output gives the input.
-    back = tex.fused_qkv_rope_backward(*found, angles, angles, *how[1:])
+    back = tex.fused_qkv_rope_backward(*actual, angles, angles, *how[1:])
     assert_same(back, qkv)

@@ -66,10 +66,10 @@ EXPECTED = {
 @pytest.mark.parametrize("operation", EXPECTED)
 def test_operations(operation, dtype):
     x, y = torch.randn(SIZE).to(dtype), torch.randn(SIZE).to(dtype)
-    found = torch.empty_like(x)
-    _calculate[(1,)](x, y, found, SIZE=SIZE, OPERATION=operation)
+    actual = torch.empty_like(x)
+    _calculate[(1,)](x, y, actual, SIZE=SIZE, OPERATION=operation)
     expected = EXPECTED[operation](x, y)
-    torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(dtype).eps if operation == "sum" else 0, atol=0)
+    torch.testing.assert_close(actual, expected, rtol=2 * torch.finfo(dtype).eps if operation == "sum" else 0, atol=0)
 
 
 @triton.jit
@@ -95,9 +95,9 @@ def _product(x_ptr, y_ptr, out_ptr, SIZE: tl.constexpr):
 @each_dtype
 def test_products_of_matrices(dtype):
     x, y = torch.randn(SIZE, SIZE).to(dtype), torch.randn(SIZE, SIZE).to(dtype)
-    found = torch.empty(SIZE, SIZE)
-    _product[(1,)](x, y, found, SIZE=SIZE)
-    torch.testing.assert_close(found, x.float() @ y.float(), rtol=1e-5, atol=1e-5)
+    actual = torch.empty(SIZE, SIZE)
+    _product[(1,)](x, y, actual, SIZE=SIZE)
+    torch.testing.assert_close(actual, x.float() @ y.float(), rtol=1e-5, atol=1e-5)
 
 
 @triton.jit
@@ -121,13 +121,13 @@ def test_cross_entropy(dtype, smoothing, ignored):
     if ignored:
         target[3] = -100
     weights = torch.rand(16, 2)
-    found, expected = (logits.clone().requires_grad_() for _ in range(2))
-    loss = parallel_cross_entropy(found * 1, target, smoothing, False, None)
+    actual, expected = (logits.clone().requires_grad_() for _ in range(2))
+    loss = parallel_cross_entropy(actual * 1, target, smoothing, False, None)
     loss.backward(weights)
-    of_torch = F.cross_entropy(
+    expected_loss = F.cross_entropy(
         expected.float().view(-1, 50), target.view(-1), reduction="none", label_smoothing=smoothing
     )
-    of_torch.backward(weights.view(-1))
-    torch.testing.assert_close(loss.view(-1), of_torch, rtol=1e-5, atol=1e-5)
+    expected_loss.backward(weights.view(-1))
+    torch.testing.assert_close(loss.view(-1), expected_loss, rtol=1e-5, atol=1e-5)
     # the kernel rounds the softmax, the difference and the product to the dtype of the logits
-    torch.testing.assert_close(found.grad, expected.grad, rtol=3 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+    torch.testing.assert_close(actual.grad, expected.grad, rtol=3 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)

@@ -20,7 +20,7 @@ from scripts.common.forks import fork
 from . import levels
 
 # modelopt imports pyarrow, which starts it; the allocator goes on without it in a fork.
-OF_JEMALLOC = "jemalloc_bg_thd\n"
+JEMALLOC_THREAD = "jemalloc_bg_thd\n"
 # pytest's own process may have imported anything.
 START = "import sys; sys.path[:] = sys.argv[2:]; from tests.warm.server import serve; serve(sys.argv[1], 'python')"
 
@@ -79,7 +79,9 @@ def serve(address: str, level: str) -> None:
     with Client(address) as connection:
         try:
             levels.climb(level)
-            threads = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() != OF_JEMALLOC]
+            threads = [
+                task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() != JEMALLOC_THREAD
+            ]
             if len(threads) > 1:
                 raise RuntimeError(f"level {level} has {len(threads)} threads; forks of it would lose all but one")
             gc.collect()

@@ -61,8 +61,8 @@ def dropped(run_tests, tmp_path_factory):
     chosen += ["min_clip_coefficient", "mtp_acceptance_interval"]
     options = ["--drop-edits", "-k", " or ".join(chosen), "-o", f"pythonpath={ROOT / 'patches'}"]
     run = run_tests(TESTS, *options, folder=folder)
-    of_megatron = {name: outcome for name, outcome in run.outcomes.items() if "megatron.core." in name}
-    endings = {name.split()[-1]: (outcome, run.details[name]) for name, outcome in of_megatron.items()}
+    edits_of_megatron_core = {name: outcome for name, outcome in run.outcomes.items() if "megatron.core." in name}
+    endings = {name.split()[-1]: (outcome, run.details[name]) for name, outcome in edits_of_megatron_core.items()}
     assert endings.keys() == set(chosen), run.output
     return endings
 

@@ -97,11 +97,11 @@ def initialize_from_last_layer(chunks: Sequence[Any]) -> None:
     """
     last = _find_last_layer(chunks)
     problems = [_fill(chunk.mtp, last) for chunk in chunks if getattr(chunk, "mtp_process", False)]
-    of_ranks: list[list[str | None]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, problems)
-    if not any(of_ranks):
+    problems_of_ranks: list[list[str | None]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(problems_of_ranks, problems)
+    if not any(problems_of_ranks):
         raise ValueError("No pipeline stage has MTP heads that could start from the last layer: leave last-layer out")
-    for problem in itertools.chain.from_iterable(of_ranks):
+    for problem in itertools.chain.from_iterable(problems_of_ranks):
         if problem:
             raise ValueError(problem)
 

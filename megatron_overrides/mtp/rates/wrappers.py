@@ -29,6 +29,6 @@ def separate_groups_of_heads(call: Call) -> Any:
 
 
 def _on_any_rank(flags: list[bool]) -> list[bool]:
-    of_all_ranks: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(of_all_ranks, flags)
-    return [any(column) for column in zip(*of_all_ranks, strict=True)]
+    flags_of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(flags_of_ranks, flags)
+    return [any(column) for column in zip(*flags_of_ranks, strict=True)]

@@ -46,10 +46,10 @@ def row_factors(attention: Any, largest_logits: torch.Tensor) -> dict[str, torch
     query_layer = "linear_q_proj" if config.q_lora_rank is None else "linear_q_up_proj"
     key_rows, value_rows = (keys, config.qk_head_dim), (torch.ones_like(keys), config.v_head_dim)
     if is_absorbed:
-        of_keys = {"linear_k_up_proj": _rows(key_rows)}
+        key_factors = {"linear_k_up_proj": _rows(key_rows)}
     else:
-        of_keys = {"linear_kv_up_proj": _rows(key_rows, value_rows)}
-    return {query_layer: _rows((queries, config.qk_head_dim), (factors, config.qk_pos_emb_head_dim)), **of_keys}
+        key_factors = {"linear_kv_up_proj": _rows(key_rows, value_rows)}
+    return {query_layer: _rows((queries, config.qk_head_dim), (factors, config.qk_pos_emb_head_dim)), **key_factors}
 
 
 def shares_group_between_ranks(attention: Any) -> bool:

@@ -55,10 +55,10 @@ def clip_qk(model: list[torch.nn.Module], log_max_only: bool = False) -> float:
     with torch.no_grad():
         largest = _reduce_over_replicas(layers, log_max_only)
         peaks = torch.stack([torch.zeros((), device=_device(model)), *(logits.max() for logits in largest)])
-        of_all_ranks = peaks.max()
+        largest_of_ranks = peaks.max()
         group = parallel_state.get_model_parallel_group()
-        torch.distributed.all_reduce(of_all_ranks, op=torch.distributed.ReduceOp.MAX, group=group)
-        peaks[0] = of_all_ranks
+        torch.distributed.all_reduce(largest_of_ranks, op=torch.distributed.ReduceOp.MAX, group=group)
+        peaks[0] = largest_of_ranks
         peak_of_all_ranks, *peaks_of_layers = peaks.tolist()
         for layer, logits, peak in zip(layers, largest, peaks_of_layers, strict=True):
             setattr(layer.core_attention, _LARGEST, None)

@@ -135,15 +135,15 @@ def decided_by_checkpoint(line: CommandLine) -> list[str]:
 
 def without_effect(line: CommandLine) -> list[str]:
     """The flags of the patches that act on MTP heads only, where these flags give the model none."""
-    given = Settings(line.sources, None)
-    if given.mtp_num_layers or decided_by_checkpoint(line):
+    settings = Settings(line.sources, None)
+    if settings.mtp_num_layers or decided_by_checkpoint(line):
         return []
     edits = (edit for patch in CATALOG if not patch.package for edit in patch.edits)
     by_argument = {argument_of(edit): edit for edit in edits if isinstance(edit, (AddField, AddFlag))}
     return [
         flag_of(edit)
         for name, edit in by_argument.items()
-        if "mtp" in name and getattr(given, name) not in (None, edit.default)
+        if "mtp" in name and getattr(settings, name) not in (None, edit.default)
     ]
 
 

@@ -188,18 +188,18 @@ def examine() -> int:
     return int(impossible)
 
 
-def _judge(part: Part, found: str | None, needed: bool, megatron: frozenset[str]) -> tuple[str, str]:
+def _judge(part: Part, installed: str | None, needed: bool, megatron: frozenset[str]) -> tuple[str, str]:
     """What stands beside the part: its version, and what is lost."""
-    if found is None:
+    if installed is None:
         fits = [f"{name} was made for {part.made_for[name]}" for name in sorted(megatron & part.made_for.keys())]
         return f"[{'red' if needed else 'yellow'}]missing[/]", "; ".join([part.cost, *fits])
-    release = tuple(map(int, re.findall(r"\d+", found)))
+    release = tuple(map(int, re.findall(r"\d+", installed)))
     costs = [limit.cost for limit in part.limits if release and limit.is_broken_by(release, megatron)]
     imports = [module for place in ("", *sorted(megatron)) for module in part.imports.get(place, ())]
     names = PACKAGES | NEEDED
     absent = [names.get(module, module) for module in imports if importlib.util.find_spec(module) is None]
     costs += [f"does not import without {' and '.join(absent)}: {part.cost}"] if absent else []
-    return f"[yellow]{found}[/]" if costs else found, "; ".join(costs)
+    return f"[yellow]{installed}[/]" if costs else installed, "; ".join(costs)
 
 
 def _judge_framework(framework: Framework, installed: str) -> tuple[str, str]:

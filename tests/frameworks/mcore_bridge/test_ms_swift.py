@@ -23,23 +23,23 @@ WORDS = """--mtp_detach_heads true --mtp_clip_grad 0.05 --grad_norm_skip_thresho
 
 
 def test_its_command_line_has_the_settings():
-    given, unknown = HfArgumentParser([MegatronSftArguments]).parse_known_args(WORDS)
+    parsed, unknown = HfArgumentParser([MegatronSftArguments]).parse_known_args(WORDS)
     assert not unknown
-    assert (given.mtp_detach_heads, given.mtp_clip_grad, given.grad_norm_skip_threshold) == (True, 0.05, 100.0)
-    assert (given.mtp_grad_norm_skip_threshold, given.min_clip_coefficient) == (5.0, 0.01)
-    assert given.clip_orthogonalizing_optimizers is True and given.grad_norm_group == ["router=router:1.0"]
-    assert given.moe_global_aux_loss_over_data_parallel is True
-    assert (given.mtp_lr, given.mtp_min_lr, given.mtp_weight_decay) == (0.001, 0.0001, 0.2)
+    assert (parsed.mtp_detach_heads, parsed.mtp_clip_grad, parsed.grad_norm_skip_threshold) == (True, 0.05, 100.0)
+    assert (parsed.mtp_grad_norm_skip_threshold, parsed.min_clip_coefficient) == (5.0, 0.01)
+    assert parsed.clip_orthogonalizing_optimizers is True and parsed.grad_norm_group == ["router=router:1.0"]
+    assert parsed.moe_global_aux_loss_over_data_parallel is True
+    assert (parsed.mtp_lr, parsed.mtp_min_lr, parsed.mtp_weight_decay) == (0.001, 0.0001, 0.2)
 
 
 def test_they_reach_the_configuration_of_the_optimizer_and_default_to_its_defaults():
     """ms-swift hands on what is an attribute of its arguments and a field of the configuration."""
-    given, _ = HfArgumentParser([MegatronSftArguments]).parse_known_args([])
-    shared = {field.name for field in dataclasses.fields(OptimizerConfig)} & set(vars(given))
+    parsed, _ = HfArgumentParser([MegatronSftArguments]).parse_known_args([])
+    shared = {field.name for field in dataclasses.fields(OptimizerConfig)} & set(vars(parsed))
     ours = {setting.name for setting in declared_settings(OptimizerConfig)}
     assert {"mtp_clip_grad", "mtp_lr", "muon_split_glu"} <= ours <= shared
     default = OptimizerConfig()
-    assert {name: getattr(given, name) for name in ours} == {name: getattr(default, name) for name in ours}
+    assert {name: getattr(parsed, name) for name in ours} == {name: getattr(default, name) for name in ours}
 
 
 @pytest.mark.parametrize("prefix", ["", "eval_"])

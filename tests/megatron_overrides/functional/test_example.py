@@ -63,9 +63,9 @@ def test_it_equals_the_patched_megatron(make_training, batch, unpatched, train_s
         optimizer.config.mtp_clip_grad, optimizer.config.grad_norm_skip_threshold = 0.05, threshold
         results = [train_step(model, optimizer, *batch) for _ in range(STEPS)]
     assert [result[0] for result in results] == taken == [threshold > 1] * STEPS
-    found = parameters(model)
+    actual = parameters(model)
     for name in expected:
-        assert torch.equal(found[name], expected[name]), name
-        assert torch.equal(found[name], before[name]) == (threshold < 1), name
+        assert torch.equal(actual[name], expected[name]), name
+        assert torch.equal(actual[name], before[name]) == (threshold < 1), name
     logged = results[-1][1]
     assert logged["mtp grad norm"] == norm and 1 < logged["mtp acceptance length"] < 3

@@ -33,12 +33,12 @@ def by_patches(model, weight, hidden, labels, mask):
     """Run the loss of the patched Megatron; returns (gradient of the hidden states, of the weight, the tracker)."""
     mtp.MTPLossLoggingHelper.tracker = {}
     mtp.MTPLossAutoScaler.set_loss_scale(torch.tensor(1.0))
-    given = leaf(hidden)
+    inputs = leaf(hidden)
     model.zero_grad()
     output = (model.output_layer, weight if model.share_embeddings_and_output_weights else None, None)
-    main = mtp.process_mtp_loss(given, labels, mask, *output, True, model.compute_language_model_loss, model.config)
+    main = mtp.process_mtp_loss(inputs, labels, mask, *output, True, model.compute_language_model_loss, model.config)
     (0.0 * main).sum().backward()
-    return given.grad, weight.grad, mtp.MTPLossLoggingHelper.tracker
+    return inputs.grad, weight.grad, mtp.MTPLossLoggingHelper.tracker
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -101,8 +101,8 @@ def test_nothing_is_measured_unless_it_is_asked_for(make_gpt, rows):
     model = make_gpt(VOCABULARY, LENGTH)
     hidden, labels, mask = rows
     main, *heads = hidden.chunk(1 + DEPTHS)
-    found = functional.mtp_loss(main, heads, labels, mask, model.output_layer)
-    assert list(found.means()) == ["mtp_1 loss", "mtp_2 loss"]
+    actual = functional.mtp_loss(main, heads, labels, mask, model.output_layer)
+    assert list(actual.means()) == ["mtp_1 loss", "mtp_2 loss"]
 
 
 def test_labels_from_tokens_are_those_of_the_patches(rows, unpatched):
@@ -123,10 +123,10 @@ def test_packed_sequences_roll_as_with_the_patches(unpatched, padded):
     )
     expected = mtp.roll_tensor(tokens, shifts=-1, dims=-1, packed_seq_params=packed)[0]
     with unpatched():
-        found = functional.roll(tokens, packed)
-    assert torch.equal(found, expected)
+        actual = functional.roll(tokens, packed)
+    assert torch.equal(actual, expected)
     last = [4, 8, 15] if not padded else [3, 7, 13]
-    assert not found[0, last].any() and found[0, 0] == 2
+    assert not actual[0, last].any() and actual[0, 0] == 2
 
 
 def test_slots_after_the_last_packed_sequence_are_0_and_missing_ones_an_error():
@@ -174,9 +174,9 @@ def test_acceptance_counts_as_the_patches_do(rows, unpatched):
 def test_what_cannot_be_computed_is_an_error(rows, change, problem):
     hidden, labels, mask = rows
     main, *heads = hidden.chunk(1 + DEPTHS)
-    given = {"main_hidden": main, "head_hiddens": heads, "labels": labels, "loss_mask": mask, "output_layer": None}
+    inputs = {"main_hidden": main, "head_hiddens": heads, "labels": labels, "loss_mask": mask, "output_layer": None}
     with pytest.raises(ValueError, match=problem):
-        functional.mtp_loss(**{**given, **change})
+        functional.mtp_loss(**{**inputs, **change})
 
 
 @pytest.mark.parametrize("tensor", [[1], None, torch.tensor(1)], ids=str)
@@ -187,11 +187,11 @@ def test_what_cannot_be_rolled_is_an_error(tensor):
 
 @pytest.mark.parametrize("change", ["logits", "labels", "loss_mask"])
 def test_other_shapes_of_an_acceptance_are_an_error(change):
-    given = {"logits": torch.zeros(4, 2, 8), "labels": torch.zeros(2, 4).long(), "loss_mask": torch.ones(2, 4)}
-    assert functional.acceptance(**given)[1] == 8
-    for wrong in (given[change].transpose(0, 1), [1], None):
+    inputs = {"logits": torch.zeros(4, 2, 8), "labels": torch.zeros(2, 4).long(), "loss_mask": torch.ones(2, 4)}
+    assert functional.acceptance(**inputs)[1] == 8
+    for wrong in (inputs[change].transpose(0, 1), [1], None):
         with pytest.raises(ValueError, match=r"takes logits \[s, b, v\], labels \[b, s\] and loss_mask \[b, s\], not "):
-            functional.acceptance(**{**given, change: wrong})
+            functional.acceptance(**{**inputs, change: wrong})
 
 
 def test_an_output_layer_of_torch_is_an_error(rows):

@@ -55,8 +55,8 @@ def test_a_step_has_the_bits_of_the_patches(make_training, unpatched, kind, sett
         functional.tag(model, optimizer)
         if groups:
             functional.tag(model, optimizer, group="output", match=lambda name: name.startswith("output_layer"))
-        found = train(model, optimizer, SETTINGS[settings], by_functions)
-    for (results, params), (of_patches, params_of_patches) in zip(found, expected, strict=True):
+        actual = train(model, optimizer, SETTINGS[settings], by_functions)
+    for (results, params), (of_patches, params_of_patches) in zip(actual, expected, strict=True):
         assert results == of_patches and results[2] > 0
         assert all(map(torch.equal, params, params_of_patches))
 

@@ -40,8 +40,8 @@ def count_calls(monkeypatch):
 def test_without_labels_the_heads_train_on_the_tokens(make_model, batch, gradients):
     """The gradients are those with the labels that a data set would make of these tokens."""
     model = make_model(mtp_detach_heads=True)
-    given = {**batch, "labels": None, "loss_mask": None}
-    logits = model(**given)
+    inputs = {**batch, "labels": None, "loss_mask": None}
+    logits = model(**inputs)
     assert logits.shape == (2, 12, 32)
     from_tokens = gradients(model, logits, weight=0.0)
     labels = torch.cat([batch["input_ids"][:, 1:], torch.zeros(2, 1, dtype=torch.long)], dim=1)
@@ -56,16 +56,16 @@ def test_without_labels_the_heads_train_on_the_tokens(make_model, batch, gradien
 @pytest.mark.parametrize("has_labels", [False, True])
 def test_without_gradients_the_heads_do_not_run(make_model, batch, count_calls, training, has_labels):
     model = make_model().train(training)
-    given = batch if has_labels else {**batch, "labels": None}
-    expected = model(**given)
+    inputs = batch if has_labels else {**batch, "labels": None}
+    expected = model(**inputs)
     MTPLossLoggingHelper.tracker = {}
     calls = count_calls(model)
     with torch.no_grad():
-        output = model(**given)
+        output = model(**inputs)
     assert torch.equal(output, expected)
     assert calls == {"heads": 0, "output": 1}
     assert MTPLossLoggingHelper.tracker == {}
-    model(**given)
+    model(**inputs)
     assert calls == {"heads": 1, "output": 4}
 
 
@@ -127,12 +127,12 @@ def test_a_model_in_eval_mode_still_trains_its_heads_if_there_are_gradients(make
 def test_hidden_states_of_heads_that_have_run_are_cut_off(make_model, batch, has_labels):
     """The case of the 1F1B overlap: its nodes run the heads, and their hidden states are there without gradients."""
     model = make_model()
-    given = {"labels": batch["labels"] if has_labels else None, "loss_mask": batch["loss_mask"]}
+    inputs = {"labels": batch["labels"] if has_labels else None, "loss_mask": batch["loss_mask"]}
     hidden = torch.randn(3 * 12, 2, 16, generator=torch.Generator(torch.get_default_device()).manual_seed(1))
     common = {name: batch[name] for name in ("input_ids", "position_ids")}
     common |= {"rotary_pos_emb": None, "rotary_pos_cos": None, "rotary_pos_sin": None, "mtp_in_postprocess": False}
     with torch.no_grad():
-        output = model._postprocess(hidden, **common, **given)
+        output = model._postprocess(hidden, **common, **inputs)
     assert output.shape == ((2, 12) if has_labels else (2, 12, 32))
 
 
@@ -179,9 +179,9 @@ def test_models_with_mamba_layers_record_their_tokens_too(model, trains):
     tokens = torch.zeros(1, 4, dtype=torch.long)
     with torch.set_grad_enabled(trains), pytest.raises(Entered) as entered:
         forward(StandIn(), tokens, None, None)
-    (found,) = entered.value.args
-    assert found.input_ids is tokens
-    assert (found.computes_loss, found.is_idle) == (trains, not trains)
+    (actual,) = entered.value.args
+    assert actual.input_ids is tokens
+    assert (actual.computes_loss, actual.is_idle) == (trains, not trains)
 
 
 def test_under_the_overlap_of_experts_the_labels_come_from_the_tokens_of_the_main_model(
@@ -189,9 +189,9 @@ def test_under_the_overlap_of_experts_the_labels_come_from_the_tokens_of_the_mai
 ):
     """keep_tokens restores them after a head has rolled them."""
     model = make_model(**experts).bfloat16()
-    given = {**batch, "labels": None}
-    del given["loss_mask"]
-    expected = gradients(model, model(**given), weight=0.0)
+    inputs = {**batch, "labels": None}
+    del inputs["loss_mask"]
+    expected = gradients(model, model(**inputs), weight=0.0)
     assert expected["mtp.layers.0.eh_proj.weight"].any()
-    got = overlapped_gradients(model, given)
+    got = overlapped_gradients(model, inputs)
     assert all(torch.equal(got[name], gradient) for name, gradient in expected.items())

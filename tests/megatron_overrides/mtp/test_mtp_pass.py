@@ -40,9 +40,9 @@ def test_lengths_are_means_of_the_products_over_complete_chains(make_model, batc
     model = make_model(mtp_loss_type=loss_type).eval()
     with torch.no_grad(), mtp_pass(compute=True) as metrics:
         model(**batch)
-    found = metrics.reduce()
-    assert all(type(value) is float for value in found.values())
-    lengths = [found["mtp acceptance length"], found["mtp greedy acceptance length"]]
+    actual = metrics.reduce()
+    assert all(type(value) is float for value in actual.values())
+    lengths = [actual["mtp acceptance length"], actual["mtp greedy acceptance length"]]
     assert lengths == pytest.approx(expected, rel=1e-6)
     assert MTPLossLoggingHelper.tracker == {}
 
@@ -61,8 +61,8 @@ def test_the_log_has_the_lengths_of_the_steps_that_are_due(make_model, batch, ex
             model(**batch)
         MTPLossLoggingHelper.track_mtp_metrics(0.5, iteration, Writer())
     for name, value in zip(("mtp_acceptance_length", "mtp_greedy_acceptance_length"), expected, strict=True):
-        found = [(iteration, length) for iteration, tag, length in seen if tag == name]
-        assert found == [(0, pytest.approx(value)), (2, pytest.approx(value))]
+        actual = [(iteration, length) for iteration, tag, length in seen if tag == name]
+        assert actual == [(0, pytest.approx(value)), (2, pytest.approx(value))]
     from megatron_overrides.report.metrics import training_metrics
 
     texts = "".join(metric.text for metric in training_metrics())
@@ -74,12 +74,12 @@ def test_losses_are_those_of_training_and_means_over_microbatches(make_model, ba
     with torch.no_grad(), mtp_pass(compute=True) as metrics:
         for _ in range(3):
             model(**batch)
-    found = metrics.reduce()
+    actual = metrics.reduce()
     model(**batch)
     losses = MTPLossLoggingHelper.tracker["loss_values"]
-    assert [found["mtp_1 loss"], found["mtp_2 loss"]] == pytest.approx(losses.tolist(), rel=1e-6)
+    assert [actual["mtp_1 loss"], actual["mtp_2 loss"]] == pytest.approx(losses.tolist(), rel=1e-6)
     counts = [MTPLossLoggingHelper.tracker[key] for key in ("correct_values", "total_values")]
-    assert found["mtp_1 acceptance %"] == pytest.approx(100 * (counts[0] / counts[1])[0].item(), rel=1e-6)
+    assert actual["mtp_1 acceptance %"] == pytest.approx(100 * (counts[0] / counts[1])[0].item(), rel=1e-6)
 
 
 def test_the_output_of_the_main_model_is_the_same(make_model, batch):
@@ -93,18 +93,18 @@ def test_the_output_of_the_main_model_is_the_same(make_model, batch):
 def test_heads_that_are_not_wanted_do_not_run_where_there_are_gradients(make_model, batch, gradients):
     model = make_model()
     with mtp_pass(compute=False) as metrics:
-        found = gradients(model, model(**batch))
+        actual = gradients(model, model(**batch))
     assert metrics.reduce() == {} and MTPLossLoggingHelper.tracker == {}
-    assert found and not any(name.startswith("mtp.") for name in found)
+    assert actual and not any(name.startswith("mtp.") for name in actual)
 
 
 def test_passes_with_gradients_stay_in_the_log_of_training(make_model, batch, gradients):
     model = make_model()
     expected = gradients(model, model(**batch))
     with mtp_pass(compute=True) as metrics:
-        found = gradients(model, model(**batch))
+        actual = gradients(model, model(**batch))
     assert metrics.reduce() == {}
-    assert all(torch.equal(gradient, expected[name]) for name, gradient in found.items())
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in actual.items())
 
 
 @pytest.fixture
@@ -129,9 +129,9 @@ def test_labels_and_mask_are_those_of_the_heads_alone(make_model, batch, gradien
     with mtp_pass(compute=True, **other_targets):
         again = model(**batch | in_model)
     assert torch.equal(again, output)
-    found = gradients(model, again)
+    actual = gradients(model, again)
     heads = [name for name in expected if name.startswith("mtp.")]
-    assert heads and all(torch.equal(found[name], expected[name]) for name in heads)
+    assert heads and all(torch.equal(actual[name], expected[name]) for name in heads)
     assert torch.equal(MTPLossLoggingHelper.tracker["loss_values"], losses)
 
 

@@ -90,8 +90,8 @@ def test_without_the_patch_the_pieces_are_mixed(unpatched, make):
     with unpatched():
         optimizer, weight = make(DIVIDES)
         gradient = local_gradient(weight)
-        found, right = optimizer.orthogonalize(weight, gradient), by_hand(optimizer, gradient, DIVIDES)
-        assert (found - right).norm() > 0.1 * right.norm()
+        actual, right = optimizer.orthogonalize(weight, gradient), by_hand(optimizer, gradient, DIVIDES)
+        assert (actual - right).norm() > 0.1 * right.norm()
 
 
 @needs_defect

@@ -58,12 +58,12 @@ def test_heads_that_never_had_a_gradient_have_taken_as_many_steps_as_the_main_mo
 
 def test_state_is_created_where_there_is_none_and_a_function_for_it():
     adam, (_, head, new_head) = stepped(without=[2])
-    made = []
-    leaf = SimpleNamespace(optimizer=adam, config=None, init_state_fn=lambda adam, config: made.append(adam))
+    created = []
+    leaf = SimpleNamespace(optimizer=adam, config=None, init_state_fn=lambda adam, config: created.append(adam))
     keep_in_step([head], leaf)
-    assert made == []
+    assert created == []
     keep_in_step([new_head], leaf)
-    assert made == [adam]
+    assert created == [adam]
     del leaf.init_state_fn, adam.state[new_head]
     keep_in_step([new_head], leaf)
     assert int(adam.state[new_head]["step"]) == 3

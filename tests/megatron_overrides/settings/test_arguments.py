@@ -29,8 +29,8 @@ def test_a_threshold_with_an_optimizer_cuda_graph_is_refused_at_once():
 
 
 def test_the_flags_of_clipping_are_there():
-    given = parse("--clip-orthogonalizing-optimizers", "--min-clip-coefficient", "0.25")
-    assert (given.clip_orthogonalizing_optimizers, given.min_clip_coefficient) == (True, 0.25)
+    parsed = parse("--clip-orthogonalizing-optimizers", "--min-clip-coefficient", "0.25")
+    assert (parsed.clip_orthogonalizing_optimizers, parsed.min_clip_coefficient) == (True, 0.25)
     default = parse()
     assert (default.clip_orthogonalizing_optimizers, default.min_clip_coefficient) == (False, None)
 
@@ -39,10 +39,10 @@ def test_the_flags_of_clipping_are_there():
 def test_the_flags_of_split_weights_are_muon_s(flag):
     name = flag.removeprefix("--").replace("-", "_")
     assert getattr(parse(), name) is False
-    given = parse(flag, "--optimizer", "adam")
-    assert getattr(given, name) is True
+    parsed = parse(flag, "--optimizer", "adam")
+    assert getattr(parsed, name) is True
     with pytest.raises(ValueError, match=f"{flag} .* the optimizer is adam: leave it out, or train with"):
-        arguments.validate_args(given, {})
+        arguments.validate_args(parsed, {})
 
 
 def test_a_function_is_no_flag_and_the_parser_builds():
@@ -73,8 +73,8 @@ def test_a_limit_for_heads_that_are_not_clipped_on_their_own_is_refused(flag):
 
 
 def test_the_flags_of_the_heads_are_there():
-    given = parse("--mtp-detach-heads", "--mtp-clip-grad", "0.5", "--mtp-acceptance-interval", "10")
-    assert (given.mtp_detach_heads, given.mtp_clip_grad, given.mtp_acceptance_interval) == (True, 0.5, 10)
+    parsed = parse("--mtp-detach-heads", "--mtp-clip-grad", "0.5", "--mtp-acceptance-interval", "10")
+    assert (parsed.mtp_detach_heads, parsed.mtp_clip_grad, parsed.mtp_acceptance_interval) == (True, 0.5, 10)
     default = parse()
     assert (default.mtp_detach_heads, default.separate_mtp_grad_clip, default.mtp_acceptance_interval) == (
         False,
@@ -86,12 +86,12 @@ def test_the_flags_of_the_heads_are_there():
 
 
 def test_the_flags_of_losses_for_acceptance_are_there():
-    given = parse("--mtp-loss-type", "e2e_tv", "--mtp-depth-weights", "1,0.5", "--mtp-logits-chunk-size", "256")
-    assert (given.mtp_loss_type, given.mtp_depth_weights, given.mtp_logits_chunk_size) == ("e2e_tv", "1,0.5", 256)
+    parsed = parse("--mtp-loss-type", "e2e_tv", "--mtp-depth-weights", "1,0.5", "--mtp-logits-chunk-size", "256")
+    assert (parsed.mtp_loss_type, parsed.mtp_depth_weights, parsed.mtp_logits_chunk_size) == ("e2e_tv", "1,0.5", 256)
     weighed = parse("--mtp-position-weights", "dpace", "--mtp-dpace-alpha", "0.3")
     assert (weighed.mtp_position_weights, weighed.mtp_dpace_alpha) == ("dpace", 0.3)
-    given = parse("--mtp-acceptance-length-interval", "10", "--no-mtp-eval")
-    assert (given.mtp_acceptance_length_interval, given.mtp_eval) == (10, False)
+    parsed = parse("--mtp-acceptance-length-interval", "10", "--no-mtp-eval")
+    assert (parsed.mtp_acceptance_length_interval, parsed.mtp_eval) == (10, False)
     default = parse()
     assert (default.mtp_loss_type, default.mtp_depth_weights, default.mtp_logits_chunk_size) == (
         "cross_entropy", None, 0,
@@ -106,8 +106,8 @@ def test_an_unknown_loss_is_refused_at_once():
 
 
 def test_norm_groups_are_given_one_by_one_and_checked_at_once():
-    given = parse("--grad-norm-group", "router=mlp.router:1.0", "--grad-norm-group", "gdn=in_proj:0.5")
-    assert given.grad_norm_group == ["router=mlp.router:1.0", "gdn=in_proj:0.5"]
+    parsed = parse("--grad-norm-group", "router=mlp.router:1.0", "--grad-norm-group", "gdn=in_proj:0.5")
+    assert parsed.grad_norm_group == ["router=mlp.router:1.0", "gdn=in_proj:0.5"]
     assert parse().grad_norm_group is None
     with pytest.raises(ValueError, match="--grad-norm-group .* 'router': write NAME=REGEX:LIMIT"):
         arguments.validate_args(parse("--grad-norm-group", "router"), {})
@@ -119,7 +119,7 @@ def test_detached_heads_with_a_deferred_embedding_gradient_are_refused_at_once()
         arguments.validate_args(both)
 
 
-def settle(**given):
+def settle(**parsed):
     """The settings that upstream's own checks get to see."""
     from megatron_overrides.fsdp.wrappers import enforce_megatron_fsdp_args
 
@@ -129,7 +129,7 @@ def settle(**given):
             "optimizer": "adam",
             "use_distributed_optimizer": False,
             "reuse_grad_buf_for_mxfp8_param_ag": True,
-            **given,
+            **parsed,
         }
     )
     assert enforce_megatron_fsdp_args(Call(lambda args, defaults: args, None, (settings, {}), {})) is settings
@@ -141,14 +141,14 @@ def test_megatron_fsdp_gets_the_distributed_optimizer_and_no_mxfp8_buffer(caplog
     assert "--use-megatron-fsdp sets --use-distributed-optimizer" in caplog.text
     assert "--use-megatron-fsdp unsets --reuse-grad-buf-for-mxfp8-param-ag" in caplog.text
     caplog.clear()
-    given = {"use_distributed_optimizer": True, "reuse_grad_buf_for_mxfp8_param_ag": False}
-    assert settle(**given, optimizer="sgd") == (True, False)
+    parsed = {"use_distributed_optimizer": True, "reuse_grad_buf_for_mxfp8_param_ag": False}
+    assert settle(**parsed, optimizer="sgd") == (True, False)
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("given", [{"use_megatron_fsdp": False}, {"megatron_fsdp_version": 2}])
-def test_without_megatron_fsdp_or_with_its_version_2_nothing_is_set(given):
-    assert settle(**given, optimizer="muon") == (False, True)
+@pytest.mark.parametrize("parsed", [{"use_megatron_fsdp": False}, {"megatron_fsdp_version": 2}])
+def test_without_megatron_fsdp_or_with_its_version_2_nothing_is_set(parsed):
+    assert settle(**parsed, optimizer="muon") == (False, True)
 
 
 def test_megatron_fsdp_with_an_optimizer_that_it_cannot_shard_is_refused_at_once():

@@ -42,15 +42,15 @@ def difference(condition: Condition, chunk_size: int = 9) -> Difference:
     if layout.sequence_parallel:
         expected = expected.chunk(layout.tensor, dim=1)[tp_rank]
     expected_weight = right.weight.chunk(layout.tensor)[tp_rank]
-    found, wanted = (
+    actual, wanted = (
         torch.cat([one.flatten() for one in pair]) for pair in ((heads, weight), (expected, expected_weight))
     )
-    return Difference(_relative(loss, right.loss), _relative(found, wanted))
+    return Difference(_relative(loss, right.loss), _relative(actual, wanted))
 
 
-def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def _relative(actual: torch.Tensor, wanted: torch.Tensor) -> float:
     """Return the norm of the difference over that of what is wanted; where that is 0, infinity for anything else."""
-    difference = (found - wanted).norm()
+    difference = (actual - wanted).norm()
     return (difference / wanted.norm()).item() if difference else 0.0
 
 
@@ -118,10 +118,10 @@ def compute(
             scale_logits_fn=lambda logits: logits * problem.logit_scale,
         )
     (0 * main).sum().backward()
-    of_main, *of_heads = hidden.grad.double().chunk(1 + DEPTHS)
-    assert not of_main.any(), "the losses of the heads train the main model's hidden states"
-    of_weight = torch.zeros_like(weight) if weight.grad is None else weight.grad
-    return sum(losses), torch.stack(of_heads), of_weight.double()
+    main_grad, *head_grads = hidden.grad.double().chunk(1 + DEPTHS)
+    assert not main_grad.any(), "the losses of the heads train the main model's hidden states"
+    weight_grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+    return sum(losses), torch.stack(head_grads), weight_grad.double()
 
 
 def cross_entropy(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,6 @@ def reproduce():
 
     MTPLossLoggingHelper.track_mtp_metrics(1.0, 1, Writer())
     ids, _ = tokens()
-    of_head, _ = predicted  # then those of the main model
-    accepted = of_head[:-1, 0] == ids[0].roll(-2)[:-1]
+    head_tokens, _ = predicted  # then those of the main model
+    accepted = head_tokens[:-1, 0] == ids[0].roll(-2)[:-1]
     return 100 * float(accepted.double().mean()), logged["mtp_1_acceptance_rate"]

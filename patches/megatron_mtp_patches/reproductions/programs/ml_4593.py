@@ -20,11 +20,11 @@ def reproduce():
     (head,) = make_gpt(config, transformer_engine=True).mtp.layers
     config.fp8, config.recompute_method, config.recompute_num_layers = "hybrid", "uniform", 1
     names = ("hidden_states", "decoder_input")
-    given = {name: torch.randn(LENGTH, 1, config.hidden_size, requires_grad=True) for name in names}
-    given["attention_mask"] = None
-    computed = head._proj_and_transformer_layer(**given)
+    inputs = {name: torch.randn(LENGTH, 1, config.hidden_size, requires_grad=True) for name in names}
+    inputs["attention_mask"] = None
+    computed = head._proj_and_transformer_layer(**inputs)
     takes_function = "forward_func" in inspect.signature(head._checkpointed_forward).parameters
-    recomputed = head._checkpointed_forward(*[head._proj_and_transformer_layer] * takes_function, **given)
+    recomputed = head._checkpointed_forward(*[head._proj_and_transformer_layer] * takes_function, **inputs)
     return norm_of_gradients(computed, head), norm_of_gradients(recomputed, head)
 
 

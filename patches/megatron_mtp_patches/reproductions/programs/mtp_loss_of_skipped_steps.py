@@ -22,6 +22,6 @@ def reproduce():
             next(model.parameters()).main_grad.view(-1)[0] = torch.inf
         logged = log.add_step(iteration, is_taken=optimizer.step()[0])
     ids, _ = tokens()
-    of_head, _, _, _ = logits  # then that of the main model, and the second step
-    loss = torch.nn.functional.cross_entropy(of_head[:-1, 0], ids[0].roll(-2)[:-1])
+    head_logits, _, _, _ = logits  # then that of the main model, and the second step
+    loss = torch.nn.functional.cross_entropy(head_logits[:-1, 0], ids[0].roll(-2)[:-1])
     return float(loss), logged["mtp_1 loss"]

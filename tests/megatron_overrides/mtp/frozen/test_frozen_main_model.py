@@ -51,17 +51,17 @@ def test_training_leaves_the_bits_of_the_main_model(make, model, tied):
 )
 def test_heads_train_as_detached_heads_over_a_main_model_that_is_put_back(make, model, clip):
     frozen, detached = make(clip, **model, **FROZEN), make(clip, **model, **DETACHED)
-    found, right = train_frozen(frozen, COMPARED), train_detached(detached, COMPARED)
+    actual, right = train_frozen(frozen, COMPARED), train_detached(detached, COMPARED)
     assert frozen.losses == detached.losses and len(frozen.losses) == COMPARED
     assert not clip or min(frozen.norms) > clip
-    assert all(torch.equal(tensor, right[name]) for name, tensor in found.items())
+    assert all(torch.equal(tensor, right[name]) for name, tensor in actual.items())
 
 
 def test_heads_of_a_hybrid_model_train_alone(train_hybrid):
     frozen, detached = train_hybrid(**FROZEN), train_hybrid(**DETACHED)
-    found, right = train_frozen(frozen, COMPARED), train_detached(detached, COMPARED)
+    actual, right = train_frozen(frozen, COMPARED), train_detached(detached, COMPARED)
     assert frozen.losses == detached.losses and len(frozen.losses) == COMPARED
-    assert all(torch.equal(tensor, right[name]) for name, tensor in found.items())
+    assert all(torch.equal(tensor, right[name]) for name, tensor in actual.items())
 
 
 def test_muon_steps_the_heads_alone(make):

@@ -86,8 +86,8 @@ def test_packed_sequences_are_detached_too(make_model, batch, has_labels):
     hidden = torch.randn(
         12, 1, 16, generator=torch.Generator(torch.get_default_device()).manual_seed(1), requires_grad=True
     )
-    given = {name: batch[name][:1] for name in ("input_ids", "position_ids", "labels", "loss_mask")}
-    given |= {"labels": given["labels"] if has_labels else None}
+    inputs = {name: batch[name][:1] for name in ("input_ids", "position_ids", "labels", "loss_mask")}
+    inputs |= {"labels": inputs["labels"] if has_labels else None}
     output = model._postprocess(
         hidden_states=hidden,
         rotary_pos_emb=None,
@@ -95,7 +95,7 @@ def test_packed_sequences_are_detached_too(make_model, batch, has_labels):
         rotary_pos_sin=None,
         mtp_in_postprocess=True,
         packed_seq_params=PackedSeqParams(qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends),
-        **given,
+        **inputs,
     )
     (0.0 * output.float().mean()).backward()
     main, heads = split({name: param.grad for name, param in model.named_parameters() if param.grad is not None})
@@ -147,8 +147,8 @@ def test_the_mtp_stage_copy_of_the_embedding_reports_a_gradient_of_zero(make_mod
     reported = []
     model.embedding.word_embeddings.weight.register_hook(reported.append)
     hidden = torch.zeros(12, 2, 16, requires_grad=True)
-    given = {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
-    model.mtp(hidden_states=hidden, embedding=model.embedding, **given, rotary_pos_emb=None)[12:].sum().backward()
+    inputs = {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
+    model.mtp(hidden_states=hidden, embedding=model.embedding, **inputs, rotary_pos_emb=None)[12:].sum().backward()
     assert [gradient.any().item() for gradient in reported] == [False] * waits
     assert not wrapper.module.embedding.word_embeddings.weight.main_grad.any() and not hidden.grad.any()
 

@@ -70,26 +70,26 @@ def losses(batch):
 
 @pytest.mark.parametrize("pattern", ["E", "-E", "--E", "E-"])
 def test_each_head_has_a_slot(make_hybrid, losses, pattern):
-    found = losses(make_hybrid(pattern))
-    assert len(found) == 4
-    assert all(0.9 < loss < 1.2 for loss in found)
+    actual = losses(make_hybrid(pattern))
+    assert len(actual) == 4
+    assert all(0.9 < loss < 1.2 for loss in actual)
 
 
 def test_layers_of_one_head_share_its_slot(make_hybrid, losses):
-    found = losses(make_hybrid("EE"))
-    assert all(0.9 < loss < 1.2 for loss in found[:2]) and all(1.8 < loss < 2.4 for loss in found[2:])
+    actual = losses(make_hybrid("EE"))
+    assert all(0.9 < loss < 1.2 for loss in actual[:2]) and all(1.8 < loss < 2.4 for loss in actual[2:])
 
 
 def test_without_the_patch_both_passes_of_a_repeated_head_count_for_the_second_layer(unpatched, make_hybrid, losses):
     with unpatched():
-        found = losses(make_hybrid("-E", mtp_use_repeated_layer=True))
-    assert 2.7 < found[1] < 3.6 and found[2:] == [0.0, 0.0]
+        actual = losses(make_hybrid("-E", mtp_use_repeated_layer=True))
+    assert 2.7 < actual[1] < 3.6 and actual[2:] == [0.0, 0.0]
 
 
 def test_a_repeated_head_counts_once(make_hybrid, losses):
-    found = losses(make_hybrid("--E", mtp_use_repeated_layer=True))
-    assert all(0.9 < loss < 1.2 for loss in found[:3])
-    assert found[3] == 0.0
+    actual = losses(make_hybrid("--E", mtp_use_repeated_layer=True))
+    assert all(0.9 < loss < 1.2 for loss in actual[:3])
+    assert actual[3] == 0.0
 
 
 def test_a_repeated_head_trains_with_its_auxiliary_loss_once(make_hybrid, batch, gradients):
@@ -101,8 +101,8 @@ def test_a_repeated_head_trains_with_its_auxiliary_loss_once(make_hybrid, batch,
             if isinstance(module, Router):
                 module.is_mtp_layer = module.is_mtp_layer and share == 1.0
         model.config.moe_aux_loss_coeff = 0.01 * share
-        found = gradients(model, model(**batch), weight=0.0)
-        routers[share] = next(grad for name, grad in found.items() if "mtp" in name and "router.weight" in name)
+        actual = gradients(model, model(**batch), weight=0.0)
+        routers[share] = next(grad for name, grad in actual.items() if "mtp" in name and "router.weight" in name)
     assert not torch.equal(routers[0.0], routers[1.0])
     torch.testing.assert_close(routers[1.0], routers[0.5], rtol=1e-5, atol=1e-9)
 

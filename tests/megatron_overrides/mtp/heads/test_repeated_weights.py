@@ -56,8 +56,8 @@ def gradients_of_step(make_model, batch):
 @pytest.mark.parametrize("set_flags", [False, True], ids=["first step", "flags of fp8"])
 def test_the_gradients_of_all_depths_are_added(gradients_of_step, experts, recompute, set_flags):
     right = gradients_of_step(False, **experts, **recompute)
-    found = gradients_of_step(True, set_flags, **experts, **recompute)
-    assert found.keys() == right.keys()
+    actual = gradients_of_step(True, set_flags, **experts, **recompute)
+    assert actual.keys() == right.keys()
     for name, gradient in right.items():
         assert gradient.any(), name
-        torch.testing.assert_close(found[name], gradient, rtol=2e-2, atol=2e-2 * float(gradient.abs().max()))
+        torch.testing.assert_close(actual[name], gradient, rtol=2e-2, atol=2e-2 * float(gradient.abs().max()))

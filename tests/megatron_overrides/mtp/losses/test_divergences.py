@@ -71,8 +71,8 @@ def test_columns_of_padding_are_outside_both_distributions(objective):
     logits, teacher = torch.randn(4, 3, 50), torch.randn(4, 3, 50)
     expected = divergence(logits[..., :45], teacher[..., :45], objective)
     logits[..., 45:], teacher[..., 45:] = 30.0, 40.0
-    *found, gradient = divergence(logits, teacher, objective, size=45)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected[:3], strict=True))
+    *actual, gradient = divergence(logits, teacher, objective, size=45)
+    assert all(torch.equal(one, other) for one, other in zip(actual, expected[:3], strict=True))
     assert torch.equal(gradient[..., :45], expected[3]) and not gradient[..., 45:].any()
 
 

@@ -28,8 +28,8 @@ def compute(condition, chunk_size=1024, depth_weights=None):
     return compute(condition, problem, list(range(condition.layout.pack.size)), chunk_size)
 
 
-def assert_close(found, expected, tolerance):
-    for one, other in zip(found, expected, strict=True):
+def assert_close(actual, expected, tolerance):
+    for one, other in zip(actual, expected, strict=True):
         assert (one - other).norm() <= tolerance * other.norm()
 
 
@@ -67,8 +67,8 @@ def test_bfloat16_is_as_near_as_its_logits():
     from tests.oracles.losses.measured import difference
 
     for loss_type in LOSSES:
-        found = difference(Condition(ONE_RANK, loss_type, is_tied=True, is_detached=False, dtype="bfloat16"))
-        assert found.loss < 5e-3 and found.gradient < 3e-2
+        actual = difference(Condition(ONE_RANK, loss_type, is_tied=True, is_detached=False, dtype="bfloat16"))
+        assert actual.loss < 5e-3 and actual.gradient < 3e-2
 
 
 def test_the_weights_of_dpace_are_those_of_the_paper():
@@ -107,11 +107,11 @@ def test_the_logged_losses_of_weighed_positions_are_without_weights(make_model, 
     assert torch.equal(*logged) and logged[0].all()
 
 
-def distance(found, expected):
+def distance(actual, expected):
     """Norm of the difference over norm, of all gradients together."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     wanted = torch.cat([gradient.flatten() for gradient in expected.values()])
-    return ((torch.cat([found[name].flatten() for name in expected]) - wanted).norm() / wanted.norm()).item()
+    return ((torch.cat([actual[name].flatten() for name in expected]) - wanted).norm() / wanted.norm()).item()
 
 
 def with_loss(make_model, loss_type, **more):
@@ -120,13 +120,13 @@ def with_loss(make_model, loss_type, **more):
 
 @pytest.mark.parametrize("overrides", [{}, {"mtp_detach_heads": True}])
 def test_end_to_end_with_one_head_is_total_variation(make_model, batch, gradients, overrides):
-    found = []
+    actual = []
     for loss_type in ("tv", "e2e_tv"):
         model = with_loss(make_model, loss_type, mtp_num_layers=1, **overrides)
-        found.append(gradients(model, model(**batch), weight=0.0))
-    assert found[0]["mtp.layers.0.eh_proj.weight"].any()
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-5, atol=1e-9)
+        actual.append(gradients(model, model(**batch), weight=0.0))
+    assert actual[0]["mtp.layers.0.eh_proj.weight"].any()
+    for name, gradient in actual[0].items():
+        torch.testing.assert_close(actual[1][name], gradient, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("loss_type", ["kl", "tv", "e2e_tv"])
@@ -139,8 +139,8 @@ def test_a_detached_head_trains_nothing_but_itself(make_model, batch, gradients,
 @pytest.mark.parametrize("loss_type", ["kl", "tv", "e2e_tv"])
 def test_an_attached_head_trains_the_output_layer_too(make_model, batch, gradients, loss_type):
     model = with_loss(make_model, loss_type)
-    found = gradients(model, model(**batch), weight=0.0)
-    assert found["output_layer.weight"].any() and found["decoder.layers.0.mlp.linear_fc1.weight"].any()
+    actual = gradients(model, model(**batch), weight=0.0)
+    assert actual["output_layer.weight"].any() and actual["decoder.layers.0.mlp.linear_fc1.weight"].any()
 
 
 @pytest.mark.parametrize("loss_type", ["kl", "tv", "e2e_tv"])
@@ -167,18 +167,18 @@ def test_without_labels_the_loss_is_that_of_derived_labels(make_model, batch, gr
 def test_how_it_is_computed_changes_no_gradient(
     make_model, batch, gradients, loss_type, is_detached, is_per_token, settings
 ):
-    given = {"mtp_detach_heads": is_detached, "calculate_per_token_loss": is_per_token}
-    plain, other = (with_loss(make_model, loss_type, **given, **more) for more in ({}, settings))
-    expected, found = (gradients(model, model(**batch), weight=0.0) for model in (plain, other))
-    assert distance(found, expected) < 1e-5
+    fields = {"mtp_detach_heads": is_detached, "calculate_per_token_loss": is_per_token}
+    plain, other = (with_loss(make_model, loss_type, **fields, **more) for more in ({}, settings))
+    expected, actual = (gradients(model, model(**batch), weight=0.0) for model in (plain, other))
+    assert distance(actual, expected) < 1e-5
 
 
 @pytest.mark.parametrize("is_detached", [True, False])
 def test_fused_cross_entropy_in_chunks_is_that_of_whole_logits(make_model, batch, gradients, is_detached):
-    given = {"cross_entropy_loss_fusion": True, "mtp_detach_heads": is_detached}
-    plain, chunked = (make_model(**given, mtp_logits_chunk_size=size) for size in (0, 7))
-    expected, found = (gradients(model, model(**batch), weight=0.0) for model in (plain, chunked))
-    assert 0 < distance(found, expected) < 5e-3  # Megatron's fused cross entropy rounds the gradient to bfloat16
+    fields = {"cross_entropy_loss_fusion": True, "mtp_detach_heads": is_detached}
+    plain, chunked = (make_model(**fields, mtp_logits_chunk_size=size) for size in (0, 7))
+    expected, actual = (gradients(model, model(**batch), weight=0.0) for model in (plain, chunked))
+    assert 0 < distance(actual, expected) < 5e-3  # Megatron's fused cross entropy rounds the gradient to bfloat16
 
 
 @pytest.mark.parametrize("loss_type", ["kl", "e2e_tv"])
@@ -200,7 +200,7 @@ def test_each_row_is_projected_once_for_the_main_model_and_once_for_each_head(
     """Attached heads are projected once more in backward, with the main model's rows."""
     model = with_loss(make_model, "e2e_tv", mtp_detach_heads=is_detached, mtp_logits_chunk_size=1024)
     rows = []
-    model.output_layer.register_forward_hook(lambda _, given, __: rows.append(given[0].size(0)))
+    model.output_layer.register_forward_hook(lambda _, inputs, __: rows.append(inputs[0].size(0)))
     output = model(**batch)
     length, depths = 12, 2
     # The rows after the last position stand for those of the next context-parallel rank.
@@ -215,7 +215,7 @@ def test_no_more_rows_of_logits_than_the_chunk_size_exist_at_a_time(make_model, 
     for is_detached in (True, False):
         model = with_loss(make_model, "tv", mtp_detach_heads=is_detached, mtp_logits_chunk_size=12)
         rows = sizes[is_detached] = []
-        model.output_layer.register_forward_hook(lambda _, given, __, rows=rows: rows.append(given[0].size(0)))
+        model.output_layer.register_forward_hook(lambda _, inputs, __, rows=rows: rows.append(inputs[0].size(0)))
         model(**batch)
     assert set(sizes[True][:-1]) == {3, 5}  # 12 rows / (2 samples x (main model + 1 head)), and 2 rows ahead
     assert set(sizes[False][:-1]) == {2, 4}  # with 2 heads
@@ -267,6 +267,6 @@ def test_with_cross_entropy_nothing_is_projected_for_a_length_that_is_not_due(ma
 def test_settings_that_cannot_work_are_refused(settings, message):
     from megatron.core.transformer import TransformerConfig
 
-    given = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 1, "mtp_num_layers": 2, **settings}
+    fields = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 1, "mtp_num_layers": 2, **settings}
     with pytest.raises(ValueError, match=message):
-        TransformerConfig(**given)
+        TransformerConfig(**fields)

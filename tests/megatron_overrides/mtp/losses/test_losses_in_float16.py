@@ -37,8 +37,8 @@ def problem():
         def gradient(detach, loss_scale):
             hidden = head.clone().requires_grad_()
             settings = {"loss_type": "kl", "chunk_size": 16, "detach_output_layer": detach}
-            found = mtp_loss(main, [hidden], labels, mask, OutputLayer(weight.clone()), **settings)
-            (loss_scale * found.loss).backward()
+            actual = mtp_loss(main, [hidden], labels, mask, OutputLayer(weight.clone()), **settings)
+            (loss_scale * actual.loss).backward()
             return hidden.grad.double() / loss_scale
 
         exact = head.double().requires_grad_()

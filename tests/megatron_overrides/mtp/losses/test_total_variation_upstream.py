@@ -67,7 +67,7 @@ def test_targets_are_shifted_by_the_depth_and_only_the_heads_are_trained(run):
     torch.manual_seed(7)
     length = 6
     hidden = torch.randn((1 + DEPTHS) * length, 1, HIDDEN)
-    of_main, *of_heads, of_weight = run(hidden)
+    main_grad, *head_grads, weight_grad = run(hidden)
 
     main, *heads = (part[:, 0] for part in hidden.chunk(1 + DEPTHS))
     heads = [head.clone().requires_grad_() for head in heads]
@@ -77,16 +77,16 @@ def test_targets_are_shifted_by_the_depth_and_only_the_heads_are_trained(run):
         for depth, head in enumerate(heads, start=1)
     ]
     (1 - torch.stack(acceptances).cumprod(0).mean(0)).mean().backward()
-    assert torch.equal(of_main, torch.ones_like(of_main))
-    assert of_weight is None
-    for found, head in zip(of_heads, heads, strict=True):
-        torch.testing.assert_close(found[:, 0], head.grad, rtol=1e-5, atol=1e-7)
+    assert torch.equal(main_grad, torch.ones_like(main_grad))
+    assert weight_grad is None
+    for actual, head in zip(head_grads, heads, strict=True):
+        torch.testing.assert_close(actual[:, 0], head.grad, rtol=1e-5, atol=1e-7)
 
 
 def test_chains_that_leave_their_packed_sequence_are_not_trained(run):
     torch.manual_seed(17)
     bounds = torch.tensor([0, 3, 7], dtype=torch.int32)
     packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
-    _, *of_heads, _ = run(torch.randn((1 + DEPTHS) * 7, 1, HIDDEN), packed)
-    for found in of_heads:
-        assert found.flatten(1).any(dim=1).tolist() == [True, False, False, True, True, False, False]
+    _, *head_grads, _ = run(torch.randn((1 + DEPTHS) * 7, 1, HIDDEN), packed)
+    for actual in head_grads:
+        assert actual.flatten(1).any(dim=1).tolist() == [True, False, False, True, True, False, False]

@@ -41,17 +41,17 @@ def test_heads_see_the_targets_and_weights_of_each_sequence(pack, with_labels, w
     tokens = list(range(1, pack.size + 1))
     mask = [0 if token % 3 == 0 else 1 for token in tokens] if with_mask else None
     labels = [token + 1 for token in tokens] if with_labels else None
-    found = heads(pack, labels=labels, input_ids=tokens, loss_mask=mask)
+    actual = heads(pack, labels=labels, input_ids=tokens, loss_mask=mask)
     expected = expected_heads(pack, labels=labels, tokens=tokens, loss_mask=mask)
-    assert found.targets == expected.targets
-    torch.testing.assert_close(found.weights, expected.weights, rtol=1e-6, atol=0)
+    assert actual.targets == expected.targets
+    torch.testing.assert_close(actual.weights, expected.weights, rtol=1e-6, atol=0)
 
 
 @examples(100)
 @given(pack=packs())
 def test_an_mtp_layer_gets_the_tokens_positions_and_padding_of_each_sequence(pack):
-    found = layer_inputs(pack)
-    assert found == expected_layer_inputs(found, pack)
+    actual = layer_inputs(pack)
+    assert actual == expected_layer_inputs(actual, pack)
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
@@ -81,12 +81,12 @@ def test_where_the_patch_is_left_out_padding_counts_as_before():
     megatron_mtp_patches.revert()
     try:
         megatron_mtp_patches.apply("-roll-padded-packed-sequences")
-        found = heads(PACK, labels=TOKENS)
+        actual = heads(PACK, labels=TOKENS)
     finally:
         megatron_mtp_patches.revert()
         megatron_mtp_patches.apply()
-    assert sum(map(bool, found.weights[0])) > sum(map(bool, expected.weights[0]))
-    assert heads(PACK, labels=TOKENS).targets == expected.targets != found.targets
+    assert sum(map(bool, actual.weights[0])) > sum(map(bool, expected.weights[0]))
+    assert heads(PACK, labels=TOKENS).targets == expected.targets != actual.targets
 
 
 @pytest.mark.parametrize("with_labels", [True, False])
@@ -183,10 +183,10 @@ def test_without_padding_or_with_hybrid_context_parallelism_nothing_changes(fiel
     params = PACK.params()
     setattr(params, field, value)
     tensor = torch.tensor([TOKENS])
-    found = roll_tensor(tensor, packed_seq_params=params)
+    actual = roll_tensor(tensor, packed_seq_params=params)
     with unpatched():
         expected = mtp.roll_tensor(tensor, packed_seq_params=params)
-    assert torch.equal(found[0], expected[0]) and found[1] == expected[1]
+    assert torch.equal(actual[0], expected[0]) and actual[1] == expected[1]
     assert torch.equal(mtp.ones_without_padding(tensor, params, None), torch.ones_like(tensor))
 
 
