@@ -191,9 +191,9 @@ def test_the_sections_of_a_yaml_file_are_settings(doctor, release, tmp_path, mon
         "disable_msc_deprecated": False,
     }
     file.write_text(json.dumps(sections))  # JSON is YAML
-    findings = json.loads(doctor(f"--yaml-cfg {file}", "--json", "--te", "2.16.1").out)
-    assert findings["world_size"] == 4
-    assert bool(findings["defects"]) is (release in UP_TO_0_18)
+    answer = json.loads(doctor(f"--yaml-cfg {file}", "--json", "--te", "2.16.1").out)
+    assert answer["world_size"] == 4
+    assert bool(answer["defects"]) is (release in UP_TO_0_18)
 
 
 def test_flags_after_a_second_separator_are_read(doctor):

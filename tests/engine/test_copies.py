@@ -26,15 +26,15 @@ def user(library):
 @pytest.fixture
 def scans(monkeypatch):
     """A list that grows with each scan of all modules."""
-    actual = []
+    reads = []
 
     class Modules(dict):
         def items(self):
-            actual.append("scan")
+            reads.append("scan")
             return sys.modules.items()
 
     monkeypatch.setattr(copies, "sys", SimpleNamespace(modules=Modules()))
-    return actual
+    return reads
 
 
 def test_one_scan_serves_all_modules_that_are_imported_already(library, user, scans):

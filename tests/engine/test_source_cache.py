@@ -243,14 +243,14 @@ def test_functions_are_found_wherever_statements_are():
         "for x in y:\n def f():\n  def f(): pass\nmatch x:\n case 1:\n  if y:\n   def f(): pass\n"
     )
     tree = ast.parse(source)
-    calls = answer(tree, [Question("lines", "f"), Question("lines", "g")])
+    answered = answer(tree, [Question("lines", "f"), Question("lines", "g")])
     firsts = [
         min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
     assert len(firsts) == 11
-    assert (sorted(calls["lines f"]), calls["lines g"]) == (sorted(firsts), [])
+    assert (sorted(answered["lines f"]), answered["lines g"]) == (sorted(firsts), [])
 
 
 def test_a_file_of_each_folder_is_known(library, record, tmp_path):

@@ -72,16 +72,16 @@ def test_a_forked_worker_is_patched(configs):
 @pytest.mark.real_process("a spawned worker imports all that it needs")
 def test_a_spawned_worker_that_does_not_import_the_patches_is_not_patched_and_reads_the_configuration(spawned):
     """The values come along as plain attributes; the class there knows no such fields, and says so if it is asked."""
-    states, _ = spawned
-    assert (states["imported"], states["step"], states["fields"]) == (False, "megatron", [False, False])
-    assert states["values"] == [True, 0.5]
-    assert "unexpected keyword argument 'min_clip_coefficient'" in states["refused"]
+    facts, _ = spawned
+    assert (facts["imported"], facts["step"], facts["fields"]) == (False, "megatron", [False, False])
+    assert facts["values"] == [True, 0.5]
+    assert "unexpected keyword argument 'min_clip_coefficient'" in facts["refused"]
 
 
 @pytest.mark.real_process("a spawned worker imports all that it needs")
 def test_a_spawned_worker_that_imports_the_patches_is_patched(spawned):
-    _, states = spawned
-    assert states == PATCHED
+    _, facts = spawned
+    assert facts == PATCHED
 
 
 def test_mtp_loss_may_be_the_first_that_needs_megatron_s_module():

@@ -15,12 +15,12 @@ def random(*shape):
 
 def both(function, *tensors):
     """[result, gradient of each tensor] of bf16 tensors, and of the same numbers in fp32."""
-    actual = []
+    results_of_both = []
     for copies in ([one.detach() for one in tensors], [one.detach().float() for one in tensors]):
         result = function(*(one.requires_grad_() for one in copies))
         result.backward(torch.ones_like(result))
-        actual.append([result.detach(), *(one.grad for one in copies)])
-    return actual
+        results_of_both.append([result.detach(), *(one.grad for one in copies)])
+    return results_of_both
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -45,7 +45,7 @@ def heads(pack, rank=0, ranks=1, cp_group=None, **arguments):
     config = TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1, mtp_num_layers=DEPTHS)
     config.mtp_loss_scaling_factor = DEPTHS
     config.calculate_per_token_loss = True
-    fields = {
+    tensors = {
         name: torch.tensor([pack.of_rank(value, rank, ranks)]) if isinstance(value, list) else value
         for name, value in arguments.items()
     }
@@ -63,8 +63,8 @@ def heads(pack, rank=0, ranks=1, cp_group=None, **arguments):
     with patch.object(mtp.MTPLossAutoScaler, "apply", attach):
         mtp.process_mtp_loss(
             hidden,
-            fields.pop("labels", None),
-            fields.pop("loss_mask", None),
+            tensors.pop("labels", None),
+            tensors.pop("loss_mask", None),
             lambda head, weight, runtime_gather_output: (head, None),
             None,
             True,
@@ -73,7 +73,7 @@ def heads(pack, rank=0, ranks=1, cp_group=None, **arguments):
             config,
             cp_group=cp_group,
             packed_seq_params=pack.params(),
-            **fields,
+            **tensors,
         )
     return seen
 
@@ -98,7 +98,7 @@ def expected_heads(pack, rank=0, ranks=1, *, labels=None, tokens=None, loss_mask
 def layer_inputs(pack, rank=0, ranks=1, cp_group=None):
     """Return what the first MTP layer rolls: tokens, positions and, from 0.18 on, a padding mask with some tokens."""
     names = list(inspect.signature(mtp.MultiTokenPredictionLayer._get_embeddings).parameters)
-    fields = {
+    tensors = {
         name: torch.tensor([pack.of_rank(values, rank, ranks)])
         for name, values in _rolled_inputs(pack).items()
         if name in names
@@ -109,13 +109,13 @@ def layer_inputs(pack, rank=0, ranks=1, cp_group=None):
         embedding=lambda input_ids, position_ids: input_ids,
         hidden_states=torch.zeros(pack.size // ranks, 1, 4),
         packed_seq_params=pack.params(),
-        **fields,
+        **tensors,
     )
-    return {name: tensor.tolist()[0] for name, tensor in zip(fields, actual, strict=False)}
+    return {name: tensor.tolist()[0] for name, tensor in zip(tensors, actual, strict=False)}
 
 
 def expected_layer_inputs(actual, pack, rank=0, ranks=1):
-    """Return what `layer_inputs` found, from rolls of the whole pack."""
+    """Return what `layer_inputs` returns, from rolls of the whole pack."""
     rolled = {name: pack.roll(values, fill=name == "padding_mask") for name, values in _rolled_inputs(pack).items()}
     return {name: pack.of_rank(rolled[name], rank, ranks) for name in actual}
 

@@ -83,10 +83,10 @@ def test_a_spawned_process_has_the_extension_and_no_patches():
 
 def test_the_advice_names_what_is_missing(monkeypatch):
     assert transformer_engine.available()
-    actual = transformer_engine.find_spec
+    original = transformer_engine.find_spec
     for module, name in transformer_engine.NEEDED.items():
         monkeypatch.setattr(
-            transformer_engine, "find_spec", lambda asked, module=module: None if asked == module else actual(asked)
+            transformer_engine, "find_spec", lambda asked, module=module: None if asked == module else original(asked)
         )
         assert not transformer_engine.available()
         assert transformer_engine.installation_advice() == f"install what its Python imports: pip install {name}"

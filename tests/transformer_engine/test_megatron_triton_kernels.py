@@ -17,9 +17,8 @@ def assert_close(actual, expected, dtype):
 
 def assert_same_gradients(actual, expected, inputs, again, dtype):
     grads = [torch.randn_like(one) for one in expected]
-    got = torch.autograd.grad(
-        actual, inputs, [grad.to(dtype, copy=True) for grad in grads]
-    )  # some are written in place
+    copies = [grad.to(dtype, copy=True) for grad in grads]  # some are written in place
+    got = torch.autograd.grad(actual, inputs, copies)
     for one, other in zip(got, torch.autograd.grad(expected, again, grads), strict=True):
         assert_close(one, other, dtype)
 

@@ -72,15 +72,15 @@ def test_fused_adam(case):
 def test_fused_sgd(nesterov):
     start, gradients = torch.randn(7, 9), [torch.randn(7, 9) for _ in range(4)]
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
-    actual = []
+    parameters = []
     for kind in (FusedSGD, torch.optim.SGD):
         parameter = torch.nn.Parameter(start.clone())
         optimizer = kind([parameter], **settings)
         for gradient in gradients:
             parameter.grad = gradient.clone()
             optimizer.step()
-        actual.append(parameter.detach())
-    torch.testing.assert_close(*actual, rtol=1e-6, atol=1e-6)
+        parameters.append(parameter.detach())
+    torch.testing.assert_close(*parameters, rtol=1e-6, atol=1e-6)
 
 
 def test_scaling_flags_values_that_are_not_finite():

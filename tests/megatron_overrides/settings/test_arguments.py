@@ -119,7 +119,7 @@ def test_detached_heads_with_a_deferred_embedding_gradient_are_refused_at_once()
         arguments.validate_args(both)
 
 
-def settle(**parsed):
+def settle(**changes):
     """The settings that upstream's own checks get to see."""
     from megatron_overrides.fsdp.wrappers import enforce_megatron_fsdp_args
 
@@ -129,7 +129,7 @@ def settle(**parsed):
             "optimizer": "adam",
             "use_distributed_optimizer": False,
             "reuse_grad_buf_for_mxfp8_param_ag": True,
-            **parsed,
+            **changes,
         }
     )
     assert enforce_megatron_fsdp_args(Call(lambda args, defaults: args, None, (settings, {}), {})) is settings
@@ -141,14 +141,14 @@ def test_megatron_fsdp_gets_the_distributed_optimizer_and_no_mxfp8_buffer(caplog
     assert "--use-megatron-fsdp sets --use-distributed-optimizer" in caplog.text
     assert "--use-megatron-fsdp unsets --reuse-grad-buf-for-mxfp8-param-ag" in caplog.text
     caplog.clear()
-    parsed = {"use_distributed_optimizer": True, "reuse_grad_buf_for_mxfp8_param_ag": False}
-    assert settle(**parsed, optimizer="sgd") == (True, False)
+    changes = {"use_distributed_optimizer": True, "reuse_grad_buf_for_mxfp8_param_ag": False}
+    assert settle(**changes, optimizer="sgd") == (True, False)
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("parsed", [{"use_megatron_fsdp": False}, {"megatron_fsdp_version": 2}])
-def test_without_megatron_fsdp_or_with_its_version_2_nothing_is_set(parsed):
-    assert settle(**parsed, optimizer="muon") == (False, True)
+@pytest.mark.parametrize("changes", [{"use_megatron_fsdp": False}, {"megatron_fsdp_version": 2}])
+def test_without_megatron_fsdp_or_with_its_version_2_nothing_is_set(changes):
+    assert settle(**changes, optimizer="muon") == (False, True)
 
 
 def test_megatron_fsdp_with_an_optimizer_that_it_cannot_shard_is_refused_at_once():

@@ -77,7 +77,7 @@ def test_heads_get_the_gradients_of_no_recompute(make_model, batch, gradients, s
 def test_the_layers_own_group_is_taken_before_that_of_megatron(make_model, batch, saved, precision):
     group = torch.distributed.new_group([0])
     quantize(make_model(**RECOMPUTE), group, **precision)(**batch)
-    assert [actual for _, actual, _ in saved] == [group] * 2
+    assert [used_group for _, used_group, _ in saved] == [group] * 2
 
 
 def test_a_layer_without_a_group_takes_that_of_megatron(make_model, batch, saved):
@@ -87,7 +87,7 @@ def test_a_layer_without_a_group_takes_that_of_megatron(make_model, batch, saved
     for layer in model.mtp.layers:
         layer.tp_group = None
     model(**batch)
-    assert [actual for _, actual, _ in saved] == [parallel_state.get_tensor_model_parallel_group()] * 2
+    assert [used_group for _, used_group, _ in saved] == [parallel_state.get_tensor_model_parallel_group()] * 2
 
 
 def test_packed_sequences_are_recomputed(make_model, batch, gradients, monkeypatch):
