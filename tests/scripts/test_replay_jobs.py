@@ -64,7 +64,7 @@ def test_they_meet():
 
 def test_sockets_fit_into_the_temporary_folder(make_job):
     job = make_job("import multiprocessing\ndef test_starts_a_manager(): multiprocessing.Manager()")
-    job.record = job.record.with_name("a long name " * 8)
+    job.record = job.record.parent / ("a long name " * 8) / "record"
     assert by_name(jobs.run(job, math.inf, False, print)) == {"test_starts_a_manager": ("passed", "")}
 
 
