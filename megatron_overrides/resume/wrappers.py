@@ -17,6 +17,7 @@ from megatron_overrides.resume.param_groups import (
     settings_of,
     with_steps,
 )
+from megatron_overrides.resume.tensor_metadata import with_properties_of_empty
 
 logger = logging.getLogger(__name__)
 
@@ -157,3 +158,14 @@ def refresh_offloaded_params(call: Call) -> None:
     for param, inner_param in copies.items():
         if inner_param is not param:
             inner_param.data.copy_(param)
+
+
+def leave_out_new_tensor_properties(call: Call) -> Any:
+    """Wraps TorchDistLoadShardedStrategy.load_tensors_metadata, which passes torch.empty all properties of a tensor."""
+    from megatron.core.dist_checkpointing.strategies.torch import _get_filesystem_reader
+
+    metadata = call["metadata"]
+    if metadata is None:
+        metadata = _get_filesystem_reader(call["checkpoint_dir"]).read_metadata()
+    call["metadata"] = with_properties_of_empty(metadata)
+    return call.proceed()

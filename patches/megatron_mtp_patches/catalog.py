@@ -61,6 +61,7 @@ _MODULES = (
     "resume.keep_learning_rates_at_resume",
     "resume.save_own_state_of_each_param",
     "resume.refresh_offloaded_params",
+    "resume.read_tensor_metadata_of_newer_torch",
     "moe.weight_moe_losses_by_token",
     "moe.count_moe_tokens_once",
     "moe.count_tokens_of_all_microbatches",

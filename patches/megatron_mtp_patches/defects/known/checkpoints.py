@@ -9,6 +9,7 @@ from ..declare import Defect, Sign
 
 _CHECKPOINTING = "megatron.training.checkpointing"
 _FSDP = "megatron.core.transformer.fsdp_dtensor_checkpoint"
+_COMPARES_NOTHING = "assume_ok_unexpected"  # the default of --dist-ckpt-strictness
 
 
 def _saves_optimizer(run: Any) -> bool:
@@ -179,5 +180,29 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#3736", "NVIDIA/Megatron-LM#2658"),
         state="fixed in 0.17.0",
         evidence="read",
+    ),
+    Defect(
+        id="tensor-properties-of-newer-torch",
+        effect="Loading ends in a TypeError, because torch 2.15 saves a property that torch.empty does not take",
+        kind="crash",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.dist_checkpointing.strategies.torch:TorchDistLoadShardedStrategy.load_tensors_metadata",
+                has="torch.empty(tp.size, **tp.properties.__dict__, device='meta')",
+            ),
+        ),
+        affects=lambda run: (
+            run.load
+            and (run.ckpt_format or "torch_dist") == "torch_dist"
+            and (run.dist_ckpt_strictness or _COMPARES_NOTHING) != _COMPARES_NOTHING
+        ),
+        when="--load with a --dist-ckpt-strictness other than assume_ok_unexpected",
+        only_if="torch is 2.15 or newer",
+        instead="leave out --dist-ckpt-strictness, and compare nothing",
+        links=("pytorch/pytorch#194251",),
+        state="unreported",
+        evidence="reproduced",
+        patch="read-tensor-metadata-of-newer-torch",
     ),
 )
