@@ -71,17 +71,25 @@ def _code_of(reference: str) -> list[Any]:
 def send_effective(address: str) -> None:
     """Send the names of the edits that change something in this Megatron."""
     import megatron_mtp_patches
+    from megatron_mtp_patches.engine.state import TargetState
 
     edits = {name: edit for name, [(_, edit), *_] in declared().items()}
     before = {name: _find(edit) for name, edit in edits.items()}
     had = {name: _has_field(edit) for name, edit in edits.items()}
     megatron_mtp_patches.apply()
+    untouched = {  # by this patch; another one may edit the same function
+        (report.id, target)
+        for report in megatron_mtp_patches.status()
+        for target, state in report.targets.items()
+        if state is TargetState.UNTOUCHED
+    }
     # If two modules have one class and each has an edit, the edit of the module that defines the class is applied.
     own = {(id(before[name]), _added(edit)) for name, edit in edits.items() if _is_own(edit, before[name])}
     effective = [
         name
         for name, edit in edits.items()
         if (_find(edit) is not before[name] or _has_field(edit) != had[name])
+        and any((patch, edit.target) not in untouched for patch, _ in declared()[name])
         and (_is_own(edit, before[name]) or (id(before[name]), _added(edit)) not in own)
     ]
     with Client(address) as connection:
