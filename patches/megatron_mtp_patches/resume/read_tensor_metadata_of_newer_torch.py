@@ -13,6 +13,7 @@ PATCH = Patch(
         "difference which torch saved the checkpoint."
     ),
     adds=("Properties of a newer torch are left out. What Megatron compares, names and shapes, does not need them.",),
+    numerics="None.",
     is_repair=True,
     edits=(
         Wrap(
