@@ -112,10 +112,10 @@ def overlapped_gradients(run_overlapped):
 
 
 @pytest.fixture
-def train_hybrid():
-    """train_hybrid(**config): a HeadTraining of a hybrid model of attention and MLP layers with two heads."""
+def make_hybrid():
+    """make_hybrid(**config): a hybrid model of attention and MLP layers with two heads."""
     import torch
-    from head_training import LENGTH, VOCABULARY, HeadTraining
+    from head_training import LENGTH, VOCABULARY
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
 
@@ -138,6 +138,14 @@ def train_hybrid():
             use_cpu_initialization=True,
             normalization="RMSNorm",
         )
-        return HeadTraining([model(config, spec, VOCABULARY, LENGTH, hybrid_layer_pattern="*-*-/*-/*-")])
+        return model(config, spec, VOCABULARY, LENGTH, hybrid_layer_pattern="*-*-/*-/*-")
 
     return build
+
+
+@pytest.fixture
+def train_hybrid(make_hybrid):
+    """train_hybrid(**config): a HeadTraining of `make_hybrid`."""
+    from head_training import HeadTraining
+
+    return lambda **settings: HeadTraining([make_hybrid(**settings)])

@@ -89,6 +89,26 @@ def test_no_activation_of_the_main_model_is_kept(make):
     assert frozen[0] == frozen[1] < detached[0] < detached[1]
 
 
+@pytest.fixture(params=["make_model", "make_hybrid"])
+def frozen_model(request):
+    """A GPT, or a hybrid model, that nothing wraps."""
+    return request.getfixturevalue(request.param)(**FROZEN)
+
+
+def test_a_new_model_is_frozen_before_anything_wraps_it(frozen_model):
+    """From 0.18 on, trainers lay out gradient buffers from the parameters of a bare model that require gradients."""
+    training = {name.split(".")[0] for name, param in frozen_model.named_parameters() if param.requires_grad}
+    assert training == {"mtp"}
+
+
+def test_the_main_model_sends_no_gradient_into_an_input_that_requires_one(frozen_model, batch):
+    """An encoder's output, or what an earlier pipeline stage has sent, would make autograd keep all activations."""
+    shape = (*reversed(batch["input_ids"].shape), frozen_model.config.hidden_size)
+    decoder_input = torch.randn(shape, requires_grad=True)
+    frozen_model(**batch, decoder_input=decoder_input).mean().backward()
+    assert decoder_input.grad is None
+
+
 def test_running_statistics_stay(make_gpt):
     model = make_gpt(VOCABULARY, LENGTH, **FROZEN)
     model.statistics = torch.nn.BatchNorm1d(3)
