@@ -46,6 +46,8 @@ def watch() -> None:
     monitoring.use_tool_id(monitoring.PROFILER_ID, "edits")
     names: dict[Any, set[str]] = {}
     for name, [(_, edit), *_] in declared().items():
+        if edit.target.partition(":")[0] not in sys.modules:  # the override may import a framework that is not here
+            continue
         for code in _code_of(_added(edit)):
             names.setdefault(code, set()).add(name)
             monitoring.set_local_events(monitoring.PROFILER_ID, code, monitoring.events.PY_START)
