@@ -26,15 +26,15 @@ def user(library):
 @pytest.fixture
 def scans(monkeypatch):
     """A list that grows with each scan of all modules."""
-    reads = []
+    past_scans = []
 
     class Modules(dict):
         def items(self):
-            reads.append("scan")
+            past_scans.append("scan")
             return sys.modules.items()
 
     monkeypatch.setattr(copies, "sys", SimpleNamespace(modules=Modules()))
-    return reads
+    return past_scans
 
 
 def test_one_scan_serves_all_modules_that_are_imported_already(library, user, scans):

@@ -82,12 +82,27 @@ def test_an_edit_is_noticed_or_has_a_reason(dropped, field, outcome, text):
     assert end == outcome and text in details
 
 
-def test_k_finds_flags_and_fields_and_what_it_finds_is_counted(run_tests):
-    options = ["--drop-edits", "--collect-only", "-o", f"pythonpath={ROOT / 'patches'}"]
-    run = run_tests(TESTS, *options, "-k", "floor_clip_coefficient or mtp_init")
-    names = [line for line in run.output.splitlines() if line.startswith(("megatron.", "emerging_optimizers."))]
+@pytest.fixture
+def collect(run_tests):
+    """collect(k): the edits that -k chooses, and what pytest has printed."""
+
+    def run(k):
+        options = ["--drop-edits", "--collect-only", "-o", f"pythonpath={ROOT / 'patches'}"]
+        output = run_tests(TESTS, *options, "-k", k).output
+        return [line for line in output.splitlines() if line.startswith(("megatron.", "emerging_optimizers."))], output
+
+    return run
+
+
+def test_an_edit_of_a_native_patch_is_not_left_out_though_another_patch_edits_its_function(collect):
+    names, _ = collect("setup_embeddings_and_output_layer")
+    assert [name.split(":")[-1] for name in names] == ["drop_unused_output_weight"]
+
+
+def test_k_finds_flags_and_fields_and_what_it_finds_is_counted(collect):
+    names, output = collect("floor_clip_coefficient or mtp_init")
     assert {"min_clip_coefficient", "--mtp-init"} <= {edit.split()[-1] for edit in names}
-    count = re.search(r"(-?\d+)/(\d+) tests collected \((\d+) deselected\)", run.output)
+    count = re.search(r"(-?\d+)/(\d+) tests collected \((\d+) deselected\)", output)
     chosen, of, left_out = map(int, count.groups())
     assert chosen == of - left_out == len(names)
 

@@ -6,8 +6,8 @@ PATCH = Patch(
     id="read-tensor-metadata-of-newer-torch",
     summary="Compare a checkpoint with the model under torch 2.15",
     problem=(
-        "Before it compares a checkpoint with the model, Megatron passes each property that torch has saved of a "
-        "tensor to `torch.empty`. Torch 2.15 has a further one, `strides`, which `torch.empty` does not take, so "
+        "Before it compares a checkpoint with the model, Megatron passes each property by which torch describes a "
+        "saved tensor to `torch.empty`. Torch 2.15 has a further one, `strides`, which `torch.empty` does not take, so "
         "`--load` with a `--dist-ckpt-strictness` other than the default ends in a TypeError, as do "
         "`dist_checkpointing.load_tensors_metadata`, `load_sharded_metadata` and `load_plain_tensors`. It makes no "
         "difference which torch saved the checkpoint."

@@ -1,4 +1,4 @@
-"""Checkpoints: what a save loses, and what only the run that saved it reads rightly."""
+"""Checkpoints: what a save loses, what only the run that saved it reads rightly, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ DEFECTS = (
     ),
     Defect(
         id="tensor-properties-of-newer-torch",
-        effect="Loading ends in a TypeError, because torch 2.15 saves a property that torch.empty does not take",
+        effect="Loading ends in a TypeError, because torch 2.15 has a property of tensors that torch.empty lacks",
         kind="crash",
         severity=3,
         signs=(
