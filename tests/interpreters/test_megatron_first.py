@@ -21,8 +21,8 @@ assert "megatron_mtp_patches" not in sys.modules
 import megatron_mtp_patches
 from tests.conformance.expected import CATALOG, STATE
 from tests.conformance.inspection import problems, reports
-found = reports()
-assert [problem for patch in CATALOG for problem in problems(patch, found[patch.id], STATE[patch.id])] == []
+states = reports()
+assert [problem for patch in CATALOG for problem in problems(patch, states[patch.id], STATE[patch.id])] == []
 """
 
 

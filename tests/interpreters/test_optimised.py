@@ -35,7 +35,7 @@ from tests.conformance.expected import STATE
 from tests.conformance.inspection import problems, reports
 
 failures = import_targets()
-found = reports()
+states = reports()
 explained = io.StringIO()
 with contextlib.redirect_stdout(explained):
     code = main(["explain", CATALOG[0].id])
@@ -43,10 +43,10 @@ print(json.dumps({{
     "docstring": sys.modules[main.__module__].__doc__,
     "not imported": list(failures),
     "problems": {{
-        patch.id: problems(patch, found[patch.id], STATE[patch.id]) for patch in CATALOG if patch.id != "{EMERGING}"
+        patch.id: problems(patch, states[patch.id], STATE[patch.id]) for patch in CATALOG if patch.id != "{EMERGING}"
     }},
-    "emerging": found["{EMERGING}"].state,
-    "summaries": {{report.id: report.summary for report in found.values()}},
+    "emerging": states["{EMERGING}"].state,
+    "summaries": {{report.id: report.summary for report in states.values()}},
     "explained": [code, explained.getvalue()],
     "help": make_parser().format_help(),
 }}))

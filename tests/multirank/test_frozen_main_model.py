@@ -132,7 +132,7 @@ def test_the_main_model_trains_and_its_heads_stay(make):
     assert all(torch.equal(tensor, trained[name]) for name, tensor in detached.main_model().items())
     copies = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(copies, [p.data for p in _embeddings(disabled)])
-    embeddings = [one for of_rank in copies for one in of_rank]
+    embeddings = [one for embeddings_of_rank in copies for one in embeddings_of_rank]
     assert all(torch.equal(one, embeddings[0]) for one in embeddings)
 
 

@@ -17,14 +17,14 @@ def make(make_fsdp):
 
 @pytest.fixture
 def load():
-    """load(made): weights that are no bf16 numbers, loaded as Megatron loads a checkpoint; returns them."""
+    """load(training): weights that are no bf16 numbers, loaded as Megatron loads a checkpoint; returns them."""
 
-    def load(made):
-        state = made.model.state_dict_for_save_checkpoint()
+    def load(training):
+        state = training.model.state_dict_for_save_checkpoint()
         for value in state.values():  # what torch.distributed.checkpoint does
             value._local_tensor.mul_(-1.0).add_(1e-3)
-        made.model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
-        return {name: -weight + 1e-3 for name, weight in Reference(made.dtype).weights.items()}
+        training.model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
+        return {name: -weight + 1e-3 for name, weight in Reference(training.dtype).weights.items()}
 
     return load
 
@@ -32,67 +32,67 @@ def load():
 @every_strategy
 def test_training_goes_on_from_loaded_weights_without_the_optimizer_s(make, load, strategy):
     """As with --finetune and --no-load-optim."""
-    made, reference = make(strategy), Reference(torch.bfloat16)
-    loaded = load(made)
-    made.optimizer.reload_model_params()
-    assert_same(whole(made), loaded, rtol=0, atol=0)
+    training, reference = make(strategy), Reference(torch.bfloat16)
+    loaded = load(training)
+    training.optimizer.reload_model_params()
+    assert_same(whole(training), loaded, rtol=0, atol=0)
     assert any(not torch.equal(weight, weight.bfloat16().float()) for weight in loaded.values())
     reference.start_from(loaded)
     right = reference.train(range(4))
-    assert train(made, range(4)) == about(right)
+    assert train(training, range(4)) == about(right)
 
 
 @every_strategy
 @both_overlaps
 def test_weights_loaded_in_place_reach_the_model(make, strategy, overlap):
     """0.19 leaves load_state_dict out where it has loaded a GPT checkpoint into a hybrid model's buffers."""
-    made, reference = make(strategy, overlap=overlap), Reference(torch.bfloat16)
-    change_model_weights(made, 1.0)  # also after a forward pass, which gathers weights
-    made.model.state_dict_for_save_checkpoint()
-    for _, param in made.model.module.param_and_grad_buffer.optimizer_named_parameters:
+    training, reference = make(strategy, overlap=overlap), Reference(torch.bfloat16)
+    change_model_weights(training, 1.0)  # also after a forward pass, which gathers weights
+    training.model.state_dict_for_save_checkpoint()
+    for _, param in training.model.module.param_and_grad_buffer.optimizer_named_parameters:
         param._local_tensor.mul_(-1.0)
-    made.optimizer.reload_model_params()
+    training.optimizer.reload_model_params()
     reference.start_from({name: -weight for name, weight in reference.weights.items()})
     ((right, _, _),) = reference.train([0])
-    assert backward(made, 0) == pytest.approx(right, rel=1e-5)
+    assert backward(training, 0) == pytest.approx(right, rel=1e-5)
 
 
 def test_without_the_patch_a_load_without_the_optimizer_fails_where_newer(make, load, unpatched):
     with unpatched():
-        made = make()
-        load(made)
-        if hasattr(made.model.ddp_config, "megatron_fsdp_use_decoupled_grad"):
+        training = make()
+        load(training)
+        if hasattr(training.model.ddp_config, "megatron_fsdp_use_decoupled_grad"):
             with pytest.raises(NotImplementedError):
-                made.optimizer.reload_model_params()
+                training.optimizer.reload_model_params()
 
 
-def change_model_weights(made, factor):
+def change_model_weights(training, factor):
     """After a forward pass the model shows the weights that it computes with; change those."""
     with torch.no_grad():
-        made.model(batch_of(0, 0, made.dtype))
-    for group in made.model.module.param_and_grad_buffer.parameter_groups:
+        training.model(batch_of(0, 0, training.dtype))
+    for group in training.model.module.param_and_grad_buffer.parameter_groups:
         group.model_weight_buffer.data.mul_(factor)
 
 
 @every_strategy
 @both_overlaps
 def test_changed_model_weights_are_taken_over(make, strategy, overlap):
-    made, reference = make(strategy, overlap=overlap), Reference(torch.bfloat16)
-    change_model_weights(made, -2.0)
-    made.optimizer.reload_model_params()
+    training, reference = make(strategy, overlap=overlap), Reference(torch.bfloat16)
+    change_model_weights(training, -2.0)
+    training.optimizer.reload_model_params()
     changed = {name: -2.0 * weight for name, weight in reference.weights.items()}
-    assert_same(whole(made), changed, rtol=0, atol=0)
+    assert_same(whole(training), changed, rtol=0, atol=0)
     reference.start_from(changed)
     right = reference.train(range(3))
-    assert train(made, range(3)) == about(right)
+    assert train(training, range(3)) == about(right)
 
 
 @every_strategy
 def test_main_weights_keep_the_bits_that_the_model_s_have_not(make, strategy):
-    made = make(strategy)
-    train(made, range(2))
-    before = whole(made)
-    change_model_weights(made, 1.0)
-    made.optimizer.reload_model_params()
-    assert_same(whole(made), before, rtol=0, atol=0)
+    training = make(strategy)
+    train(training, range(2))
+    before = whole(training)
+    change_model_weights(training, 1.0)
+    training.optimizer.reload_model_params()
+    assert_same(whole(training), before, rtol=0, atol=0)
     assert any(not torch.equal(value, value.bfloat16().float()) for value in before.values())

@@ -94,26 +94,26 @@ def nothing(model, step):
     pass
 
 
-def train(made, before_step=nothing, after_step=nothing):
+def train(training, before_step=nothing, after_step=nothing):
     """For each step: the losses of the main model and of each head, the norms of the main model and of the heads."""
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
     seen = []
     for step in range(STEPS):
-        made.model.zero_grad_buffer()
-        made.optimizer.zero_grad()
-        if made.model.ddp_config.overlap_grad_reduce:
-            with made.model.no_sync():
+        training.model.zero_grad_buffer()
+        training.optimizer.zero_grad()
+        if training.model.ddp_config.overlap_grad_reduce:
+            with training.model.no_sync():
                 pass  # as Megatron's schedules leave it before the last microbatch
         MTPLossLoggingHelper.tracker = {}
-        loss = made.model(**batch_of(step)).mean()
+        loss = training.model(**batch_of(step)).mean()
         losses = [float(loss), *MTPLossLoggingHelper.tracker.get("values", torch.empty(0)).tolist()]
         loss.backward()
-        made.model.finish_grad_sync()
-        before_step(made.model, step)
-        _, norm, _ = made.optimizer.step()
-        after_step(made.model, step)
-        seen += [*losses, float(norm), float(made.optimizer.mtp_grad_norm or 0)]
+        training.model.finish_grad_sync()
+        before_step(training.model, step)
+        _, norm, _ = training.optimizer.step()
+        after_step(training.model, step)
+        seen += [*losses, float(norm), float(training.optimizer.mtp_grad_norm or 0)]
     MTPLossLoggingHelper.tracker = {}
     return seen
 
@@ -165,19 +165,19 @@ def test_a_pass_without_gradients_leaves_as_many_weights_gathered_as_upstream(
     assert after_a_pass_without_gradients(make(net=net)) == right
 
 
-def after_a_pass_without_gradients(made):
+def after_a_pass_without_gradients(training):
     """({number of a bucket of weights: whether it is gathered}, which of them nothing has waited for)."""
-    train(made)
-    evaluate(made.model, STEPS)
-    return gathered(made), set(made.model.module.all_gather_pipeline.param_gather_event_map)
+    train(training)
+    evaluate(training.model, STEPS)
+    return gathered(training), set(training.model.module.all_gather_pipeline.param_gather_event_map)
 
 
 def test_the_layers_of_the_heads_run_without_their_logits(make):
-    made, ran = make(), []
-    net = made.model.module.module
+    training, ran = make(), []
+    net = training.model.module.module
     net.mtp.layers[0].register_forward_hook(lambda *_: ran.append("head"))
     net.output_layer.register_forward_hook(lambda *_: ran.append("output layer"))
-    evaluate(made.model, 0)
+    evaluate(training.model, 0)
     assert ran == ["head", "output layer"]
 
 
@@ -211,13 +211,13 @@ def gathered(training):
     return {key: status.name for key, status in training.model.module.all_gather_pipeline.bucket_status.items()}
 
 
-def train_a_part(made, ddp):
+def train_a_part(training, ddp):
     """Train as under DDP, without a change of what does not train."""
-    groups = made.model.module.param_and_grad_buffer.parameter_groups
+    groups = training.model.module.param_and_grad_buffer.parameter_groups
     frozen = [group for group in groups if not group.requires_grad]
     assert frozen and not any(group.main_grad_buffer or group.main_weight_buffer for group in frozen)
     before = [weights_of(group) for group in frozen]
-    assert train(made, after_step=evaluate) == pytest.approx(train(ddp), rel=1e-5)
+    assert train(training, after_step=evaluate) == pytest.approx(train(ddp), rel=1e-5)
     assert all(torch.equal(weights_of(group), old) for group, old in zip(frozen, before, strict=True))
 
 

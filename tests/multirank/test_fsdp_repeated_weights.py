@@ -41,15 +41,15 @@ def gradients(make_gpt, make_fsdp, parallel, request):
     batch = request.getfixturevalue("batch")  # after `parallel`
 
     def under_fsdp(strategy, **settings):
-        made = make_fsdp(
+        training = make_fsdp(
             strategy, torch.float32, net=make_gpt(VOCABULARY, LENGTH, **settings), use_precision_aware_optimizer=False
         )
-        made.optimizer.zero_grad()
-        with made.model.no_sync():
+        training.optimizer.zero_grad()
+        with training.model.no_sync():
             pass  # as Megatron's schedules leave it before the last microbatch
-        made.model(**batch).mean().backward()
-        made.model.finish_grad_sync()
-        named = made.model.module.param_and_grad_buffer.optimizer_named_parameters
+        training.model(**batch).mean().backward()
+        training.model.finish_grad_sync()
+        named = training.model.module.param_and_grad_buffer.optimizer_named_parameters
         return {name.removeprefix("module."): _whole(param.grad) for name, param in named}
 
     def right(**settings):

@@ -71,11 +71,11 @@ def test_sharded_and_gathered_logits_give_the_divergence_of_the_full_vocabulary(
         return logits.chunk(RANKS, dim=-1)[rank] if is_sharded else logits
 
     vocabulary = Vocabulary(None, group if is_sharded else None)
-    given = mine(draft).clone().requires_grad_()
+    shard = mine(draft).clone().requires_grad_()
     log_p = vocabulary.log_softmax(mine(teacher))[0]
-    actual, acceptance, token = Divergence.apply(given, log_p, vocabulary, objective)
+    actual, acceptance, token = Divergence.apply(shard, log_p, vocabulary, objective)
     actual.sum().backward()
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(given.grad, mine(whole.grad), rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(shard.grad, mine(whole.grad), rtol=1e-4, atol=1e-9)
     torch.testing.assert_close(acceptance, accepted.detach(), rtol=1e-5, atol=1e-6)
     assert torch.equal(token, draft.argmax(-1))

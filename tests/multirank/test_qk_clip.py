@@ -118,18 +118,18 @@ def relative_difference(actual, right):
 def test_weights_are_those_of_the_rule(start, from_all_ranks, unpatched, training, record_property, pytestconfig):
     chunks, optimizer = start(training)
     copies = 1 if "PP" in training.layout else 2
-    of_all_ranks = sum(from_all_ranks(len(list(attention_layers(chunks)))))
-    assert of_all_ranks == copies * ((4 if training.layout == "VPP2" else 2) + training.heads)
-    error, reported, of_model, of_optimizer = measure(chunks, optimizer, from_all_ranks)
+    layers = sum(from_all_ranks(len(list(attention_layers(chunks)))))
+    assert layers == copies * ((4 if training.layout == "VPP2" else 2) + training.heads)
+    error, reported, model_error, optimizer_error = measure(chunks, optimizer, from_all_ranks)
     assert (error, reported) == (None, 0.0)
     assert all(layer.core_attention.current_max_attn_logits is None for layer in attention_layers(chunks))
-    assert of_model < (2.0**-8 if chunks[0].config.bf16 else 1e-6)
-    assert of_optimizer < (2.0**-8 if training.optimizer == "remainders" else 1e-6)
-    row = {"patched": of_optimizer}
+    assert model_error < (2.0**-8 if chunks[0].config.bf16 else 1e-6)
+    assert optimizer_error < (2.0**-8 if training.optimizer == "remainders" else 1e-6)
+    row = {"patched": optimizer_error}
     if pytestconfig.option.write_tables:
         with unpatched():
-            error, *_, of_optimizer = measure(*build(training), from_all_ranks)
-        row["unpatched"] = error or of_optimizer
+            error, *_, optimizer_error = measure(*build(training), from_all_ranks)
+        row["unpatched"] = error or optimizer_error
     record_property("qk_clip", [str(training), row])
 
 

@@ -11,7 +11,7 @@ SPELLINGS = ["cuda", "cuda:0", torch.device("cuda"), torch.device("cuda", 0), 0]
 
 @pytest.mark.parametrize("device", SPELLINGS, ids=str)
 def test_factories_make_cpu_tensors(device):
-    made = [
+    tensors = [
         torch.tensor([1.0], device=device),
         torch.as_tensor([1.0], device=device),
         torch.empty(2, device=device, pin_memory=False),
@@ -21,7 +21,7 @@ def test_factories_make_cpu_tensors(device):
         torch.nn.Linear(2, 2, device=device).weight,
         torch.ones(1).to(device=device, dtype=torch.bfloat16),
     ]
-    assert {tensor.device.type for tensor in made} == {"cpu"}
+    assert {tensor.device.type for tensor in tensors} == {"cpu"}
 
 
 def test_factories_below_the_python_functions_make_cpu_tensors():

@@ -37,32 +37,32 @@ def loss_of(net, x):
     return (net(x) - x.sum(dim=-1, keepdim=True)).float().square().mean()
 
 
-def backward(made, step):
+def backward(training, step):
     """The loss of this rank, with gradients where the optimizer finds them."""
-    made.optimizer.zero_grad()
-    if made.model.ddp_config.overlap_grad_reduce:
-        with made.model.no_sync():
+    training.optimizer.zero_grad()
+    if training.model.ddp_config.overlap_grad_reduce:
+        with training.model.no_sync():
             pass  # as Megatron's schedules leave it before the last microbatch
-    loss = loss_of(made.model, batch_of(step, dist.get_rank(), made.dtype))
+    loss = loss_of(training.model, batch_of(step, dist.get_rank(), training.dtype))
     loss.backward()
-    made.model.finish_grad_sync()
+    training.model.finish_grad_sync()
     return float(loss)
 
 
-def train(made, steps):
+def train(training, steps):
     """[(loss of this rank, norm, zeros)] of each step."""
     seen = []
     for step in steps:
-        loss = backward(made, step)
-        updated, norm, zeros = made.optimizer.step()
+        loss = backward(training, step)
+        updated, norm, zeros = training.optimizer.step()
         seen.append((loss, float(norm), int(zeros)) if updated else None)
     return seen
 
 
-def whole(made, what=lambda param: param._local_tensor):
+def whole(training, what=lambda param: param._local_tensor):
     """{name: every rank's elements in a row} of the main weights, or of what `what` takes from each."""
     parts = {}
-    for name, param in made.model.module.param_and_grad_buffer.optimizer_named_parameters:
+    for name, param in training.model.module.param_and_grad_buffer.optimizer_named_parameters:
         ranks = [None] * dist.get_world_size()
         part = what(param)
         dist.all_gather_object(ranks, None if part is None else part.detach().float().flatten())

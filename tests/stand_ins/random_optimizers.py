@@ -183,20 +183,20 @@ class Built:
         self.config.use_precision_aware_optimizer = case.precision_aware  # OptimizerConfig() refuses it with SGD
         self.model_params: list[torch.nn.Parameter] = []
         self.shards: list[tuple[int, Parameter, int]] = []
-        made = []
+        optimizers = []
         first = 0
         for leaf in case.leaves:
             owned = leaf.owned(rank, world)
             params = [self._make(each, place) for _, each, place in owned]
             self.shards += [(first + number, each, place) for number, each, place in owned]
             self.model_params += params
-            made.append(self._wrap(leaf, params))
-            made[-1].grad_stats_parallel_group = half if leaf.halves else everybody
+            optimizers.append(self._wrap(leaf, params))
+            optimizers[-1].grad_stats_parallel_group = half if leaf.halves else everybody
             first += len(leaf.parameters)
-        self.leaves = list(made)
+        self.leaves = list(optimizers)
         if case.nesting == "nested":
-            made = [ChainedOptimizer(made[:2]), *made[2:]]
-        self.optimizer = made[0] if case.nesting == "alone" else ChainedOptimizer(made)
+            optimizers = [ChainedOptimizer(optimizers[:2]), *optimizers[2:]]
+        self.optimizer = optimizers[0] if case.nesting == "alone" else ChainedOptimizer(optimizers)
 
     @staticmethod
     def _make(each: Parameter, place: int) -> torch.nn.Parameter:
@@ -213,13 +213,13 @@ class Built:
         from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
 
         inner = None if leaf.stub_if_empty and not params else torch.optim.SGD([{"params": list(params)}], lr=1.0)
-        made: Any
+        optimizer: Any
         if leaf.mixed_precision:
-            made = Float16OptimizerWithFloat16Params(inner, self.config, None, lambda *args: None)
+            optimizer = Float16OptimizerWithFloat16Params(inner, self.config, None, lambda *args: None)
         else:
-            made = FP32Optimizer(inner, self.config, lambda *args: None)
-        made.skip_grad_norm_clip = leaf.exempt
-        return made
+            optimizer = FP32Optimizer(inner, self.config, lambda *args: None)
+        optimizer.skip_grad_norm_clip = leaf.exempt
+        return optimizer
 
     def params(self) -> list[torch.nn.Parameter]:
         """Return the parameters that are updated, in float32: main params for parameters in half precision."""

@@ -78,15 +78,15 @@ def test_dot_product_attention(dtype, mask, kv_heads, fused_calls, assert_same, 
 @pytest.mark.parametrize("form", ["sbhd", "bshd", "thd"])
 def test_each_format_gives_the_same_attention(form, fused_calls, assert_same, assert_same_gradients):
     q, k, v = make_inputs(torch.bfloat16)
-    given = [one if form == "sbhd" else one.transpose(0, 1).contiguous() for one in (q, k, v)]
+    inputs = [one if form == "sbhd" else one.transpose(0, 1).contiguous() for one in (q, k, v)]
     more = {}
     if form == "thd":
-        given = [one.flatten(0, 1) for one in given]
+        inputs = [one.flatten(0, 1) for one in inputs]
         ends = torch.arange(0, (BATCH + 1) * LENGTH, LENGTH, dtype=torch.int32)
         more = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": LENGTH, "max_seqlen_kv": LENGTH}
     mask = "padding_causal" if form == "thd" else "causal"
     module = te.DotProductAttention(HEADS, WIDTH, attention_dropout=0.0, qkv_format=form, attn_mask_type=mask)
-    out = module(*given, **more)
+    out = module(*inputs, **more)
     assert len(fused_calls) == 1 and form.upper() in fused_calls[0]
     if form != "sbhd":
         out = out.view(BATCH, LENGTH, -1).transpose(0, 1)
@@ -185,7 +185,7 @@ def test_a_softmax_with_one_more_score(kind, assert_same):
     grad = torch.randn_like(out)
     wanted = torch.autograd.grad(expected, leaves, grad.float())
     names = fused_attn_bwd.__code__.co_varnames[: fused_attn_bwd.__code__.co_argcount]
-    given = {
+    arguments = {
         "max_seqlen_q": LENGTH,
         "max_seqlen_kv": LENGTH,
         "cu_seqlens_q": ends,
@@ -201,7 +201,7 @@ def test_a_softmax_with_one_more_score(kind, assert_same):
         "dqkv_layout": "sbhd_sbhd_sbhd",
         **how,
     }
-    actual = fused_attn_bwd(**{name: value for name, value in given.items() if name in names})
+    actual = fused_attn_bwd(**{name: value for name, value in arguments.items() if name in names})
     for one, other in zip([*actual[:3], actual[4]], wanted, strict=True):
         assert_same(one, other, torch.bfloat16)
 

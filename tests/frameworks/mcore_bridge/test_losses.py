@@ -59,9 +59,9 @@ def test_a_mask_of_mtp_pass_counts_no_label_that_mcore_bridge_ignores(train, bat
     labels, mask = masked(batch).values()
     gradients, _ = train(labels, mask, mtp_detach_heads=True)
     with megatron_mtp_patches.mtp_pass(True, loss_mask=mask):
-        of_pass, _ = train(labels, torch.ones_like(mask), mtp_detach_heads=True)
+        gradients_of_pass, _ = train(labels, torch.ones_like(mask), mtp_detach_heads=True)
     heads = [name for name in gradients if "mtp" in name]
-    assert heads and all(torch.equal(of_pass[name], gradients[name]) for name in heads)
+    assert heads and all(torch.equal(gradients_of_pass[name], gradients[name]) for name in heads)
 
 
 @pytest.mark.parametrize("loss_type", ["tv", "e2e_tv"])

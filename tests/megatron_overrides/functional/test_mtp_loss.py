@@ -60,7 +60,7 @@ def test_the_loss_has_the_bits_of_the_patches(make_gpt, unpatched, rows, loss):
 
 def compare_with_patches(model, weight, patched, rows, loss):
     """The function gives the bits of `patched`: (gradient of the hidden states, of the weight, the tracker)."""
-    (of_hidden, of_weight, tracker), config = patched, model.config
+    (hidden_gradient, weight_gradient, tracker), config = patched, model.config
     hidden, labels, mask = rows
     hidden = leaf(hidden)
     main, *heads = hidden.chunk(1 + DEPTHS)
@@ -79,11 +79,11 @@ def compare_with_patches(model, weight, patched, rows, loss):
         output_weight=weight if model.share_embeddings_and_output_weights else None,
     )
     result.loss.backward()
-    assert torch.equal(hidden.grad, of_hidden) and hidden.grad[LENGTH:].any() and not hidden.grad[:LENGTH].any()
+    assert torch.equal(hidden.grad, hidden_gradient) and hidden.grad[LENGTH:].any() and not hidden.grad[:LENGTH].any()
     if config.mtp_detach_heads:
         assert weight.grad is None
     else:
-        assert torch.equal(weight.grad, of_weight)
+        assert torch.equal(weight.grad, weight_gradient)
     sums = result.metrics.sums()
     assert torch.equal(sums["losses"] / sums["tokens"], tracker["loss_values"])
     assert torch.equal(sums["counts"], torch.stack([tracker["correct_values"], tracker["total_values"]]))

@@ -56,9 +56,9 @@ def test_a_step_has_the_bits_of_the_patches(make_training, unpatched, kind, sett
         if groups:
             functional.tag(model, optimizer, group="output", match=lambda name: name.startswith("output_layer"))
         actual = train(model, optimizer, SETTINGS[settings], by_functions)
-    for (results, params), (of_patches, params_of_patches) in zip(actual, expected, strict=True):
-        assert results == of_patches and results[2] > 0
-        assert all(map(torch.equal, params, params_of_patches))
+    for (results, params), (expected_results, expected_params) in zip(actual, expected, strict=True):
+        assert results == expected_results and results[2] > 0
+        assert all(map(torch.equal, params, expected_params))
 
 
 def test_an_unknown_group_is_an_error(make_training):

@@ -23,9 +23,9 @@ def test_without_a_flag_nothing_is_tagged(make_model):
     assert not any(hasattr(param, "grad_norm_group") for param in make_model().parameters())
 
 
-def count_tagged_elements(made):
+def count_tagged_elements(optimizer):
     """Return the number of tagged elements in the optimizer."""
-    return sum(p.numel() for leaf in leaves(made) for p in leaf.get_parameters() if tagged_group(p) == "mtp")
+    return sum(p.numel() for leaf in leaves(optimizer) for p in leaf.get_parameters() if tagged_group(p) == "mtp")
 
 
 @pytest.mark.parametrize("distributed", [False, True])
@@ -53,8 +53,8 @@ def test_parameters_created_again_after_the_model_was_built_are_tagged(make_mode
                 module._parameters[name] = torch.nn.Parameter(param.detach().clone())
     assert not any(hasattr(param, "grad_norm_group") for param in model.parameters())
     wrapped = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
-    made = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.1), [wrapped])
-    assert count_tagged_elements(made) == sum(param.numel() for param in model.mtp.parameters())
+    optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.1), [wrapped])
+    assert count_tagged_elements(optimizer) == sum(param.numel() for param in model.mtp.parameters())
 
 
 def test_a_shard_of_megatron_fsdp_takes_the_tag_of_its_orig_param():

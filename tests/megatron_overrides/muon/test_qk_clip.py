@@ -167,8 +167,8 @@ def test_cross_attention_is_scaled_head_by_head(model):
     clip_qk([model])
     half = 0.5**ALPHA
     factors = [[half] * 8 + [1.0] * 8, [half] * 8 + [1.0] * 24]
-    for linear, old, of_rows in zip((layer.linear_q, layer.linear_kv), before, factors, strict=True):
-        torch.testing.assert_close(linear.weight.detach(), old * torch.tensor(of_rows).unsqueeze(1))
+    for linear, old, row_factors in zip((layer.linear_q, layer.linear_kv), before, factors, strict=True):
+        torch.testing.assert_close(linear.weight.detach(), old * torch.tensor(row_factors).unsqueeze(1))
 
 
 def test_a_main_weight_of_unknown_place_is_refused():
@@ -214,8 +214,8 @@ def test_absorbed_latent_attention_scales_its_weight_of_keys(query_rank):
     )
     linear = {f"linear_{name}": ColumnParallelLinear for name in ("q_proj", "q_down_proj", "q_up_proj", "kv_down_proj")}
     submodule_names = absorbed.AbsorbedMLASelfAttentionSubmodules.__dataclass_fields__
-    of_keys_and_values = ("linear_k_up_proj", "linear_v_up_proj", "linear_kv_up_proj")
-    up = {name: ColumnParallelLinear for name in of_keys_and_values if name in submodule_names}
+    key_and_value_layers = ("linear_k_up_proj", "linear_v_up_proj", "linear_kv_up_proj")
+    up = {name: ColumnParallelLinear for name in key_and_value_layers if name in submodule_names}
     others = {"core_attention": ReportsLogits, "linear_proj": IdentityOp, "q_layernorm": IdentityOp}
     submodules = absorbed.AbsorbedMLASelfAttentionSubmodules(**linear, **up, **others, kv_layernorm=IdentityOp)
     layer = absorbed.AbsorbedMLASelfAttention(config, submodules, 1, AttnMaskType.causal)
@@ -230,9 +230,9 @@ def test_absorbed_latent_attention_scales_its_weight_of_keys(query_rank):
         "linear_v_up_proj": [1.0] * 12,
         "linear_kv_up_proj": [half] * 4 + [1.0] * 16,
     }
-    of_query = [half] * 4 + [0.5] * 2 + [1.0] * 6
-    for old, new, of_rows in zip(before, weights, [of_query, *(factors[name] for name in up)], strict=True):
-        torch.testing.assert_close(new.detach(), old * torch.tensor(of_rows).unsqueeze(1))
+    query_factors = [half] * 4 + [0.5] * 2 + [1.0] * 6
+    for old, new, row_factors in zip(before, weights, [query_factors, *(factors[name] for name in up)], strict=True):
+        torch.testing.assert_close(new.detach(), old * torch.tensor(row_factors).unsqueeze(1))
 
 
 def test_of_a_shared_layer_the_weights_are_scaled_once(model):

@@ -46,9 +46,9 @@ def test_shards_and_main_copies_of_an_expert_are_known_as_such():
     import torch
     from megatron.core.tensor_parallel import copy_tensor_model_parallel_attributes
 
-    of_expert, dense, copy_of_expert, copy_of_dense = (torch.nn.Parameter(torch.ones(2)) for _ in range(4))
-    of_expert.allreduce = False
-    copy_tensor_model_parallel_attributes(copy_of_expert, of_expert)
-    copy_tensor_model_parallel_attributes(copy_of_dense, dense)
-    assert copy_of_expert.allreduce is False
-    assert not hasattr(copy_of_dense, "allreduce")
+    expert, dense, copied_expert, copied_dense = (torch.nn.Parameter(torch.ones(2)) for _ in range(4))
+    expert.allreduce = False
+    copy_tensor_model_parallel_attributes(copied_expert, expert)
+    copy_tensor_model_parallel_attributes(copied_dense, dense)
+    assert copied_expert.allreduce is False
+    assert not hasattr(copied_dense, "allreduce")

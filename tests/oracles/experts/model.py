@@ -84,8 +84,8 @@ def largest_difference_of_replicas(optimizer: str) -> float:
     largest = torch.zeros(())
     for name, param in model.named_parameters():
         if ".experts." in name:
-            of_first_rank = param.detach().clone()
-            dist.broadcast(of_first_rank, src=0)
-            largest = largest.maximum((param - of_first_rank).abs().max().float())
+            first_ranks_weight = param.detach().clone()
+            dist.broadcast(first_ranks_weight, src=0)
+            largest = largest.maximum((param - first_ranks_weight).abs().max().float())
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return float(largest)

@@ -196,27 +196,27 @@ def _matrices(name: str, weight: torch.Tensor, splits: tuple[str, ...]) -> list[
         sizes = [key, key, value, value, GDN["linear_num_value_heads"], GDN["linear_num_value_heads"]]
         ranks = sum(sizes) // len(rows)
         return [(rows[start:stop], False) for start, stop in _bounds([size // ranks for size in sizes])]
-    of_head: list[int] = []
+    rows_of_head: list[int] = []
     if "linear_qkv.weight" in name:
-        of_head = [CHANNELS]
+        rows_of_head = [CHANNELS]
         if "muon_split_qkv_per_head" not in splits:  # as Megatron does it
             return _three_projections(rows)
     elif re.search(r"linear_q(_up)?_proj.weight", name):
-        of_head = [QUERY, POSITION]
+        rows_of_head = [QUERY, POSITION]
     elif "linear_kv_up_proj.weight" in name:
-        of_head = [QUERY, VALUE]
-    if of_head and "muon_split_qkv_per_head" in splits:
-        heads = len(rows) // sum(of_head)
-        return [(rows[start:stop], True) for start, stop in _bounds(of_head * heads)]
+        rows_of_head = [QUERY, VALUE]
+    if rows_of_head and "muon_split_qkv_per_head" in splits:
+        heads = len(rows) // sum(rows_of_head)
+        return [(rows[start:stop], True) for start, stop in _bounds(rows_of_head * heads)]
     return [(rows, False)]
 
 
 def _three_projections(rows: list[int]) -> list[tuple[list[int], bool]]:
     query = HEADS // GROUPS * CHANNELS
-    of_group = query + 2 * CHANNELS
+    rows_of_group = query + 2 * CHANNELS
     projections: list[list[int]] = [[], [], []]
     for row in rows:
-        place = row % of_group
+        place = row % rows_of_group
         projections[0 if place < query else 1 if place < query + CHANNELS else 2].append(row)
     return [(projection, False) for projection in projections]
 

@@ -80,11 +80,11 @@ def _main_weight(optimizer: Any, param: torch.nn.Parameter) -> tuple[torch.Tenso
         if param in getattr(leaf, "model_param_group_index_map", {}):
             place = leaf._get_model_param_range_map(param)["param"]
             return _main_shard(leaf, param, slice(place.start, place.end)), slice(place.start, place.end)
-        for of_model, of_optimizer in (
+        for model_groups, main_groups in (
             ("float16_groups", "fp32_from_float16_groups"),
             ("fp32_from_fp32_groups", "fp32_from_fp32_groups"),
         ):
-            for params, mains in zip(getattr(leaf, of_model, ()), getattr(leaf, of_optimizer, ()), strict=True):
+            for params, mains in zip(getattr(leaf, model_groups, ()), getattr(leaf, main_groups, ()), strict=True):
                 for one, main in zip(params, mains, strict=True):
                     if one is param:
                         return main.detach().flatten(), everywhere

@@ -99,9 +99,9 @@ def test_packed_sequences_are_recomputed(make_model, batch, gradients, monkeypat
             original = layer._proj_and_transformer_layer
 
             def unpack(*args, original=original, **kwargs):
-                given = inspect.signature(original).bind(*args, **kwargs).arguments
-                seen.append(given.pop("packed_seq_params"))  # attention in torch takes none
-                return original(**given)
+                arguments = inspect.signature(original).bind(*args, **kwargs).arguments
+                seen.append(arguments.pop("packed_seq_params"))  # attention in torch takes none
+                return original(**arguments)
 
             monkeypatch.setattr(layer, "_proj_and_transformer_layer", unpack)
         for layer in model.decoder.layers:

@@ -31,9 +31,9 @@ def track():
 
 @pytest.fixture
 def record(monkeypatch):
-    made = StepRecord()
-    monkeypatch.setattr(wrappers, "last_record", lambda: made)
-    return made
+    step_record = StepRecord()
+    monkeypatch.setattr(wrappers, "last_record", lambda: step_record)
+    return step_record
 
 
 def test_a_skipped_step_adds_nothing(track, record):
