@@ -87,8 +87,9 @@ def train(dataset, tmp_path_factory):
     """
 
     def run(*flags, ranks=1, patches="all", command="run", code=0, data=dataset, heads=HEADS, torchrun=False):
-        words = [command, "--device", "cpu", str(TRAIN), *ARGUMENTS, *heads, *flags, "--data-path", str(data)]
-        words += ["--tensorboard-dir", str(tmp_path_factory.mktemp("tensorboard"))]
+        tensorboard = ["--tensorboard-dir", str(tmp_path_factory.mktemp("tensorboard"))]
+        arguments = [*ARGUMENTS, *heads, *tensorboard, *flags, "--data-path", str(data)]
+        words = [command, "--device", "cpu", str(TRAIN), *arguments]
         if torchrun:
             codes, output = launch(ranks, patches, *words)
         else:

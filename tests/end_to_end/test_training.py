@@ -66,18 +66,25 @@ def test_a_loss_of_a_head_that_is_nan_stays_in_the_log_line(train, tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_heads_are_detached_clipped_and_counted(train, layout):
+def test_heads_are_detached_clipped_and_counted(train, tmp_path, layout):
     """Their limit applies only to them: the numbers of the main model are the same for every limit."""
     ranks, flags = layout
     flags = [*flags, "--mtp-detach-heads", "--mtp-acceptance-interval", "2"]
-    tight, output = train(*flags, "--mtp-clip-grad", "0.01", ranks=ranks)
+    tight, output = train(*flags, "--mtp-clip-grad", "0.01", "--tensorboard-dir", str(tmp_path), ranks=ranks)
     loose, _ = train(*flags, "--mtp-clip-grad", "1e6", ranks=ranks)
     assert {i: values[:3] for i, values in tight.items()} == {i: values[:3] for i, values in loose.items()}
     norms = [float(norm) for norm in re.findall(r"mtp grad norm: (\S+) \|", output)]
     assert len(norms) == 12 and min(norms) > 0.01
+    assert not HAS_TRAINER or read_scalars(tmp_path, "mtp-grad-norm") == pytest.approx(norms, abs=5e-4)
     assert len(set(re.findall(r"mtp_1 acceptance %: +(\S+) \|", output))) > 1
     losses = {name: [values[3] for values in lines.values()] for name, lines in (("tight", tight), ("loose", loose))}
     assert losses["tight"] != losses["loose"]
+
+
+def read_scalars(folder, tag):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return [event.value for event in EventAccumulator(str(folder)).Reload().Scalars(tag)]
 
 
 @pytest.mark.parametrize("layout", [ALONE, LAYOUTS[-1]])

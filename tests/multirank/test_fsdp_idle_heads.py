@@ -207,6 +207,20 @@ def test_weights_of_disabled_heads_are_released_after_the_backward_pass(make):
     assert {states[number, False] for number, is_layer in enumerate(layers) if is_layer} == {"EMPTY"}
 
 
+@pytest.mark.parametrize(
+    "make_net, part",
+    [({"freeze_base_model_for_mtp": True}, "decoder"), ({"disable_mtp_loss": True}, "mtp")],
+    indirect=["make_net"],
+    ids=["frozen", "disabled"],
+)
+def test_adapters_of_what_does_not_train_do_not_train(make, make_net, part):
+    """They are added to a model that is there already."""
+    net = make_net()
+    adapter = getattr(net, part).adapter = torch.nn.Linear(2, 2)
+    make(net=net)
+    assert not any(param.requires_grad for param in adapter.parameters())
+
+
 def gathered(training):
     return {key: status.name for key, status in training.model.module.all_gather_pipeline.bucket_status.items()}
 

@@ -93,6 +93,14 @@ def test_adapters_of_heads_do_not_train(make_gpt):
     assert not any(hasattr(param, "main_grad") for param in HeadTraining([model]).bare[0].mtp.parameters())
 
 
+def test_adapters_of_heads_are_sharded_without_training(make_gpt, shard):
+    model = make_gpt(VOCABULARY, LENGTH, **DISABLED)
+    model.mtp.layers[0].adapter = torch.nn.Linear(2, 2)
+    shard(model.config, model)
+    assert not any(param.requires_grad for param in model.mtp.parameters())
+    assert all(param.requires_grad for param in model.decoder.parameters())
+
+
 def test_the_balance_of_quantiles_in_the_heads_stays(make_gpt):
     finalize = importlib.import_module("megatron.core.distributed.finalize_model_grads")
     if not hasattr(finalize, "_update_router_qb_beta"):

@@ -101,6 +101,14 @@ def test_a_new_model_is_frozen_before_anything_wraps_it(frozen_model):
     assert training == {"mtp"}
 
 
+def test_what_has_a_frozen_model_as_a_part_is_frozen_before_it_is_sharded(make_gpt, shard):
+    gpt = make_gpt(VOCABULARY, LENGTH, **FROZEN)
+    whole = torch.nn.ModuleDict({"encoder": torch.nn.Linear(2, 2), "gpt": gpt})
+    shard(gpt.config, whole)
+    assert not any(param.requires_grad for param in whole["encoder"].parameters())
+    assert all(param.requires_grad for param in gpt.mtp.layers.parameters())
+
+
 def test_the_main_model_sends_no_gradient_into_an_input_that_requires_one(frozen_model, batch):
     """An encoder's output, or what an earlier pipeline stage has sent, would make autograd keep all activations."""
     shape = (*reversed(batch["input_ids"].shape), frozen_model.config.hidden_size)
