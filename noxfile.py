@@ -41,7 +41,9 @@ NOTICE_EDITS = [
     "tests/conformance/test_start_line.py",
     "tests/megatron_overrides",
     "tests/multirank",
+    "tests/reproductions/test_programs.py",
     "tests/end_to_end",
+    "--everywhere",
 ]
 REFERENCE = MEGATRONS["reference"] if MEGATRONS["reference"] in RELEASES else RELEASES[-1]  # runs every test
 EVERYTHING = bool(os.environ.get("ALL_TESTS"))  # every suite, and every test on each release

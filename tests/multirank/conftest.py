@@ -181,9 +181,6 @@ def make_fsdp(parallel):
 
     parallel()
     model_parallel_cuda_manual_seed(1)
-    fp32_gradients = {"grad_reduce_in_fp32": True}
-    if hasattr(DistributedDataParallelConfig, "megatron_fsdp_main_grads_dtype"):
-        fp32_gradients = {"megatron_fsdp_main_grads_dtype": torch.float32}
 
     def make(
         strategy="optim_grads_params",
@@ -203,7 +200,7 @@ def make_fsdp(parallel):
                 data_parallel_sharding_strategy=strategy,
                 overlap_grad_reduce=overlap,
                 overlap_param_gather=overlap if gather is None else gather,
-                **fp32_gradients,
+                grad_reduce_in_fp32=True,
             ),
             net or make_net(dtype),
             fsdp_unit_modules=None if net else [Block],

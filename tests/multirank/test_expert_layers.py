@@ -7,6 +7,8 @@ pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(4)]
 # (TP, ETP): two ranks hold replicas of an expert, or its shards while each holds whole dense layers.
 SIZES = [(2, 1), (1, 2)]
 LAYERS = ["native", "transformer engine", "grouped"]
+# The second replaces its bias where weights are initialized on the CPU; the third is for other libraries' layers.
+MORE_LAYERS = ["native on the CPU", "transformer engine on the CPU", "TELinear"]
 
 
 @pytest.fixture
@@ -36,6 +38,7 @@ def make_layer(parallel):
             calculate_per_token_loss=True,  # DDP adds the gradients up
             gradient_accumulation_fusion=False,
             add_bias_linear=False,
+            use_cpu_initialization=kind.endswith("on the CPU"),
             bf16=True,
             params_dtype=torch.bfloat16,
         )
@@ -51,15 +54,18 @@ def make_layer(parallel):
         if kind == "grouped":
             settings |= {"num_gemms": 2, "pg_collection": ProcessGroupCollection.use_mpu_process_groups()}
         else:
-            settings |= {"column": {"gather_output": False}, "row": {"input_is_parallel": True}}[direction]
+            split = {"column": {"gather_output": False}, "row": {"input_is_parallel": True}}[direction]
+            alone = {"parallel_mode": direction, "skip_weight_param_allocation": False}
+            settings |= alone if kind == "TELinear" else split
             settings["tp_group"] = state.get_expert_tensor_parallel_group()
-        if kind == "native":
+        if kind.startswith("native"):
             module, name = layers, f"{direction.capitalize()}ParallelLinear"
         else:
             pytest.importorskip("transformer_engine", reason="its layers")
             from megatron.core.extensions import transformer_engine as module
 
             name = f"TE{direction.capitalize()}Parallel{'Grouped' if kind == 'grouped' else ''}Linear"
+            name = kind if kind == "TELinear" else name
         return config, getattr(module, name)(**settings)
 
     return make
@@ -83,7 +89,7 @@ def test_its_gradient_is_that_of_all_replicas(make_layer, kind, sizes, rank):
 
 
 @pytest.mark.parametrize("direction", ["column", "row"])
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", LAYERS + MORE_LAYERS)
 def test_its_parameters_are_marked_as_shards_and_replicas(make_layer, kind, direction):
     _, layer = make_layer(kind, direction, (2, 1), bias=True)
     marks = {"column": {"weight": 0, "bias": 0}, "row": {"weight": 1}}[direction]

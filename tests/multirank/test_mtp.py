@@ -154,16 +154,13 @@ def test_context_parallel_ranks_derive_the_labels_of_one_rank(parallel, tokens, 
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("tied", [False, True])
 def test_pipeline_stages_with_overlapped_gradients_train_the_heads_alone(parallel, make_model, tokens, rank, tied):
-    """Twice, because DDP asserts in the second step that each parameter has reported a gradient.
-
-    Tied, it does so without detached heads too, because the last stage has an output weight that nobody uses.
-    """
+    """Twice, because DDP asserts in the second step that each parameter has reported a gradient."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     state = parallel(pipeline_model_parallel_size=2)
     bare = make_model(tied, mtp_detach_heads=True, pipeline_model_parallel_size=2, pipeline_dtype=torch.float32)
-    model = DistributedDataParallel(bare.config, DistributedDataParallelConfig(overlap_grad_reduce=not tied), bare)
+    model = DistributedDataParallel(bare.config, DistributedDataParallelConfig(overlap_grad_reduce=True), bare)
     model.config.finalize_model_grads_func = finalize_model_grads
     model.config.no_sync_func = model.no_sync
     labels, ids = tokens[:, 1:].contiguous(), tokens[:, :-1].contiguous()

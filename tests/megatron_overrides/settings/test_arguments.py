@@ -45,6 +45,11 @@ def test_the_flags_of_split_weights_are_muon_s(flag):
         arguments.validate_args(parsed, {})
 
 
+def test_a_clip_of_weights_that_are_sharded_is_refused_at_once():
+    with pytest.raises(ValueError, match="--qk-clip: --use-megatron-fsdp shards the weights .* leave one of the two"):
+        arguments.validate_args(parse("--qk-clip", "--use-megatron-fsdp"), {})
+
+
 def test_a_function_is_no_flag_and_the_parser_builds():
     """ArgumentGroupFactory makes a flag of every other field."""
     assert not hasattr(parse(), "mtp_grad_scale_func")
