@@ -6,6 +6,7 @@ import pytest
 import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
+from megatron_overrides.norms.groups import tag
 from megatron_overrides.norms.step_record import last_record
 from megatron_overrides.report.metrics import step_metrics
 
@@ -102,6 +103,13 @@ def test_the_old_and_the_new_names_agree(make, kind):
     leaf = optimizer.chained_optimizers[0] if kind == "chained" else optimizer
     assert len(leaf.get_main_grads_for_grad_norm()) == len(leaf.get_grads_for_grad_norm()) == 1
     assert len(leaf.get_grads_for_grad_norm("mtp")) == 1
+
+
+def test_the_gradients_of_a_named_group_are_not_the_main_model_s(make):
+    optimizer, main, _ = make("fp32", grad_norm_group=["router=gate:1.0"])
+    tag(main[0], "router")
+    optimizer.prepare_grads()
+    assert [len(optimizer.get_grads_for_grad_norm(group)) for group in (None, "mtp", "router")] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["fp32", "float16", "distributed"])
