@@ -8,11 +8,12 @@ from types import ModuleType
 from ..rehearsal import transformer_engine
 
 TRANSFORMER_ENGINE = "transformer-engine"
-MODULES = {"emerging-optimizers": "emerging_optimizers", "einops": "einops"}  # by the names of pip
+TRAINER = "megatron.training"
+MODULES = {"emerging-optimizers": "emerging_optimizers", "einops": "einops", TRAINER: TRAINER}
 
 
 def needs_of(program: ModuleType) -> tuple[str, ...]:
-    """The packages that a program needs, by the names of pip."""
+    """The packages that a program needs, by the names of pip, or Megatron's trainer by the name of its package."""
     return getattr(program, "NEEDS", ())
 
 
@@ -28,4 +29,8 @@ def _is_missing(package: str) -> bool:
 
 
 def _advice(package: str) -> str:
-    return transformer_engine.installation_advice() if package == TRANSFORMER_ENGINE else f"pip install {package}"
+    if package == TRANSFORMER_ENGINE:
+        return transformer_engine.installation_advice()
+    if package == TRAINER:
+        return "this Megatron has no trainer; put a checkout of the same release first on PYTHONPATH"
+    return f"pip install {package}"

@@ -68,6 +68,9 @@ DEFECTS = (
         kind="wrong numbers",
         severity=3,
         signs=_DIVIDES_BY_LAYERS,
+        fixed_by=(
+            Sign("megatron.core.transformer.transformer_config:TransformerConfig", lacks="mtp_use_repeated_layer"),
+        ),
         affects=lambda run: _experts_of_hybrid_head(run) and repeats_a_head(run),
         when="--hybrid-layer-pattern with experts in a head, --mtp-use-repeated-layer and --mtp-num-layers > 1",
         links=("NVIDIA/Megatron-LM#6748",),

@@ -3,6 +3,8 @@
 from ..lab import start
 from ..trainer_lab import TrainingLog
 
+NEEDS = ("megatron.training",)
+
 LOSSES = [1.0, 3.0, 5.0]
 
 

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 from ..lab import make_config, start
 
+NEEDS = ("megatron.training",)
+
 BASE, FACTOR = 10000, 32.0
 WITHOUT_CUDA = True
 

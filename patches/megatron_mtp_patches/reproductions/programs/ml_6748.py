@@ -5,6 +5,8 @@ chooses them all for each token, and so has a loss of 1.
 from ..lab import compute_gradients, make_config, make_ddp, make_gpt, start
 from ..trainer_lab import TrainingLog
 
+NEEDS = ("megatron.training",)
+
 
 def reproduce():
     start()

@@ -5,6 +5,8 @@ rate is 0, so the loss is the same in both.
 from ..lab import compute_gradients, make_config, make_ddp, make_gpt, make_optimizer, start, tokens
 from ..trainer_lab import TrainingLog
 
+NEEDS = ("megatron.training",)
+
 
 def reproduce():
     import torch
