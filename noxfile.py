@@ -43,7 +43,6 @@ NOTICE_EDITS = [
     "tests/multirank",
     "tests/reproductions/test_programs.py",
     "tests/end_to_end",
-    "--everywhere",
 ]
 REFERENCE = MEGATRONS["reference"] if MEGATRONS["reference"] in RELEASES else RELEASES[-1]  # runs every test
 EVERYTHING = bool(os.environ.get("ALL_TESTS"))  # every suite, and every test on each release
@@ -152,7 +151,16 @@ def python_options() -> list[str]:
 def dropped_edits(session: nox.Session) -> None:
     """A test notices each edit of the patches that is left out: of 0.18.2, or of the release named after --."""
     release, *options = session.posargs or [TORCH_RELEASE]
-    command = [str(python_of("tests", release)), "-m", "pytest", "-q", "--drop-edits", "-o", "warm_limit=300"]
+    command = [
+        str(python_of("tests", release)),
+        "-m",
+        "pytest",
+        "-q",
+        "--drop-edits",
+        "--everywhere",
+        "-o",
+        "warm_limit=300",
+    ]
     session.run(*command, *options, *NOTICE_EDITS, env=TEST_VARIABLES)
 
 

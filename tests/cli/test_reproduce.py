@@ -46,12 +46,19 @@ def test_a_program_that_needs_transformer_engine_says_what_to_install_and_ends_w
     assert "as it is" not in done.out
 
 
-def test_a_package_that_is_missing_is_named(command, monkeypatch):
+@pytest.mark.parametrize(
+    "defect, needed",
+    [
+        ("EO-238", "emerging-optimizers: pip install emerging-optimizers"),
+        ("ML-6238", "megatron.training: this Megatron has no trainer; put a checkout of the same release first on "),
+    ],
+)
+def test_a_package_that_is_missing_is_named(command, monkeypatch, defect, needed):
     from megatron_mtp_patches.reproductions import needs
 
     monkeypatch.setattr(needs, "find_spec", lambda module: None)
-    (report,) = json.loads(command("reproduce", "EO-238", "--json").out)
-    assert report["cannot run"] == "it needs emerging-optimizers: pip install emerging-optimizers"
+    (report,) = json.loads(command("reproduce", defect, "--json").out)
+    assert report["cannot run"].startswith(f"it needs {needed}")
 
 
 @pytest.mark.parametrize("patched, code", [(RIGHT, 125), (WRONG, 1)], ids=["removed", "left"])

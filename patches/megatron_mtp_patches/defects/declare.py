@@ -44,7 +44,7 @@ class Defect:
         kind: what the user loses.
         severity: 5 (trains something else) to 1 (a number in the log).
         signs: code that tells the defect; one match in the source of a Megatron is enough.
-        fixed_by: code that tells a fix; a match overrides `signs`.
+        fixed_by: code that tells a fix, or that no run can meet the defect; a match overrides `signs`.
         affects: called with the settings of a run (defects.diagnosis.Settings); whether the defect acts on it, as far
             as settings can tell.
         when: the same in words: flags, as a user writes them.

@@ -1,4 +1,4 @@
-"""What a program needs beside Megatron, and what to install where it is missing."""
+"""What a program needs beside megatron.core, and what to do where it is missing."""
 
 from __future__ import annotations
 

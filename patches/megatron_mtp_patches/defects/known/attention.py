@@ -9,7 +9,7 @@ from ..declare import Defect, Sign
 
 _SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
 # 0.16 and 0.17 have the layers of sparse attention, and no model with them: building one ends in a ValueError.
-_BUILDS_NONE = Sign(f"{_SPECS}:get_experimental_attention_variant_module_spec", lacks="'dsa'")
+_BUILDS_NO_SPARSE_ATTENTION = Sign(f"{_SPECS}:get_experimental_attention_variant_module_spec", lacks="'dsa'")
 
 
 def _layers_of_hybrid(run: Any) -> str:
@@ -87,7 +87,7 @@ DEFECTS = (
                 lacks=("experimental_attention_variant", "DSAIndexerLossAutoScaler"),
             ),
         ),
-        fixed_by=(_BUILDS_NONE,),
+        fixed_by=(_BUILDS_NO_SPARSE_ATTENTION,),
         affects=_scales_indexer_loss,
         when="--experimental-attention-variant dsa with --dsa-indexer-loss-coeff, and several microbatches, "
         "--context-parallel-size > 1 or --fp16",
@@ -102,7 +102,7 @@ DEFECTS = (
         kind="wrong numbers",
         severity=3,
         signs=(Sign(f"{_SPECS}:get_dsa_module_spec_for_backend", has="q_layernorm=IdentityOp"),),
-        fixed_by=(_BUILDS_NONE,),
+        fixed_by=(_BUILDS_NO_SPARSE_ATTENTION,),
         affects=lambda run: _has_sparse_attention(run) and run.qk_layernorm,
         when="--experimental-attention-variant dsa with --qk-layernorm",
         links=("NVIDIA/Megatron-LM#3026",),
@@ -122,7 +122,7 @@ DEFECTS = (
                 lacks="mla_rotary_interleaved",
             ),
         ),
-        fixed_by=(_BUILDS_NONE,),
+        fixed_by=(_BUILDS_NO_SPARSE_ATTENTION,),
         affects=lambda run: _has_sparse_attention(run) and (run.load or run.pretrained_checkpoint),
         when="--experimental-attention-variant dsa with --load or --pretrained-checkpoint",
         only_if="the weights come from another implementation, as DeepSeek's do",
