@@ -105,6 +105,14 @@ def test_the_flags_of_losses_for_acceptance_are_there():
     assert (default.mtp_acceptance_length_interval, default.mtp_eval) == (0, True)
 
 
+def test_the_flags_of_new_heads_and_of_their_rates_are_there():
+    parsed = parse("--mtp-init", "last-layer", "--mtp-lr", "2e-3", "--mtp-min-lr", "1e-4")
+    assert (parsed.mtp_init, parsed.mtp_lr, parsed.mtp_min_lr) == ("last-layer", 2e-3, 1e-4)
+    assert parse("--mtp-weight-decay", "0.3").mtp_weight_decay == 0.3
+    default = parse()
+    assert (default.mtp_init, default.mtp_lr, default.mtp_min_lr, default.mtp_weight_decay) == (None,) * 4
+
+
 def test_an_unknown_loss_is_refused_at_once():
     with pytest.raises(ValueError, match="mtp_loss_type. must be one of cross_entropy, kl, tv, lk, e2e_tv, not 'ce'"):
         arguments.validate_args(parse("--mtp-loss-type", "ce"))
