@@ -48,6 +48,16 @@ def test_without_a_threshold_a_step_is_upstreams_to_the_bit(
     assert_same(actual_state, expected_state)
 
 
+@pytest.mark.parametrize("kind", ["fp32", "chained"])
+def test_an_optimizer_without_parameters_counts_no_zeros(make_optimizer, kind):
+    """From 0.18 on Megatron reads the first parameter, and the other ranks wait in an all-reduce."""
+    optimizer, _ = make_optimizer(kind)
+    for leaf in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for group in leaf.optimizer.param_groups:
+            group["params"] = []
+    assert optimizer.count_zeros() == 0
+
+
 @every_kind
 @pytest.mark.parametrize("clip_grad", [0.0, 1.0])
 def test_a_norm_over_the_threshold_changes_nothing(run, assert_same, kind, clip_grad):
