@@ -50,8 +50,10 @@ def test_without_a_threshold_a_step_is_upstreams_to_the_bit(
 
 @pytest.mark.parametrize("kind", ["fp32", "chained"])
 def test_an_optimizer_without_parameters_counts_no_zeros(make_optimizer, kind):
-    """From 0.18 on Megatron reads the first parameter, and the other ranks wait in an all-reduce."""
+    """With a precision-aware optimizer 0.18 and newer read the first parameter; the others would wait for this rank."""
     optimizer, _ = make_optimizer(kind)
+    optimizer.config.use_precision_aware_optimizer = True
+    optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = False
     for leaf in getattr(optimizer, "chained_optimizers", [optimizer]):
         for group in leaf.optimizer.param_groups:
             group["params"] = []
