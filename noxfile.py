@@ -151,17 +151,8 @@ def python_options() -> list[str]:
 def dropped_edits(session: nox.Session) -> None:
     """A test notices each edit of the patches that is left out: of 0.18.2, or of the release named after --."""
     release, *options = session.posargs or [TORCH_RELEASE]
-    command = [
-        str(python_of("tests", release)),
-        "-m",
-        "pytest",
-        "-q",
-        "--drop-edits",
-        "--everywhere",
-        "-o",
-        "warm_limit=300",
-    ]
-    session.run(*command, *options, *NOTICE_EDITS, env=TEST_VARIABLES)
+    words = ["-q", "--drop-edits", "--everywhere", "-o", "warm_limit=300", *options]
+    session.run(str(python_of("tests", release)), "-m", "pytest", *words, *NOTICE_EDITS, env=TEST_VARIABLES)
 
 
 @nox.session(venv_backend="none", tags=TOGETHER_TAG)
