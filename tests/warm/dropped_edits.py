@@ -147,11 +147,11 @@ def read_survivors(file: Path, release: str) -> dict[str, str]:
     Raises:
         pytest.UsageError: no patch declares one of them.
     """
-    entries = read_toml(file).get("survivor", []) if file.is_file() else []
-    unknown = {entry["edit"] for entry in entries} - edits.declared().keys()
+    entries = read_toml(file).get("survivors", []) if file.is_file() else []
+    unknown = {edit for entry in entries for edit in entry["edits"]} - edits.declared().keys()
     if unknown:
         raise pytest.UsageError(f"{file} has what no patch declares: {', '.join(sorted(unknown))}")
-    return {entry["edit"]: entry["reason"] for entry in entries if release in entry["releases"]}
+    return {edit: entry["reason"] for entry in entries if release in entry["releases"] for edit in entry["edits"]}
 
 
 def sort_by_distance(edit: str, files: Iterable[ForkedFile], root: Path) -> list[ForkedFile]:

@@ -36,8 +36,8 @@ TESTS = """
         assert not broken.exists()
 """
 SURVIVOR = """
-[[survivor]]
-edit = "{edit}"
+[[survivors]]
+edits = ["{edit}"]
 releases = ["{release}"]
 reason = "because"
 """
