@@ -10,7 +10,7 @@ PATCH = Patch(
     upstream=(PullRequest(4070, native_since="0.19.0"), PullRequest(5244, native_since="0.19.0")),
     problem=(
         "With `--experimental-attention-variant dsa` and `--dsa-indexer-loss-coeff`, nothing scales the indexer's loss "
-        "on 0.16 to 0.18. It is not divided by the number of microbatches, nor multiplied by the context-parallel "
+        "on 0.18. It is not divided by the number of microbatches, nor multiplied by the context-parallel "
         "size, nor by the loss scale of fp16. With N microbatches the indexer's gradients are N times too large."
     ),
     adds=("The schedules set the scale of the indexer's loss for each microbatch, as they do for MoE losses.",),

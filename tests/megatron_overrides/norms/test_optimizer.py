@@ -50,7 +50,7 @@ def test_without_a_threshold_a_step_is_upstreams_to_the_bit(
 
 @pytest.mark.parametrize("kind", ["fp32", "chained"])
 def test_an_optimizer_without_parameters_counts_no_zeros(make_optimizer, kind):
-    """With a precision-aware optimizer 0.18 and newer read the first parameter; the others would wait for this rank."""
+    """With a precision-aware optimizer 0.18 and newer read the first parameter: an error here, a hang elsewhere."""
     optimizer, _ = make_optimizer(kind)
     optimizer.config.use_precision_aware_optimizer = True
     optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = False
