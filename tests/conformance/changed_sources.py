@@ -102,18 +102,16 @@ def change_comments(names: Iterable[str]) -> Change:
     """Another comment, docstring and layout in each of these functions and classes, which does not count."""
 
     def change(source: str) -> str:
+        lines, tree = source.splitlines(), ast.parse(source)
+        bodies = []
         for name in names:
-            node = find_definition(ast.parse(source), name)
+            node = find_definition(tree, name)
             assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-            lines = source.splitlines()
-            first = node.body[0]
-            indent = " " * first.col_offset
-            lines[first.lineno - 1 : first.lineno - 1] = [
-                "",
-                f"{indent}# another comment",
-                f'{indent}"""Another docstring."""',
-            ]
-            source = "\n".join(lines) + "\n"
-        return source
+            bodies.append((node.body[0].lineno, " " * node.body[0].col_offset))
+        for line, indent in sorted(
+            bodies, reverse=True
+        ):  # from the last one on: the lines before it keep their numbers
+            lines[line - 1 : line - 1] = ["", f"{indent}# another comment", f'{indent}"""Another docstring."""']
+        return "\n".join(lines) + "\n"
 
     return change

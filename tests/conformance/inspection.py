@@ -113,12 +113,31 @@ def count(edit: Edit) -> int | str | None:
             assert inspect.signature(value).parameters[edit.field].default == edit.default
         return "native" if any("added_in_place" not in field.metadata for field in fields) else len(fields)
     assert isinstance(edit, AddFlag)
-    parser = value(argparse.ArgumentParser(conflict_handler="error", allow_abbrev=False))
+    parser = make_parser(Identity(value))
     action = parser._option_string_actions.get(edit.flag)
     if action:
         kind = list[str] if isinstance(action, argparse._AppendAction) else action.type or bool
         assert (action.default, kind) == (edit.default, edit.type)
     return sum(edit.flag in action.option_strings for action in parser._actions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """An object that equals itself alone; a wrapped function equals the function in it."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@functools.cache
+def make_parser(add_arguments: Identity) -> argparse.ArgumentParser:
+    """The parser that one of Megatron's functions has added its flags to: one function adds many, and takes 0.15 s."""
+    return add_arguments.value(argparse.ArgumentParser(conflict_handler="error", allow_abbrev=False))
 
 
 def choose_value(edit: AddField) -> object:
