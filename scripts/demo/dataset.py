@@ -103,7 +103,9 @@ def build(args: Namespace, tokenizer: Any, sizes: list[int | None]) -> list[Data
         mid_level_dataset_surplus=0.005,
     )
     train, valid, test = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
-    return [SomeBatchesCompressed(train, args.corrupt_iterations, args.global_batch_size, prefix), valid, test]
+    if args.corrupt_iterations:
+        train = SomeBatchesCompressed(train, args.corrupt_iterations, args.global_batch_size, prefix)
+    return [train, valid, test]
 
 
 def add_arguments(parser: ArgumentParser) -> ArgumentParser:
