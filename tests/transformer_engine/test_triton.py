@@ -41,6 +41,22 @@ def _calculate(x_ptr, y_ptr, out_ptr, SIZE: tl.constexpr, OPERATION: tl.constexp
         result = at.to(x.dtype) + x
     elif OPERATION == "greatest":
         result = x - tl.max(x, 0)
+    elif OPERATION == "index of the greatest":
+        result = x + tl.argmax(x, 0).to(x.dtype)
+    elif OPERATION == "index of the smallest":
+        result = x + tl.argmin(x, 0).to(x.dtype)
+    elif OPERATION == "sum":
+        result = x - tl.sum(x, 0)
+    elif OPERATION == "sum of all axes":
+        result = x - tl.sum(x)
+    elif OPERATION == "sums so far":
+        result = tl.cumsum(x, 0)
+    elif OPERATION == "sums from the end":
+        result = tl.cumsum(x, 0, reverse=True)
+    elif OPERATION == "products so far":
+        result = tl.cumprod(x, 0)
+    elif OPERATION == "sorted":
+        result = tl.sort(x)
     else:
         result = (x - tl.sum(x.to(tl.float32), 0)).to(x.dtype)
     tl.store(out_ptr + at, result)
@@ -58,8 +74,17 @@ EXPECTED = {
     "round fp32": lambda x, y: (x.float() * 1.01).to(x.dtype),
     "from integers": lambda x, y: torch.arange(SIZE).to(x.dtype) + x,
     "greatest": lambda x, y: x - x.max(),
-    "sum": lambda x, y: (x - x.float().sum()).to(x.dtype),
+    "index of the greatest": lambda x, y: x + x.argmax().to(x.dtype),
+    "index of the smallest": lambda x, y: x + x.argmin().to(x.dtype),
+    "sum": lambda x, y: x - x.float().sum().to(x.dtype),
+    "sum of all axes": lambda x, y: x - x.float().sum().to(x.dtype),
+    "sums so far": lambda x, y: x.float().cumsum(0).to(x.dtype),
+    "sums from the end": lambda x, y: x.float().flip(0).cumsum(0).flip(0).to(x.dtype),
+    "products so far": lambda x, y: x.float().cumprod(0).to(x.dtype),
+    "sorted": lambda x, y: x.sort().values,
+    "sum in fp32": lambda x, y: (x - x.float().sum()).to(x.dtype),
 }
+ADDS_UP = ("sum", "sum of all axes", "sums so far", "sums from the end", "products so far", "sum in fp32")
 
 
 @each_dtype
@@ -69,7 +94,8 @@ def test_operations(operation, dtype):
     actual = torch.empty_like(x)
     _calculate[(1,)](x, y, actual, SIZE=SIZE, OPERATION=operation)
     expected = EXPECTED[operation](x, y)
-    torch.testing.assert_close(actual, expected, rtol=2 * torch.finfo(dtype).eps if operation == "sum" else 0, atol=0)
+    eps = torch.finfo(dtype).eps if operation in ADDS_UP else 0  # in another order
+    torch.testing.assert_close(actual, expected, rtol=8 * eps, atol=8 * eps)
 
 
 @triton.jit

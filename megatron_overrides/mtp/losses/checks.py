@@ -113,7 +113,12 @@ def check_shapes(
     """Raise ValueError unless the shapes are those that `head_losses` takes."""
     if not heads:
         raise ValueError("mtp_loss: head_hiddens is empty; give the hidden states [s, b, h] of each MTP head")
+    if not isinstance(main, torch.Tensor) or main.dim() != 3:
+        value = f"of the shape {list(main.shape)}" if isinstance(main, torch.Tensor) else repr(main)
+        raise ValueError(f"mtp_loss: main_hidden is {value}; give the hidden states [s, b, h] of the main model")
     for depth, head in enumerate(heads, start=1):
+        if not isinstance(head, torch.Tensor):
+            raise ValueError(f"mtp_loss: head_hiddens has {head!r}; give the hidden states [s, b, h] of each MTP head")
         if head.shape != main.shape:
             raise ValueError(
                 f"mtp_loss: the hidden states of head {depth} have the shape {list(head.shape)}, those of the main "
@@ -143,7 +148,7 @@ def check_output_layer(output_layer: Callable[..., Any], vocab_size: int | None,
         TypeError: the output layer does not take the arguments that Megatron's takes.
         ValueError: it has to be a torch.nn.Module, or `vocab_size` is not a number of tokens.
     """
-    if vocab_size is not None and not (isinstance(vocab_size, int) and vocab_size > 0):
+    if vocab_size is not None and (isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 1):
         raise ValueError(
             f"mtp_loss: vocab_size is {vocab_size!r}; give the number of tokens, or None if each column of the logits "
             f"is one"

@@ -152,6 +152,9 @@ def test_acceptance_counts_as_the_patches_do(rows, unpatched):
     "change, problem",
     [
         ({"head_hiddens": []}, "head_hiddens is empty"),
+        ({"head_hiddens": [None]}, "head_hiddens has None; give the hidden states"),
+        ({"main_hidden": None}, "main_hidden is None; give the hidden states"),
+        ({"main_hidden": torch.zeros(LENGTH, 16)}, "main_hidden is of the shape .*; give the hidden states"),
         ({"head_hiddens": [torch.zeros(3, BATCH, 16)]}, "hidden states of head 1 have the shape"),
         ({"labels": torch.zeros(BATCH + 1, LENGTH, dtype=torch.long)}, "labels has the shape"),
         ({"loss_mask": torch.ones(BATCH, LENGTH - 1)}, "loss_mask has the shape"),
@@ -169,6 +172,7 @@ def test_acceptance_counts_as_the_patches_do(rows, unpatched):
         ({"chunk_size": -1}, "give a number of rows"),
         ({"vocab_size": 0}, "vocab_size is 0; give the number of tokens"),
         ({"vocab_size": -5}, "vocab_size is -5"),
+        ({"vocab_size": True}, "vocab_size is True"),
     ],
 )
 def test_what_cannot_be_computed_is_an_error(rows, change, problem):

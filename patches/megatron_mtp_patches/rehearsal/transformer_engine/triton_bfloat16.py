@@ -2,7 +2,8 @@
 
 It keeps bf16 as the 16 bits of an integer and calculates with them as such: 0.25 - 1 is 4e-39. It also converts fp32 to
 bf16 by cutting bits off, and integers to bf16 and back as if both were integers. Here each operation takes its bf16
-operands as fp32 and rounds its result to the nearest bf16 once, as the operation of a GPU does. fp16 is numpy's.
+operands as fp32 and rounds its result to the nearest bf16 once, as the operation of a GPU does. So does a sum of many
+numbers, of which a GPU rounds parts, too, in an order of its own. fp16 is numpy's.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import numpy
 import torch
 
 _OPERATIONS = ("binary_op", "ternary_op", "unary_op", "create_fma", "create_erf", "create_rsqrt", "create_dot")
+_REDUCTIONS = {"ReduceOps": ("sum", "min_max"), "ScanOps": ("cumsum", "cumprod")}  # others combine by _OPERATIONS
 _REFUSED = ("create_atomic_rmw", "create_dot_scaled")
 
 
 def install(interpreter: ModuleType) -> None:
-    """Wrap the operations of triton.runtime.interpreter's builder."""
+    """Wrap the operations of triton.runtime.interpreter's builder, and the reductions and scans that numpy makes."""
     builder = interpreter.InterpreterBuilder
     for name in _OPERATIONS:
         setattr(builder, name, _in_fp32(interpreter, getattr(builder, name)))
@@ -27,6 +29,10 @@ def install(interpreter: ModuleType) -> None:
         setattr(builder, name, _converting(interpreter, getattr(builder, name)))
     for name in _REFUSED:
         setattr(builder, name, _refusing_bfloat16(interpreter, name, getattr(builder, name)))
+    for class_name, names in _REDUCTIONS.items():
+        reductions = getattr(interpreter, class_name)
+        for name in names:
+            setattr(reductions, name, _reducing_in_fp32(interpreter, getattr(reductions, name)))
 
 
 def _is_bfloat16(interpreter: ModuleType, value: Any) -> bool:
@@ -64,6 +70,31 @@ def _in_fp32(interpreter: ModuleType, operation: Any) -> Any:
         return _round(interpreter, result) if rounds and result.data.dtype != numpy.bool_ else result
 
     return calculate
+
+
+def _reducing_in_fp32(interpreter: ModuleType, reduce: Any) -> Any:
+    tl = interpreter.tl
+
+    @functools.wraps(reduce)
+    def reduce_in_fp32(self: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        value = values[0] if isinstance(values, tuple) else values
+        if not _is_bfloat16(interpreter, value.handle):
+            return reduce(self, values, *args, **kwargs)
+        handle = _to_fp32(interpreter, value.handle)
+        reduced = reduce(self, self.to_tensor(handle.data, tl.float32), *args, **kwargs)
+        if isinstance(reduced, tl.core.tensor):
+            return rounded(self, reduced)
+        return type(reduced)(rounded(self, part) for part in reduced)
+
+    def rounded(self: Any, reduced: Any) -> Any:
+        """`reduced` in bf16, if it is no index."""
+        if reduced.dtype != tl.float32:
+            return reduced
+        shape = reduced.type.shape if reduced.type.is_block() else []
+        kind = tl.block_type(tl.bfloat16, list(shape)) if shape else tl.bfloat16
+        return tl.core.tensor(_round(interpreter, reduced.handle), kind)
+
+    return reduce_in_fp32
 
 
 def _converting(interpreter: ModuleType, convert: Any) -> Any:
