@@ -108,9 +108,8 @@ def change_comments(names: Iterable[str]) -> Change:
             node = find_definition(tree, name)
             assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             bodies.append((node.body[0].lineno, " " * node.body[0].col_offset))
-        for line, indent in sorted(
-            bodies, reverse=True
-        ):  # from the last one on: the lines before it keep their numbers
+        # from the last one on: the lines before it keep their numbers
+        for line, indent in sorted(bodies, reverse=True):
             lines[line - 1 : line - 1] = ["", f"{indent}# another comment", f'{indent}"""Another docstring."""']
         return "\n".join(lines) + "\n"
 

@@ -123,7 +123,7 @@ def count(edit: Edit) -> int | str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """An object that equals itself alone; a wrapped function equals the function in it."""
+    """The key of an object in a cache: it equals itself alone, where a wrapper equals the function that it wraps."""
 
     value: Any
 
@@ -136,7 +136,7 @@ class Identity:
 
 @functools.cache
 def make_parser(add_arguments: Identity) -> argparse.ArgumentParser:
-    """The parser that one of Megatron's functions has added its flags to: one function adds many, and takes 0.15 s."""
+    """The parser with the flags of one of Megatron's functions. It is made once, because making it is slow."""
     return add_arguments.value(argparse.ArgumentParser(conflict_handler="error", allow_abbrev=False))
 
 

@@ -94,8 +94,9 @@ def test_operations(operation, dtype):
     actual = torch.empty_like(x)
     _calculate[(1,)](x, y, actual, SIZE=SIZE, OPERATION=operation)
     expected = EXPECTED[operation](x, y)
-    eps = torch.finfo(dtype).eps if operation in ADDS_UP else 0  # in another order
-    torch.testing.assert_close(actual, expected, rtol=8 * eps, atol=8 * eps)
+    eps = torch.finfo(dtype).eps if operation in ADDS_UP else 0  # torch adds up in another order
+    atol = 8 * eps if operation.startswith("sums ") else 0  # one of them is near 0
+    torch.testing.assert_close(actual, expected, rtol=2 * eps, atol=atol)
 
 
 @triton.jit

@@ -83,15 +83,15 @@ def _reducing_in_fp32(interpreter: ModuleType, reduce: Any) -> Any:
         handle = _to_fp32(interpreter, value.handle)
         reduced = reduce(self, self.to_tensor(handle.data, tl.float32), *args, **kwargs)
         if isinstance(reduced, tl.core.tensor):
-            return rounded(self, reduced)
-        return type(reduced)(rounded(self, part) for part in reduced)
+            return round_values(reduced)
+        return type(reduced)(round_values(part) for part in reduced)
 
-    def rounded(self: Any, reduced: Any) -> Any:
-        """`reduced` in bf16, if it is no index."""
+    def round_values(reduced: Any) -> Any:
+        """`reduced` in bf16, or as it is if it holds indices."""
         if reduced.dtype != tl.float32:
             return reduced
-        shape = reduced.type.shape if reduced.type.is_block() else []
-        kind = tl.block_type(tl.bfloat16, list(shape)) if shape else tl.bfloat16
+        is_block = reduced.type.is_block()
+        kind = tl.block_type(tl.bfloat16, reduced.type.shape) if is_block else tl.bfloat16
         return tl.core.tensor(_round(interpreter, reduced.handle), kind)
 
     return reduce_in_fp32
