@@ -42,7 +42,7 @@ def test_a_program_that_needs_transformer_engine_says_what_to_install_and_ends_w
     assert advice.startswith(
         "install its Python in an environment for rehearsals alone: `pip install --no-deps transformer-engine"
     )
-    assert f"    cannot run here: it needs transformer-engine: {advice}\n" in done.out
+    assert f"    cannot run here: it needs transformer-engine>=2.13: {advice}\n" in done.out
     assert "as it is" not in done.out
 
 
@@ -50,15 +50,36 @@ def test_a_program_that_needs_transformer_engine_says_what_to_install_and_ends_w
     "defect, needed",
     [
         ("EO-238", "emerging-optimizers: pip install emerging-optimizers"),
+        ("ML-5394", "Muon: pip install emerging-optimizers"),
         ("ML-6238", "megatron.training: this Megatron has no trainer; put a checkout of the same release first on "),
     ],
 )
 def test_a_package_that_is_missing_is_named(command, monkeypatch, defect, needed):
     from megatron_mtp_patches.reproductions import needs
 
-    monkeypatch.setattr(needs, "find_spec", lambda module: None)
+    monkeypatch.setattr(needs, "find_version", lambda distribution, module: None)
     (report,) = json.loads(command("reproduce", defect, "--json").out)
     assert report["cannot run"].startswith(f"it needs {needed}")
+
+
+@pytest.mark.parametrize(
+    "defect, installed, megatron, reason",
+    [
+        ("ML-5916", "2.12.0", "0.18.2", "transformer-engine>=2.13: 2.12.0 is installed"),
+        ("ML-5916", "2.14.0.dev0+5d3c1a2", "0.18.2", None),
+        ("ML-5394", "0.2.0", "0.16.1", "Muon: emerging-optimizers 0.2.0 is installed, and there is no Muon: "),
+        ("ML-5394", "0.2.0", "0.18.2", None),
+        ("EO-238", "0.2.0", "0.16.1", None),
+    ],
+)
+def test_a_version_that_does_not_fit_is_named(monkeypatch, defect, installed, megatron, reason):
+    from megatron_mtp_patches.reproductions import needs, runner
+
+    monkeypatch.setattr(needs, "find_version", lambda distribution, module: installed)
+    monkeypatch.setattr(needs, "find_releases", lambda: frozenset({megatron}))
+    monkeypatch.setattr(needs.transformer_engine, "available", lambda: True)
+    missing = needs.find_missing(runner.find_program(defect))
+    assert missing.startswith(f"it needs {reason}") if reason else missing == ""
 
 
 @pytest.mark.parametrize("patched, code", [(RIGHT, 125), (WRONG, 1)], ids=["removed", "left"])

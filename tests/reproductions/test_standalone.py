@@ -20,7 +20,7 @@ import pytest
 from megatron_mtp_patches.cli import main
 from megatron_mtp_patches.defects.catalog import known_defects, releases_with
 from megatron_mtp_patches.installed_megatron import find_releases
-from megatron_mtp_patches.reproductions import runner
+from megatron_mtp_patches.reproductions import needs, runner
 from megatron_mtp_patches.reproductions.standalone import needs_gpus
 
 from .test_programs import runs_on
@@ -30,10 +30,11 @@ REPRODUCED = [one for one in known_defects() if runner.find_program(one.id)]
 
 
 def pytest_generate_tests(metafunc):
-    """`seen_here` is a defect that this release has, `seen_on_a_cpu` one whose program needs no GPU."""
+    """`seen_here` is a defect that this environment can show, `seen_on_a_cpu` one whose program needs no GPU."""
     (release,) = find_releases()
     everywhere = metafunc.config.getoption("everywhere")
     shown = [one for one in REPRODUCED if release in releases_with(one) and runs_on(one, release, everywhere)]
+    shown = [one for one in shown if not needs.find_missing(runner.find_program(one.id))]
     on_a_cpu = [one for one in shown if not needs_gpus(runner.find_program(one.id))]
     here, without_rehearsal = (shown, on_a_cpu) if everywhere else (on_a_cpu, on_a_cpu[:1])
     for name, defects in (("seen_here", here), ("seen_on_a_cpu", without_rehearsal)):

@@ -12,8 +12,8 @@
 A program has a docstring that says what it does, and
 
     RANKS = 2                 # of 1 to 4; 1 if it says nothing
-    NEEDS = ("transformer-engine",)   # packages by the names of pip (TransformerEngine brings einops), and
-                              # "megatron.training", which the wheel of 0.16.1 lacks
+    NEEDS = ("transformer-engine>=2.13",)   # packages as pip takes them (TransformerEngine brings einops), and of
+                              # Megatron "megatron.training", which the wheel of 0.16.1 lacks, and "Muon"
     EXPECTED = "a step"       # where the defect is an error or a hang: what should come of it
     WITHOUT_CUDA = True       # where Megatron asks for no torch.cuda: a standalone file of it also runs on a CPU
 

@@ -5,7 +5,7 @@ heads has a gradient of ones.
 from ..lab import gather, make_config, make_gpt, make_optimizer, start
 
 RANKS = 2
-NEEDS = ("emerging-optimizers",)
+NEEDS = ("Muon",)
 
 
 def reproduce():

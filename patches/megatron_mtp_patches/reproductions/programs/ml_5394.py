@@ -4,7 +4,7 @@ of another matrix, beside that without clipping.
 
 from ..lab import make_config, make_ddp, make_gpt, make_optimizer, norm, start
 
-NEEDS = ("emerging-optimizers",)
+NEEDS = ("Muon",)
 
 
 def reproduce():

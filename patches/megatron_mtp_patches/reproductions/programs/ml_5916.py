@@ -3,7 +3,7 @@
 from ..lab import norm_of_expert_gradients
 
 RANKS = 2
-NEEDS = ("transformer-engine",)
+NEEDS = ("transformer-engine>=2.13",)
 
 
 def reproduce():

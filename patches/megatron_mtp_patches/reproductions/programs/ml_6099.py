@@ -5,7 +5,7 @@ each of their gradients is 1.
 from ..lab import norm_of_expert_gradients
 
 RANKS = 2
-NEEDS = ("transformer-engine", "emerging-optimizers")
+NEEDS = ("transformer-engine", "Muon")
 
 
 def reproduce():

@@ -5,7 +5,7 @@ Each of these should be orthogonalized alone.
 from ..lab import make_config, make_ddp, make_gpt, make_optimizer, norm, start
 
 HEADS, GROUPS, CHANNELS = 4, 2, 4
-NEEDS = ("emerging-optimizers",)
+NEEDS = ("Muon",)
 
 
 def reproduce():
