@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -117,9 +118,9 @@ def make_optimizer(*chunks: Any, **settings: Any) -> Any:
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     config = OptimizerConfig(**({"optimizer": "adam", "lr": 1e-2} | settings))
-    if "muon" not in config.optimizer:
+    if "muon" not in config.optimizer or find_spec("megatron.core.optimizer.emerging_optimizers"):
         return get_megatron_optimizer(config, list(chunks))
-    from megatron.core.optimizer.muon import get_megatron_muon_optimizer
+    from megatron.core.optimizer.muon import get_megatron_muon_optimizer  # before 0.18 Muon is made here alone
 
     is_layer_wise = config.optimizer == "dist_muon"
     return get_megatron_muon_optimizer(config, list(chunks), layer_wise_distributed_optimizer=is_layer_wise)

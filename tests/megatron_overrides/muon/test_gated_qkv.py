@@ -3,9 +3,8 @@
 import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.optimizer import OptimizerConfig
-from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 from megatron.core.tensor_parallel import layers
+from megatron_mtp_patches.reproductions.lab import make_optimizer
 
 from megatron_overrides.norms.optimizer_tree import leaves
 from tests.oracles.experts.norms import why_not
@@ -42,9 +41,7 @@ def make(make_gpt):
         if settings.get("bf16"):
             model = model.bfloat16()
         model = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
-        name = "dist_muon" if layer_wise else "muon"
-        config = OptimizerConfig(optimizer=name, lr=0.1, **settings)
-        whole = get_megatron_muon_optimizer(config, [model], layer_wise_distributed_optimizer=layer_wise)
+        whole = make_optimizer(model, optimizer="dist_muon" if layer_wise else "muon", lr=0.1, **settings)
         inner = next(leaf.optimizer for leaf in leaves(whole) if hasattr(leaf.optimizer, "qkv_split_shapes"))
         return inner, next(p for group in inner.param_groups for p in group["params"] if getattr(p, "is_qkv", False))
 
