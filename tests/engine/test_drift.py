@@ -182,7 +182,7 @@ def test_a_patch_without_edits_has_nothing_to_do(library):
 def test_a_patch_without_fingerprints_is_told_how_to_get_them(library):
     decision = decide(library.patch(REPLACE_F), KnownSources(("1.0",), {}), PROJECT)
     assert decision.state is State.REFUSED
-    assert decision.reason.startswith("lib:f has no known source in any release: the patch is new.")
+    assert decision.reason.startswith("lib:f has no known source in any release: the edit is new.")
     assert "drift --against FOLDER --accept RELEASE" in decision.reason
 
 

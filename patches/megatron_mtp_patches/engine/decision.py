@@ -78,7 +78,7 @@ def _explain_drift(
 ) -> str:
     if edit.check_source and edit.target not in sources.targets:
         return (
-            f"{edit.target} has no known source in any release: the patch is new. Review it in each release, and run "
+            f"{edit.target} has no known source in any release: the edit is new. Review it in each release, and run "
             f"`{project.command} drift --against FOLDER --accept RELEASE` for each"
         )
     file = find_file(edit.module, path)
