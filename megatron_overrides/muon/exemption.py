@@ -9,13 +9,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from megatron_overrides.norms.optimizer_tree import is_exempt
+
 # These multiply the orthogonal matrix by the nuclear norm of the gradient: its size comes back in.
 _SCALED_BY_NORM = ("PolarGrad", "MOP")
-
-
-def is_exempt(leaf: Any) -> bool:
-    """Whether the gradients of `leaf` are not clipped, and count in the norms that clip and skip only if NaN or inf."""
-    return getattr(leaf, "skip_grad_norm_clip", False) is True  # a mock has every attribute, but not this value
 
 
 def _get(self: Any) -> bool:

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from megatron.core.optimizer import optimizer as upstream
 
-from megatron_overrides.muon.exemption import is_exempt
 from megatron_overrides.norms.gradients import has_decoupled_grad, local_part
 from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP, clip_limit
-from megatron_overrides.norms.optimizer_tree import leaves, params_to_clip
+from megatron_overrides.norms.optimizer_tree import is_exempt, leaves, params_to_clip
 from megatron_overrides.norms.values import GradNorm, GradNorms
 
 

@@ -15,11 +15,10 @@ import torch
 from megatron.core.optimizer import clip_grads as upstream
 from megatron.core.utils import get_data_parallel_group_if_dtensor
 
-from megatron_overrides.muon.exemption import is_exempt
 from megatron_overrides.norms.foreign_optimizers import group_grads, is_foreign, is_overridden
 from megatron_overrides.norms.gradients import by_dtype, local_part
 from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups
-from megatron_overrides.norms.optimizer_tree import Reduction, leaves, params_by_group, reductions
+from megatron_overrides.norms.optimizer_tree import Reduction, is_exempt, leaves, params_by_group, reductions
 from megatron_overrides.norms.step_decision import reads_norms
 from megatron_overrides.norms.step_record import get_record, set_norms
 from megatron_overrides.norms.values import Census, GradNorm, GradNorms

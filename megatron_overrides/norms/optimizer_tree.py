@@ -59,6 +59,11 @@ def leaves(optimizer: Any) -> Iterator[Any]:
     return (leaf.optimizer for leaf in _walk(optimizer, over_all_ranks=False) if leaf.owns_parameters)
 
 
+def is_exempt(leaf: Any) -> bool:
+    """Whether the gradients of `leaf` are not clipped, and count in the norms that clip and skip only if NaN or inf."""
+    return getattr(leaf, "skip_grad_norm_clip", False) is True  # a mock has every attribute, but not this value
+
+
 def reductions(optimizer: Any) -> list[Reduction]:
     """The leaves of `optimizer` by the process group that shares them, in an order that is the same on its ranks."""
     by_process_group: dict[Any, Reduction] = {}
@@ -84,7 +89,7 @@ def params_by_group(leaf: Any, groups: Collection[str]) -> dict[Group, list[torc
 
 
 def params_to_clip(leaf: Any, census: Census | None) -> dict[Group, list[torch.nn.Parameter]]:
-    """The same in a step with this census; where that has no separate group, no parameter needs to be asked."""
+    """params_by_group in a step with this census; where that has no separate group, no parameter is asked."""
     if census is not None and len(census.groups) == 1:
         params = leaf.get_parameters()
         return {None: params} if params else {}

@@ -136,7 +136,7 @@ BASE = (
             ),
             Wrap(
                 "megatron.core.optimizer:_get_param_groups",
-                "megatron_mtp_patches.settings_left_out:check_configs",
+                "megatron_mtp_patches.settings_left_out:refuse_settings_left_out",
                 check_source=False,
             ),
             Wrap(

@@ -16,7 +16,7 @@ from .engine.call import Call
 from .engine.state import State
 
 
-def check_configs(call: Call) -> Any:
+def refuse_settings_left_out(call: Call) -> Any:
     """Wraps _get_param_groups(model_chunks, config, ...), where both configurations of a run are known.
 
     Raises:

@@ -121,3 +121,31 @@ def assert_same():
         torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True)
 
     return compare
+
+
+@pytest.fixture
+def make_chain():
+    """make_chain({(exempt, tag): gradient norm}): a chain of an exempt and an ordinary optimizer, a parameter each."""
+    import torch
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer
+
+    def make(norms, **settings):
+        leaves = []
+        for exempt in (True, False):
+            params = []
+            for (is_exempt, tag), norm in norms.items():
+                if is_exempt is exempt:
+                    param = torch.nn.Parameter(torch.ones(4))
+                    param.main_grad = torch.full((4,), norm / 2)
+                    if tag:
+                        param.grad_norm_group = tag
+                    params.append(param)
+            config = OptimizerConfig(optimizer="sgd", lr=0.1, **settings)
+            leaf = FP32Optimizer(torch.optim.SGD([{"params": params}], lr=0.1), config, lambda *args: None)
+            leaf.grad_stats_parallel_group = None
+            leaf.skip_grad_norm_clip = exempt
+            leaves.append(leaf)
+        return ChainedOptimizer(leaves)
+
+    return make

@@ -90,27 +90,28 @@ def process_mtp_loss(
             _warn_of_derived_labels()
         # Label i is token i + 1. The last position of a sequence has no label; the mask leaves it out.
         (targets, _), (mask, _) = roll(targets), roll(mask)
+    projection = Projection.create(
+        output_layer,
+        output_weight,
+        runtime_gather_output,
+        scale=scale_logits_fn,
+        tp_group=tp_group,
+        is_detached=are_detached(config),
+        vocab_size=number_of_tokens(config),
+        is_sequence_parallel=getattr(config, "sequence_parallel", False),
+    )
     losses = head_losses(
         main,
         heads,
         targets,
         mask,
         roll,
-        Projection.create(
-            output_layer,
-            output_weight,
-            runtime_gather_output,
-            scale_logits_fn,
-            tp_group,
-            are_detached(config),
-            number_of_tokens(config),
-            getattr(config, "sequence_parallel", False),
-        ),
-        compute_language_model_loss,
-        HeadSettings.read(config, is_training, model_pass),
-        loss_weight(config, model_pass.trains_heads),
-        cp_group,
-        packed_seq_params,
+        projection,
+        cross_entropy=compute_language_model_loss,
+        settings=HeadSettings.read(config, is_training, model_pass),
+        scaling_factor=loss_weight(config, model_pass.trains_heads),
+        cp_group=cp_group,
+        packed_seq_params=packed_seq_params,
     )
     logs = is_training and model_pass.metrics is None
     counts = losses.counts

@@ -209,7 +209,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.batch:
         if "--" in arguments.words:
             raise UsageError("give --batch or -- FLAGS, not both: a file has the flags of its own run")
-        from .batch import diagnose_files
+        from .doctor_of_files import diagnose_files
 
         return diagnose_files(arguments.batch, arguments.world_size, arguments.te, arguments.json)
     if "--" not in arguments.words:
@@ -218,7 +218,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         from .doctor import examine
 
         return examine()
-    from .diagnose import diagnose
+    from .doctor_of_flags import diagnose
 
     flags = arguments.words[arguments.words.index("--") + 1 :]
     return diagnose(flags, arguments.world_size, arguments.te, as_json=arguments.json)

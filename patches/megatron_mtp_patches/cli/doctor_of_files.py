@@ -18,7 +18,7 @@ from ..installed_megatron import describe_megatron
 from .command_line import read
 from .configuration import Configuration
 from .console import make_say
-from .diagnose import FAILS_FROM, check_world_size, describe, prepare, silence, style_of
+from .doctor_of_flags import FAILS_FROM, check_world_size, describe, prepare, silence, style_of
 from .launch_script import Command
 from .run_files import read_runs
 from .zero_touch import VARIABLE, is_enabled

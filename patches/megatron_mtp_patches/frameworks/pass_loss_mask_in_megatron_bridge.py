@@ -3,7 +3,7 @@
 from ..engine import Patch, Wrap
 
 _STEP = "megatron.bridge.training.gpt_step"
-_OVERRIDES = "megatron_overrides.frameworks.bridge_step"
+_OVERRIDES = "megatron_overrides.frameworks.bridge_loss_mask"
 
 PATCH = Patch(
     id="pass-loss-mask-in-megatron-bridge",

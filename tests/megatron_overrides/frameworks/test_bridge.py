@@ -17,7 +17,7 @@ from megatron_overrides.frameworks.bridge_heads import (
     name_heads_left_out,
     refuse_uninitialized_heads,
 )
-from megatron_overrides.frameworks.bridge_step import note_loss_mask, pass_loss_mask
+from megatron_overrides.frameworks.bridge_loss_mask import note_loss_mask, pass_loss_mask
 from megatron_overrides.mtp.new_heads.initialization import initialize_from_last_layer
 
 pytestmark = pytest.mark.forked("patched")

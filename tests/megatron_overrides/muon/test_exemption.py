@@ -87,7 +87,7 @@ def test_a_chain_is_exempt_if_all_in_it_is(family):
 
 
 def test_an_optimizer_of_another_library_is_clipped():
-    from megatron_overrides.muon.exemption import is_exempt
+    from megatron_overrides.norms.optimizer_tree import is_exempt
 
     class MockLike:
         def __getattr__(self, name):
@@ -97,31 +97,6 @@ def test_an_optimizer_of_another_library_is_clipped():
 
 
 # -- what follows from it ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def make_chain():
-    """make_chain({(exempt, tag): gradient norm}): a chain of an exempt and an ordinary optimizer, a parameter each."""
-
-    def make(norms, **settings):
-        leaves = []
-        for exempt in (True, False):
-            params = []
-            for (of_exempt, tag), norm in norms.items():
-                if of_exempt is exempt:
-                    param = torch.nn.Parameter(torch.ones(4))
-                    param.main_grad = torch.full((4,), norm / 2)
-                    if tag:
-                        param.grad_norm_group = tag
-                    params.append(param)
-            config = OptimizerConfig(optimizer="sgd", lr=0.1, **settings)
-            leaf = FP32Optimizer(torch.optim.SGD([{"params": params}], lr=0.1), config, lambda *args: None)
-            leaf.grad_stats_parallel_group = None
-            leaf.skip_grad_norm_clip = exempt
-            leaves.append(leaf)
-        return ChainedOptimizer(leaves)
-
-    return make
 
 
 ALL = {(True, None): 1e5, (False, None): 30.0, (True, "mtp"): 1e4, (False, "mtp"): 40.0}
@@ -233,48 +208,3 @@ def test_the_norm_that_clips_is_shown_only_beside_another(make_chain, exempt, sh
         leaf.skip_grad_norm_clip = is_exempt
     chain.step()
     assert [metric.label for metric in step_metrics(last_record())].count("clippable grad norm") == shown
-
-
-# -- the floor under the clip coefficient -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "limit, norm, factor",
-    [(1.0, 50.0, 0.02), (1.0, 1000.0, 0.01), (1.0, 1e8, 0.01), (1.0, 0.5, 1.0), (1e-7, 1.0, 0.01)],
-)
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_gradients_are_scaled_by_no_less_than_the_floor(monkeypatch, limit, norm, factor, as_tensor):
-    from megatron.core.optimizer import optimizer as upstream
-
-    from megatron_overrides.norms.clipping import scale_to_limit
-
-    taken = []
-    monkeypatch.setattr(
-        upstream,
-        "clip_grad_by_total_norm_fp32",
-        lambda params, max_norm, total_norm, **_: taken.append(min(1.0, float(max_norm / (total_norm + 1e-6)))),
-    )
-    param = torch.nn.Parameter(torch.ones(1))
-    param.grad = torch.ones(1)
-    config = OptimizerConfig(min_clip_coefficient=0.01)
-    scale_to_limit([param], limit, torch.tensor([norm]) if as_tensor else norm, config)
-    assert taken == [pytest.approx(factor, rel=1e-6)]
-
-
-def test_the_floor_holds_in_a_step_for_heads_too(make_chain):
-    chain = make_chain({(False, None): 30.0, (False, "mtp"): 40.0}, clip_grad=1.0, min_clip_coefficient=0.1)
-    chain.step()
-    assert left(chain) == [3.0, 4.0]
-
-
-@pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, float("nan"), "0.1"])
-def test_a_floor_that_is_no_factor_is_refused(bad):
-    with pytest.raises(ValueError, match="--min-clip-coefficient .* between 0 and 1"):
-        OptimizerConfig(min_clip_coefficient=bad)
-
-
-def test_a_floor_without_clipping_is_refused():
-    with pytest.raises(ValueError, match="--min-clip-coefficient .* set clip_grad"):
-        OptimizerConfig(min_clip_coefficient=0.1, clip_grad=0.0)
-    OptimizerConfig(min_clip_coefficient=0.1, clip_grad=0.0, mtp_clip_grad=1.0)
-    OptimizerConfig(min_clip_coefficient=0.1, clip_grad=0.0, grad_norm_group=["router=router:1.0"])
