@@ -3,7 +3,7 @@
 from ..engine import Patch, Probe, PullRequest, Wrap
 
 _MUON_UTILS = "emerging_optimizers.orthogonalized_optimizers.muon_utils"
-_WRAPPERS = "megatron_overrides.muon.wrappers"
+_WRAPPERS = "megatron_overrides.muon.newton_schulz"
 
 PATCH = Patch(
     id="keep-newton-schulz-scale-invariant",

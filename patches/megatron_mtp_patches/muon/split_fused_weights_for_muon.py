@@ -4,8 +4,8 @@ from ..engine import Patch, PullRequest, Wrap
 from ..settings import Setting, optimizer_setting
 
 _OPTIMIZER = "megatron.core.optimizer"
-_WRAPPERS = "megatron_overrides.muon.split_wrappers"
-_CHECK = "megatron_overrides.muon.split_checks:check_muon_splits"
+_WRAPPERS = "megatron_overrides.muon.fused_weights.wrappers"
+_CHECK = "megatron_overrides.muon.fused_weights.checks:check_muon_splits"
 
 PATCH = Patch(
     id="split-fused-weights-for-muon",

@@ -3,7 +3,7 @@
 from ..engine import Patch, Probe, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
-_WRAPPERS = "megatron_overrides.muon.wrappers"
+_WRAPPERS = "megatron_overrides.muon.gated_qkv"
 _SHAPES = f"{_OPTIMIZER}.emerging_optimizers:_get_qkv_split_shapes"
 
 PATCH = Patch(

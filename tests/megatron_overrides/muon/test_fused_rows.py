@@ -9,9 +9,9 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 from megatron.core.tensor_parallel.layers import copy_tensor_model_parallel_attributes
 
-from megatron_overrides.muon.fused_rows import FusedRows, halves, orthogonalize_pieces
-from megatron_overrides.muon.fused_weights import CannotSplitError, fused_weights
-from megatron_overrides.muon.split_checks import asked_splits, check_muon_splits
+from megatron_overrides.muon.fused_weights.checks import asked_splits, check_muon_splits
+from megatron_overrides.muon.fused_weights.layers import CannotSplitError, fused_weights
+from megatron_overrides.muon.fused_weights.rows import FusedRows, halves, orthogonalize_pieces
 from tests.oracles.muon.updates import CHANNELS, FFN, POSITION, QUERY, SPLITS, VALUE, make_model
 
 pytestmark = pytest.mark.forked("patched")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from megatron_overrides.muon.fused_rows import FusedRows, halves
+from megatron_overrides.muon.fused_weights.rows import FusedRows, halves
 
 
 class FusedWeight(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from megatron_overrides.call import Call
-from megatron_overrides.muon.fused_rows import FUSED_ROWS, orthogonalize_pieces
+from megatron_overrides.muon.fused_weights.rows import FUSED_ROWS, orthogonalize_pieces
 from megatron_overrides.settings.checks import spell
 
 
@@ -24,7 +24,7 @@ def mark_fused_weights(call: Call) -> Any:
     """
     if "model_chunks" not in call.parameters:  # from 0.18 on the first passes all on to the other
         return call.proceed()
-    from megatron_overrides.muon.split_checks import MAKES_MUON, asked_splits, check_muon_splits
+    from megatron_overrides.muon.fused_weights.checks import MAKES_MUON, asked_splits, check_muon_splits
 
     config = call["config"]
     splits = asked_splits(config)
@@ -38,8 +38,8 @@ def mark_fused_weights(call: Call) -> Any:
 
 def _mark(model_chunks: list[Any], config: Any, splits: list[str], process_groups: Any) -> None:
     from megatron_overrides.model_ranks import is_on_any_rank
-    from megatron_overrides.muon.fused_weights import CannotSplitError, fused_weights
-    from megatron_overrides.muon.split_checks import SPLITS
+    from megatron_overrides.muon.fused_weights.checks import SPLITS
+    from megatron_overrides.muon.fused_weights.layers import CannotSplitError, fused_weights
 
     in_batches = _takes_batches() and not getattr(config, "muon_use_syrk", False)
     for setting in splits:
