@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from scripts.common.arguments import add_pythons
 
 from .tables import Row, tables
 
+PLACE = ("case", "ranks", "release", "device", "tokens", "vocabulary", "hidden")  # what a row is measured of
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pythons(parser)
@@ -19,10 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="write DEVICE.json and .md; other rows there stay")
 
 
-def report(kind: str, rows: list[Row], options: argparse.Namespace, versions: dict[str, Any] | None = None) -> None:
+def report(kind: str, rows: list[Row], options: argparse.Namespace) -> None:
     """Print the tables of `rows`, and write them with --out."""
     for table in tables({kind: rows}):
         table.show()
+    write(kind, rows, options)
+
+
+def write(kind: str, rows: list[Row], options: argparse.Namespace, versions: dict[str, Any] | None = None) -> None:
+    """With --out, write these rows and the others of the record, and its tables."""
     if options.out:
         about = {"device": _device_name(options.device), **({"versions": versions} if versions else {})}
         record = update(options.out / f"{options.device}.json", {"about": about, kind: rows})
@@ -31,11 +39,21 @@ def report(kind: str, rows: list[Row], options: argparse.Namespace, versions: di
 
 
 def update(file: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """`record`, and the rows of `file` that were not measured now."""
+    """`record`, and the rows of `file` that were not measured now. A row that was takes the place of the one before."""
     if not file.is_file():
         return record
     before = json.loads(file.read_text(encoding="utf-8"))
-    return {**before, **record, "about": {**before["about"], **record["about"]}}
+    versions = {**before["about"].get("versions", {}), **record["about"].get("versions", {})}
+    about = {**before["about"], **record["about"], **({"versions": versions} if versions else {})}
+    rows = {
+        kind: list(_by_place(before.get(kind, []), measured)) for kind, measured in record.items() if kind != "about"
+    }
+    return {**before, **rows, "about": about}
+
+
+def _by_place(*lists: list[Row]) -> Iterable[Row]:
+    """The rows of all lists in their order; of those that measure the same, the last one in the place of the first."""
+    return {tuple(row.get(name) for name in PLACE): row for rows in lists for row in rows}.values()
 
 
 def _device_name(device: str) -> str:

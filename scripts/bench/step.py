@@ -4,8 +4,9 @@
 
 The Megatrons take turns of one step each, and their processes are started several times. On 0.19.2 unpatched and native
 are the same Megatron, started twice: what they differ by is noise. Counts the all-reduces, host-device syncs and, on a
-GPU, kernel launches of a step, too. A row that misses its target says so. Needs torch and megatron-core in each Python,
-and an otherwise idle machine.
+GPU, kernel launches of a step, too. A row that misses its target says so. With --out, rows are written as they come;
+those of other releases and numbers of ranks stay. Needs torch and megatron-core in each Python, and an otherwise idle
+machine.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from rich.progress import Progress
 
-    rows, versions = [], {}
+    rows = []
     with Progress() as progress:
         starts = len(options.ranks) * len(options.python) * options.starts
         bar = progress.add_task("", total=starts * len(CASES))
@@ -93,9 +94,10 @@ def run(options: argparse.Namespace) -> None:
                 def tell(text: str, where: str = f"{release}, {study.count_ranks(ranks)}") -> None:
                     progress.update(bar, description=f"{where}, {text}", advance=1)
 
-                versions[release], measured = measure(release, ranks, options, tell)
+                versions, measured = measure(release, ranks, options, tell)
+                record.write("step", measured, options, {release: versions})
                 rows += measured
-    record.report("step", rows, options, versions)
+    record.report("step", rows, options)
 
 
 def measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -106,12 +107,19 @@ case "$4" in *apply*) echo a warning; echo 0.5;; *) echo 20.0 False;; esac
 
 
 def test_rows_that_were_not_measured_stay_in_the_file(tmp_path):
-    measured = {"about": {"device": "new"}, "import": [2]}
+    def row(release, ms, ranks=1):
+        return {"release": release, "ranks": ranks, "ms": ms}
+
+    measured = {"about": {"device": "new", "versions": {"0.18.2": 2}}, "step": [row("0.18.2", 5), row("0.18.2", 6, 2)]}
     file = tmp_path / "cpu.json"
     assert record.update(file, measured) == measured
-    file.write_text('{"about": {"device": "old", "versions": 1}, "import": [1], "step": [3]}')
-    expected = {"about": {"device": "new", "versions": 1}, "import": [2], "step": [3]}
-    assert record.update(file, measured) == expected
+    before = {"about": {"device": "old", "versions": {"0.17.1": 1, "0.18.2": 1}}, "import": [row("0.18.2", 1)]}
+    file.write_text(json.dumps({**before, "step": [row("0.17.1", 3), row("0.18.2", 4), row("0.19.2", 7)]}))
+    assert record.update(file, measured) == {
+        "about": {"device": "new", "versions": {"0.17.1": 1, "0.18.2": 2}},
+        "import": [row("0.18.2", 1)],
+        "step": [row("0.17.1", 3), row("0.18.2", 5), row("0.19.2", 7), row("0.18.2", 6, 2)],
+    }
 
 
 def test_the_table_says_what_native_differs_from_itself_by():
