@@ -24,9 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def report(kind: str, rows: list[Row], options: argparse.Namespace) -> None:
     """Print the tables of `rows`, and write them with --out."""
+    show(kind, rows)
+    write(kind, rows, options)
+
+
+def show(kind: str, rows: list[Row]) -> None:
     for table in tables({kind: rows}):
         table.show()
-    write(kind, rows, options)
 
 
 def write(kind: str, rows: list[Row], options: argparse.Namespace, versions: dict[str, Any] | None = None) -> None:

@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> None:
                 versions, measured = measure(release, ranks, options, tell)
                 record.write("step", measured, options, {release: versions})
                 rows += measured
-    record.report("step", rows, options)
+    record.show("step", rows)
 
 
 def measure(

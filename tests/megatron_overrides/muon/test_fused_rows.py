@@ -6,8 +6,8 @@ import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 from megatron.core.tensor_parallel.layers import copy_tensor_model_parallel_attributes
+from megatron_mtp_patches.reproductions.lab import make_optimizer
 
 from megatron_overrides.muon.fused_weights.checks import asked_splits, check_muon_splits
 from megatron_overrides.muon.fused_weights.layers import CannotSplitError, fused_weights
@@ -131,9 +131,8 @@ def test_heads_need_the_split_of_query_key_and_value():
     [("dense", GDN, "GatedDeltaNet"), ("GatedDeltaNet", GLU, "gated MLP"), ("GatedDeltaNet", HEADS, "attention layer")],
 )
 def test_a_model_without_such_a_weight_is_refused(kind, setting, lacks):
-    config = OptimizerConfig(optimizer="muon", lr=0.1, **{setting: True})
     with pytest.raises(ValueError, match=f"has nothing to split: the model has no {lacks}"):
-        get_megatron_muon_optimizer(config, [ddp(make_model(kind))])
+        make_optimizer(ddp(make_model(kind)), optimizer="muon", **{setting: True})
 
 
 def test_a_main_copy_is_marked_as_its_weight():

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from megatron.core import package_info
+from megatron_mtp_patches.reproductions import lab
 
 from tests.oracles.experts.conditions import Condition, Layout
 from tests.oracles.experts.model import backward, make_model
@@ -96,21 +97,15 @@ def why_not(optimizer: str) -> str:
 
 def make_optimizer(kind: str, model: Any) -> Any:
     """The optimizer of this name (see OPTIMIZERS) of a model in DDP."""
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-
-    config = OptimizerConfig(
-        optimizer="adam" if kind == "distributed optimizer" else kind,
-        lr=1e-2,
+    is_distributed = kind == "distributed optimizer"
+    return lab.make_optimizer(
+        model,
+        optimizer="adam" if is_distributed else kind,
         bf16=True,
         clip_grad=1.0,
         log_num_zeros_in_grad=True,
-        use_distributed_optimizer=kind == "distributed optimizer",
+        use_distributed_optimizer=is_distributed,
     )
-    if "muon" not in kind:
-        return get_megatron_optimizer(config, [model])
-    from megatron.core.optimizer.muon import get_megatron_muon_optimizer
-
-    return get_megatron_muon_optimizer(config, [model], layer_wise_distributed_optimizer=kind.startswith("dist_"))
 
 
 def _distinct(model: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron_mtp_patches.reproductions.lab import make_optimizer
 
 HIDDEN, FFN, CHANNELS, HEADS, GROUPS, EXPERTS = 16, 24, 4, 4, 2, 2
 QUERY, POSITION, VALUE = 6, 4, 5  # of a head of multi-latent attention
@@ -115,7 +116,6 @@ def make_muon(net: Any, name: str = "muon", bf16: bool = False, **settings: Any)
     """
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 
     net = net.bfloat16() if bf16 else net
     with torch.no_grad():
@@ -132,9 +132,7 @@ def make_muon(net: Any, name: str = "muon", bf16: bool = False, **settings: Any)
         config = OptimizerConfig(optimizer="muon", **settings)
         return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False), chunks[0]
     model = DistributedDataParallel(net.config, ddp, net)
-    config = OptimizerConfig(optimizer=name, **settings)
-    layer_wise = {"layer_wise_distributed_optimizer": name.startswith("dist_")}
-    return get_megatron_muon_optimizer(config, [model], **layer_wise), model
+    return make_optimizer(model, optimizer=name, **settings), model
 
 
 def weights_of(model: Any) -> dict[str, torch.nn.Parameter]:

@@ -11,12 +11,12 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt import gpt_layer_specs as specs
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from megatron_mtp_patches.reproductions.lab import make_optimizer
 
 from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 from tests.hybrid_model import find_hybrid_model
@@ -161,13 +161,7 @@ def build(training: Training) -> tuple[list[Any], Any]:
     model_parallel_cuda_manual_seed(3)
     settings = {"optimizer": "adam", "lr": 1e-3, **_OPTIMIZERS[training.optimizer]}
     chunks = [_wrap(chunk, settings) for chunk in _make_chunks(training, "bf16" in settings)]
-    config = OptimizerConfig(**settings)
-    if "muon" in config.optimizer:
-        muon = importlib.import_module("megatron.core.optimizer.muon")
-        is_layer_wise = config.optimizer.startswith("dist_")
-        optimizer = muon.get_megatron_muon_optimizer(config, chunks, layer_wise_distributed_optimizer=is_layer_wise)
-    else:
-        optimizer = get_megatron_optimizer(config, chunks)
+    optimizer = make_optimizer(*chunks, **settings)
     run(chunks, forward_only=False)
     for chunk in chunks:
         chunk.finish_grad_sync()
