@@ -30,7 +30,7 @@ def ratio(side: Side, other: Side) -> dict[str, float]:
 
 
 def step_row(
-    case: str, ranks: int, release: str, unpatched: Side, patched: Side, native: Side | None = None
+    case: str, ranks: int, release: str, parameters: int, unpatched: Side, patched: Side, native: Side | None = None
 ) -> dict[str, Any]:
     """`native` is REFERENCE without the patches, if that was measured."""
     sides = {"unpatched": unpatched, "patched": patched, **({f"native {REFERENCE}": native} if native else {})}
@@ -45,6 +45,9 @@ def step_row(
         "case": case,
         "ranks": ranks,
         "release": release,
+        "parameters": parameters,
+        "starts": len(patched.starts),
+        "turns": len(patched.starts[0]),
         "ms": {name: side.milliseconds for name, side in sides.items()},
         "patched / unpatched": ratio(patched, unpatched),
         "patched / native": against_native,

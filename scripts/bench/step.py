@@ -5,8 +5,8 @@
 The Megatrons take turns of one step each, and their processes are started several times. On 0.19.2 unpatched and native
 are the same Megatron, started twice: what they differ by is noise. Counts the all-reduces, host-device syncs and, on a
 GPU, kernel launches of a step, too. A row that misses its target says so. With --out, rows are written as they come;
-those of other releases and numbers of ranks stay. Needs torch and megatron-core in each Python, and an otherwise idle
-machine.
+those of other releases and numbers of ranks stay. Needs torch and megatron-core in each Python, on a CPU without
+TransformerEngine (the rehearsal's stand-ins for its kernels would be timed), and an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -135,4 +135,5 @@ def measure(
             finally:
                 for worker in workers.values():
                     worker.close()
-    return versions["patched"], [step_row(case, ranks, release, **sides[case]) for case in CASES]
+    rows = [step_row(case, ranks, release, options.parameters, **sides[case]) for case in CASES]
+    return versions["patched"], rows

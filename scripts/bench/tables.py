@@ -28,7 +28,8 @@ def _steps(rows: list[Row]) -> list[Table]:
         place = [row["case"], str(row["ranks"]), row["release"]]
         ms = [f"{row['ms'][side]:.1f}" if side in row["ms"] else "" for side in ("unpatched", "patched", NATIVE)]
         ratios = [_ratio(row["patched / native"]), _ratio(row["patched / unpatched"])]
-        times.append([*place, *ratios, *ms, _verdict(row)])
+        measured = [f"{row['parameters']:,}", f"{row['starts']} x {row['turns']}"]
+        times.append([*place, *ratios, *ms, *measured, _verdict(row)])
         sides = [row["a step"].get(side) for side in (NATIVE, "unpatched", "patched")]
         numbers = [
             " / ".join("-" if side is None or side[what] is None else f"{side[what]:g}" for side in sides)
@@ -37,7 +38,7 @@ def _steps(rows: list[Row]) -> list[Table]:
         calls.append([*place, f"{row['a step']['patched']['rank sets']:g}", *numbers])
     place = ["optimizer", "ranks", "release"]
     columns = [*place, f"patched / {NATIVE}", "patched / unpatched"]
-    columns += ["unpatched ms", "patched ms", f"{NATIVE} ms", "target"]
+    columns += ["unpatched ms", "patched ms", f"{NATIVE} ms", "parameters", "starts x turns", "target"]
     counts = [*place, "sets of ranks", "all-reduces", "host-device syncs", "kernel launches"]
     return [
         Table("optimizer.step, medians (and their range over the starts)", columns, times, note=_noise(rows)),

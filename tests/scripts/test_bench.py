@@ -77,10 +77,10 @@ def test_a_ratio_is_that_of_what_was_measured_side_by_side():
 
 def test_a_row_says_what_it_misses():
     slow, fast = side((1.2,), all_reduces=2), side((1.0,))
-    row = step_row("bf16", 2, "0.18.2", fast, slow, fast)
+    row = step_row("bf16", 2, "0.18.2", 2000, fast, slow, fast)
     assert row["misses"] == ["1.20 of native 0.19.2's time, not at most 1.00", "2 all-reduces for 1 sets of ranks"]
-    assert step_row("bf16", 2, "0.18.2", slow, fast, slow)["misses"] == []
-    alone = step_row("bf16", 2, "0.18.2", slow, fast)
+    assert step_row("bf16", 2, "0.18.2", 2000, slow, fast, slow)["misses"] == []
+    alone = step_row("bf16", 2, "0.18.2", 2000, slow, fast)
     assert alone["patched / native"] is None and alone["unpatched / native"] is None
     assert startup.row("0.18.2", [10.0, 29.0, 90.0], False, [0.3, 0.2, 9.0])["misses"] == []
     assert startup.row("0.18.2", [30.0], True, [0.2, 0.35, 0.4])["misses"] == [
@@ -125,7 +125,7 @@ def test_rows_that_were_not_measured_stay_in_the_file(tmp_path):
 def test_the_table_says_what_native_differs_from_itself_by():
     native = side((1.0,), (1.0,), (1.0,))
     rows = [
-        step_row("bf16", ranks, release, side(*((taken,) for taken in starts)), native, native)
+        step_row("bf16", ranks, release, 2000, side(*((taken,) for taken in starts)), native, native)
         for ranks, release, starts in (
             (1, "0.18.2", (5.0, 5.0, 5.0)),
             (1, "0.19.2", (0.9, 0.98, 1.0)),
@@ -133,7 +133,9 @@ def test_the_table_says_what_native_differs_from_itself_by():
             (4, "0.19.2", (1.03, 1.03, 1.03)),
         )
     ]
-    note = tables({"step": rows})[0].note
+    table = tables({"step": rows})[0]
+    assert [row[-3:-1] for row in table.rows] == [["2,000", "3 x 1"]] * 4
+    note = table.note
     assert "It took 0.98 to 1.02 of its time on 1 rank, 1.03 to 1.03 of its time on 4 ranks:" in note
     assert tables({"step": rows[:1]})[0].note == ""
 
@@ -158,7 +160,7 @@ def test_three_megatrons_take_turns_and_none_stands_for_two(monkeypatch, release
             self.closed = True
 
     monkeypatch.setattr(step, "Worker", Worker)
-    options = argparse.Namespace(python=["0.18.2", "0.19.2"], starts=2, turns=3)
+    options = argparse.Namespace(python=["0.18.2", "0.19.2"], parameters=16, starts=2, turns=3)
     versions, rows = step.measure(release, 2, options, lambda text: None)
     assert versions == {"megatron-core": release}
     sides = [(release, "none"), (release, "all"), ("0.19.2", "none")]
@@ -167,6 +169,7 @@ def test_three_megatrons_take_turns_and_none_stands_for_two(monkeypatch, release
     for row in rows:
         ratios = [row[pair]["median"] for pair in ("patched / unpatched", "patched / native", "unpatched / native")]
         assert ratios == [2.0, 0.5, 0.25]
+        assert (row["parameters"], row["starts"], row["turns"]) == (16, 2, 3)
 
 
 def test_one_read_is_half_a_copy():

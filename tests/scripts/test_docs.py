@@ -64,9 +64,12 @@ def test_what_the_bench_found_in_a_sentence():
         return row | {pair: {"median": median} for pair, median in ratios.items()}
 
     rows = [row(2, "0.18.2", 1.00, 1.2, 0.5), row(1, "0.18.2", 0.95, 0.9, 0.5), row(1, "0.19.2", 1.02, 1.01, 0.99)]
-    text = kept.cost({"step": rows, "import": [{"ms": 16.2, "apply s": 0.31}, {"ms": 24.8, "apply s": 0.2}]})
+    starts = [{"ms": 16.2, "apply s": 0.31}, {"ms": 24.8, "apply s": 0.2}]
+    text = kept.cost({"step": rows, "import": starts})
     numbers = re.findall(r"\d+(?:\.\d+)?", text.replace("0.19.2", ""))
-    assert numbers == "1 2 0.95 1.02 2 3 1.00 0.99 0.99 0.90 1.20 1 2 4 25 0.31".split()
+    assert numbers == "1 2 0.95 1.02 2 3 1.00 1 0.99 0.99 0.90 1.20 1 2 4 25 0.31".split()
+    none_misses = [{**row, "misses": []} for row in rows]
+    assert "3 of 3 rows meet the target, at most 1.00;" in kept.cost({"step": none_misses, "import": starts})
 
 
 def test_the_guarantees_promise_what_the_bench_holds_the_import_against():
