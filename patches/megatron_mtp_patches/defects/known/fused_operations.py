@@ -91,6 +91,7 @@ DEFECTS = (
             and getattr(run.activation_func, "__name__", "") == "silu"
         ),
         when="use_te_activation_func with activation_func=F.silu that is not gated",
+        instead="leave use_te_activation_func out",
         links=("NVIDIA/Megatron-LM#5999",),
         state="open",
         evidence="read",

@@ -72,6 +72,8 @@ DEFECTS = (
             )
         ),
         when="pretrain_vlm.py with --rotary-base or --rope-scaling-factor",
+        instead="give LLaVAModel in pretrain_vlm.py the arguments language_rotary_base=args.rotary_base and "
+        "language_rope_scaling_factor=args.rope_scaling_factor",
         links=("NVIDIA/Megatron-LM#6586",),
         state="fixed on main",
         evidence="read",
