@@ -58,8 +58,10 @@ def sum_gradients_of_output_norms(call: Call) -> None:
     weights = [
         param
         for chunk in call["model"]
-        for name, param in chunk.named_parameters()
-        if ".out_norm." in name and param.requires_grad and not hasattr(param, "average_gradients_across_tp_domain")
+        for module in chunk.modules()
+        if any(one.__name__ == "GatedDeltaNet" for one in type(module).__mro__)  # its module depends on the release
+        for param in module.out_norm.parameters()
+        if param.requires_grad and not hasattr(param, "average_gradients_across_tp_domain")
     ]
     for weight in weights:
         gradient = getattr(weight, "main_grad", weight.grad)

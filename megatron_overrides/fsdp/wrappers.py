@@ -128,13 +128,18 @@ def count_zeros_of_first_replicas(call: Call) -> float:
 
 def reduce_gradients_of_replicas(call: Call) -> None:
     """Wraps ParamAndGradBuffer.all_reduce_gradients, which skips all groups of parameters that have gradients."""
-    from megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer import gradient_reduce_preprocessing
+    from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer
 
     ddp_config = call.instance.ddp_config
+    check = getattr(param_and_grad_buffer, "_check_nan_in_grad", None)  # 0.16.1 has none
     for group in call.instance.parameter_groups:
         buffer = group.main_grad_buffer
         if buffer is not None:
-            op = gradient_reduce_preprocessing(buffer.data, buffer.gradient_scaling_factor, ddp_config)
+            if check is not None and ddp_config.check_for_nan_in_grad:
+                check(buffer.data)
+            op = param_and_grad_buffer.gradient_reduce_preprocessing(
+                buffer.data, buffer.gradient_scaling_factor, ddp_config
+            )
             torch.distributed.all_reduce(buffer.data, op=op, group=buffer.data_parallel_group)
 
 

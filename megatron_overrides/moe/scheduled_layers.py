@@ -31,6 +31,20 @@ def schedule_with_mask(call: Call) -> Any:
 def route_with_mask(call: Call) -> Any:
     """Wraps MoELayer.route(hidden_states, padding_mask=None): the mask is [sequence, samples] there."""
     mask = _scheduled_mask.get()
-    if mask is not None and call["padding_mask"] is None:
-        call["padding_mask"] = mask.transpose(0, 1).bool()
+    if mask is not None and call["padding_mask"] is None and _takes_mask(call.instance.config):
+        call["padding_mask"] = _part_of_rank(mask.transpose(0, 1).bool(), call["hidden_states"])
     return call.proceed()
+
+
+def _takes_mask(config: Any) -> bool:
+    """Whether Megatron's router does not end in an error with a mask (NVIDIA/Megatron-LM#6114 for the expert bias)."""
+    balancing = config.moe_router_load_balancing_type
+    return not (config.moe_router_enable_expert_bias or "quantile_balancing" in balancing)
+
+
+def _part_of_rank(mask: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+    """The mask of the tokens that this rank has: with sequence parallelism only the first stage cuts it (#5563)."""
+    from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
+
+    is_cut = mask.shape[0] == hidden_states.shape[0]
+    return mask if is_cut else scatter_to_sequence_parallel_region(mask.contiguous())

@@ -65,10 +65,10 @@ def divide_by_tokens_of_all_context_parallel_ranks(call: Call) -> Any:
     @functools.wraps(loss_func)
     def loss_over_all_tokens(*args: Any, **kwargs: Any) -> Any:
         outputs = loss_func(*args, **kwargs)
-        if not isinstance(outputs, tuple) or len(outputs) != 3:  # a mean, or what is no loss
+        if not isinstance(outputs, (tuple, list)) or len(outputs) != 3:  # a mean, or what is no loss
             return outputs
         loss, num_tokens, report = outputs
-        num_tokens = num_tokens.clone()
+        num_tokens = num_tokens.to(loss.device, copy=True)  # NCCL reduces no number that lies on the host
         torch.distributed.all_reduce(num_tokens, group=group)
         return loss * group.size(), num_tokens, report
 

@@ -11,6 +11,7 @@ from megatron_mtp_patches import diagnose
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
+param_and_grad_buffer = pytest.importorskip("megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer")
 
 
 @pytest.mark.parametrize("reduce, gather", [(True, True), (False, True), (True, False)])
@@ -52,3 +53,28 @@ def test_a_layer_that_defers_its_gradient_alone_stays_fused(make_fsdp, strategy,
         net[0].embedding_activation_buffer = []
     make_fsdp(strategy, torch.float32, net=net, use_precision_aware_optimizer=False)
     assert net[0].gradient_accumulation_fusion is defers
+
+
+def test_gradients_of_replicas_are_checked_for_nan(parallel):
+    """Megatron's own function does, where it reduces them."""
+    parallel()
+    if not hasattr(param_and_grad_buffer, "_check_nan_in_grad"):
+        pytest.skip("this Megatron-FSDP checks no gradient")
+    group = torch.distributed.group.WORLD
+    gradients = SimpleNamespace(
+        data=torch.full((4,), torch.nan),
+        gradient_scaling_factor=1.0,
+        data_parallel_group=group,
+        is_data_distributed=False,
+    )
+    buffer = SimpleNamespace(
+        parameter_groups=[SimpleNamespace(main_grad_buffer=gradients)],
+        ddp_config=SimpleNamespace(
+            check_for_nan_in_grad=True,
+            outer_dp_sharding_strategy="no_shard",
+            average_in_collective=False,
+            gradient_reduce_div_fusion=False,
+        ),
+    )
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        param_and_grad_buffer.ParamAndGradBuffer.all_reduce_gradients(buffer)

@@ -42,6 +42,19 @@ def test_the_tokens_of_all_context_parallel_ranks_count(parallel, divide):
     assert (loss, all_reduces) == (12 * 2 / 6 / 2, 1)  # the sum x CP / all tokens / microbatches
 
 
+def test_the_tokens_are_counted_where_the_loss_is(parallel, monkeypatch):
+    """A loss function may return them on the host, where NCCL reduces nothing."""
+    parallel(context_parallel_size=2)
+    devices = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, **_: devices.append(tensor.device.type))
+    config = TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1)
+    loss = torch.tensor(12.0, device="meta")
+    forward_step_calc_loss(
+        None, loss, lambda output: [output, torch.tensor(6), {}], config, None, False, 1, [], 2, is_last_stage=True
+    )
+    assert devices == ["meta"]
+
+
 def test_what_is_no_sum_or_divided_later_stays(parallel, divide):
     parallel(context_parallel_size=2)
     assert divide(6, outputs=2) == (12 * 2 / 2, 0)  # a mean: x CP / microbatches

@@ -10,16 +10,24 @@ from megatron.core.transformer import TransformerConfig
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
 
+class GatedDeltaNet(torch.nn.Module):
+    """Has the weights that matter here."""
+
+
+class Qwen3GatedDeltaNet(GatedDeltaNet):
+    """As a framework derives its own layer."""
+
+
 @pytest.fixture
 def reduced(parallel, rank):
     """reduced(**settings): the gradients of a layer's weights, which are 1 on the first rank and 2 on the second."""
 
-    def run(has_gradient=True, **settings):
+    def run(has_gradient=True, kind=GatedDeltaNet, **settings):
         parallel(tensor_model_parallel_size=2)
         config = TransformerConfig(
             num_layers=1, hidden_size=4, num_attention_heads=2, tensor_model_parallel_size=2, **settings
         )
-        layer = torch.nn.Module()
+        layer = kind()
         for name in ("out_norm", "out_proj"):
             setattr(layer, name, torch.nn.Linear(2, 2, bias=False))
             weight = getattr(layer, name).weight
@@ -36,11 +44,18 @@ def reduced(parallel, rank):
     return run
 
 
-@pytest.mark.parametrize("is_sequence_parallel", [False, True])
-def test_the_gradients_of_output_norms_are_added_up(reduced, rank, is_sequence_parallel):
-    norm, projection = reduced(sequence_parallel=is_sequence_parallel)
+@pytest.mark.parametrize(
+    "kind, is_sequence_parallel", [(GatedDeltaNet, False), (GatedDeltaNet, True), (Qwen3GatedDeltaNet, False)]
+)
+def test_the_gradients_of_output_norms_are_added_up(reduced, rank, kind, is_sequence_parallel):
+    norm, projection = reduced(kind=kind, sequence_parallel=is_sequence_parallel)
     assert (norm, projection) == ([[3.0] * 2] * 2, [[rank + 1.0] * 2] * 2)
 
 
 def test_a_weight_without_gradient_is_left_out(reduced):
     assert reduced(has_gradient=False) == [None, None]
+
+
+def test_a_norm_of_that_name_in_another_module_is_left_alone(reduced, rank):
+    """Its copies have the same gradient on each rank."""
+    assert reduced(kind=torch.nn.Module) == [[[rank + 1.0] * 2] * 2] * 2

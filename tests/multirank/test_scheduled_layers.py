@@ -6,6 +6,7 @@ from megatron.core.models.common.model_chunk_schedule_plan import TransformerMod
 from megatron.core.pipeline_parallel.utils import set_streams
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import TopKRouter
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
@@ -18,13 +19,14 @@ PADDING = (3, 11)  # positions at the end of the first and of the second microba
 def make_model(make_gpt, parallel):
     """A GPT of experts that two ranks share."""
 
-    def make(**settings):
-        parallel(expert_model_parallel_size=2)
+    def make(tensor_model_parallel_size=1, **settings):
+        sizes = {"expert_model_parallel_size": 2, "tensor_model_parallel_size": tensor_model_parallel_size}
+        parallel(**sizes, expert_tensor_parallel_size=1)
         set_streams()
         model_parallel_cuda_manual_seed(1)
         MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))
         half = {"bf16": True, "params_dtype": torch.bfloat16}
-        experts = {"num_moe_experts": EXPERTS, "expert_model_parallel_size": 2, "add_bias_linear": False}
+        experts = {"num_moe_experts": EXPERTS, "expert_tensor_parallel_size": 1, "add_bias_linear": False, **sizes}
         routing = {"moe_token_dispatcher_type": "alltoall", "init_method_std": 0.2, "num_layers": 2}
         model = make_gpt(
             VOCABULARY, LENGTH, transformer_engine=True, mtp_num_layers=None, **half, **experts, **routing, **settings
@@ -77,3 +79,39 @@ def test_overlapping_microbatches_have_the_gradients_of_separate_ones(make_model
     overlapping = take_router_gradients(model)
     for name, gradient in overlapping.items():
         assert torch.allclose(gradient, separate[name], rtol=0.03, atol=0.01 * float(separate[name].abs().max())), name
+
+
+@pytest.fixture
+def masks_of_routers(monkeypatch):
+    """What routers were given, in the order of their calls."""
+    masks = []
+    forward = TopKRouter.forward
+
+    def record(self, input, padding_mask=None):
+        masks.append(padding_mask)
+        return forward(self, input, padding_mask)
+
+    monkeypatch.setattr(TopKRouter, "forward", record)
+    return masks
+
+
+def test_a_router_with_an_expert_bias_which_takes_no_mask_gets_none(make_model, rank, masks_of_routers):
+    """NVIDIA/Megatron-LM#6114: it would end in an error about the sizes of tensors."""
+    routing = {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
+    model = make_model(moe_router_load_balancing_type="none", **routing)
+    batch, _ = make_batches(rank)
+    TransformerModelChunkSchedulePlan.run(model.build_schedule_plan(**batch), None)
+    assert masks_of_routers == [None, None]
+
+
+def test_a_later_stage_gives_its_routers_the_mask_of_the_tokens_of_their_rank(make_model, rank, masks_of_routers):
+    """With sequence parallelism only the first pipeline stage cuts the mask."""
+    losses = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1.0}
+    model = make_model(tensor_model_parallel_size=2, sequence_parallel=True, **losses)
+    model.pre_process = model.decoder.pre_process = False
+    hidden_size = model.config.hidden_size
+    model.set_input_tensor(torch.randn(LENGTH // 2, 1, hidden_size, dtype=torch.bfloat16, requires_grad=True))
+    batch, _ = make_batches(0)  # both ranks have parts of the same sequence
+    TransformerModelChunkSchedulePlan.run(model.build_schedule_plan(**batch), None)
+    part = batch["padding_mask"].transpose(0, 1).chunk(2)[rank]
+    assert len(masks_of_routers) == 2 and all(torch.equal(mask, part) for mask in masks_of_routers)

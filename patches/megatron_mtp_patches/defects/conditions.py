@@ -104,6 +104,11 @@ def has_z_loss(run: Any) -> bool:
     return bool(run.num_experts and run.moe_z_loss_coeff)
 
 
+def refuses_padding_mask(run: Any) -> bool:
+    """Whether the routers of released Megatron end in an error with a padding mask."""
+    return bool(run.moe_router_enable_expert_bias or "quantile_balancing" in (run.moe_router_load_balancing_type or ""))
+
+
 def has_graph_scope(run: Any, *names: str) -> bool:
     """Whether CUDA graphs capture one of these parts of a layer: "moe_router", "attn"."""
     scope = run.cuda_graph_scope

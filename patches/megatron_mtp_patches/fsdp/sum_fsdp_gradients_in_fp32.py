@@ -23,8 +23,9 @@ PATCH = Patch(
         "gradients (0.19.2, main)."
     ),
     notes=(
-        "Gradients take 4 bytes in place of 2 for each parameter of a rank's shard, in memory and in the "
-        "reduce-scatter, as in 0.18. `--megatron-fsdp-main-grads-dtype bf16` keeps 0.19's.",
+        "Gradients take 4 bytes in place of 2 for each parameter of a rank's shard (of the whole model with `no_shard` "
+        "and `optim`), in memory and in the reduce-scatter, as in 0.18. `--megatron-fsdp-main-grads-dtype bf16` keeps "
+        "0.19's.",
     ),
     is_repair=True,
     edits=tuple(

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import (
-    expert_parallel,
-    has_any_aux_loss,
-    has_graph_scope,
-    has_low_precision,
-)
+from ..conditions import expert_parallel, has_any_aux_loss, has_graph_scope, has_low_precision, refuses_padding_mask
 from ..declare import Defect, Sign
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
@@ -223,6 +218,25 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#3164",),
         state="fixed in 0.17.0",
         evidence="read",
+    ),
+    Defect(
+        id="overlap-padding-mask-expert-bias",
+        effect="Routers with an expert bias or quantile balancing count padding in their losses and in the load of "
+        "experts, because scheduled layers call them without the padding mask, with which they would end in an error",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",
+                has="layer.mlp.route(pre_mlp_layernorm_output)",
+            ),
+        ),
+        affects=lambda run: run.overlap_moe_expert_parallel_comm and refuses_padding_mask(run),
+        when="--overlap-moe-expert-parallel-comm with --moe-router-enable-expert-bias or quantile_balancing",
+        only_if="the model gets a padding mask, which Megatron's trainer does not give it",
+        links=("NVIDIA/Megatron-LM#6114",),
+        state="unreported",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-6114",

@@ -11,6 +11,7 @@ from ..conditions import (
     has_aux_loss,
     has_z_loss,
     microbatches,
+    refuses_padding_mask,
     tensor_parallel,
 )
 from ..declare import Defect, Sign
@@ -170,12 +171,10 @@ DEFECTS = (
         ),
         affects=lambda run: (
             run.overlap_moe_expert_parallel_comm
-            and (has_any_aux_loss(run) or has_z_loss(run) or run.moe_router_enable_expert_bias)
+            and (has_any_aux_loss(run) or has_z_loss(run))
+            and not refuses_padding_mask(run)
         ),
-        when=(
-            "--overlap-moe-expert-parallel-comm with --moe-aux-loss-coeff, --moe-z-loss-coeff or "
-            "--moe-router-enable-expert-bias"
-        ),
+        when="--overlap-moe-expert-parallel-comm with --moe-aux-loss-coeff or --moe-z-loss-coeff",
         only_if="the model gets a padding mask, which Megatron's trainer does not give it",
         links=(),
         state="unreported",
