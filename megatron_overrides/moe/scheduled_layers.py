@@ -37,13 +37,16 @@ def route_with_mask(call: Call) -> Any:
 
 
 def _takes_mask(config: Any) -> bool:
-    """Whether Megatron's router does not end in an error with a mask (NVIDIA/Megatron-LM#6114 for the expert bias)."""
+    """Whether the routers of released Megatron do not end in an error with a mask (#6114 for the expert bias)."""
     balancing = config.moe_router_load_balancing_type
     return not (config.moe_router_enable_expert_bias or "quantile_balancing" in balancing)
 
 
 def _part_of_rank(mask: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-    """The mask of the tokens that this rank has: with sequence parallelism only the first stage cuts it (#5563)."""
+    """The mask of the tokens that this rank has: with sequence parallelism only the first stage cuts it (#5563).
+
+    `mask` is [sequence, samples], of bool; so is what is returned, with the length of `hidden_states`.
+    """
     from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 
     is_cut = mask.shape[0] == hidden_states.shape[0]

@@ -19,7 +19,7 @@ PATCH = Patch(
     ),
     notes=(
         "Layers that CUDA graphs replay keep what they captured. Routers with an expert bias or quantile balancing get "
-        "no mask, because Megatron's end in an error with one (NVIDIA/Megatron-LM#6114).",
+        "no mask, because those of released Megatron end in an error with one (NVIDIA/Megatron-LM#6114).",
     ),
     is_repair=True,
     edits=(

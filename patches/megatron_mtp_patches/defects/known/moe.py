@@ -222,7 +222,7 @@ DEFECTS = (
     Defect(
         id="overlap-padding-mask-expert-bias",
         effect="Routers with an expert bias or quantile balancing count padding in their losses and in the load of "
-        "experts, because scheduled layers call them without the padding mask, with which they would end in an error",
+        "experts, because scheduled layers call them without the padding mask",
         kind="wrong numbers",
         severity=3,
         signs=(
