@@ -100,6 +100,7 @@ def build(args: Namespace, tokenizer: Any, sizes: list[int | None]) -> list[Data
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,  # causal
+        path_to_cache=args.data_cache_path,
         mid_level_dataset_surplus=0.005,
     )
     train, valid, test = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()

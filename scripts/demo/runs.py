@@ -110,13 +110,15 @@ def _train(
 
     from . import trainer
 
-    folder, measured = output / "tensorboard" / name, output / f"{name}.json"
-    shutil.rmtree(folder, ignore_errors=True)
+    curves, measured = output / "tensorboard" / name, output / f"{name}.json"
+    shutil.rmtree(curves, ignore_errors=True)
     measured.unlink(missing_ok=True)
     os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **rank_variables(0, 1, free_port())}
     torch.set_num_threads(threads)
     megatron_mtp_patches.apply()
-    flags = [*flags, "--tensorboard-dir", str(folder)]
+    # Two runs at the same time must not write one index of the dataset: Megatron reads it while it is half written.
+    index = output / "dataset_index" / name
+    flags = [*flags, "--tensorboard-dir", str(curves), "--data-cache-path", str(index)]
     (output / f"{name}.flags").write_text(" ".join(flags) + "\n", encoding="utf-8")
     sys.argv = [str(TRAIN), *flags]
     sys.stdout = _Progress(name, sys.stdout, terminal)
