@@ -95,3 +95,10 @@ def test_of_all_programs_those_that_can_run_do(command, without_transformer_engi
 def test_a_program_that_needs_nothing_more_runs(command, without_transformer_engine, outcomes):
     outcomes(WRONG, RIGHT)
     assert command("reproduce", "ML-5338").code == 0
+
+
+def test_an_id_that_resembles_that_of_a_known_defect_is_asked_about(command):
+    done = command("reproduce", "ml-5077")
+    assert done.code == 2
+    assert "'ml-5077' is not the id of a known defect (did you mean ML-5077?); `megatron-mtp-patches audit`" in done.err
+    assert "(did you mean" not in command("reproduce", "nothing-like-it").err

@@ -1,4 +1,4 @@
-"""`reproduce ID`: show a known defect on the CPU of this machine, as Megatron is and with the patches; or write its
+"""`reproduce ID`: show a known defect on the CPU of this machine, as Megatron is and with all patches; or write its
 program into a file of its own.
 """
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,7 +112,12 @@ def _find_programs(identifier: str | None) -> dict[Defect, ModuleType]:
     chosen = [defect for defect in known_defects() if identifier in (None, defect.id)]
     programs = {defect: program for defect in chosen if (program := runner.find_program(defect.id))}
     if not chosen:
-        raise UsageError(f"{identifier!r} is not the id of a known defect; `megatron-mtp-patches audit` lists them")
+        ids = {defect.id.lower(): defect.id for defect in known_defects()}
+        close = get_close_matches(str(identifier).lower(), ids, n=1)
+        hint = f" (did you mean {ids[close[0]]}?)" if close else ""
+        raise UsageError(
+            f"{identifier!r} is not the id of a known defect{hint}; `megatron-mtp-patches audit` lists them"
+        )
     if not programs:
         (defect,) = chosen
         raise UsageError(
