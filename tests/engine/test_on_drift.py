@@ -27,6 +27,7 @@ def test_warn_warns_once_and_applies_the_others(library):
         module = library.load()
         library.load("lib2")
     assert len(caught) == 1 and "bad is refused: lib:f" in str(caught[0].message)
+    assert str(caught[0].message).endswith(". The run goes on without it.")
     assert (module.f(1), module.C().method()) == ("changed", "override method 1")
 
 

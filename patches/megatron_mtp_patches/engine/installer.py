@@ -283,7 +283,9 @@ class Installer:
             common = reason.replace(patch.id, "")
             alike = next((id for id, other in self._warned.items() if other == common), None)
             self._warned[patch.id] = common
-            self._warn(f"{patch.id} is refused for the same reason as {alike}" if alike else message)
+            if alike:
+                message = f"{patch.id} is refused for the same reason as {alike}: {reason.partition('. ')[0]}."
+            self._warn(f"{message} The run goes on without it.")
 
     def _warn(self, message: str) -> None:
         warnings.warn(f"{self._project.package}: {message}", stacklevel=3)
