@@ -81,6 +81,13 @@ def sum_gradients_in_fp32(call: Call) -> None:
     ddp_config = call["ddp_config"]
     main_grads_dtype = getattr(ddp_config, "megatron_fsdp_main_grads_dtype", torch.float32)  # before 0.19 there is none
     if ddp_config.grad_reduce_in_fp32 and main_grads_dtype is None:
+        if call["config"].params_dtype != torch.float32:
+            log_single_rank(
+                logger,
+                logging.WARNING,
+                "Megatron-FSDP adds up and reduces gradients in fp32, as --accumulate-allreduce-grads-in-fp32 says, "
+                "with 4 bytes for each parameter of a shard; --megatron-fsdp-main-grads-dtype bf16 halves them",
+            )
         call["ddp_config"] = dataclasses.replace(ddp_config, megatron_fsdp_main_grads_dtype=torch.float32)
     call.proceed()
 

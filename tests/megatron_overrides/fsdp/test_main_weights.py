@@ -1,12 +1,13 @@
 """What is left alone, and what is refused. That it trains is shown in tests/multirank/test_fsdp.py."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.fsdp.wrappers import build_without_master_weights, reload_main_weights
+from megatron_overrides.fsdp.wrappers import build_without_master_weights, reload_main_weights, sum_gradients_in_fp32
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -105,3 +106,29 @@ def test_an_offloading_optimizer_renews_its_copies():
 
 def test_other_models_reload_as_they_did():
     assert reload(None, use_megatron_fsdp=False) == ("original", (), {"state_dict": 1})
+
+
+@dataclass
+class DDPConfig:
+    grad_reduce_in_fp32: bool = True
+    megatron_fsdp_main_grads_dtype: torch.dtype | None = None
+
+
+@pytest.mark.parametrize(
+    "params_dtype, ddp_config, is_said",
+    [
+        (torch.bfloat16, DDPConfig(), True),
+        (torch.bfloat16, DDPConfig(megatron_fsdp_main_grads_dtype=torch.bfloat16), False),
+        (torch.bfloat16, DDPConfig(grad_reduce_in_fp32=False), False),
+        (torch.float32, DDPConfig(), False),
+    ],
+)
+def test_the_log_says_where_gradients_take_more_memory(params_dtype, ddp_config, is_said, caplog):
+    """On 0.19.2 and main, where sum-fsdp-gradients-in-fp32 sets what 0.18 has."""
+
+    def original(config, ddp_config):
+        pass
+
+    config = SimpleNamespace(params_dtype=params_dtype)
+    sum_gradients_in_fp32(Call(original, None, (config, ddp_config), {}))
+    assert ("4 bytes for each parameter" in caplog.text) is is_said
