@@ -29,11 +29,13 @@ def pair_saved_groups(call: Call) -> list[dict[str, Any]]:
     heads is on the first pipeline stage, has no step in FusedAdam (NVIDIA/TransformerEngine#3318): it gets that of the
     others.
     """
-    saved = call["state_dict_groups"]
-    _refuse_other_division(call["current_groups"], saved)
-    pairs = pair_groups(call["current_groups"], saved)
+    current, saved = call["current_groups"], call["state_dict_groups"]
+    _refuse_other_division(current, saved)
+    pairs = pair_groups(current, saved)
     if pairs is None:
         return call.proceed()
+    if len(current) < len(saved):  # their parameters are in the order of the saved groups
+        raise _other_division(current, saved)
     return [{**group, "params": place["params"]} for group, place in zip(with_steps(pairs), saved, strict=True)]
 
 
@@ -67,11 +69,15 @@ def load_groups_in_pairs(call: Call) -> None:
 def _refuse_other_division(current: list[Group], saved: list[Group]) -> None:
     """Raise ValueError if the groups that Megatron cannot tell from one another are more than before, or fewer."""
     if len(current) > len(saved) or are_divided_otherwise(current, saved):
-        raise ValueError(
-            f"the optimizer of the checkpoint has {len(saved)} parameter groups, that of this run {len(current)}: "
-            f"resume with the flags that divide them as they were when it was saved (--mtp-lr, --mtp-min-lr, "
-            f"--mtp-weight-decay, --decoupled-lr), or leave its state out with --no-load-optim"
-        )
+        raise _other_division(current, saved)
+
+
+def _other_division(current: list[Group], saved: list[Group]) -> ValueError:
+    return ValueError(
+        f"the optimizer of the checkpoint has {len(saved)} parameter groups, that of this run {len(current)}: "
+        f"resume with the flags that divide them as they were when it was saved (--mtp-lr, --mtp-min-lr, "
+        f"--mtp-weight-decay, --decoupled-lr), or leave its state out with --no-load-optim"
+    )
 
 
 def remember_learning_rates(call: Call) -> None:

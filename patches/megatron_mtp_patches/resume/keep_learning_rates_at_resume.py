@@ -1,16 +1,21 @@
 """Declares keep-learning-rates-at-resume."""
 
-from ..engine import Patch, PullRequest, Wrap
+from ..engine import Patch, Probe, PullRequest, Wrap
 
 _WRAPPERS = "megatron_overrides.resume.wrappers"
+_OPTIMIZER = "megatron.core.optimizer.optimizer"
 _SCHEDULER = "megatron.core.optimizer_param_scheduler:OptimizerParamScheduler"
 
 PATCH = Patch(
     id="keep-learning-rates-at-resume",
     summary="Resume each parameter group with its own learning rate, and let a run override it",
     upstream=(
-        PullRequest(4705, part="groups are paired by their settings, and where these differ by their order"),
-        PullRequest(3720, part="without giving all groups one learning rate (#7173)"),
+        PullRequest(
+            4705,
+            native_since="0.19.0",
+            part="groups are paired by their settings, and where these differ by their order",
+        ),
+        PullRequest(3720, native_since="main", part="without giving all groups one learning rate (#7173)"),
     ),
     problem=(
         "Up to 0.18 a checkpoint tells parameter groups by their multipliers alone. After a resume all groups that "
@@ -25,6 +30,14 @@ PATCH = Patch(
         "`--override-opt-param-scheduler` gives each group the learning rates that it has in a new run with these "
         "flags.",
     ),
+    repairs=(
+        "A resume with another learning rate ended in an error (0.19.2).",
+        "`--override-opt-param-scheduler` gave all groups `--lr` and `--min-lr` (main).",
+    ),
+    refuses=(
+        "A resume whose flags divide the parameters into another number of groups than the optimizer of the checkpoint "
+        "has.",
+    ),
     numerics=(
         "After a resume with an optimizer: the learning rates of groups that differ only in these, up to 0.18; those "
         "of a run with `--override-opt-param-scheduler`, on all releases."
@@ -34,9 +47,10 @@ PATCH = Patch(
         "wrong ones: resume it once with `--override-opt-param-scheduler`.",
     ),
     is_repair=True,
+    probe=Probe(f"{_OPTIMIZER}:_param_group_override_keys"),
     edits=(
         Wrap(
-            "megatron.core.optimizer.optimizer:MegatronOptimizer._filter_and_reorder_param_groups",
+            f"{_OPTIMIZER}:MegatronOptimizer._filter_and_reorder_param_groups",
             f"{_WRAPPERS}:pair_saved_groups",
         ),
         Wrap(

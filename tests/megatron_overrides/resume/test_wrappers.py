@@ -55,6 +55,14 @@ def test_a_run_with_another_number_of_groups_than_the_checkpoint_is_refused(
         current.load_state_dict(state)
 
 
+def test_groups_that_this_run_does_not_have_are_refused(make_optimizer):
+    """Megatron gives each group the parameters of the saved one in its place."""
+    saved, current = make_optimizer(decoupled_lr=1e-5), make_optimizer()
+    message = "the optimizer of the checkpoint has 3 parameter groups, that of this run 2: .* --no-load-optim"
+    with pytest.raises(ValueError, match=message):
+        current.load_state_dict(saved.sharded_state_dict({}))
+
+
 HEADS_BEFORE, HEADS_AFTER = {"mtp_lr": 0.1, "mtp_weight_decay": 0.3}, {"mtp_lr": 0.2, "mtp_weight_decay": 0.5}
 
 
