@@ -66,7 +66,7 @@ _MODULES = (
     "moe.count_moe_tokens_once",
     "moe.count_tokens_of_all_microbatches",
     "moe.sum_global_aux_loss_over_replicas",
-    "moe.pass_padding_mask_to_scheduled_layers",
+    "moe.pass_padding_mask_to_routers",
     "moe.score_experts_in_fp32",
     "moe.leave_heads_out_of_router_replay",
     "quantization.quantize_weights_of_each_step",

@@ -32,6 +32,7 @@ TOPICS: tuple[str, ...] = (
     "mtp_log",
     "muon",
     "norms",
+    "padding_masks",
     "pipeline",
     "quantization",
     "resume",

@@ -104,9 +104,9 @@ def has_z_loss(run: Any) -> bool:
     return bool(run.num_experts and run.moe_z_loss_coeff)
 
 
-def refuses_padding_mask(run: Any) -> bool:
-    """Whether the routers of released Megatron end in an error with a padding mask."""
-    return bool(run.moe_router_enable_expert_bias or "quantile_balancing" in (run.moe_router_load_balancing_type or ""))
+def balances_by_quantiles(run: Any) -> bool:
+    """Whether routers balance experts by quantiles of their scores (0.19 and later), which refuses a padding mask."""
+    return "quantile_balancing" in (run.moe_router_load_balancing_type or "")
 
 
 def has_graph_scope(run: Any, *names: str) -> bool:

@@ -17,7 +17,10 @@ PATCH = Patch(
         "one counts, and its gradients are divided by the number of all. Megatron's own linear layers, as the output "
         "layer is, do so with `no_shard`, too, and on main. Nothing in the log shows it."
     ),
-    adds=("A step sums the weight gradients of all its microbatches.",),
+    adds=(
+        "A step sums the weight gradients of all its microbatches, except those of an output layer with "
+        "`--defer-embedding-wgrad-compute` and of grouped experts under the operation fuser of TransformerEngine.",
+    ),
     repairs=("Megatron's own linear layers, the output layer among them, keep the gradient of the last microbatch.",),
     numerics=(
         "With `optim` or `no_shard`, several microbatches and without `--no-gradient-accumulation-fusion`: the weight "

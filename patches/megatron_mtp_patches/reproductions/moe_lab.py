@@ -45,31 +45,31 @@ def router_inputs(rank: int, samples: int, is_padded: bool) -> tuple[Any, Any]:
     return hidden_states, is_padding
 
 
-def norm_of_router_gradient(samples: int, is_padded: bool, **settings: Any) -> float:
-    """The norm of a router's gradient from its losses on two tensor-parallel ranks."""
+def make_router(groups: Any = None, **settings: Any) -> Any:
+    """A router with `router_weight`, on Megatron's groups of ranks; a setting is one of TransformerConfig."""
     from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
     from megatron.core.transformer.moe.router import TopKRouter
 
-    config = make_config(
-        hidden_size=WIDTH,
-        num_moe_experts=EXPERTS,
-        tensor_model_parallel_size=2,
-        sequence_parallel=True,
-        add_bias_linear=False,
-        **settings,
-    )
-    router = TopKRouter(config, ProcessGroupCollection.use_mpu_process_groups())
+    config = make_config(hidden_size=WIDTH, num_moe_experts=EXPERTS, add_bias_linear=False, **settings)
+    router = TopKRouter(config, groups or ProcessGroupCollection.use_mpu_process_groups())
     router.set_layer_number(1)
     with torch.no_grad():
         router.weight.copy_(router_weight())
+    return router
+
+
+def norm_of_router_gradient(samples: int, is_padded: bool, **settings: Any) -> float:
+    """The norm of a router's gradient from its losses on two tensor-parallel ranks."""
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+    router = make_router(tensor_model_parallel_size=2, sequence_parallel=True, **settings)
     MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))
     hidden_states, is_padding = router_inputs(torch.distributed.get_rank(), samples, is_padded)
     scores, _ = router(hidden_states, is_padding) if is_padded else router(hidden_states)
     (0 * scores.sum()).backward()
     gradient = router.weight.grad.clone()
     torch.distributed.all_reduce(gradient)
-    tokens = sum_over_ranks(float((~is_padding).sum())) if config.calculate_per_token_loss else 1.0
+    tokens = sum_over_ranks(float((~is_padding).sum())) if router.config.calculate_per_token_loss else 1.0
     return norm(gradient) / tokens
 
 

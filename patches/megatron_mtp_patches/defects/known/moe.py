@@ -1,10 +1,10 @@
-"""Mixture of experts: routers, latent experts, CUDA graphs of a part of the layer, padding masks."""
+"""Mixture of experts: routers, latent experts, CUDA graphs of a part of the layer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import expert_parallel, has_any_aux_loss, has_graph_scope, has_low_precision, refuses_padding_mask
+from ..conditions import expert_parallel, has_any_aux_loss, has_graph_scope, has_low_precision
 from ..declare import Defect, Sign
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
@@ -217,62 +217,6 @@ DEFECTS = (
         instead="use an --expert-model-parallel-size with two or more experts per rank",
         links=("NVIDIA/Megatron-LM#3164",),
         state="fixed in 0.17.0",
-        evidence="read",
-    ),
-    Defect(
-        id="overlap-padding-mask-expert-bias",
-        effect="Routers with an expert bias or quantile balancing count padding in their losses and in the load of "
-        "experts, because scheduled layers call them without the padding mask",
-        kind="wrong numbers",
-        severity=3,
-        signs=(
-            Sign(
-                "megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",
-                has="layer.mlp.route(pre_mlp_layernorm_output)",
-            ),
-        ),
-        affects=lambda run: run.overlap_moe_expert_parallel_comm and refuses_padding_mask(run),
-        when="--overlap-moe-expert-parallel-comm with --moe-router-enable-expert-bias or quantile_balancing",
-        only_if="the model gets a padding mask, which Megatron's trainer does not give it",
-        links=("NVIDIA/Megatron-LM#6114",),
-        state="unreported",
-        evidence="reproduced",
-    ),
-    Defect(
-        id="ML-6114",
-        effect="The first step with a padding mask ends in an error about shapes where routers count tokens",
-        kind="crash",
-        severity=2,
-        signs=(
-            Sign(
-                f"{_ROUTER}._apply_expert_bias",
-                has="routing_map = routing_map & ~padding_mask",
-                lacks="unsqueeze",
-            ),
-        ),
-        affects=lambda run: False,
-        when="--moe-router-enable-expert-bias",
-        only_if="another trainer than Megatron's gives the model a padding mask",
-        links=("NVIDIA/Megatron-LM#6114",),
-        state="fixed on main",
-        evidence="read",
-    ),
-    Defect(
-        id="ML-5563",
-        effect="Pipeline stages after the first end in an error about shapes, because their padding mask is not split",
-        kind="crash",
-        severity=2,
-        signs=(
-            Sign(
-                "megatron.core.models.gpt.gpt_model:GPTModel._preprocess",
-                has=".transpose(0, 1).contiguous() else: decoder_input = None",  # only where the embedding is
-            ),
-        ),
-        affects=lambda run: False,
-        when="--num-experts with --sequence-parallel and --pipeline-model-parallel-size > 1",
-        only_if="another trainer than Megatron's gives the model a padding mask",
-        links=("NVIDIA/Megatron-LM#5563",),
-        state="open",
         evidence="read",
     ),
     Defect(

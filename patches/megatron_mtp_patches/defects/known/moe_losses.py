@@ -11,7 +11,6 @@ from ..conditions import (
     has_aux_loss,
     has_z_loss,
     microbatches,
-    refuses_padding_mask,
     tensor_parallel,
 )
 from ..declare import Defect, Sign
@@ -157,29 +156,6 @@ DEFECTS = (
         links=(),
         state="unreported",
         evidence="reproduced",
-    ),
-    Defect(
-        id="overlap-padding-mask",
-        effect="Routers count padding in their losses, because scheduled layers call them without the padding mask",
-        kind="wrong numbers",
-        severity=3,
-        signs=(
-            Sign(
-                "megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",
-                has="layer.mlp.route(pre_mlp_layernorm_output)",
-            ),
-        ),
-        affects=lambda run: (
-            run.overlap_moe_expert_parallel_comm
-            and (has_any_aux_loss(run) or has_z_loss(run))
-            and not refuses_padding_mask(run)
-        ),
-        when="--overlap-moe-expert-parallel-comm with --moe-aux-loss-coeff or --moe-z-loss-coeff",
-        only_if="the model gets a padding mask, which Megatron's trainer does not give it",
-        links=(),
-        state="unreported",
-        evidence="reproduced",
-        patch="pass-padding-mask-to-scheduled-layers",
     ),
     Defect(
         id="ML-7213",

@@ -1,4 +1,4 @@
-"""Under the overlap of expert-parallel communication each microbatch is routed with its own padding mask."""
+"""Each microbatch is routed with the padding mask of the tokens that a rank has, also under the overlap of experts."""
 
 import pytest
 import torch
@@ -95,23 +95,65 @@ def masks_of_routers(monkeypatch):
     return masks
 
 
-def test_a_router_with_an_expert_bias_which_takes_no_mask_gets_none(make_model, rank, masks_of_routers):
-    """NVIDIA/Megatron-LM#6114: it would end in an error about the sizes of tensors."""
-    routing = {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
-    model = make_model(moe_router_load_balancing_type="none", **routing)
+def make_biased_model(make_model, **settings):
+    routing = {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid", "moe_router_topk": 2}
+    return make_model(moe_router_load_balancing_type="none", **routing, **settings)
+
+
+def take_expert_loads(model):
+    """How many tokens have chosen each expert, in all layers, without padding."""
+    routers = [module for module in model.modules() if isinstance(module, TopKRouter)]
+    loads = [router.local_tokens_per_expert.clone() for router in routers]
+    for router in routers:
+        router.local_tokens_per_expert.zero_()
+    return torch.stack(loads)
+
+
+def test_the_load_of_experts_counts_no_padding(make_model, rank):
+    """NVIDIA/Megatron-LM#6114: without the patch the first step ends in an error about the sizes of tensors."""
+    model = make_biased_model(make_model)
+    for batch, padding in zip(make_batches(rank), PADDING, strict=True):
+        model(**batch)
+        loads = take_expert_loads(model)
+        assert loads.sum(-1).tolist() == [2 * (LENGTH - padding)] * 2
+        TransformerModelChunkSchedulePlan.run(model.build_schedule_plan(**batch), None)
+        assert torch.equal(take_expert_loads(model), loads)
+
+
+def test_a_padded_token_is_left_out_of_the_expert_that_it_chose(make_model, rank):
+    model = make_biased_model(make_model)
+    router = model.decoder.layers[0].mlp.router
+    routing_map = torch.eye(EXPERTS, dtype=torch.bool)  # as many tokens as experts: released Megatron drops an expert
+    is_padding = torch.tensor([True, False, False, True])
+    router._apply_expert_bias(routing_map[[0, 1, 1, 2]], padding_mask=is_padding)
+    assert take_expert_loads(model)[0].tolist() == [0, 2, 0, 0]
+
+
+@pytest.mark.skipif(not hasattr(TopKRouter, "quantile_balancing"), reason="quantile balancing came with 0.19")
+def test_quantile_balancing_which_takes_no_mask_gets_none(make_model, rank, masks_of_routers):
+    model = make_model(moe_router_load_balancing_type="quantile_balancing")
     batch, _ = make_batches(rank)
     TransformerModelChunkSchedulePlan.run(model.build_schedule_plan(**batch), None)
     assert masks_of_routers == [None, None]
 
 
-def test_a_later_stage_gives_its_routers_the_mask_of_the_tokens_of_their_rank(make_model, rank, masks_of_routers):
-    """With sequence parallelism only the first pipeline stage cuts the mask."""
+def run_overlapping(model, batch):
+    TransformerModelChunkSchedulePlan.run(model.build_schedule_plan(**batch), None)
+
+
+def run_alone(model, batch):
+    model(**batch)
+
+
+@pytest.mark.parametrize("run", [run_overlapping, run_alone])
+def test_a_later_stage_gives_its_routers_the_mask_of_the_tokens_of_their_rank(make_model, rank, masks_of_routers, run):
+    """NVIDIA/Megatron-LM#5563: with sequence parallelism only the first pipeline stage splits the mask."""
     losses = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1.0}
     model = make_model(tensor_model_parallel_size=2, sequence_parallel=True, **losses)
     model.pre_process = model.decoder.pre_process = False
     hidden_size = model.config.hidden_size
     model.set_input_tensor(torch.randn(LENGTH // 2, 1, hidden_size, dtype=torch.bfloat16, requires_grad=True))
     batch, _ = make_batches(0)  # both ranks have parts of the same sequence
-    TransformerModelChunkSchedulePlan.run(model.build_schedule_plan(**batch), None)
+    run(model, batch)
     part = batch["padding_mask"].transpose(0, 1).chunk(2)[rank]
     assert len(masks_of_routers) == 2 and all(torch.equal(mask, part) for mask in masks_of_routers)
