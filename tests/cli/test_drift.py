@@ -13,7 +13,7 @@ from megatron_mtp_patches.engine.fingerprints import KnownSources
 from megatron_mtp_patches.engine.source import find_file
 from megatron_mtp_patches.megatrons import RELEASES
 
-from tests.conformance.expected import EXPECTED
+from tests.conformance.expected import STATE
 
 pytestmark = pytest.mark.forked("python")
 
@@ -83,7 +83,7 @@ def test_a_megatron_of_no_known_release_is_called_nearest_to_one(command, releas
 def test_each_patch_is_shown_with_its_state_there(command, rows, site, fork):
     installed = rows(command("drift").out)
     assert [installed[patch.id] for patch in CATALOG if not patch.package] == [
-        [EXPECTED[patch.id]] for patch in CATALOG if not patch.package
+        [STATE[patch.id]] for patch in CATALOG if not patch.package
     ]
     assert rows(command("drift", "--against", str(site)).out) == installed
     assert rows(command("drift", "--against", str(fork)).out)["exempt-muon-from-clipping"] == ["refused"]

@@ -40,6 +40,7 @@ def read_flags() -> argparse.Namespace:
             parser.add_argument(f"--{flag}", type=type_)
     parser.add_argument("--split")
     parser.add_argument("--data-path", nargs=1)
+    parser.add_argument("--data-cache-path")
     parser.add_argument("--transformer-impl")
     parser.add_argument("--lr-decay-style")
     parser.add_argument("--grad-norm-skip-threshold", type=float, default=inf)

@@ -105,10 +105,10 @@ def run_ranks(ranks: int, action: Callable[[], Outcome], limit: float, otherwise
 
     An error, or a rank that does not end in time, is what is seen in place of `otherwise`.
     """
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = str(probe.getsockname()[1])
-    forks = [_fork(rank, ranks, port, action, otherwise) for rank in range(ranks)]
+    reservation = socket.socket()  # as long as it is open, nobody who asks for any port gets this one
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's listener sets it, too
+    reservation.bind(("", 0))
+    forks = [_fork(rank, ranks, str(reservation.getsockname()[1]), action, otherwise) for rank in range(ranks)]
     until = time.monotonic() + limit
     outcomes = []
     try:
@@ -127,6 +127,7 @@ def run_ranks(ranks: int, action: Callable[[], Outcome], limit: float, otherwise
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             pipe.close()
+        reservation.close()
     return outcomes
 
 

@@ -2,8 +2,6 @@
 which the MTP head predicted none, and 5000 steps with one token that it predicted.
 """
 
-WITHOUT_CUDA = True
-
 
 def reproduce():
     import torch
