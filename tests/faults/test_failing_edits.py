@@ -77,7 +77,9 @@ def test_wherever_a_patch_fails_megatron_is_left_as_it_was(patch, original, warn
         with failing(patch, edit, late):
             megatron_mtp_patches.apply(patch.id, "warn")
         assert len(warned()) == number + 1
-        assert re.search(rf"{patch.id} is refused: .*{re.escape(edit.target)}", warned()[-1])
+        assert re.search(
+            rf"{patch.id} is refused, and the run goes on without it: .*{re.escape(edit.target)}", warned()[-1]
+        )
         assert {name.rpartition(".")[2] for name in changes_since(original)} <= base, edit
         megatron_mtp_patches.revert()
         assert changes_since(original) == [], edit
@@ -89,7 +91,7 @@ def test_the_other_patches_apply_and_a_warning_names_the_refused_one(patch, comp
     with failing(patch, edit, late=True):
         megatron_mtp_patches.apply(on_drift="warn")
     (warning,) = warned()
-    assert re.search(rf"{patch.id} is refused: .*{re.escape(edit.target)}", warning)
+    assert re.search(rf"{patch.id} is refused, and the run goes on without it: .*{re.escape(edit.target)}", warning)
     assert reports()[patch.id].state == "refused"
     assert {**edits_in_force(), patch.id: []} == {**complete, patch.id: []}
 
@@ -109,5 +111,5 @@ def test_a_repair_that_is_refused_is_left_out_with_a_warning(patch, warned):
     with failing(patch, edit, late=True):
         megatron_mtp_patches.apply()
     (warning,) = warned()
-    assert re.search(rf"{patch.id} is refused: .*{re.escape(edit.target)}", warning)
+    assert re.search(rf"{patch.id} is refused, and the run goes on without it: .*{re.escape(edit.target)}", warning)
     assert reports()[patch.id].state == "refused"

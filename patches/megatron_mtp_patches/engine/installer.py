@@ -276,16 +276,14 @@ class Installer:
         self._raise_or_warn(patch, reason, cause)
 
     def _raise_or_warn(self, patch: Patch, reason: str, cause: Exception | None = None) -> None:
-        message = f"{patch.id} is refused: {reason}"
         if patch in self.added or (self.on_drift == "raise" and not patch.is_repair):
-            raise PatchError(message) from cause
+            raise PatchError(f"{patch.id} is refused: {reason}") from cause
         if self.on_drift != "skip" and patch.id not in self._warned:
             common = reason.replace(patch.id, "")
             alike = next((id for id, other in self._warned.items() if other == common), None)
             self._warned[patch.id] = common
-            if alike:
-                message = f"{patch.id} is refused for the same reason as {alike}: {reason.partition('. ')[0]}."
-            self._warn(f"{message} The run goes on without it.")
+            why = f"for the same reason as {alike} is: {reason.partition('. ')[0]}" if alike else reason
+            self._warn(f"{patch.id} is refused, and the run goes on without it: {why}")
 
     def _warn(self, message: str) -> None:
         warnings.warn(f"{self._project.package}: {message}", stacklevel=3)
