@@ -85,8 +85,8 @@ def sum_gradients_in_fp32(call: Call) -> None:
             log_single_rank(
                 logger,
                 logging.WARNING,
-                "Megatron-FSDP adds up and reduces gradients in fp32, as --accumulate-allreduce-grads-in-fp32 says, "
-                "with 4 bytes for each parameter of a shard; --megatron-fsdp-main-grads-dtype bf16 halves them",
+                "Megatron-FSDP keeps gradients in fp32, as --accumulate-allreduce-grads-in-fp32 says: 4 bytes for each "
+                "parameter whose gradient a rank keeps. --megatron-fsdp-main-grads-dtype takes another dtype",
             )
         call["ddp_config"] = dataclasses.replace(ddp_config, megatron_fsdp_main_grads_dtype=torch.float32)
     call.proceed()
