@@ -1,5 +1,7 @@
 """Each microbatch is routed with the padding mask of the tokens that a rank has, also under the overlap of experts."""
 
+import inspect
+
 import pytest
 import torch
 from megatron.core.models.common.model_chunk_schedule_plan import TransformerModelChunkSchedulePlan
@@ -7,6 +9,9 @@ from megatron.core.pipeline_parallel.utils import set_streams
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron_mtp_patches.reproductions.lab import make_config
+
+from tests.hybrid_model import find_hybrid_model
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
@@ -17,9 +22,10 @@ PADDING = (3, 11)  # positions at the end of the first and of the second microba
 
 @pytest.fixture
 def make_model(make_gpt, parallel):
-    """A GPT of experts that two ranks share."""
+    """A GPT of experts that two ranks share, without MTP heads unless `settings` say otherwise."""
 
     def make(tensor_model_parallel_size=1, **settings):
+        settings.setdefault("mtp_num_layers", None)
         sizes = {"expert_model_parallel_size": 2, "tensor_model_parallel_size": tensor_model_parallel_size}
         parallel(**sizes, expert_tensor_parallel_size=1)
         set_streams()
@@ -28,9 +34,7 @@ def make_model(make_gpt, parallel):
         half = {"bf16": True, "params_dtype": torch.bfloat16}
         experts = {"num_moe_experts": EXPERTS, "expert_tensor_parallel_size": 1, "add_bias_linear": False, **sizes}
         routing = {"moe_token_dispatcher_type": "alltoall", "init_method_std": 0.2, "num_layers": 2}
-        model = make_gpt(
-            VOCABULARY, LENGTH, transformer_engine=True, mtp_num_layers=None, **half, **experts, **routing, **settings
-        )
+        model = make_gpt(VOCABULARY, LENGTH, transformer_engine=True, **half, **experts, **routing, **settings)
         return model.bfloat16()
 
     return make
@@ -66,8 +70,11 @@ def take_router_gradients(model):
     ids=["aux_loss", "z-loss"],
 )
 def test_overlapping_microbatches_have_the_gradients_of_separate_ones(make_model, rank, losses):
-    """The forward pass of the second one runs between the parts of the backward pass of the first one."""
-    model = make_model(**losses)
+    """The forward pass of the second one runs between the parts of the backward pass of the first one.
+
+    On 0.16 and 0.17 the head has no mask in either.
+    """
+    model = make_model(mtp_num_layers=1, **losses)
     for batch in make_batches(rank):
         (0 * model(**batch)).sum().backward()
     separate = take_router_gradients(model)
@@ -129,6 +136,26 @@ def test_a_padded_token_is_left_out_of_the_expert_that_it_chose(make_model, rank
     assert take_expert_loads(model)[0].tolist() == [0, 2, 0, 0]
 
 
+def test_a_mask_that_another_library_has_given_the_form_of_the_map_is_taken_as_it_is(make_model, rank):
+    """mcore-bridge hands it on as [tokens, 1]."""
+    model = make_biased_model(make_model)
+    routing_map = torch.ones(LENGTH, EXPERTS, dtype=torch.bool)
+    is_padding = torch.arange(LENGTH).unsqueeze(-1) >= LENGTH - 3
+    model.decoder.layers[0].mlp.router._apply_expert_bias(routing_map, padding_mask=is_padding)
+    assert take_expert_loads(model)[0].tolist() == [LENGTH - 3] * EXPERTS
+
+
+def test_a_router_that_reads_no_mask_takes_any(make_model, rank):
+    """As Megatron does: neither in validation nor without an expert bias does it look at the mask."""
+    without_bias = make_model(moe_router_load_balancing_type="none")
+    routing_map, of_other_tokens = torch.ones(LENGTH, EXPERTS, dtype=torch.bool), torch.ones(3)
+    without_bias.decoder.layers[0].mlp.router._apply_expert_bias(routing_map, of_other_tokens)
+    with_bias = make_biased_model(make_model)
+    with torch.no_grad():
+        with_bias.decoder.layers[0].mlp.router._apply_expert_bias(routing_map, padding_mask=of_other_tokens)
+    assert not take_expert_loads(with_bias).any()
+
+
 @pytest.mark.skipif(not hasattr(TopKRouter, "quantile_balancing"), reason="quantile balancing came with 0.19")
 def test_quantile_balancing_which_takes_no_mask_gets_none(make_model, rank, masks_of_routers):
     model = make_model(moe_router_load_balancing_type="quantile_balancing")
@@ -157,3 +184,27 @@ def test_a_later_stage_gives_its_routers_the_mask_of_the_tokens_of_their_rank(ma
     run(model, batch)
     part = batch["padding_mask"].transpose(0, 1).chunk(2)[rank]
     assert len(masks_of_routers) == 2 and all(torch.equal(mask, part) for mask in masks_of_routers)
+
+
+def test_a_hybrid_model_gives_its_routers_the_mask_of_the_tokens_of_their_rank(parallel, rank, masks_of_routers):
+    """It hands the whole mask on, with sequence parallelism, too."""
+    parallel(tensor_model_parallel_size=2)
+    model_parallel_cuda_manual_seed(1)
+    hybrid_model, spec = find_hybrid_model()
+    experts = {"num_moe_experts": EXPERTS, "moe_ffn_hidden_size": 16, "moe_z_loss_coeff": 1.0, "add_bias_linear": False}
+    config = make_config(tensor_model_parallel_size=2, sequence_parallel=True, normalization="RMSNorm", **experts)
+    names = inspect.signature(hybrid_model.__init__).parameters
+    pattern = next(name for name in ("hybrid_layer_pattern", "hybrid_override_pattern") if name in names)
+    model = hybrid_model(config, spec, VOCABULARY, LENGTH, position_embedding_type="rope", **{pattern: "*E"})
+    batch, _ = make_batches(0)
+    model(**batch)
+    part = batch["padding_mask"].transpose(0, 1).chunk(2)[rank]
+    assert len(masks_of_routers) == 1 and torch.equal(masks_of_routers[0], part)
+
+
+def test_a_mask_of_another_form_is_left_to_megatron(make_model, rank, masks_of_routers):
+    """A flat mask of a whole microbatch has as many rows as a mask that is not split where there are TP samples."""
+    model = make_model(tensor_model_parallel_size=2, sequence_parallel=True, moe_router_load_balancing_type="none")
+    hidden_states = torch.randn(LENGTH // 2, 2, model.config.hidden_size, dtype=torch.bfloat16)
+    model.decoder.layers[0].mlp.route(hidden_states, torch.zeros(LENGTH, dtype=torch.bool))
+    assert masks_of_routers[0].shape == (LENGTH,)

@@ -104,6 +104,11 @@ def has_z_loss(run: Any) -> bool:
     return bool(run.num_experts and run.moe_z_loss_coeff)
 
 
+def layers_of_hybrid(run: Any) -> str:
+    """The kinds of layers of a hybrid model, one letter each; '' for other models."""
+    return str(run.hybrid_layer_pattern or run.hybrid_override_pattern or "")
+
+
 def balances_by_quantiles(run: Any) -> bool:
     """Whether routers balance experts by quantiles of their scores (0.19 and later), which refuses a padding mask."""
     return "quantile_balancing" in (run.moe_router_load_balancing_type or "")

@@ -10,16 +10,19 @@ PATCH = Patch(
     summary="Give each router the padding mask of its tokens",
     upstream=(PullRequest(6114, native_since="main"),),
     problem=(
-        "Where a trainer gives the model a padding mask, as verl and Megatron-Bridge can, the first step ends in an "
-        "error about shapes with `--moe-router-enable-expert-bias`, and on later pipeline stages with "
-        "`--sequence-parallel`. With `--overlap-moe-expert-parallel-comm` routers get no mask at all, so padding "
-        "counts in the auxiliary losses, in the z-loss and in the load of experts. Megatron's own trainer passes no "
-        "mask."
+        "Where a trainer gives the model a padding mask, as verl does under dynamic context parallelism, the first "
+        "step ends in an error about shapes with `--moe-router-enable-expert-bias`, and with MoE losses and "
+        "`--sequence-parallel` on later pipeline stages and in hybrid models. With "
+        "`--overlap-moe-expert-parallel-comm` routers get no mask at all, so padding counts in the auxiliary losses, "
+        "in the z-loss and in the load of experts. Megatron's own trainer passes no mask."
     ),
-    adds=("Routers get the mask of the tokens that their rank has, in the main model and in MTP heads.",),
+    adds=(
+        "Routers get the mask of the tokens that their rank has: those of the main model, and from 0.18 on those of "
+        "MTP heads.",
+    ),
     repairs=(
-        "Pipeline stages after the first, and each stage of a hybrid model, did not split the mask for sequence "
-        "parallelism.",
+        "Pipeline stages after the first, a stage that is given `decoder_input`, and each stage of a hybrid model did "
+        "not split the mask for sequence parallelism.",
         "`--overlap-moe-expert-parallel-comm` called routers without the mask.",
     ),
     numerics=(
@@ -29,6 +32,8 @@ PATCH = Patch(
     notes=(
         "Layers that CUDA graphs replay keep what they captured. Quantile balancing (0.19 and later) refuses a mask; "
         "with the overlap its routers get none.",
+        "A microbatch of padding alone gives NaN in the gradients of the auxiliary losses with the overlap, too, as it "
+        "does without it.",
     ),
     is_repair=True,
     probe=Probe(_COUNT_TOKENS, contains="(~padding_mask).unsqueeze(-1)"),

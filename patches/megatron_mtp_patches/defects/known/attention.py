@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import context_parallel, microbatches, tensor_parallel
+from ..conditions import context_parallel, layers_of_hybrid, microbatches, tensor_parallel
 from ..declare import Defect, Sign
 
 _SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
@@ -12,18 +12,13 @@ _SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
 _BUILDS_NO_SPARSE_ATTENTION = Sign(f"{_SPECS}:get_experimental_attention_variant_module_spec", lacks="'dsa'")
 
 
-def _layers_of_hybrid(run: Any) -> str:
-    """The kinds of layers of a hybrid model, one letter each; '' for other models."""
-    return str(run.hybrid_layer_pattern or run.hybrid_override_pattern or "")
-
-
 def _has_gated_delta_net(run: Any) -> bool:
     is_gpt = run.experimental_attention_variant in ("gated_delta_net", "gdn", "gdn2")
-    return bool(is_gpt or "G" in _layers_of_hybrid(run))
+    return bool(is_gpt or "G" in layers_of_hybrid(run))
 
 
 def _has_sparse_attention(run: Any) -> bool:
-    return bool(run.experimental_attention_variant == "dsa" or "D" in _layers_of_hybrid(run))
+    return bool(run.experimental_attention_variant == "dsa" or "D" in layers_of_hybrid(run))
 
 
 def _scales_indexer_loss(run: Any) -> bool:

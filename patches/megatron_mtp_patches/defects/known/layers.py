@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import tensor_parallel
+from ..conditions import layers_of_hybrid, tensor_parallel
 from ..declare import Defect, Sign
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
@@ -17,8 +17,7 @@ def _keeps_residual_in_fp32(run: Any) -> bool:
 
 def _fuses_norms(run: Any) -> bool:
     """Whether each layer begins with TransformerEngine's norm and linear in one, as in GPT."""
-    is_hybrid = run.hybrid_layer_pattern or run.hybrid_override_pattern
-    return run.transformer_impl != "local" and not is_hybrid
+    return run.transformer_impl != "local" and not layers_of_hybrid(run)
 
 
 DEFECTS = (

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from ..conditions import balances_by_quantiles, has_any_aux_loss, has_z_loss, tensor_parallel
+from typing import Any
+
+from ..conditions import balances_by_quantiles, has_any_aux_loss, has_z_loss, layers_of_hybrid, tensor_parallel
 from ..declare import Defect, Sign
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
 _HAS_MASK = "the model gets a padding mask, which Megatron's trainer does not give it"
+
+
+def _reads_mask(run: Any) -> bool:
+    """Whether routers do something with a padding mask."""
+    return has_any_aux_loss(run) or has_z_loss(run) or bool(run.num_experts and run.moe_router_enable_expert_bias)
+
+
+def _splits_mask(run: Any) -> bool:
+    """Whether a rank has a part of each sequence, and routers want the mask of this part."""
+    return bool(_reads_mask(run) and run.sequence_parallel and tensor_parallel(run) > 1)
+
 
 DEFECTS = (
     Defect(
@@ -24,9 +37,7 @@ DEFECTS = (
             ),
         ),
         affects=lambda run: (
-            run.overlap_moe_expert_parallel_comm
-            and (has_any_aux_loss(run) or has_z_loss(run) or run.moe_router_enable_expert_bias)
-            and not balances_by_quantiles(run)
+            run.overlap_moe_expert_parallel_comm and _reads_mask(run) and not balances_by_quantiles(run)
         ),
         when=(
             "--overlap-moe-expert-parallel-comm with --moe-aux-loss-coeff, --moe-z-loss-coeff or "
@@ -86,16 +97,57 @@ DEFECTS = (
             ),
         ),
         affects=lambda run: (
-            run.num_experts
-            and run.sequence_parallel
-            and tensor_parallel(run) > 1
-            and (run.pipeline_model_parallel_size or 1) > 1
+            _splits_mask(run) and not layers_of_hybrid(run) and (run.pipeline_model_parallel_size or 1) > 1
         ),
-        when="--num-experts with --sequence-parallel and --pipeline-model-parallel-size > 1",
+        when=(
+            "--moe-aux-loss-coeff, --moe-z-loss-coeff or --moe-router-enable-expert-bias with --sequence-parallel and "
+            "--pipeline-model-parallel-size > 1"
+        ),
         only_if=_HAS_MASK,
         links=("NVIDIA/Megatron-LM#5563",),
         state="open",
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
+    ),
+    Defect(
+        id="hybrid-padding-mask",
+        effect="The first step of a hybrid model ends in an error about shapes, because its padding mask is not split",
+        kind="crash",
+        severity=2,
+        signs=tuple(
+            Sign(
+                f"megatron.core.models.{model}.forward", has="padding_mask=padding_mask", lacks="padding_mask.transpose"
+            )
+            for model in ("hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
+        ),
+        affects=lambda run: _splits_mask(run) and layers_of_hybrid(run),
+        when=(
+            "--hybrid-layer-pattern with --sequence-parallel and --moe-aux-loss-coeff, --moe-z-loss-coeff or "
+            "--moe-router-enable-expert-bias"
+        ),
+        only_if=_HAS_MASK,
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        patch="pass-padding-mask-to-routers",
+    ),
+    Defect(
+        id="mtp-heads-without-padding-mask",
+        effect="The routers of MTP heads count padding in their losses and in the load of experts",
+        kind="wrong numbers",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.core.transformer.multi_token_prediction:MultiTokenPredictionLayer.forward",
+                has="self._get_embeddings(",
+                lacks="padding_mask",
+            ),
+        ),
+        affects=lambda run: _reads_mask(run) and run.mtp_num_layers,
+        when=("--mtp-num-layers with --moe-aux-loss-coeff, --moe-z-loss-coeff or --moe-router-enable-expert-bias"),
+        only_if=_HAS_MASK,
+        links=(),
+        state="fixed in 0.18.0",
+        evidence="read",
     ),
 )

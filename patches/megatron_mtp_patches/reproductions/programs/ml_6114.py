@@ -1,4 +1,6 @@
-"""How many choices a router with an expert bias counts: each of 16 tokens chooses two experts, and 5 are padding."""
+"""How many choices a router with an expert bias counts: of 16 tokens 5 are padding, and each of the others chooses two
+experts.
+"""
 
 import torch
 
@@ -6,6 +8,7 @@ from ..lab import LENGTH, start
 from ..moe_lab import WIDTH, make_router
 
 PADDING = 5
+EXPECTED = 2 * (LENGTH - PADDING)
 
 
 def reproduce():
@@ -13,4 +16,4 @@ def reproduce():
     router = make_router(moe_router_topk=2, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True)
     is_padding = torch.arange(LENGTH).unsqueeze(1) >= LENGTH - PADDING
     router(torch.randn(LENGTH, 1, WIDTH), is_padding)
-    return 2 * (LENGTH - PADDING), int(router.local_tokens_per_expert.sum())
+    return EXPECTED, int(router.local_tokens_per_expert.sum())
