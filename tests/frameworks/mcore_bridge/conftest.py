@@ -8,21 +8,18 @@ VOCABULARY, LENGTH, BATCH = 64, 16, 2
 
 
 @pytest.fixture
-def make_model(parallel, world_size):  # noqa: F811
-    """make_model(model_class=GPTModel, **settings): its model with two heads, tensor-parallel over all ranks."""
+def make_config(parallel, world_size):  # noqa: F811
+    """make_config(**settings): that of two small layers of its own, tensor-parallel over all ranks."""
     import torch
     from mcore_bridge import ModelConfig
-    from mcore_bridge.model.gpt_model import GPTModel
-    from mcore_bridge.model.modules.mtp_layer import MultiTokenPredictionLayer
     from megatron.core import tensor_parallel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 
     parallel(tensor_model_parallel_size=world_size)
 
-    def make(model_class=GPTModel, **settings):
+    def make(**settings):
         tensor_parallel.model_parallel_cuda_manual_seed(1)
         torch.manual_seed(0)
-        config = ModelConfig(
+        return ModelConfig(
             num_layers=2,
             hidden_size=32,
             num_attention_heads=4,
@@ -37,9 +34,22 @@ def make_model(parallel, world_size):  # noqa: F811
             attention_dropout=0.0,
             gradient_accumulation_fusion=False,
             apply_rope_fusion=False,
-            mtp_loss_scaling_factor=1.0,
-            **{"mtp_num_layers": 2, "untie_embeddings_and_output_weights": True, **settings},
+            **settings,
         )
+
+    return make
+
+
+@pytest.fixture
+def make_model(make_config):
+    """make_model(model_class=GPTModel, **settings): its model with two heads, tensor-parallel over all ranks."""
+    from mcore_bridge.model.gpt_model import GPTModel
+    from mcore_bridge.model.modules.mtp_layer import MultiTokenPredictionLayer
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
+
+    def make(model_class=GPTModel, **settings):
+        defaults = {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 1.0, "untie_embeddings_and_output_weights": True}
+        config = make_config(**(defaults | settings))
         layers = get_gpt_decoder_block_spec(config, use_transformer_engine=True, normalization=config.normalization)
         heads = get_gpt_mtp_block_spec(config, layers, use_transformer_engine=True)
         for spec in heads.layer_specs if heads else ():
