@@ -8,6 +8,7 @@ from ..conditions import balances_by_quantiles, has_any_aux_loss, has_z_loss, la
 from ..declare import Defect, Sign
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
+_READS_MASK = "--moe-aux-loss-coeff, --moe-z-loss-coeff or --moe-router-enable-expert-bias"
 _HAS_MASK = "the model gets a padding mask, which Megatron's trainer does not give it"
 
 
@@ -39,10 +40,7 @@ DEFECTS = (
         affects=lambda run: (
             run.overlap_moe_expert_parallel_comm and _reads_mask(run) and not balances_by_quantiles(run)
         ),
-        when=(
-            "--overlap-moe-expert-parallel-comm with --moe-aux-loss-coeff, --moe-z-loss-coeff or "
-            "--moe-router-enable-expert-bias"
-        ),
+        when=f"--overlap-moe-expert-parallel-comm with {_READS_MASK}",
         only_if=_HAS_MASK,
         links=(),
         state="unreported",
@@ -99,10 +97,7 @@ DEFECTS = (
         affects=lambda run: (
             _splits_mask(run) and not layers_of_hybrid(run) and (run.pipeline_model_parallel_size or 1) > 1
         ),
-        when=(
-            "--moe-aux-loss-coeff, --moe-z-loss-coeff or --moe-router-enable-expert-bias with --sequence-parallel and "
-            "--pipeline-model-parallel-size > 1"
-        ),
+        when=f"{_READS_MASK} with --sequence-parallel and --pipeline-model-parallel-size > 1",
         only_if=_HAS_MASK,
         links=("NVIDIA/Megatron-LM#5563",),
         state="open",
@@ -121,10 +116,7 @@ DEFECTS = (
             for model in ("hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
         ),
         affects=lambda run: _splits_mask(run) and layers_of_hybrid(run),
-        when=(
-            "--hybrid-layer-pattern with --sequence-parallel and --moe-aux-loss-coeff, --moe-z-loss-coeff or "
-            "--moe-router-enable-expert-bias"
-        ),
+        when=f"--hybrid-layer-pattern with --sequence-parallel and {_READS_MASK}",
         only_if=_HAS_MASK,
         links=(),
         state="unreported",
@@ -144,7 +136,7 @@ DEFECTS = (
             ),
         ),
         affects=lambda run: _reads_mask(run) and run.mtp_num_layers,
-        when=("--mtp-num-layers with --moe-aux-loss-coeff, --moe-z-loss-coeff or --moe-router-enable-expert-bias"),
+        when=f"--mtp-num-layers with {_READS_MASK}",
         only_if=_HAS_MASK,
         links=(),
         state="fixed in 0.18.0",
