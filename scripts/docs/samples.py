@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +63,21 @@ TABLES = {"parity": parity, "bench": bench}
 
 def run(module: str, pythons: dict[str, str], releases: set[str], *words: str) -> int:
     where = [f"--python={release}={pythons[release]}" for release in sorted(releases)]
-    return subprocess.run([sys.executable, "-m", module, *words, *where], env=environment()).returncode
+    command = [sys.executable, "-m", module, *words, *where]
+    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(done.stdout, flush=True)  # in one go: another table is made at the same time
+    return done.returncode
 
 
 def read(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "cpu.json").read_text(encoding="utf-8"))
+
+
+def compare(pythons: dict[str, str], name: str) -> list[str]:
+    """What differs in the sample of this table."""
+    with tempfile.TemporaryDirectory() as folder:
+        differences = list(TABLES[name](pythons, Path(folder)))
+    return [f"ci/{name}: {text}; python -m scripts.{name} makes it" for text in differences]
 
 
 def main() -> int:
@@ -74,11 +86,10 @@ def main() -> int:
     text = f"{', '.join(TABLES)}; without one, all"
     parser.add_argument("tables", nargs="*", type=one_of(TABLES), metavar="TABLE", help=text)
     options = parser.parse_args()
-    wrong = []
-    for name in options.tables or TABLES:
-        with tempfile.TemporaryDirectory() as folder:
-            differences = list(TABLES[name](options.python, Path(folder)))
-        wrong += [f"ci/{name}: {text}; python -m scripts.{name} makes it" for text in differences]
+    with ThreadPoolExecutor() as pool:
+        wrong = [
+            text for texts in pool.map(partial(compare, options.python), options.tables or TABLES) for text in texts
+        ]
     print("\n".join(wrong) or "the samples say what the tables say")
     return int(bool(wrong))
 
