@@ -1,10 +1,20 @@
 """Fixtures that tests of the applied patches share."""
 
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
 pytest_plugins = ["tests.warm.plugin", "tests.tables"]
+
+
+@pytest.fixture(scope="session")
+def release():
+    """The installed release of Megatron."""
+    try:
+        return version("megatron-core")
+    except PackageNotFoundError:
+        pytest.skip("megatron-core is not installed")
 
 
 @pytest.fixture

@@ -111,13 +111,14 @@ def _train(
     from . import trainer
 
     curves, measured = output / "tensorboard" / name, output / f"{name}.json"
-    shutil.rmtree(curves, ignore_errors=True)
+    # Two runs at the same time must not write one index of the dataset: Megatron reads it while it is half written.
+    index = output / "dataset_index" / name
+    for old in (curves, index):
+        shutil.rmtree(old, ignore_errors=True)
     measured.unlink(missing_ok=True)
     os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **rank_variables(0, 1, free_port())}
     torch.set_num_threads(threads)
     megatron_mtp_patches.apply()
-    # Two runs at the same time must not write one index of the dataset: Megatron reads it while it is half written.
-    index = output / "dataset_index" / name
     flags = [*flags, "--tensorboard-dir", str(curves), "--data-cache-path", str(index)]
     (output / f"{name}.flags").write_text(" ".join(flags) + "\n", encoding="utf-8")
     sys.argv = [str(TRAIN), *flags]

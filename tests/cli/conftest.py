@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
@@ -20,15 +19,6 @@ def environment():
         for name in ("MEGATRON_MTP_PATCHES", "MEGATRON_MTP_PATCHES_ON_DRIFT"):
             patch.delenv(name, raising=False)
         yield
-
-
-@pytest.fixture(scope="session")
-def release() -> str:
-    """The installed release of Megatron."""
-    try:
-        return version("megatron-core")
-    except PackageNotFoundError:
-        pytest.skip("megatron-core is not installed")
 
 
 @dataclass(frozen=True)

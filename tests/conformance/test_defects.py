@@ -5,7 +5,6 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.defects.catalog import known_defects, read_releases, releases_with, removed_by
 from megatron_mtp_patches.defects.diagnosis import Settings
 from megatron_mtp_patches.defects.probe import has_defect
-from megatron_mtp_patches.installed_megatron import find_releases
 from megatron_mtp_patches.states_by_release import state_in
 
 KINDS = {"wrong numbers", "wrong log", "lost state", "hang", "crash"}
@@ -26,12 +25,6 @@ def test_what_is_said_of_it(defect):
     assert first_word[0].isupper() or {"-", "_"} & set(first_word)  # a sentence, or the name of something
     assert not defect.effect.endswith(".") and not defect.when.endswith(".")
     assert defect.when and defect.signs
-
-
-@pytest.fixture(scope="module")
-def release():
-    (only,) = find_releases()
-    return only
 
 
 @every_defect

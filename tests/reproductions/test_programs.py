@@ -37,12 +37,6 @@ def runs_on(defect, release, everywhere):
     return here >= ill[0] if everywhere else here in (ill[-1], ill[-1] + 1)
 
 
-@pytest.fixture(scope="module")
-def release():
-    (only,) = find_releases()
-    return only
-
-
 def test_megatron_as_it_is(defect, release):
     outcome = runner.run(runner.find_program(defect.id), with_patches=False)
     assert outcome.is_right is (release not in releases_with(defect)), outcome

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
@@ -22,6 +20,7 @@ from ..installed_megatron import describe_megatron, import_targets, known_source
 from ..reproductions.runner import has_program
 from .audit import condition_of
 from .console import make_console
+from .hints import did_you_mean
 
 
 def explain(patch: Patch) -> int:
@@ -77,12 +76,8 @@ def explain_function(name: str) -> int:
     changes = [(edit, patch) for patch in CATALOG for edit in patch.edits if _is_named(edit.target, name)]
     if not changes:
         functions = {edit.target.rpartition(":")[2] for patch in CATALOG for edit in patch.edits}
-        names = {
-            known.lower(): known
-            for known in (*functions, *(patch.id for patch in CATALOG), *(defect.id for defect in known_defects()))
-        }
-        close = get_close_matches(name.rpartition(":")[2].lower(), names, n=1)
-        hint = f" (did you mean {names[close[0]]}?)" if close else ""
+        names = (*functions, *(patch.id for patch in CATALOG), *(defect.id for defect in known_defects()))
+        hint = did_you_mean(name.rpartition(":")[2], names)
         raise UsageError(
             f"explain {name!r}{hint}: no patch or known defect has this id, and no patch changes a function of this "
             f"name. `megatron-mtp-patches status` lists the patches, `audit` the defects, `drift` the functions"

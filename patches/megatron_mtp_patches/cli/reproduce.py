@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +20,7 @@ from ..reproductions import needs, runner
 from ..reproductions.standalone import make_standalone, needs_gpus
 from .audit import condition_of
 from .console import make_say
+from .hints import did_you_mean
 
 WIDTH = 100  # of the text in a standalone file
 _EVIDENCE = {
@@ -112,9 +112,7 @@ def _find_programs(identifier: str | None) -> dict[Defect, ModuleType]:
     chosen = [defect for defect in known_defects() if identifier in (None, defect.id)]
     programs = {defect: program for defect in chosen if (program := runner.find_program(defect.id))}
     if not chosen:
-        ids = {defect.id.lower(): defect.id for defect in known_defects()}
-        close = get_close_matches(str(identifier).lower(), ids, n=1)
-        hint = f" (did you mean {ids[close[0]]}?)" if close else ""
+        hint = did_you_mean(str(identifier), (defect.id for defect in known_defects()))
         raise UsageError(
             f"{identifier!r} is not the id of a known defect{hint}; `megatron-mtp-patches audit` lists them"
         )

@@ -100,7 +100,7 @@ def _has_lost_another(outcome: Outcome) -> bool:
     return "gloo/transport" in str(outcome.seen)
 
 
-def run_ranks(ranks: int, action: Callable[[], Outcome], limit: float, otherwise: str) -> list[Outcome]:
+def run_ranks(ranks: int, action: Callable[[], Outcome], limit: float, otherwise: Any) -> list[Outcome]:
     """The outcomes of `action` in forks with the variables of torchrun, by rank.
 
     An error, or a rank that does not end in time, is what is seen in place of `otherwise`.
@@ -131,7 +131,7 @@ def run_ranks(ranks: int, action: Callable[[], Outcome], limit: float, otherwise
     return outcomes
 
 
-def _fork(rank: int, ranks: int, port: str, action: Callable[[], Outcome], otherwise: str) -> tuple[int, Connection]:
+def _fork(rank: int, ranks: int, port: str, action: Callable[[], Outcome], otherwise: Any) -> tuple[int, Connection]:
     receiver, sender = Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()

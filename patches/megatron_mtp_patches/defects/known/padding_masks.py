@@ -1,4 +1,4 @@
-"""Padding masks of routers: who gets none, and who cannot take one."""
+"""Padding masks: which routers get none, get that of other ranks' tokens as well, or end in an error with one."""
 
 from __future__ import annotations
 
