@@ -101,4 +101,5 @@ def test_an_id_that_resembles_that_of_a_known_defect_is_asked_about(command):
     done = command("reproduce", "ml-5077")
     assert done.code == 2
     assert "'ml-5077' is not the id of a known defect (did you mean ML-5077?); `megatron-mtp-patches audit`" in done.err
+    assert "(did you mean overlap-padding-mask?)" in command("reproduce", "OVERLAP-PADDING-MASKS").err
     assert "(did you mean" not in command("reproduce", "nothing-like-it").err
