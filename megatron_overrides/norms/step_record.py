@@ -31,10 +31,9 @@ class SkipCounter(NamedTuple):
         if excess is None:
             return self
         total = self.total + 1
-        is_over = "is not a number, which fails" if math.isnan(excess.norm) else "is over"
-        text = self.warning.format(
-            norm=f"{excess.norm:.6g}", is_over=is_over, threshold=f"{excess.threshold:g}", total=total
-        )
+        is_nan = math.isnan(excess.norm)
+        is_over = "is NaN, which also counts as over" if is_nan else f"{excess.norm:.6g} is over"
+        text = self.warning.format(is_over=is_over, threshold=f"{excess.threshold:g}", total=total)
         log_single_rank(logger, logging.WARNING, text)
         return self._replace(total=total)
 
@@ -61,11 +60,10 @@ class StepRecord:
         self.decision = StepDecision()
         self.steps = self.skips = 0
         self.skipped_updates = SkipCounter(
-            "update skipped: grad norm {norm} {is_over} --grad-norm-skip-threshold {threshold} ({total} skipped so far)"
+            "update skipped: grad norm {is_over} --grad-norm-skip-threshold {threshold} ({total} skipped so far)"
         )
         self.skipped_mtp_updates = SkipCounter(
-            "MTP heads not updated: their grad norm {norm} {is_over} their skip threshold {threshold} "
-            "({total} times so far)"
+            "MTP heads not updated: their grad norm {is_over} their skip threshold {threshold} ({total} times so far)"
         )
 
 

@@ -65,6 +65,7 @@ class Setting:
         example: a valid value for tests, where no value of the type serves.
         metavar: what stands for the value in `--help`.
         is_upstream: newer releases have the field.
+        named_in: the number of an upstream change that has a field of this name and is in no known release; 0 for none.
         in_ms_swift: it acts in the models of mcore-bridge, too. `megatron sft` of ms-swift takes it as an argument, as
             all settings of the optimizer; other settings are refused there.
     """
@@ -81,6 +82,7 @@ class Setting:
     example: object = None
     metavar: str | None = None
     is_upstream: bool = False
+    named_in: int = 0
     in_ms_swift: bool = False
 
     @property
@@ -97,6 +99,7 @@ class Setting:
             default=self.default,
             doc=self.help,
             is_upstream=self.is_upstream,
+            named_in=self.named_in,
             setting=self,
         )
 

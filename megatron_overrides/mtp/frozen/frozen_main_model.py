@@ -1,6 +1,6 @@
 """Train the MTP heads alone: `config.freeze_base_model_for_mtp`.
 
-NVIDIA/Megatron-LM#7021, by its description; #4785 (`--freeze-base-for-mtp` of megatron.post_training, 0.19) lets the
+NVIDIA/Megatron-LM#7021 has the same setting; #4785 (`--freeze-base-for-mtp` of megatron.post_training, 0.19) lets the
 same parameters train. The main model runs without gradients and keeps no activations. The heads are detached as by
 `config.mtp_detach_heads`. Their loss is attached to the output of the model instead of the hidden states of the main
 model, so the backward pass does not go through the output layer and the main loss.

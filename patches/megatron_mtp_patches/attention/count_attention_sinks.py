@@ -11,7 +11,7 @@ PATCH = Patch(
     problem=(
         "With `--softmax-type learnable` each tensor-parallel rank has the sinks of its own heads, but they are not "
         "marked as shards. The gradient norm, the number of zeros and the norm of the parameters count those of the "
-        "first rank only, so gradients are clipped slightly too little. Upstream's main has it."
+        "first rank only, so gradients are clipped slightly too little. Upstream's main has the same defect."
     ),
     adds=("`softmax_offset` has `tensor_model_parallel`, `partition_dim` and `partition_stride`, as weights have.",),
     numerics="With learnable sinks and TP > 1: the norms and the number of zeros grow to those of all sinks.",

@@ -11,7 +11,7 @@ PATCH = Patch(
     problem=(
         "The builders of Megatron pass `--use-rope-scaling` to the model, but not `--rope-scaling-factor`. So "
         "every model scales its rotary embeddings by 8. A run of Llama 3.2, whose factor is 32, trains with wrong low "
-        "frequencies, and no error. pretrain_vlm.py passes neither. Upstream's main has it."
+        "frequencies, and no error. pretrain_vlm.py passes neither. Upstream's main has the same defect."
     ),
     adds=("A GPT that a run builds with `rope_scaling` has the factor of the run, unless its builder passes one.",),
     numerics="With `--use-rope-scaling` and a `--rope-scaling-factor` other than 8: all, from the first step on.",

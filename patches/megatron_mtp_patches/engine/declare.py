@@ -39,6 +39,7 @@ class PullRequest:
         repository: its owner and name on GitHub; '' for that of the library which the project patches.
         twin_of: the number of another one that brings the same change, for another branch.
         part: what of it the patch brings and what not, where that is not all, in a sentence.
+        ended: "closed", or "merged after DATE", where no known Megatron has it; '' while it is open.
     """
 
     number: int
@@ -46,6 +47,7 @@ class PullRequest:
     repository: str = ""
     twin_of: int | None = None
     part: str = ""
+    ended: str = ""
 
     def __str__(self) -> str:
         return f"{self.repository.partition('/')[2]}#{self.number}"
@@ -57,7 +59,7 @@ class PullRequest:
             return f"the same as #{self.twin_of}"
         if self.native_since == "main":
             return "on main"
-        return f"since {self.native_since}" if self.native_since else "in no release"
+        return f"since {self.native_since}" if self.native_since else self.ended or "in no release"
 
 
 @record
@@ -159,6 +161,7 @@ class AddField(Edit):
         default: its value where none is given.
         doc: what it does, in a line; the help of its flag.
         is_upstream: newer releases have the field.
+        named_in: the number of an upstream change that has a field of this name and is in no known release; 0 for none.
         check_source: as in Wrap.
         setting: what the field's metadata has under "setting", also where the field is native. If it has
             `field_metadata`, a new field gets that, too.
@@ -169,6 +172,7 @@ class AddField(Edit):
     default: object
     doc: str
     is_upstream: bool = False
+    named_in: int = 0
     check_source: bool = True
     setting: object = None
 

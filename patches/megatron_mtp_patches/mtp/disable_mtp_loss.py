@@ -29,7 +29,7 @@ _NOT_WITH_IT = (
 PATCH = Patch(
     id="disable-mtp-loss",
     summary="Train the main model without its MTP heads, which stay in the model and in checkpoints",
-    upstream=(PullRequest(7384),),
+    upstream=(PullRequest(7384, ended="closed"),),
     problem=(
         "In RL and SFT of the main model its MTP heads (Megatron's MTP layers) are not to train. Without "
         "`--mtp-num-layers` the model and its checkpoints have none. With `--mtp-loss-scaling-factor 0` they run, take "
@@ -50,8 +50,10 @@ PATCH = Patch(
     ),
     numerics="Only with the flag: the main model gets no gradient of the MTP loss.",
     notes=(
-        "The pull request was closed, and its diff was not at hand. `compute_mtp_loss` of HybridModel.forward on main "
-        "skips the heads of one call; their gradients and their optimizer state stay, so the setting does not use it.",
+        "No Megatron has the flag: #7384, of which the description and the tests were read, was closed in favour of "
+        "NeMo RL, which freezes the heads itself and passes `compute_mtp_loss=False` in each call of HybridModel. That "
+        "argument, which main has, skips the heads of one call; their gradients and their optimizer state stay, so the "
+        "setting does not use it.",
         "Over several pipeline stages the stage of the heads has a copy of the word embedding, which keeps its "
         "optimizer state: it is updated as the first stage updates its own, with the same gradient.",
         "A model whose GPTModel._postprocess verl has replaced raises an error if it runs the heads in "
@@ -68,7 +70,7 @@ PATCH = Patch(
                 conflicts=tuple(
                     Conflict(name, effect, "trains without the MTP heads", off) for name, off, effect in _NOT_WITH_IT
                 ),
-                is_upstream=True,
+                named_in=7384,
             )
         ),
         *MTP_LOSS,

@@ -34,7 +34,7 @@ _NOT_WITH_IT = (
 PATCH = Patch(
     id="freeze-base-model-for-mtp",
     summary="Train the MTP heads alone; the main model runs without gradients and stays bit-identical",
-    upstream=(PullRequest(7021), PullRequest(4785, native_since="0.19.0")),
+    upstream=(PullRequest(7021, ended="merged after 2026-08-22"), PullRequest(4785, native_since="0.19.0")),
     problem=(
         "To add MTP heads (Megatron's MTP layers) to a trained model, or to train them again, only the heads have to "
         "train. With `--mtp-detach-heads` the main model trains as well, or, with a learning rate of zero, still pays "
@@ -67,12 +67,12 @@ PATCH = Patch(
         "the heads."
     ),
     notes=(
-        "The pull request #7021 was merged after the newest release, and its diff was not at hand. By its description "
-        "it does the same: only `mtp.layers.*` trains (all parameters of an MTP block are there), the decoder runs "
-        "under `no_grad`, the biases of the main model's routers stay and those of the heads' routers move, MTP heads "
-        "are required, and `--freeze-all-layers` is refused. Here embedding, output layer and main loss run without "
-        "gradients, too. In a Megatron that has the setting by itself the patch is refused: nobody has compared the "
-        "two.",
+        "#7021 was merged after the newest release. Its description and the HybridModel of a later main were read: only "
+        "`mtp.layers.*` trains (all parameters of an MTP block are there), the decoder runs under `no_grad`, the biases "
+        "of the main model's routers stay and those of the heads' routers move, MTP heads are required, and "
+        "`--freeze-all-layers` is refused. There the output layer and the main loss run with gradients; here they run "
+        "without. In a Megatron that has the setting by itself the patch is refused: nobody has run the two side by "
+        "side.",
         "To train the heads of a checkpoint that has them again, or its main model after its heads, add `--finetune`: "
         "its optimizer state is that of other parameters.",
         "Dropout of the main model is as in training: set `--hidden-dropout 0 --attention-dropout 0` for a teacher "
@@ -93,7 +93,7 @@ PATCH = Patch(
                     CALLED_UNTRAINED,
                 ),
                 check="megatron_overrides.mtp.frozen.trained_parts:check_frozen_main_model",
-                is_upstream=True,
+                named_in=7021,
                 in_ms_swift=True,
             )
         ),

@@ -13,7 +13,7 @@ LOSS_TYPE = Setting(
     conflicts=(CALLED_IN_CHUNKS,),
     check="megatron_overrides.mtp.losses.checks:check_losses",
     example="cross_entropy",
-    is_upstream=True,
+    named_in=6473,
     in_ms_swift=True,
 )
 POSITION_WEIGHTS = Setting(

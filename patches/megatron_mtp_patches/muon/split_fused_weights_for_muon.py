@@ -73,6 +73,7 @@ PATCH = Patch(
                 False,
                 "Orthogonalize gate and up of gated MLPs, which are one weight, each by itself.",
                 check_run=_CHECK,
+                named_in=6688,
             )
         ),
         *optimizer_setting(
@@ -82,6 +83,7 @@ PATCH = Patch(
                 False,
                 "Orthogonalize each head of query, key and value by itself, of multi-latent attention, too.",
                 check_run=_CHECK,
+                named_in=6326,
             )
         ),
         *optimizer_setting(

@@ -11,7 +11,7 @@ PATCH = Patch(
         "number of tokens, and DDP averages the ranks. With a mask that is uneven over the sequence (`--sft`, "
         "`--eod-mask-loss`, padding) tokens on a rank with few of them count more, and a rank without any makes all "
         "gradients smaller. With two ranks and one token that counts, the gradient is half of what it is without "
-        "context parallelism. Upstream's main has it."
+        "context parallelism. Upstream's main has the same defect."
     ),
     adds=(
         "A loss function that returns a sum and a number of tokens is divided by the tokens of all context-parallel "

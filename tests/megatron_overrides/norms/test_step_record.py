@@ -62,7 +62,7 @@ def test_a_skip_is_a_warning_that_names_norm_threshold_and_count(caplog):
 def test_a_skip_for_nan_says_so(caplog):
     with caplog.at_level(logging.WARNING):
         publish(Optimizer(grad_norm_skip_threshold=2.0), norms(), StepDecision(Excess(float("nan"), 2.0)))
-    assert "grad norm nan is not a number, which fails --grad-norm-skip-threshold 2 " in caplog.text
+    assert "grad norm is NaN, which also counts as over --grad-norm-skip-threshold 2 " in caplog.text
 
 
 def test_a_step_that_measured_nothing_shows_no_norm_of_the_step_before():

@@ -131,10 +131,10 @@ def test_the_main_model_takes_the_same_steps_and_the_heads_larger_ones(make_mode
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"mtp_lr": -1.0}, "--mtp-lr.*-1.0 is not a number, 0 or more"),
-        ({"mtp_weight_decay": float("nan")}, "--mtp-weight-decay.*nan is not a number"),
-        ({"mtp_weight_decay": float("inf")}, "--mtp-weight-decay.*inf is not a number"),
-        ({"mtp_lr": True}, "--mtp-lr.*True is not a number"),
+        ({"mtp_lr": -1.0}, "--mtp-lr .*from 0 on, not -1.0; .* that of --lr "),
+        ({"mtp_weight_decay": float("nan")}, "--mtp-weight-decay .*from 0 on, not nan;.* that of --weight-decay "),
+        ({"mtp_weight_decay": float("inf")}, "--mtp-weight-decay .*finite number from 0 on, not inf;"),
+        ({"mtp_lr": True}, "--mtp-lr .*from 0 on, not True;"),
         ({"mtp_lr": 0.001}, "would rise from 0.001 .* to 0.01 .*give --mtp-min-lr.*, 0.001 or less"),
         ({"mtp_min_lr": 0.2}, "would rise from 0.1 .* to 0.2"),
     ],
