@@ -34,9 +34,10 @@ class SettingText(NamedTuple):
     Attributes:
         name: `--flag X`, or the field.
         field: `Config.field`, which other trainers set; "" where the flag is for Megatron-LM's trainer alone.
-        default: as a user would write it.
-        effect: in a sentence.
+        default: of the field, or of a flag without one: off for False, none for None.
+        effect: of the flag, in a sentence.
         is_upstream: newer releases have it.
+        named_in: the number of an upstream change that has a field of this name and is in no known release; 0 for none.
     """
 
     name: str
@@ -44,6 +45,7 @@ class SettingText(NamedTuple):
     default: str
     effect: str
     is_upstream: bool
+    named_in: int
 
 
 def settings(patch: Patch) -> list[SettingText]:
@@ -54,12 +56,20 @@ def settings(patch: Patch) -> list[SettingText]:
     fields = [edit for edit in patch.edits if isinstance(edit, AddField)]
     if patch.package:
         return [
-            SettingText(f"{edit.name}.{edit.field} of {patch.package}", "", _default(edit), edit.doc, edit.is_upstream)
+            SettingText(
+                f"{edit.name}.{edit.field} of {patch.package}",
+                "",
+                _default(edit),
+                edit.doc,
+                edit.is_upstream,
+                edit.named_in,
+            )
             for edit in fields
             if edit.setting
         ]
     flags = [edit for edit in patch.edits if isinstance(edit, AddFlag)]
     field_names = {edit.field: f"{edit.name}.{edit.field}" for edit in fields}
+    named_in = {edit.field: edit.named_in for edit in fields}
     texts = [
         SettingText(
             _flag(edit.flag, edit.type, edit.metavar),
@@ -67,6 +77,7 @@ def settings(patch: Patch) -> list[SettingText]:
             _default(edit),
             edit.help,
             False,
+            named_in.get(argument_of(edit), 0),
         )
         for edit in flags
     ]
@@ -75,7 +86,11 @@ def settings(patch: Patch) -> list[SettingText]:
         if flag not in {edit.flag for edit in flags}:
             has_flag = edit.target == TRANSFORMER_CONFIG
             name = _flag(flag, edit.type) if has_flag else f"{edit.name}.{edit.field}"
-            texts.append(SettingText(name, field_names[edit.field], _default(edit), edit.doc, edit.is_upstream))
+            texts.append(
+                SettingText(
+                    name, field_names[edit.field], _default(edit), edit.doc, edit.is_upstream, edit.named_in
+                )
+            )
     return texts
 
 
@@ -96,4 +111,6 @@ def _flag(flag: str, type: object, metavar: str | None = None) -> str:
 
 
 def _default(edit: AddFlag | AddField) -> str:
-    return "off" if isinstance(edit.default, bool) else "none" if edit.default is None else str(edit.default)
+    if edit.default is True:
+        return "field: True; the flag sets False"
+    return "off" if edit.default is False else "none" if edit.default is None else str(edit.default)

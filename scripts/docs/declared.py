@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import BASE, CATALOG
-from megatron_mtp_patches.description import sections, settings
+from megatron_mtp_patches.description import SettingText, sections, settings
 from megatron_mtp_patches.engine import AddField, AddFlag, Patch, PullRequest
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.states_by_release import KNOWN, retires_with, state_in
@@ -68,12 +68,20 @@ def flag_reference() -> str:
             one.default,
             one.effect,
             _page(patch),
-            "upstream's" if one.is_upstream else "ours",
+            _owner(patch, one),
         ]
         for patch in CATALOG
         for one in settings(patch)
     )
     return "\n".join(table(["flag and config field", "default", "effect", "patch", "whose"], rows))
+
+
+def _owner(patch: Patch, setting: SettingText) -> str:
+    """Whose flag and field it is."""
+    if setting.is_upstream:
+        return "upstream's"
+    change = next((change for change in patch.upstream if change.number == setting.named_in), None)
+    return f"ours; {_link(change)} has one of this name" if change else "ours"
 
 
 def changed_functions() -> str:

@@ -87,6 +87,18 @@ def test_the_reference_has_every_flag_and_field_once():
     assert sorted(name.rpartition(".")[2] for name in named if "." in name) == sorted(FIELDS)
 
 
+def test_the_reference_has_the_default_of_each_field():
+    page = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"`\w+Config\.(\w+)[^`]*` \| ([^|]*) \|", page))
+    edits = (edit for patch in CATALOG for edit in patch.edits)
+    fields = {(edit.field, edit.default) for edit in edits if isinstance(edit, AddField) and edit.field in shown}
+    words = {"off": False, "none": None, "field: True; the flag sets False": True}
+    assert shown.keys() == FIELDS and True in dict(fields).values()
+    for field, default in fields:
+        text = shown[field]
+        assert words.get(text, default) is default and (text in words or text == str(default)), field
+
+
 def test_one_version():
     assert f"\nversion: {megatron_mtp_patches.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {megatron_mtp_patches.__version__} " in (ROOT / "CHANGELOG.md").read_text()
