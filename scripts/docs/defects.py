@@ -51,7 +51,6 @@ def row(defect: Defect) -> list[str]:
         [f"[{defect.patch}]({defect.patch}.md){f' with {defect.flag}' if defect.flag else ''}"] if defect.patch else []
     )
     ways += [defect.instead] if defect.instead else []
-    links = ", ".join(link(one) for one in defect.links)
     shown = "; `reproduce` shows it" if find_program(defect.id) else f"; {defect.evidence}"
     return [
         defect.id,
@@ -60,7 +59,7 @@ def row(defect: Defect) -> list[str]:
         mark_flags(condition_of(defect)),
         ", ".join(releases_with(defect)),
         mark_flags("; or ".join(ways)) or "none known",
-        f"{links}: {defect.state}" if links else defect.state,
+        defect.describe_upstream(link),
     ]
 
 
@@ -72,6 +71,8 @@ def report(defect: Defect) -> str:
         f"It affects runs with {mark_flags(condition_of(defect))}, on {', '.join(releases_with(defect))}. The code: "
         f"{places}.",
     ]
+    if defect.introduced_by:
+        paragraphs.append(f"It was introduced by {', '.join(map(link, defect.introduced_by))}.")
     if program := find_program(defect.id):
         paragraphs.append(
             f"To reproduce: {' '.join((program.__doc__ or '').split())} `megatron-mtp-patches reproduce {defect.id} "

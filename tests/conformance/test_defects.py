@@ -21,6 +21,7 @@ def test_what_is_said_of_it(defect):
     assert defect.kind in KINDS and defect.severity in range(1, 6)
     assert defect.evidence in {"reproduced", "read", "reported"}
     assert defect.state.startswith("fixed ") or defect.state in {"open", "unreported"}
+    assert not (defect.links and defect.state == "unreported"), "what introduced it stands in `introduced_by`"
     first_word = defect.effect.split()[0]
     assert first_word[0].isupper() or {"-", "_"} & set(first_word)  # a sentence, or the name of something
     assert not defect.effect.endswith(".") and not defect.when.endswith(".")

@@ -55,7 +55,7 @@ def explain_defect(defect: Defect) -> int:
     lines = [
         f"{defect.id}, severity {defect.severity} ({defect.kind}): {defect.effect}.",
         f"It affects runs with: {condition_of(defect)}.",
-        f"Upstream: {', '.join(defect.links) or 'not reported'}; {defect.state}.",
+        f"Upstream: {defect.describe_upstream()}.",
         f"{describe_megatron()}: {has_it[has_defect(defect)]}.",
         f"Removed by {defect.patch}: `megatron-mtp-patches explain {defect.patch}`."
         if defect.patch

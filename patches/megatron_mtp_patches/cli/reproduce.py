@@ -94,7 +94,7 @@ def _describe(defect: Defect, program: ModuleType) -> str:
     )
     if packages := needs.needs_of(program):
         machine += f" It needs {' and '.join(packages)}, too."
-    links = [f"https://github.com/{link.replace('#', '/issues/')}" for link in defect.links]
+    upstream = defect.describe_upstream(lambda link: f"https://github.com/{link.replace('#', '/issues/')}")
     releases, megatron = ", ".join(releases_with(defect)), " or ".join(sorted(find_releases()))
     paragraphs = [
         f"{defect.id}: {defect.effect}. It affects runs with {condition_of(defect)}.",
@@ -102,7 +102,7 @@ def _describe(defect: Defect, program: ModuleType) -> str:
         "It prints what is expected and what is seen, and ends with 1 where they differ, with 125 where it cannot run.",
         machine,
         "    python FILE",
-        f"Megatron with this defect: {releases}. Upstream: {', '.join([*links, defect.state])}.",
+        f"Megatron with this defect: {releases}. Upstream: {upstream}.",
         f"megatron-mtp-patches has made this file{f', with megatron-core {megatron}' if megatron else ''}.",
     ]
     return "\n\n".join(textwrap.fill(text, WIDTH, break_on_hyphens=False) for text in paragraphs)

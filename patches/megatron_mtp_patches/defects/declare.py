@@ -38,8 +38,8 @@ class Defect:
     """Something that goes wrong in runs of some Megatrons.
 
     Attributes:
-        id: "ML-4047" after upstream's pull request or issue, with a letter where that covers several defects; a name
-            where upstream has neither.
+        id: "ML-4047" after upstream's pull request or issue, else after what introduced it, with a letter where that
+            covers several defects; a name where it is after neither.
         effect: what it does to the numbers, or to the run, in a sentence without a full stop.
         kind: what the user loses.
         severity: 5 (trains something else) to 1 (a number in the log).
@@ -51,12 +51,14 @@ class Defect:
         only_if: what settings cannot tell, as the end of a sentence that begins with "if"; '' where they decide.
         instead: what to do instead, without a patch, or the flags to set ("--log-interval 1"); '' where nothing helps
             but the patch or another release.
-        links: upstream's pull requests and issues, "NVIDIA/Megatron-LM#4047".
-        state: "fixed in 0.18.0", "fixed on main", "open" or "unreported".
+        links: upstream's pull requests and issues about the defect, "NVIDIA/Megatron-LM#4047".
+        state: "fixed in 0.18.0", "fixed on main", "open" or "unreported", without links.
         evidence: how sure we are: reproduced by running Megatron, read in its source, or reported by others.
         patch: the id of the patch that removes it; '' for none.
         setting: the setting that has to be on for the patch to remove it, as TransformerConfig or OptimizerConfig calls
             it; '' where it needs none.
+        introduced_by: the pull requests that introduced it, written as `links`, where its id is theirs or a reader
+            would look for it there.
     """
 
     id: str
@@ -74,6 +76,12 @@ class Defect:
     instead: str = ""
     patch: str = ""
     setting: str = ""
+    introduced_by: tuple[str, ...] = ()
+
+    def describe_upstream(self, write: Callable[[str], str] = str) -> str:
+        """Upstream's links, its state there and what introduced it; `write` makes a link of "NVIDIA/Megatron-LM#4047"."""
+        links, origin = (", ".join(map(write, names)) for names in (self.links, self.introduced_by))
+        return f"{links}{': ' if links else ''}{self.state}{'; introduced by ' if origin else ''}{origin}"
 
     @property
     def advice(self) -> str:

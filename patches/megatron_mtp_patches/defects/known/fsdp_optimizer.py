@@ -32,7 +32,8 @@ DEFECTS = (
             run.use_megatron_fsdp and run.load and (run.finetune or run.no_load_optim) and (run.bf16 or run.fp16)
         ),
         when="--use-megatron-fsdp with --load and --finetune or --no-load-optim, in bf16 or fp16",
-        links=("NVIDIA/Megatron-LM#4133",),
+        links=(),
+        introduced_by=("NVIDIA/Megatron-LM#4133",),
         state="unreported",
         evidence="reproduced",
         patch="fsdp-without-master-weights",

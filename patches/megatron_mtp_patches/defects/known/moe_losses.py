@@ -207,7 +207,8 @@ DEFECTS = (
             "--micro-batch-size > 1 and --sequence-parallel or --context-parallel-size > 1"
         ),
         instead="use --micro-batch-size 1",
-        links=("NVIDIA/Megatron-LM#5696",),
+        links=(),
+        introduced_by=("NVIDIA/Megatron-LM#5696",),
         state="unreported",
         evidence="read",
     ),
