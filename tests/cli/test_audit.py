@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
+import signal
+import sys
 
 import pytest
+from megatron_mtp_patches.cli import main
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -27,10 +33,33 @@ def test_the_installed_megatron(command, ids):
     assert all(row["file"].endswith(".py") and row["line"] >= 1 for row in content["defects"])
 
 
-def test_the_table_has_a_row_for_each(command, ids):
-    done = command("audit")
-    assert f"{len(ids)} known defects; the patches remove" in done.out
-    assert all(f" {identifier} " in done.out for identifier in ids)
+def test_the_list_names_each_and_cuts_no_id_and_no_flag_on_a_narrow_terminal(command, ids, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = json.loads(command("audit", "--json").out)["defects"]
+    out = command("audit").out
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert f"{len(ids)} known defects; the patches remove" in " ".join(lines)
+    assert {line.split()[1] for line in lines if line.startswith("* ")} == {f"{one}," for one in ids}
+    words = {word.strip("`,;.()") for word in out.split()}
+    for row in rows:
+        flags = re.findall(r"(?<![\w-])--[\w-]+", f"{row['when']} {row['only_if']} {row['instead']} {row['flag']}")
+        assert {*flags, *filter(None, [row["patch"]])} <= words, row["id"]
+    assert "…" not in out and max(map(len, lines[1:-2])) <= 80  # but for the path of this Megatron, and what is hidden
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--sarif"]], ids=str)
+def test_a_reader_who_has_gone(ids, monkeypatch, form):
+    class Closed(io.StringIO):
+        """As a pipe that nobody reads; what is left of its text goes where nothing is kept."""
+
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def fileno(self) -> int:
+            return os.open(os.devnull, os.O_WRONLY)
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert main(["audit", *form]) == 128 + signal.SIGPIPE
 
 
 def test_sarif(command, ids):
@@ -74,3 +103,9 @@ def read(command, folder):
 def test_a_folder_without_megatron(command, tmp_path):
     done = command("audit", "--against", str(tmp_path))
     assert done.code == 2 and f"--against {tmp_path}: there is no megatron/core in it" in done.err
+
+
+def test_a_folder_that_is_missing(command, tmp_path):
+    both = f"{tmp_path}:{tmp_path / 'no'}"
+    done = command("audit", "--against", both)
+    assert done.code == 2 and f"--against {both}: there is no folder '{tmp_path / 'no'}'" in done.err

@@ -2,12 +2,15 @@
 
 Exit codes: 0 all is well; 1 a patch is refused, a source has drifted or something needed is missing; 2 wrong usage.
 `run` exits with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads, or no step;
-`reproduce` with 125 if a package is missing that its program needs.
+`reproduce` with 125 if a package is missing that its program needs. Where nobody reads what a command prints any more,
+as after `| head -1`, it ends with 141, as a program that SIGPIPE ends: it has not said all, so 0 would be too much.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +23,20 @@ from ..states_by_release import KNOWN
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] in (["run"], ["verify-mtp"]):
+        return carry_out(words)  # what a script does with a broken pipe is its own affair
+    try:
+        try:
+            return carry_out(words)
+        finally:
+            sys.stdout.flush()  # here, where an error can be answered, not at the end of the process
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def carry_out(words: list[str]) -> int:
+    """Carry out the command that these words are; its exit code."""
     if Path("megatron", "core").is_dir() and not {"", str(Path.cwd())} & set(sys.path):
         sys.path.insert(0, str(Path.cwd()))  # a checkout, in which `run` and `python -m` find Megatron, too
     parser = make_parser()

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.table import Column, Table
+from rich.padding import Padding
+from rich.text import Text
 
 from .. import __version__
 from ..defects.catalog import known_defects
@@ -42,6 +43,7 @@ class Row:
     flag: str
     state: str
     links: tuple[str, ...]
+    introduced_by: tuple[str, ...]
     evidence: str
     file: str
     line: int
@@ -54,8 +56,12 @@ def audit(against: str | None, as_json: bool, as_sarif: bool, fail_on: int | Non
 
     Raises:
         PatchError: there is no Megatron.
+        UsageError: `against` names no folder, or none with a Megatron.
     """
     path = against.split(os.pathsep) if against else None
+    for folder in path or ():
+        if not os.path.isdir(folder):
+            raise UsageError(f"--against {against}: there is no folder {folder!r}")
     if find_file("megatron.core", path) is None:
         if path:
             raise UsageError(f"--against {against}: there is no megatron/core in it")
@@ -82,19 +88,12 @@ def _describe(defect: Defect, path: list[str] | None) -> Row:
 def _show(name: str, rows: list[Row], hidden: list[str]) -> None:
     console = make_console()
     console.print(name, soft_wrap=True)
-    table = Table(
-        "sev.",
-        "id",
-        "kind, evidence",
-        Column("what happens", ratio=3),
-        Column("with", ratio=2),
-        Column("way out", ratio=2),
-    )
-    for row in rows:
-        style = "red" if row.severity >= 4 else "yellow" if row.severity == 3 else None
-        kind = f"{row.kind}, {'`reproduce` shows it' if has_program(row.id) else row.evidence}"
-        table.add_row(str(row.severity), row.id, kind, row.effect, condition_of(row), way_out(row), style=style)
-    console.print(table)
+    for row in rows:  # no table: narrow columns would cut ids and flags in two
+        style = "red" if row.severity >= 4 else "yellow" if row.severity == 3 else ""
+        sure = "`reproduce` shows it" if has_program(row.id) else row.evidence
+        console.print(Text(f"* {row.id}, severity {row.severity} ({row.kind}; {sure}): {row.effect}", style))
+        for text in (f"with: {condition_of(row)}", f"way out: {way_out(row)}"):
+            console.print(Padding(Text(text, style), (0, 0, 0, 4), expand=False))
     removed = sum(bool(row.patch) for row in rows)
     console.print(
         f"{len(rows)} known defects; the patches remove {removed}. For those that affect a run:", soft_wrap=True

@@ -10,9 +10,14 @@ from rich.console import Console
 PIPE = 170  # columns: the longest target and the releases that share its source
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # for main(), which ends every command alike; rich would end it with 1
+
+
 def make_console() -> Console:
     """As wide as the terminal; into a pipe or a file so wide that names stay whole."""
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE
     return console
