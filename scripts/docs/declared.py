@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.description import SettingText, sections, settings
 from megatron_mtp_patches.engine import AddField, AddFlag, Patch, PullRequest
 from megatron_mtp_patches.engine.state import State
+from megatron_mtp_patches.megatrons import RELEASES
 from megatron_mtp_patches.states_by_release import KNOWN, retires_with, state_in
 
 from scripts.common.markdown import table
+from scripts.common.process import ROOT
+from scripts.common.toml import read_toml
 
 # Several pages show it; tests/end_to_end/test_shown_commands.py runs it.
 CPU = """\
@@ -35,9 +40,30 @@ def releases_table() -> str:
     rows = []
     for patch in CATALOG:
         upstream = ", ".join(map(_link, patch.upstream)) or "none"
-        states = [state_in(patch, release) for release in KNOWN]
-        rows.append([_page(patch), upstream, *states, retires_with(patch) or "none"])
+        rows.append([_page(patch), upstream, *_states(patch), retires_with(patch) or "none"])
     return "\n".join(table(["patch", "upstream", *KNOWN, "superfluous from"], rows))
+
+
+def _states(patch: Patch) -> list[str]:
+    """The state of the patch in each of `KNOWN`; for a patch of a framework, only where that was tried."""
+    if not patch.package:
+        return [state_in(patch, release) for release in KNOWN]
+    versions = _tried_versions(patch.package)
+    return [
+        f"{state_in(patch, release)} ({patch.package} {versions[release]})" if release in versions else "not tried"
+        for release in KNOWN
+    ]
+
+
+def _tried_versions(package: str) -> dict[str, str]:
+    """{release: the version of the package with which CI tries it}"""
+    matrix = read_toml(ROOT / "ci" / "matrix.toml")
+    wanted = {release: matrix["packages"] for release in RELEASES}
+    for one in matrix["environment"]:
+        installed = [*one["installs"], *one.get("alone", [])]
+        wanted[one["release"]] = [*wanted[one["release"]], *installed]
+    pinned = re.compile(rf"{re.escape(package)}==([\d.]+)", re.IGNORECASE)
+    return {release: match[1] for release, words in wanted.items() for match in map(pinned.match, words) if match}
 
 
 def summaries() -> str:
@@ -105,7 +131,7 @@ def head(patch: Patch) -> str:
     """What stands under the title of the patch's page."""
     links = (f"[{change}]({_engine.project.pull_request_url(change)}) ({change.fate})" for change in patch.upstream)
     upstream = ", ".join(links) or "none"
-    states = table(["upstream", *KNOWN], [[upstream, *(state_in(patch, release) for release in KNOWN)]])
+    states = table(["upstream", *KNOWN], [[upstream, *_states(patch)]])
     parts = [f"{patch.summary}.", "\n".join(states)]
     if rows := [[f"`{one.name}`", one.default, one.effect] for one in settings(patch)]:
         parts.append("\n".join(table(["flag or config field", "default", "effect"], rows)))
