@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.description import SettingText, sections, settings
-from megatron_mtp_patches.engine import AddField, AddFlag, Patch, PullRequest
+from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Edit, Patch, PullRequest, Wrap
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatrons import RELEASES
 from megatron_mtp_patches.states_by_release import KNOWN, retires_with, state_in
@@ -29,10 +30,11 @@ megatron-mtp-patches run --device cpu pretrain_gpt.py $ARGS
 
 
 def blocks() -> dict[str, str]:
-    """The tables of docs/{patches,flags,changed-functions}.md, a command, and a block for each patch, under its id."""
+    """What pages say of all patches, a command, and a block for each patch, under its id."""
     tables = {"releases": releases_table(), "summaries": summaries(), "flag-reference": flag_reference()}
     heads = {patch.id: head(patch) for patch in CATALOG}
-    return {"cpu-command": CPU, "changed-functions": changed_functions(), **tables, **heads}
+    changes = {"changed-functions": changed_functions(), "unchecked-edits": unchecked_edits()}
+    return {"cpu-command": CPU, **changes, **tables, **heads}
 
 
 def releases_table() -> str:
@@ -115,16 +117,38 @@ def changed_functions() -> str:
     patches: dict[tuple[str, str], list[str]] = {}
     for patch in (*BASE, *CATALOG):
         for edit in patch.edits:
-            code = edit.implementation or ""
-            if isinstance(edit, AddField):
-                code = f"the field {edit.field}"
-            elif isinstance(edit, AddFlag):
-                code = f"the flag {edit.flag}"
-            patches.setdefault((edit.target, code), []).append(patch.id)
+            patches.setdefault((edit.target, _code(edit)), []).append(patch.id)
     rows = [
         [f"`{target}`", f"`{code}`", ", ".join(dict.fromkeys(ids))] for (target, code), ids in sorted(patches.items())
     ]
     return "\n".join(table(["changed", "by", "patches"], rows))
+
+
+def _code(edit: Edit) -> str:
+    """What does the work of an edit; with its target, the name of the edit."""
+    if isinstance(edit, AddField):
+        return f"the field {edit.field}"
+    return f"the flag {edit.flag}" if isinstance(edit, AddFlag) else edit.implementation
+
+
+def unchecked_edits() -> str:
+    """Which edits are made whatever the source of their target is, and why that is safe."""
+    edits = {(edit.target, _code(edit)): edit for patch in (*BASE, *CATALOG) for edit in patch.edits}.values()
+    counts = Counter(type(edit) for edit in edits if not edit.check_source)
+    wraps = sum(type(edit) is Wrap for edit in edits)
+    kinds = {
+        Wrap: f"of the {wraps} wrappers. These depend on the name and the parameters of the function alone, and pass "
+        "on what they do not know",
+        AddIfMissing: "names that are added where a Megatron lacks them. One that exists stays as it is",
+        AddFlag: "flags of the command line. They are added to the parser that Megatron returns",
+    }
+    assert counts.keys() == kinds.keys(), "say why these are safe"
+    rows = [f"* {counts[kind]} {text} (`{kind.__name__}`)." for kind, text in kinds.items()]
+    intro = (
+        f"{counts.total()} of the {len(edits)} edits do not depend on the source of what they change, and are made "
+        "whatever that is. Where the module is there and lacks the function, the patch is refused all the same."
+    )
+    return "\n".join([intro, "", *rows])
 
 
 def head(patch: Patch) -> str:

@@ -9,6 +9,7 @@ from megatron_mtp_patches.cli.audit import condition_of
 from megatron_mtp_patches.defects import known
 from megatron_mtp_patches.defects.catalog import TOPICS, known_defects, read_releases, releases_with
 from megatron_mtp_patches.defects.declare import Defect
+from megatron_mtp_patches.megatrons import DEFAULT
 from megatron_mtp_patches.reproductions.runner import find_program
 
 from scripts.common.markdown import table
@@ -17,10 +18,11 @@ SEVERITIES = (5, 4, 3, 2, 1)
 
 
 def blocks() -> dict[str, str]:
-    """`defects-by-release`; `known-defects`, the tables of all topics; `upstream-reports`, of what nobody reported."""
+    """What pages say of all known defects, by the names of the blocks."""
     unreported = [defect for defect in known_defects() if defect.state == "unreported"]
     return {
         "defects-by-release": by_release(),
+        "removed-defects": removed(DEFAULT),
         "known-defects": "\n\n".join(map(topic_table, TOPICS)),
         "upstream-reports": "\n\n".join(map(report, unreported)),
     }
@@ -35,6 +37,19 @@ def by_release() -> str:
         rows.append([release, *map(str, counts), str(len(here)), str(sum(bool(defect.patch) for defect in here))])
     heading = ["release", *(f"severity {severity}" for severity in SEVERITIES), "in all", "removed by a patch"]
     return "\n".join(table(heading, rows))
+
+
+def removed(release: str) -> str:
+    """How many of its known defects the patches remove, and what upstream has of these, for README."""
+    answers = read_releases()[release]
+    here = [defect for defect in known_defects() if answers[defect.id]]
+    states = [defect.state.split()[0] for defect in here if defect.patch]
+    fixed, reported, unreported = (states.count(state) for state in ("fixed", "open", "unreported"))
+    return (
+        f"Of the {len(here)} [known defects](docs/known-defects.md) of {release} the patches remove {len(states)}. "
+        f"Upstream has fixed {fixed} of these in newer code. No known Megatron repairs the other "
+        f"{reported + unreported}: {reported} have an open issue or pull request, and nobody has reported {unreported}."
+    )
 
 
 def topic_table(topic: str) -> str:

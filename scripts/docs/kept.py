@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from statistics import mean
 from typing import Any
 
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.defects.catalog import known_defects, read_releases
-from megatron_mtp_patches.megatrons import DEFAULT, REFERENCE
+from megatron_mtp_patches.megatrons import REFERENCE
 
 from scripts.acceptance import table as accepted
 from scripts.bench import frozen as price
@@ -26,7 +24,6 @@ SHOWN = re.compile(r"(, bias)?, (adam|dist_muon)(: copies of an expert, apart)?"
 
 def blocks() -> dict[str, str]:
     return {
-        "gains": gains(_read("acceptance"), _read("frozen")["found"]),
         "cost": cost(_read("bench")),
         "experts": experts(_read("experts")),
         "losses": "\n".join(accepted.losses(_read("acceptance")).lines()),
@@ -35,30 +32,6 @@ def blocks() -> dict[str, str]:
         **{kind: price_of(kind, _read(kind)) for kind in price.KINDS},
         "pins": pins(),
     }
-
-
-def gains(lengths: accepted.Runs, price: dict[str, dict[str, float]]) -> str:
-    """Three numbers: known defects, accepted lengths of held-out text, and the time of a step of heads alone."""
-    answers = read_releases()[DEFAULT]
-    defects = [defect for defect in known_defects() if answers[defect.id]]
-    removed = sum(bool(defect.patch) for defect in defects)
-    before, after = (mean(run["sampled, held out"] for run in lengths[loss]) for loss in ("cross_entropy", "e2e_tv"))
-    ratio = price["frozen"]["milliseconds"] / price["detached"]["milliseconds"]
-    rows = [
-        [f"[known defects](docs/known-defects.md) left in {DEFAULT}", str(len(defects)), str(len(defects) - removed)],
-        [
-            "[tokens per step](docs/train-mtp-heads-for-acceptance.md#which-loss) of speculative "
-            "decoding by sampling, 3 heads, estimated on held-out text",
-            f"{before:.3f}",
-            f"{after:.3f}",
-        ],
-        [
-            "[time of a step](docs/freeze-base-model-for-mtp.md#figures) of heads for a trained model",
-            "1",
-            f"{ratio:.2f}",
-        ],
-    ]
-    return "\n".join(table(["", "without", "with the patches"], rows, right=(1, 2)))
 
 
 def pins() -> str:

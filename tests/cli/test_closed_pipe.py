@@ -15,7 +15,8 @@ pytestmark = pytest.mark.forked("patched")
 
 # What the process does before it becomes the command.
 CLOSE_PIPE = (
-    "import os, sys; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1); os.execv(sys.argv[1], sys.argv[1:])"
+    "import os, sys; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
 )
 
 

@@ -16,8 +16,8 @@ def check_rates(settings: Any) -> None:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if value is not None and not (is_number and 0.0 <= value < math.inf):
             raise ValueError(
-                f"{spell(name)} takes a finite number from 0 on, not {value!r}; where it is left out, MTP heads have that "
-                f"of {spell(name.removeprefix('mtp_'))}"
+                f"{spell(name)} takes a finite number from 0 on, not {value!r}; where it is left out, MTP heads have "
+                f"that of {spell(name.removeprefix('mtp_'))}"
             )
     rate, lowest = (_of_heads(settings, name) for name in ("lr", "min_lr"))
     if None not in (rate, lowest) and rate < lowest and _asks_for_rates(settings):

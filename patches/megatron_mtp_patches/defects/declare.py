@@ -79,7 +79,7 @@ class Defect:
     introduced_by: tuple[str, ...] = ()
 
     def describe_upstream(self, write: Callable[[str], str] = str) -> str:
-        """Upstream's links, its state there and what introduced it; `write` makes a link of "NVIDIA/Megatron-LM#4047"."""
+        """Its links, its state and what introduced it; `write` makes a link of "NVIDIA/Megatron-LM#4047"."""
         links, origin = (", ".join(map(write, names)) for names in (self.links, self.introduced_by))
         return f"{links}{': ' if links else ''}{self.state}{'; introduced by ' if origin else ''}{origin}"
 

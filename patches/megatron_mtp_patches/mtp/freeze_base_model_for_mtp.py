@@ -67,9 +67,9 @@ PATCH = Patch(
         "the heads."
     ),
     notes=(
-        "#7021 was merged after the newest release. Its description and the HybridModel of a later main were read: only "
-        "`mtp.layers.*` trains (all parameters of an MTP block are there), the decoder runs under `no_grad`, the biases "
-        "of the main model's routers stay and those of the heads' routers move, MTP heads are required, and "
+        "#7021 was merged after the newest release. Its description and a later HybridModel were read: only "
+        "`mtp.layers.*` trains (all parameters of an MTP block are there), the decoder runs under `no_grad`, the "
+        "biases of the main model's routers stay and those of the heads' routers move, MTP heads are required, and "
         "`--freeze-all-layers` is refused. There the output layer and the main loss run with gradients; here they run "
         "without. In a Megatron that has the setting by itself the patch is refused: nobody has run the two side by "
         "side.",
