@@ -87,9 +87,7 @@ def settings(patch: Patch) -> list[SettingText]:
             has_flag = edit.target == TRANSFORMER_CONFIG
             name = _flag(flag, edit.type) if has_flag else f"{edit.name}.{edit.field}"
             texts.append(
-                SettingText(
-                    name, field_names[edit.field], _default(edit), edit.doc, edit.is_upstream, edit.named_in
-                )
+                SettingText(name, field_names[edit.field], _default(edit), edit.doc, edit.is_upstream, edit.named_in)
             )
     return texts
 

@@ -23,7 +23,7 @@ CLOSE_PIPE = (
 def test_it_ends_as_by_the_signal(monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "w") as closed:
+    with os.fdopen(writer, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
         assert main(["explain", "roll-padded-packed-sequences"]) == 128 + signal.SIGPIPE
         print("nothing is raised any more", flush=True)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.padding import Padding
@@ -60,7 +61,7 @@ def audit(against: str | None, as_json: bool, as_sarif: bool, fail_on: int | Non
     """
     path = against.split(os.pathsep) if against else None
     for folder in path or ():
-        if not os.path.isdir(folder):
+        if not Path(folder).is_dir():
             raise UsageError(f"--against {against}: there is no folder {folder!r}")
     if find_file("megatron.core", path) is None:
         if path:
