@@ -80,19 +80,31 @@ def _sum_over_ranks(
     of which this rank owns parameters.
     """
     owned: set[Group] = set()
-    reduced = torch.stack([_reduce(reduction, root, separate, owned) for reduction in shared])
-    sums: list[list[GradNorm]]
-    if getattr(upstream, "multi_tensor_scale_tensor_impl", None) is not None:  # norms stay on the device
-        sums = [list(row.split(1)) for row in reduced.sum(dim=0)]
-    else:
-        # tolist is the one host-device sync
-        sums = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*reduced.tolist(), strict=True)]
+    sums = _add_up(torch.stack([_reduce(reduction, root, separate, owned) for reduction in shared]))
     for reduction in shared:
         for leaf in reduction.optimizers:
             if leaf is not root and measures_itself(leaf):
                 row = sums[Row.EXEMPT_SQUARES if is_exempt(leaf) else Row.SQUARES]
                 row[0] = row[0] + (leaf.get_grad_norm() or 0.0) ** 2
     return sums, owned
+
+
+def _add_up(reduced: torch.Tensor) -> list[list[GradNorm]]:
+    """The sum of what each reduction gave, float32 [reductions, rows of `Row`, columns], rounded as Megatron rounds it.
+
+    Norms over one process group stay on the device where this Megatron keeps them there. Of optimizers that are reduced
+    over several groups Megatron adds up the squares of rounded norms, and reads the sum on the host.
+    """
+    keeps_on_device = getattr(upstream, "multi_tensor_scale_tensor_impl", None) is not None
+    if not keeps_on_device:
+        reduced = reduced.double()
+    if len(reduced) > 1:
+        squares = reduced[:, : Row.OWNERS]
+        squares.copy_(squares.sqrt().square())
+    sums = reduced.sum(dim=0)
+    if keeps_on_device and len(reduced) == 1:
+        return [list(row.split(1)) for row in sums]
+    return sums.tolist()  # the one host-device sync
 
 
 def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...], owned: set[Group]) -> torch.Tensor:

@@ -55,7 +55,8 @@ def run_command(patches, *words):
     """Run `megatron-mtp-patches WORDS` with these patches, in this process."""
     from megatron_mtp_patches.cli import main
 
-    os.environ |= {"MEGATRON_MTP_PATCHES": patches, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    connections = "8" if "--use-megatron-fsdp" in words else "1"  # Megatron insists on either
+    os.environ |= {"MEGATRON_MTP_PATCHES": patches, "CUDA_DEVICE_MAX_CONNECTIONS": connections}
     logging.getLogger().handlers.clear()  # those of pytest print nothing
     sys.path.insert(0, "")  # the folder of the script replaces it
     sys.exit(main(words))
