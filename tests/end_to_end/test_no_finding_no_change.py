@@ -1,4 +1,4 @@
-"""Where `doctor` names no wrong number, the repairs leave each bit of a training as it is: in layouts, over drawn flags.
+"""Where `doctor` names no wrong number, the repairs change no bit of a training: in layouts, over drawn flags.
 
 Compared are the losses and norms of the log, and what a checkpoint holds: weights, moments of the optimizer, which have
 each bit of the norm by which gradients are clipped, and random states. The pages of the patches say which other numbers

@@ -43,8 +43,8 @@ PATCH = Patch(
     ),
     numerics=(
         "Tagged parameters are clipped by a separate norm, and the reported grad norm no longer includes them. If "
-        "dense and expert parameters are reduced over different ranks, and several optimizers have the dense ones (Muon "
-        "and Adam), the main norm is rounded once for all of them instead of once for each."
+        "dense and expert parameters are reduced over different ranks, and several optimizers have the dense ones "
+        "(Muon and Adam), the main norm is rounded once for all of them instead of once for each."
     ),
     probe=Probe(f"{OPTIMIZER}:copy_optimizer_param_metadata"),
     edits=(
