@@ -54,7 +54,6 @@ class ForwardPass(NamedTuple):
         is_idle: the output of the MTP block, if this stage has one, is that of the main model alone.
         request: that of an `mtp_pass`. Its labels and its mask are those of the heads.
         metrics: what an `mtp_pass` measures without gradients; None leaves the metrics to Megatron's tracker.
-        process_groups: the ProcessGroupCollection of the model; None stands for Megatron's global groups.
 
     run_main_model_without_gradients adds:
         head_losses: the losses that the output of the model is to train, because the main model is frozen.
@@ -66,7 +65,6 @@ class ForwardPass(NamedTuple):
     is_idle: bool = False
     request: Request | None = None
     metrics: PassMetrics | None = None
-    process_groups: Any = None
     head_losses: list[torch.Tensor] | None = None
 
     @property

@@ -45,7 +45,6 @@ def record_forward_inputs(call: Call) -> Any:
         is_idle=is_disabled or bool(can_skip and not megatron_fsdp_releases(call.instance.mtp)),
         request=request,
         metrics=request.metrics if request is not None and computes_loss and not trains_heads else None,
-        process_groups=getattr(call.instance, "pg_collection", None),
     ):
         return call.proceed()
 

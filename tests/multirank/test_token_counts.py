@@ -1,9 +1,7 @@
-"""The tokens of MTP heads are counted over all ranks that share their mean: groups, collectives and the log.
+"""The tokens of MTP heads are counted over the ranks that share a microbatch: losses, collectives and the log.
 
-That values and gradients are those of the whole sequences is in test_losses.py.
+That gradients are those of the whole sequences is in test_losses.py.
 """
-
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,88 +11,78 @@ from megatron.core.transformer import multi_token_prediction as mtp
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2, 4)]
 
-DEPTHS, LENGTH, VOCABULARY = 2, 8, 11
-# Of a layout: process groups, whether the loss is per token, and how many ranks share a mean.
-LAYOUTS = {
-    "mean, CP": ({"context_parallel_size": 2}, False, 2),
-    "mean, DP": ({}, False, 1),
-    "per token, CP": ({"context_parallel_size": 2}, True, None),
-    "per token, DP": ({}, True, None),
-}
+DEPTHS, LENGTH = 2, 16
+# Which positions of each microbatch of a step count: all, a few, those of one of four ranks, those at the end, none.
+MASKS = torch.zeros(4, LENGTH, dtype=torch.float64)
+MASKS[0] = 1
+MASKS[1, 3:6] = 1
+MASKS[2, [0, 1, LENGTH - 2, LENGTH - 1]] = 1
+LABELS = torch.arange(4 * LENGTH).view(4, LENGTH)
 
 
 @pytest.fixture
-def run(rank):
-    """run(config settings, ...): the loss of each head on this rank; without `mask` only rank 0 has tokens."""
+def run():
+    """run(mask, labels, config settings, ...): the loss of each head on this rank; that of a position is its label."""
 
-    def process(is_training=True, mask=None, cp_group=None, loss=3.0, **settings):
+    def process(mask=None, labels=LABELS[:1], is_training=True, cp_group=None, **settings):
         config = TransformerConfig(
             num_layers=1, hidden_size=4, num_attention_heads=1, mtp_num_layers=DEPTHS, **settings
         )
-        mtp.MTPLossLoggingHelper.tracker = {}
-        hidden = torch.ones((1 + DEPTHS) * LENGTH, 1, 4, requires_grad=torch.is_grad_enabled())
+        length = labels.size(1)
+        hidden = torch.ones((1 + DEPTHS) * length, 1, 4, requires_grad=torch.is_grad_enabled())
         losses = []
 
         def attach(main, loss):
-            losses.append(loss.detach())
+            losses.append(loss.detach().double().sum())
             return main
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(mtp.MTPLossAutoScaler, "apply", attach)
             mtp.process_mtp_loss(
                 hidden,
-                torch.ones(1, LENGTH, dtype=torch.int64),
-                torch.full((1, LENGTH), float(rank == 0)) if mask is None else mask,
+                labels,
+                torch.ones(1, length) if mask is None else mask.float(),
                 lambda head, weight, runtime_gather_output: (head, None),
                 None,
                 True,
                 is_training,
-                lambda labels, logits: torch.full(labels.shape, loss),
+                lambda labels, logits: labels.float(),
                 config,
                 cp_group=cp_group,
             )
-        return losses
+        return torch.stack(losses)
 
     return process
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_all_reduce_counts_the_tokens_of_all_heads_and_the_mean_is_logged(
-    parallel, run, layout, rank, world_size, count_collectives
+@pytest.mark.parametrize("is_per_token", [False, True], ids=["mean", "per token"])
+def test_the_loss_of_a_step_depends_on_neither_replicas_nor_context_parallel_ranks(
+    parallel, run, world_size, is_per_token, count_collectives
 ):
-    sizes, is_per_token, sharing = LAYOUTS[layout]
-    sharing = world_size if sharing is None else sharing
-    parallel(**sizes)
-    ones = torch.ones(1, LENGTH)
-    count_collectives.clear()
-    run(
-        mask=ones * (rank == 0),
-        cp_group=parallel_state.get_context_parallel_group(),
-        calculate_per_token_loss=is_per_token,
-    )
-    assert count_collectives.count("all_reduce") == int(sharing > 1)
-    logged = mtp.MTPLossLoggingHelper.tracker
-    mtp.MTPLossLoggingHelper.reduce_metrics_in_tracker()
-    # Each mean has the loss 3, or no token: then it is 0.
-    means_with_tokens = 1 if is_per_token or sizes else 1 / world_size
-    if sizes and not is_per_token:
-        means_with_tokens = 2 / world_size
-    torch.testing.assert_close(logged["loss_values"], torch.full((DEPTHS,), 3.0 * means_with_tokens))
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("by", ["all ranks", "each rank"])
-def test_the_mean_over_two_ranks_with_2_and_4_tokens(parallel, run, rank, by, monkeypatch):
-    """A case like that of NVIDIA/Megatron-LM#7452: the mean is 4, and counts of each rank, as upstream's, give 14/3."""
-    parallel()
-    if by == "each rank":
-        monkeypatch.delattr(mtp, "sum_token_counts")
-    tokens, loss = (2, 10.0) if rank == 0 else (4, 2.0)
-    mask = (torch.arange(LENGTH) < tokens).float().unsqueeze(0)
-    first_head, _ = run(mask=mask, loss=loss, calculate_per_token_loss=True, mtp_loss_scaling_factor=float(DEPTHS))
-    total = first_head.sum()
-    torch.distributed.all_reduce(total)
-    torch.testing.assert_close(total / 6, torch.tensor(4.0 if by == "all ranks" else 14 / 3))
+    """The reference is the mean of each microbatch in float64, over the whole sequence."""
+    settings = {"calculate_per_token_loss": is_per_token, "mtp_loss_scaling_factor": float(DEPTHS)}
+    counted = [MASKS[:, depth:] for depth in range(1, 1 + DEPTHS)]
+    sums = [(LABELS[:, depth:] * mask).sum(1) for depth, mask in enumerate(counted, start=1)]
+    means = torch.stack([total / mask.sum(1).clamp(min=1) for total, mask in zip(sums, counted, strict=True)])
+    tokens = MASKS.sum(1)
+    expected = (means * tokens).sum(1) / tokens.sum() if is_per_token else means.mean(1)
+    for size in (size for size in (1, 2, 4) if size <= world_size):
+        parallel(context_parallel_size=size)
+        group = parallel_state.get_context_parallel_group()
+        chunks = torch.arange(LENGTH).view(2 * size, -1)
+        mine = chunks[[group.rank(), 2 * size - 1 - group.rank()]].flatten()
+        numbers = range(parallel_state.get_data_parallel_rank(), len(MASKS), world_size // size)
+        mtp.MTPLossLoggingHelper.tracker = {}
+        count_collectives.clear()
+        loss = sum(run(MASKS[[n]][:, mine], LABELS[[n]][:, mine], cp_group=group, **settings) for n in numbers)
+        assert count_collectives.count("all_reduce") == (len(numbers) if size > 1 else 0)
+        torch.distributed.all_reduce(loss)
+        # finalize_model_grads divides by all tokens; or the schedule by the microbatches, and DDP averages.
+        divisor = tokens.sum() if is_per_token else len(numbers) * world_size
+        torch.testing.assert_close(loss / divisor, expected)
+        logged = {}
+        mtp.MTPLossLoggingHelper.track_mtp_metrics(1 / len(numbers), 1, None, total_loss_dict=logged)
+        torch.testing.assert_close([logged[f"mtp_{depth} loss"].double() for depth in (1, 2)], list(means.mean(1)))
 
 
 def test_without_gradients_and_in_evaluation_ranks_count_by_themselves(parallel, run, count_collectives):
@@ -126,22 +114,7 @@ def test_a_position_that_is_weighed_counts_once_and_e2e_tv_counts_its_chains_onc
         assert reduced == [numbers]
 
 
-def test_the_groups_of_the_model_take_the_place_of_the_global_ones(parallel):
-    from megatron_overrides.mtp.losses.token_counts import mean_group
-
-    parallel()
-    per_token, mean = (SimpleNamespace(calculate_per_token_loss=value) for value in (True, False))
-    groups = SimpleNamespace(dp_cp="data and context", dp_cp_gtp_remat=None)
-    assert mean_group(mean, "context", groups) == "context"
-    assert mean_group(per_token, "context", groups) == "data and context"
-    # finalize_model_grads of 0.19 counts over the wider group, if there is one.
-    groups.dp_cp_gtp_remat = "wider"
-    assert mean_group(per_token, "context", groups) == "wider"
-    whole = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    assert mean_group(per_token, None, None) is whole
-
-
-def test_ranks_with_different_numbers_of_microbatches_are_refused():
+def test_sequences_that_are_dealt_to_separate_groups_of_ranks_are_refused():
     settings = {"num_layers": 1, "hidden_size": 4, "num_attention_heads": 1, "hybrid_context_parallel": True}
     settings["max_seqlen_per_dp_cp_rank"] = 64
     TransformerConfig(**settings)

@@ -38,16 +38,16 @@ def _check_heads(settings: Any, name: str, default: str) -> None:
 
 
 def check_token_counts(settings: Any) -> None:
-    """Raise ValueError if ranks with different numbers of microbatches would add up the tokens of their heads."""
+    """Raise ValueError if the model's context-parallel ranks have parts of different sequences."""
     mtp = sys.modules.get("megatron.core.transformer.multi_token_prediction")
     if not getattr(settings, "hybrid_context_parallel", False) or not getattr(settings, "mtp_num_layers", None):
         return
     if hasattr(mtp, "sum_token_counts"):
         raise ValueError(
-            f"{spell('hybrid_context_parallel')} gives ranks different numbers of microbatches, but "
-            f"count-mtp-tokens-over-ranks adds up the tokens of each microbatch over all of them: leave the flag out, "
-            f"train without {spell('mtp_num_layers')}, or leave out the patch (MEGATRON_MTP_PATCHES="
-            f"-count-mtp-tokens-over-ranks; ranks then count by themselves, as upstream's do)"
+            f"{spell('hybrid_context_parallel')} deals each sequence to a separate group of ranks, but MTP heads roll "
+            f"their labels, and count-mtp-tokens-over-ranks counts their tokens, over the context-parallel group of the "
+            f"model: leave the flag out, train without {spell('mtp_num_layers')}, or leave out the patch "
+            f"(MEGATRON_MTP_PATCHES=-count-mtp-tokens-over-ranks; the heads then train as upstream's do)"
         )
 
 

@@ -22,7 +22,6 @@ from megatron_overrides.mtp.loss_weight.current import loss_weight
 from megatron_overrides.mtp.losses.head_losses import head_losses
 from megatron_overrides.mtp.losses.head_settings import HeadSettings
 from megatron_overrides.mtp.losses.projection import Projection
-from megatron_overrides.mtp.losses.token_counts import mean_group
 from megatron_overrides.mtp.losses.vocabulary import number_of_tokens
 from megatron_overrides.mtp.metrics import head_metrics
 
@@ -116,7 +115,7 @@ def process_mtp_loss(
     logs = is_training and model_pass.metrics is None
     counts = losses.counts
     if hasattr(mtp, "sum_token_counts") and (logs or torch.is_grad_enabled()):
-        counts = mtp.sum_token_counts(counts, mean_group(config, cp_group, model_pass.process_groups))
+        counts = mtp.sum_token_counts(counts, cp_group)
     if logs:
         head_metrics.save_to_tracker(losses.metrics, counts)
     elif model_pass.metrics is not None:

@@ -1,7 +1,8 @@
-"""Count the tokens of an MTP loss over all ranks that share its mean, so that it does not depend on how they are cut.
+"""Count the tokens of an MTP loss over the ranks that share the sequences of a microbatch.
 
-NVIDIA/Megatron-LM#7498, #7513, #7452. Upstream counts on each rank. But context-parallel ranks have parts of the same
-sequences, a roll takes a token from only one of them, and `finalize_model_grads` divides by the tokens of all ranks.
+NVIDIA/Megatron-LM#7498, #7513. Upstream counts on each rank. But context-parallel ranks have parts of the same sequences,
+and a roll takes a token from only one of them. Data-parallel ranks have other microbatches: pooling their tokens would
+make the number of these ranks matter.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from megatron.core import parallel_state
 
 
 class TokenCounts(NamedTuple):
@@ -42,21 +42,3 @@ def sum_token_counts(local: TokenCounts, group: Any) -> TokenCounts:
     torch.distributed.all_reduce(counts, group=group)
     main, *losses = counts.unbind()
     return TokenCounts(main, losses, group.size())
-
-
-def mean_group(config: Any, cp_group: Any, process_groups: Any) -> Any:
-    """Return the process group that shares the mean of an MTP loss.
-
-    Without `config.calculate_per_token_loss` DDP averages over the replicas, each of which has its own mean: they are
-    the context-parallel ranks. With it, they are those over which `finalize_model_grads` adds up the tokens.
-
-    Args:
-        process_groups: the ProcessGroupCollection of the model, or None for Megatron's global groups.
-    """
-    if not config.calculate_per_token_loss:
-        return cp_group
-    for name in ("dp_cp_gtp_remat", "dp_cp"):
-        group = getattr(process_groups, name, None)
-        if group is not None:
-            return group
-    return parallel_state.get_data_parallel_group(with_context_parallel=True)

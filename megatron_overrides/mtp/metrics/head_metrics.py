@@ -50,10 +50,10 @@ def accepted_lengths(acceptance: torch.Tensor, agrees: torch.Tensor, chains: tor
 def save_to_tracker(metrics: HeadMetrics, counts: TokenCounts) -> None:
     """Add the metrics to Megatron's tracker, which logs them once per step.
 
-    It averages losses over all data- and context-parallel ranks.
+    It averages losses over all data- and context-parallel ranks and over the microbatches of a step.
 
     Args:
-        counts: the positions that count, added up over the ranks that share a mean.
+        counts: the positions that count, added up over the ranks that share the sequences of the microbatch.
     """
     helper = mtp.MTPLossLoggingHelper
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)

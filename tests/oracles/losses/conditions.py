@@ -53,7 +53,7 @@ LAYOUTS = (
 )
 
 
-# Where ranks share the mean of a loss.
+# Where ranks have parts of a batch, or a batch each.
 _CP2, _PACKED_CP2 = LAYOUTS[3], LAYOUTS[5]
 SHARING_LAYOUTS = {
     2: (_CP2, _PACKED_CP2, Layout("DP2", _WHOLE, data=2)),
@@ -95,7 +95,7 @@ def conditions(layout: Layout, dtype: str = "float32") -> list[Condition]:
 
 
 def sharing_conditions(layout: Layout) -> list[Condition]:
-    """Return the conditions under which ranks with uneven masks share the mean of a loss."""
+    """Return the conditions under which the tokens that count lie unevenly on ranks and batches."""
     return [
         Condition(layout, loss_type, is_tied=False, is_detached=is_detached, mask=mask, is_per_token=is_per_token)
         for loss_type, is_detached, mask, is_per_token in product(LOSSES, (True, False), MASKS, (True, False))

@@ -25,19 +25,15 @@ def difference(condition: Condition, chunk_size: int = 9) -> Difference:
     """Compute the losses of `condition` and compare them; Megatron's process groups have the sizes of its layout."""
     layout = condition.layout
     batch_number = parallel_state.get_data_parallel_rank()
-    batches = range(layout.data) if condition.is_per_token else [batch_number]
-    problems = {number: make_problem(condition, number) for number in batches}
+    problem = make_problem(condition, batch_number)
     slots = layout.pack.of_rank(
         list(range(layout.pack.size)), parallel_state.get_context_parallel_rank(), layout.context
     )
-    right = answer(condition, list(problems.values()))
-    loss, heads, weight = compute(condition, problems[batch_number], slots, chunk_size)
-    group = parallel_state.get_context_parallel_group()
-    if condition.is_per_token:
-        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    right = answer(condition, problem)
+    loss, heads, weight = compute(condition, problem, slots, chunk_size)
     for shared in (loss, weight):
-        torch.distributed.all_reduce(shared, group=group)
-    expected = right.heads[list(batches).index(batch_number)][:, slots]
+        torch.distributed.all_reduce(shared, group=parallel_state.get_context_parallel_group())
+    expected = right.heads[:, slots]
     tp_rank = parallel_state.get_tensor_model_parallel_rank()
     if layout.sequence_parallel:
         expected = expected.chunk(layout.tensor, dim=1)[tp_rank]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -69,47 +68,38 @@ def _make_mask(condition: Condition, batch_number: int, generator: torch.Generat
 
 
 class Answer(NamedTuple):
-    """What a loss and its gradient add up to on the ranks that share a mean, before Megatron divides by anything.
+    """What a loss and its gradient add up to on the ranks that share a batch, before Megatron divides by anything.
 
     Attributes:
         loss: a scalar, the sum of what is attached to the main model's hidden states.
-        heads: for each batch [D, S, b, h], the gradient of the heads' hidden states.
+        heads: [D, S, b, h], the gradient of the heads' hidden states.
         weight: [V, h], that of the output weight; zero if the heads are detached.
     """
 
     loss: torch.Tensor
-    heads: Sequence[torch.Tensor]
+    heads: torch.Tensor
     weight: torch.Tensor
 
 
-def answer(condition: Condition, problems: Sequence[Problem]) -> Answer:
-    """Return what the ranks that share a mean have together.
+def answer(condition: Condition, problem: Problem) -> Answer:
+    """Return what the context-parallel ranks of a batch have together: the answer of one rank with the whole batch.
 
     DDP averages over the context-parallel ranks. With a per-token loss it adds up, and `finalize_model_grads` divides
     by the tokens of the main model.
-
-    Args:
-        problems: the batches of these ranks: of all of them with a per-token loss, else of one.
     """
-    heads = [problem.hidden[1:].clone().requires_grad_() for problem in problems]
-    weight = problems[0].weight.clone().requires_grad_()
-    used = weight.detach() if condition.is_detached else weight
-    each = [_losses(condition, *pair, used) for pair in zip(problems, heads, strict=True)]
-    weights = torch.tensor(problems[0].depth_weights, dtype=torch.float64)
+    heads = problem.hidden[1:].clone().requires_grad_()
+    weight = problem.weight.clone().requires_grad_()
+    values, masks = _losses(condition, problem, heads, weight.detach() if condition.is_detached else weight)
+    weights = torch.tensor(problem.depth_weights, dtype=torch.float64)
     weights /= weights.mean()
     if condition.loss_type == "e2e_tv":
-        prefixes = [acceptances.cumprod(0) for acceptances, _ in each]
-        ends = [1 - (weights.view(-1, 1, 1) * prefix).mean(0) for prefix in prefixes]
-        mean = _mean(ends, [masks.prod(0) for _, masks in each])
+        mean = _mean(1 - (weights.view(-1, 1, 1) * values.cumprod(0)).mean(0), masks.prod(0))
     else:
-        means = [_mean([values[d] for values, _ in each], [masks[d] for _, masks in each]) for d in range(DEPTHS)]
+        means = [_mean(*pair) for pair in zip(values, masks, strict=True)]
         mean = sum(one * value for one, value in zip(weights, means, strict=True)) / DEPTHS
-    main_tokens = sum(problem.mask.sum() for problem in problems)
-    loss = mean * (main_tokens if condition.is_per_token else condition.layout.context)
+    loss = mean * (problem.mask.sum() if condition.is_per_token else condition.layout.context)
     loss.backward()
-    return Answer(
-        loss.detach(), [one.grad for one in heads], torch.zeros_like(weight) if weight.grad is None else weight.grad
-    )
+    return Answer(loss.detach(), heads.grad, torch.zeros_like(weight) if weight.grad is None else weight.grad)
 
 
 def _losses(
@@ -157,7 +147,6 @@ def _dpace_weights(losses: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
     return weights
 
 
-def _mean(values: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the mean over the positions of all batches that count."""
-    total = sum((value * mask).sum() for value, mask in zip(values, masks, strict=True))
-    return total / sum(mask.sum() for mask in masks).clamp(min=1)
+def _mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mean over the positions that count."""
+    return (values * mask).sum() / mask.sum().clamp(min=1)
