@@ -57,6 +57,39 @@ def test_auxiliary_losses(find, release, run, expected):
     assert all(part in text for part, text in zip(expected, texts, strict=True))
 
 
+CUT = {"mtp_num_layers": 1, "context_parallel_size": 2, "sft": False}
+PER_TOKEN = {**CUT, "calculate_per_token_loss": True}
+
+
+@pytest.mark.parametrize(
+    "run, expected",
+    [
+        (CUT, {"ML-7513c"}),
+        ({**CUT, "eod_mask_loss": True}, {"ML-7513b"}),
+        ({**CUT, "sft": True}, {"ML-7513b"}),
+        ({**CUT, "sft": None}, {"ML-7513b"}),  # another trainer
+        ({**CUT, "context_parallel_size": 1, "sft": True}, set()),
+        (PER_TOKEN, {"ML-7498b"}),
+        ({**PER_TOKEN, "sft": True}, {"ML-7498"}),
+        ({**PER_TOKEN, "sft": True, "data_parallel_size": 2}, {"ML-7498", "ML-7452c"}),
+        ({**PER_TOKEN, "data_parallel_size": 2}, {"ML-7498b"}),
+        (
+            {**PER_TOKEN, "context_parallel_size": 1, "sft": True, "global_batch_size": 4, "micro_batch_size": 2},
+            {"ML-7452c"},
+        ),
+        ({**PER_TOKEN, "context_parallel_size": 1, "sft": True}, set()),
+        ({**PER_TOKEN, "mtp_num_layers": None, "sft": True, "data_parallel_size": 2}, set()),
+    ],
+)
+def test_counts_of_the_tokens_of_heads(run, expected):
+    from megatron_mtp_patches.defects.catalog import known_defects
+    from megatron_mtp_patches.defects.diagnosis import Settings
+
+    settings = Settings([SimpleNamespace(**run)], "2.16.1")
+    named = {"ML-7452c", "ML-7498", "ML-7498b", "ML-7513b", "ML-7513c"}
+    assert {one.id for one in known_defects() if one.affects(settings)} & named == expected
+
+
 REPLAYED = {**MOE, "mtp_num_layers": 1, "moe_enable_routing_replay": True}
 
 

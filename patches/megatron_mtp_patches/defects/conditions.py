@@ -45,6 +45,11 @@ def microbatches(run: Any) -> int:
     return max(1, run.global_batch_size // (run.micro_batch_size * data_parallel(run)))
 
 
+def masks_loss(run: Any) -> bool:
+    """Whether the loss leaves positions out; a trainer that has no `--sft` may."""
+    return bool(run.sft is not False or run.eod_mask_loss)
+
+
 def shares_gradient_buffer(run: Any) -> bool:
     """Whether MXFP8 parameters are gathered through the buffer of the gradients."""
     return bool(run.fp8_recipe == "mxfp8" and run.fp8_param_gather and run.reuse_grad_buf_for_mxfp8_param_ag)

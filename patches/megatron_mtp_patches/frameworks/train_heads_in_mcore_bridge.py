@@ -31,8 +31,8 @@ PATCH = Patch(
     ),
     undetected="Only runs under mcore-bridge have the defect.",
     numerics=(
-        "With the settings, as on their pages; the acceptance rate, as above; under context parallelism, and with "
-        "`calculate_per_token_loss` over data-parallel ranks, as on the page of `count-mtp-tokens-over-ranks`."
+        "With the settings, as on their pages; the acceptance rate, as above; under context parallelism, as on the "
+        "page of `count-mtp-tokens-over-ranks`."
     ),
     notes=("It patches mcore-bridge. If the package is not installed, the patch is pending.",),
     edits=(

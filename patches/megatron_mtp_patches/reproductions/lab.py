@@ -168,6 +168,20 @@ def mean_mtp_loss(loss_mask: Any, loss: float, **settings: Any) -> float:
     return float(factor.grad)
 
 
+def mtp_loss_of_cut_sequence(**settings: Any) -> tuple[float, float]:
+    """The mean loss of an MTP head over a sequence that two context-parallel ranks share, and what they contribute.
+
+    The loss mask has the second half of 16 tokens. A rank has 3 tokens of the head with the loss 10, the other 5 with
+    the loss 2.
+    """
+    start(context_parallel_size=2)
+    first, second, third, fourth = torch.arange(16).chunk(4)
+    is_first_rank = torch.distributed.get_rank() == 0
+    positions = torch.cat([first, fourth] if is_first_rank else [second, third])
+    part = mean_mtp_loss(positions >= 8, 10.0 if is_first_rank else 2.0, **settings)
+    return (3 * 10 + 5 * 2) / 8, sum_over_ranks(part)
+
+
 def norm_of_expert_gradients(parts: str, optimizer: str = "adam", **settings: Any) -> tuple[float, float]:
     """The gradient norm, and that of the optimizer, where each gradient of experts' `parts` is 1 and the others are 0.
 

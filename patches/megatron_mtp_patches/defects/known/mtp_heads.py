@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ..conditions import (
-    context_parallel,
-    data_parallel,
     fuses_weight_gradients,
     has_heads_on_last_stage,
     pipeline_parallel,
@@ -16,7 +14,6 @@ from ..conditions import (
 from ..declare import Defect, Sign
 
 _MTP = "megatron.core.transformer.multi_token_prediction"
-_GPT_LOSS = "megatron.core.models.gpt.gpt_model:GPTModel._postprocess"
 _SETUP = "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer"
 _DETACHED = "megatron.core.transformer.transformer_config:TransformerConfig.mtp_detach_heads"
 
@@ -37,39 +34,6 @@ def _loses_uses_of_output_weight(run: Any) -> bool:
 
 
 DEFECTS = (
-    Defect(
-        "ML-7498",
-        "With a per-token loss, data- and context-parallel ranks with different numbers of tokens weight those of MTP "
-        "heads by their own counts",
-        kind="wrong numbers",
-        severity=3,
-        signs=(Sign(f"{_MTP}:process_mtp_loss", has="original_num_tokens / num_tokens_safe"),),
-        affects=lambda run: (
-            run.mtp_num_layers and run.calculate_per_token_loss and max(context_parallel(run), data_parallel(run)) > 1
-        ),
-        when="--mtp-num-layers with --calculate-per-token-loss on several data- or context-parallel ranks",
-        links=("NVIDIA/Megatron-LM#7498", "NVIDIA/Megatron-LM#7452"),
-        state="open",
-        evidence="reproduced",
-        patch="count-mtp-tokens-over-ranks",
-    ),
-    Defect(
-        "ML-7513b",
-        "The tokens of MTP heads are weighted by counts of each rank, so their gradients and logged losses depend on "
-        "how sequences and masks lie on the ranks",
-        kind="wrong numbers",
-        severity=3,
-        signs=(
-            Sign(f"{_MTP}:process_mtp_loss", has="= roll_tensor(loss_mask"),
-            Sign(_GPT_LOSS, has="= roll_tensor(loss_mask"),
-        ),
-        affects=lambda run: run.mtp_num_layers and not run.calculate_per_token_loss and context_parallel(run) > 1,
-        when="--mtp-num-layers with --context-parallel-size > 1 and no --calculate-per-token-loss",
-        links=("NVIDIA/Megatron-LM#7513", "NVIDIA/Megatron-LM#7452"),
-        state="open",
-        evidence="reproduced",
-        patch="count-mtp-tokens-over-ranks",
-    ),
     Defect(
         "ML-4494",
         "MTP heads train on tokens of other sequences and on padding, because packed sequences are rolled as if they "

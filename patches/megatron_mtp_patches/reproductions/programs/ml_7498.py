@@ -1,17 +1,13 @@
-"""The mean loss of an MTP head, as its gradient has it, with --calculate-per-token-loss on two data-parallel ranks of
-which one has 2 tokens with the loss 10 and the other 4 with the loss 2.
+"""The mean loss of an MTP head, as its gradient has it, with --calculate-per-token-loss and --context-parallel-size 2
+where the loss mask has the second half of a sequence: one rank has 3 of its tokens with the loss 10, the other 5 with the
+loss 2.
 """
 
-from ..lab import mean_mtp_loss, start, sum_over_ranks
+from ..lab import mtp_loss_of_cut_sequence
 
 RANKS = 2
 
 
 def reproduce():
-    import torch
-
-    start()
-    tokens, loss = ((2, 10.0), (4, 2.0))[torch.distributed.get_rank()]
-    loss_mask = torch.arange(8) < 1 + tokens  # the main model has one more
-    total = mean_mtp_loss(loss_mask, loss, calculate_per_token_loss=True)
-    return (2 * 10 + 4 * 2) / 6, sum_over_ranks(total) / sum_over_ranks(1 + tokens)
+    mean, total = mtp_loss_of_cut_sequence(calculate_per_token_loss=True)
+    return mean, total / 8  # the tokens of the main model
