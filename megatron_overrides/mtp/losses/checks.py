@@ -45,8 +45,8 @@ def check_token_counts(settings: Any) -> None:
     if hasattr(mtp, "sum_token_counts"):
         raise ValueError(
             f"{spell('hybrid_context_parallel')} deals each sequence to a separate group of ranks, but MTP heads roll "
-            f"their labels, and count-mtp-tokens-over-ranks counts their tokens, over the context-parallel group of the "
-            f"model: leave the flag out, train without {spell('mtp_num_layers')}, or leave out the patch "
+            f"their labels, and count-mtp-tokens-over-ranks counts their tokens, over the context-parallel group of "
+            f"the model: leave the flag out, train without {spell('mtp_num_layers')}, or leave out the patch "
             f"(MEGATRON_MTP_PATCHES=-count-mtp-tokens-over-ranks; the heads then train as upstream's do)"
         )
 

@@ -1,8 +1,8 @@
 """Count the tokens of an MTP loss over the ranks that share the sequences of a microbatch.
 
-NVIDIA/Megatron-LM#7498, #7513. Upstream counts on each rank. But context-parallel ranks have parts of the same sequences,
-and a roll takes a token from only one of them. Data-parallel ranks have other microbatches: pooling their tokens would
-make the number of these ranks matter.
+NVIDIA/Megatron-LM#7498, #7513. Upstream counts on each rank. But context-parallel ranks have parts of the same
+sequences, and a roll takes a token from only one of them. Data-parallel ranks have other microbatches: adding up their
+tokens would make the number of these ranks matter.
 """
 
 from __future__ import annotations

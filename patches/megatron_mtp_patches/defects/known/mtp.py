@@ -97,8 +97,8 @@ DEFECTS = (
             and masks_loss(run)
             and max(microbatches(run), data_parallel(run)) > 1
         ),
-        when="--mtp-num-layers with --calculate-per-token-loss, a mask of the loss (--sft, --eod-mask-loss) and several "
-        "microbatches or replicas",
+        when="--mtp-num-layers with --calculate-per-token-loss, a mask of the loss (--sft, --eod-mask-loss) and "
+        "several microbatches or replicas",
         only_if="the microbatches have different ratios",
         links=("NVIDIA/Megatron-LM#7452", "NVIDIA/Megatron-LM#7498"),
         state="open",

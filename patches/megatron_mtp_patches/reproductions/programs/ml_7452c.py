@@ -1,5 +1,6 @@
-"""The mean loss of an MTP head, as its gradient has it, with --calculate-per-token-loss and two sequences: one has 2 of its
-tokens with the loss 10, the other 4 with the loss 2. Seen with each sequence in a microbatch, expected with both in one.
+"""The mean loss of an MTP head, as its gradient has it, with --calculate-per-token-loss and two sequences: one has 2
+of its tokens with the loss 10, the other 4 with the loss 2. Seen with each sequence in a microbatch, expected with both
+in one.
 """
 
 from ..lab import mean_mtp_loss, start
