@@ -56,6 +56,7 @@ _MODULES = (
     "parallelism.reduce_tensors_with_gaps",
     "parallelism.count_loss_tokens_over_cp",
     "parallelism.keep_outputs_until_sent",
+    "parallelism.keep_gradients_of_tied_embeddings",
     "parallelism.order_param_groups_alike",
     "mtp.train_mtp_heads_at_own_rate",  # it takes groups that all ranks have in one order
     "resume.keep_learning_rates_at_resume",

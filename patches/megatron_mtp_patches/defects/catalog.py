@@ -36,6 +36,7 @@ TOPICS: tuple[str, ...] = (
     "pipeline",
     "quantization",
     "resume",
+    "tied_embeddings",
     "trainer",
 )
 RELEASES = Path(__file__).parents[1] / "defects.json"

@@ -62,13 +62,17 @@ def norm_without_sharding(**sizes: int) -> tuple[list[float], list[float]]:
     return [gradients**0.5] * len(norms), norms
 
 
-def norm_under_ddp_and_fsdp(part: str, **settings: Any) -> tuple[float, float]:
-    """The gradient norms of a GPT's parameters with `part` in their names; FSDP's backward pass adds them up itself."""
+def norm_under_ddp_and_fsdp(part: str, is_tied: bool = False, **settings: Any) -> tuple[float, float]:
+    """The gradient norms of a GPT's parameters with `part` in their names; FSDP's backward pass adds them up itself.
+
+    `is_tied`: whether the word embedding is the output weight.
+    """
     norms = []
     for wrap, is_fused in ((make_ddp, False), (make_fsdp, True)):
         torch.manual_seed(1)
         config = make_config(gradient_accumulation_fusion=is_fused, **settings)
-        model = wrap(config, make_gpt(config, transformer_engine=True))
+        gpt = make_gpt(config, transformer_engine=True, share_embeddings_and_output_weights=is_tied)
+        model = wrap(config, gpt)
         compute_gradients(model)
         if is_fused:
             named = model.module.param_and_grad_buffer.optimizer_named_parameters
