@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from fsdp_training import every_strategy
+from fsdp_training import STRATEGIES, every_strategy
 from megatron.core.transformer import TransformerConfig
 from megatron_mtp_patches import rehearsal
 
@@ -50,7 +50,8 @@ def gradients(make_gpt, make_fsdp, parallel, request):
         training.model(**batch).mean().backward()
         training.model.finish_grad_sync()
         named = training.model.module.param_and_grad_buffer.optimizer_named_parameters
-        return {name.removeprefix("module."): _whole(param.grad) for name, param in named}
+        whole = _local if strategy == "no_shard" else _whole
+        return {name.removeprefix("module."): whole(param.grad) for name, param in named}
 
     def right(**settings):
         net = make_gpt(VOCABULARY, LENGTH, **settings)
@@ -64,10 +65,13 @@ def gradients(make_gpt, make_fsdp, parallel, request):
     return under_fsdp, right
 
 
+def _local(gradient):
+    return None if gradient is None else gradient._local_tensor.flatten()
+
+
 def _whole(gradient):
     ranks = [None] * torch.distributed.get_world_size()
-    part = None if gradient is None else gradient._local_tensor.flatten()
-    torch.distributed.all_gather_object(ranks, part)
+    torch.distributed.all_gather_object(ranks, _local(gradient))
     return torch.cat([each for each in ranks if each is not None] or [torch.empty(0)])
 
 
@@ -98,3 +102,28 @@ def test_the_output_weight_of_attached_heads(gradients, strategy, tied, loss):
 @needs_transformer_engine
 def test_a_repeated_head(gradients, strategy):
     check(gradients, strategy, transformer_engine=True, mtp_detach_heads=True, **REPEATED)
+
+
+@pytest.mark.parametrize("strategy", ["no_shard", *STRATEGIES])
+@pytest.mark.parametrize("heads", [{"mtp_num_layers": None}, {"mtp_detach_heads": True}], ids=["no heads", "detached"])
+@needs_transformer_engine
+def test_the_look_up_and_the_output_layer_of_a_tied_embedding(gradients, strategy, heads):
+    check(gradients, strategy, tied=True, **heads)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_an_output_layer_without_a_weight_is_not_fused_on_one_stage(make_fsdp, stages):
+    """With several stages it may have to stay fused, for --defer-embedding-wgrad-compute."""
+    net = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Linear(5, 1, bias=False))
+    for layer in net:
+        layer.gradient_accumulation_fusion = True
+    net[1].weight = None
+    net.config = TransformerConfig(
+        num_layers=2,
+        hidden_size=8,
+        num_attention_heads=1,
+        pipeline_model_parallel_size=stages,
+        pipeline_dtype=torch.float32,
+    )
+    make_fsdp("optim_grads", torch.float32, net=net, use_precision_aware_optimizer=False)
+    assert [layer.gradient_accumulation_fusion for layer in net] == [True, stages > 1]
