@@ -192,6 +192,8 @@ def test_an_output_weight_is_unused_only_where_the_heads_are_on_the_last_stage(f
 GRAPHS = {"cuda_graph_impl": "local"}
 PACKED = {"sft": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
 SHARDED = {"gtp_weight_remat_size": 2, "num_experts": 4}  # weights over more ranks than their product
+FSDP_TIED = {"use_megatron_fsdp": True, "untie_embeddings_and_output_weights": False}
+HEADS_TIED = {"untie_embeddings_and_output_weights": False, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}
 Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
 
 
@@ -228,6 +230,20 @@ Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
         ("ML-6565", {**SHARDED, "untie_embeddings_and_output_weights": True}, False),
         ("ML-6565", {**SHARDED, "untie_embeddings_and_output_weights": True, "mtp_num_layers": 1}, True),
         ("ML-6565", {**SHARDED, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}, False),
+        ("fsdp-tied-embeddings", FSDP_TIED, True),
+        ("fsdp-tied-embeddings", {"use_megatron_fsdp": True, "share_embeddings_and_output_weights": True}, True),
+        ("fsdp-tied-embeddings", {**FSDP_TIED, "untie_embeddings_and_output_weights": True}, False),
+        ("fsdp-tied-embeddings", {**FSDP_TIED, "gradient_accumulation_fusion": False}, False),
+        ("fsdp-tied-embeddings", {**FSDP_TIED, "pipeline_model_parallel_size": 2}, False),
+        ("fsdp-tied-embeddings", {**FSDP_TIED, "use_megatron_fsdp": False}, False),
+        ("fsdp-tied-embeddings", {**FSDP_TIED, "freeze_base_model_for_mtp": True}, False),
+        ("mtp-tied-embeddings", HEADS_TIED, True),
+        ("mtp-tied-embeddings", {**HEADS_TIED, "pipeline_model_parallel_size": 1}, False),
+        ("mtp-tied-embeddings", {**HEADS_TIED, "pipeline_model_parallel_layout": "Et|m|L"}, False),
+        ("mtp-tied-embeddings", {**HEADS_TIED, "mtp_detach_heads": True}, False),
+        ("mtp-tied-embeddings", {**HEADS_TIED, "use_megatron_fsdp": True}, False),
+        ("mtp-tied-embeddings", {**HEADS_TIED, "gtp_weight_remat_size": 2}, False),
+        ("mtp-tied-embeddings", {**HEADS_TIED, "untie_embeddings_and_output_weights": True}, False),
         ("ML-3199", {**Z_LOSS, "context_parallel_size": 2}, True),
         ("ML-3199", Z_LOSS, False),
         ("ML-3199b", Z_LOSS, True),
