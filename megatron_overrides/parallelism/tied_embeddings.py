@@ -1,7 +1,8 @@
-"""The gradient of a word embedding that is the output weight as well: the sum of what its two uses give.
+"""The gradient of a word embedding that is the output weight as well: the sum over its two uses.
 
-A fused weight gradient of the output layer goes to `main_grad`, and autograd gets a placeholder in its place. What
-autograd then has of the look-up is dropped, unless the weight says that the placeholder is zero (`zero_out_wgrad`).
+A fused weight gradient of the output layer goes to `main_grad`, and autograd gets a placeholder in its place. With the
+placeholder the gradient of the look-up is dropped, unless the weight says that the placeholder is zero
+(`zero_out_wgrad`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from megatron_overrides.call import Call
 def add_look_ups_of_mtp_stage(call: Call) -> None:
     """Wraps LanguageModule.setup_embeddings_and_output_layer, which sets `zero_out_wgrad` for one pipeline stage alone.
 
-    The stage of the MTP heads looks tokens up in its copy of the embedding, too. GTP adds each gradient of a weight
-    that it shards to `main_grad` itself.
+    The stage of the MTP heads has a copy of the embedding with both uses. A weight that GTP shards is left alone: GTP
+    adds each of its gradients to `main_grad`.
     """
     call.proceed()
     model = call.instance
-    if model.share_embeddings_and_output_weights and model.post_process and getattr(model, "mtp_process", False):
+    if model.share_embeddings_and_output_weights and getattr(model, "mtp_process", False):
         weight = model.shared_embedding_or_output_weight()
         if not getattr(weight, "is_gtp_weight_remat", False):
             weight.zero_out_wgrad = True
@@ -27,7 +28,7 @@ def fuse_no_gradients_of_tied_outputs(call: Call) -> None:
     """Wraps FullyShardedDataParallel.__init__(config, ddp_config, module, ...) of Megatron-FSDP.
 
     It reads no `zero_out_wgrad`. An output layer without a weight takes that of the embedding; where it fuses no
-    gradient, autograd adds up both. Several stages have that only where there are MTP heads: see repeated_heads.py.
+    gradient, autograd adds up both. Of several stages only that of MTP heads has both uses: see repeated_heads.py.
     """
     if call["config"].pipeline_model_parallel_size == 1:
         for module in call["module"].modules():

@@ -49,8 +49,8 @@ DEFECTS = (
     Defect(
         id="mtp-tied-embeddings",
         effect=(
-            "The stage of the MTP heads loses the gradient of their look-up in the tied embedding, so the embedding "
-            "does not learn what the heads ask of it"
+            "With tied embeddings the pipeline stage of the MTP heads loses the gradient of their look-up, so its copy "
+            "of the embedding gets that of the output layer alone"
         ),
         kind="wrong numbers",
         severity=4,
@@ -72,8 +72,8 @@ DEFECTS = (
             and (run.gtp_weight_remat_size or 1) == 1
         ),
         when=(
-            "--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and the heads on the last stage, "
-            "without --mtp-detach-heads and --no-gradient-accumulation-fusion"
+            "--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and the heads on the last "
+            "stage, without --mtp-detach-heads and --no-gradient-accumulation-fusion"
         ),
         links=(),
         state="unreported",
