@@ -27,11 +27,10 @@ def add_look_ups_of_mtp_stage(call: Call) -> None:
 def fuse_no_gradients_of_tied_outputs(call: Call) -> None:
     """Wraps FullyShardedDataParallel.__init__(config, ddp_config, module, ...) of Megatron-FSDP.
 
-    It reads no `zero_out_wgrad`. An output layer without a weight takes that of the embedding; where it fuses no
-    gradient, autograd adds up both. Of several stages only that of MTP heads has both uses: see repeated_heads.py.
+    It reads no `zero_out_wgrad`, and has one pipeline stage. An output layer without a weight takes that of the
+    embedding; where it fuses no gradient, autograd adds up both.
     """
-    if call["config"].pipeline_model_parallel_size == 1:
-        for module in call["module"].modules():
-            if getattr(module, "gradient_accumulation_fusion", False) and module.weight is None:
-                module.gradient_accumulation_fusion = False
+    for module in call["module"].modules():
+        if getattr(module, "gradient_accumulation_fusion", False) and module.weight is None:
+            module.gradient_accumulation_fusion = False
     call.proceed()

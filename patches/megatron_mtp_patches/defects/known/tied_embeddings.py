@@ -34,12 +34,8 @@ DEFECTS = (
                 lacks="zero_out_wgrad",
             ),
         ),
-        affects=lambda run: (
-            run.use_megatron_fsdp and _fuses_gradient_of_tied_weight(run) and pipeline_parallel(run) == 1
-        ),
-        when=(
-            "--use-megatron-fsdp with tied embeddings on one pipeline stage, without --no-gradient-accumulation-fusion"
-        ),
+        affects=lambda run: run.use_megatron_fsdp and _fuses_gradient_of_tied_weight(run),
+        when="--use-megatron-fsdp with tied embeddings, without --no-gradient-accumulation-fusion",
         links=(),
         state="unreported",
         evidence="reproduced",
@@ -68,7 +64,6 @@ DEFECTS = (
         affects=lambda run: (
             _trains_copy_of_embedding_in_heads(run)
             and _fuses_gradient_of_tied_weight(run)
-            and not run.use_megatron_fsdp
             and (run.gtp_weight_remat_size or 1) == 1
         ),
         when=(
