@@ -194,6 +194,9 @@ PACKED = {"sft": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel
 SHARDED = {"gtp_weight_remat_size": 2, "num_experts": 4}  # weights over more ranks than their product
 FSDP_TIED = {"use_megatron_fsdp": True, "untie_embeddings_and_output_weights": False}
 HEADS_TIED = {"untie_embeddings_and_output_weights": False, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}
+INSTANCES = {"use_megatron_fsdp": True, "num_distributed_optimizer_instances": 2}
+SHARED_OUT = {**INSTANCES, "outer_dp_sharding_strategy": "optim"}
+GATED = {"attention_output_gate": True, "num_query_groups": 2, "tensor_model_parallel_size": 4}
 Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
 
 
@@ -246,6 +249,25 @@ Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
         ("ML-3199", Z_LOSS, False),
         ("ML-3199b", Z_LOSS, True),
         ("ML-3199b", {**Z_LOSS, "context_parallel_size": 4}, False),
+        ("ML-4891", SHARED_OUT, True),
+        ("ML-4891", {**SHARED_OUT, "megatron_fsdp_version": 2}, False),
+        ("ML-4891", {**INSTANCES, "outer_dp_sharding_strategy": "no_shard"}, False),
+        ("ML-4891b", INSTANCES, True),
+        ("ML-4891b", {**INSTANCES, "overlap_grad_reduce": True}, False),
+        ("ML-4891b", {**INSTANCES, "use_megatron_fsdp": False}, False),
+        ("ML-4891b", {**INSTANCES, "num_distributed_optimizer_instances": 1}, False),
+        ("fsdp-instances-sum-gradients", SHARED_OUT, True),
+        ("fsdp-instances-sum-gradients", {**SHARED_OUT, "calculate_per_token_loss": True}, False),
+        ("fsdp-pipeline-stages", {"use_megatron_fsdp": True, "pipeline_model_parallel_size": 2}, True),
+        ("fsdp-pipeline-stages", {"use_megatron_fsdp": True, "pipeline_model_parallel_size": 1}, False),
+        ("ML-7338", {"use_precision_aware_optimizer": True, "main_grads_dtype": "bf16"}, True),
+        ("ML-7338", {"use_precision_aware_optimizer": True, "main_grads_dtype": "fp32"}, False),
+        ("ML-3575", GATED, True),
+        ("ML-3575", {**GATED, "group_query_attention": False}, False),
+        ("ML-3575", {**GATED, "tensor_model_parallel_size": 2}, False),
+        ("ML-5383", {"mla_down_proj_fusion": True, "tensor_model_parallel_size": 2}, True),
+        ("ML-5383", {"mla_down_proj_fusion": True, "tensor_model_parallel_size": 1}, False),
+        ("ML-5273", {"mla_down_proj_fusion": True, "delay_wgrad_compute": True}, True),
     ],
 )
 def test_which_settings_decide(id, run, is_affected):

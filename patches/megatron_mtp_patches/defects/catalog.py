@@ -19,6 +19,7 @@ TOPICS: tuple[str, ...] = (
     "fsdp",
     "fsdp_buffers",
     "fsdp_gradient_sums",
+    "fsdp_instances",
     "fsdp_optimizer",
     "fused_operations",
     "gtp",

@@ -6,7 +6,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .lab import compute_gradients, gather, make_config, make_ddp, make_gpt, make_optimizer, norm, start, sum_over_ranks
+from .lab import (
+    LENGTH,
+    compute_gradients,
+    gather,
+    make_config,
+    make_ddp,
+    make_gpt,
+    make_optimizer,
+    norm,
+    start,
+    sum_over_ranks,
+    tokens,
+)
 
 
 def make_fsdp(config: Any, module: Any, units: list[type] | None = None, **settings: Any) -> Any:
@@ -49,6 +61,37 @@ def train_gpt(strategy: str, instances: int = 1, **sizes: int) -> tuple[Any, flo
     optimizer = make_optimizer(model, use_distributed_optimizer=True)
     compute_gradients(model)
     return optimizer, sum_over_ranks(own_share)
+
+
+def shard_over_instances(outer_strategy: str, overlaps: bool = True) -> tuple[Any, Any]:
+    """A small GPT, and an equal one under Megatron-FSDP with two optimizer instances.
+
+    Args:
+        outer_strategy: whether the instances share out the optimizer state ("optim") or not ("no_shard").
+        overlaps: whether communication overlaps, of which Megatron's trainer tells the schedule.
+    """
+    start(num_distributed_optimizer_instances=2)
+    config = make_config(gradient_accumulation_fusion=False)
+    gpt = make_gpt(config)
+    torch.manual_seed(1)
+    settings: dict[str, Any] = {"num_distributed_optimizer_instances": 2, "outer_dp_sharding_strategy": outer_strategy}
+    settings |= {"overlap_grad_reduce": overlaps, "overlap_param_gather": overlaps}
+    model = make_fsdp(config, make_gpt(config), **settings)
+    config.no_sync_func = model.no_sync if overlaps else None
+    return gpt, model
+
+
+def norms_over_instances(outer_strategy: str, overlaps: bool = True) -> tuple[float, float]:
+    """The gradient norms of a small GPT and of an equal one under Megatron-FSDP, on four ranks with the same data."""
+    gpt, model = shard_over_instances(outer_strategy, overlaps)
+    ids, positions = tokens()
+    mask = torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not()
+    gpt(ids, positions, mask, labels=ids.roll(-1, 1)).mean().backward()
+    compute_gradients(model)
+    named = model.module.param_and_grad_buffer.optimizer_named_parameters
+    grads = [param.grad._local_tensor for _, param in named if param.grad is not None]
+    copies = 1 if outer_strategy == "optim" else 2
+    return norm(*(param.grad for param in gpt.parameters())), (sum_over_ranks(norm(*grads) ** 2) / copies) ** 0.5
 
 
 def norm_without_sharding(**sizes: int) -> tuple[list[float], list[float]]:

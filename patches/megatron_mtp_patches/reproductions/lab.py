@@ -86,6 +86,22 @@ def make_sparse_gpt(**settings: Any) -> Any:
     return GPTModel(config, spec, vocab_size=VOCABULARY, max_sequence_length=LENGTH, position_embedding_type="rope")
 
 
+def make_fused_mla(delays_weight_gradients: bool = False, **settings: Any) -> tuple[Any, Any]:
+    """MLA of TransformerEngine's layers with a fused down projection, and hidden states [length, 1, hidden size]."""
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+    from megatron.core.transformer import MLATransformerConfig
+    from megatron.core.transformer.spec_utils import build_module
+
+    sizes = {"q_lora_rank": 8, "kv_lora_rank": 4, "qk_head_dim": 4, "qk_pos_emb_head_dim": 4, "v_head_dim": 4}
+    defaults: dict[str, Any] = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "rope_type": "rope"}
+    defaults |= {"normalization": "RMSNorm", "add_bias_linear": False, "mla_down_proj_fusion": True, **sizes}
+    config = MLATransformerConfig(**(defaults | settings))
+    config.delay_wgrad_compute = delays_weight_gradients  # Megatron asks for experts as well
+    spec = specs.get_gpt_layer_with_transformer_engine_spec(multi_latent_attention=True, mla_down_proj_fusion=True)
+    attention = build_module(spec.submodules.self_attention, config=config, layer_number=1)
+    return attention, torch.ones(LENGTH, 1, config.hidden_size, requires_grad=True)
+
+
 def run_microbatches(model: Any, count: int, forward_only: bool = False) -> list[Any]:
     """Run equal microbatches by Megatron's schedule; their losses, on the last pipeline stage."""
     from megatron.core.pipeline_parallel import get_forward_backward_func

@@ -185,4 +185,28 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-attention-sinks",
     ),
+    Defect(
+        id="ML-3575",
+        effect="The first layer ends in a RuntimeError, because each rank has the output gates of all heads of its "
+        "query group",
+        kind="crash",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.transformer.attention:SelfAttention.get_query_key_value_tensors",
+                has="if output_gate:",
+                lacks="gate = gate[:, :, idx * size : (idx + 1) * size, :]",
+            ),
+        ),
+        affects=lambda run: (
+            run.attention_output_gate
+            and run.group_query_attention is not False
+            and 0 < (run.num_query_groups or 0) < tensor_parallel(run)
+        ),
+        when="--attention-output-gate with --num-query-groups less than --tensor-model-parallel-size",
+        instead="choose a --tensor-model-parallel-size up to --num-query-groups",
+        links=("NVIDIA/Megatron-LM#3575",),
+        state="fixed in 0.17.0",
+        evidence="reproduced",
+    ),
 )

@@ -1,11 +1,12 @@
-"""What TransformerEngine's operations compute in place of Megatron's layers."""
+"""What fused operations, most of them TransformerEngine's, compute in place of Megatron's layers."""
 
 from __future__ import annotations
 
-from ..conditions import expert_tensor_parallel
+from ..conditions import expert_tensor_parallel, tensor_parallel
 from ..declare import Defect, Sign
 
 _TE = "megatron.core.extensions.transformer_engine"
+_FUSED_MLA = "megatron.core.transformer.multi_latent_attention:FusedMLASelfAttention"
 
 DEFECTS = (
     Defect(
@@ -95,5 +96,33 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#5999",),
         state="open",
         evidence="read",
+    ),
+    Defect(
+        id="ML-5383",
+        effect="The first layer ends in a RuntimeError about split_with_sizes, because each tensor-parallel rank takes "
+        "its part of the fused down projection of MLA for all of it",
+        kind="crash",
+        severity=3,
+        signs=(Sign(f"{_FUSED_MLA}._qkv_down_projection", lacks="tp_size"),),
+        affects=lambda run: run.mla_down_proj_fusion and tensor_parallel(run) > 1,
+        when="--mla-down-proj-fusion with --tensor-model-parallel-size > 1",
+        instead="leave out --mla-down-proj-fusion",
+        links=("NVIDIA/Megatron-LM#5383",),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
+    ),
+    Defect(
+        id="ML-5273",
+        effect="The first backward pass ends in an AttributeError about linear_kv_down_proj, which MLA with a fused "
+        "down projection does not have",
+        kind="crash",
+        severity=3,
+        signs=(Sign(_FUSED_MLA, lacks="def backward_dw("),),
+        affects=lambda run: run.mla_down_proj_fusion and run.delay_wgrad_compute,
+        when="--mla-down-proj-fusion with --delay-wgrad-compute",
+        instead="leave out --mla-down-proj-fusion",
+        links=("NVIDIA/Megatron-LM#5273",),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
     ),
 )

@@ -118,4 +118,23 @@ DEFECTS = (
         evidence="reproduced",
         patch="reduce-tensors-with-gaps",
     ),
+    Defect(
+        id="ML-5750",
+        effect="The norm before a Mamba layer has the epsilon of its class and not --norm-epsilon",
+        kind="wrong numbers",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.core.ssm.mamba_layer:MambaLayer.__init__",
+                has="self.norm = ",
+                lacks="eps=self.config.layernorm_epsilon",
+            ),
+        ),
+        affects=lambda run: False,  # Megatron's specs fuse this norm with the projection behind it
+        when="--norm-epsilon in hybrid models",
+        only_if="a spec of your own gives MambaLayer a separate norm",
+        links=("NVIDIA/Megatron-LM#5750",),
+        state="fixed in 0.19.0",
+        evidence="read",
+    ),
 )

@@ -136,4 +136,21 @@ DEFECTS = (
         evidence="read",
         patch="count-mtp-tokens-over-ranks",
     ),
+    Defect(
+        id="ML-6010",
+        effect="MTP layers of a MimoModel also train on tokens that the loss mask leaves out, such as those of images, "
+        "because their language model does not get the mask",
+        kind="wrong numbers",
+        severity=3,
+        signs=tuple(
+            Sign(f"megatron.core.models.mimo.model.base:MimoModel.{name}", has="labels=labels, attention_mask=")
+            for name in ("forward", "_forward_language_module", "_forward_all_modules")
+        ),
+        affects=lambda run: False,  # no setting of Megatron's trainer builds a MimoModel
+        when="a MimoModel whose language model has MTP layers",
+        only_if="its trainer passes a loss_mask",
+        links=("NVIDIA/Megatron-LM#6010",),
+        state="fixed on main",
+        evidence="read",
+    ),
 )

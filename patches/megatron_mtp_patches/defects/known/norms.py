@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..conditions import expert_parallel, expert_tensor_parallel, is_layer_wise, tensor_parallel
+from ..conditions import expert_parallel, expert_tensor_parallel, is_layer_wise, tensor_parallel, type_name
 from ..declare import Defect, Sign
 
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
@@ -178,5 +178,39 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="count-experts-in-grad-norm",
+    ),
+    Defect(
+        "ML-7338",
+        "The norm of gradients in bf16 and fp32 is wrong and clipping changes some of them wrongly, because a kernel "
+        "reads all of them in the dtype of the first; or the step ends in an illegal memory access",
+        kind="wrong numbers",
+        severity=3,
+        signs=(Sign("megatron.core.optimizer.clip_grads:get_grad_norm_fp32", has="[grads_for_norm], False"),),
+        affects=lambda run: run.use_precision_aware_optimizer and type_name(run.main_grads_dtype) == "bfloat16",
+        when="--use-precision-aware-optimizer with --main-grads-dtype bf16",
+        only_if="the model keeps some parameters in fp32",
+        instead="--main-grads-dtype fp32",
+        links=("NVIDIA/Megatron-LM#7338", "NVIDIA/Megatron-LM#7279"),
+        state="open",
+        evidence="reproduced",
+        patch="clip-mtp-grads-separately",
+    ),
+    Defect(
+        "ML-5530",
+        "The largest gradient as the norm ends in a ValueError on ranks without gradients that count",
+        kind="crash",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.core.optimizer.clip_grads:get_grad_norm_fp32",
+                has="total_norm = max((grad.abs().max() for grad in grads_for_norm))",
+            ),
+        ),
+        affects=lambda run: False,  # Megatron asks for the 2-norm
+        when="get_grad_norm_fp32 with norm_type=inf, for which Megatron itself does not ask",
+        only_if="a rank trains no parameter",
+        links=("NVIDIA/Megatron-LM#5530",),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
     ),
 )
