@@ -20,11 +20,11 @@ def _is_first_version(run: Any) -> bool:
 
 
 def _has_instances(run: Any) -> bool:
-    return _is_first_version(run) and (run.num_distributed_optimizer_instances or 1) > 1
+    return bool(_is_first_version(run) and (run.num_distributed_optimizer_instances or 1) > 1)
 
 
 def _is_sharded_over_instances(run: Any) -> bool:
-    return _has_instances(run) and run.outer_dp_sharding_strategy == "optim"
+    return bool(_has_instances(run) and run.outer_dp_sharding_strategy == "optim")
 
 
 DEFECTS = (
