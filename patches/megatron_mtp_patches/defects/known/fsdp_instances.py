@@ -78,8 +78,8 @@ DEFECTS = (
         state="unreported",
         evidence="reproduced",
     ),
-    # NVIDIA/Megatron-LM#7452, item 12, cannot be met before this is fixed: the layers of a stage have its own numbers in
-    # checkpoints, so those of several stages would have the same names.
+    # NVIDIA/Megatron-LM#7452, item 12, cannot be met before this is fixed: checkpoints number the layers of each stage
+    # from 0, so layers of several stages would have the same names.
     Defect(
         id="fsdp-pipeline-stages",
         effect="Building the model ends in an EinopsError about dp_cp or fsdp, because Megatron-FSDP lays out the "
