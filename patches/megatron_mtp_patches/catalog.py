@@ -52,6 +52,7 @@ _MODULES = (
     "attention.count_attention_sinks",
     "attention.scale_sparse_indexer_loss",
     "attention.sum_gradients_of_output_norms",
+    "attention.sum_gradients_of_shared_latents",
     "attention.pass_rope_scaling_factor",
     "parallelism.reduce_tensors_with_gaps",
     "parallelism.count_loss_tokens_over_cp",

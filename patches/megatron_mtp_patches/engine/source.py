@@ -42,7 +42,10 @@ def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
         # import nothing.
         if type(finder).__module__.partition(".")[0] in _HOOKS or not hasattr(finder, "find_spec"):
             continue
-        spec = finder.find_spec(name, path)
+        try:
+            spec = finder.find_spec(name, path)
+        except KeyError:  # a namespace package inside a package that is not imported: Python asks sys.modules for that
+            spec = finder.find_spec(name.rpartition(".")[2], path)
         if spec is not None:
             return spec
     return None
