@@ -17,7 +17,8 @@ from megatron_overrides.call import Call
 def sum_gradients_of_shared_latents(call: Call) -> Any:
     """Wraps get_query_key_value_tensors of MLA layers with a down projection for keys and values alone.
 
-    NVIDIA/Megatron-LM#1699, #6839.
+    NVIDIA/Megatron-LM#1699, #6839. A layer of absorbed MLA needs it for a split projection alone: it refuses to run
+    without sequence parallelism, and sums the gradients of all that it gathers.
     """
     projection = getattr(call.instance, "linear_kv_down_proj", None)
     if projection is None or not _is_trained_in_parallel(call.instance):
@@ -58,7 +59,7 @@ def share_latents(layer: Any, latents: torch.Tensor) -> torch.Tensor:
             return scatter_to_sequence_parallel_region(latents, group)
     if config.sequence_parallel:
         return latents
-    return SumLastColumns.apply(latents, _columns_without_sum(layer), group)
+    return SumLastColumns.apply(latents, config.qk_pos_emb_head_dim, group)
 
 
 class SumLastColumns(torch.autograd.Function):
@@ -75,16 +76,6 @@ class SumLastColumns(torch.autograd.Function):
         part = part.contiguous()
         torch.distributed.all_reduce(part, group=ctx.group)
         return torch.cat([kept, part], dim=-1), None, None
-
-
-def _columns_without_sum(layer: Any) -> int:
-    """How many columns reach the heads of a rank without a projection whose backward adds up.
-
-    Absorbed MLA multiplies queries with the weight of the up projection, and calls the projection nowhere.
-    """
-    config = layer.config
-    is_absorbed = any(one.__name__ == "AbsorbedMLASelfAttention" for one in type(layer).__mro__)
-    return config.qk_pos_emb_head_dim + (config.kv_lora_rank if is_absorbed else 0)
 
 
 def _is_trained_in_parallel(layer: Any) -> bool:

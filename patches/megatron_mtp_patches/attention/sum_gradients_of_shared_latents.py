@@ -14,15 +14,11 @@ PATCH = Patch(
         "In multi-latent attention all heads share one positional key. With tensor parallelism each rank has some of "
         "the heads, and nothing adds up the gradients that their heads give this key. So the down projection, the norm "
         "before it and all earlier layers learn from a part of the heads. Without `--sequence-parallel` the copies of "
-        "the down projection drift apart, by as much as a step moves them. With `--transformer-impl local`, or "
-        "`--mla-down-proj-fusion` on 0.19, the down projection is split over the ranks: there is no drift, and each "
-        "part learns from the first rank's heads, or the second's, with `--sequence-parallel` as well "
-        "(NVIDIA/Megatron-LM#1699)."
+        "the down projection and of the norm drift apart. With `--mla-down-proj-fusion` on 0.19, or a layer spec of "
+        "your own, the down projection is split over the ranks: there is no drift, and the gradients are wrong with "
+        "`--sequence-parallel` as well (NVIDIA/Megatron-LM#1699)."
     ),
-    adds=(
-        "The gradient of the positional key is added up over the tensor-parallel ranks. In `AbsorbedMLASelfAttention` "
-        "(0.17 and 0.18, without `--sequence-parallel`) that of the compressed keys and values is, as well.",
-    ),
+    adds=("The gradient of the positional key is added up over the tensor-parallel ranks.",),
     numerics=(
         "With `--multi-latent-attention` and tensor parallelism, except for a duplicated down projection with "
         "`--sequence-parallel`: all gradients from the last layer's down projection on, and the gradient norm. The "
