@@ -3,7 +3,8 @@
     nox -s accept -- CLONE          CLONE: a git repository of Megatron-LM, or its URL
 
 A release is its wheel, as it is installed in the environment that `tests` makes, and the scripts of its tag, as
-pretrain_gpt.py, which are in no wheel; main is the commit of megatrons.json. Writes fingerprints.json and defects.json.
+pretrain_gpt.py, which are in no wheel; main is the commit of megatrons.json. The TransformerEngine of a release is the one
+in its environment. Writes fingerprints.json and defects.json.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def main() -> int:
             # 0.19.2 has no tag: the scripts are those of another one, the rest is its wheel's.
             has_tag = one["tag"] == f"core_v{one['version']}"
             accept(one["version"], *((checkout, wheel) if has_tag else (wheel, checkout)))
+            accept(f"transformer-engine {one['transformer_engine']}", wheel)
         alone = SOURCES / "emerging" / "emerging_optimizers"
         shutil.copytree(site_packages(options.python[REFERENCE]) / alone.name, alone, dirs_exist_ok=True)
         accept("main", repository.unpack(MAIN).folder, alone.parent)
@@ -42,9 +44,9 @@ def main() -> int:
     return 0
 
 
-def accept(megatron: str, *folders: Path) -> None:
+def accept(release: str, *folders: Path) -> None:
     against = ":".join(map(str, folders))
-    command = [sys.executable, "-m", "megatron_mtp_patches", "drift", "--against", against, "--accept", megatron]
+    command = [sys.executable, "-m", "megatron_mtp_patches", "drift", "--against", against, "--accept", release]
     subprocess.run(command, env=environment("none"), check=True)
 
 

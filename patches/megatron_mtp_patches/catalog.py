@@ -50,6 +50,7 @@ _MODULES = (
     "fsdp.count_no_step_in_fully_shard_optimizer",
     "norms.count_uninitialized_shards",
     "attention.count_attention_sinks",
+    "attention.count_sink_gradients_once",
     "attention.scale_sparse_indexer_loss",
     "attention.sum_gradients_of_output_norms",
     "attention.sum_gradients_of_shared_latents",

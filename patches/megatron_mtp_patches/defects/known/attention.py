@@ -9,6 +9,7 @@ from ..declare import Defect, Sign
 
 _SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
 # 0.16 and 0.17 have the layers of sparse attention, and no model with them: building one ends in a ValueError.
+_MLA = "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors"
 _BUILDS_NO_SPARSE_ATTENTION = Sign(f"{_SPECS}:get_experimental_attention_variant_module_spec", lacks="'dsa'")
 
 
@@ -27,7 +28,89 @@ def _scales_indexer_loss(run: Any) -> bool:
     return bool(_has_sparse_attention(run) and run.dsa_indexer_loss_coeff and (is_mean or run.fp16))
 
 
+def _splits_latents(run: Any) -> bool:
+    """Whether the heads of MLA are split over ranks, and the down projection of their latents is as well."""
+    return bool(run.multi_latent_attention and tensor_parallel(run) > 1 and run.mla_down_proj_fusion)
+
+
+def _duplicates_latents(run: Any) -> bool:
+    """Whether the heads of MLA are split over ranks that have the whole sequence and a copy of the down projection."""
+    is_split = run.multi_latent_attention and tensor_parallel(run) > 1
+    return bool(is_split and not run.mla_down_proj_fusion and not run.sequence_parallel)
+
+
+def _splits_sinks(run: Any) -> bool:
+    """Whether context-parallel ranks share out learnable sinks by an all-to-all of TransformerEngine."""
+    kinds = run.cp_comm_type if isinstance(run.cp_comm_type, (list, tuple)) else [run.cp_comm_type]
+    is_parallel = context_parallel(run) > 1 and "a2a" in kinds
+    return bool(run.softmax_type == "learnable" and is_parallel and run.transformer_engine >= (2, 8))
+
+
 DEFECTS = (
+    Defect(
+        id="ML-6839",
+        effect="The positional key of MLA, and through it the down projection, the norm before it and all earlier "
+        "layers, learn from the heads of one tensor-parallel rank, so the copies of these weights drift apart",
+        kind="wrong numbers",
+        severity=5,
+        signs=(
+            Sign(
+                _MLA,
+                has="k_pos_emb = gather_from_sequence_parallel_region(k_pos_emb, group=self.tp_group)",
+                lacks="copy_to_tensor_model_parallel_region",
+            ),
+        ),
+        affects=_duplicates_latents,
+        when="--multi-latent-attention with --tensor-model-parallel-size > 1, without --sequence-parallel and "
+        "--mla-down-proj-fusion",
+        instead="--sequence-parallel",
+        links=("NVIDIA/Megatron-LM#6839",),
+        state="open",
+        evidence="reproduced",
+        patch="sum-gradients-of-shared-latents",
+    ),
+    Defect(
+        id="ML-1699",
+        effect="The part of a split down projection that makes the positional key of MLA learns from the heads of one "
+        "tensor-parallel rank, and with it the norm before it and all earlier layers",
+        kind="wrong numbers",
+        severity=5,
+        signs=(
+            Sign(
+                _MLA,
+                has="kv_combined = gather_from_tensor_model_parallel_region(kv_combined)",
+                lacks="copy_to_tensor_model_parallel_region",
+            ),
+        ),
+        affects=_splits_latents,
+        when="--mla-down-proj-fusion with --tensor-model-parallel-size > 1, with and without --sequence-parallel (before "
+        "0.19 such a run ends in an error), and layer specs of your own with a column-parallel linear_kv_down_proj",
+        instead="leave out --mla-down-proj-fusion and set --sequence-parallel",
+        links=("NVIDIA/Megatron-LM#1699",),
+        state="open",
+        evidence="reproduced",
+        patch="sum-gradients-of-shared-latents",
+    ),
+    Defect(
+        id="sinks-with-cp",
+        effect="The gradient of learnable attention sinks is as many times too large as there are context-parallel "
+        "ranks: TransformerEngine gives each rank the whole, and Megatron adds the gradients of all ranks up",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.extensions.transformer_engine:TEDotProductAttention.__init__",
+                has=('extra_kwargs["softmax_type"] = self.config.softmax_type', 'extra_kwargs["cp_comm_type"]'),
+            ),
+        ),
+        affects=_splits_sinks,
+        when="--softmax-type learnable with --context-parallel-size > 1 and --cp-comm-type a2a, on TransformerEngine 2.8 "
+        "or newer",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        patch="count-sink-gradients-once",
+    ),
     Defect(
         id="ML-3794",
         effect="Fused rotary embeddings of packed sequences rotate the halves of each head, though the model's are "
