@@ -63,7 +63,7 @@ def build_config(**settings):
 def fill(model):
     for name, param in model.named_parameters():
         size = parallel_state.get_tensor_model_parallel_world_size()
-        shape, along = list(param.shape), partition_dim(param)
+        shape, along = list(param.shape), partition_dim(model, name)
         if along >= 0:
             shape[along] *= size
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -75,8 +75,11 @@ def fill(model):
             param.copy_(whole)
 
 
-def partition_dim(param):
-    return param.partition_dim if getattr(param, "tensor_model_parallel", False) else -1
+def partition_dim(model, name):
+    """Along which dimension a parameter is split; -1 for a copy. 0.16 marks those of duplicated layers as split."""
+    is_copied = type(model.get_submodule(name.rpartition(".")[0])) is te.TELinear
+    param = model.get_parameter(name)
+    return param.partition_dim if getattr(param, "tensor_model_parallel", False) and not is_copied else -1
 
 
 def pieces(name, whole):
@@ -90,7 +93,7 @@ def whole_gradients(model, from_all_ranks):
     """{name: gradient of the whole weight}. Copies have the same on all ranks."""
     gradients = {}
     for name, param in model.module.named_parameters():
-        copies, along = from_all_ranks(param.main_grad.clone()), partition_dim(param)
+        copies, along = from_all_ranks(param.main_grad.clone()), partition_dim(model.module, name)
         size = parallel_state.get_tensor_model_parallel_world_size()
         if along < 0:
             assert all(torch.allclose(copy, copies[0], rtol=1e-4, atol=1e-6) for copy in copies), f"{name} differs"
