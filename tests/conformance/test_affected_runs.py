@@ -197,6 +197,8 @@ HEADS_TIED = {"untie_embeddings_and_output_weights": False, "mtp_num_layers": 1,
 INSTANCES = {"use_megatron_fsdp": True, "num_distributed_optimizer_instances": 2}
 SHARED_OUT = {**INSTANCES, "outer_dp_sharding_strategy": "optim"}
 GATED = {"attention_output_gate": True, "num_query_groups": 2, "tensor_model_parallel_size": 4}
+MLA = {"multi_latent_attention": True, "tensor_model_parallel_size": 2}
+SINKS = {"softmax_type": "learnable", "context_parallel_size": 2, "cp_comm_type": ["a2a"]}
 Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
 
 
@@ -245,6 +247,20 @@ Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
         ("mtp-tied-embeddings", {**HEADS_TIED, "mtp_detach_heads": True}, False),
         ("mtp-tied-embeddings", {**HEADS_TIED, "gtp_weight_remat_size": 2}, False),
         ("mtp-tied-embeddings", {**HEADS_TIED, "untie_embeddings_and_output_weights": True}, False),
+        ("ML-6839", MLA, True),
+        ("ML-6839", {**MLA, "sequence_parallel": True}, False),
+        ("ML-6839", {**MLA, "tensor_model_parallel_size": 1}, False),
+        ("ML-6839", {**MLA, "multi_latent_attention": False}, False),
+        ("ML-6839", {**MLA, "mla_down_proj_fusion": True}, False),
+        ("ML-1699", {**MLA, "mla_down_proj_fusion": True}, True),
+        ("ML-1699", {**MLA, "mla_down_proj_fusion": True, "sequence_parallel": True}, True),
+        ("ML-1699", {**MLA, "mla_down_proj_fusion": True, "tensor_model_parallel_size": 1}, False),
+        ("ML-1699", MLA, False),
+        ("sinks-with-cp", SINKS, True),
+        ("sinks-with-cp", {**SINKS, "cp_comm_type": "a2a"}, True),
+        ("sinks-with-cp", {**SINKS, "cp_comm_type": ["p2p"]}, False),
+        ("sinks-with-cp", {**SINKS, "softmax_type": "off-by-one"}, False),
+        ("sinks-with-cp", {**SINKS, "context_parallel_size": 1}, False),
         ("ML-3199", {**Z_LOSS, "context_parallel_size": 2}, True),
         ("ML-3199", Z_LOSS, False),
         ("ML-3199b", Z_LOSS, True),
@@ -275,4 +291,4 @@ def test_which_settings_decide(id, run, is_affected):
     from megatron_mtp_patches.defects.diagnosis import Settings
 
     (defect,) = (one for one in known_defects() if one.id == id)
-    assert bool(defect.affects(Settings([SimpleNamespace(**run)], None))) is is_affected
+    assert bool(defect.affects(Settings([SimpleNamespace(**run)], "2.16.1"))) is is_affected

@@ -1,4 +1,4 @@
-"""The frameworks whose source is known are those that ci/matrix.toml tests, and each of their targets is known."""
+"""The frameworks whose source is known are those that the tests run, and each of their targets is known."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine.fingerprints import KnownSources
+from megatron_mtp_patches.megatrons import MEGATRONS
 
 try:
     import tomllib
@@ -22,9 +23,10 @@ FRAMEWORKS = [patch for patch in CATALOG if patch.package and any(edit.check_sou
 
 @pytest.fixture(scope="module")
 def tested():
-    """The requirements that the matrix pins, in lower case."""
+    """The requirements that the matrix pins, in lower case, and the TransformerEngine of each release."""
     matrix = tomllib.loads((ROOT / "ci" / "matrix.toml").read_text(encoding="utf-8"))
-    return {word.lower() for one in matrix["environment"] for word in (*one["installs"], *one.get("alone", ()))}
+    pinned = {word.lower() for one in matrix["environment"] for word in (*one["installs"], *one.get("alone", ()))}
+    return pinned | {f"transformer-engine=={one['transformer_engine']}" for one in MEGATRONS}
 
 
 @pytest.mark.parametrize("patch", FRAMEWORKS, ids=lambda patch: patch.package)

@@ -63,6 +63,16 @@ def test_a_search_path_replaces_the_interpreter_s(two_folders, library):
     assert find_file("lib", [str(first)]) is None
 
 
+def test_a_namespace_inside_a_package_that_is_not_imported_is_found(two_folders, monkeypatch):
+    (two_folders[0] / "pkg" / "sub" / "namespace").mkdir()
+    file = two_folders[0] / "pkg" / "sub" / "namespace" / "mod.py"
+    file.write_text("")
+    monkeypatch.syspath_prepend(str(two_folders[0]))
+    assert find_file("pkg.sub.namespace.mod") == find_file("pkg.sub.namespace.mod", [str(two_folders[0])]) == file
+    assert find_file("pkg.sub.namespace") is None
+    assert not imported()
+
+
 @pytest.mark.parametrize("module", ["absent", "absent.deep.down", "lib.absent", "pkg", "itertools", "math"])
 def test_a_module_without_source_is_none(two_folders, module):
     assert find_file(module) is None
