@@ -29,14 +29,15 @@ def _is_here(edit: Edit) -> bool:
 
 
 def make_checkout(folder: Path, changes: dict[str, Change]) -> Path:
-    """Fill `folder` with the installed megatron, in which the sources of these modules are changed.
+    """Fill `folder` with the installed megatron and what else it takes, with changes in the sources of these modules.
 
     First on the path, it shadows the installed one, as a checkout does. Everything else in it is a link.
     """
     file = find_file("megatron.core")
     assert file
     site = file.parents[2]
-    _link(site / "megatron", folder / "megatron")
+    for package in {"megatron", *(module.partition(".")[0] for module in changes)}:
+        _link(site / package, folder / package)
     for module, change in changes.items():
         source = find_file(module)
         assert source

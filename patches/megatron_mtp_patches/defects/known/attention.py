@@ -83,8 +83,8 @@ DEFECTS = (
             ),
         ),
         affects=_splits_latents,
-        when="--mla-down-proj-fusion with --tensor-model-parallel-size > 1, with and without --sequence-parallel (before "
-        "0.19 such a run ends in an error), and layer specs of your own with a column-parallel linear_kv_down_proj",
+        when="--mla-down-proj-fusion with --tensor-model-parallel-size > 1, with and without --sequence-parallel "
+        "(before 0.19 such a run ends in an error), and layer specs of your own with a column-parallel linear_kv_down_proj",
         instead="leave out --mla-down-proj-fusion and set --sequence-parallel",
         links=("NVIDIA/Megatron-LM#1699",),
         state="open",
@@ -104,8 +104,8 @@ DEFECTS = (
             ),
         ),
         affects=_splits_sinks,
-        when="--softmax-type learnable with --context-parallel-size > 1 and --cp-comm-type a2a, on TransformerEngine 2.8 "
-        "or newer",
+        when="--softmax-type learnable with --context-parallel-size > 1 and --cp-comm-type a2a, on TransformerEngine "
+        "2.8 or newer",
         links=(),
         state="unreported",
         evidence="reproduced",

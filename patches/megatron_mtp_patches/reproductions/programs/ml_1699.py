@@ -1,5 +1,5 @@
-"""A layer of MLA whose heads and whose down projection for keys and values are split over two tensor-parallel ranks, with
-sequence parallelism: the norm of the gradient of the down projection. It is that of the layer on one rank.
+"""A layer of MLA whose heads and whose down projection for keys and values are split over two tensor-parallel ranks,
+with sequence parallelism: the norm of the gradient of the down projection. It is that of the layer on one rank.
 """
 
 from ..latent_lab import norms_of_down_projection

@@ -1,5 +1,5 @@
-"""A layer of MLA whose heads are on two tensor-parallel ranks, without sequence parallelism: the norm of the gradient of
-the down projection for keys and values. It is that of the layer on one rank.
+"""A layer of MLA whose heads are on two tensor-parallel ranks, without sequence parallelism: the norm of the gradient
+of the down projection for keys and values. It is that of the layer on one rank.
 """
 
 from ..latent_lab import norms_of_down_projection

@@ -1,5 +1,5 @@
-"""Attention with learnable sinks over a sequence that two context-parallel ranks share (--cp-comm-type a2a): the norm of
-the sinks' gradient, added up over the ranks. It is that of the whole sequence on one rank.
+"""Attention with learnable sinks over a sequence that two context-parallel ranks share (--cp-comm-type a2a): the norm
+of the sinks' gradient, added up over the ranks. It is that of the whole sequence on one rank.
 """
 
 from ..lab import LENGTH, gather, make_config, norm, start
@@ -16,12 +16,11 @@ def reproduce():
     start(context_parallel_size=2)
     rank = torch.distributed.get_rank()
     generator = torch.Generator().manual_seed(3)
-    whole = [torch.randn(LENGTH, 1, 4, 8, generator=generator).bfloat16() for _ in range(4)]  # query, key, value, weight
+    whole = [torch.randn(LENGTH, 1, 4, 8, generator=generator).bfloat16() for _ in range(4)]
 
     def gradient_of_sinks(ranks):
-        config = make_config(
-            hidden_size=32, context_parallel_size=ranks, softmax_type="learnable", bf16=True, params_dtype=torch.bfloat16
-        )
+        settings = {"context_parallel_size": ranks, "softmax_type": "learnable"}
+        config = make_config(hidden_size=32, bf16=True, params_dtype=torch.bfloat16, **settings)
         attention = TEDotProductAttention(config, 1, AttnMaskType.causal, "self", cp_comm_type="a2a")
         torch.nn.init.zeros_(attention.softmax_offset)  # TransformerEngine 2.12 leaves them as they are in memory
         chunks = [tensor.chunk(2 * ranks) for tensor in whole]
