@@ -10,6 +10,9 @@ from megatron_overrides.call import Call
 from megatron_overrides.norms.replicas import mark_shard
 from megatron_overrides.run_arguments import arguments_of_run
 
+# The class up to 0.19, and what it and GatedDeltaNet2 have in common on main; their modules depend on the release.
+_BASES_OF_GATED_DELTA_NET = {"GatedDeltaNet", "_GDNBase"}
+
 
 def mark_attention_sinks(call: Call) -> None:
     """Wraps DotProductAttention.__init__ and that of TransformerEngine's layer (NVIDIA/Megatron-LM#7530).
@@ -31,13 +34,16 @@ def scale_indexer_loss(call: Call) -> Any:
     config = call["config"]
     outputs = call.proceed()
     if getattr(config, "experimental_attention_variant", None) == "dsa":
+        from megatron.core import parallel_state
         from megatron.core.transformer.experimental_attention_variant.dsa import DSAIndexerLossAutoScaler
 
         scale = torch.ones(1, device=torch.cuda.current_device())
         if config.grad_scale_func is not None:
             scale = config.grad_scale_func(scale)
         if not config.calculate_per_token_loss:
-            scale = scale * (call["cp_group_size"] or 1) / call["num_microbatches"]
+            size = call["cp_group_size"]  # None from the schedule that overlaps the communication of experts
+            size = parallel_state.get_context_parallel_world_size() if size is None else size
+            scale = scale * size / call["num_microbatches"]
         DSAIndexerLossAutoScaler.set_loss_scale(scale)
     return outputs
 
@@ -59,7 +65,7 @@ def sum_gradients_of_output_norms(call: Call) -> None:
         param
         for chunk in call["model"]
         for module in chunk.modules()
-        if any(one.__name__ == "GatedDeltaNet" for one in type(module).__mro__)  # its module depends on the release
+        if _BASES_OF_GATED_DELTA_NET.intersection(one.__name__ for one in type(module).__mro__)
         for param in module.out_norm.parameters()
         if param.requires_grad and not hasattr(param, "average_gradients_across_tp_domain")
     ]
@@ -78,12 +84,29 @@ def pass_rope_scaling_factor(call: Call) -> None:
 
     NVIDIA/Megatron-LM#6306.
     """
-    names = list(call.parameters)
-    is_passed = "rope_scaling_factor" in call.kwargs or len(call.args) > names.index("rope_scaling_factor")
+    is_passed = _is_passed(call, "rope_scaling_factor")  # before the arguments are asked by name
     factor = getattr(arguments_of_run(), "rope_scaling_factor", None)
     if call["rope_scaling"] and factor is not None and not is_passed:
         call["rope_scaling_factor"] = factor
     call.proceed()
+
+
+def pass_rotary_settings_to_language_model(call: Call) -> None:
+    """Wraps LLaVAModel.__init__: what a script does not pass is --rotary-base and --rope-scaling-factor.
+
+    NVIDIA/Megatron-LM#6586: it has defaults for both, and gives its GPT these.
+    """
+    run = arguments_of_run()
+    values = {name: getattr(run, name, None) for name in ("rotary_base", "rope_scaling_factor")}
+    missing = [name for name, value in values.items() if value is not None and not _is_passed(call, f"language_{name}")]
+    for name in missing:
+        call[f"language_{name}"] = values[name]
+    call.proceed()
+
+
+def _is_passed(call: Call, name: str) -> bool:
+    """Whether the caller gives this argument itself."""
+    return name in call.kwargs or len(call.args) > list(call.parameters).index(name)
 
 
 def configure_rope_scaling_factor(call: Call) -> Any:

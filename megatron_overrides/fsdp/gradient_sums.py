@@ -38,6 +38,20 @@ def add_gradients_of_backward_passes(call: Call) -> None:
             param.overwrite_main_grad = False
 
 
+def leave_sums_of_fused_experts(call: Call) -> None:
+    """Wraps TEGroupedMLP._ensure_main_grad_for_fused_impl (0.19, main), called before each forward pass of the experts.
+
+    It has backward passes overwrite `main_grad`, whatever Megatron-FSDP and the wrapper above have decided.
+    """
+    experts = call.instance
+    params = [param for linear in (experts.linear_fc1, experts.linear_fc2) for param in linear.parameters(recurse=False)]
+    decided = [getattr(param, "overwrite_main_grad", None) for param in params]
+    call.proceed()
+    for param, overwrites in zip(params, decided, strict=True):
+        if overwrites is not None:
+            param.overwrite_main_grad = overwrites
+
+
 def fuse_no_gradients_of_own_layers(call: Call) -> None:
     """Wraps FullyShardedDataParallel.__init__(config, ddp_config, module, ...) of Megatron-FSDP.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .defects.catalog import removed_by, span_of
+from .defects.declare import Defect
 from .engine import AddField, AddFlag, Patch
 from .settings import TRANSFORMER_CONFIG
 
@@ -15,8 +16,8 @@ def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:
     is_native = any(change.native_since for change in patch.upstream)
     for heading, paragraphs in (
         ("Without it", (patch.problem,)),
-        ("Found by `doctor -- FLAGS`", tuple(f"{one.effect} ({span_of(one)})." for one in removed_by(patch))),
-        ("Not found by `doctor -- FLAGS`", (patch.undetected,)),
+        ("Found by `doctor`", tuple(map(_describe_defect, removed_by(patch)))),
+        ("Not found by `doctor`", (patch.undetected,)),
         ("Adds", patch.adds),
         ("Upstream's change in part", tuple(change.part for change in patch.upstream if change.part)),
         ("Repairs, where native" if is_native else "Better than the pull request", patch.repairs),
@@ -26,6 +27,11 @@ def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:
     ):
         if any(paragraphs):
             yield heading, paragraphs
+
+
+def _describe_defect(defect: Defect) -> str:
+    left = f"; not removed with {defect.not_removed_with}" if defect.unless else ""
+    return f"{defect.effect} ({span_of(defect)}{left})."
 
 
 class SettingText(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib import import_module
 
-from megatron_mtp_patches.cli.audit import condition_of
+from megatron_mtp_patches.cli.audit import condition_of, range_of_patch
 from megatron_mtp_patches.defects import known
 from megatron_mtp_patches.defects.catalog import TOPICS, known_defects, read_releases, releases_with
 from megatron_mtp_patches.defects.declare import Defect
@@ -62,9 +62,7 @@ def topic_table(topic: str) -> str:
 
 
 def row(defect: Defect) -> list[str]:
-    ways = (
-        [f"[{defect.patch}]({defect.patch}.md){f' with {defect.flag}' if defect.flag else ''}"] if defect.patch else []
-    )
+    ways = [f"[{defect.patch}]({defect.patch}.md){range_of_patch(defect)}"] if defect.patch else []
     ways += [defect.instead] if defect.instead else []
     shown = "; `reproduce` shows it" if find_program(defect.id) else f"; {defect.evidence}"
     return [

@@ -33,6 +33,22 @@ def test_a_defect_is_removed_only_with_the_setting_that_its_patch_needs(is_on):
     assert finding.remedy.startswith("" if is_on else "add --moe-global-aux-loss-over-data-parallel")
 
 
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(is_deferred):
+    import megatron_mtp_patches
+
+    run = SimpleNamespace(use_megatron_fsdp=True, data_parallel_sharding_strategy="optim", micro_batch_size=1)
+    run.global_batch_size, run.defer_embedding_wgrad_compute = 2, is_deferred
+    findings = {one.id: one for one in megatron_mtp_patches.diagnose(run, transformer_engine="2.16.1")}
+    finding = findings["fsdp-own-layers-keep-last-microbatch"]
+    assert finding.is_removed is not is_deferred
+    assert finding.remedy == is_deferred * (
+        "add-fsdp-gradients-of-all-microbatches does not remove it here, because an output layer whose weight gradient "
+        "is deferred has to fuse it; instead add --no-gradient-accumulation-fusion, or choose optim_grads or "
+        "optim_grads_params"
+    )
+
+
 @pytest.mark.parametrize(
     "instead, remedy", [("--log-interval 1", "set --log-interval 1"), ("leave it out", "leave it out")]
 )

@@ -201,6 +201,20 @@ MLA = {"multi_latent_attention": True, "tensor_model_parallel_size": 2}
 SINKS = {"softmax_type": "learnable", "context_parallel_size": 2, "cp_comm_type": ["a2a"]}
 Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
 
+TWO_MICROBATCHES = {"global_batch_size": 2, "micro_batch_size": 1}
+SPARSE = {"experimental_attention_variant": "dsa", "dsa_indexer_loss_coeff": 0.1}
+ROPE = {"use_rope_scaling": True, "rope_scaling_factor": 32}
+FSDP = {"use_megatron_fsdp": True, "bf16": True}
+AUX_LOSS = {"num_experts": 4, "moe_aux_loss_coeff": 0.1}
+SINGLE_REPLICAS = {
+    **FSDP, **TWO_MICROBATCHES, "data_parallel_sharding_strategy": "optim_grads", "num_experts": 4, "world_size": 2,
+    "expert_model_parallel_size": 2, "global_batch_size": 4,
+}  # fmt: skip
+FUSED_EXPERTS = {
+    **FSDP, **TWO_MICROBATCHES, "data_parallel_sharding_strategy": "optim", "num_experts": 4, "moe_grouped_gemm": True,
+    "use_transformer_engine_op_fuser": True,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(
     "id, run, is_affected",
@@ -222,8 +236,10 @@ Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
         ("ML-4103b", PACKED, False),
         ("ML-4103b", {**PACKED, "virtual_pipeline_model_parallel_size": 2}, True),
         ("ML-4103b", {**PACKED, "pipeline_model_parallel_size": 4}, True),
-        ("ML-4410", {"ddp_reduce_scatter_with_fp32_accumulation": True}, True),
-        ("ML-4410", {"reduce_scatter_with_fp32_accumulation": True}, True),  # that of DistributedDataParallelConfig
+        ("ML-4410", {"ddp_reduce_scatter_with_fp32_accumulation": True, "fp8_param_gather": True}, True),
+        # that of DistributedDataParallelConfig
+        ("ML-4410", {"reduce_scatter_with_fp32_accumulation": True, "fp8_param_gather": True}, True),
+        ("ML-4410", {"ddp_reduce_scatter_with_fp32_accumulation": True}, False),
         ("ML-6278", {"num_experts": 4, "moe_latent_size": 8}, True),
         ("ML-6278", {"num_experts": 4, "moe_latent_size": 8, "pretrained_checkpoint": "x"}, False),
         ("ML-6080", SHARDED, True),
@@ -284,6 +300,45 @@ Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
         ("ML-5383", {"mla_down_proj_fusion": True, "tensor_model_parallel_size": 2}, True),
         ("ML-5383", {"mla_down_proj_fusion": True, "tensor_model_parallel_size": 1}, False),
         ("ML-5273", {"mla_down_proj_fusion": True, "delay_wgrad_compute": True}, True),
+        ("ML-4070", {**SPARSE, **TWO_MICROBATCHES}, True),
+        ("ML-4070", SPARSE, False),
+        ("ML-4070", {**SPARSE, "fp16": True}, True),
+        ("ML-4070", {**SPARSE, "context_parallel_size": 2}, False),  # which Megatron refuses
+        ("ML-3026a", {**SPARSE, "qk_layernorm": True}, True),
+        ("ML-3026a", {**SPARSE, "qk_layernorm": True, "hybrid_layer_pattern": "MDMD"}, False),
+        ("ML-6306", ROPE, True),
+        ("ML-6306", {**ROPE, "rope_scaling_factor": 8}, False),
+        ("ML-6306", {**ROPE, "hybrid_override_pattern": "M*M*"}, False),
+        ("ML-6306", {**ROPE, "is_hybrid_model": True}, False),
+        ("ML-6586", ROPE, False),
+        ("ML-6586", {**ROPE, "freeze_LM": False}, True),  # a flag that only scripts of vision models have
+        ("ML-6586", {"rotary_base": 500000, "dataloader_seq_length": 8}, True),
+        ("ML-6586", {"rotary_base": 10000, "dataloader_seq_length": 8}, False),
+        ("ML-4395", {"transformer_impl": "local"}, False),
+        ("ML-4395", {"transformer_impl": "local", "freeze_ViT": True}, True),
+        ("ML-4705a", {"load": "x", "decoupled_lr": 1e-3}, True),
+        ("ML-4705a", {"load": "x", "decoupled_lr": 1e-3, "use_megatron_fsdp": True}, False),
+        ("ML-4133", {"use_megatron_fsdp": True, "use_precision_aware_optimizer": True}, True),
+        (
+            "ML-4133",
+            {"use_megatron_fsdp": True, "use_precision_aware_optimizer": True, "optimizer_cpu_offload": True},
+            False,
+        ),
+        ("ML-4133b", {**FSDP, "load": "x"}, False),
+        ("ML-4133b", {**FSDP, "load": "x", "finetune": True}, True),
+        ("ML-4133b", {**FSDP, "pretrained_checkpoint": "x"}, True),
+        ("ML-4133b", {**FSDP, "pretrained_checkpoint": "x", "megatron_fsdp_version": 2}, False),
+        ("fsdp-gradients-of-single-replicas", {**SINGLE_REPLICAS, "megatron_fsdp_version": 1}, True),
+        ("fsdp-gradients-of-single-replicas", {**SINGLE_REPLICAS, "megatron_fsdp_version": 2}, False),
+        ("ML-5462", {**FSDP, "accumulate_allreduce_grads_in_fp32": True}, True),
+        ("ML-5462", {**FSDP, "accumulate_allreduce_grads_in_fp32": True, "megatron_fsdp_version": 2}, False),
+        ("ML-4433b", GRAPHS, False),
+        ("ML-4433b", {**GRAPHS, "moe_router_enable_expert_bias": True}, True),
+        ("ML-4433b", {**GRAPHS, **AUX_LOSS, "moe_router_load_balancing_type": "global_aux_loss"}, True),
+        ("ML-4433b", {**GRAPHS, **AUX_LOSS, "moe_router_load_balancing_type": "aux_loss"}, False),
+        ("fsdp-fused-experts-keep-last-microbatch", FUSED_EXPERTS, True),
+        ("fsdp-fused-experts-keep-last-microbatch", {**FUSED_EXPERTS, "use_transformer_engine_op_fuser": False}, False),
+        ("fsdp-fused-experts-keep-last-microbatch", {**FUSED_EXPERTS, "gradient_accumulation_fusion": False}, False),
     ],
 )
 def test_which_settings_decide(id, run, is_affected):
@@ -292,3 +347,42 @@ def test_which_settings_decide(id, run, is_affected):
 
     (defect,) = (one for one in known_defects() if one.id == id)
     assert bool(defect.affects(Settings([SimpleNamespace(**run)], "2.16.1"))) is is_affected
+
+
+@pytest.mark.parametrize("version, is_affected", [("2.17.1", True), ("2.18.0", False)])
+def test_the_fused_cross_entropy_depends_on_transformer_engine(version, is_affected):
+    from megatron_mtp_patches.defects.catalog import known_defects
+    from megatron_mtp_patches.defects.diagnosis import Settings
+
+    run = SimpleNamespace(cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="te")
+    affected = {one.id for one in known_defects() if one.affects(Settings([run], version))}
+    assert ("ML-5115" in affected) is is_affected
+
+
+def test_what_needs_a_padding_mask_is_not_met_in_megatron_s_trainer():
+    """Its flags alone tell that the model gets none; a configuration of another trainer does not."""
+    from megatron_mtp_patches.defects.catalog import known_defects
+    from megatron_mtp_patches.defects.diagnosis import Settings
+
+    run = {**AUX_LOSS, "moe_router_load_balancing_type": "aux_loss", "moe_router_enable_expert_bias": True}
+    run |= {"moe_z_loss_coeff": 0.1, "calculate_per_token_loss": True, "overlap_moe_expert_parallel_comm": True}
+    run |= {"sequence_parallel": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    run |= {"mtp_num_layers": 1}
+    others = ({"hybrid_layer_pattern": "M*ME"}, {"calculate_per_token_loss": False})
+    runs = [run, *({**run, **one} for one in (*others, {"moe_router_load_balancing_type": "quantile_balancing"}))]
+
+    def find(**more):
+        settings = [Settings([SimpleNamespace(**one, **more)], "2.17.1") for one in runs]
+        return {defect for defect in known_defects() if any(map(defect.affects, settings))}
+
+    need_mask = {defect for defect in known_defects() if "gets a padding mask" in defect.only_if}
+    assert need_mask <= find() and find() - find(yaml_cfg=None) == need_mask
+
+
+def test_the_log_of_other_trainers_keeps_what_only_megatron_s_trainer_is_repaired_of():
+    from megatron_mtp_patches.defects.catalog import known_defects
+    from megatron_mtp_patches.defects.diagnosis import Settings
+
+    (defect,) = (one for one in known_defects() if one.id == "ML-6748")
+    assert defect.unless.affects(Settings([SimpleNamespace()], None))
+    assert not defect.unless.affects(Settings([SimpleNamespace(), SimpleNamespace(yaml_cfg=None)], None))

@@ -1,7 +1,7 @@
 """Add up MTP losses and acceptance counts on the device between two log lines, and reduce them once per step.
 
 NVIDIA/Megatron-LM#3458: MTPLossLoggingHelper of 0.19. The method names of older releases still work, and so does their
-key "values" for the losses. Upstream counts in float32, which cannot count beyond 2**24.
+key "values" for the losses. Upstream counts in float32, which is rounded above 2**24.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ class Row:
     instead: str
     patch: str
     flag: str
+    not_removed_with: str
     state: str
     links: tuple[str, ...]
     introduced_by: tuple[str, ...]
@@ -111,9 +112,15 @@ def condition_of(defect: Row | Defect) -> str:
 
 def way_out(defect: Row | Defect) -> str:
     """The patch that removes it, what to set instead, or the release that has not got it."""
-    ways = [f"patch {defect.patch}{f' with {defect.flag}' if defect.flag else ''}"] if defect.patch else []
+    ways = [f"patch {defect.patch}{range_of_patch(defect)}"] if defect.patch else []
     ways += [defect.instead] if defect.instead else []
     return "; or ".join(ways) or (defect.state if defect.state.startswith("fixed") else "none known")
+
+
+def range_of_patch(defect: Row | Defect) -> str:
+    """The setting that the patch needs, and the flags with which it does not remove the defect; '' for neither."""
+    needed = f" with {defect.flag}" if defect.flag else ""
+    return needed + (f", but not with {defect.not_removed_with}" if defect.not_removed_with else "")
 
 
 def make_sarif(rows: Iterable[Row]) -> dict[str, Any]:

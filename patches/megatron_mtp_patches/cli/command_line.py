@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from ..defects.conditions import VLM_FLAGS
 from ..defects.diagnosis import Settings
 from ..engine import UsageError
 from ..installed_megatron import PACKAGES, describe_mixture
@@ -53,7 +54,8 @@ class CommandLine(NamedTuple):
     """A command line as Megatron reads it.
 
     Attributes:
-        sources: the namespaces that have its settings: what validate_args returns and, from --yaml-cfg, its sections.
+        sources: the namespaces that have its settings: what validate_args returns, from --yaml-cfg its sections, and
+            some flags of scripts.
         unknown: the flags that Megatron does not know.
         world_size: the number of ranks.
         environment: the variables that validate_args may ask for with these flags, and that were set to read them.
@@ -137,7 +139,7 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
             fitting = smallest_world_size(Settings(sections, None))
     if world_size and ranks % fitting:
         raise UsageError(f"{ranks} ranks: the layers of these flags are split over {fitting} ranks")
-    return CommandLine(sections, unknown, ranks, lacking)
+    return CommandLine([*sections, _flags_of_scripts(unknown)], unknown, ranks, lacking)
 
 
 def _describe_failure(error: Exception) -> str:
@@ -164,6 +166,12 @@ def _unknown_flags(parser: argparse.ArgumentParser, words: list[str], is_sized: 
     names = [word.partition("=")[0] for word in parser.parse_known_args(words)[1] if word.startswith("-")]
     close = {name: get_close_matches(name, parser._option_string_actions, 1, 0.9) for name in names}
     return UnknownFlags(names, {name: flags[0] for name, flags in close.items() if flags}, is_sized)
+
+
+def _flags_of_scripts(unknown: UnknownFlags) -> SimpleNamespace:
+    """The flags by which a script is known that some defect depends on."""
+    given = {name.lstrip("-").replace("-", "_") for name in unknown.names}
+    return SimpleNamespace(**{name: True for name in VLM_FLAGS if name in given})
 
 
 def _sections(arguments: Any) -> list[object]:

@@ -18,7 +18,7 @@ from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
 from ..engine.state import State
 from ..installed_megatron import describe_megatron, import_targets, known_sources
 from ..reproductions.runner import has_program
-from .audit import condition_of
+from .audit import condition_of, range_of_patch
 from .console import make_console
 from .hints import did_you_mean
 
@@ -57,7 +57,7 @@ def explain_defect(defect: Defect) -> int:
         f"It affects runs with: {condition_of(defect)}.",
         f"Upstream: {defect.describe_upstream()}.",
         f"{describe_megatron()}: {has_it[has_defect(defect)]}.",
-        f"Removed by {defect.patch}: `megatron-mtp-patches explain {defect.patch}`."
+        f"Removed by {defect.patch}{range_of_patch(defect)}: `megatron-mtp-patches explain {defect.patch}`."
         if defect.patch
         else f"No patch removes it; {defect.advice or 'no setting avoids it'}.",
     ]

@@ -60,6 +60,11 @@ def loads_optimizer(run: Any) -> bool:
     return bool(run.load and not (run.no_load_optim or run.finetune))
 
 
+def loads_model_only(run: Any) -> bool:
+    """Whether the run starts from the weights of a checkpoint without its optimizer."""
+    return bool(run.pretrained_checkpoint or (run.load and (run.finetune or run.no_load_optim)))
+
+
 def is_layer_wise(run: Any) -> bool:
     """Whether ranks share out whole parameters: dist_muon, which 0.19 reads as muon with this setting."""
     return bool(run.use_layer_wise_distributed_optimizer) or str(run.optimizer).startswith("dist_")
@@ -114,6 +119,25 @@ def layers_of_hybrid(run: Any) -> str:
     return str(run.hybrid_layer_pattern or run.hybrid_override_pattern or "")
 
 
+# Flags of scripts for vision-language models, by which `doctor`, which is not told the script, knows them.
+VLM_FLAGS = ("freeze_LM", "freeze_ViT", "disable_vision_class_token", "dataloader_seq_length")
+
+
+def is_vlm(run: Any) -> bool:
+    """Whether pretrain_vlm.py, or another script with its flags, trains a vision-language model."""
+    return any(getattr(run, name) is not None for name in VLM_FLAGS)
+
+
+def is_hybrid(run: Any) -> bool:
+    """Whether the model is a hybrid one, of Mamba and other layers."""
+    return bool(layers_of_hybrid(run) or run.is_hybrid_model)
+
+
+def may_mask_padding(run: Any) -> bool:
+    """Whether the model may get a padding mask, which Megatron's trainer never gives it."""
+    return not run.is_of_megatron_trainer
+
+
 def balances_by_quantiles(run: Any) -> bool:
     """Whether routers balance experts by quantiles of their scores (0.19 and later), which refuses a padding mask."""
     return "quantile_balancing" in (run.moe_router_load_balancing_type or "")
@@ -137,9 +161,14 @@ def type_name(value: object) -> str:
     return {"auto": "", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
 
 
+def has_megatron_fsdp(run: Any) -> bool:
+    """Whether the run has Megatron-FSDP as releases do; `--megatron-fsdp-version 2` of main shares no code with it."""
+    return bool(run.use_megatron_fsdp) and run.megatron_fsdp_version != 2
+
+
 def sharding_strategy(run: Any) -> str:
     """What Megatron-FSDP shards; '' without Megatron-FSDP, and if unknown."""
-    return str(run.data_parallel_sharding_strategy or "") if run.use_megatron_fsdp else ""
+    return str(run.data_parallel_sharding_strategy or "") if has_megatron_fsdp(run) else ""
 
 
 def expert_data_parallel(run: Any) -> int:

@@ -34,6 +34,21 @@ class Sign:
 
 
 @record
+class Gap:
+    """Runs from which a patch does not remove its defect.
+
+    Attributes:
+        affects: called with the settings of a run that the defect affects; whether the run is one of them.
+        when: the same in words: flags, as a user writes them.
+        because: why, as the end of a sentence that begins with "because".
+    """
+
+    affects: Callable[[Any], object]
+    when: str
+    because: str
+
+
+@record
 class Defect:
     """Something that goes wrong in runs of some Megatrons.
 
@@ -59,6 +74,7 @@ class Defect:
             it; '' where it needs none.
         introduced_by: the pull requests that introduced it, written as `links`, where its id is theirs or a reader
             would look for it there.
+        unless: the runs from which the patch does not remove it; None for none.
     """
 
     id: str
@@ -77,6 +93,7 @@ class Defect:
     patch: str = ""
     setting: str = ""
     introduced_by: tuple[str, ...] = ()
+    unless: Gap | None = None
 
     def describe_upstream(self, write: Callable[[str], str] = str) -> str:
         """Its links, its state and what introduced it; `write` makes a link of "NVIDIA/Megatron-LM#4047"."""
@@ -92,3 +109,8 @@ class Defect:
     def flag(self) -> str:
         """The flag of `setting`; '' where there is none."""
         return self.setting and f"--{self.setting.replace('_', '-')}"
+
+    @property
+    def not_removed_with(self) -> str:
+        """The flags of the runs from which the patch does not remove it; '' where it removes it from all."""
+        return self.unless.when if self.unless else ""

@@ -27,11 +27,13 @@ class Settings:
 
     Attributes:
         transformer_engine: its version as numbers, (2, 16, 1); () where there is none.
+        is_of_megatron_trainer: whether Megatron's own parser has read them, so that Megatron's trainer runs.
     """
 
     def __init__(self, sources: Iterable[object], transformer_engine: str | None) -> None:
         self._sources = tuple(sources)
         self.transformer_engine = tuple(map(int, re.findall(r"\d+", transformer_engine or "")[:3]))
+        self.is_of_megatron_trainer = any(hasattr(source, "yaml_cfg") for source in self._sources)
 
     def __getattr__(self, name: str) -> Any:
         names = (name, OTHER_NAMES.get(name, name))
@@ -52,8 +54,8 @@ class Finding:
         only_if: what the settings of a run cannot tell; '' where they decide.
         releases: the first and the last known release that has it.
         patch: the id of the patch that removes it; None if none does.
-        is_removed: that patch is applied, or will be as soon as the package that it patches is installed; and the run
-            has the setting that the patch needs.
+        is_removed: that patch is applied, or will be as soon as the package that it patches is installed; the run has
+            the setting that the patch needs, and is none of those from which the patch does not remove it.
         remedy: what to do if the defect is not removed, or not yet; '' if there is nothing to do.
     """
 
@@ -112,9 +114,11 @@ def _judge(defect: Defect, patch: Patch | None, settings: Settings) -> Finding:
         if is_removed and defect.setting and not getattr(settings, defect.setting):
             ways = [f"add {defect.flag} ({patch.id})", defect.advice]
             is_removed, remedy = False, ", or ".join(filter(None, ways))
+        elif is_removed and defect.unless and defect.unless.affects(settings):
+            reason = f"{patch.id} does not remove it here, because {defect.unless.because}"
+            is_removed, remedy = False, f"{reason}; {_without_patch(defect)}"
     else:
-        way = f"instead {defect.advice}" if defect.instead else "no other setting is known to avoid it"
-        is_removed, remedy = False, f"no patch; {way}"
+        is_removed, remedy = False, f"no patch; {_without_patch(defect)}"
     return Finding(
         id=defect.id,
         text=defect.effect,
@@ -127,6 +131,10 @@ def _judge(defect: Defect, patch: Patch | None, settings: Settings) -> Finding:
         is_removed=is_removed,
         remedy=remedy,
     )
+
+
+def _without_patch(defect: Defect) -> str:
+    return f"instead {defect.advice}" if defect.instead else "no other setting is known to avoid it"
 
 
 def _is_removed_by(patch: Patch) -> tuple[bool, str]:

@@ -15,13 +15,17 @@ PATCH = Patch(
         "With `--data-parallel-sharding-strategy optim`, and without `--no-gradient-accumulation-fusion`, each "
         "microbatch overwrites the weight gradients of the one before (TransformerEngine from 2.10 on). Only the last "
         "one counts, and its gradients are divided by the number of all. Megatron's own linear layers, as the output "
-        "layer is, do so with `no_shard`, too, and on main. Nothing in the log shows it."
+        "layer is, do so with `no_shard`, too, and on main. So do grouped experts under the operation fuser of "
+        "TransformerEngine with `optim`, on 0.19.2 and main. Nothing in the log shows it."
     ),
     adds=(
         "A step sums the weight gradients of all its microbatches, except those of an output layer with "
-        "`--defer-embedding-wgrad-compute` and of grouped experts under the operation fuser of TransformerEngine.",
+        "`--defer-embedding-wgrad-compute`.",
     ),
-    repairs=("Megatron's own linear layers, the output layer among them, keep the gradient of the last microbatch.",),
+    repairs=(
+        "Megatron's own linear layers, the output layer among them, keep the gradient of the last microbatch.",
+        "So do grouped experts under the operation fuser of TransformerEngine.",
+    ),
     numerics=(
         "With `optim` or `no_shard`, several microbatches and without `--no-gradient-accumulation-fusion`: the weight "
         "gradients, and with them the gradient norm."
@@ -34,6 +38,11 @@ PATCH = Patch(
     probe=Probe(_GATHER, contains="self.data_parallel_sharding_strategy in ['optim_grads', 'optim_grads_params']"),
     edits=(
         Wrap(_GATHER, f"{_SUMS}:add_gradients_of_backward_passes"),
+        Wrap(
+            "megatron.core.transformer.moe.experts:TEGroupedMLP._ensure_main_grad_for_fused_impl",
+            f"{_SUMS}:leave_sums_of_fused_experts",
+            check_source=False,
+        ),
         *(Wrap(f"{wrapper}.__init__", f"{_SUMS}:fuse_no_gradients_of_own_layers") for wrapper in MEGATRON_FSDP),
     ),
 )

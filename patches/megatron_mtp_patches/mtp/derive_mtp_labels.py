@@ -26,7 +26,7 @@ PATCH = Patch(
         "With `--overlap-moe-expert-parallel-comm` the derived labels were one token too far (0.19.2, main).",
         "Under `torch.no_grad()` (evaluation, log probabilities of a policy or a reference) the MTP block, its logits "
         "and its loss were computed and not used (all releases): with D heads, D transformer layers and D passes "
-        "through the output layer. They are skipped now, with three exceptions: validation that reports the heads "
+        "through the output layer. They are skipped now, but not in three cases: validation that reports the heads "
         "(`mtp-acceptance-length`), a pipeline stage that sends the hidden states of the heads to another stage, and a "
         "model that nvidia-modelopt has quantized or whose heads it distils, because modelopt calibrates without "
         "gradients and observes what the heads compute. Under Megatron-FSDP with `optim_grads_params` (main: with any "

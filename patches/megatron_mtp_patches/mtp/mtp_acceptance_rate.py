@@ -31,7 +31,7 @@ PATCH = Patch(
         "Acceptance was counted after the loss. TransformerEngine's fused cross entropy (up to 2.17) overwrites the "
         "logits with their gradient, in which the label is the least likely token, so correct predictions counted as "
         "wrong.",
-        "float32 counters stopped at 2^24 = 16.8 million tokens.",
+        "Counters were float32 numbers, which are rounded above 2^24 = 16.8 million.",
         "Tensor parallelism took two collectives for each head and microbatch, and two more for each step. Now it "
         "takes one and one.",
         "Counting without `tp_group` raised an error, although the output layer has the group.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import context_parallel, layers_of_hybrid, microbatches, tensor_parallel
+from ..conditions import is_hybrid, is_vlm, layers_of_hybrid, microbatches, tensor_parallel
 from ..declare import Defect, Sign
 
 _SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
@@ -24,7 +24,7 @@ def _has_sparse_attention(run: Any) -> bool:
 
 def _scales_indexer_loss(run: Any) -> bool:
     """Whether the loss of the indexer should be scaled, as the main loss is."""
-    is_mean = not run.calculate_per_token_loss and (microbatches(run) > 1 or context_parallel(run) > 1)
+    is_mean = not run.calculate_per_token_loss and microbatches(run) > 1
     return bool(_has_sparse_attention(run) and run.dsa_indexer_loss_coeff and (is_mean or run.fp16))
 
 
@@ -145,8 +145,10 @@ DEFECTS = (
             ),
             Sign("gpt_builders:gpt_builder", has="rope_scaling=args.use_rope_scaling", lacks="rope_scaling_factor"),
         ),
-        affects=lambda run: run.use_rope_scaling and run.rope_scaling_factor not in (None, 8),
-        when="--use-rope-scaling with --rope-scaling-factor other than 8",
+        affects=lambda run: (
+            run.use_rope_scaling and run.rope_scaling_factor not in (None, 8) and not is_hybrid(run)  # which reads neither
+        ),
+        when="--use-rope-scaling with --rope-scaling-factor other than 8, in a GPT",
         links=("NVIDIA/Megatron-LM#6306",),
         state="open",
         evidence="reproduced",
@@ -155,8 +157,8 @@ DEFECTS = (
     Defect(
         id="ML-4070",
         effect="The loss of the sparse attention's indexer is not divided by the number of microbatches, nor "
-        "multiplied by the loss scale of FP16 or the context-parallel size, so its gradients are too large or too "
-        "small against those of the main loss",
+        "multiplied by the loss scale of FP16, so its gradients are too large or too small against those of the main "
+        "loss",
         kind="wrong numbers",
         severity=4,
         signs=(
@@ -167,8 +169,7 @@ DEFECTS = (
         ),
         fixed_by=(_BUILDS_NO_SPARSE_ATTENTION,),
         affects=_scales_indexer_loss,
-        when="--experimental-attention-variant dsa with --dsa-indexer-loss-coeff, and several microbatches, "
-        "--context-parallel-size > 1 or --fp16",
+        when="--experimental-attention-variant dsa with --dsa-indexer-loss-coeff, and several microbatches or --fp16",
         links=("NVIDIA/Megatron-LM#4070", "NVIDIA/Megatron-LM#5244"),
         state="fixed in 0.19.0",
         evidence="reproduced",
@@ -181,8 +182,10 @@ DEFECTS = (
         severity=3,
         signs=(Sign(f"{_SPECS}:get_dsa_module_spec_for_backend", has="q_layernorm=IdentityOp"),),
         fixed_by=(_BUILDS_NO_SPARSE_ATTENTION,),
-        affects=lambda run: _has_sparse_attention(run) and run.qk_layernorm,
-        when="--experimental-attention-variant dsa with --qk-layernorm",
+        affects=lambda run: (  # a hybrid model has no such normalization
+            run.experimental_attention_variant == "dsa" and run.qk_layernorm and not is_hybrid(run)
+        ),
+        when="--experimental-attention-variant dsa with --qk-layernorm in a GPT",
         links=("NVIDIA/Megatron-LM#3026",),
         state="fixed in 0.19.0",
         evidence="reproduced",
@@ -220,7 +223,7 @@ DEFECTS = (
                 has="AttnMaskType.causal",
             ),
         ),
-        affects=lambda run: run.transformer_impl == "local" and run.freeze_ViT is not None,
+        affects=lambda run: run.transformer_impl == "local" and is_vlm(run),
         when="pretrain_vlm.py with --transformer-impl local",
         instead="--transformer-impl transformer_engine",
         links=("NVIDIA/Megatron-LM#4395",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..conditions import has_aux_loss
 from ..declare import Defect, Sign
 
 _GRAPHS = "megatron.core.transformer.cuda_graphs"
@@ -43,12 +44,14 @@ DEFECTS = (
     Defect(
         id="ML-4433b",
         effect="The passes that warm up a graph change the buffers of a layer, as the counts of tokens by which the "
-        "expert bias is updated",
+        "expert bias is updated, or those of global_aux_loss",
         kind="wrong numbers",
         severity=3,
         signs=(Sign(f"{_RUNNER}.create_fwd_graph", has="grad_backup", lacks="buffer_backup"),),
-        affects=lambda run: _captures_layers(run) and run.moe_router_enable_expert_bias,
-        when=f"{_PER_LAYER}, and --moe-router-enable-expert-bias",
+        affects=lambda run: (
+            _captures_layers(run) and (run.moe_router_enable_expert_bias or has_aux_loss(run, "global_aux_loss"))
+        ),
+        when=f"{_PER_LAYER}, and --moe-router-enable-expert-bias or --moe-router-load-balancing-type global_aux_loss",
         instead=_OTHERS,
         links=("NVIDIA/Megatron-LM#4433",),
         state="fixed in 0.18.0",
@@ -77,7 +80,7 @@ DEFECTS = (
         id="ML-4162",
         effect="With packed sequences a replayed graph reads inputs whose memory was freed: a segmentation fault",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(
             Sign(
                 _RUNNER,

@@ -60,7 +60,7 @@ DEFECTS = (
             "are not told where packed sequences end"
         ),
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(_LAST_STAGE_HAS_NO_ENDS,),
         affects=lambda run: _splits_packs(run) and _has_middle_stages(run),
         when="--sft with --tensor-model-parallel-size > 1 and --pipeline-model-parallel-size > 2, or with "
@@ -121,7 +121,7 @@ DEFECTS = (
         id="ML-3268",
         effect="The first batch hangs, or ends in an error about shapes, because tensor-parallel ranks disagree",
         kind="hang",
-        severity=2,
+        severity=3,
         signs=(Sign(_BATCH, has=("if args.sft:", "_broadcast_cu_seqlens(batch['cu_seqlens'])")),),
         affects=_splits_packs,
         when="--sft with --tensor-model-parallel-size > 1",
@@ -134,7 +134,7 @@ DEFECTS = (
         id="ML-3185",
         effect="The data set for fine-tuning ends in a TypeError where it pads a pack",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(Sign(_SFT_DATA, has="pack_tokens.extend(pad)"),),
         affects=lambda run: run.sft,
         when="--sft",

@@ -7,6 +7,7 @@ from typing import Any
 from ..conditions import (
     expert_parallel,
     expert_tensor_parallel,
+    has_megatron_fsdp,
     sharding_strategy,
     tensor_parallel,
     type_name,
@@ -64,7 +65,7 @@ DEFECTS = (
             for version in ("", "V1")
         ),
         affects=lambda run: (
-            run.use_megatron_fsdp
+            has_megatron_fsdp(run)
             and run.bf16
             and _sums_in_fp32(run)
             and not type_name(run.megatron_fsdp_main_grads_dtype)
@@ -149,7 +150,7 @@ DEFECTS = (
         id="ML-3754c",
         effect="The first step ends in an AttributeError about fetch_bucket",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),),
         affects=lambda run: sharding_strategy(run) == "no_shard" and not run.overlap_param_gather,
         when=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import expert_parallel, sharding_strategy, tensor_parallel
+from ..conditions import expert_parallel, is_hybrid, sharding_strategy, tensor_parallel
 from ..declare import Defect, Sign
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
@@ -161,7 +161,7 @@ DEFECTS = (
         id="ML-3155",
         effect="Validation may end in an error about the state of a parameter bucket",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(
             Sign(
                 "megatron.core.pipeline_parallel.schedules:forward_backward_no_pipelining",
@@ -180,11 +180,11 @@ DEFECTS = (
             "Training ends in an error, because a Mamba layer reads the weight of its convolution after it was freed"
         ),
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(Sign(f"{_BUFFERS}:AllGatherPipeline.reset", lacks="preserve_non_fsdp_units"),),
         affects=lambda run: (
             sharding_strategy(run) == "optim_grads_params"
-            and (run.hybrid_layer_pattern or run.hybrid_override_pattern or run.is_hybrid_model)
+            and is_hybrid(run)
         ),
         when=(
             "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params and "
@@ -199,7 +199,7 @@ DEFECTS = (
         id="ML-2840",
         effect="Megatron-FSDP fails to set up its groups of ranks for experts",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(Sign(f"{_ADAPTER}_get_hsdp_tp_mesh", lacks="ep_size"),),
         affects=lambda run: (
             run.use_megatron_fsdp and expert_parallel(run) > 1 and (run.num_distributed_optimizer_instances or 1) > 1
@@ -215,7 +215,7 @@ DEFECTS = (
         id="ML-4953",
         effect="The first step of PyTorch's FSDP2 ends in a TypeError about force_all_reduce",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(
             Sign(
                 "megatron.core.distributed.finalize_model_grads:finalize_model_grads",

@@ -13,7 +13,7 @@ from ..conditions import (
     sharding_strategy,
     type_name,
 )
-from ..declare import Defect, Sign
+from ..declare import Defect, Gap, Sign
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
 _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
@@ -160,6 +160,42 @@ DEFECTS = (
         links=(),
         state="unreported",
         evidence="reproduced",
+        patch="add-fsdp-gradients-of-all-microbatches",
+        unless=Gap(
+            lambda run: run.defer_embedding_wgrad_compute,
+            when="--defer-embedding-wgrad-compute",
+            because="an output layer whose weight gradient is deferred has to fuse it",
+        ),
+    ),
+    Defect(
+        id="fsdp-fused-experts-keep-last-microbatch",
+        effect="Grouped experts under the operation fuser keep the weight gradient of the last microbatch only",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.transformer.moe.experts:TEGroupedMLP._ensure_main_grad",
+                has="param.overwrite_main_grad = True",
+            ),
+        ),
+        # There all layers of TransformerEngine keep the last one: ML-6357a.
+        fixed_by=(Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),),
+        affects=lambda run: (
+            sharding_strategy(run) == "optim"
+            and fuses_weight_gradients(run)
+            and microbatches(run) > 1
+            and run.num_experts
+            and run.moe_grouped_gemm
+            and run.use_transformer_engine_op_fuser
+        ),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim, several microbatches, --num-experts, "
+            "--moe-grouped-gemm and --use-transformer-engine-op-fuser, without --no-gradient-accumulation-fusion"
+        ),
+        instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
+        links=(),
+        state="unreported",
+        evidence="read",
         patch="add-fsdp-gradients-of-all-microbatches",
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..conditions import has_megatron_fsdp, loads_model_only
 from ..declare import Defect, Sign
 
 _NO_MASTER_WEIGHTS = "setattr(optimizer_part.optimizer, 'master_weights', False)"
@@ -14,8 +15,10 @@ DEFECTS = (
         kind="wrong numbers",
         severity=5,
         signs=(Sign(_MAKE, lacks=_NO_MASTER_WEIGHTS),),
-        affects=lambda run: run.use_megatron_fsdp and run.use_precision_aware_optimizer,
-        when="--use-megatron-fsdp with --use-precision-aware-optimizer",
+        affects=lambda run: (  # the optimizer on the CPU looks for either name
+            run.use_megatron_fsdp and run.use_precision_aware_optimizer and not run.optimizer_cpu_offload
+        ),
+        when="--use-megatron-fsdp with --use-precision-aware-optimizer, without --optimizer-cpu-offload",
         links=("NVIDIA/Megatron-LM#4133",),
         state="fixed in 0.18.0",
         evidence="reproduced",
@@ -28,10 +31,9 @@ DEFECTS = (
         kind="crash",
         severity=3,
         signs=(Sign(_MAKE, has=_NO_MASTER_WEIGHTS),),
-        affects=lambda run: (
-            run.use_megatron_fsdp and run.load and (run.finetune or run.no_load_optim) and (run.bf16 or run.fp16)
-        ),
-        when="--use-megatron-fsdp with --load and --finetune or --no-load-optim, in bf16 or fp16",
+        affects=lambda run: has_megatron_fsdp(run) and loads_model_only(run) and (run.bf16 or run.fp16),
+        when="--use-megatron-fsdp with --pretrained-checkpoint, or with --load and --finetune or --no-load-optim, in "
+        "bf16 or fp16",
         links=(),
         introduced_by=("NVIDIA/Megatron-LM#4133",),
         state="unreported",

@@ -44,8 +44,8 @@ DEFECTS = (
     ),
     Defect(
         id="ML-5115",
-        effect="TransformerEngine's fused cross entropy keeps the gradient of the logits in half precision; users "
-        "report diverging losses and gradient norms of 0",
+        effect="The fused cross entropy of TransformerEngine before 2.18 keeps the gradient of the logits in half "
+        "precision; users report diverging losses and gradient norms of 0",
         kind="wrong numbers",
         severity=4,
         signs=(
@@ -55,9 +55,13 @@ DEFECTS = (
                 has="self.config.cross_entropy_fusion_impl == 'te'",
             ),
         ),
-        affects=lambda run: run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te",
-        when="--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te (from 0.18.2 on Megatron's own trainer "
-        "refuses this, other trainers only warn)",
+        affects=lambda run: (
+            run.cross_entropy_loss_fusion
+            and run.cross_entropy_fusion_impl == "te"
+            and run.transformer_engine < (2, 18)
+        ),
+        when="--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te and TransformerEngine before 2.18 (from "
+        "0.18.2 on Megatron's own trainer refuses this, other trainers only warn)",
         instead="--cross-entropy-fusion-impl native",
         links=("NVIDIA/Megatron-LM#5115", "NVIDIA/Megatron-LM#1627", "NVIDIA/TransformerEngine#3193"),
         state="open",
@@ -85,7 +89,7 @@ DEFECTS = (
         effect="With TransformerEngine the first layer ends in an assertion, because its input is in float32 and its "
         "weights are not",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(
             Sign(
                 "megatron.core.extensions.transformer_engine:TELayerNormColumnParallelLinear.forward",

@@ -138,7 +138,7 @@ DEFECTS = (
         effect="The first step ends in an error of torch.stack, because the expert biases of teacher and student are "
         "updated together",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(
             Sign(
                 "megatron.core.distributed.finalize_model_grads:_update_router_expert_bias",
@@ -196,7 +196,7 @@ DEFECTS = (
         id="ML-3164",
         effect="Backward fails or reads freed memory, because the input of the experts is freed after forward",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(
             Sign(
                 "megatron.core.models.gpt.fine_grained_callables:should_free_input",
@@ -223,7 +223,7 @@ DEFECTS = (
         id="ML-5442",
         effect="Upcycling a dense checkpoint ends in an error, because the two models are given in the wrong order",
         kind="crash",
-        severity=1,
+        severity=3,
         signs=(
             Sign(
                 "megatron.core.transformer.moe.upcycling_utils:",

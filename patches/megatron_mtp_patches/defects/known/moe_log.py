@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..conditions import has_any_aux_loss, has_z_loss, pipeline_parallel, repeats_a_head
-from ..declare import Defect, Sign
+from ..declare import Defect, Gap, Sign
 
 _REPORT = "megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report"
 _COUNTS = "num_moe_layers is None"
@@ -61,6 +61,12 @@ DEFECTS = (
         state="fixed on main",
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
+        unless=Gap(
+            lambda run: not run.is_of_megatron_trainer,
+            when="a trainer other than Megatron's that does not pass num_moe_layers",
+            because="only in Megatron's trainer the number of MoE layers is known, unless another one passes "
+            "num_moe_layers to track_moe_metrics",
+        ),
     ),
     Defect(
         "ML-6748b",

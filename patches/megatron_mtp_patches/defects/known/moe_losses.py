@@ -10,6 +10,7 @@ from ..conditions import (
     has_any_aux_loss,
     has_aux_loss,
     has_z_loss,
+    may_mask_padding,
     microbatches,
     tensor_parallel,
 )
@@ -75,7 +76,8 @@ DEFECTS = (
         # There the factor that is missing makes up for it.
         fixed_by=(Sign(_ATTACH, has="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)"),),
         affects=lambda run: (
-            run.calculate_per_token_loss
+            may_mask_padding(run)
+            and run.calculate_per_token_loss
             and has_any_aux_loss(run)
             and (_splits_sequence(run) or (has_aux_loss(run, "global_aux_loss") and data_parallel(run) > 1))
         ),
@@ -149,9 +151,11 @@ DEFECTS = (
         kind="wrong numbers",
         severity=2,
         signs=(Sign(_Z_LOSS_FUNC, has="num_valid_tokens = valid_mask.sum()"),),
-        affects=lambda run: has_z_loss(run) and _splits_sequence(run) and not run.calculate_per_token_loss,
+        affects=lambda run: (
+            may_mask_padding(run) and has_z_loss(run) and _splits_sequence(run) and not run.calculate_per_token_loss
+        ),
         when="--moe-z-loss-coeff without --calculate-per-token-loss, with sequence or context parallelism",
-        only_if="the trainer hands a padding mask to the model",
+        only_if="the model gets a padding mask, which Megatron's trainer does not give it",
         instead="use --calculate-per-token-loss",
         links=(),
         state="unreported",

@@ -26,20 +26,6 @@ DEFECTS = (
         patch="mtp-acceptance-rate",
     ),
     Defect(
-        "acceptance-float32",
-        "The cumulative acceptance rate stops at 16.8 million tokens, where its float32 counters do",
-        kind="wrong log",
-        severity=1,
-        signs=(Sign(f"{_HELPER}.save_metrics_to_tracker"),),
-        affects=lambda run: run.mtp_num_layers,
-        when="--mtp-num-layers",
-        links=(),
-        introduced_by=("NVIDIA/Megatron-LM#3458",),
-        state="unreported",
-        evidence="reproduced",
-        patch="mtp-acceptance-rate",
-    ),
-    Defect(
         "mtp-loss-of-skipped-steps",
         "The mean of the MTP losses in the log counts steps that the loss scaler skipped in its sum, but not in its "
         "number",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..conditions import is_hybrid
 from ..declare import Defect, Sign
 
 _CLIP_QK = "megatron.core.optimizer.qk_clip:clip_qk"
@@ -13,11 +14,10 @@ _VISITS_DECODER = Sign(_CLIP_QK, has="model_chunk.module.module.decoder.layers")
 def _clip_ends_in_error(run: Any) -> bool:
     """Whether the run lacks what Megatron's clip expects: a GPT in bf16 or fp16, whole main weights, whole groups."""
     is_sharded = run.use_distributed_optimizer and "muon" not in str(run.optimizer)
-    is_hybrid = run.hybrid_layer_pattern or run.hybrid_override_pattern or run.is_hybrid_model
     divides_groups = (run.tensor_model_parallel_size or 1) > 1 and not run.multi_latent_attention
     is_fp32 = not (run.bf16 or run.fp16)
     others = (run.use_precision_aware_optimizer, run.attention_output_gate)
-    return bool(is_sharded or is_hybrid or divides_groups or is_fp32 or any(others))
+    return bool(is_sharded or is_hybrid(run) or divides_groups or is_fp32 or any(others))
 
 
 DEFECTS = (
@@ -26,7 +26,7 @@ DEFECTS = (
         "If the gradients of one module explode, clipping shrinks those of all others below the floor of "
         "Newton-Schulz, and Muon stops training them",
         kind="wrong numbers",
-        severity=3,
+        severity=2,
         signs=(Sign("megatron.core.optimizer.optimizer:MegatronOptimizer.clip_grad_norm"),),
         fixed_by=(Sign("megatron.core.optimizer.optimizer:MegatronOptimizer.skip_grad_norm_clip"),),
         affects=lambda run: (
@@ -79,7 +79,7 @@ DEFECTS = (
         "Ranks order the parameter groups of dense weights and experts differently, so from 0.18 on they wait for each "
         "other in different collectives",
         kind="hang",
-        severity=2,
+        severity=3,
         signs=(
             Sign(
                 "megatron.core.optimizer:_get_param_groups",

@@ -62,7 +62,7 @@ DEFECTS = (
         "ML-3460b",
         "An update whose gradient norm is NaN is not skipped",
         kind="wrong numbers",
-        severity=4,
+        severity=3,
         signs=_SKIPS_IN_CHAIN,
         affects=_has_threshold,
         when="--grad-norm-skip-threshold",

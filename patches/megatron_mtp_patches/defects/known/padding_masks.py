@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import balances_by_quantiles, has_any_aux_loss, has_z_loss, layers_of_hybrid, tensor_parallel
+from ..conditions import (
+    balances_by_quantiles,
+    has_any_aux_loss,
+    has_z_loss,
+    layers_of_hybrid,
+    may_mask_padding,
+    tensor_parallel,
+)
 from ..declare import Defect, Sign
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
@@ -13,8 +20,9 @@ _HAS_MASK = "the model gets a padding mask, which Megatron's trainer does not gi
 
 
 def _reads_mask(run: Any) -> bool:
-    """Whether routers do something with a padding mask."""
-    return has_any_aux_loss(run) or has_z_loss(run) or bool(run.num_experts and run.moe_router_enable_expert_bias)
+    """Whether the model may get a padding mask, and routers do something with it."""
+    has_reader = has_any_aux_loss(run) or has_z_loss(run) or run.num_experts and run.moe_router_enable_expert_bias
+    return may_mask_padding(run) and bool(has_reader)
 
 
 def _splits_mask(run: Any) -> bool:
@@ -38,7 +46,7 @@ DEFECTS = (
             ),
         ),
         affects=lambda run: (
-            run.overlap_moe_expert_parallel_comm and _reads_mask(run) and not balances_by_quantiles(run)
+            _reads_mask(run) and run.overlap_moe_expert_parallel_comm and not balances_by_quantiles(run)
         ),
         when=f"--overlap-moe-expert-parallel-comm with {_READS_MASK}",
         only_if=_HAS_MASK,
@@ -56,7 +64,9 @@ DEFECTS = (
         kind="wrong numbers",
         severity=2,
         signs=(Sign(f"{_ROUTER}.routing", has="Quantile balancing routing does not support padding masks yet."),),
-        affects=lambda run: run.overlap_moe_expert_parallel_comm and balances_by_quantiles(run),
+        affects=lambda run: (
+            may_mask_padding(run) and run.overlap_moe_expert_parallel_comm and balances_by_quantiles(run)
+        ),
         when="--overlap-moe-expert-parallel-comm with --moe-router-load-balancing-type quantile_balancing",
         only_if=_HAS_MASK,
         links=(),
@@ -67,7 +77,7 @@ DEFECTS = (
         id="ML-6114",
         effect="The first step with a padding mask ends in an error about shapes where routers count tokens",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(
             Sign(
                 f"{_ROUTER}._apply_expert_bias",
@@ -75,7 +85,7 @@ DEFECTS = (
                 lacks="unsqueeze",
             ),
         ),
-        affects=lambda run: run.num_experts and run.moe_router_enable_expert_bias,
+        affects=lambda run: may_mask_padding(run) and run.num_experts and run.moe_router_enable_expert_bias,
         when="--moe-router-enable-expert-bias",
         only_if=_HAS_MASK,
         links=("NVIDIA/Megatron-LM#6114",),
@@ -87,7 +97,7 @@ DEFECTS = (
         id="ML-5563",
         effect="Pipeline stages after the first end in an error about shapes, because their padding mask is not split",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(
             Sign(
                 "megatron.core.models.gpt.gpt_model:GPTModel._preprocess",
@@ -108,7 +118,7 @@ DEFECTS = (
         id="hybrid-padding-mask",
         effect="The first step of a hybrid model ends in an error about shapes, because its padding mask is not split",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=tuple(
             Sign(
                 f"megatron.core.models.{model}.forward", has="padding_mask=padding_mask", lacks="padding_mask.transpose"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import expert_parallel, loads_optimizer, shares_gradient_buffer
+from ..conditions import expert_parallel, is_hybrid, loads_optimizer, shares_gradient_buffer
 from ..declare import Defect, Sign
 
 _BUFFER = "megatron.core.distributed.param_and_grad_buffer"
@@ -27,10 +27,6 @@ def _saves(run: Any) -> bool:
 
 def _evaluates(run: Any) -> bool:
     return bool(run.eval_interval and run.eval_iters)
-
-
-def _is_hybrid(run: Any) -> bool:
-    return bool(run.hybrid_layer_pattern or run.hybrid_override_pattern or run.is_hybrid_model)
 
 
 DEFECTS = (
@@ -193,7 +189,7 @@ DEFECTS = (
         kind="wrong numbers",
         severity=2,
         signs=(Sign("megatron.core.ssm.mamba_block:MambaStack.forward", has="use_inner_fp8_context", lacks="fp4"),),
-        affects=lambda run: run.fp4 and _is_hybrid(run),
+        affects=lambda run: run.fp4 and is_hybrid(run),
         when="a hybrid model with --fp4-format",
         links=("NVIDIA/Megatron-LM#2604",),
         state="fixed in 0.17.0",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import expert_parallel, loads_optimizer
+from ..conditions import expert_parallel, has_megatron_fsdp, loads_model_only, loads_optimizer
 from ..declare import Defect, Sign
 
 _LOADING = "megatron.training.checkpointing:load_checkpoint"
@@ -22,10 +22,6 @@ def _loads_main_params_of_experts(run: Any) -> bool:
     return bool(run.load_main_params_from_ckpt and run.num_experts and expert_parallel(run) > 1)
 
 
-def _loads_model_only(run: Any) -> bool:
-    return bool(run.pretrained_checkpoint or (run.load and (run.finetune or run.no_load_optim)))
-
-
 DEFECTS = (
     Defect(
         id="ML-4705a",
@@ -33,8 +29,11 @@ DEFECTS = (
         kind="wrong numbers",
         severity=5,
         signs=(Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),),
-        affects=lambda run: loads_optimizer(run) and _has_learning_rates_of_groups(run),
-        when="--load (without --no-load-optim or --finetune) with --decoupled-lr or --use-mup",
+        affects=lambda run: (  # a checkpoint of Megatron-FSDP has the settings of each parameter
+            loads_optimizer(run) and _has_learning_rates_of_groups(run) and not has_megatron_fsdp(run)
+        ),
+        when="--load (without --no-load-optim or --finetune) with --decoupled-lr or --use-mup, without "
+        "--use-megatron-fsdp",
         links=("NVIDIA/Megatron-LM#4705",),
         state="fixed in 0.19.0",
         evidence="reproduced",
@@ -60,7 +59,7 @@ DEFECTS = (
         id="ML-3720b",
         effect="A resume with another --lr or --min-lr ends in an error: no parameter group of the checkpoint fits",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(Sign(_KEYS, has="_param_group_override_keys"),),
         affects=lambda run: (
             loads_optimizer(run) and (run.override_opt_param_scheduler or run.use_checkpoint_opt_param_scheduler)
@@ -102,7 +101,7 @@ DEFECTS = (
         ),
         affects=lambda run: (
             run.optimizer_cpu_offload
-            and _loads_model_only(run)
+            and loads_model_only(run)
             and (not run.use_precision_aware_optimizer or run.fp8_param_gather)
         ),
         when="--optimizer-cpu-offload with --finetune or --no-load-optim, and --fp8-param-gather or (in other trainers "
@@ -128,7 +127,7 @@ DEFECTS = (
         id="ML-3676b",
         effect="--load-main-params-from-ckpt ends in an error: Wrong state_dict format",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(Sign(f"{_OPTIMIZER}:ChainedOptimizer._split_state_dict", has="state_dicts[0] = state_dict"),),
         affects=lambda run: _loads_main_params_of_experts(run) and run.virtual_pipeline_model_parallel_size,
         when="--load-main-params-from-ckpt with --num-experts, --expert-model-parallel-size > 1 and interleaved stages",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..conditions import is_vlm
 from ..declare import Defect, Sign
 
 _BUCKETS = "megatron.core.distributed.param_and_grad_buffer"
@@ -27,7 +28,7 @@ DEFECTS = (
         id="ML-4410",
         effect="The first step ends in an assertion that a group of buckets has one bucket",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(
             Sign(
                 "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
@@ -35,9 +36,11 @@ DEFECTS = (
                 lacks="reduce_scatter_with_fp32_accumulation=",
             ),
         ),
-        affects=lambda run: run.ddp_reduce_scatter_with_fp32_accumulation or run.reduce_scatter_with_fp32_accumulation,
-        when="--ddp-reduce-scatter-with-fp32-accumulation",
-        only_if="a group has several buckets, as it has with --fp8-param-gather",
+        affects=lambda run: (  # only weights in fp8 share a group of buckets with others
+            (run.ddp_reduce_scatter_with_fp32_accumulation or run.reduce_scatter_with_fp32_accumulation)
+            and run.fp8_param_gather
+        ),
+        when="--ddp-reduce-scatter-with-fp32-accumulation with --fp8-param-gather",
         instead="leave out --ddp-reduce-scatter-with-fp32-accumulation",
         links=("NVIDIA/Megatron-LM#4410",),
         state="fixed in 0.18.0",
@@ -65,7 +68,7 @@ DEFECTS = (
         severity=3,
         signs=(Sign("pretrain_vlm:", has="LLaVAModel(", lacks="language_rotary_base"),),
         affects=lambda run: (
-            run.freeze_LM is not None  # a flag of pretrain_vlm.py alone
+            is_vlm(run)
             and (
                 run.rotary_base not in (None, 10000)
                 or (run.use_rope_scaling and run.rope_scaling_factor not in (None, 8))
@@ -77,5 +80,6 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#6586",),
         state="fixed on main",
         evidence="read",
+        patch="pass-rope-scaling-factor",
     ),
 )
