@@ -18,6 +18,14 @@ class Qwen3GatedDeltaNet(GatedDeltaNet):
     """As a framework derives its own layer."""
 
 
+class _GDNBase(torch.nn.Module):
+    """As main has it."""
+
+
+class GatedDeltaNet2(_GDNBase):
+    """As main derives a second kind of layer, which is no GatedDeltaNet."""
+
+
 @pytest.fixture
 def reduced(parallel, rank):
     """reduced(**settings): the gradients of a layer's weights, which are 1 on the first rank and 2 on the second."""
@@ -45,7 +53,8 @@ def reduced(parallel, rank):
 
 
 @pytest.mark.parametrize(
-    "kind, is_sequence_parallel", [(GatedDeltaNet, False), (GatedDeltaNet, True), (Qwen3GatedDeltaNet, False)]
+    "kind, is_sequence_parallel",
+    [(GatedDeltaNet, False), (GatedDeltaNet, True), (Qwen3GatedDeltaNet, False), (GatedDeltaNet2, False)],
 )
 def test_the_gradients_of_output_norms_are_added_up(reduced, rank, kind, is_sequence_parallel):
     norm, projection = reduced(kind=kind, sequence_parallel=is_sequence_parallel)

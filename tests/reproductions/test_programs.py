@@ -1,7 +1,8 @@
-"""Each program sees its defect in a Megatron that has it, not in a later one that has not, nor with the patches.
+"""Each program sees its defect in a Megatron that has it, not in a later one that has not, nor with the patch that is
+said to remove it: with this one alone, because `doctor` names no other.
 
 A program runs on the newest release that has its defect, and unpatched on the oldest after it; with --everywhere both
-ways on each from the first that has it. One that needs a package that is not here does not.
+ways on each from the first that has it, and again with all patches. One that needs a package that is not here does not.
 """
 
 import pytest
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.forked("megatron")
 
 
 def pytest_generate_tests(metafunc):
-    """`defect` has a program that runs here, `patched_defect` one that runs here with the patches, too.
+    """`defect` has a program that runs here; `patched_defect` one that runs here with `patches`, too.
 
     `defect_of_more` has one that needs a package that is not here.
     """
@@ -22,10 +23,14 @@ def pytest_generate_tests(metafunc):
     shown = [one for one in known_defects() if runner.find_program(one.id) and runs_on(one, here, everywhere)]
     defects = [one for one in shown if not needs.find_missing(runner.find_program(one.id))]
     more = [one for one in shown if one not in defects and one.patch and here in releases_with(one)]
-    patched = [one for one in defects if everywhere or here in releases_with(one)]
-    for name, chosen in (("defect", defects), ("patched_defect", patched), ("defect_of_more", more)):
+    patched = {one.id: (one, one.patch or "all") for one in defects if everywhere or here in releases_with(one)}
+    if everywhere:
+        patched |= {f"{one.id}, all patches": (one, "all") for one, patch in patched.values() if patch != "all"}
+    for name, chosen in (("defect", defects), ("defect_of_more", more)):
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, chosen, ids=lambda defect: defect.id)
+    if "patched_defect" in metafunc.fixturenames:
+        metafunc.parametrize("patched_defect, patches", list(patched.values()), ids=list(patched))
 
 
 def runs_on(defect, release, everywhere):
@@ -38,19 +43,19 @@ def runs_on(defect, release, everywhere):
 
 
 def test_megatron_as_it_is(defect, release):
-    outcome = runner.run(runner.find_program(defect.id), with_patches=False)
+    outcome = runner.run(runner.find_program(defect.id))
     assert outcome.is_right is (release not in releases_with(defect)), outcome
 
 
-def test_with_the_patches(patched_defect, release):
-    outcome = runner.run(runner.find_program(patched_defect.id), with_patches=True)
+def test_with_the_patches(patched_defect, patches, release):
+    outcome = runner.run(runner.find_program(patched_defect.id), patches)
     assert outcome.is_right is (bool(patched_defect.patch) or release not in releases_with(patched_defect)), outcome
 
 
 def test_a_program_needs_what_it_says(defect_of_more):
     """Without it the program does not show that the patches remove the defect."""
     program = runner.find_program(defect_of_more.id)
-    assert not runner.run(program, with_patches=True).is_right or runner.run(program, with_patches=False).is_right
+    assert not runner.run(program, "all").is_right or runner.run(program).is_right
 
 
 def test_each_program_is_of_a_known_defect():

@@ -83,7 +83,7 @@ def test_a_file_sees_what_its_program_sees(write, seen_here):
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     program = runner.find_program(seen_here.id)
-    outcome = runner.run(program, with_patches=False)
+    outcome = runner.run(program)
     otherwise = getattr(program, "EXPECTED", "no error")
     outcomes = runner.run_ranks(getattr(program, "RANKS", 1), partial(be_rank, module), runner.LIMIT, otherwise)
     assert outcome in outcomes and not outcome.is_right
@@ -99,7 +99,7 @@ def be_rank(module):
 @pytest.mark.real_process("an interpreter that has neither a rehearsal nor this package")
 def test_a_file_shows_its_defect_on_a_cpu(write, seen_on_a_cpu, tmp_path):
     done = run_without_this_package(write(seen_on_a_cpu), tmp_path)
-    outcome = runner.run(runner.find_program(seen_on_a_cpu.id), with_patches=False)
+    outcome = runner.run(runner.find_program(seen_on_a_cpu.id))
     expected, seen = done.stdout.splitlines()[-2:]
     assert (expected, seen) == (f"expected  {outcome.expected}", f"seen      {outcome.seen}"), done.stderr
     assert done.returncode == 1

@@ -138,7 +138,7 @@ def _report(defect: Defect, program: ModuleType, missing: str) -> dict[str, Any]
     }
     if missing:
         return about
-    as_it_is, patched = (runner.run(program, with_patches) for with_patches in (False, True))
+    as_it_is, patched = (runner.run(program, patches) for patches in ("none", "all"))
     return about | {
         "expected": as_it_is.expected,
         "as it is": {"seen": as_it_is.seen, "right": as_it_is.is_right},

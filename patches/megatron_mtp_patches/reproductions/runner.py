@@ -70,15 +70,19 @@ def prepare() -> None:
     del os.environ["MEGATRON_MTP_PATCHES"]
 
 
-def run(program: ModuleType, with_patches: bool) -> Outcome:
-    """Run a program in forks of this process, which `prepare` has made ready."""
+def run(program: ModuleType, patches: str = "none") -> Outcome:
+    """Run a program in forks of this process, which `prepare` has made ready.
+
+    Args:
+        patches: those to apply, as in MEGATRON_MTP_PATCHES: "all", "none" or ids.
+    """
     ranks = getattr(program, "RANKS", 1)
 
     def be_rank() -> Outcome:
-        if with_patches:
+        if patches != "none":
             import megatron_mtp_patches
 
-            megatron_mtp_patches.apply()
+            megatron_mtp_patches.apply(patches)
         expected, seen = program.reproduce()
         return Outcome(expected, seen, is_same(expected, seen))
 
