@@ -107,12 +107,34 @@ def test_a_patch_of_a_package_that_is_not_installed_applies_later(doctor, monkey
 def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):
     import megatron_mtp_patches
 
-    monkeypatch.setenv("MEGATRON_MTP_PATCHES", "-exempt-muon-from-clipping")
+    monkeypatch.setenv("MEGATRON_MTP_PATCHES", "-drop-unused-output-weight")
     megatron_mtp_patches.revert()
-    done = doctor(f"{SMALL} --optimizer muon")
+    done = doctor(f"{SMALL} --mtp-num-layers 1 --pipeline-model-parallel-size 2 --save x")
     assert done.code == 1
-    assert "NOT REMOVED: exempt-muon-from-clipping is left out by MEGATRON_MTP_PATCHES" in done.out
-    assert done.out.splitlines()[-1] == "Known defects that affect these flags: 2; 1 of them the patches do not remove."
+    assert "NOT REMOVED: drop-unused-output-weight is left out by MEGATRON_MTP_PATCHES" in done.out
+    assert done.out.splitlines()[-1] == "Known defects that affect these flags: 1; 1 of them the patches do not remove."
+
+
+def test_a_defect_that_its_patch_leaves_to_this_run_ends_with_1(doctor):
+    flags = f"{SMALL} --use-megatron-fsdp --data-parallel-sharding-strategy optim --pipeline-model-parallel-size 2 "
+    flags += "--ckpt-format fsdp_dtensor --micro-batch-size 1 --global-batch-size 2 --no-gradient-accumulation-fusion"
+    assert doctor(flags).code == 0
+    flags = flags.replace("--no-gradient-accumulation-fusion", "--defer-embedding-wgrad-compute")
+    done = doctor(flags)
+    assert done.code == 1
+    assert "NOT REMOVED: add-fsdp-gradients-of-all-microbatches does not remove it here, because an output" in done.out
+
+
+def test_a_vision_language_model_is_known_by_the_flags_of_its_scripts(trainer):
+    from megatron_mtp_patches.cli.command_line import read
+    from megatron_mtp_patches.defects.conditions import is_vlm
+    from megatron_mtp_patches.defects.diagnosis import Settings
+
+    for words, is_one in ((["--freeze-LM"], True), (["--dataloader-seq-length", "8"], True), (["--reward-model"], False)):
+        line = read([*SMALL.split(), *words], None)
+        settings = Settings(line.sources, None)
+        assert is_vlm(settings) is is_one and settings.is_of_megatron_trainer
+        assert line.unknown.names == words[:1]  # said to be ignored all the same: they may be misspelt
 
 
 @pytest.mark.parametrize("words, ranks", [((), 8), (("--world-size", "16"), 16)])

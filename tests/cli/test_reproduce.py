@@ -26,7 +26,7 @@ def outcomes(monkeypatch):
 
     def give(*pair):
         monkeypatch.setattr(runner, "prepare", lambda: None)
-        monkeypatch.setattr(runner, "run", lambda program, with_patches: pair[with_patches])
+        monkeypatch.setattr(runner, "run", lambda program, patches: pair[patches == "all"])
 
     return give
 
