@@ -109,7 +109,7 @@ def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):
 
     monkeypatch.setenv("MEGATRON_MTP_PATCHES", "-drop-unused-output-weight")
     megatron_mtp_patches.revert()
-    done = doctor(f"{SMALL} --mtp-num-layers 1 --pipeline-model-parallel-size 2 --save x")
+    done = doctor(f"{SMALL} --mtp-num-layers 1 --pipeline-model-parallel-size 2 --save x --save-interval 1")
     assert done.code == 1
     assert "NOT REMOVED: drop-unused-output-weight is left out by MEGATRON_MTP_PATCHES" in done.out
     assert done.out.splitlines()[-1] == "Known defects that affect these flags: 1; 1 of them the patches do not remove."

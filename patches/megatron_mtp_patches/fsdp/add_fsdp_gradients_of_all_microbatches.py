@@ -41,7 +41,6 @@ PATCH = Patch(
         Wrap(
             "megatron.core.transformer.moe.experts:TEGroupedMLP._ensure_main_grad_for_fused_impl",
             f"{_SUMS}:leave_sums_of_fused_experts",
-            check_source=False,
         ),
         *(Wrap(f"{wrapper}.__init__", f"{_SUMS}:fuse_no_gradients_of_own_layers") for wrapper in MEGATRON_FSDP),
     ),
