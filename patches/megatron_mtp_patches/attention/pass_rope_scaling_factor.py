@@ -11,8 +11,8 @@ PATCH = Patch(
     problem=(
         "The builders of Megatron pass `--use-rope-scaling` to the model, but not `--rope-scaling-factor`. So "
         "every model scales its rotary embeddings by 8. A run of Llama 3.2, whose factor is 32, trains with wrong low "
-        "frequencies, and no error. Upstream's main has the same defect. Up to 0.19 pretrain_vlm.py does not pass `--rotary-base` "
-        "either (#6586): its language model uses 10000."
+        "frequencies, and no error. Upstream's main has the same defect. Up to 0.19 pretrain_vlm.py does not pass "
+        "`--rotary-base` either (#6586): its language model uses 10000."
     ),
     adds=(
         "A GPT that a run builds with `rope_scaling` has the factor of the run, unless its builder passes one.",
