@@ -44,7 +44,8 @@ def leave_sums_of_fused_experts(call: Call) -> None:
     It has backward passes overwrite `main_grad`, whatever Megatron-FSDP and the wrapper above have decided.
     """
     experts = call.instance
-    params = [param for linear in (experts.linear_fc1, experts.linear_fc2) for param in linear.parameters(recurse=False)]
+    linears = (experts.linear_fc1, experts.linear_fc2)
+    params = [param for linear in linears for param in linear.parameters(recurse=False)]
     decided = [getattr(param, "overwrite_main_grad", None) for param in params]
     call.proceed()
     for param, overwrites in zip(params, decided, strict=True):

@@ -16,8 +16,8 @@ PATCH = Patch(
     ),
     adds=(
         "A GPT that a run builds with `rope_scaling` has the factor of the run, unless its builder passes one.",
-        "The language model of a LLaVAModel has the factor and the `--rotary-base` of the run, unless the script passes "
-        "them.",
+        "The language model of a LLaVAModel has the factor and the `--rotary-base` of the run, unless the script "
+        "passes them.",
     ),
     numerics=(
         "With `--use-rope-scaling` and a `--rope-scaling-factor` other than 8, and in pretrain_vlm.py with a "

@@ -15,8 +15,8 @@ PATCH = Patch(
     ),
     adds=("The schedules set the scale of the indexer's loss for each microbatch, as they do for MoE losses.",),
     numerics=(
-        "Only with the indexer's loss, and several microbatches or fp16: the indexer's gradients, and the gradient norm "
-        "with them. A coefficient that was tuned for one number of microbatches keeps its effect only if it is "
+        "Only with the indexer's loss, and several microbatches or fp16: the indexer's gradients, and the gradient "
+        "norm with them. A coefficient that was tuned for one number of microbatches keeps its effect only if it is "
         "multiplied by that number."
     ),
     is_repair=True,

@@ -146,7 +146,8 @@ DEFECTS = (
             Sign("gpt_builders:gpt_builder", has="rope_scaling=args.use_rope_scaling", lacks="rope_scaling_factor"),
         ),
         affects=lambda run: (
-            run.use_rope_scaling and run.rope_scaling_factor not in (None, 8) and not is_hybrid(run)  # which reads neither
+            # a hybrid model reads neither
+            run.use_rope_scaling and run.rope_scaling_factor not in (None, 8) and not is_hybrid(run)
         ),
         when="--use-rope-scaling with --rope-scaling-factor other than 8, in a GPT",
         links=("NVIDIA/Megatron-LM#6306",),
