@@ -49,6 +49,21 @@ def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(is_defe
     )
 
 
+@pytest.mark.parametrize("is_other_removed", [True, False])
+def test_a_defect_may_be_removed_only_after_another_one(monkeypatch, is_other_removed):
+    import megatron_mtp_patches
+    from megatron_mtp_patches.defects import diagnosis
+
+    chosen = next(one for one in diagnosis.known_defects() if one.patch and not (one.setting or one.unless))
+    other = chosen.__replace__(id="other", affects=lambda run: True, patch=chosen.patch * is_other_removed)
+    one = other.__replace__(id="one", patch=chosen.patch, after="other")
+    monkeypatch.setattr(diagnosis, "known_defects", lambda: [one, other])
+    monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
+    finding, _ = megatron_mtp_patches.diagnose(SimpleNamespace())
+    assert finding.is_removed is is_other_removed
+    assert finding.remedy.startswith("" if is_other_removed else f"{chosen.patch} removes it only where other is removed")
+
+
 @pytest.mark.parametrize(
     "instead, remedy", [("--log-interval 1", "set --log-interval 1"), ("leave it out", "leave it out")]
 )

@@ -117,9 +117,7 @@ def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):
 
 def test_a_defect_that_its_patch_leaves_to_this_run_ends_with_1(doctor):
     flags = f"{SMALL} --use-megatron-fsdp --data-parallel-sharding-strategy optim --pipeline-model-parallel-size 2 "
-    flags += "--ckpt-format fsdp_dtensor --micro-batch-size 1 --global-batch-size 2 --no-gradient-accumulation-fusion"
-    assert doctor(flags).code == 0
-    flags = flags.replace("--no-gradient-accumulation-fusion", "--defer-embedding-wgrad-compute")
+    flags += "--ckpt-format fsdp_dtensor --micro-batch-size 1 --global-batch-size 2 --defer-embedding-wgrad-compute"
     done = doctor(flags)
     assert done.code == 1
     assert "NOT REMOVED: add-fsdp-gradients-of-all-microbatches does not remove it here, because an output" in done.out

@@ -29,6 +29,7 @@ def test_what_is_said_of_it(defect):
     assert first_word[0].isupper() or {"-", "_"} & set(first_word)  # a sentence, or the name of something
     assert not defect.effect.endswith(".") and not defect.when.endswith(".")
     assert defect.when and defect.signs
+    assert not defect.after or (defect.patch and defect.after in {one.id for one in known_defects()})
     assert defect.unless is None or (defect.patch and defect.unless.when and defect.unless.because)
 
 

@@ -23,7 +23,7 @@ def pytest_generate_tests(metafunc):
     shown = [one for one in known_defects() if runner.find_program(one.id) and runs_on(one, here, everywhere)]
     defects = [one for one in shown if not needs.find_missing(runner.find_program(one.id))]
     more = [one for one in shown if one not in defects and one.patch and here in releases_with(one)]
-    patched = {one.id: (one, one.patch or "all") for one in defects if everywhere or here in releases_with(one)}
+    patched = {one.id: (one, patches_of(one)) for one in defects if everywhere or here in releases_with(one)}
     if everywhere:
         patched |= {f"{one.id}, all patches": (one, "all") for one, patch in patched.values() if patch != "all"}
     for name, chosen in (("defect", defects), ("defect_of_more", more)):
@@ -31,6 +31,12 @@ def pytest_generate_tests(metafunc):
             metafunc.parametrize(name, chosen, ids=lambda defect: defect.id)
     if "patched_defect" in metafunc.fixturenames:
         metafunc.parametrize("patched_defect, patches", list(patched.values()), ids=list(patched))
+
+
+def patches_of(defect):
+    """The patch that removes it, with that of the defect which has to be removed before; all if none does."""
+    before = [one.patch for one in known_defects() if defect.after and one.id == defect.after]
+    return ",".join((defect.patch, *before)) or "all"
 
 
 def runs_on(defect, release, everywhere):

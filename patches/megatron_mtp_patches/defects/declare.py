@@ -75,6 +75,8 @@ class Defect:
         introduced_by: the pull requests that introduced it, written as `links`, where its id is theirs or a reader
             would look for it there.
         unless: the runs from which the patch does not remove it; None for none.
+        after: the id of another defect: where a run meets both, the patch removes this one only if the other is removed,
+            too; '' for none.
     """
 
     id: str
@@ -94,6 +96,7 @@ class Defect:
     setting: str = ""
     introduced_by: tuple[str, ...] = ()
     unless: Gap | None = None
+    after: str = ""
 
     def describe_upstream(self, write: Callable[[str], str] = str) -> str:
         """Its links, its state and what introduced it; `write` makes a link of "NVIDIA/Megatron-LM#4047"."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import _engine
@@ -103,9 +103,14 @@ def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[
 def find_defects(settings: Settings) -> Iterator[Finding]:
     """The defects of the installed Megatron that affect a run with these settings, the most severe first."""
     patches = {patch.id: patch for patch in CATALOG}
-    for defect in known_defects():
-        if defect.affects(settings) and has_defect(defect):  # reading a run is quicker than reading a source
-            yield _judge(defect, patches.get(defect.patch), settings)
+    defects = [one for one in known_defects() if one.affects(settings) and has_defect(one)]  # a run is read quicker
+    findings = {one.id: _judge(one, patches.get(one.patch), settings) for one in defects}
+    for defect in defects:
+        finding, other = findings[defect.id], findings.get(defect.after)
+        if finding.is_removed and other and not other.is_removed:
+            remedy = f"{finding.patch} removes it only where {other.id} is removed, too: {other.remedy}"
+            finding = replace(finding, is_removed=False, remedy=remedy)
+        yield finding
 
 
 def _judge(defect: Defect, patch: Patch | None, settings: Settings) -> Finding:

@@ -182,6 +182,7 @@ DEFECTS = (
         state="unreported",
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
+        after="ML-5916c",  # which reduces these experts as if they were dense
     ),
     Defect(
         id="fsdp-norm-without-other-experts",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import pipeline_parallel
+from ..conditions import has_megatron_fsdp, pipeline_parallel
 from ..declare import Defect, Sign
 
 _ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter"
@@ -14,13 +14,8 @@ _INSTANCES = "--use-megatron-fsdp with --num-distributed-optimizer-instances > 1
 _REPORT = "NVIDIA/Megatron-LM#4891"
 
 
-def _is_first_version(run: Any) -> bool:
-    """Whether Megatron-FSDP shards the model, and not its second version, which main has beside it."""
-    return bool(run.use_megatron_fsdp and run.megatron_fsdp_version != 2)
-
-
 def _has_instances(run: Any) -> bool:
-    return bool(_is_first_version(run) and (run.num_distributed_optimizer_instances or 1) > 1)
+    return bool(has_megatron_fsdp(run) and (run.num_distributed_optimizer_instances or 1) > 1)
 
 
 def _is_sharded_over_instances(run: Any) -> bool:
@@ -92,7 +87,7 @@ DEFECTS = (
                 has=("world_size = dist.get_world_size()", "'(dp_cp ep tp) -> ep dp_cp tp'"),
             ),
         ),
-        affects=lambda run: _is_first_version(run) and pipeline_parallel(run) > 1,
+        affects=lambda run: has_megatron_fsdp(run) and pipeline_parallel(run) > 1,
         when="--use-megatron-fsdp with --pipeline-model-parallel-size > 1",
         instead="--pipeline-model-parallel-size 1",
         links=(),
