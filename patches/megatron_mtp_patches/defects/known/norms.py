@@ -199,7 +199,7 @@ DEFECTS = (
         "ML-5530",
         "The largest gradient as the norm ends in a ValueError on ranks without gradients that count",
         kind="crash",
-        severity=2,
+        severity=3,
         signs=(
             Sign(
                 "megatron.core.optimizer.clip_grads:get_grad_norm_fp32",
