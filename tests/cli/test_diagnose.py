@@ -61,7 +61,9 @@ def test_a_defect_may_be_removed_only_after_another_one(monkeypatch, is_other_re
     monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
     finding, _ = megatron_mtp_patches.diagnose(SimpleNamespace())
     assert finding.is_removed is is_other_removed
-    assert finding.remedy.startswith("" if is_other_removed else f"{chosen.patch} removes it only where other is removed")
+    assert finding.remedy.startswith(
+        "" if is_other_removed else f"{chosen.patch} removes it only where other is removed"
+    )
 
 
 @pytest.mark.parametrize(

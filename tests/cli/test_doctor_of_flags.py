@@ -128,7 +128,11 @@ def test_a_vision_language_model_is_known_by_the_flags_of_its_scripts(trainer):
     from megatron_mtp_patches.defects.conditions import is_vlm
     from megatron_mtp_patches.defects.diagnosis import Settings
 
-    for words, is_one in ((["--freeze-LM"], True), (["--dataloader-seq-length", "8"], True), (["--reward-model"], False)):
+    for words, is_one in (
+        (["--freeze-LM"], True),
+        (["--dataloader-seq-length", "8"], True),
+        (["--reward-model"], False),
+    ):
         line = read([*SMALL.split(), *words], None)
         settings = Settings(line.sources, None)
         assert is_vlm(settings) is is_one and settings.is_of_megatron_trainer

@@ -75,8 +75,8 @@ class Defect:
         introduced_by: the pull requests that introduced it, written as `links`, where its id is theirs or a reader
             would look for it there.
         unless: the runs from which the patch does not remove it; None for none.
-        after: the id of another defect: where a run meets both, the patch removes this one only if the other is removed,
-            too; '' for none.
+        after: the id of another defect: where a run meets both, the patch removes this one only if the other is
+            removed as well; '' for none.
     """
 
     id: str

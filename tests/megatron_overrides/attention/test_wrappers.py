@@ -68,7 +68,9 @@ def test_the_language_model_of_a_vlm_has_the_rotary_settings_that_the_script_doe
     settings = {name: None for name in ("language_transformer_layer_spec", "vision_transformer_layer_spec")}
     settings |= {"drop_vision_class_token": False, "vision_projection_layer_spec": None}
     settings |= {"language_vocab_size": 32, "language_max_sequence_length": 8, "language_rope_scaling": True}
-    settings |= {f"{part}_config": config for part in ("language_transformer", "vision_transformer", "vision_projection")}
+    settings |= {
+        f"{part}_config": config for part in ("language_transformer", "vision_transformer", "vision_projection")
+    }
     with pytest.raises(Reached) as reached:
         llava_model.LLaVAModel(**settings, **passed)
     assert reached.value.args == given

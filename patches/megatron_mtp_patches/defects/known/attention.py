@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import is_hybrid, is_vlm, layers_of_hybrid, microbatches, tensor_parallel
+from ..conditions import context_parallel, is_hybrid, is_vlm, layers_of_hybrid, microbatches, tensor_parallel
 from ..declare import Defect, Sign
 
 _SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
-# 0.16 and 0.17 have the layers of sparse attention, and no model with them: building one ends in a ValueError.
 _MLA = "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors"
+# 0.16 and 0.17 have the layers of sparse attention, and no model with them: building one ends in a ValueError.
 _BUILDS_NO_SPARSE_ATTENTION = Sign(f"{_SPECS}:get_experimental_attention_variant_module_spec", lacks="'dsa'")
 
 
@@ -84,7 +84,8 @@ DEFECTS = (
         ),
         affects=_splits_latents,
         when="--mla-down-proj-fusion with --tensor-model-parallel-size > 1, with and without --sequence-parallel "
-        "(before 0.19 such a run ends in an error), and layer specs of your own with a column-parallel linear_kv_down_proj",
+        "(before 0.19 such a run ends in an error), and layer specs of your own with a column-parallel "
+        "linear_kv_down_proj",
         instead="leave out --mla-down-proj-fusion and set --sequence-parallel",
         links=("NVIDIA/Megatron-LM#1699",),
         state="open",

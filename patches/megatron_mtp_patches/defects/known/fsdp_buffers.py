@@ -182,10 +182,7 @@ DEFECTS = (
         kind="crash",
         severity=3,
         signs=(Sign(f"{_BUFFERS}:AllGatherPipeline.reset", lacks="preserve_non_fsdp_units"),),
-        affects=lambda run: (
-            sharding_strategy(run) == "optim_grads_params"
-            and is_hybrid(run)
-        ),
+        affects=lambda run: sharding_strategy(run) == "optim_grads_params" and is_hybrid(run),
         when=(
             "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params and "
             "--hybrid-override-pattern or --hybrid-layer-pattern"

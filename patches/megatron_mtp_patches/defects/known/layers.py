@@ -56,9 +56,7 @@ DEFECTS = (
             ),
         ),
         affects=lambda run: (
-            run.cross_entropy_loss_fusion
-            and run.cross_entropy_fusion_impl == "te"
-            and run.transformer_engine < (2, 18)
+            run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te" and run.transformer_engine < (2, 18)
         ),
         when="--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te and TransformerEngine before 2.18 (from "
         "0.18.2 on Megatron's own trainer refuses this, other trainers only warn)",

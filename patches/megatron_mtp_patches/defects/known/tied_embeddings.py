@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..conditions import fuses_weight_gradients, has_heads_on_last_stage, pipeline_parallel
+from ..conditions import (
+    fuses_weight_gradients,
+    has_heads_on_last_stage,
+    has_megatron_fsdp,
+    pipeline_parallel,
+)
 from ..declare import Defect, Sign
 
 _PATCH = "keep-gradients-of-tied-embeddings"
@@ -34,7 +39,7 @@ DEFECTS = (
                 lacks="zero_out_wgrad",
             ),
         ),
-        affects=lambda run: run.use_megatron_fsdp and _fuses_gradient_of_tied_weight(run),
+        affects=lambda run: has_megatron_fsdp(run) and _fuses_gradient_of_tied_weight(run),
         when="--use-megatron-fsdp with tied embeddings, without --no-gradient-accumulation-fusion",
         links=(),
         state="unreported",
