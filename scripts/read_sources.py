@@ -3,8 +3,8 @@
     nox -s accept -- CLONE          CLONE: a git repository of Megatron-LM, or its URL
 
 A release is its wheel, as it is installed in the environment that `tests` makes, and the scripts of its tag, as
-pretrain_gpt.py, which are in no wheel; main is the commit of megatrons.json. A release's TransformerEngine is that of its
-environment. Writes fingerprints.json and defects.json.
+pretrain_gpt.py, which are in no wheel; main is the commit of megatrons.json. The TransformerEngine of that environment is
+read as well. Writes fingerprints.json and defects.json.
 """
 
 from __future__ import annotations
