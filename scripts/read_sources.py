@@ -2,9 +2,9 @@
 
     nox -s accept -- CLONE          CLONE: a git repository of Megatron-LM, or its URL
 
-A release is its wheel, as it is installed in the environment that `tests` makes, and the scripts of its tag, as
-pretrain_gpt.py, which are in no wheel; main is the commit of megatrons.json. The TransformerEngine of that environment is
-read as well. Writes fingerprints.json and defects.json.
+A release is its wheel and its TransformerEngine, as they are installed in the environment that `tests` makes, and the
+scripts of its tag, as pretrain_gpt.py, which are in no wheel; main is the commit of megatrons.json. Writes
+fingerprints.json and defects.json.
 """
 
 from __future__ import annotations

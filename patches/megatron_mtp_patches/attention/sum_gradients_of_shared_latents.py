@@ -20,9 +20,9 @@ PATCH = Patch(
     ),
     adds=("The gradient of the positional key is added up over the tensor-parallel ranks.",),
     numerics=(
-        "With `--multi-latent-attention` and tensor parallelism, except for a duplicated down projection with "
-        "`--sequence-parallel`: all gradients from the last layer's down projection on, and the gradient norm. The "
-        "losses of the first step, and inference, stay as they are."
+        "With `--multi-latent-attention` and tensor parallelism, where the down projection is split or "
+        "`--sequence-parallel` is left out: all gradients from the last layer's down projection on, and the gradient "
+        "norm. The losses of the first step, and inference, stay as they are."
     ),
     notes=(
         "In backward each layer reduces the gradient of the positional key, [tokens, batch, qk_pos_emb_head_dim], over "

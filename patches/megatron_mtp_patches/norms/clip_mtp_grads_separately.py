@@ -34,9 +34,6 @@ PATCH = Patch(
         "meta device.",
         "Heads that joined the optimizer after its first step (`add_param_group`) were in no norm and not clipped "
         "(0.19.2, main). Each step measures what the optimizer owns then.",
-        "The norm of gradients in bf16 and fp32, and the clipping of these, went through one launch of a kernel that "
-        "reads all of them in the dtype of the first (#7338; `--use-precision-aware-optimizer` with "
-        "`--main-grads-dtype bf16` and some fp32 parameters). There is a launch for each dtype.",
         "A step took two or more all-reduces (0.19). Now it takes one for each group of ranks that share an "
         "optimizer, whatever the number of norms.",
     ),

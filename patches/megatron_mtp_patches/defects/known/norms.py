@@ -193,7 +193,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#7338", "NVIDIA/Megatron-LM#7279"),
         state="open",
         evidence="reproduced",
-        patch="clip-mtp-grads-separately",
+        patch="read-gradients-in-their-dtype",
     ),
     Defect(
         "ML-5530",

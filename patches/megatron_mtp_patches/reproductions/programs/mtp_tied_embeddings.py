@@ -1,5 +1,5 @@
 """The gradient norm of a word embedding that is the output weight, in a GPT with an MTP head on two pipeline stages:
-without and with --gradient-accumulation-fusion, on each of them.
+with --no-gradient-accumulation-fusion and without it, on each of them.
 """
 
 from ..lab import compute_gradients, gather, make_config, make_ddp, make_gpt, norm, start

@@ -1,0 +1,20 @@
+"""Declares read-gradients-in-their-dtype."""
+
+from ..engine import Patch, PullRequest
+from ..shared_edits import GRAD_NORMS, OPTIMIZER_STEP
+
+PATCH = Patch(
+    id="read-gradients-in-their-dtype",
+    summary="Measure and clip gradients in bf16 and fp32 by a launch for each dtype",
+    upstream=(PullRequest(7279),),
+    problem=(
+        "With `--use-precision-aware-optimizer` and `--main-grads-dtype bf16`, a model that keeps some parameters in "
+        "fp32 has gradients in both dtypes. Megatron hands all of them to one launch of a kernel, which reads each in "
+        "the dtype of the first (NVIDIA/Megatron-LM#7338). The norm is wrong, and clipping changes some gradients "
+        "wrongly, or the step ends in an illegal memory access."
+    ),
+    adds=("The gradients of each dtype have a launch, for the norm and for clipping.",),
+    numerics="Only with gradients in several dtypes: the gradient norm, and clipped gradients.",
+    is_repair=True,
+    edits=(*OPTIMIZER_STEP, *GRAD_NORMS),
+)
