@@ -134,6 +134,7 @@ DEFECTS = (
         state="fixed on main",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-all-microbatches",
+        after="ML-3067",  # 0.16.1 adds what it should replace
     ),
     Defect(
         id="fsdp-own-layers-keep-last-microbatch",
