@@ -57,17 +57,13 @@ def fuse_no_gradients_of_own_layers(call: Call) -> None:
     """Wraps FullyShardedDataParallel.__init__(config, ddp_config, module, ...) of Megatron-FSDP.
 
     Megatron's own linear layers, as the output layer is, have a fused gradient overwrite `main_grad` in any case. What
-    is not fused, Megatron-FSDP adds up. An output layer with --defer-embedding-wgrad-compute has to stay fused.
+    is not fused, Megatron-FSDP adds up.
     """
     if call["ddp_config"].data_parallel_sharding_strategy in _UNSHARDED:
         for module in call["module"].modules():
-            if getattr(module, "gradient_accumulation_fusion", False) and not _defers_gradient(module):
+            if getattr(module, "gradient_accumulation_fusion", False):
                 module.gradient_accumulation_fusion = False
     call.proceed()
-
-
-def _defers_gradient(module: Any) -> bool:
-    return getattr(module, "embedding_activation_buffer", None) is not None
 
 
 def put_reduced_shards_in_place(call: Call) -> Any:

@@ -10,7 +10,7 @@ from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.description import SettingText, sections, settings
 from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Edit, Patch, PullRequest, Wrap
 from megatron_mtp_patches.engine.state import State
-from megatron_mtp_patches.megatrons import RELEASES
+from megatron_mtp_patches.megatrons import RELEASES, TRANSFORMER_ENGINE
 from megatron_mtp_patches.states_by_release import KNOWN, retires_with, state_in
 
 from scripts.common.markdown import table
@@ -59,6 +59,8 @@ def _states(patch: Patch) -> list[str]:
 
 def _tried_versions(package: str) -> dict[str, str]:
     """{release: the version of the package with which CI tries it}"""
+    if package == "transformer-engine":
+        return TRANSFORMER_ENGINE
     matrix = read_toml(ROOT / "ci" / "matrix.toml")
     wanted = {release: matrix["packages"] for release in RELEASES}
     for one in matrix["environment"]:

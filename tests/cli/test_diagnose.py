@@ -33,20 +33,21 @@ def test_a_defect_is_removed_only_with_the_setting_that_its_patch_needs(is_on):
     assert finding.remedy.startswith("" if is_on else "add --moe-global-aux-loss-over-data-parallel")
 
 
-@pytest.mark.parametrize("is_deferred", [False, True])
-def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(is_deferred):
+def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(monkeypatch):
     import megatron_mtp_patches
+    from megatron_mtp_patches.defects import diagnosis
+    from megatron_mtp_patches.defects.declare import Gap
 
-    run = SimpleNamespace(use_megatron_fsdp=True, data_parallel_sharding_strategy="optim", micro_batch_size=1)
-    run.global_batch_size, run.defer_embedding_wgrad_compute = 2, is_deferred
-    findings = {one.id: one for one in megatron_mtp_patches.diagnose(run, transformer_engine="2.16.1")}
-    finding = findings["fsdp-own-layers-keep-last-microbatch"]
-    assert finding.is_removed is not is_deferred
-    assert finding.remedy == is_deferred * (
-        "add-fsdp-gradients-of-all-microbatches does not remove it here, because an output layer whose weight gradient "
-        "is deferred has to fuse it; instead add --no-gradient-accumulation-fusion, or choose optim_grads or "
-        "optim_grads_params"
-    )
+    chosen = next(one for one in diagnosis.known_defects() if one.patch and not (one.setting or one.after))
+    gap = Gap(lambda run: run.is_deep, when="--is-deep", because="it is deep")
+    one = chosen.__replace__(affects=lambda run: True, unless=gap, instead="--is-flat")
+    monkeypatch.setattr(diagnosis, "known_defects", lambda: [one])
+    monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
+    for is_deep in (False, True):
+        (finding,) = megatron_mtp_patches.diagnose(SimpleNamespace(is_deep=is_deep))
+        assert finding.is_removed is not is_deep
+        remedy = f"{chosen.patch} does not remove it here, because it is deep; instead set --is-flat"
+        assert finding.remedy == is_deep * remedy
 
 
 @pytest.mark.parametrize("is_other_removed", [True, False])

@@ -115,14 +115,6 @@ def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):
     assert done.out.endswith("; 1 of them the patches do not remove.\n")
 
 
-def test_a_defect_that_its_patch_leaves_to_this_run_ends_with_1(doctor):
-    flags = f"{SMALL} --use-megatron-fsdp --data-parallel-sharding-strategy optim --pipeline-model-parallel-size 2 "
-    flags += "--ckpt-format fsdp_dtensor --micro-batch-size 1 --global-batch-size 2 --defer-embedding-wgrad-compute"
-    done = doctor(flags)
-    assert done.code == 1
-    assert "NOT REMOVED: add-fsdp-gradients-of-all-microbatches does not remove it here, because an output" in done.out
-
-
 def test_a_vision_language_model_is_known_by_the_flags_of_its_scripts(trainer):
     from megatron_mtp_patches.cli.command_line import read
     from megatron_mtp_patches.defects.conditions import is_vlm

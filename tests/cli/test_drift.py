@@ -289,7 +289,8 @@ def test_only_goes_with_accept_and_a_target(command, fork, table, words):
 def test_a_name_that_does_not_fit_what_is_in_the_folder_is_wrong_usage(command, verl, table, name):
     before = table.read_bytes()
     done = command("drift", "--against", str(verl), "--accept", name)
-    assert (done.code, done.out) == (2, "") and f"--accept {name!r}" in done.err and "ms-swift, verl" in done.err
+    assert (done.code, done.out) == (2, "") and f"--accept {name!r}" in done.err
+    assert "verl" in done.err.rpartition("packages")[2]
     assert table.read_bytes() == before
 
 

@@ -37,22 +37,13 @@ def test_what_doctor_says_of_the_strategy_happens(make_fsdp, strategy, reduce, g
     assert (ratio == pytest.approx(1.0, rel=1e-5)) is not bool(defects)
 
 
-class OutputLayer(torch.nn.Linear):
-    """It has the attributes of Megatron's: with --defer-embedding-wgrad-compute it keeps its inputs in a list."""
-
-    gradient_accumulation_fusion = True
-    embedding_activation_buffer = None
-
-
 @pytest.mark.parametrize("strategy", ["no_shard", "optim"])
-@pytest.mark.parametrize("defers", [False, True])
-def test_a_layer_that_defers_its_gradient_alone_stays_fused(make_fsdp, strategy, defers):
-    net = torch.nn.Sequential(OutputLayer(5, 1))
+def test_a_layer_of_megatron_s_own_fuses_no_gradient(make_fsdp, strategy):
+    net = torch.nn.Sequential(torch.nn.Linear(5, 1))
+    net[0].gradient_accumulation_fusion = True
     net.config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
-    if defers:
-        net[0].embedding_activation_buffer = []
     make_fsdp(strategy, torch.float32, net=net, use_precision_aware_optimizer=False)
-    assert net[0].gradient_accumulation_fusion is defers
+    assert not net[0].gradient_accumulation_fusion
 
 
 def test_gradients_of_replicas_are_checked_for_nan(parallel):

@@ -14,7 +14,7 @@ PATCH = Patch(
     adds=("Each rank gets its share of the gathered gradient.",),
     numerics=(
         "With learnable sinks and `--context-parallel-size` > 1: the gradients of the sinks, and the gradient norm. "
-        "Adam divides by the size of gradients, so there the sinks change through clipping and epsilon alone."
+        "Adam cancels a constant factor, so its updates of the sinks change through clipping and epsilon alone."
     ),
     notes=(
         "It patches TransformerEngine, whose `a2a` is the only way that it has for sinks under context parallelism. If "

@@ -21,14 +21,14 @@ PATCH = Patch(
     adds=("The gradient of the positional key is added up over the tensor-parallel ranks.",),
     numerics=(
         "With `--multi-latent-attention` and tensor parallelism, where the down projection is split or "
-        "`--sequence-parallel` is left out: all gradients from the last layer's down projection on, and the gradient "
-        "norm. The losses of the first step, and inference, stay as they are."
+        "`--sequence-parallel` is left out: the gradients of all layers but what follows the last down projection, "
+        "and the gradient norm. The losses of the first step, and inference, stay as they are."
     ),
     notes=(
         "In backward each layer reduces the gradient of the positional key, [tokens, batch, qk_pos_emb_head_dim], over "
         "the tensor-parallel ranks. A split down projection with `--sequence-parallel` gathers the key once more in "
         "forward.",
-        "Copies that have drifted apart stay apart: a resume from a checkpoint makes them the same.",
+        "Copies that have drifted apart stay apart. A resume from a distributed checkpoint makes them the same.",
     ),
     is_repair=True,
     edits=(

@@ -18,10 +18,7 @@ PATCH = Patch(
         "layer is, do so with `no_shard`, too, and on main. So do grouped experts under the operation fuser of "
         "TransformerEngine with `optim`, on 0.19.2 and main. Nothing in the log shows it."
     ),
-    adds=(
-        "A step sums the weight gradients of all its microbatches, except those of an output layer with "
-        "`--defer-embedding-wgrad-compute`.",
-    ),
+    adds=("A step sums the weight gradients of all its microbatches.",),
     repairs=(
         "Megatron's own linear layers, the output layer among them, keep the gradient of the last microbatch.",
         "So do grouped experts under the operation fuser of TransformerEngine.",

@@ -1,7 +1,7 @@
 """Declares count-fsdp-replicas-once."""
 
 from ..engine import Patch, Wrap
-from ..shared_edits import GRAD_NORMS
+from ..shared_edits import GRAD_NORMS, ROUNDED_NORM
 
 _OPTIMIZER = "megatron.core.optimizer"
 _WRAPPERS = "megatron_overrides.fsdp.wrappers"
@@ -24,8 +24,8 @@ PATCH = Patch(
         "With any strategy the number of zeros counts a gradient that tensor-parallel ranks replicate once.",
     ),
     numerics=(
-        "Only with no_shard: the gradient norm shrinks to that of one copy of the model (0.16.1 and 0.17.1), or counts "
-        "each expert once (from 0.18 on), and gradients are clipped accordingly."
+        "With no_shard: the gradient norm shrinks to that of one copy of the model (0.16.1 and 0.17.1), or counts each "
+        f"expert once (from 0.18 on), and gradients are clipped accordingly. {ROUNDED_NORM}"
     ),
     notes=(
         "The sum of the norm goes over all ranks in place of the tensor- and pipeline-parallel ones: as many "

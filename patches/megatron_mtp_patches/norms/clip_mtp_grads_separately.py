@@ -2,7 +2,7 @@
 
 from ..engine import AddIfMissing, Patch, Probe, PullRequest, Wrap
 from ..settings import Setting, model_setting, optimizer_setting
-from ..shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, MTP, OPTIMIZER, OPTIMIZER_STEP, SHOW_METRICS
+from ..shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, MTP, OPTIMIZER, OPTIMIZER_STEP, ROUNDED_NORM, SHOW_METRICS
 
 _GROUPS = "megatron_overrides.norms.groups"
 _NORMS = "megatron_overrides.norms.measuring"
@@ -42,9 +42,8 @@ PATCH = Patch(
         "`--mtp-detach-heads` nor `--separate-mtp-grad-clip` is given.",
     ),
     numerics=(
-        "Tagged parameters are clipped by a separate norm, and the reported grad norm no longer includes them. If "
-        "dense and expert parameters are reduced over different ranks, and several optimizers have the dense ones "
-        "(Muon and Adam), the main norm is rounded once for all of them instead of once for each."
+        "Tagged parameters are clipped by a separate norm, and the reported grad norm no longer includes them. "
+        f"{ROUNDED_NORM}"
     ),
     probe=Probe(f"{OPTIMIZER}:copy_optimizer_param_metadata"),
     edits=(

@@ -2,7 +2,7 @@
 
 from ..engine import Patch, Wrap
 from ..settings import Setting, optimizer_setting
-from ..shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, OPTIMIZER_STEP, SHOW_METRICS
+from ..shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, OPTIMIZER_STEP, ROUNDED_NORM, SHOW_METRICS
 
 PATCH = Patch(
     id="clip-named-groups-separately",
@@ -25,7 +25,7 @@ PATCH = Patch(
     ),
     numerics=(
         "With the flag, the named groups are clipped by their separate norms, and the reported grad norm no longer "
-        "includes them."
+        f"includes them. {ROUNDED_NORM}"
     ),
     notes=("Asked for in NVIDIA/Megatron-LM#5431 and NVIDIA-NeMo/RL#3698.",),
     edits=(

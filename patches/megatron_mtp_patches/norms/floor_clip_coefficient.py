@@ -2,7 +2,7 @@
 
 from ..engine import Patch
 from ..settings import Setting, optimizer_setting
-from ..shared_edits import GRAD_NORMS, OPTIMIZER_STEP
+from ..shared_edits import GRAD_NORMS, OPTIMIZER_STEP, ROUNDED_NORM
 
 PATCH = Patch(
     id="floor-clip-coefficient",
@@ -19,7 +19,7 @@ PATCH = Patch(
     ),
     undetected="No flag tells how large a gradient norm becomes.",
     refuses=("An X that is not between 0 and 1, and the flag where nothing is clipped.",),
-    numerics="Only with the flag, in steps whose norm exceeds `clip_grad` / X.",
+    numerics=f"With the flag, in steps whose norm exceeds `clip_grad` / X. {ROUNDED_NORM}",
     notes=("The report is NVIDIA/Megatron-LM#5394.",),
     edits=(
         *optimizer_setting(

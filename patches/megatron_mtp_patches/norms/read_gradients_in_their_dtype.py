@@ -1,7 +1,7 @@
 """Declares read-gradients-in-their-dtype."""
 
 from ..engine import Patch, PullRequest
-from ..shared_edits import GRAD_NORMS, OPTIMIZER_STEP
+from ..shared_edits import GRAD_NORMS, OPTIMIZER_STEP, ROUNDED_NORM
 
 PATCH = Patch(
     id="read-gradients-in-their-dtype",
@@ -13,8 +13,8 @@ PATCH = Patch(
         "the dtype of the first (NVIDIA/Megatron-LM#7338). The norm is wrong, and clipping changes some gradients "
         "wrongly, or the step ends in an illegal memory access."
     ),
-    adds=("The gradients of each dtype have a launch, for the norm and for clipping.",),
-    numerics="Only with gradients in several dtypes: the gradient norm, and clipped gradients.",
+    adds=("One launch measures, and one clips, the gradients of each dtype.",),
+    numerics=f"With gradients in several dtypes: the gradient norm, and clipped gradients. {ROUNDED_NORM}",
     is_repair=True,
     edits=(*OPTIMIZER_STEP, *GRAD_NORMS),
 )

@@ -19,8 +19,8 @@ PATCH = Patch(
     adds=(
         "Under Megatron-FSDP an output layer with the weight of the embedding does not fuse its gradient: autograd "
         "adds up both, in the dtype of the weight.",
-        "On the stage of the MTP heads the copy is marked as one stage marks its embedding (`zero_out_wgrad`): DDP "
-        "adds the gradient of the look-up to the fused one.",
+        "On the stage of the MTP heads the copy is marked as Megatron marks the embedding of one stage "
+        "(`zero_out_wgrad`): DDP adds the gradient of the look-up to the fused one.",
     ),
     numerics=(
         "With tied embeddings and fused weight gradients, under Megatron-FSDP or with MTP heads on the last of several "

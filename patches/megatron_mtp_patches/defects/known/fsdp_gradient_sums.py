@@ -13,7 +13,7 @@ from ..conditions import (
     sharding_strategy,
     type_name,
 )
-from ..declare import Defect, Gap, Sign
+from ..declare import Defect, Sign
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
 _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
@@ -162,11 +162,6 @@ DEFECTS = (
         state="unreported",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-all-microbatches",
-        unless=Gap(
-            lambda run: run.defer_embedding_wgrad_compute,
-            when="--defer-embedding-wgrad-compute",
-            because="an output layer whose weight gradient is deferred has to fuse it",
-        ),
     ),
     Defect(
         id="fsdp-fused-experts-keep-last-microbatch",

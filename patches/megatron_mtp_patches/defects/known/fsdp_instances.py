@@ -61,8 +61,8 @@ DEFECTS = (
     ),
     Defect(
         id="fsdp-instances-sum-gradients",
-        effect="Gradients are summed over all data-parallel ranks and not averaged, so they are too large by the "
-        "number of these ranks, and clipped as much more",
+        effect="Gradients are summed over all data-parallel ranks and not averaged, so they are as many times too "
+        "large as there are such ranks, and are clipped too much",
         kind="wrong numbers",
         severity=3,
         signs=(Sign(f"{_FSDP}.param_and_grad_buffer:_create_hfsdp_helper_buffer", lacks="gradient_scaling_factor"),),

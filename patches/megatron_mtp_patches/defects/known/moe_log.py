@@ -63,7 +63,7 @@ DEFECTS = (
         patch="average-aux-loss-over-moe-layers",
         unless=Gap(
             lambda run: not run.is_of_megatron_trainer,
-            when="a trainer other than Megatron's that does not pass num_moe_layers",
+            when="other trainers than Megatron's, unless they pass num_moe_layers",
             because="only in Megatron's trainer the number of MoE layers is known, unless another one passes "
             "num_moe_layers to track_moe_metrics",
         ),

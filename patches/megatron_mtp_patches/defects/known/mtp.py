@@ -103,7 +103,7 @@ DEFECTS = (
         links=("NVIDIA/Megatron-LM#7452", "NVIDIA/Megatron-LM#7498"),
         state="open",
         evidence="reproduced",
-        instead="compare runs with the same --micro-batch-size (NVIDIA/Megatron-LM#7498 keeps this objective)",
+        instead="compare runs with the same --micro-batch-size: upstream means the loss so (NVIDIA/Megatron-LM#7498)",
     ),
     Defect(
         "ML-7513b",

@@ -77,6 +77,7 @@ DEFECTS = (
         when="pretrain_vlm.py with --rotary-base or --rope-scaling-factor",
         instead="give LLaVAModel in pretrain_vlm.py the arguments language_rotary_base=args.rotary_base and "
         "language_rope_scaling_factor=args.rope_scaling_factor",
+        only_if="the script is pretrain_vlm.py, and not another one with its flags",
         links=("NVIDIA/Megatron-LM#6586",),
         state="fixed on main",
         evidence="read",
