@@ -4,6 +4,8 @@ NVIDIA/Megatron-LM#4116. The tag of the MTP heads is `grad_norm_group = "mtp"`; 
 `is_mtp_param`, which is set as well.
 
 NVIDIA/Megatron-LM#4084: layers mark their weights as shards only while they initialize them.
+
+NVIDIA/Megatron-LM#3213: layers that each tensor-parallel rank has whole mark their weights as shards.
 """
 
 from __future__ import annotations
@@ -87,3 +89,11 @@ def _mark_uninitialized_shard(call: Call, dimension: int) -> None:
     if weight is not None and not call["config"].perform_initialization:
         mark_shard(weight, dimension)
         weight.partition_stride = call.get("stride", 1)
+
+
+def mark_duplicated_weights(call: Call) -> None:
+    """Wraps TELinear.__init__: weights of a duplicated layer are copies, but TransformerEngine marks them as shards."""
+    call.proceed()
+    if call["parallel_mode"] == "duplicated":
+        for param in call.instance.parameters():
+            mark_shard(param, None)

@@ -49,6 +49,7 @@ _MODULES = (
     "muon.split_fused_weights_for_muon",
     "fsdp.count_no_step_in_fully_shard_optimizer",
     "norms.count_uninitialized_shards",
+    "norms.count_duplicated_weights_once",
     "norms.read_gradients_in_their_dtype",
     "attention.count_attention_sinks",
     "attention.count_sink_gradients_once",

@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt import gpt_layer_specs as specs
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import random
 from megatron.core.transformer import MLATransformerConfig
@@ -76,7 +77,7 @@ def fill(model):
 
 
 def partition_dim(model, name):
-    """Along which dimension a parameter is split; -1 for a copy. 0.16 marks those of duplicated layers as split."""
+    """Along which dimension a parameter is split; -1 for a copy, however it is marked."""
     is_copied = type(model.get_submodule(name.rpartition(".")[0])) is te.TELinear
     param = model.get_parameter(name)
     return param.partition_dim if getattr(param, "tensor_model_parallel", False) and not is_copied else -1
@@ -185,6 +186,16 @@ def test_the_latents_learn_from_the_heads_of_all_ranks(
 def test_four_ranks_have_a_head_each(deviations, kind, is_sequence_parallel):
     seen = deviations(kind, {}, sequence_parallel=is_sequence_parallel)
     assert seen == dict.fromkeys(seen, SAME)
+
+
+@pytest.mark.parametrize("is_sequence_parallel", [False, True])
+def test_the_gradient_norm_counts_copies_once(parallel, world_size, gradients_of_whole, is_sequence_parallel):
+    expected = sum(float(gradient.norm() ** 2) for gradient in gradients_of_whole("duplicated").values()) ** 0.5
+    parallel(tensor_model_parallel_size=world_size)
+    model = build("duplicated", world_size, sequence_parallel=is_sequence_parallel)
+    compute_gradients(model)
+    _, norm, _ = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), [model]).step()
+    assert float(norm) == pytest.approx(expected, rel=1e-4)
 
 
 class AttentionOfLatents(torch.nn.Module):

@@ -27,7 +27,13 @@ def norms_of_down_projection(is_split: bool, **settings: Any) -> tuple[float, fl
     return expected, sum_over_ranks(seen**2) ** 0.5 if is_split else seen
 
 
-def _gradient_of_down_projection(is_split: bool, **settings: Any) -> Any:
+def make_attention(is_split: bool = False, **settings: Any) -> Any:
+    """A layer of MLA without a projection of queries; each tensor-parallel rank has its part of the same weights.
+
+    Args:
+        is_split: the down projection of keys and values is split over these ranks; else each has a copy.
+        settings: of MLATransformerConfig.
+    """
     from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
     from megatron.core.models.gpt import gpt_layer_specs as specs
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -47,10 +53,16 @@ def _gradient_of_down_projection(is_split: bool, **settings: Any) -> Any:
     for name, param in layer.named_parameters():
         is_copy = name == "linear_kv_down_proj.weight" and not is_split  # 0.16 marks it as split
         _fill(name, param, rank, 1 if is_copy else ranks)
+    return layer.to(torch.get_default_device())  # TransformerEngine's layers are initialized on the CPU
+
+
+def _gradient_of_down_projection(is_split: bool, **settings: Any) -> Any:
+    layer = make_attention(is_split, **settings)
+    config, tp_group = layer.config, layer.pg_collection.tp
     generator = torch.Generator().manual_seed(3)
     states, weights = (torch.randn(LENGTH, 1, config.hidden_size, generator=generator) for _ in range(2))
     if config.sequence_parallel:
-        states, weights = states.chunk(ranks)[rank], weights.chunk(ranks)[rank]
+        states, weights = (whole.chunk(tp_group.size())[tp_group.rank()] for whole in (states, weights))
     (layer(states, None)[0] * weights).sum().backward()
     return layer.linear_kv_down_proj.weight.grad
 

@@ -15,6 +15,12 @@ def _keeps_residual_in_fp32(run: Any) -> bool:
     return bool(run.fp32_residual_connection and (run.bf16 or run.fp16))
 
 
+def _has_duplicated_layers(run: Any) -> bool:
+    """Whether TransformerEngine has layers of which each tensor-parallel rank has a copy."""
+    has_latent_attention = run.multi_latent_attention and run.transformer_impl != "local"
+    return bool(tensor_parallel(run) > 1 and (has_latent_attention or (run.num_experts and run.moe_latent_size)))
+
+
 def _fuses_norms(run: Any) -> bool:
     """Whether each layer begins with TransformerEngine's norm and linear in one, as in GPT."""
     return run.transformer_impl != "local" and not layers_of_hybrid(run)
@@ -41,6 +47,26 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="count-uninitialized-shards",
+    ),
+    Defect(
+        id="ML-3213",
+        effect="The gradient norm counts the down projections of MLA and the latent projections of experts once for "
+        "each tensor-parallel rank, so gradients are clipped too much",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.extensions.transformer_engine:TELinear.__init__",
+                has="parallel_mode == 'duplicated'",
+                lacks="'tensor_model_parallel', False",
+            ),
+        ),
+        affects=_has_duplicated_layers,
+        when="--tensor-model-parallel-size > 1 with --multi-latent-attention or --moe-latent-size",
+        links=("NVIDIA/Megatron-LM#3213",),
+        state="fixed in 0.17.0",
+        evidence="reproduced",
+        patch="count-duplicated-weights-once",
     ),
     Defect(
         id="ML-5115",
