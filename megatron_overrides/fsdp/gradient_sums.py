@@ -36,21 +36,19 @@ def add_gradients_of_backward_passes(call: Call) -> None:
     if call.instance.data_parallel_sharding_strategy in _UNSHARDED:
         for param in call["params"]:
             param.overwrite_main_grad = False
+            param.sums_main_grad = True
 
 
 def leave_sums_of_fused_experts(call: Call) -> None:
     """Wraps TEGroupedMLP._ensure_main_grad_for_fused_impl (0.19, main), called before each forward pass of the experts.
 
-    It has backward passes overwrite `main_grad`, whatever Megatron-FSDP and the wrapper above have decided.
+    It has backward passes overwrite `main_grad`, also where the wrapper above has them add to it.
     """
-    experts = call.instance
-    linears = (experts.linear_fc1, experts.linear_fc2)
-    params = [param for linear in linears for param in linear.parameters(recurse=False)]
-    decided = [getattr(param, "overwrite_main_grad", None) for param in params]
     call.proceed()
-    for param, overwrites in zip(params, decided, strict=True):
-        if overwrites is not None:
-            param.overwrite_main_grad = overwrites
+    for linear in (call.instance.linear_fc1, call.instance.linear_fc2):
+        for param in linear.parameters(recurse=False):
+            if getattr(param, "sums_main_grad", False):
+                param.overwrite_main_grad = False
 
 
 def fuse_no_gradients_of_own_layers(call: Call) -> None:

@@ -1,14 +1,30 @@
-"""Fused experts add up gradients where Megatron-FSDP has decided so. Whole steps are in tests/reproductions."""
+"""Fused experts add up gradients where Megatron-FSDP leaves them whole. No step with fused experts is run: it needs a GPU."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 from megatron.core.transformer.moe.experts import TEGroupedMLP
 
+from megatron_overrides.fsdp.gradient_sums import add_gradients_of_backward_passes
+
 pytestmark = pytest.mark.forked("patched")
 
 
-@pytest.mark.parametrize("decided", [False, True, None], ids=["sums", "overwrites", "undecided"])
-def test_before_fused_experts_run_nothing_is_decided_again(decided):
+class Gathering(dict):
+    """A call of all_gather_and_wait_parameters_ready, after which backward passes overwrite `main_grad`."""
+
+    def __init__(self, strategy, params):
+        super().__init__(params=params)
+        self.instance = SimpleNamespace(data_parallel_sharding_strategy=strategy)
+
+    def proceed(self):
+        for param in self["params"]:
+            param.overwrite_main_grad = True
+
+
+@pytest.mark.parametrize("strategy, overwrites", [("no_shard", False), ("optim", False), ("optim_grads", True)])
+def test_before_fused_experts_run_the_strategy_still_decides(strategy, overwrites):
     if not hasattr(TEGroupedMLP, "_ensure_main_grad_for_fused_impl"):
         pytest.skip("before 0.19 fused experts have no buffer of Megatron-FSDP")
     experts = TEGroupedMLP.__new__(TEGroupedMLP)
@@ -18,8 +34,7 @@ def test_before_fused_experts_run_nothing_is_decided_again(decided):
         linear.fuse_wgrad_accumulation = True
     for param in experts.parameters():
         param.get_main_grad = lambda param=param: torch.zeros_like(param)
-        if decided is not None:
-            param.overwrite_main_grad = decided
+    add_gradients_of_backward_passes(Gathering(strategy, list(experts.parameters())))
     experts._ensure_main_grad_for_fused_impl()
-    assert {getattr(param, "overwrite_main_grad", None) for param in experts.parameters()} == {decided}
+    assert {param.overwrite_main_grad for param in experts.parameters()} == {overwrites}
     assert all(param.main_grad.shape == param.shape for param in experts.parameters())
