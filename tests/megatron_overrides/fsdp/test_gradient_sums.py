@@ -1,4 +1,4 @@
-"""Fused experts add up gradients where Megatron-FSDP leaves them whole. No step with fused experts is run: it needs a GPU."""
+"""Fused experts add up gradients where Megatron-FSDP leaves them whole. Steps with such experts need a GPU: none is run."""
 
 from types import SimpleNamespace
 
