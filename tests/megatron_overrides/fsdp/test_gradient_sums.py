@@ -1,4 +1,4 @@
-"""Fused experts add up gradients where Megatron-FSDP leaves them whole. Steps with such experts need a GPU: none is run."""
+"""Fused experts add up gradients where Megatron-FSDP leaves them whole. Their steps need a GPU: none is run."""
 
 from types import SimpleNamespace
 
