@@ -1,0 +1,212 @@
+"""Whether a defect affects a run: cases of its predicate."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.forked("python")
+
+REPEATED = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True}
+GRAPHS = {"cuda_graph_impl": "local"}
+PACKED = {"sft": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+SHARDED = {"gtp_weight_remat_size": 2, "num_experts": 4}  # weights over more ranks than their product
+FSDP_TIED = {"use_megatron_fsdp": True, "untie_embeddings_and_output_weights": False}
+HEADS_TIED = {"untie_embeddings_and_output_weights": False, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}
+INSTANCES = {"use_megatron_fsdp": True, "num_distributed_optimizer_instances": 2}
+SHARED_OUT = {**INSTANCES, "outer_dp_sharding_strategy": "optim"}
+GATED = {"attention_output_gate": True, "num_query_groups": 2, "tensor_model_parallel_size": 4}
+MLA = {"multi_latent_attention": True, "tensor_model_parallel_size": 2}
+SINKS = {"softmax_type": "learnable", "context_parallel_size": 2, "cp_comm_type": ["a2a"]}
+Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
+
+TWO_MICROBATCHES = {"global_batch_size": 2, "micro_batch_size": 1}
+SPARSE = {"experimental_attention_variant": "dsa", "dsa_indexer_loss_coeff": 0.1}
+ROPE = {"use_rope_scaling": True, "rope_scaling_factor": 32}
+FSDP = {"use_megatron_fsdp": True, "bf16": True}
+AUX_LOSS = {"num_experts": 4, "moe_aux_loss_coeff": 0.1}
+SINGLE_REPLICAS = {
+    **FSDP, **TWO_MICROBATCHES, "data_parallel_sharding_strategy": "optim_grads", "num_experts": 4, "world_size": 2,
+    "expert_model_parallel_size": 2, "global_batch_size": 4,
+}  # fmt: skip
+FUSED_EXPERTS = {
+    **FSDP, **TWO_MICROBATCHES, "data_parallel_sharding_strategy": "optim", "num_experts": 4, "moe_grouped_gemm": True,
+    "use_transformer_engine_op_fuser": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "id, run, is_affected",
+    [
+        ("ML-5975", GRAPHS, True),
+        ("ML-5975", {**GRAPHS, "cuda_graph_scope": ["full_iteration"]}, False),
+        (
+            "ML-5975",
+            {**GRAPHS, "moe_pad_experts_for_cuda_graph_inference": True},
+            False,
+        ),  # a recipe that generates text
+        ("ML-5975", {"cuda_graph_impl": "transformer_engine"}, False),
+        ("ML-6238", {"log_interval": 1}, True),
+        ("ML-6238", {"log_interval": 1, "load": "x"}, True),
+        ("ML-6238", {"log_interval": 10, "load": "x"}, False),
+        ("ML-4103", PACKED, True),
+        ("ML-4103", {**PACKED, "mtp_num_layers": 1}, False),
+        ("ML-4103", {**PACKED, "virtual_pipeline_model_parallel_size": 2}, False),
+        ("ML-4103b", PACKED, False),
+        ("ML-4103b", {**PACKED, "virtual_pipeline_model_parallel_size": 2}, True),
+        ("ML-4103b", {**PACKED, "pipeline_model_parallel_size": 4}, True),
+        ("ML-4410", {"ddp_reduce_scatter_with_fp32_accumulation": True, "fp8_param_gather": True}, True),
+        # that of DistributedDataParallelConfig
+        ("ML-4410", {"reduce_scatter_with_fp32_accumulation": True, "fp8_param_gather": True}, True),
+        ("ML-4410", {"ddp_reduce_scatter_with_fp32_accumulation": True}, False),
+        ("ML-6278", {"num_experts": 4, "moe_latent_size": 8}, True),
+        ("ML-6278", {"num_experts": 4, "moe_latent_size": 8, "pretrained_checkpoint": "x"}, False),
+        ("ML-6080", SHARDED, True),
+        ("ML-6080", {**SHARDED, "expert_gtp_weight_remat_size": 2}, False),
+        ("ML-6080", {**SHARDED, "tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}, False),
+        ("ML-6242", {**SHARDED, **REPEATED}, True),
+        ("ML-6242", {**SHARDED, **REPEATED, "mtp_num_layers": 1}, False),
+        ("ML-6565", {**SHARDED, "untie_embeddings_and_output_weights": False}, True),
+        ("ML-6565", {**SHARDED, "untie_embeddings_and_output_weights": True}, False),
+        ("ML-6565", {**SHARDED, "untie_embeddings_and_output_weights": True, "mtp_num_layers": 1}, True),
+        ("ML-6565", {**SHARDED, "mtp_num_layers": 1, "pipeline_model_parallel_size": 2}, False),
+        ("fsdp-tied-embeddings", FSDP_TIED, True),
+        ("fsdp-tied-embeddings", {"use_megatron_fsdp": True, "share_embeddings_and_output_weights": True}, True),
+        ("fsdp-tied-embeddings", {**FSDP_TIED, "untie_embeddings_and_output_weights": True}, False),
+        ("fsdp-tied-embeddings", {**FSDP_TIED, "gradient_accumulation_fusion": False}, False),
+        ("fsdp-tied-embeddings", {**FSDP_TIED, "use_megatron_fsdp": False}, False),
+        ("fsdp-tied-embeddings", {**FSDP_TIED, "freeze_base_model_for_mtp": True}, False),
+        ("mtp-tied-embeddings", HEADS_TIED, True),
+        ("mtp-tied-embeddings", {**HEADS_TIED, "pipeline_model_parallel_size": 1}, False),
+        ("mtp-tied-embeddings", {**HEADS_TIED, "pipeline_model_parallel_layout": "Et|m|L"}, False),
+        ("mtp-tied-embeddings", {**HEADS_TIED, "mtp_detach_heads": True}, False),
+        ("mtp-tied-embeddings", {**HEADS_TIED, "gtp_weight_remat_size": 2}, False),
+        ("mtp-tied-embeddings", {**HEADS_TIED, "untie_embeddings_and_output_weights": True}, False),
+        ("ML-6839", MLA, True),
+        ("ML-6839", {**MLA, "sequence_parallel": True}, False),
+        ("ML-6839", {**MLA, "tensor_model_parallel_size": 1}, False),
+        ("ML-6839", {**MLA, "multi_latent_attention": False}, False),
+        ("ML-6839", {**MLA, "mla_down_proj_fusion": True}, False),
+        ("ML-1699", {**MLA, "mla_down_proj_fusion": True}, True),
+        ("ML-1699", {**MLA, "mla_down_proj_fusion": True, "sequence_parallel": True}, True),
+        ("ML-1699", {**MLA, "mla_down_proj_fusion": True, "tensor_model_parallel_size": 1}, False),
+        ("ML-1699", MLA, False),
+        ("ML-3213", MLA, True),
+        ("ML-3213", {**MLA, "transformer_impl": "local"}, False),
+        ("ML-3213", {**MLA, "tensor_model_parallel_size": 1}, False),
+        ("ML-3213", {**MLA, "multi_latent_attention": False}, False),
+        ("ML-3213", {"tensor_model_parallel_size": 2, "num_experts": 4, "moe_latent_size": 8}, True),
+        ("ML-3213", {"tensor_model_parallel_size": 2, "num_experts": 4}, False),
+        ("sinks-with-cp", SINKS, True),
+        ("sinks-with-cp", {**SINKS, "cp_comm_type": "a2a"}, True),
+        ("sinks-with-cp", {**SINKS, "cp_comm_type": ["p2p"]}, False),
+        ("sinks-with-cp", {**SINKS, "softmax_type": "off-by-one"}, False),
+        ("sinks-with-cp", {**SINKS, "context_parallel_size": 1}, False),
+        ("ML-3199", {**Z_LOSS, "context_parallel_size": 2}, True),
+        ("ML-3199", Z_LOSS, False),
+        ("ML-3199b", Z_LOSS, True),
+        ("ML-3199b", {**Z_LOSS, "context_parallel_size": 4}, False),
+        ("ML-4891", SHARED_OUT, True),
+        ("ML-4891", {**SHARED_OUT, "megatron_fsdp_version": 2}, False),
+        ("ML-4891", {**INSTANCES, "outer_dp_sharding_strategy": "no_shard"}, False),
+        ("ML-4891b", INSTANCES, True),
+        ("ML-4891b", {**INSTANCES, "overlap_grad_reduce": True}, False),
+        ("ML-4891b", {**INSTANCES, "use_megatron_fsdp": False}, False),
+        ("ML-4891b", {**INSTANCES, "num_distributed_optimizer_instances": 1}, False),
+        ("fsdp-instances-sum-gradients", SHARED_OUT, True),
+        ("fsdp-instances-sum-gradients", {**SHARED_OUT, "calculate_per_token_loss": True}, False),
+        ("fsdp-pipeline-stages", {"use_megatron_fsdp": True, "pipeline_model_parallel_size": 2}, True),
+        ("fsdp-pipeline-stages", {"use_megatron_fsdp": True, "pipeline_model_parallel_size": 1}, False),
+        ("ML-7338", {"use_precision_aware_optimizer": True, "main_grads_dtype": "bf16"}, True),
+        ("ML-7338", {"use_precision_aware_optimizer": True, "main_grads_dtype": "fp32"}, False),
+        ("ML-3575", GATED, True),
+        ("ML-3575", {**GATED, "group_query_attention": False}, False),
+        ("ML-3575", {**GATED, "tensor_model_parallel_size": 2}, False),
+        ("ML-5383", {"mla_down_proj_fusion": True, "tensor_model_parallel_size": 2}, True),
+        ("ML-5383", {"mla_down_proj_fusion": True, "tensor_model_parallel_size": 1}, False),
+        ("ML-5273", {"mla_down_proj_fusion": True, "delay_wgrad_compute": True}, True),
+        ("ML-4070", {**SPARSE, **TWO_MICROBATCHES}, True),
+        ("ML-4070", SPARSE, False),
+        ("ML-4070", {**SPARSE, "fp16": True}, True),
+        ("ML-4070", {**SPARSE, "context_parallel_size": 2}, False),  # which Megatron refuses
+        ("ML-3026a", {**SPARSE, "qk_layernorm": True}, True),
+        ("ML-3026a", {**SPARSE, "qk_layernorm": True, "hybrid_layer_pattern": "MDMD"}, False),
+        ("ML-6306", ROPE, True),
+        ("ML-6306", {**ROPE, "rope_scaling_factor": 8}, False),
+        ("ML-6306", {**ROPE, "hybrid_override_pattern": "M*M*"}, False),
+        ("ML-6306", {**ROPE, "is_hybrid_model": True}, False),
+        ("ML-6586", ROPE, False),
+        ("ML-6586", {**ROPE, "freeze_LM": False}, True),  # a flag that only scripts of vision models have
+        ("ML-6586", {"rotary_base": 500000, "dataloader_seq_length": 8}, True),
+        ("ML-6586", {"rotary_base": 10000, "dataloader_seq_length": 8}, False),
+        ("ML-4395", {"transformer_impl": "local"}, False),
+        ("ML-4395", {"transformer_impl": "local", "freeze_ViT": True}, True),
+        ("ML-4705a", {"load": "x", "decoupled_lr": 1e-3}, True),
+        ("ML-4705a", {"load": "x", "decoupled_lr": 1e-3, "use_megatron_fsdp": True}, False),
+        ("ML-4133", {"use_megatron_fsdp": True, "use_precision_aware_optimizer": True}, True),
+        (
+            "ML-4133",
+            {"use_megatron_fsdp": True, "use_precision_aware_optimizer": True, "optimizer_cpu_offload": True},
+            False,
+        ),
+        ("ML-4133b", {**FSDP, "load": "x"}, False),
+        ("ML-4133b", {**FSDP, "load": "x", "finetune": True}, True),
+        ("ML-4133b", {**FSDP, "pretrained_checkpoint": "x"}, True),
+        ("ML-4133b", {**FSDP, "pretrained_checkpoint": "x", "megatron_fsdp_version": 2}, False),
+        ("fsdp-gradients-of-single-replicas", {**SINGLE_REPLICAS, "megatron_fsdp_version": 1}, True),
+        ("fsdp-gradients-of-single-replicas", {**SINGLE_REPLICAS, "megatron_fsdp_version": 2}, False),
+        ("ML-5462", {**FSDP, "accumulate_allreduce_grads_in_fp32": True}, True),
+        ("ML-5462", {**FSDP, "accumulate_allreduce_grads_in_fp32": True, "megatron_fsdp_version": 2}, False),
+        ("ML-4433b", GRAPHS, False),
+        ("ML-4433b", {**GRAPHS, "moe_router_enable_expert_bias": True}, True),
+        ("ML-4433b", {**GRAPHS, **AUX_LOSS, "moe_router_load_balancing_type": "global_aux_loss"}, True),
+        ("ML-4433b", {**GRAPHS, **AUX_LOSS, "moe_router_load_balancing_type": "aux_loss"}, False),
+        ("fsdp-fused-experts-keep-last-microbatch", FUSED_EXPERTS, True),
+        ("fsdp-fused-experts-keep-last-microbatch", {**FUSED_EXPERTS, "use_transformer_engine_op_fuser": False}, False),
+        ("fsdp-fused-experts-keep-last-microbatch", {**FUSED_EXPERTS, "gradient_accumulation_fusion": False}, False),
+    ],
+)
+def test_which_settings_decide(id, run, is_affected):
+    from megatron_mtp_patches.defects.catalog import known_defects
+    from megatron_mtp_patches.defects.diagnosis import Settings
+
+    (defect,) = (one for one in known_defects() if one.id == id)
+    assert bool(defect.affects(Settings([SimpleNamespace(**run)], "2.16.1"))) is is_affected
+
+
+@pytest.mark.parametrize("version, is_affected", [("2.17.1", True), ("2.18.0", False)])
+def test_the_fused_cross_entropy_depends_on_transformer_engine(version, is_affected):
+    from megatron_mtp_patches.defects.catalog import known_defects
+    from megatron_mtp_patches.defects.diagnosis import Settings
+
+    run = SimpleNamespace(cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="te")
+    affected = {one.id for one in known_defects() if one.affects(Settings([run], version))}
+    assert ("ML-5115" in affected) is is_affected
+
+
+def test_what_needs_a_padding_mask_is_not_met_in_megatron_s_trainer():
+    """Its flags alone tell that the model gets none; a configuration of another trainer does not."""
+    from megatron_mtp_patches.defects.catalog import known_defects
+    from megatron_mtp_patches.defects.diagnosis import Settings
+
+    run = {**AUX_LOSS, "moe_router_load_balancing_type": "aux_loss", "moe_router_enable_expert_bias": True}
+    run |= {"moe_z_loss_coeff": 0.1, "calculate_per_token_loss": True, "overlap_moe_expert_parallel_comm": True}
+    run |= {"sequence_parallel": True, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    run |= {"mtp_num_layers": 1}
+    others = ({"hybrid_layer_pattern": "M*ME"}, {"calculate_per_token_loss": False})
+    runs = [run, *({**run, **one} for one in (*others, {"moe_router_load_balancing_type": "quantile_balancing"}))]
+
+    def find(**more):
+        settings = [Settings([SimpleNamespace(**one, **more)], "2.17.1") for one in runs]
+        return {defect for defect in known_defects() if any(map(defect.affects, settings))}
+
+    need_mask = {defect for defect in known_defects() if "gets a padding mask" in defect.only_if}
+    assert need_mask <= find() and find() - find(yaml_cfg=None) == need_mask
+
+
+def test_the_log_of_other_trainers_keeps_what_only_megatron_s_trainer_is_repaired_of():
+    from megatron_mtp_patches.defects.catalog import known_defects
+    from megatron_mtp_patches.defects.diagnosis import Settings
+
+    (defect,) = (one for one in known_defects() if one.id == "ML-6748")
+    assert defect.unless.affects(Settings([SimpleNamespace()], None))
+    assert not defect.unless.affects(Settings([SimpleNamespace(), SimpleNamespace(yaml_cfg=None)], None))
