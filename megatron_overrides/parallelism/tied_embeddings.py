@@ -13,8 +13,8 @@ from megatron_overrides.call import Call
 def add_look_ups_of_mtp_stage(call: Call) -> None:
     """Wraps LanguageModule.setup_embeddings_and_output_layer, which sets `zero_out_wgrad` for one pipeline stage alone.
 
-    The stage of the MTP heads has a copy of the embedding with both uses. A weight that GTP shards is left alone: GTP
-    adds each of its gradients to `main_grad`.
+    The stage of the MTP heads looks tokens up in a copy of the embedding, and computes logits by it where it has the
+    output layer as well. A weight that GTP shards is left alone: GTP adds each of its gradients to `main_grad`.
     """
     call.proceed()
     model = call.instance

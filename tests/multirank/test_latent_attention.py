@@ -140,9 +140,9 @@ def deviations(parallel, world_size, from_all_ranks, gradients_of_whole):
         parallel(tensor_model_parallel_size=world_size)
         cut = build(kind, world_size, **model, **settings)
         compute_gradients(cut)
-        seen = whole_gradients(cut, from_all_ranks)
-        assert set(seen) == set(expected)
-        return {name: float((seen[name] - one).norm() / one.norm()) for name, one in expected.items()}
+        gradients = whole_gradients(cut, from_all_ranks)
+        assert set(gradients) == set(expected)
+        return {name: float((gradients[name] - right).norm() / right.norm()) for name, right in expected.items()}
 
     return compare
 
@@ -177,15 +177,15 @@ SAME = pytest.approx(0.0, abs=1e-4)
 def test_the_latents_learn_from_the_heads_of_all_ranks(
     deviations, recompute_without_compiler, kind, model, recomputation, is_sequence_parallel
 ):
-    seen = deviations(kind, model, sequence_parallel=is_sequence_parallel, **recomputation)
-    assert seen == dict.fromkeys(seen, SAME)
+    by_name = deviations(kind, model, sequence_parallel=is_sequence_parallel, **recomputation)
+    assert by_name == dict.fromkeys(by_name, SAME)
 
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("kind, is_sequence_parallel", [("duplicated", False), ("split", True)])
 def test_four_ranks_have_a_head_each(deviations, kind, is_sequence_parallel):
-    seen = deviations(kind, {}, sequence_parallel=is_sequence_parallel)
-    assert seen == dict.fromkeys(seen, SAME)
+    by_name = deviations(kind, {}, sequence_parallel=is_sequence_parallel)
+    assert by_name == dict.fromkeys(by_name, SAME)
 
 
 @pytest.mark.parametrize("is_sequence_parallel", [False, True])
@@ -246,12 +246,12 @@ def gradient_of_down_projection(parallel):
 
 def test_split_latents_of_absorbed_layers_learn_from_the_heads_of_all_ranks(gradient_of_down_projection, rank):
     expected = gradient_of_down_projection(te.TELinear, ranks=1).chunk(2)[rank]
-    seen = gradient_of_down_projection(te.TEColumnParallelLinear, ranks=2)
-    assert float((seen - expected).norm() / expected.norm()) == SAME
+    gradient = gradient_of_down_projection(te.TEColumnParallelLinear, ranks=2)
+    assert float((gradient - expected).norm() / expected.norm()) == SAME
 
 
 def test_latents_of_absorbed_layers_learn_from_the_heads_of_all_ranks(gradient_of_down_projection, from_all_ranks):
     """Megatron does it by itself."""
     expected = gradient_of_down_projection(te.TELinear, ranks=1)
-    seen = sum(from_all_ranks(gradient_of_down_projection(te.TELinear, ranks=2)))
-    assert float((seen - expected).norm() / expected.norm()) == SAME
+    gradient = sum(from_all_ranks(gradient_of_down_projection(te.TELinear, ranks=2)))
+    assert float((gradient - expected).norm() / expected.norm()) == SAME

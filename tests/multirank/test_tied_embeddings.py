@@ -40,7 +40,7 @@ def gradients(parallel, make_stage, from_all_ranks):
         chunks = make_stage(gradient_accumulation_fusion=True, pipeline_dtype=torch.float32, **layout, **config)
         run_schedule(HeadTraining(chunks).model, 0)
         copies = [chunk.shared_embedding_or_output_weight() for chunk in chunks]
-        seen = from_all_ranks([copy.main_grad for copy in copies if copy is not None])
+        by_rank = from_all_ranks([copy.main_grad for copy in copies if copy is not None])
         weights = from_all_ranks([each for chunk in chunks for each in _of_whole_model(chunk)])
         parallel()
         (whole,) = make_stage(num_layers=layout["num_layers"], **config)
@@ -48,7 +48,7 @@ def gradients(parallel, make_stage, from_all_ranks):
         assert set(unexpected) <= {"output_layer.weight"}
         run_schedule([whole], 0)
         (right, *_) = from_all_ranks(whole.embedding.word_embeddings.weight.grad)
-        return sum(seen, []), right
+        return sum(by_rank, []), right
 
     return compute
 

@@ -21,8 +21,8 @@ PATCH = Patch(
     adds=("The gradient of the positional key is added up over the tensor-parallel ranks.",),
     numerics=(
         "With `--multi-latent-attention` and tensor parallelism, where the down projection is split or "
-        "`--sequence-parallel` is left out: the gradients of all layers but what follows the last down projection, "
-        "and the gradient norm. The losses of the first step, and inference, stay as they are."
+        "`--sequence-parallel` is left out: the gradients of the down projections and of all that comes before the "
+        "last of them, and the gradient norm. The losses of the first step, and inference, stay as they are."
     ),
     notes=(
         "In backward each layer reduces the gradient of the positional key, [tokens, batch, qk_pos_emb_head_dim], over "

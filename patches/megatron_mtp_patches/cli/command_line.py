@@ -170,8 +170,8 @@ def _unknown_flags(parser: argparse.ArgumentParser, words: list[str], is_sized: 
 
 def _flags_of_scripts(unknown: UnknownFlags) -> SimpleNamespace:
     """The flags by which a script is known that some defect depends on."""
-    given = {name.lstrip("-").replace("-", "_") for name in unknown.names}
-    return SimpleNamespace(**{name: True for name in VLM_FLAGS if name in given})
+    attributes = {name.lstrip("-").replace("-", "_") for name in unknown.names}
+    return SimpleNamespace(**{name: True for name in VLM_FLAGS if name in attributes})
 
 
 def _sections(arguments: Any) -> list[object]:

@@ -23,8 +23,8 @@ def norms_of_down_projection(is_split: bool, **settings: Any) -> tuple[float, fl
     expected = norm(_gradient_of_down_projection(is_split))
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-    seen = norm(_gradient_of_down_projection(is_split, tensor_model_parallel_size=2, **settings))
-    return expected, sum_over_ranks(seen**2) ** 0.5 if is_split else seen
+    local_norm = norm(_gradient_of_down_projection(is_split, tensor_model_parallel_size=2, **settings))
+    return expected, sum_over_ranks(local_norm**2) ** 0.5 if is_split else local_norm
 
 
 def make_attention(is_split: bool = False, **settings: Any) -> Any:
