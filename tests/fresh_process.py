@@ -24,7 +24,8 @@ imports_megatron = pytest.mark.skipif(
 def output_of_python(*words: str) -> str:
     """Run Python with these words, as a user without a launcher would; what it printed. It must end with 0."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith((*DROPPED, *LAUNCHER))}
-    environment = {**kept, "PYTHONPATH": f"{ROOT / 'patches'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(ROOT / "patches"), str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *words], env=environment, capture_output=True, text=True, timeout=LIMIT
     )

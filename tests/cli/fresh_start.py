@@ -17,7 +17,7 @@ REPOSITORY = [str(ROOT / "patches"), str(ROOT)]
 
 def run_python(*words: str, first: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python on this repository with these variables, and with `first` first on the path."""
-    path = os.pathsep.join([*([str(first)] if first else []), *REPOSITORY])
+    path = os.pathsep.join(filter(None, [first and str(first), *REPOSITORY, os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, "-W", "ignore", *words],
         env={**os.environ, "PYTHONPATH": path, **environment},

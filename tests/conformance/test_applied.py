@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+from unittest.mock import NonCallableMock
 
 import megatron_mtp_patches
 import pytest
@@ -45,4 +47,10 @@ def test_a_target_is_missing_only_where_the_source_lacks_it(patch, reported):
         tree = parse_source(edit.module)
         name = edit.name.rpartition(".")[0] if edit.adds_name else edit.name
         in_source = tree is not None and (not name or find_definition(tree, name) is not None)
-        assert (count(edit) is not None) == in_source, edit
+        assert (count(edit) is not None) == (in_source and not is_stand_in(edit)), edit
+
+
+def is_stand_in(edit):
+    """Without TransformerEngine, Megatron has None or a mock in place of a class that derives from one of it."""
+    names, owner = vars(sys.modules.get(edit.module, sys)), edit.name.partition(".")[0]
+    return owner in names and (names[owner] is None or isinstance(names[owner], NonCallableMock))

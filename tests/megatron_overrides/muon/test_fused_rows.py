@@ -16,6 +16,8 @@ from tests.oracles.muon.updates import CHANNELS, FFN, POSITION, QUERY, SPLITS, V
 
 pytestmark = pytest.mark.forked("patched")
 
+pytest.importorskip("transformer_engine", reason="grouped experts and GatedDeltaNet are TransformerEngine's")
+
 GLU, HEADS, GDN = SPLITS
 
 

@@ -18,6 +18,8 @@ from tests.oracles.muon.updates import (
 
 pytestmark = pytest.mark.forked("patched")
 
+pytest.importorskip("transformer_engine", reason="grouped experts and GatedDeltaNet are TransformerEngine's")
+
 
 @pytest.fixture
 def needs_muon():
