@@ -3,7 +3,7 @@
     python -m scripts.replay --megatron PATH_OR_URL [--release 0.18.2] [--ranks 1,2,4] [--device cpu|gpu]
 
 Takes a Megatron-LM repository (or clones one), unpacks the tag of each release beside it, and runs the suites of
-ci/replay.toml, plain and patched in separate processes, side by side where the machine has a core for each of them.
+ci/replay.toml, plain and patched in separate processes, as many side by side as the machine has cores for.
 With `compare = "failures"`, and in every suite with --failures, what passes with the patches does not run without them:
 it is "passing". Each other test is still passing, fixed, newly failing, failing either way, skipped, or not run, with
 the cause. What fails newly, and what hangs or crashes in one of the two, runs once more by itself before it counts;
@@ -58,6 +58,8 @@ def main() -> int:
     parser.add_argument("--release", action="append", help="only this one; may be repeated")
     suites, text = [suite["name"] for suite in SETTINGS["suite"]], "only this suite of ci/replay.toml; may be repeated"
     parser.add_argument("--suite", action="append", type=one_of(suites), help=text)
+    text = "only this test file, below tests/unit_tests; may be repeated"
+    parser.add_argument("--file", action="append", metavar="PATH", help=text)
     parser.add_argument("--ranks", type=numbers, default=[1, 2, 4], help="how many ranks (default: 1,2,4)")
     parser.add_argument("--failures", action="store_true", help='`compare = "failures"` for every suite')
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
@@ -115,11 +117,12 @@ def make_pairs(options: argparse.Namespace, repository: Repository, tree: Tree, 
     pairs = []
     for suite in SETTINGS["suite"]:
         name, ref = suite["name"], suite.get("ref")
-        if name not in (options.suite or [name]) or (ref and not repository.git):
+        if name not in (options.suite or [name]):
             continue
         if ranks not in suite.get("ranks", (1, 2)) or tree.release not in suite.get("on", [tree.release]):
             continue
         files = [repository.take(tree, ref, file) for file in suite["files"]] if ref else shares[name]
+        files = [file for file in files if file and file in (options.file or [file])]
         record = options.work / "records" / f"{tree.folder.name} {ranks} {name}"
         plain, patched = (
             Job(tree.folder, files, ranks, options.device, patches, Path(f"{record} {word}"), suite.get("only", ""))
@@ -145,18 +148,19 @@ def share_out(tree: Tree) -> dict[str, list[str]]:
 
 
 def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: Console) -> dict[str, Verdict]:
-    """{test: verdict}"""
+    """{test: verdict}; as many pairs run at once as the machine has cores for."""
     until = time.monotonic() + 60 * options.minutes
-    side_by_side = (os.cpu_count() or 1) >= 2 * pairs[0].plain.ranks
-    verdicts: dict[str, Verdict] = {}
+    cores, ranks = os.cpu_count() or 1, pairs[0].plain.ranks
+    progress = Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console)
     with (
-        Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress,
-        ThreadPoolExecutor(1 + side_by_side) as pool,
+        progress,
+        ThreadPoolExecutor(max(1, cores // ranks)) as jobs,
+        ThreadPoolExecutor(max(1, cores // (2 * ranks))) as judging,
     ):
 
         def start(job: Job, what: str) -> Future[Outcomes]:
             bar = progress.add_task(f"{what}, {'plain' if job.patches == 'none' else 'patched'}", total=None)
-            return pool.submit(run, job, until, options.resume, lambda ended: progress.update(bar, completed=ended))
+            return jobs.submit(run, job, until, options.resume, lambda ended: progress.update(bar, completed=ended))
 
         def run_pair(pair: Pair, what: str) -> list[Outcomes]:
             if not pair.failures_only:
@@ -166,15 +170,16 @@ def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: C
             plain = start(by_name(pair.plain, rest, "failures"), what).result() if rest else {}
             return [dict.fromkeys(patched, NOT_ASKED) | plain, patched]
 
-        for pair in pairs:
+        def judge(pair: Pair) -> dict[str, Verdict]:
             plain, patched = run_pair(pair, what)
             again = [test for test in {**plain, **patched} if doubtful(test, plain, patched)]
             if again:
                 alone = Pair(by_name(pair.plain, again, "again"), by_name(pair.patched, again, "again"))
                 for outcomes, new in zip((plain, patched), run_pair(alone, f"{what}, once more"), strict=True):
                     outcomes |= {test: new[test] for test in again if test in new}
-            verdicts |= judge_all(plain, patched, SETTINGS.get("cause", []), options.device)
-    return verdicts
+            return judge_all(plain, patched, SETTINGS.get("cause", []), options.device)
+
+        return {test: verdict for verdicts in judging.map(judge, pairs) for test, verdict in verdicts.items()}
 
 
 def by_name(job: Job, tests: list[str], word: str) -> Job:

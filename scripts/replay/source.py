@@ -75,11 +75,14 @@ class Repository:
             self._extract(commit, folder)
         return Tree(release, folder, commit)
 
-    def take(self, tree: Tree, ref: str, file: str) -> str:
-        """Write a test file of another commit beside the tree's files; return its path below tests/unit_tests."""
+    def take(self, tree: Tree, ref: str, file: str) -> str | None:
+        """Write a test file of another commit beside the tree's files; return its path below tests/unit_tests.
+
+        Without a history it may have been written before; None if it was not.
+        """
         target = Path(file).with_name(f"{Path(file).stem}_of_{re.sub(r'[^A-Za-z0-9]+', '_', ref)}.py")
         if self.git is None:
-            raise SourceError(f"{tree.folder} has no history to take {file} of {ref} from: give a git repository.")
+            return str(target) if (tree.folder / UNIT_TESTS / target).is_file() else None
         text = _git(self.git, "show", f"{self.commit(ref)}:{UNIT_TESTS / file}")
         (tree.folder / UNIT_TESTS / target).parent.mkdir(parents=True, exist_ok=True)
         (tree.folder / UNIT_TESTS / target).write_bytes(text)
@@ -101,7 +104,7 @@ class Repository:
         names = [name for name in root if name in IMPORTED or name.endswith(".py")]
         with tarfile.open(fileobj=BytesIO(_git(self.git, "archive", commit, *names))) as tar:
             tar.extractall(folder, filter="data")
-        for compiled in _wheel_files("megatron/core/datasets/helpers_cpp*.so"):
+        for compiled in wheel_files("megatron/core/datasets/helpers_cpp*.so"):
             shutil.copy(compiled, folder / "megatron" / "core" / "datasets")
 
 
@@ -115,7 +118,7 @@ def _clone(url: str, folder: Path) -> Path:
     return folder
 
 
-def _wheel_files(pattern: str) -> list[Path]:
+def wheel_files(pattern: str) -> list[Path]:
     """Return the files of the installed megatron-core that match; none if it is not installed."""
     try:
         files = metadata.files("megatron-core") or []
