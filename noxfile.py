@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -214,53 +213,6 @@ def megatron(session: nox.Session) -> None:
     golden = ["tests/end_to_end/test_golden.py", "--update-golden"]
     session.run(python, "-m", "pytest", "-q", *golden, env={"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"})
     session.log("compare the targets above with the newest release, then see CONTRIBUTING, When a new Megatron appears")
-
-
-@nox.session(venv_backend="venv", venv_params=["--system-site-packages"], reuse_venv=True, default=False)
-@nox.parametrize("release", RELEASES)
-def gpu(session: nox.Session, release: str) -> None:
-    """What only a GPU shows of a release (docs/gpu.md); with --no-venv, of the release that is installed."""
-    session.notify("gpu_together")
-    python = sys.executable
-    if session.venv_backend != "none":
-        install_wheels(session, release)
-        python = str(python_of("gpu", release))
-    elif release != installed_release(python):
-        session.skip("another release is installed")
-    checkouts = [f"--megatron={folder}" for folder in os.environ.get("MEGATRON_LM", "").split(":") if folder]
-    session.run(python, "-m", "scripts.gpu", "release", *checkouts, *session.posargs)
-
-
-def install_wheels(session: nox.Session, release: str) -> None:
-    """Install all that the folder PIP_FIND_LINKS has beside megatron-core; torch is this machine's."""
-    if "PIP_FIND_LINKS" not in os.environ:
-        session.error("PIP_FIND_LINKS is to name a folder of wheels; --no-venv takes the Megatron that is installed")
-    wheels = Path(os.environ["PIP_FIND_LINKS"])
-    if not list(wheels.glob(f"megatron_core-{release}-*.whl")):
-        session.skip(f"{wheels} has no wheel of it")
-    names = {file.name.partition("-")[0] for file in wheels.glob("*.whl")} - {"megatron_core"}
-    # --system-site-packages is about the packages of the base Python: this one may be of an environment too.
-    (site,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
-    (site / "below.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    session.install("--no-index", f"megatron-core=={release}", *sorted(names))
-
-
-def installed_release(python: str) -> str:
-    """The version of megatron-core that a Python has; '' without one."""
-    code = "from importlib.metadata import version; print(version('megatron-core'))"
-    if not Path(python).exists():
-        return ""
-    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
-
-
-@nox.session(venv_backend="none", default=False)
-def gpu_together(session: nox.Session) -> None:
-    """What only a GPU shows of several releases side by side, in the environments that `gpu` has made."""
-    pythons = {release: str(python_of("gpu", release)) for release in RELEASES}
-    pythons = {release: python for release, python in pythons.items() if installed_release(python) == release}
-    pythons = pythons or {installed_release(sys.executable): sys.executable}
-    words = [*(f"--python={release}={python}" for release, python in pythons.items()), *session.posargs]
-    session.run([*pythons.values()][-1], "-m", "scripts.gpu", "together", *words)
 
 
 @nox.session(tags=OTHERS_TAG)

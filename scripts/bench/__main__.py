@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from scripts.bench import acceptance, frozen, losses, startup, step, training
+from scripts.bench import acceptance, frozen, losses, startup, step
 from scripts.common.arguments import make_parser
 
 COMMANDS = {
@@ -13,7 +13,6 @@ COMMANDS = {
     "acceptance": acceptance,
     "frozen": frozen,
     "losses": losses,
-    "training": training,
 }
 
 

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from scripts.common.markdown import Table
-from scripts.common.megatron_flags import PLAIN_MODULES
+from scripts.common.megatron_trainer import PLAIN_MODULES
 
 from . import plots
 from .runs import Curves, train

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 from functools import partial
@@ -12,6 +11,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
+from scripts.common.megatron_trainer import spare_helper_build
 from scripts.common.process import free_port, rank_variables
 from scripts.demo import dataset
 from scripts.tiny_gpt import build_gpt
@@ -38,14 +38,6 @@ def be_one_process() -> None:
     """Set the variables that torchrun would set for a single process, unless it has set them."""
     for name, value in rank_variables(0, 1, free_port()).items():
         os.environ.setdefault(name, value)
-
-
-def spare_helper_build() -> None:
-    """Megatron's start runs `make`, but a wheel has no Makefile: it ships the dataset helpers compiled."""
-    from megatron.core.datasets import utils
-
-    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
-        utils.compile_helpers = lambda: None
 
 
 def train() -> GPTModel:

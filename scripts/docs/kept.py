@@ -16,6 +16,7 @@ from scripts.common.markdown import table
 from scripts.common.process import ROOT
 from scripts.common.toml import read_toml
 from scripts.evidence import make_experts
+from scripts.gpu import pages
 from scripts.pins.table import make_page
 
 CI = ROOT / "ci"
@@ -31,6 +32,8 @@ def blocks() -> dict[str, str]:
         "starts": "\n".join(accepted.starts(_read("starts")).lines()),
         **{kind: price_of(kind, _read(kind)) for kind in price.KINDS},
         "pins": pins(),
+        "gpu": pages.sentence(pages.read_kept(), docs="docs/", ci="ci/"),
+        "gpu-page": pages.sentence(pages.read_kept(), docs="", ci="../ci/"),
     }
 
 

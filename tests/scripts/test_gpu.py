@@ -1,86 +1,266 @@
-"""scripts/gpu.py: its stages are commands that their scripts understand, and one that has passed is not run again."""
+"""python -m scripts.gpu: packed, rehearsed on a CPU and taken; no stage takes another along."""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
-from argparse import Namespace
+import tarfile
+import time
+from importlib import metadata
+from pathlib import Path
 
 import pytest
+from megatron_mtp_patches.megatrons import DEFAULT
 
-from scripts import gpu
 from scripts.bench import __main__ as bench
+from scripts.common.process import environment
+from scripts.gpu import __main__ as gpu
+from scripts.gpu import machine, packing, pages, running, stages
+from scripts.gpu.machine import TAGS, Installed
+from scripts.gpu.stages import COMMANDS, Stage
+from scripts.replay import __main__ as replay
 
 pytestmark = [pytest.mark.forked("python"), pytest.mark.real_process("a stage is an interpreter")]
+MOST_FILES, LARGEST, NAME = 8, 16 * 2**20, re.compile(r"[\w.-]+")  # of what a lent machine brings back
+
+
+PRETRAIN = """
+import torch
+from scripts.demo import dataset, trainer
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, length):
+        self.length = length
+    def __len__(self):
+        return 100
+    def __getitem__(self, number):
+        tokens = torch.arange(number, number + self.length + 1) % 100
+        mask, positions = torch.ones(self.length), torch.arange(self.length)
+        return {"tokens": tokens[:-1], "labels": tokens[1:], "loss_mask": mask, "position_ids": positions}
+
+dataset.build = lambda args, tokenizer, sizes: [Samples(args.seq_length)] * 3
+trainer.main()
+"""
 
 
 @pytest.fixture
-def run_stage(tmp_path):
-    """run_stage(code): (what a stage that runs this returns, its recorded state, how often one was started)."""
-
-    def run(code, minutes=1.0):
-        started = tmp_path / "started"
-        stage = gpu.Stage("one", [sys.executable, "-c", f"open({str(started)!r}, 'a').write('.'); {code}"])
-        good = gpu.run_stages([stage], gpu.Record(tmp_path / "cpu.json", "a CPU"), minutes)
-        state = json.loads((tmp_path / "cpu.json").read_text())["stages"]["one"]["state"]
-        return good, state, len(started.read_text())
-
-    return run
-
-
-@pytest.fixture
-def make_checkout(tmp_path):
-    def make(version):
-        file = tmp_path / version / "megatron" / "core" / "package_info.py"
-        file.parent.mkdir(parents=True)
-        file.write_text(f"__version__ = {version!r}\n")
-        return tmp_path / version
-
-    return make
+def packed(tmp_path):
+    """A folder as `pack` writes it, with the installed Megatron as a tree whose pretrain_gpt.py is PRETRAIN."""
+    (wheel,) = (file for file in metadata.files("megatron-core") if str(file) == "megatron/core/package_info.py")
+    script = tmp_path / "pretrain_gpt.py"
+    script.write_text(PRETRAIN)
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    tree = f"{TAGS[DEFAULT]}.tar.gz"
+    with tarfile.open(folder / tree, "w:gz", compresslevel=1) as tar:
+        tar.add(Path(wheel.locate()).parents[1], f"{TAGS[DEFAULT]}/megatron")
+        tar.add(script, f"{TAGS[DEFAULT]}/pretrain_gpt.py")
+    (folder / machine.LIST).write_text(json.dumps({tree: {}}))
+    return folder
 
 
-def test_a_stage_runs_until_it_has_passed(run_stage, tmp_path, capsys):
-    assert run_stage("exit('no way')") == (False, "failed", 1)
-    assert "no way\none: failed" in capsys.readouterr().out
-    assert run_stage("exit('no way')") == (False, "failed", 2)
-    assert (tmp_path / "one.log").read_text() == "no way\n"
-    assert run_stage("import time; time.sleep(1000)", minutes=0.02) == (False, "ran out of time", 3)
-    assert run_stage("print('done')") == (True, "passed", 4)
-    assert run_stage("print('done')") == (True, "passed", 4)
-    text = (tmp_path / "cpu.md").read_text()
-    assert text.startswith("# Stages on a CPU\n") and "| one | passed | " in text
-    assert f"pytest {pytest.__version__}" in text
+@pytest.mark.skipif(metadata.version("megatron-core") != DEFAULT, reason=f"stages are of {DEFAULT}")
+def test_the_first_command_is_rehearsed(packed, tmp_path):
+    words = ["-m", "scripts.gpu", "run", "--first", str(packed), str(tmp_path / "out"), "--device", "cpu"]
+    done = subprocess.run([sys.executable, *words], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = list((tmp_path / "out").rglob("*"))
+    assert {file.name for file in files} == {"first.json", "first.log"} and len(files) <= MOST_FILES
+    assert all(file.stat().st_size < LARGEST and NAME.fullmatch(file.name) for file in files)
+    found = json.loads((tmp_path / "out" / "first.json").read_text())["stages"]
+    names = ["install", "status", f"conformance {DEFAULT}"]
+    trainings = [f"training {DEFAULT}, {patches}" for patches in ("unpatched", "repairs")]
+    assert [*found] == [*names, *trainings] and {one["state"] for one in found.values()} == {"passed"}
+    assert found[f"conformance {DEFAULT}"]["result"]["counts"]["passed"] > 0
+    runs = [found[name]["result"] for name in trainings]
+    assert [run["patches"] for run in runs] == ["none", "repairs"]
+    assert [len(run["steps"]) for run in runs] == [4, 4]
+    numbers = [[(step["loss"], step["heads"], step["norm"]) for step in run["steps"]] for run in runs]
+    assert numbers[0] == numbers[1] and all(norm > 0 and heads for _, heads, norm in numbers[0])
 
 
-def test_checkouts_of_other_releases_are_only_compared_with(make_checkout, monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu.metadata, "version", lambda package: "0.18.2")
-    checkouts = [make_checkout("0.18.0"), make_checkout("0.19.0")]
-    options = Namespace(device="gpu", out=tmp_path, megatron=checkouts, minutes=30)
-    commands = {stage.name: stage.command for stage in gpu.stages_of_release(options)}
-    assert [*commands] == ["tests 0.18.2", "replay 0.18.0", "training 0.18.0"]
-    command = commands["training 0.18.0"]
-    assert command[command.index("--checkout") + 1] == str(checkouts[0])
-    assert command[command.index("--native") + 1] == str(checkouts[1])
+def test_no_stage_takes_another_along(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(running, "LEAST", 0)
+    record = running.Record(tmp_path / "first.json", "a GPU")
+    write = f"open({str(tmp_path / 'half')!r}, 'w').write('[1]'); "
+    programs = {
+        "dies": "import os; os.abort()",
+        "hangs": f"{write}import time; print('now', flush=True); time.sleep(1000)",
+        "writes half": f"open({str(tmp_path / 'bad')!r}, 'w').write('[1, '); exit('no way')",
+        "passes": "print('done')",
+    }
+    files = {"hangs": tmp_path / "half", "writes half": tmp_path / "bad"}
+    until = time.monotonic() + 1000
+    for name, program in programs.items():
+        limit = 2 if name == "hangs" else 100
+        stage = Stage(name, limit, [sys.executable, "-c", program], result=files.get(name))
+        running.run_stage(stage, until, record)
+    running.run_stage(Stage("lacks", 100, lacks="no wheel of it"), until, record)
+    monkeypatch.setattr(running, "LEAST", 10)
+    running.run_stage(Stage("is late", 100, [sys.executable, "-c", "exit(1)"]), time.monotonic() + 9, record)
+    assert json.loads((tmp_path / "first.json").read_text())["stages"] == record.stages
+    assert {name: one["state"] for name, one in record.stages.items()} == {
+        "dies": "failed with exit code -6",
+        "hangs": "ended after 2 s",
+        "writes half": "failed with exit code 1",
+        "passes": "passed",
+        "lacks": "left out: no wheel of it",
+        "is late": "left out: time is up",
+    }
+    assert record.stages["hangs"]["result"] == [1] and record.stages["writes half"]["result"] is None
+    assert "=== hangs\nnow\n" in (tmp_path / "first.log").read_text()
+    assert "no way\nwrites half: failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
-def test_the_scripts_understand_the_commands_of_the_stages(device, make_checkout, monkeypatch, tmp_path):
-    release = gpu.metadata.version("megatron-core")
-    options = Namespace(device=device, out=tmp_path, megatron=[make_checkout(release)], minutes=30)
-    options.python = {release: sys.executable}
+def test_the_scripts_understand_the_commands_of_the_stages(device, monkeypatch, tmp_path):
+    installed = Installed(dict.fromkeys(TAGS, sys.executable), {tag: tmp_path / tag for tag in TAGS.values()})
     understood = []
     for module in bench.COMMANDS.values():
         monkeypatch.setattr(module, "run", understood.append)
-    stages = [*gpu.stages_of_release(options), *gpu.stages_together(options)]
-    commands = [stage.command for stage in stages if "scripts.bench" in stage.command]
-    for command in commands:
-        monkeypatch.setattr(sys, "argv", command[2:])
-        bench.main()
-    assert len(understood) == len(commands) == 3
+    monkeypatch.setattr(replay, "replay_release", lambda *parts: understood.append(parts) or 0)
+    file = tmp_path / TAGS[DEFAULT] / "megatron" / "core" / "package_info.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("MAJOR, MINOR, PATCH = 0, 18, 2\nMAJOR = 0\nMINOR = 18\nPATCH = 2\n")
+    mains = {"scripts.bench": bench.main, "scripts.replay": replay.main}
+    commands = [
+        stage.command for one in COMMANDS.values() for stage in one.stages(installed, device, tmp_path) if stage.command
+    ]
+    for _, _, module, *words in commands:
+        if module in mains:
+            monkeypatch.setattr(sys, "argv", [module, *words])
+            mains[module]()
+    assert len(understood) == 3
+    release, _, options = understood[0]
+    assert release == "0.18.2" and len(options.file) == (stages.FEW if device == "cpu" else len(set(options.file)))
+    assert {*stages.ROUTERS} <= {*options.file} and len(options.file) < 30
 
 
-def test_without_a_gpu_nothing_is_run(monkeypatch, refused, tmp_path):
-    monkeypatch.setattr(gpu, "name_machine", lambda device: "")
-    said = refused(gpu.main, "release", "--out", tmp_path / "out")
-    assert "torch finds no GPU here; --device cpu rehearses the stages" in said
-    assert not (tmp_path / "out").exists()
+def test_what_was_not_carried_is_left_out_by_name(tmp_path):
+    installed = Installed({DEFAULT: sys.executable}, {})
+    lacking = {stage.name: stage.lacks for stage in COMMANDS["rest"].stages(installed, "gpu", tmp_path)}
+    assert lacking["step"] == "no wheel of megatron-core 0.19.2"
+    assert lacking["upstream's tests"] == f"no {TAGS[DEFAULT]}.tar.gz"
+    assert lacking["acceptance"] == lacking["reproductions"] == ""
+
+
+@pytest.fixture
+def clone(write_tree, tmp_path):
+    """A git repository with the tags that are packed."""
+    folder = tmp_path / "clone"
+    git = ["git", "-C", folder, "-c", "user.name=N", "-c", "user.email=e"]
+    for number, tag in enumerate(TAGS.values()):
+        files = {file.removesuffix(".py"): f"# {tag}" for suite in suites_with_ref() for file in suite["files"]}
+        write_tree(folder, **files)
+        (folder / "tests/functional_tests").mkdir(exist_ok=True)
+        (folder / "tests/functional_tests/golden.json").write_text("{}")
+        for words in ([["init", "-q"]] if not number else []) + [["add", "-A"], ["commit", "-qm", tag], ["tag", tag]]:
+            subprocess.run([*git, *words], check=True)
+    return folder
+
+
+def suites_with_ref():
+    return [suite for suite in replay.SETTINGS["suite"] if suite["name"] in stages.SUITES and "ref" in suite]
+
+
+def download(folder):
+    (folder / "megatron_core-0.18.2-any.whl").write_bytes(b"wheel")
+
+
+def test_what_is_packed(clone, tmp_path, monkeypatch, capsys, refused):
+    monkeypatch.setattr(packing, "download", download)
+    folder = tmp_path / "packed"
+    packing.pack(folder, str(clone))
+    files = {file.name for file in folder.iterdir()} - {machine.LIST}
+    assert files == {f"{tag}.tar.gz" for tag in TAGS.values()} | {"megatron_core-0.18.2-any.whl"}
+    listed = json.loads((folder / machine.LIST).read_text())
+    assert {name: row["bytes"] for name, row in listed.items()} == {
+        name: (folder / name).stat().st_size for name in files
+    }
+    assert "5  megatron_core-0.18.2-any.whl" in capsys.readouterr().out
+    with tarfile.open(folder / f"{TAGS[DEFAULT]}.tar.gz") as tar:
+        tests = f"{TAGS[DEFAULT]}/tests/unit_tests/test_optimizer"
+        names = tar.getnames()
+        assert tar.extractfile(f"{tests}.py").read() == b"# core_v0.18.2"
+        assert tar.extractfile(f"{tests}_of_core_v0_19_0.py").read() == b"# core_v0.19.0"
+    assert not [name for name in names if "functional_tests" in name]
+    monkeypatch.setattr(packing, "LIMIT", 10)
+    assert "more than the 10 that may be carried" in refused(gpu.main, "pack", folder, "--megatron", clone)
+
+
+def test_what_cannot_be_run(packed, tmp_path, monkeypatch, refused):
+    words = ["run", "--first", packed, tmp_path / "out"]
+    monkeypatch.setattr(machine, "NAME_GPU", "")
+    assert "torch finds no GPU here; --device cpu rehearses the stages" in refused(gpu.main, *words)
+    words += ["--device", "cpu"]
+    monkeypatch.setattr(running, "lacking", lambda: ["einops"])
+    assert "this Python lacks einops: install them with pip" in refused(gpu.main, *words)
+    monkeypatch.undo()
+    monkeypatch.setattr(running, "WORK", tmp_path / "work")
+    (packed / f"{TAGS[DEFAULT]}.tar.gz").unlink()
+    assert f"lacks {TAGS[DEFAULT]}.tar.gz, which its packed.json names" in refused(gpu.main, *words)
+    (packed / machine.LIST).unlink()
+    assert "write it with `python -m scripts.gpu pack" in refused(gpu.main, *words)
+
+
+def training(losses, patches, ms):
+    steps = [{"ms": ms, "loss": loss, "heads": [loss], "norm": 1.0} for loss in losses]
+    return {"flags": "--bf16", "patches": patches, "peak bytes": 2**30, "steps": steps}
+
+
+def stage(result=None, state="passed"):
+    return {"state": state, "seconds": 1.0, "result": result}
+
+
+UPSTREAM = {"totals": {"1": {"still passing": 3, "newly failing": 2}}, "causes of the rest": {"1": {}}}
+FIRST = {
+    "install": {"state": "passed", "seconds": 1, "versions": {"torch": "2.11.0"}},
+    "status": stage(),
+    "training 0.18.2, unpatched": stage(training([3.0, 2.0], "none", 10.0)),
+    "training 0.18.2, repairs": stage(training([3.0, 2.0], "repairs", 11.0)),
+    "conformance 0.18.2": stage({"counts": {"passed": 5, "failure": 1}, "failures": {}}, "failed with exit code 1"),
+}
+REST = {
+    "install": {"state": "passed", "seconds": 1, "versions": {"torch": "2.11.0"}},
+    "status": {"state": "left out: time is up", "seconds": 0},
+    "training 0.18.2, unpatched, again": stage(training([3.0, 2.002], "none", 10.0)),
+    "upstream's tests": stage(UPSTREAM),
+}
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """results(machine, **commands): the folder with these results, and ci/gpu in a temporary folder."""
+    monkeypatch.setattr(pages, "KEPT", tmp_path / "ci" / "gpu.json")
+
+    def write(name, **commands):
+        folder = tmp_path / "out"
+        folder.mkdir(exist_ok=True)
+        for command, found in commands.items():
+            (folder / f"{command}.json").write_text(json.dumps({"machine": name, "stages": found}))
+        return folder
+
+    return write
+
+
+def test_what_was_seen_is_taken_whatever_it_was(results):
+    assert "**Nothing has been run on a GPU yet**" in pages.sentence(pages.read_kept(), "docs/", "ci/")
+    pages.take([results("a GPU of 1 GiB", first=FIRST, rest=REST)])
+    text = pages.KEPT.with_suffix(".md").read_text()
+    assert "Not installed: TransformerEngine and Apex. Made by" in text and "a GPU of 1 GiB: torch 2.11.0" in text
+    assert "| status | passed | 1 |  |" in text  # it ran once and was left out the other time
+    assert "| conformance 0.18.2 | failed with exit code 1 | 1 | 5 passed, 1 failure |" in text
+    assert "| repairs | 11.0 | 1.100 | 1.00 | 0.0e+00 | 0.0e+00 | 0.0e+00 | bit-equal |" in text
+    assert "| unpatched, again | 10.0 | 1.000 | 1.00 | 1.0e-03 | 1.0e-03 | 0.0e+00 | 2 |" in text
+    assert "| 2 | 2.0, 1.0 | 2.0, 1.0 | 2.002, 1.0 |" in text
+    said = pages.sentence(pages.read_kept(), "docs/", "ci/")
+    assert "On one GPU (a GPU of 1 GiB; no second rank) 6 of 7 stages passed; a step of 0.18.2 with the repairs" in said
+    assert "took 1.100 of its time without" in said and "2 of upstream's tests failed newly" in said
+
+
+def test_a_rehearsal_is_no_evidence(results, refused, tmp_path):
+    assert "is of a rehearsal on a CPU" in refused(gpu.main, "take", results(machine.A_CPU, first=FIRST))
+    assert "has no results" in refused(gpu.main, "take", tmp_path / "nowhere")
+    assert not pages.KEPT.exists()

@@ -49,7 +49,7 @@ OTHERS = {
     "verl": {"--cfg"},
     "scripts.bench": {"--kind", "--out", "--parameters", "--python", "--turns"},
     "scripts.docs": {"--runs"},  # of a former commit
-    "scripts.gpu": {"--minutes", "--only"},
+    "scripts.gpu": {"--all", "--device", "--first", "--megatron", "--rest", "--seconds"},
     "scripts.pins": {"--check"},
     "scripts.replay": {"--megatron", "--ranks", "--release"},
     "megatron-core 0.19": {"--freeze-all-layers", "--freeze-base-for-mtp", "--qad-train-target"}

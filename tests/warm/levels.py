@@ -72,6 +72,7 @@ def _python() -> None:
 
 def _torch() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "MEGATRON_MTP_PATCHES": "none"}
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for a GPU makes no context, which forks could not use
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import megatron_mtp_patches
     from megatron_mtp_patches import rehearsal

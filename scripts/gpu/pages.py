@@ -1,0 +1,231 @@
+"""ci/gpu: what was seen on a GPU, as one page, and in a sentence for the README."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from scripts import study
+from scripts.bench import tables as bench
+from scripts.common.markdown import Table
+from scripts.common.process import ROOT
+
+from .machine import A_CPU, MachineError
+
+KEPT = ROOT / "ci" / "gpu" / "gpu.json"
+WARM_UP = 10  # steps
+LIMITS = (
+    "One GPU and one rank: nothing was sent between GPUs. Adam is torch's unless Apex or TransformerEngine is named."
+)
+BASES = ("unpatched", "unpatched, again")
+Record = dict[str, Any]
+
+
+def take(folders: list[Path]) -> None:
+    """Add what these folders hold to ci/gpu, and write its page. A stage that was run again replaces the earlier one.
+
+    Raises:
+        MachineError: a folder has no results, or those of a rehearsal.
+    """
+    record = read_kept() or {"stages": {}}
+    for folder in folders:
+        files = sorted(folder.glob("*.json"))
+        if not files:
+            raise MachineError(f"{folder} has no results: give the OUT of `python -m scripts.gpu run`")
+        for file in files:
+            merge(record, file)
+    study.write(KEPT.with_suffix(""), record, "What was seen on a GPU", make_tables(record), about(record))
+    print(f"{KEPT.with_suffix('.md')}; now `python -m scripts.docs` changes what the pages say of it")
+
+
+def merge(record: Record, file: Path) -> None:
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if found["machine"] == A_CPU:
+        raise MachineError(f"{file} is of a rehearsal on a CPU, which shows nothing of a GPU")
+    versions = found["stages"]["install"]["versions"]
+    for name, outcome in found["stages"].items():
+        if name != "install" and not outcome["state"].startswith("left out") or name not in record["stages"]:
+            record["stages"][name] = {**outcome, "machine": found["machine"], "versions": versions}
+
+
+def read_kept() -> Record | None:
+    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else None
+
+
+def about(record: Record) -> str:
+    """The machines, what they had, and what they lacked."""
+    machines = {
+        f"{one['machine']}: {', '.join(map(' '.join, one['versions'].items()))}" for one in record["stages"].values()
+    }
+    names = {name for one in record["stages"].values() for name in one["versions"]}
+    absent = [name for name in ("TransformerEngine", "Apex") if name.lower() not in {re.sub("-", "", n) for n in names}]
+    lacked = f" Not installed: {' and '.join(absent)}." if absent else ""
+    return f"{LIMITS}{lacked} Made by `python -m scripts.gpu` on {'; '.join(sorted(machines))}."
+
+
+def make_tables(record: Record) -> list[Table]:
+    stages = record["stages"]
+    tables = [outcomes(stages)]
+    for release, variants in trainings(stages).items():
+        tables += [summary(release, variants), steps(release, variants)]
+    results = {name: outcome["result"] for name, outcome in stages.items() if outcome.get("result")}
+    if upstream := results.get("upstream's tests"):
+        tables += upstream_tables(upstream)
+    for name in ("step", "acceptance"):
+        if name in results:
+            tables += bench.tables({name: results[name][name]})
+    if losses := results.get("losses"):
+        tables.append(losses_table(losses))
+    if seen := results.get("reproductions"):
+        rows = [[name, one["state"], one["said"]] for name, one in sorted(seen.items())]
+        tables.append(
+            Table("Standalone files of known defects", ["defect", "on this GPU", "what the file printed"], rows)
+        )
+    return tables
+
+
+def outcomes(stages: Record) -> Table:
+    rows = []
+    for name, one in stages.items():
+        counts = (one.get("result") or {}).get("counts")
+        found = ", ".join(f"{count} {what}" for what, count in counts.items()) if counts else ""
+        rows.append([name, one["state"], f"{one['seconds']:.0f}", found])
+    return Table("Stages", ["stage", "outcome", "seconds", "tests"], rows, right=[2])
+
+
+def trainings(stages: Record) -> dict[str, dict[str, Record]]:
+    """{release: {variant: what its training wrote}}"""
+    releases: dict[str, dict[str, Record]] = {}
+    for name, outcome in stages.items():
+        if (match := re.fullmatch(r"training ([\d.]+), (.*)", name)) and outcome.get("result"):
+            releases.setdefault(match[1], {})[match[2]] = outcome["result"]
+    return releases
+
+
+def summary(release: str, variants: dict[str, Record]) -> Table:
+    """Each variant against the first unpatched run."""
+    base = variants.get(BASES[0]) or next(iter(variants.values()))
+    rows = []
+    for variant, run in variants.items():
+        ratio = step_ms(run) / step_ms(base)
+        differences = [f"{largest_difference(run, base, what):.1e}" for what in ("loss", "heads", "norm")]
+        first = first_difference(run, base)
+        peak = run["peak bytes"] / 2**30
+        rows.append([variant, f"{step_ms(run):.1f}", f"{ratio:.3f}", f"{peak:.2f}", *differences, first or "bit-equal"])
+    note = (
+        f"pretrain_gpt.py with `{base['flags']}`; MEGATRON_MTP_PATCHES is none, none again, repairs, or all with heads "
+        f"that are detached and clipped separately. Time: the median of the steps after the first {WARM_UP}, between "
+        f"CUDA events. Differences are the largest of any step, relative to the first row. `{BASES[1]}` is the same "
+        f"run once more: what it differs by, the patches are not told from."
+    )
+    columns = [
+        "run",
+        "ms of a step",
+        "/ unpatched",
+        "peak GiB",
+        "loss",
+        "heads' loss",
+        "norm",
+        "first step that differs",
+    ]
+    return Table(f"Training of {release}, 0.8 B parameters in bf16", columns, rows, range(1, 8), note=note)
+
+
+def steps(release: str, variants: dict[str, Record]) -> Table:
+    rows = [
+        [str(number), *(f"{one['loss']!r}, {one['norm']!r}" for one in row)]
+        for number, row in enumerate(zip(*(run["steps"] for run in variants.values()), strict=False), 1)
+    ]
+    return Table(f"Loss and gradient norm of each step, {release}", ["step", *variants], rows)
+
+
+def step_ms(run: Record) -> float:
+    """The median of a run's steps after the first ones; of all, if it was ended among those."""
+    return median(step["ms"] for step in run["steps"][WARM_UP:] or run["steps"])
+
+
+def pairs(run: Record, base: Record, what: str) -> Iterator[tuple[int, float, float]]:
+    """(step, number of this run, number of the other run)"""
+    for number, (ours, theirs) in enumerate(zip(run["steps"], base["steps"], strict=False), 1):
+        if what == "heads":
+            yield from ((number, one, other) for one, other in zip(ours[what], theirs[what], strict=False))
+        elif ours[what] is not None and theirs[what] is not None:
+            yield number, ours[what], theirs[what]
+
+
+def largest_difference(run: Record, base: Record, what: str) -> float:
+    return max((abs(ours - theirs) / abs(theirs or 1.0) for _, ours, theirs in pairs(run, base, what)), default=0.0)
+
+
+def first_difference(run: Record, base: Record) -> str:
+    """The first step with another loss or norm; '' if all are the same bits."""
+    different = [
+        number for what in ("loss", "heads", "norm") for number, one, other in pairs(run, base, what) if one != other
+    ]
+    return str(min(different)) if different else ""
+
+
+def upstream_tables(result: Record) -> list[Table]:
+    (counts,) = result["totals"].values()
+    causes = result["causes of the rest"].get("1", {})
+    rows = [[word, cause, str(count)] for word, by_cause in causes.items() for cause, count in by_cause.items()]
+    return [
+        Table(
+            "Upstream's unit tests, unpatched and patched", list(counts), [[str(count) for count in counts.values()]]
+        ),
+        Table("Upstream's unit tests that do not pass", ["verdict", "cause", "tests"], rows, right=[2]),
+    ]
+
+
+def losses_table(result: Record) -> Table:
+    whole, read = result["rows"][0], result["one read ms"]
+    rows = [
+        [
+            f"{row['loss']}, {'whole logits' if not row['chunk'] else 'chunks'}",
+            f"{row['peak bytes'] / 2**30:.2f}",
+            f"{row['peak bytes'] / whole['peak bytes']:.3f}" if whole["peak bytes"] else "",
+            f"{row['ms']:.2f}",
+            f"{row['ms'] / read:.1f}" if read else "",
+        ]
+        for row in result["rows"]
+    ]
+    sizes = ", ".join(f"{name} {value}" for name, value in result["sizes"].items())
+    note = (
+        f"Forward and backward of one attached head: {sizes}. One read of the logits takes {read:.2f} ms, half a copy."
+    )
+    columns = ["loss", "peak GiB", "/ whole logits", "ms", "/ one read"]
+    return Table("Losses of heads", columns, rows, range(1, 5), note=note)
+
+
+def sentence(record: Record | None, docs: str, ci: str) -> str:
+    """What the pages say: nothing has run, or what was seen, whatever it was.
+
+    Args:
+        docs: the path of the folder of the pages, from the page with the sentence.
+        ci: that of the tables.
+    """
+    if record is None:
+        return (
+            f"**Nothing has been run on a GPU yet**, nor with Apex. [Two commands]({docs}gpu.md) are prepared for a "
+            f"machine with one GPU, not run."
+        )
+    stages = record["stages"]
+    passed = sum(one["state"] == "passed" for one in stages.values())
+    machine = next(iter(stages.values()))["machine"]
+    parts = [f"On one GPU ({machine}; no second rank) {passed} of {len(stages)} stages passed"]
+    for release, variants in trainings(stages).items():
+        if {BASES[0], "repairs"} <= variants.keys():
+            base, repairs = variants[BASES[0]], variants["repairs"]
+            parts.append(
+                f"a step of {release} with the repairs took {step_ms(repairs) / step_ms(base):.3f} of its time "
+                f"without, and its losses differed by at most {largest_difference(repairs, base, 'loss'):.0e}"
+            )
+    upstream = (stages.get("upstream's tests") or {}).get("result")
+    if upstream:
+        (counts,) = upstream["totals"].values()
+        parts.append(f"{counts['newly failing']} of upstream's tests failed newly")
+    return f"{'; '.join(parts)} ([tables]({ci}gpu/gpu.md)). Nothing has been run on several GPUs."
