@@ -47,7 +47,8 @@ def measure(
 
 def launcher(python: str, ranks: int) -> list[str]:
     """The words before `-m MODULE` that start it on these ranks."""
-    return [python, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    here = ["--local-addr=127.0.0.1"]  # else it asks for this machine's name, which may have no answer
+    return [python, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", *here, f"--nproc-per-node={ranks}"]
 
 
 def write(file: Path, record: Any, title: str, tables: Iterable[Table], about: str = "") -> None:

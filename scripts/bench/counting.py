@@ -35,18 +35,20 @@ def count(step: Callable[[], Any], steps: int, on_gpu: bool) -> Counts:
     ):
         for _ in range(steps):
             step()
-    waits, launches = tally(profile.events(), on_gpu)
-    if not on_gpu:
-        waits += len(listed)  # several numbers read at once, which no event shows
-    return Counts(len(reduced) / steps, waits / steps, launches / steps if on_gpu else None)
+    if on_gpu:
+        waits, launches = tally(event.name() for event in profile.profiler.kineto_results.events())
+        return Counts(len(reduced) / steps, waits / steps, launches / steps)
+    waits = len(listed)  # several numbers read at once, which no event shows
+    waits += sum(event.name == READ and not _belongs_to_step_count(event) for event in profile.events())
+    return Counts(len(reduced) / steps, waits / steps, None)
 
 
-def tally(events: Iterable[Any], on_gpu: bool) -> tuple[int, int]:
-    """Return (syncs, launches) among the profiler's events."""
+def tally(names: Iterable[str]) -> tuple[int, int]:
+    """Return (syncs, launches) among the names of the events on a GPU."""
     waits = launches = 0
-    for event in events:
-        waits += event.name in WAITS if on_gpu else event.name == READ and not _belongs_to_step_count(event)
-        launches += event.name.startswith(LAUNCHES)
+    for name in names:
+        waits += name in WAITS
+        launches += name.startswith(LAUNCHES)
     return waits, launches
 
 

@@ -17,6 +17,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -94,24 +95,24 @@ def run(options: argparse.Namespace) -> None:
                 def tell(text: str, where: str = f"{release}, {study.count_ranks(ranks)}") -> None:
                     progress.update(bar, description=f"{where}, {text}", advance=1)
 
-                versions, measured = measure(release, ranks, options, tell)
-                record.write("step", measured, options, {release: versions})
-                rows += measured
+                for versions, row in measure(release, ranks, options, tell):
+                    record.write("step", [row], options, {release: versions})
+                    rows.append(row)
     record.show("step", rows)
 
 
 def measure(
     release: str, ranks: int, options: argparse.Namespace, tell: Any
-) -> tuple[dict[str, str], list[record.Row]]:
-    """Return (versions, rows) of a release without and with the patches and of the native one, if --python has that.
+) -> Iterator[tuple[dict[str, str], record.Row]]:
+    """Yield (versions, row) of each case: a release without and with the patches, and the native one in --python.
 
     `tell` hears of each start. Where the release is the native one it is started twice without the patches.
     """
     releases = {"unpatched": release, "patched": release}
     if REFERENCE in options.python:
         releases["native"] = REFERENCE
-    sides = {case: {side: Side([], {}) for side in releases} for case in CASES}
     shuffled = random.Random(1)
+    sides = {case: {side: Side([], {}) for side in releases} for case in CASES}
     for start in range(1, options.starts + 1):
         workers: dict[str, Worker] = {}
         with tempfile.TemporaryDirectory() as logs:
@@ -132,8 +133,9 @@ def measure(
                     if start == 1:
                         for side, worker in workers.items():
                             sides[case][side].counts.update(worker.ask(case=case, count=COUNTED))
+                    if start == options.starts:
+                        row = step_row(case, ranks, release, options.parameters, **sides[case])
+                        yield versions["patched"], row
             finally:
                 for worker in workers.values():
                     worker.close()
-    rows = [step_row(case, ranks, release, options.parameters, **sides[case]) for case in CASES]
-    return versions["patched"], rows

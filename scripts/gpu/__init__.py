@@ -1,4 +1,4 @@
-"""What only a GPU shows, for a machine without a network that is had for minutes. `python -m scripts.gpu --help`.
+"""What only a GPU shows, for a machine without a network that you have for minutes only.
 
 packing.py        pack: wheels and trees of Megatron, with a network
 machine.py        run: unpacks them there, and says what machine it is

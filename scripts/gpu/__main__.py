@@ -53,7 +53,7 @@ def main() -> int:
     try:
         return options.run(options) or 0
     except MachineError as error:
-        parser.error(str(error))
+        sys.exit(f"python -m scripts.gpu: {error}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import shutil
@@ -51,13 +52,9 @@ def install(packed: Path, work: Path) -> Installed:
     A release of megatron-core without a wheel counts where this Python has it already, as in NVIDIA's images.
 
     Raises:
-        MachineError: `packed` is not what `pack` writes, or pip fails.
+        MachineError: `packed` is not what `pack` has written, or pip fails.
     """
-    if not (packed / LIST).is_file():
-        raise MachineError(f"{packed} has no {LIST}: write it with `python -m scripts.gpu pack {packed}`")
-    files = [packed / name for name in json.loads((packed / LIST).read_text(encoding="utf-8"))]
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise MachineError(f"{packed} lacks {', '.join(missing)}, which its {LIST} names: pack it again")
+    files = read_list(packed)
     shutil.rmtree(work, ignore_errors=True)
     wheels = [file for file in files if file.suffix == ".whl"]
     megatrons = {file.name.split("-")[1]: file for file in wheels if file.name.startswith("megatron_core-")}
@@ -80,10 +77,26 @@ def install(packed: Path, work: Path) -> Installed:
     return Installed(pythons, trees)
 
 
+def read_list(packed: Path) -> list[Path]:
+    """The files that `packed` has by its LIST, each with its checksum."""
+    try:
+        listed = json.loads((packed / LIST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MachineError(f"{packed} has no {LIST}: write it with `python -m scripts.gpu pack {packed}`") from error
+    for name, row in listed.items():
+        if not (packed / name).is_file() or checksum(packed / name) != row["sha256"]:
+            raise MachineError(f"{packed / name} is missing or not what its {LIST} says: pack and carry it again")
+    return [packed / name for name in listed]
+
+
+def checksum(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def unpack_wheels(wheels: list[Path], site: Path) -> None:
     if wheels:
-        words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-        words += ["--disable-pip-version-check", "--root-user-action=ignore", "--target", str(site)]
+        words = [sys.executable, "-m", "pip", "--isolated", "install", "--quiet", "--no-index", "--no-deps"]
+        words += ["--no-compile", "--disable-pip-version-check", "--root-user-action=ignore", "--target", str(site)]
         done = subprocess.run([*words, *map(str, wheels)], capture_output=True, text=True)
         if done.returncode:
             raise MachineError(f"{', '.join(file.name for file in wheels)} cannot be installed: {done.stderr.strip()}")
@@ -113,10 +126,11 @@ def name_machine(device: str) -> str:
     """
     if device == "cpu":
         return A_CPU
-    name = subprocess.run([sys.executable, "-c", NAME_GPU], capture_output=True, text=True).stdout.strip()
-    if not name:
-        raise MachineError("torch finds no GPU here; --device cpu rehearses the stages")
-    return name
+    done = subprocess.run([sys.executable, "-c", NAME_GPU], capture_output=True, text=True)
+    if not done.stdout.strip():
+        reason = "".join(f" ({line})" for line in done.stderr.splitlines()[-1:])
+        raise MachineError(f"torch finds no GPU here{reason}; --device cpu rehearses the stages")
+    return done.stdout.strip()
 
 
 def lacking() -> list[str]:

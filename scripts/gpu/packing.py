@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -16,7 +16,7 @@ from scripts.common.process import ROOT
 from scripts.common.toml import read_toml
 from scripts.replay.source import Repository, SourceError
 
-from .machine import LIST, TAGS, MachineError
+from .machine import LIST, TAGS, MachineError, checksum
 from .stages import SUITES
 
 WHEELS = (*(f"megatron-core=={release}" for release in TAGS), "emerging-optimizers==0.3.0", "mock==5.2.0")
@@ -62,8 +62,9 @@ def download(folder: Path) -> None:
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     words += ["--implementation=cp", f"--python-version={PYTHON}", f"--abi=cp{PYTHON}", "--abi=none"]
     words += [*(f"--platform={platform}" for platform in PLATFORMS), "--dest", str(folder)]
+    kept = {name: value for name, value in os.environ.items() if name not in ("PIP_CONSTRAINT", "PIP_USER")}
     for wheel in WHEELS:  # one at a time: pip refuses two versions of a package
-        done = subprocess.run([*words, wheel], capture_output=True, text=True)
+        done = subprocess.run([*words, wheel], env=kept, capture_output=True, text=True)
         if done.returncode:
             raise MachineError(f"{wheel} cannot be downloaded: {done.stderr.strip()}")
 
@@ -83,7 +84,3 @@ def archive(repository: Repository, tag: str, folder: Path) -> None:
 
     with tarfile.open(folder / f"{tag}.tar.gz", "w:gz") as tar:
         tar.add(tree.folder, tag, filter=choose)
-
-
-def checksum(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from math import inf, isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +30,7 @@ def take(folders: list[Path]) -> None:
     """Add what these folders hold to ci/gpu, and write its page. A stage that was run again replaces the earlier one.
 
     Raises:
-        MachineError: a folder has no results, or those of a rehearsal.
+        MachineError: a folder has no results, those of a rehearsal, or those of another machine than the others.
     """
     record = read_kept() or {"stages": {}}
     for folder in folders:
@@ -39,17 +40,23 @@ def take(folders: list[Path]) -> None:
         for file in files:
             merge(record, file)
     study.write(KEPT.with_suffix(""), record, "What was seen on a GPU", make_tables(record), about(record))
-    print(f"{KEPT.with_suffix('.md')}; now `python -m scripts.docs` changes what the pages say of it")
+    print(f"{KEPT.with_suffix('.md')} is written. `PYTHONPATH=patches python3 -m scripts.docs` makes the pages say it.")
 
 
 def merge(record: Record, file: Path) -> None:
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if found["machine"] == A_CPU:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        machine, versions = found["machine"], found["stages"]["install"]["versions"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise MachineError(f"{file} is not what `python -m scripts.gpu run` writes") from error
+    if machine == A_CPU:
         raise MachineError(f"{file} is of a rehearsal on a CPU, which shows nothing of a GPU")
-    versions = found["stages"]["install"]["versions"]
+    place = {"machine": machine, "versions": versions}
+    if record.setdefault("place", place) != place:
+        raise MachineError(f"{file} is of another machine or other versions than {KEPT}: remove that, or take neither")
     for name, outcome in found["stages"].items():
         if name != "install" and not outcome["state"].startswith("left out") or name not in record["stages"]:
-            record["stages"][name] = {**outcome, "machine": found["machine"], "versions": versions}
+            record["stages"][name] = outcome
 
 
 def read_kept() -> Record | None:
@@ -57,14 +64,17 @@ def read_kept() -> Record | None:
 
 
 def about(record: Record) -> str:
-    """The machines, what they had, and what they lacked."""
-    machines = {
-        f"{one['machine']}: {', '.join(map(' '.join, one['versions'].items()))}" for one in record["stages"].values()
-    }
-    names = {name for one in record["stages"].values() for name in one["versions"]}
-    absent = [name for name in ("TransformerEngine", "Apex") if name.lower() not in {re.sub("-", "", n) for n in names}]
+    """The machine, what it had, and what it lacked."""
+    machine, versions = record["place"]["machine"], record["place"]["versions"]
+    absent = [
+        name
+        for name, package in (("TransformerEngine", "transformer-engine"), ("Apex", "apex"))
+        if package not in versions
+    ]
     lacked = f" Not installed: {' and '.join(absent)}." if absent else ""
-    return f"{LIMITS}{lacked} Made by `python -m scripts.gpu` on {'; '.join(sorted(machines))}."
+    return (
+        f"{LIMITS}{lacked} Made by `python -m scripts.gpu` on {machine}: {', '.join(map(' '.join, versions.items()))}."
+    )
 
 
 def make_tables(record: Record) -> list[Table]:
@@ -101,8 +111,9 @@ def trainings(stages: Record) -> dict[str, dict[str, Record]]:
     """{release: {variant: what its training wrote}}"""
     releases: dict[str, dict[str, Record]] = {}
     for name, outcome in stages.items():
-        if (match := re.fullmatch(r"training ([\d.]+), (.*)", name)) and outcome.get("result"):
-            releases.setdefault(match[1], {})[match[2]] = outcome["result"]
+        match, result = re.fullmatch(r"training ([\d.]+), (.*)", name), outcome.get("result")
+        if match and result and result["steps"]:
+            releases.setdefault(match[1], {})[match[2]] = {**result, "outcome": outcome["state"]}
     return releases
 
 
@@ -111,28 +122,24 @@ def summary(release: str, variants: dict[str, Record]) -> Table:
     base = variants.get(BASES[0]) or next(iter(variants.values()))
     rows = []
     for variant, run in variants.items():
-        ratio = step_ms(run) / step_ms(base)
-        differences = [f"{largest_difference(run, base, what):.1e}" for what in ("loss", "heads", "norm")]
-        first = first_difference(run, base)
-        peak = run["peak bytes"] / 2**30
-        rows.append([variant, f"{step_ms(run):.1f}", f"{ratio:.3f}", f"{peak:.2f}", *differences, first or "bit-equal"])
+        differences = [describe(largest_difference(run, base, what)) for what in ("loss", "heads", "norm")]
+        peak, ratio = run["peak bytes"] / 2**30, step_ms(run) / step_ms(base)
+        ran = f"{len(run['steps'])}" if run["outcome"] == "passed" else f"{len(run['steps'])}, {run['outcome']}"
+        times = [f"{step_ms(run):.1f}", f"{ratio:.3f}", f"{peak:.2f}"]
+        rows.append([variant, ran, *times, *differences, first_difference(run, base) or "none: the bits are equal"])
     note = (
-        f"pretrain_gpt.py with `{base['flags']}`; MEGATRON_MTP_PATCHES is none, none again, repairs, or all with heads "
-        f"that are detached and clipped separately. Time: the median of the steps after the first {WARM_UP}, between "
-        f"CUDA events. Differences are the largest of any step, relative to the first row. `{BASES[1]}` is the same "
-        f"run once more: what it differs by, the patches are not told from."
+        f"pretrain_gpt.py of core_v{release} with `{base['flags']}`. Time: the median of the steps after the first "
+        f"{WARM_UP}, between CUDA events. Differences are the largest of the steps that both runs have, relative to "
+        f"the first row. `{BASES[1]}` is the same run once more: a difference no larger than its own says nothing "
+        f"about the patches."
     )
-    columns = [
-        "run",
-        "ms of a step",
-        "/ unpatched",
-        "peak GiB",
-        "loss",
-        "heads' loss",
-        "norm",
-        "first step that differs",
-    ]
-    return Table(f"Training of {release}, 0.8 B parameters in bf16", columns, rows, range(1, 8), note=note)
+    columns = ["run", "steps", "ms of a step", "/ unpatched", "peak GiB", "loss", "heads' loss", "norm"]
+    columns.append("first step that differs")
+    return Table(f"Training of {release}", columns, rows, range(2, 8), note=note)
+
+
+def describe(difference: float) -> str:
+    return f"{difference:.1e}" if isfinite(difference) else "not finite"
 
 
 def steps(release: str, variants: dict[str, Record]) -> Table:
@@ -158,7 +165,9 @@ def pairs(run: Record, base: Record, what: str) -> Iterator[tuple[int, float, fl
 
 
 def largest_difference(run: Record, base: Record, what: str) -> float:
-    return max((abs(ours - theirs) / abs(theirs or 1.0) for _, ours, theirs in pairs(run, base, what)), default=0.0)
+    """Relative; infinity where a number is not finite."""
+    differences = [abs(ours - theirs) / abs(theirs or 1.0) for _, ours, theirs in pairs(run, base, what)]
+    return max((one if isfinite(one) else inf for one in differences), default=0.0)
 
 
 def first_difference(run: Record, base: Record) -> str:
@@ -213,19 +222,21 @@ def sentence(record: Record | None, docs: str, ci: str) -> str:
             f"**Nothing has been run on a GPU yet**, nor with Apex. [Two commands]({docs}gpu.md) are prepared for a "
             f"machine with one GPU, not run."
         )
-    stages = record["stages"]
+    stages, machine = record["stages"], record["place"]["machine"]
     passed = sum(one["state"] == "passed" for one in stages.values())
-    machine = next(iter(stages.values()))["machine"]
     parts = [f"On one GPU ({machine}; no second rank) {passed} of {len(stages)} stages passed"]
     for release, variants in trainings(stages).items():
         if {BASES[0], "repairs"} <= variants.keys():
             base, repairs = variants[BASES[0]], variants["repairs"]
+            ratio, difference = step_ms(repairs) / step_ms(base), largest_difference(repairs, base, "loss")
+            number = min(len(base["steps"]), len(repairs["steps"]))
+            losses = f"differed by at most {difference:.0e}" if isfinite(difference) else "were not all finite"
             parts.append(
-                f"a step of {release} with the repairs took {step_ms(repairs) / step_ms(base):.3f} of its time "
-                f"without, and its losses differed by at most {largest_difference(repairs, base, 'loss'):.0e}"
+                f"a step of {release} with the repairs took {ratio:.3f} of its time without, and its losses "
+                f"{losses} in {number} steps"
             )
     upstream = (stages.get("upstream's tests") or {}).get("result")
     if upstream:
         (counts,) = upstream["totals"].values()
-        parts.append(f"{counts['newly failing']} of upstream's tests failed newly")
+        parts.append(f"{counts['newly failing']} of upstream's tests newly failed")
     return f"{'; '.join(parts)} ([tables]({ci}gpu/gpu.md)). Nothing has been run on several GPUs."

@@ -66,6 +66,8 @@ def run_standalone(identifier: str, folder: Path) -> dict[str, dict[str, str]]:
     except subprocess.TimeoutExpired:
         return {identifier: {"state": f"not ended after {LIMIT} s", "said": ""}}
     state = STATES.get(done.returncode, f"exit code {done.returncode}")
+    if "Traceback" in done.stderr and not hasattr(runner.find_program(identifier), "EXPECTED"):
+        state = "an error, which is not what the defect is"
     said = done.stdout.splitlines()[-2:] or done.stderr.splitlines()[-1:]
     return {identifier: {"state": state, "said": "; ".join(" ".join(line.split()) for line in said)}}
 

@@ -40,9 +40,11 @@ def run_command(options: argparse.Namespace) -> int:
     start = time.monotonic()
     command = COMMANDS[options.command]
     until = start + (options.seconds or command.seconds)
-    machine = name_machine(options.device)
     if missing := lacking():
         raise MachineError(f"this Python lacks {', '.join(missing)}: install them with pip (docs/gpu.md)")
+    machine = name_machine(options.device)
+    if options.out.is_file():
+        raise MachineError(f"{options.out} is a file: give a folder for the results")
     options.out.mkdir(parents=True, exist_ok=True)
     record = Record(options.out / f"{options.command}.json", machine)
     installed = install(options.folder.resolve(), WORK)
@@ -65,7 +67,8 @@ class Record:
     def __init__(self, file: Path, machine: str) -> None:
         self.file, self.machine = file, machine
         self.stages: dict[str, dict[str, Any]] = {}
-        file.with_suffix(".log").unlink(missing_ok=True)
+        for old in (file, file.with_suffix(".log")):
+            old.unlink(missing_ok=True)
 
     def add(self, name: str, **outcome: Any) -> None:
         self.stages[name] = outcome

@@ -1,4 +1,4 @@
-"""Which commands run on the machine, in order of worth, and for how many seconds each."""
+"""Which commands run on the machine, the most useful first, and for how many seconds each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .training import flags_of
 HEADS = "--mtp-detach-heads --mtp-clip-grad 0.5"
 # The sizes of a CPU only show that a stage runs.
 CONFORMANCE = {"gpu": ["tests/conformance"], "cpu": ["tests/conformance/test_start_line.py"]}
-STEP = {"gpu": "--parameters 4000 --starts 1 --turns 30", "cpu": "--parameters 8 --starts 1 --turns 2"}
+STEP = {"gpu": "--parameters 4000 --starts 1 --turns 10", "cpu": "--parameters 8 --starts 1 --turns 2"}
 ACCEPTANCE = {"gpu": "--tokens 8192 --vocabulary 131072", "cpu": "--tokens 4 --vocabulary 1024"}
 EVERYTHING = ["tests/conformance", "tests/engine", "tests/cli", "tests/megatron_overrides"]
 # Upstream's tests: files of these suites of ci/replay.toml of which a test has passed on one CPU rank without
@@ -119,7 +119,7 @@ def suites_stage(
 def training_stage(
     variant: str, limit: int, installed: Installed, release: str, device: str, work: Path, patches: str, more: str = ""
 ) -> Stage:
-    name = f"training {release}, {variant}"
+    name = f"training {TAGS[release].removeprefix('core_v')}, {variant}"
     result = work / "results" / f"{name}.json"
     words = [*on(device), "scripts/gpu/training.py", str(result), str(work / TAGS[release])]
     variables = {**alone(), "MEGATRON_MTP_PATCHES": patches, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}

@@ -30,7 +30,7 @@ COMMON = (
     "--bf16 --use-distributed-optimizer --mtp-num-layers 1 --untie-embeddings-and-output-weights --seed 1234 "
     "--position-embedding-type rope --hidden-dropout 0 --attention-dropout 0 --lr 1e-4 --min-lr 1e-5 "
     "--lr-decay-style cosine --weight-decay 0.1 --clip-grad 1.0 --log-interval 1 --eval-interval 100000 --eval-iters 1 "
-    "--mock-data --split 99,1,0 --tokenizer-type NullTokenizer"
+    "--mock-data --num-workers 0 --split 99,1,0 --tokenizer-type NullTokenizer"
 )
 FUSED = "--micro-batch-size 4 --global-batch-size 8"
 UNFUSED = f"--micro-batch-size 1 --global-batch-size 2 {PLAIN_MODULES}"
@@ -74,10 +74,14 @@ def record_steps(train_step: Callable[..., Any], file: Path, record: dict[str, A
 def main() -> None:
     file, tree, *flags = sys.argv[1:]
     sys.path.insert(0, tree)
+    import torch
+    from megatron.core import package_info
     from megatron.training import training
 
     spare_helper_build()
-    record = {"flags": " ".join(flags), "patches": os.environ["MEGATRON_MTP_PATCHES"], "steps": []}
+    versions = {"megatron": package_info.__version__, "torch": torch.__version__}
+    about = {"flags": " ".join(flags), "patches": os.environ["MEGATRON_MTP_PATCHES"], "versions": versions}
+    record: dict[str, Any] = {**about, "peak bytes": 0, "steps": []}
     training.train_step = record_steps(training.train_step, Path(file), record)
     script = Path(tree, "pretrain_gpt.py")
     sys.argv = [str(script), *flags]

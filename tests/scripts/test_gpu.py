@@ -9,6 +9,7 @@ import sys
 import tarfile
 import time
 from importlib import metadata
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def packed(tmp_path):
     with tarfile.open(folder / tree, "w:gz", compresslevel=1) as tar:
         tar.add(Path(wheel.locate()).parents[1], f"{TAGS[DEFAULT]}/megatron")
         tar.add(script, f"{TAGS[DEFAULT]}/pretrain_gpt.py")
-    (folder / machine.LIST).write_text(json.dumps({tree: {}}))
+    (folder / machine.LIST).write_text(json.dumps({tree: {"sha256": machine.checksum(folder / tree)}}))
     return folder
 
 
@@ -169,7 +170,7 @@ def download(folder):
     (folder / "megatron_core-0.18.2-any.whl").write_bytes(b"wheel")
 
 
-def test_what_is_packed(clone, tmp_path, monkeypatch, capsys, refused):
+def test_what_is_packed(clone, tmp_path, monkeypatch, capsys, ended):
     monkeypatch.setattr(packing, "download", download)
     folder = tmp_path / "packed"
     packing.pack(folder, str(clone))
@@ -187,22 +188,37 @@ def test_what_is_packed(clone, tmp_path, monkeypatch, capsys, refused):
         assert tar.extractfile(f"{tests}_of_core_v0_19_0.py").read() == b"# core_v0.19.0"
     assert not [name for name in names if "functional_tests" in name]
     monkeypatch.setattr(packing, "LIMIT", 10)
-    assert "more than the 10 that may be carried" in refused(gpu.main, "pack", folder, "--megatron", clone)
+    assert "more than the 10 that may be carried" in ended(gpu.main, "pack", folder, "--megatron", clone)
 
 
-def test_what_cannot_be_run(packed, tmp_path, monkeypatch, refused):
+@pytest.fixture
+def ended(monkeypatch):
+    """ended(main, *words): the message with which a script ends."""
+
+    def run(main, *words):
+        monkeypatch.setattr(sys, "argv", ["script", *map(str, words)])
+        with pytest.raises(SystemExit) as error:
+            main()
+        return str(error.value)
+
+    return run
+
+
+def test_what_cannot_be_run(packed, tmp_path, monkeypatch, ended):
     words = ["run", "--first", packed, tmp_path / "out"]
-    monkeypatch.setattr(machine, "NAME_GPU", "")
-    assert "torch finds no GPU here; --device cpu rehearses the stages" in refused(gpu.main, *words)
+    monkeypatch.setattr(machine, "NAME_GPU", "raise OSError('driver too old')")
+    said = "torch finds no GPU here (OSError: driver too old); --device cpu rehearses the stages"
+    assert said in ended(gpu.main, *words)
     words += ["--device", "cpu"]
     monkeypatch.setattr(running, "lacking", lambda: ["einops"])
-    assert "this Python lacks einops: install them with pip" in refused(gpu.main, *words)
+    assert "this Python lacks einops: install them with pip" in ended(gpu.main, *words)
     monkeypatch.undo()
     monkeypatch.setattr(running, "WORK", tmp_path / "work")
-    (packed / f"{TAGS[DEFAULT]}.tar.gz").unlink()
-    assert f"lacks {TAGS[DEFAULT]}.tar.gz, which its packed.json names" in refused(gpu.main, *words)
-    (packed / machine.LIST).unlink()
-    assert "write it with `python -m scripts.gpu pack" in refused(gpu.main, *words)
+    (packed / f"{TAGS[DEFAULT]}.tar.gz").write_bytes(b"cut")
+    assert f"{TAGS[DEFAULT]}.tar.gz is missing or not what its packed.json says" in ended(gpu.main, *words)
+    (packed / machine.LIST).write_text("{")
+    assert "write it with `python -m scripts.gpu pack" in ended(gpu.main, *words)
+    assert "packed.json is a file: give a folder" in ended(gpu.main, *words[:3], packed / machine.LIST, *words[4:])
 
 
 def training(losses, patches, ms):
@@ -252,15 +268,26 @@ def test_what_was_seen_is_taken_whatever_it_was(results):
     assert "Not installed: TransformerEngine and Apex. Made by" in text and "a GPU of 1 GiB: torch 2.11.0" in text
     assert "| status | passed | 1 |  |" in text  # it ran once and was left out the other time
     assert "| conformance 0.18.2 | failed with exit code 1 | 1 | 5 passed, 1 failure |" in text
-    assert "| repairs | 11.0 | 1.100 | 1.00 | 0.0e+00 | 0.0e+00 | 0.0e+00 | bit-equal |" in text
-    assert "| unpatched, again | 10.0 | 1.000 | 1.00 | 1.0e-03 | 1.0e-03 | 0.0e+00 | 2 |" in text
+    equal = "0.0e+00 | 0.0e+00 | 0.0e+00 | none: the bits are equal |"
+    assert f"| repairs | 2 | 11.0 | 1.100 | 1.00 | {equal}" in text
+    assert "| unpatched, again | 2 | 10.0 | 1.000 | 1.00 | 1.0e-03 | 1.0e-03 | 0.0e+00 | 2 |" in text
     assert "| 2 | 2.0, 1.0 | 2.0, 1.0 | 2.002, 1.0 |" in text
     said = pages.sentence(pages.read_kept(), "docs/", "ci/")
     assert "On one GPU (a GPU of 1 GiB; no second rank) 6 of 7 stages passed; a step of 0.18.2 with the repairs" in said
-    assert "took 1.100 of its time without" in said and "2 of upstream's tests failed newly" in said
+    assert "took 1.100 of its time without, and its losses differed by at most 0e+00 in 2 steps" in said
+    assert "2 of upstream's tests newly failed" in said
+    broken = stage(training([nan], "repairs", 11.0), "ended after 75 s")
+    pages.take([results("a GPU of 1 GiB", first={**FIRST, "training 0.18.2, repairs": broken})])
+    text = pages.KEPT.with_suffix(".md").read_text()
+    assert "| repairs | 1, ended after 75 s | 11.0 | 1.100 | 1.00 | not finite | not finite | 0.0e+00 | 1 |" in text
+    assert "its losses were not all finite in 1 steps" in pages.sentence(pages.read_kept(), "docs/", "ci/")
 
 
-def test_a_rehearsal_is_no_evidence(results, refused, tmp_path):
-    assert "is of a rehearsal on a CPU" in refused(gpu.main, "take", results(machine.A_CPU, first=FIRST))
-    assert "has no results" in refused(gpu.main, "take", tmp_path / "nowhere")
+def test_what_is_no_evidence(results, ended, tmp_path):
+    assert "is of a rehearsal on a CPU" in ended(gpu.main, "take", results(machine.A_CPU, first=FIRST))
+    assert "has no results" in ended(gpu.main, "take", tmp_path / "nowhere")
+    (tmp_path / "out" / "first.json").write_text("[1")
+    assert "is not what `python -m scripts.gpu run` writes" in ended(gpu.main, "take", tmp_path / "out")
     assert not pages.KEPT.exists()
+    pages.take([results("a GPU", first=FIRST)])
+    assert "is of another machine or other versions than" in ended(gpu.main, "take", results("another", first=FIRST))

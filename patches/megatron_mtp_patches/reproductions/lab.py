@@ -247,10 +247,14 @@ def resume(before: dict[str, Any], after: dict[str, Any], **scheduling: Any) -> 
     return seen[0], seen[1]
 
 
+def make_generator(seed: int) -> torch.Generator:
+    """One for tensors of the default device, which is a GPU in a standalone file."""
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
 def tokens(batch: int = 1, length: int = LENGTH) -> tuple[Any, Any]:
     """Random tokens and their positions, each [batch, length]."""
-    generator = torch.Generator(torch.get_default_device()).manual_seed(7)
-    chosen = torch.randint(VOCABULARY, (batch, length), generator=generator)
+    chosen = torch.randint(VOCABULARY, (batch, length), generator=make_generator(7))
     return chosen, torch.arange(length).repeat(batch, 1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .lab import LENGTH, norm, start, sum_over_ranks
+from .lab import LENGTH, make_generator, norm, start, sum_over_ranks
 
 
 def norms_of_down_projection(is_split: bool, **settings: Any) -> tuple[float, float]:
@@ -59,7 +59,7 @@ def make_attention(is_split: bool = False, **settings: Any) -> Any:
 def _gradient_of_down_projection(is_split: bool, **settings: Any) -> Any:
     layer = make_attention(is_split, **settings)
     config, tp_group = layer.config, layer.pg_collection.tp
-    generator = torch.Generator().manual_seed(3)
+    generator = make_generator(3)
     states, weights = (torch.randn(LENGTH, 1, config.hidden_size, generator=generator) for _ in range(2))
     if config.sequence_parallel:
         states, weights = (whole.chunk(tp_group.size())[tp_group.rank()] for whole in (states, weights))
@@ -72,6 +72,6 @@ def _fill(name: str, param: Any, rank: int, ranks: int) -> None:
     shape, is_part = list(param.shape), ranks > 1 and getattr(param, "tensor_model_parallel", False)
     if is_part:
         shape[param.partition_dim] *= ranks
-    whole = torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) / 4
+    whole = torch.randn(shape, generator=make_generator(zlib.crc32(name.encode()))) / 4
     with torch.no_grad():
         param.copy_(whole.chunk(ranks, param.partition_dim)[rank] if is_part else whole)

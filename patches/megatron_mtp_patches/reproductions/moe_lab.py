@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .lab import LENGTH, make_config, make_gpt, norm, start, sum_over_ranks
+from .lab import LENGTH, make_config, make_generator, make_gpt, norm, start, sum_over_ranks
 
 EXPERTS, WIDTH = 4, 16
 
@@ -34,12 +34,12 @@ def norms_of_router_gradients(
 
 def router_weight() -> Any:
     """The weight of a router, [experts, width]."""
-    return torch.randn(EXPERTS, WIDTH, generator=torch.Generator().manual_seed(1))
+    return torch.randn(EXPERTS, WIDTH, generator=make_generator(1))
 
 
 def router_inputs(rank: int, samples: int, is_padded: bool) -> tuple[Any, Any]:
     """A rank's hidden states, [length / 2, samples, width], and which of them are padding, [length / 2, samples]."""
-    hidden_states = torch.randn(LENGTH // 2, samples, WIDTH, generator=torch.Generator().manual_seed(rank + 2))
+    hidden_states = torch.randn(LENGTH // 2, samples, WIDTH, generator=make_generator(rank + 2))
     is_padding = torch.zeros(LENGTH // 2, samples, dtype=torch.bool)
     is_padding[-3:] = bool(is_padded and rank)
     return hidden_states, is_padding

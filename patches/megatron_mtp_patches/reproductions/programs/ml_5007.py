@@ -4,7 +4,7 @@ patch where there is one. It is to be that of one rank with the tokens of both.
 
 import torch
 
-from ..lab import LENGTH, norm, start
+from ..lab import LENGTH, make_generator, norm, start
 from ..moe_lab import WIDTH, make_router
 
 RANKS = 2
@@ -23,7 +23,7 @@ def reproduce():
     MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))
     alone = ProcessGroupCollection.use_mpu_process_groups()
     alone.tp_dp_cp = parallel_state.get_tensor_and_context_parallel_group()  # this rank
-    inputs = torch.randn(RANKS, LENGTH, 1, WIDTH, generator=torch.Generator().manual_seed(2))
+    inputs = torch.randn(RANKS, LENGTH, 1, WIDTH, generator=make_generator(2))
 
     def gradient(hidden_states, groups=None):
         router = make_router(groups, **settings)

@@ -27,5 +27,5 @@ def reproduce():
     for state in saved.values():
         weight = state["param"]
         name = weight.key.removeprefix("optimizer.state.param.")
-        own += torch.equal(weight.data.bfloat16(), weights[name, weight.global_offset])
+        own += torch.equal(weight.data.bfloat16().cpu(), weights[name, weight.global_offset].cpu())
     return len(saved), own

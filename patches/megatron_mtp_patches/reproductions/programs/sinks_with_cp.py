@@ -2,7 +2,7 @@
 of the sinks' gradient, added up over the ranks. It is that of the whole sequence on one rank.
 """
 
-from ..lab import LENGTH, gather, make_config, norm, start
+from ..lab import LENGTH, gather, make_config, make_generator, norm, start
 
 RANKS = 2
 NEEDS = ("transformer-engine",)
@@ -15,7 +15,7 @@ def reproduce():
 
     start(context_parallel_size=2)
     rank = torch.distributed.get_rank()
-    generator = torch.Generator().manual_seed(3)
+    generator = make_generator(3)
     whole = [torch.randn(LENGTH, 1, 4, 8, generator=generator).bfloat16() for _ in range(4)]
 
     def gradient_of_sinks(ranks):
