@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from megatron_mtp_patches.megatrons import MAIN, MEGATRONS, REFERENCE
+from megatron_mtp_patches.megatrons.known import MAIN, MEGATRONS, REFERENCE
 
 from scripts.common.arguments import add_pythons, make_parser
 from scripts.common.process import ROOT, environment

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from megatron_mtp_patches.megatrons import DEFAULT, REFERENCE
+from megatron_mtp_patches.megatrons.known import DEFAULT, REFERENCE
 
 from scripts.common.arguments import add_pythons, make_parser
 from scripts.common.process import ROOT, environment, run_or_exit

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from megatron_overrides.mtp.metrics.head_metrics import PassMetrics
 
-    from .defects.diagnosis import Finding
+    from .checks.diagnosis import Finding
     from .engine.report import Report
-    from .verification.mtp_step import Verification
+    from .mtp.verification.mtp_step import Verification
 
 __version__ = "0.3.0"
 __all__ = [
@@ -124,7 +124,7 @@ def diagnose(*settings: object, transformer_engine: str | None = None) -> list[F
         TypeError: `settings` has something else than objects with settings as attributes, or nothing.
         ValueError: `transformer_engine` is not a version.
     """
-    from .defects.diagnosis import diagnose as find
+    from .checks.diagnosis import diagnose as find
 
     return find(settings, transformer_engine)
 
@@ -215,19 +215,19 @@ def verify(model: Module | Sequence[Module], optimizer: object, forward_backward
     """
     from importlib import import_module
 
-    from .verification import LISTENING
+    from .mtp.verification import LISTENING
 
     if not _engine.is_active:
         raise PatchError("verify needs the patches in place: call megatron_mtp_patches.apply() before it")
     _engine.add_base(LISTENING)
-    step = import_module("megatron_mtp_patches.verification.mtp_step")
+    step = import_module("megatron_mtp_patches.mtp.verification.mtp_step")
     return step.run(list(model) if isinstance(model, (list, tuple)) else [model], optimizer, forward_backward)
 
 
 def __getattr__(name: str) -> object:
     """`Report` and `Finding`, once asked for: making dataclasses of them would add to every import of this package."""
     if name == "Finding":
-        from .defects.diagnosis import Finding
+        from .checks.diagnosis import Finding
 
         return Finding
     if name == "Report":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from .declarations.settings import OPTIMIZER_CONFIG, Setting
 from .engine import AddField, Patch, Wrap
 from .frameworks import add_settings_to_ms_swift
-from .settings import OPTIMIZER_CONFIG, Setting
 
 # The module of each declaration, in the package of its topic.
 _MODULES = (
@@ -58,7 +58,7 @@ _MODULES = (
     "attention.sum_gradients_of_shared_latents",
     "attention.pass_rope_scaling_factor",
     "parallelism.reduce_tensors_with_gaps",
-    "parallelism.count_loss_tokens_over_cp",
+    "data.count_loss_tokens_over_cp",
     "parallelism.keep_outputs_until_sent",
     "parallelism.keep_gradients_of_tied_embeddings",
     "parallelism.order_param_groups_alike",
@@ -126,27 +126,27 @@ BASE = (
         edits=(
             Wrap(
                 "megatron.core.parallel_state:initialize_model_parallel",
-                "megatron_mtp_patches.agreement:check_before_model_parallel",
+                "megatron_mtp_patches.run_record.agreement:check_before_model_parallel",
                 check_source=False,
             ),
             Wrap(
                 "megatron.training.arguments:validate_args",
-                "megatron_mtp_patches.provenance:record_in_arguments",
+                "megatron_mtp_patches.run_record.provenance:record_in_arguments",
                 check_source=False,
             ),
             Wrap(
                 "megatron.training.arguments:validate_args",
-                "megatron_mtp_patches.defects.start_line:log_known_defects",
+                "megatron_mtp_patches.checks.start_line:log_known_defects",
                 check_source=False,
             ),
             Wrap(
                 "megatron.core.optimizer:_get_param_groups",
-                "megatron_mtp_patches.settings_left_out:refuse_settings_left_out",
+                "megatron_mtp_patches.run_record.settings_left_out:refuse_settings_left_out",
                 check_source=False,
             ),
             Wrap(
                 "megatron.training.checkpointing:check_checkpoint_args",
-                "megatron_mtp_patches.resumed_run:warn_of_differences",
+                "megatron_mtp_patches.run_record.resumed_run:warn_of_differences",
                 check_source=False,
             ),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any, NamedTuple
 
-from megatron_mtp_patches.megatrons import REFERENCE
+from megatron_mtp_patches.megatrons.known import REFERENCE
 
 
 class Side(NamedTuple):

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from megatron_mtp_patches.megatrons import REFERENCE
+from megatron_mtp_patches.megatrons.known import REFERENCE
 
 from scripts import study
 from scripts.common.arguments import numbers, positive

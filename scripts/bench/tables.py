@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_mtp_patches.megatrons import REFERENCE
+from megatron_mtp_patches.megatrons.known import REFERENCE
 
 from scripts.common.markdown import Table
 from scripts.study import count_ranks

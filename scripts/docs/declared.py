@@ -7,11 +7,11 @@ from collections import Counter
 
 from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import BASE, CATALOG
-from megatron_mtp_patches.description import SettingText, sections, settings
+from megatron_mtp_patches.declarations.description import SettingText, sections, settings
+from megatron_mtp_patches.declarations.states_by_release import KNOWN, retires_with, state_in
 from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Edit, Patch, PullRequest, Wrap
 from megatron_mtp_patches.engine.state import State
-from megatron_mtp_patches.megatrons import RELEASES, TRANSFORMER_ENGINE
-from megatron_mtp_patches.states_by_release import KNOWN, retires_with, state_in
+from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE
 
 from scripts.common.markdown import table
 from scripts.common.process import ROOT

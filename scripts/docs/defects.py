@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
+from types import ModuleType
 
 from megatron_mtp_patches.cli.audit import condition_of, range_of_patch
-from megatron_mtp_patches.defects import known
-from megatron_mtp_patches.defects.catalog import TOPICS, known_defects, read_releases, releases_with
+from megatron_mtp_patches.defects.catalog import defect_modules, known_defects, read_releases, releases_with
 from megatron_mtp_patches.defects.declare import Defect
-from megatron_mtp_patches.megatrons import DEFAULT
-from megatron_mtp_patches.reproductions.runner import find_program
+from megatron_mtp_patches.defects.runner import find_program
+from megatron_mtp_patches.megatrons.known import DEFAULT
 
 from scripts.common.markdown import table
 
@@ -23,7 +22,7 @@ def blocks() -> dict[str, str]:
     return {
         "defects-by-release": by_release(),
         "removed-defects": removed(DEFAULT),
-        "known-defects": "\n\n".join(map(topic_table, TOPICS)),
+        "known-defects": "\n\n".join(map(topic_table, defect_modules())),
         "upstream-reports": "\n\n".join(map(report, unreported)),
     }
 
@@ -52,10 +51,9 @@ def removed(release: str) -> str:
     )
 
 
-def topic_table(topic: str) -> str:
-    """The defects of a topic, the most severe first, under its title."""
-    module = import_module(f"{known.__name__}.{topic}")
-    title = module.__doc__.partition("\n")[0].rstrip(".")
+def topic_table(module: ModuleType) -> str:
+    """The defects of a module, the most severe first, under its title."""
+    title = (module.__doc__ or "").partition("\n")[0].rstrip(".")
     rows = [row(defect) for defect in sorted(module.DEFECTS, key=lambda defect: -defect.severity)]
     heading = ["id", "sev.", "what happens", "with", "releases", "way out", "upstream"]
     return "\n".join([f"### {title}", "", *table(heading, rows)])

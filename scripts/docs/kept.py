@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.megatrons import REFERENCE
+from megatron_mtp_patches.megatrons.known import REFERENCE
 
 from scripts.acceptance import table as accepted
 from scripts.bench import frozen as price

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.states_by_release import KNOWN, advice, state_in
+from megatron_mtp_patches.declarations.states_by_release import KNOWN, advice, state_in
 
 from scripts.common.markdown import table
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from megatron_mtp_patches.megatrons import DEFAULT, MEGATRONS, REFERENCE
+from megatron_mtp_patches.megatrons.known import DEFAULT, MEGATRONS, REFERENCE
 
 from scripts import study
 from scripts.replay.source import wheel_files

@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from megatron_mtp_patches.megatrons import REFS
+from megatron_mtp_patches.megatrons.known import REFS
 
 from scripts.common.process import ROOT
 from scripts.common.toml import read_toml

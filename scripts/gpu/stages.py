@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-from megatron_mtp_patches.megatrons import DEFAULT, REFERENCE
+from megatron_mtp_patches.megatrons.known import DEFAULT, REFERENCE
 
 from scripts.common.process import ROOT, free_port, rank_variables
 from scripts.common.toml import read_toml

@@ -20,7 +20,7 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine.decision import decide
 from megatron_mtp_patches.engine.fingerprints import fingerprint
 from megatron_mtp_patches.engine.state import State
-from megatron_mtp_patches.installed_megatron import known_sources
+from megatron_mtp_patches.megatrons.installed import known_sources
 
 from scripts.common.arguments import make_parser
 from scripts.common.process import ROOT, run_or_exit

@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from megatron_mtp_patches.megatrons import REFS
+from megatron_mtp_patches.megatrons.known import REFS
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from io import BytesIO
 from pathlib import Path
 
-from megatron_mtp_patches.megatrons import REFS
+from megatron_mtp_patches.megatrons.known import REFS
 
 UNIT_TESTS = Path("tests", "unit_tests")
 IMPORTED = ("megatron", "tests", "examples", "tools", "pyproject.toml")

@@ -35,7 +35,7 @@ def test_a_defect_is_removed_only_with_the_setting_that_its_patch_needs(is_on):
 
 def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(monkeypatch):
     import megatron_mtp_patches
-    from megatron_mtp_patches.defects import diagnosis
+    from megatron_mtp_patches.checks import diagnosis
     from megatron_mtp_patches.defects.declare import Gap
 
     chosen = next(one for one in diagnosis.known_defects() if one.patch and not (one.setting or one.after))
@@ -53,7 +53,7 @@ def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(monkeyp
 @pytest.mark.parametrize("is_other_removed", [True, False])
 def test_a_defect_may_be_removed_only_after_another_one(monkeypatch, is_other_removed):
     import megatron_mtp_patches
-    from megatron_mtp_patches.defects import diagnosis
+    from megatron_mtp_patches.checks import diagnosis
 
     chosen = next(one for one in diagnosis.known_defects() if one.patch and not (one.setting or one.unless))
     other = chosen.__replace__(id="other", affects=lambda run: True, patch=chosen.patch * is_other_removed)
@@ -72,7 +72,7 @@ def test_a_defect_may_be_removed_only_after_another_one(monkeypatch, is_other_re
 )
 def test_what_to_do_instead_is_said_as_something_to_do(monkeypatch, instead, remedy):
     import megatron_mtp_patches
-    from megatron_mtp_patches.defects import diagnosis
+    from megatron_mtp_patches.checks import diagnosis
 
     chosen = next(one for one in diagnosis.known_defects() if not one.patch)
     defect = chosen.__replace__(instead=instead, affects=lambda run: True)

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import pytest
 from megatron_mtp_patches.cli.doctor import FRAMEWORKS
-from megatron_mtp_patches.environment import PARTS
+from megatron_mtp_patches.megatrons.environment import PARTS
 
 from scripts.common.toml import read_toml
 

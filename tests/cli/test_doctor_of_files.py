@@ -174,8 +174,8 @@ def test_a_run_that_megatron_refuses_ends_with_2(command, tmp_path):
 
 
 def test_what_no_patch_removes_ends_with_1_from_severity_3_on(command, tmp_path, monkeypatch):
+    from megatron_mtp_patches.checks.diagnosis import Finding
     from megatron_mtp_patches.cli import doctor_of_files
-    from megatron_mtp_patches.defects.diagnosis import Finding
 
     (tmp_path / "run").write_text(SMALL)
     for severity in (2, 3):

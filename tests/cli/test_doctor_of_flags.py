@@ -51,7 +51,7 @@ def test_experts_that_are_split_over_other_ranks_than_dense_layers(defects, rele
 def test_without_transformer_engine_it_is_the_one_that_the_release_was_made_for(doctor, release, monkeypatch):
     """Also for configurations: what depends on the version is found in both ways."""
     import megatron_mtp_patches
-    from megatron_mtp_patches import installed_megatron
+    from megatron_mtp_patches.megatrons import installed as installed_megatron
 
     def absent(name):
         raise installed_megatron.metadata.PackageNotFoundError(name)
@@ -94,7 +94,7 @@ def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release)
 
 @pytest.mark.parametrize("is_installed", [False, True], ids=["missing", "installed"])
 def test_a_patch_of_a_package_that_is_not_installed_applies_later(doctor, monkeypatch, is_installed):
-    from megatron_mtp_patches.defects import diagnosis
+    from megatron_mtp_patches.checks import diagnosis
 
     monkeypatch.setattr(diagnosis, "find_file", lambda module: module if is_installed else None)
     pending = SimpleNamespace(state=diagnosis.State.PENDING)
@@ -116,9 +116,9 @@ def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):
 
 
 def test_a_vision_language_model_is_known_by_the_flags_of_its_scripts(trainer):
-    from megatron_mtp_patches.cli.command_line import read
+    from megatron_mtp_patches.checks.command_line import read
+    from megatron_mtp_patches.checks.diagnosis import Settings
     from megatron_mtp_patches.defects.conditions import is_vlm
-    from megatron_mtp_patches.defects.diagnosis import Settings
 
     for words, is_one in (
         (["--freeze-LM"], True),
@@ -299,8 +299,8 @@ def test_options_without_flags_are_wrong_usage(command, words):
 
 
 def test_without_megatron_it_says_what_to_install_as_status_does(command, monkeypatch):
-    from megatron_mtp_patches import installed_megatron
     from megatron_mtp_patches.cli import doctor_of_flags
+    from megatron_mtp_patches.megatrons import installed as installed_megatron
 
     for module in (doctor_of_flags, installed_megatron):
         monkeypatch.setattr(module, "find_file", lambda name: None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from megatron_mtp_patches.engine.source import find_file
-from megatron_mtp_patches.megatrons import RELEASES, TRANSFORMER_ENGINE
+from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE
 from megatron_mtp_patches.rehearsal.transformer_engine import NEEDED
 
 from .fresh_start import REPOSITORY, run_command, standard_library

@@ -57,7 +57,7 @@ def test_torchrun_s_options_say_how_many_ranks_there_are(command, tmp_path, monk
     ],
 )
 def test_arithmetic_of_a_script_is_done(text, value):
-    from megatron_mtp_patches.cli.launch_script import read_commands
+    from megatron_mtp_patches.checks.launch_script import read_commands
 
     (only,) = read_commands(f"GPUS=8; NODES=2\npython train.py --global-batch-size {text}\n", {})
     assert only.flags == ["--global-batch-size", value]

@@ -6,12 +6,13 @@ import os
 import shutil
 
 import pytest
-from megatron_mtp_patches import _engine, installed_megatron
+from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import drift
 from megatron_mtp_patches.engine.fingerprints import KnownSources
 from megatron_mtp_patches.engine.source import find_file
-from megatron_mtp_patches.megatrons import RELEASES
+from megatron_mtp_patches.megatrons import installed as installed_megatron
+from megatron_mtp_patches.megatrons.known import RELEASES
 
 from tests.conformance.expected import STATE
 

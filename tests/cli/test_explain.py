@@ -5,10 +5,10 @@ from __future__ import annotations
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.declarations.description import settings
 from megatron_mtp_patches.defects.catalog import known_defects
 from megatron_mtp_patches.defects.probe import has_defect
-from megatron_mtp_patches.description import settings
-from megatron_mtp_patches.reproductions.runner import has_program
+from megatron_mtp_patches.defects.runner import has_program
 
 pytestmark = pytest.mark.forked("patched")
 

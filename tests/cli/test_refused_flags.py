@@ -62,7 +62,7 @@ def trainer_to_be_imported(monkeypatch):
 
 
 def test_a_trainer_that_lacks_a_package_is_no_matter_of_flags(doctor, trainer_to_be_imported, monkeypatch):
-    from megatron_mtp_patches.cli import command_line
+    from megatron_mtp_patches.checks import command_line
 
     monkeypatch.setattr(command_line, "PACKAGES", {"megatron.core.rerun_state_machine": "its-package"})
     monkeypatch.setitem(sys.modules, "megatron.core.rerun_state_machine", None)  # so importing it again fails

@@ -7,8 +7,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from megatron_mtp_patches import installed_megatron
 from megatron_mtp_patches.cli.run import run_script
+from megatron_mtp_patches.megatrons import installed as installed_megatron
 
 from tests.warm.processes import run_ranks
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine import AddField
-from megatron_mtp_patches.megatrons import REFERENCE
+from megatron_mtp_patches.megatrons.known import REFERENCE
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 
 def test_upstream_s_golden_test_of_the_configuration_meets_as_many_fields_as_the_page_says():
     from megatron.core.transformer import TransformerConfig
-    from megatron_mtp_patches.installed_megatron import find_releases
+    from megatron_mtp_patches.megatrons.installed import find_releases
 
     sentence = re.search(r"The patches add (.*?), and\s+remove\s+none", PAGE.read_text(encoding="utf-8"), re.S)[1]
     counts = [part.split(" on ") for part in re.split(r",\s+(?=\d+ on)", sentence)]

@@ -15,8 +15,8 @@ MEAN, TWICE, INDEX = "divided by more than", "as many times as it has passes", "
 @pytest.fixture
 def find():
     """find(patch, release, settings): the defects that the patch removes from such a run of this release."""
+    from megatron_mtp_patches.checks.diagnosis import Settings
     from megatron_mtp_patches.defects.catalog import known_defects, releases_with
-    from megatron_mtp_patches.defects.diagnosis import Settings
 
     def search(patch, release, settings):
         run = Settings([SimpleNamespace(**settings)], "2.16.1")
@@ -82,8 +82,8 @@ PER_TOKEN = {**CUT, "calculate_per_token_loss": True}
     ],
 )
 def test_counts_of_the_tokens_of_heads(run, expected):
+    from megatron_mtp_patches.checks.diagnosis import Settings
     from megatron_mtp_patches.defects.catalog import known_defects
-    from megatron_mtp_patches.defects.diagnosis import Settings
 
     settings = Settings([SimpleNamespace(**run)], "2.16.1")
     named = {"ML-7452c", "ML-7498", "ML-7498b", "ML-7513b", "ML-7513c"}

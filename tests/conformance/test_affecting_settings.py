@@ -166,8 +166,8 @@ FUSED_EXPERTS = {
     ],
 )
 def test_which_settings_decide(id, run, is_affected):
+    from megatron_mtp_patches.checks.diagnosis import Settings
     from megatron_mtp_patches.defects.catalog import known_defects
-    from megatron_mtp_patches.defects.diagnosis import Settings
 
     (defect,) = (one for one in known_defects() if one.id == id)
     assert bool(defect.affects(Settings([SimpleNamespace(**run)], "2.16.1"))) is is_affected
@@ -175,8 +175,8 @@ def test_which_settings_decide(id, run, is_affected):
 
 @pytest.mark.parametrize("version, is_affected", [("2.17.1", True), ("2.18.0", False)])
 def test_the_fused_cross_entropy_depends_on_transformer_engine(version, is_affected):
+    from megatron_mtp_patches.checks.diagnosis import Settings
     from megatron_mtp_patches.defects.catalog import known_defects
-    from megatron_mtp_patches.defects.diagnosis import Settings
 
     run = SimpleNamespace(cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="te")
     affected = {one.id for one in known_defects() if one.affects(Settings([run], version))}
@@ -185,8 +185,8 @@ def test_the_fused_cross_entropy_depends_on_transformer_engine(version, is_affec
 
 def test_what_needs_a_padding_mask_is_not_met_in_megatron_s_trainer():
     """Its flags alone tell that the model gets none; a configuration of another trainer does not."""
+    from megatron_mtp_patches.checks.diagnosis import Settings
     from megatron_mtp_patches.defects.catalog import known_defects
-    from megatron_mtp_patches.defects.diagnosis import Settings
 
     run = {**AUX_LOSS, "moe_router_load_balancing_type": "aux_loss", "moe_router_enable_expert_bias": True}
     run |= {"moe_z_loss_coeff": 0.1, "calculate_per_token_loss": True, "overlap_moe_expert_parallel_comm": True}
@@ -204,8 +204,8 @@ def test_what_needs_a_padding_mask_is_not_met_in_megatron_s_trainer():
 
 
 def test_the_log_of_other_trainers_keeps_what_only_megatron_s_trainer_is_repaired_of():
+    from megatron_mtp_patches.checks.diagnosis import Settings
     from megatron_mtp_patches.defects.catalog import known_defects
-    from megatron_mtp_patches.defects.diagnosis import Settings
 
     (defect,) = (one for one in known_defects() if one.id == "ML-6748")
     assert defect.unless.affects(Settings([SimpleNamespace()], None))

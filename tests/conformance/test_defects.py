@@ -4,10 +4,10 @@ import re
 
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.checks.diagnosis import Settings
+from megatron_mtp_patches.declarations.states_by_release import state_in
 from megatron_mtp_patches.defects.catalog import known_defects, read_releases, releases_with, removed_by
-from megatron_mtp_patches.defects.diagnosis import Settings
 from megatron_mtp_patches.defects.probe import has_defect
-from megatron_mtp_patches.states_by_release import state_in
 
 KINDS = {"wrong numbers", "wrong log", "lost state", "hang", "crash"}
 every_defect = pytest.mark.parametrize("defect", known_defects(), ids=lambda defect: defect.id)
@@ -58,7 +58,7 @@ def test_a_run_without_settings_is_not_affected(defect):
 
 @pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
 def test_each_patch_removes_defects_or_says_why_no_setting_tells(patch):
-    assert bool(removed_by(patch)) is not bool(patch.undetected), "declare one in defects/known, or fill `undetected`"
+    assert bool(removed_by(patch)) is not bool(patch.undetected), "declare one in a *defects.py, or fill `undetected`"
 
 
 @pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)

@@ -8,7 +8,7 @@ import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine.fingerprints import KnownSources
-from megatron_mtp_patches.megatrons import MEGATRONS
+from megatron_mtp_patches.megatrons.known import MEGATRONS
 
 try:
     import tomllib

@@ -5,7 +5,7 @@ from __future__ import annotations
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.provenance import summarize
+from megatron_mtp_patches.run_record.provenance import summarize
 
 pytestmark = pytest.mark.forked("python")
 

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.forked("megatron"),
     pytest.mark.skipif(
         not HAS_TRAINER,
-        reason="the 0.16.1 wheel has no megatron.training; tests/multirank/test_new_heads.py tests its functions",
+        reason="the 0.16.1 wheel has no megatron.training; tests/multirank/mtp/test_new_heads.py tests its functions",
     ),
 ]
 PP2 = ["--pipeline-model-parallel-size", "2"]

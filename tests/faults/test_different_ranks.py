@@ -8,10 +8,10 @@ from datetime import timedelta
 import megatron_mtp_patches
 import pytest
 import torch.distributed as dist
-from megatron_mtp_patches.agreement import check_before_model_parallel, compare
 from megatron_mtp_patches.engine import PatchError
 from megatron_mtp_patches.engine.call import Call
-from megatron_mtp_patches.provenance import summarize
+from megatron_mtp_patches.run_record.agreement import check_before_model_parallel, compare
+from megatron_mtp_patches.run_record.provenance import summarize
 
 from tests.warm.processes import LIMIT, run_ranks
 
@@ -76,7 +76,7 @@ def test_rank_0_that_never_reports_is_named():
 
 def test_two_processes_agree_and_then_differ(caplog, monkeypatch):
     def be_one_of_two():
-        monkeypatch.setattr("megatron_mtp_patches.agreement.describe_mixture", lambda: "two releases")
+        monkeypatch.setattr("megatron_mtp_patches.run_record.agreement.describe_mixture", lambda: "two releases")
         caplog.set_level("INFO")
         dist.init_process_group("gloo")
         rank = dist.get_rank()

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 from megatron_mtp_patches.catalog import SETTINGS
-from megatron_mtp_patches.settings import OPTIMIZER_CONFIG
+from megatron_mtp_patches.declarations.settings import OPTIMIZER_CONFIG
 
 from tests.conformance.inspection import choose_value
 from tests.end_to_end.conftest import run_command

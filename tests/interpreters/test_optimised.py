@@ -30,7 +30,7 @@ sys.modules["emerging_optimizers"] = None
 
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import main, make_parser
-from megatron_mtp_patches.installed_megatron import import_targets
+from megatron_mtp_patches.megatrons.installed import import_targets
 from tests.conformance.expected import STATE
 from tests.conformance.inspection import problems, reports
 

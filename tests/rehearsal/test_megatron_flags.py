@@ -4,8 +4,8 @@ import argparse
 import enum
 
 import pytest
-from megatron_mtp_patches import installed_megatron
 from megatron_mtp_patches.engine.call import Call
+from megatron_mtp_patches.megatrons import installed as installed_megatron
 from megatron_mtp_patches.rehearsal import megatron_flags, transformer_engine
 from megatron_mtp_patches.rehearsal.megatron_flags import (
     RehearsalRefusal,

@@ -9,9 +9,9 @@ from types import FunctionType, SimpleNamespace
 import megatron_mtp_patches
 import pytest
 from megatron.core.pipeline_parallel import schedules
+from megatron_mtp_patches.mtp.verification import LISTENING
 from megatron_mtp_patches.rehearsal import megatron_flags
 from megatron_mtp_patches.rehearsal.megatron_flags import RehearsalRefusal
-from megatron_mtp_patches.verification import LISTENING
 
 pytestmark = pytest.mark.forked("megatron")
 arguments = pytest.importorskip("megatron.training.arguments")

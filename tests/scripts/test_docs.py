@@ -9,9 +9,9 @@ import sys
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.declarations.settings import Setting
 from megatron_mtp_patches.engine import AddField, AddFlag
-from megatron_mtp_patches.megatrons import DEFAULT, MAIN
-from megatron_mtp_patches.settings import Setting
+from megatron_mtp_patches.megatrons.known import DEFAULT, MAIN
 
 from scripts.bench import startup
 from scripts.docs import defects, kept

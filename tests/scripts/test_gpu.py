@@ -13,7 +13,7 @@ from math import nan
 from pathlib import Path
 
 import pytest
-from megatron_mtp_patches.megatrons import DEFAULT
+from megatron_mtp_patches.megatrons.known import DEFAULT
 
 from scripts.bench import __main__ as bench
 from scripts.common.process import environment

@@ -94,7 +94,7 @@ def _torch() -> None:
 def _megatron() -> None:
     import megatron_mtp_patches
     from megatron_mtp_patches.engine.source import find_file
-    from megatron_mtp_patches.installed_megatron import MEGATRON
+    from megatron_mtp_patches.megatrons.installed import MEGATRON
 
     for module in megatron_mtp_patches._engine.modules:
         if module.startswith(MEGATRON) and find_file(module):

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from .. import __version__, _engine, apply
 from ..catalog import CATALOG
+from ..declarations.states_by_release import KNOWN
 from ..engine import PatchError, UsageError
-from ..states_by_release import KNOWN
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from .. import _engine
 from ..engine.fingerprints import KnownSources
-from ..environment import PARTS, Limit, Part, find_version
-from ..installed_megatron import PACKAGES, describe_megatron, find_releases
-from ..megatrons import since
+from ..megatrons.environment import PARTS, Limit, Part, find_version
+from ..megatrons.installed import PACKAGES, describe_megatron, find_releases
+from ..megatrons.known import since
 from ..rehearsal.transformer_engine import NEEDED
 from .console import make_console
 from .zero_touch import describe_zero_touch

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from .. import apply, revert
-from ..defects.diagnosis import Finding, Settings, find_defects
+from ..checks.command_line import read
+from ..checks.configuration import Configuration
+from ..checks.diagnosis import Finding, Settings, find_defects
+from ..checks.launch_script import Command
+from ..checks.run_files import read_runs
 from ..engine import PatchError, UsageError
-from ..installed_megatron import describe_megatron
-from .command_line import read
-from .configuration import Configuration
+from ..megatrons.installed import describe_megatron
 from .console import make_say
 from .doctor_of_flags import FAILS_FROM, check_world_size, describe, prepare, silence, style_of
-from .launch_script import Command
-from .run_files import read_runs
 from .zero_touch import VARIABLE, is_enabled
 
 

@@ -16,13 +16,13 @@ from importlib import import_module
 
 from .. import apply, rehearsal
 from ..catalog import CATALOG
-from ..defects.diagnosis import Finding, Settings, check_version, find_defects
-from ..defects.start_line import VARIABLE
-from ..description import argument_of, flag_of
+from ..checks.command_line import CommandLine, read, refusals
+from ..checks.diagnosis import Finding, Settings, check_version, find_defects
+from ..checks.start_line import VARIABLE
+from ..declarations.description import argument_of, flag_of
 from ..engine import AddField, AddFlag, PatchError, UsageError
 from ..engine.source import find_file
-from ..installed_megatron import MEGATRON, describe_megatron, find_releases, find_transformer_engine, import_targets
-from .command_line import CommandLine, read, refusals
+from ..megatrons.installed import MEGATRON, describe_megatron, find_releases, find_transformer_engine, import_targets
 from .console import make_say
 
 FAILS_FROM = 3  # the severity of a defect from which on the command ends with 1

@@ -17,7 +17,7 @@ from ..engine.decision import decide
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint, release_package
 from ..engine.new_release import add_release, write_known_sources
 from ..engine.source import find_file
-from ..installed_megatron import describe_megatron, known_sources
+from ..megatrons.installed import describe_megatron, known_sources
 from .console import make_console
 
 

@@ -8,19 +8,19 @@ from rich.text import Text
 
 from .. import _engine, apply
 from ..catalog import CATALOG
+from ..checks.hints import did_you_mean
+from ..declarations.description import sections, settings
 from ..defects.catalog import known_defects
 from ..defects.declare import Defect
 from ..defects.probe import has_defect
-from ..description import sections, settings
+from ..defects.runner import has_program
 from ..engine import AddField, AddFlag, Patch, UsageError
 from ..engine.declare import Edit
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
 from ..engine.state import State
-from ..installed_megatron import describe_megatron, import_targets, known_sources
-from ..reproductions.runner import has_program
+from ..megatrons.installed import describe_megatron, import_targets, known_sources
 from .audit import condition_of, range_of_patch
 from .console import make_console
-from .hints import did_you_mean
 
 
 def explain(patch: Patch) -> int:

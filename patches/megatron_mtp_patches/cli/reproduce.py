@@ -10,17 +10,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..checks.hints import did_you_mean
+from ..defects import needs, runner
 from ..defects.catalog import known_defects, releases_with
 from ..defects.declare import Defect
 from ..defects.probe import has_defect
+from ..defects.standalone import make_standalone, needs_gpus
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
-from ..installed_megatron import describe_megatron, find_releases
-from ..reproductions import needs, runner
-from ..reproductions.standalone import make_standalone, needs_gpus
+from ..megatrons.installed import describe_megatron, find_releases
 from .audit import condition_of
 from .console import make_say
-from .hints import did_you_mean
 
 WIDTH = 100  # of the text in a standalone file
 _EVIDENCE = {

@@ -82,14 +82,14 @@ def _say_which_megatron_was_found() -> Iterator[None]:
     try:
         yield
     except ImportError:
-        from ..installed_megatron import describe_mixture
+        from ..megatrons.installed import describe_mixture
 
         if mixture := describe_mixture():
             atexit.register(print, f"megatron-mtp-patches: {mixture}", file=sys.stderr)
         raise
     finally:
         if find_file("megatron.core") is None:  # asked now: the script may have put it on the path
-            from ..installed_megatron import describe_megatron
+            from ..megatrons.installed import describe_megatron
 
             atexit.register(print, f"megatron-mtp-patches: nothing was patched: {describe_megatron()}", file=sys.stderr)
 
@@ -99,14 +99,14 @@ def _say_what_to_change(arguments: list[str]) -> Iterator[None]:
     try:
         yield
     except AssertionError as error:
-        from .refusals import is_silent_refusal, reason
+        from ..checks.refusals import is_silent_refusal, reason
 
         if is_silent_refusal(error):
             error.args = (f"Megatron refuses these flags: {reason(error)}",)
         raise
     except SystemExit as ended:
         if ended.code == WRONG_USAGE:
-            from .refusals import flags_left_out, flags_misspelt
+            from ..checks.refusals import flags_left_out, flags_misspelt
 
             if "--device" in arguments:
                 print("megatron-mtp-patches: --device goes before the name of the script", file=sys.stderr)

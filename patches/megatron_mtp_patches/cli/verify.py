@@ -6,7 +6,7 @@ import sys
 
 from .. import _engine
 from ..engine import PatchError
-from ..verification import FIRST_STEP, LISTENING
+from ..mtp.verification import FIRST_STEP, LISTENING
 from .run import run_script
 
 
@@ -24,7 +24,7 @@ def verify(script: str, arguments: list[str], device: str | None, is_module: boo
     try:
         run_script(script, arguments, device, is_module)
     except SystemExit as ended:
-        loaded = sys.modules.get("megatron_mtp_patches.verification.first_step")  # by Megatron's schedules
+        loaded = sys.modules.get("megatron_mtp_patches.mtp.verification.first_step")  # by Megatron's schedules
         if loaded and isinstance(ended, loaded.VerificationExit):
             raise
         code = ended.code or 0

@@ -6,47 +6,26 @@ import functools
 import json
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from ..engine import Patch
 from .declare import Defect
 from .probe import has_defect
 
-TOPICS: tuple[str, ...] = (
-    "attention",
-    "checkpoints",
-    "cuda_graphs",
-    "data",
-    "fsdp",
-    "fsdp_buffers",
-    "fsdp_gradient_sums",
-    "fsdp_instances",
-    "fsdp_optimizer",
-    "fused_operations",
-    "gtp",
-    "layers",
-    "log",
-    "moe",
-    "moe_log",
-    "moe_losses",
-    "mtp",
-    "mtp_heads",
-    "mtp_log",
-    "muon",
-    "norms",
-    "padding_masks",
-    "pipeline",
-    "quantization",
-    "resume",
-    "tied_embeddings",
-    "trainer",
-)
-RELEASES = Path(__file__).parents[1] / "defects.json"
+PACKAGE = Path(__file__).parents[1]
+RELEASES = PACKAGE / "defects.json"
+
+
+def defect_modules() -> list[ModuleType]:
+    """TOPIC/*defects.py, each with its `DEFECTS`."""
+    package, files = __package__.rpartition(".")[0], sorted(PACKAGE.glob("*/*defects.py"))
+    return [import_module(f"{package}.{file.parent.name}.{file.stem}") for file in files]
 
 
 @functools.cache
 def known_defects() -> tuple[Defect, ...]:
-    """The defects of every module in `known`, the most severe first."""
-    defects = (one for topic in TOPICS for one in import_module(f"{__package__}.known.{topic}").DEFECTS)
+    """The defects of all topics, the most severe first."""
+    defects = (defect for module in defect_modules() for defect in module.DEFECTS)
     return tuple(sorted(defects, key=lambda defect: -defect.severity))
 
 

@@ -1,7 +1,8 @@
 """The words in which a known defect of Megatron is declared. Data only: nothing here reads a source or a run.
 
-A defect is declared once, in `known/`, for every Megatron: its `signs` say how to see in a source whether that Megatron
-has it, so a release, a commit that a framework pins and a checkout with cherry-picks each get a true answer.
+A defect is declared once, in a *defects.py of its topic, for every Megatron: its `signs` say how to see in a source
+whether that Megatron has it, so a release, a commit that a framework pins and a checkout with cherry-picks each get a
+true answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Declares initialize-mtp-heads-in-megatron-bridge."""
 
+from ..declarations.settings import Setting
 from ..engine import Patch, Wrap
-from ..settings import Setting
 
 _OVERRIDES = "megatron_overrides.frameworks.bridge_heads"
 _MTP_INIT = Setting(

@@ -44,6 +44,9 @@ PATCH = Patch(
             default="",
             doc="The patches that this run has; set by them.",
         ),
-        Wrap(f"{_CONFIG}:ConfigContainer.validate", "megatron_mtp_patches.provenance:record_in_bridge_configuration"),
+        Wrap(
+            f"{_CONFIG}:ConfigContainer.validate",
+            "megatron_mtp_patches.run_record.provenance:record_in_bridge_configuration",
+        ),
     ),
 )

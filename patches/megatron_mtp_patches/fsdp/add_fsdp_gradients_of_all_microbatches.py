@@ -1,7 +1,7 @@
 """Declares add-fsdp-gradients-of-all-microbatches."""
 
+from ..declarations.shared_edits import MEGATRON_FSDP
 from ..engine import Patch, Probe, PullRequest, Wrap
-from ..shared_edits import MEGATRON_FSDP
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp"
 _GATHER = f"{_FSDP}:MegatronFSDP.all_gather_and_wait_parameters_ready"

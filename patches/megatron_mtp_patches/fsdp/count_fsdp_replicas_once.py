@@ -1,7 +1,7 @@
 """Declares count-fsdp-replicas-once."""
 
+from ..declarations.shared_edits import GRAD_NORMS, ROUNDED_NORM
 from ..engine import Patch, Wrap
-from ..shared_edits import GRAD_NORMS, ROUNDED_NORM
 
 _OPTIMIZER = "megatron.core.optimizer"
 _WRAPPERS = "megatron_overrides.fsdp.wrappers"

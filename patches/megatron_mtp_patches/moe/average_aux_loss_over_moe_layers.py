@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..declarations.shared_edits import MARK_TRAINING_LOG, MOE_LOGGING, MTP, REPORTS_OF_AUX_LOSSES
 from ..engine import Patch, Probe, PullRequest, Wrap
-from ..shared_edits import MARK_TRAINING_LOG, MOE_LOGGING, MTP, REPORTS_OF_AUX_LOSSES
 
 PATCH = Patch(
     id="average-aux-loss-over-moe-layers",

@@ -1,7 +1,7 @@
 """Declares leave-heads-out-of-router-replay."""
 
+from ..declarations.shared_edits import MTP
 from ..engine import Patch, Probe, PullRequest, Wrap
-from ..shared_edits import MTP
 
 _REPLAY = "megatron.core.transformer.moe.router_replay:RouterReplay"
 _OVERRIDES = "megatron_overrides.moe.router_replay"

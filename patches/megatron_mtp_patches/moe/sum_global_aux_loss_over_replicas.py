@@ -1,7 +1,7 @@
 """Declares sum-global-aux-loss-over-replicas."""
 
+from ..declarations.settings import Setting, model_setting
 from ..engine import Patch, PullRequest, Wrap
-from ..settings import Setting, model_setting
 
 PATCH = Patch(
     id="sum-global-aux-loss-over-replicas",

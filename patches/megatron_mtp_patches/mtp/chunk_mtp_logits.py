@@ -1,8 +1,8 @@
 """Declares chunk-mtp-logits."""
 
+from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
+from ..declarations.shared_edits import CALLED_IN_CHUNKS, MTP_LOSS
 from ..engine import Patch, Probe
-from ..settings import TRANSFORMER_CONFIG, Setting, model_setting
-from ..shared_edits import CALLED_IN_CHUNKS, MTP_LOSS
 
 CHUNK_SIZE = Setting(
     "mtp_logits_chunk_size",

@@ -1,8 +1,8 @@
 """Declares count-mtp-tokens-over-ranks."""
 
+from ..declarations.settings import CHECK_SETTINGS
+from ..declarations.shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS
 from ..engine import AddIfMissing, Patch, PullRequest
-from ..settings import CHECK_SETTINGS
-from ..shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS
 
 PATCH = Patch(
     id="count-mtp-tokens-over-ranks",

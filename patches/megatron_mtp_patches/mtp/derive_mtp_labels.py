@@ -1,7 +1,7 @@
 """Declares derive-mtp-labels."""
 
+from ..declarations.shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS, SCHEDULED_MTP_LAYER
 from ..engine import Patch, Probe, PullRequest, Wrap
-from ..shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS, SCHEDULED_MTP_LAYER
 
 _RESTORE_TOKENS = "megatron_overrides.mtp.packed.wrappers:restore_main_model_tokens"
 

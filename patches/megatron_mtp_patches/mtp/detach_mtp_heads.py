@@ -1,8 +1,8 @@
 """Declares detach-mtp-heads."""
 
+from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
+from ..declarations.shared_edits import CALLED_UNTRAINED, DETACHED_HEADS, SCHEDULED_MTP_LAYER
 from ..engine import Patch, Probe, PullRequest, Wrap
-from ..settings import TRANSFORMER_CONFIG, Setting, model_setting
-from ..shared_edits import CALLED_UNTRAINED, DETACHED_HEADS, SCHEDULED_MTP_LAYER
 
 _SCHEDULED = "megatron_overrides.mtp.heads.wrappers:detach_scheduled_layer"
 

@@ -1,8 +1,7 @@
 """Declares disable-mtp-loss."""
 
-from ..engine import Patch, Probe, PullRequest, Wrap
-from ..settings import TRANSFORMER_CONFIG, Conflict, Setting, model_setting
-from ..shared_edits import (
+from ..declarations.settings import TRANSFORMER_CONFIG, Conflict, Setting, model_setting
+from ..declarations.shared_edits import (
     FROZEN_PARAMETERS_IN_FSDP,
     MARK_TRAINING_LOG,
     MOE_LOGGING,
@@ -13,6 +12,7 @@ from ..shared_edits import (
     STATE_OF_TRAINED_PARAMETERS,
     wrap_data_parallel,
 )
+from ..engine import Patch, Probe, PullRequest, Wrap
 
 _WRAPPERS = "megatron_overrides.mtp.frozen.disabled_heads"
 

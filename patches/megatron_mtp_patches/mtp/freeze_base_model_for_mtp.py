@@ -1,8 +1,7 @@
 """Declares freeze-base-model-for-mtp."""
 
-from ..engine import Patch, Probe, PullRequest, Wrap
-from ..settings import TRANSFORMER_CONFIG, Conflict, Setting, model_setting
-from ..shared_edits import (
+from ..declarations.settings import TRANSFORMER_CONFIG, Conflict, Setting, model_setting
+from ..declarations.shared_edits import (
     CALLED_UNTRAINED,
     DETACHED_HEADS,
     FROZEN_PARAMETERS_IN_FSDP,
@@ -14,6 +13,7 @@ from ..shared_edits import (
     STATE_OF_TRAINED_PARAMETERS,
     wrap_data_parallel,
 )
+from ..engine import Patch, Probe, PullRequest, Wrap
 
 _WRAPPERS = "megatron_overrides.mtp.frozen.wrappers"
 _MODELS = ("gpt.gpt_model:GPTModel", "hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")

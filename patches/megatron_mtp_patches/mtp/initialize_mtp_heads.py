@@ -1,7 +1,7 @@
 """Declares initialize-mtp-heads."""
 
+from ..declarations.settings import ADD_ARGUMENTS, CHECK_SETTINGS
 from ..engine import AddFlag, Patch, Wrap
-from ..settings import ADD_ARGUMENTS, CHECK_SETTINGS
 
 _CHECKPOINTING = "megatron.training.checkpointing"
 _WRAPPERS = "megatron_overrides.mtp.new_heads.wrappers"

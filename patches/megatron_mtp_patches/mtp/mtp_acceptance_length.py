@@ -1,8 +1,8 @@
 """Declares mtp-acceptance-length."""
 
+from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
+from ..declarations.shared_edits import MTP_FORWARD_PASS, MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 from ..engine import Patch, Probe, Wrap
-from ..settings import TRANSFORMER_CONFIG, Setting, model_setting
-from ..shared_edits import MTP_FORWARD_PASS, MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 
 PATCH = Patch(
     id="mtp-acceptance-length",

@@ -1,8 +1,8 @@
 """Declares mtp-acceptance-rate."""
 
+from ..declarations.settings import Setting, model_setting
+from ..declarations.shared_edits import MTP, MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 from ..engine import Patch, Probe, Provide, PullRequest
-from ..settings import Setting, model_setting
-from ..shared_edits import MTP, MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 
 _HELPER = f"{MTP}:MTPLossLoggingHelper"
 _COUNTING = {

@@ -1,7 +1,7 @@
 """Declares recompute-quantized-mtp-heads."""
 
+from ..declarations.shared_edits import MTP
 from ..engine import Patch, PullRequest, Wrap
-from ..shared_edits import MTP
 
 PATCH = Patch(
     id="recompute-quantized-mtp-heads",

@@ -1,7 +1,7 @@
 """Declares report-nonfinite-mtp-heads."""
 
+from ..declarations.shared_edits import MTP, SHOW_METRICS
 from ..engine import Patch, Wrap
-from ..shared_edits import MTP, SHOW_METRICS
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _PIPELINES = ("no_pipelining", "pipelining_without_interleaving", "pipelining_with_interleaving")

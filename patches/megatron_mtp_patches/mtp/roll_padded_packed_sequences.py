@@ -1,7 +1,7 @@
 """Declares roll-padded-packed-sequences."""
 
+from ..declarations.shared_edits import MTP, MTP_LOSS
 from ..engine import AddIfMissing, Patch, PullRequest, Wrap
-from ..shared_edits import MTP, MTP_LOSS
 
 _ROLL = "megatron_overrides.mtp.packed.padded_roll"
 _WRAPPERS = "megatron_overrides.mtp.packed.wrappers"

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from ..declarations.settings import DEFAULT_IN_YAML
 from ..engine import AddField, AddIfMissing, Patch, Probe, PullRequest, Wrap
-from ..settings import DEFAULT_IN_YAML
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _OVERRIDES = "megatron_overrides.mtp.losses.loss_scale"

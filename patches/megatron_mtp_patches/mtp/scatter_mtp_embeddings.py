@@ -1,7 +1,7 @@
 """Declares scatter-mtp-embeddings."""
 
+from ..declarations.shared_edits import MTP
 from ..engine import Patch, Probe, PullRequest, Wrap
-from ..shared_edits import MTP
 
 _GET_EMBEDDINGS = f"{MTP}:MultiTokenPredictionLayer._get_embeddings"
 

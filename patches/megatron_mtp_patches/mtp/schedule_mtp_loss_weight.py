@@ -1,8 +1,8 @@
 """Declares schedule-mtp-loss-weight."""
 
+from ..declarations.settings import Conflict, Setting, model_setting
+from ..declarations.shared_edits import MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 from ..engine import Patch, Wrap
-from ..settings import Conflict, Setting, model_setting
-from ..shared_edits import MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 
 _CHECK = "megatron_overrides.mtp.loss_weight.checks:check_schedule"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..declarations.shared_edits import MEGATRON_FSDP, MTP
 from ..engine import Patch, PullRequest, Wrap
-from ..shared_edits import MEGATRON_FSDP, MTP
 
 PATCH = Patch(
     id="sum-gradients-of-repeated-weights",

@@ -1,7 +1,7 @@
 """Declares train-mtp-heads-at-own-rate."""
 
+from ..declarations.settings import Setting, optimizer_setting
 from ..engine import Patch, Wrap
-from ..settings import Setting, optimizer_setting
 
 _CHECK = "megatron_overrides.mtp.rates.checks:check_rates"
 

@@ -1,8 +1,8 @@
 """Declares train-mtp-heads-for-acceptance."""
 
+from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
+from ..declarations.shared_edits import CALLED_IN_CHUNKS, MTP_LOSS
 from ..engine import Patch, Probe, PullRequest, Wrap
-from ..settings import TRANSFORMER_CONFIG, Setting, model_setting
-from ..shared_edits import CALLED_IN_CHUNKS, MTP_LOSS
 
 LOSS_TYPE = Setting(
     "mtp_loss_type",

@@ -1,8 +1,8 @@
 """Declares exempt-muon-from-clipping."""
 
+from ..declarations.settings import Setting, optimizer_setting
+from ..declarations.shared_edits import GRAD_NORMS, OPTIMIZER, OPTIMIZER_STEP, SHOW_METRICS
 from ..engine import AddIfMissing, Patch, Probe, PullRequest
-from ..settings import Setting, optimizer_setting
-from ..shared_edits import GRAD_NORMS, OPTIMIZER, OPTIMIZER_STEP, SHOW_METRICS
 
 _ORTHOGONALIZED = "megatron_overrides.muon.exemption"
 

@@ -1,7 +1,7 @@
 """Declares split-fused-weights-for-muon."""
 
+from ..declarations.settings import Setting, optimizer_setting
 from ..engine import Patch, PullRequest, Wrap
-from ..settings import Setting, optimizer_setting
 
 _OPTIMIZER = "megatron.core.optimizer"
 _WRAPPERS = "megatron_overrides.muon.fused_weights.wrappers"

@@ -1,8 +1,16 @@
 """Declares clip-mtp-grads-separately."""
 
+from ..declarations.settings import Setting, model_setting, optimizer_setting
+from ..declarations.shared_edits import (
+    COPY_GRAD_NORM_TAGS,
+    GRAD_NORMS,
+    MTP,
+    OPTIMIZER,
+    OPTIMIZER_STEP,
+    ROUNDED_NORM,
+    SHOW_METRICS,
+)
 from ..engine import AddIfMissing, Patch, Probe, PullRequest, Wrap
-from ..settings import Setting, model_setting, optimizer_setting
-from ..shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, MTP, OPTIMIZER, OPTIMIZER_STEP, ROUNDED_NORM, SHOW_METRICS
 
 _GROUPS = "megatron_overrides.norms.groups"
 _NORMS = "megatron_overrides.norms.measuring"

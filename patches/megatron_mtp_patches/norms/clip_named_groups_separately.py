@@ -1,8 +1,8 @@
 """Declares clip-named-groups-separately."""
 
+from ..declarations.settings import Setting, optimizer_setting
+from ..declarations.shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, OPTIMIZER_STEP, ROUNDED_NORM, SHOW_METRICS
 from ..engine import Patch, Wrap
-from ..settings import Setting, optimizer_setting
-from ..shared_edits import COPY_GRAD_NORM_TAGS, GRAD_NORMS, OPTIMIZER_STEP, ROUNDED_NORM, SHOW_METRICS
 
 PATCH = Patch(
     id="clip-named-groups-separately",

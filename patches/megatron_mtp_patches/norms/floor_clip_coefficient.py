@@ -1,8 +1,8 @@
 """Declares floor-clip-coefficient."""
 
+from ..declarations.settings import Setting, optimizer_setting
+from ..declarations.shared_edits import GRAD_NORMS, OPTIMIZER_STEP, ROUNDED_NORM
 from ..engine import Patch
-from ..settings import Setting, optimizer_setting
-from ..shared_edits import GRAD_NORMS, OPTIMIZER_STEP, ROUNDED_NORM
 
 PATCH = Patch(
     id="floor-clip-coefficient",

@@ -1,7 +1,7 @@
 """Declares read-gradients-in-their-dtype."""
 
+from ..declarations.shared_edits import GRAD_NORMS, OPTIMIZER_STEP, ROUNDED_NORM
 from ..engine import Patch, PullRequest
-from ..shared_edits import GRAD_NORMS, OPTIMIZER_STEP, ROUNDED_NORM
 
 PATCH = Patch(
     id="read-gradients-in-their-dtype",

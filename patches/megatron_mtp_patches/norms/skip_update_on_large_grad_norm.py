@@ -2,9 +2,9 @@
 
 from math import inf
 
+from ..declarations.settings import OPTIMIZER_CONFIG, Setting, optimizer_setting
+from ..declarations.shared_edits import MTP, OPTIMIZER_STEP, SHOW_METRICS
 from ..engine import Patch, Probe, PullRequest, Wrap
-from ..settings import OPTIMIZER_CONFIG, Setting, optimizer_setting
-from ..shared_edits import MTP, OPTIMIZER_STEP, SHOW_METRICS
 
 PATCH = Patch(
     id="skip-update-on-large-grad-norm",

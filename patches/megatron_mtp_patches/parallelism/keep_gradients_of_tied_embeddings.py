@@ -1,7 +1,7 @@
 """Declares keep-gradients-of-tied-embeddings."""
 
+from ..declarations.shared_edits import MEGATRON_FSDP
 from ..engine import Patch, Wrap
-from ..shared_edits import MEGATRON_FSDP
 
 _SETUP = "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer"
 _OVERRIDES = "megatron_overrides.parallelism.tied_embeddings"

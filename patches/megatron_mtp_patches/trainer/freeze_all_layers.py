@@ -1,7 +1,7 @@
 """Declares freeze-all-layers."""
 
+from ..declarations.shared_edits import wrap_data_parallel
 from ..engine import Patch, Probe, PullRequest
-from ..shared_edits import wrap_data_parallel
 
 PATCH = Patch(
     id="freeze-all-layers",

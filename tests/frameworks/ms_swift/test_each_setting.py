@@ -2,7 +2,7 @@
 
 import pytest
 from megatron_mtp_patches.catalog import SETTINGS
-from megatron_mtp_patches.settings import OPTIMIZER_CONFIG
+from megatron_mtp_patches.declarations.settings import OPTIMIZER_CONFIG
 
 from tests.conformance.inspection import choose_value
 

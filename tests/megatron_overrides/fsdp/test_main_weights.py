@@ -1,4 +1,4 @@
-"""What is left alone, and what is refused. That it trains is shown in tests/multirank/test_fsdp.py."""
+"""What is left alone, and what is refused. That it trains is shown in tests/multirank/fsdp/test_fsdp.py."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -7,7 +7,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel.layers import copy_tensor_model_parallel_attributes
-from megatron_mtp_patches.reproductions.lab import make_optimizer
+from megatron_mtp_patches.defects.labs.lab import make_optimizer
 
 from megatron_overrides.muon.fused_weights.checks import asked_splits, check_muon_splits
 from megatron_overrides.muon.fused_weights.layers import CannotSplitError, fused_weights

@@ -4,7 +4,7 @@ import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.tensor_parallel import layers
-from megatron_mtp_patches.reproductions.lab import make_optimizer
+from megatron_mtp_patches.defects.labs.lab import make_optimizer
 
 from megatron_overrides.norms.optimizer_tree import leaves
 from tests.oracles.experts.norms import why_not

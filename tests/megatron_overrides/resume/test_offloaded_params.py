@@ -11,7 +11,7 @@ def load_and_step():
 
     def run(main_params=None, **settings):
         import torch
-        from megatron_mtp_patches.reproductions import lab
+        from megatron_mtp_patches.defects.labs import lab
 
         config = lab.make_config()
         model = lab.make_ddp(config, lab.make_gpt(config).bfloat16(), use_distributed_optimizer=True)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.forked("patched")
 def checkpoint(tmp_path):
     """A folder with a GPT, and its tensors as {name: shape}."""
     from megatron.core import dist_checkpointing
-    from megatron_mtp_patches.reproductions import lab
+    from megatron_mtp_patches.defects.labs import lab
 
     tensors = lab.make_gpt(lab.make_config()).sharded_state_dict()
     dist_checkpointing.save(tensors, tmp_path)

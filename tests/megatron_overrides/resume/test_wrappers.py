@@ -8,7 +8,7 @@ DECOUPLED = {"lr": 1e-3, "decoupled_lr": 1e-4}
 
 @pytest.fixture
 def resume():
-    from megatron_mtp_patches.reproductions.lab import resume
+    from megatron_mtp_patches.defects.labs.lab import resume
 
     return resume
 
@@ -33,7 +33,7 @@ def test_without_an_override_the_rates_of_the_checkpoint_stay(resume):
 @pytest.fixture
 def make_optimizer():
     """make_optimizer(with_distributed_optimizer=False, **settings): that of a GPT with one head."""
-    from megatron_mtp_patches.reproductions import lab
+    from megatron_mtp_patches.defects.labs import lab
 
     def make(with_distributed_optimizer=False, **settings):
         config = lab.make_config(mtp_num_layers=1)

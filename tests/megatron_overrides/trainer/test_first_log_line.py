@@ -18,7 +18,7 @@ def test_a_line_has_the_steps_of_its_interval(interval, first, losses, lines):
     import torch
     from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
     from megatron.training.global_vars import destroy_global_vars
-    from megatron_mtp_patches.reproductions.trainer_lab import TrainingLog
+    from megatron_mtp_patches.defects.labs.trainer_lab import TrainingLog
 
     log = TrainingLog("--num-layers 2", interval)
     steps = [

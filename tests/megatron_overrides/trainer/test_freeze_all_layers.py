@@ -26,7 +26,7 @@ def wrap(run_of):
 
     def run(**flags):
         import torch
-        from megatron_mtp_patches.reproductions.lab import make_config, make_ddp
+        from megatron_mtp_patches.defects.labs.lab import make_config, make_ddp
 
         run_of(**flags)
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from megatron.core import package_info
-from megatron_mtp_patches.reproductions import lab
+from megatron_mtp_patches.defects.labs import lab
 
 from tests.oracles.experts.conditions import Condition, Layout
 from tests.oracles.experts.model import backward, make_model

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron_mtp_patches.reproductions.lab import make_optimizer
+from megatron_mtp_patches.defects.labs.lab import make_optimizer
 
 HIDDEN, FFN, CHANNELS, HEADS, GROUPS, EXPERTS = 16, 24, 4, 4, 2, 2
 QUERY, POSITION, VALUE = 6, 4, 5  # of a head of multi-latent attention

@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-from megatron_mtp_patches.reproductions.lab import make_optimizer
+from megatron_mtp_patches.defects.labs.lab import make_optimizer
 
 from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 from tests.hybrid_model import find_hybrid_model

@@ -68,7 +68,7 @@ def installation_advice() -> str:
 
 def _fitting_version() -> str | None:
     """The version that the installed Megatron was made for, if that is known."""
-    from ...installed_megatron import find_releases, find_transformer_engine
+    from ...megatrons.installed import find_releases, find_transformer_engine
 
     return find_transformer_engine(find_releases())[0]
 

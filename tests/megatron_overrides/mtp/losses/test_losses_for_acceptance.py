@@ -1,6 +1,6 @@
 """Losses that compare the heads with the main model: identities, chunks, settings.
 
-tests/multirank/test_losses.py has their numbers.
+tests/multirank/mtp/test_losses.py has their numbers.
 """
 
 import pytest

@@ -1,6 +1,6 @@
 """The cases that NVIDIA/Megatron-LM#6473 tests its end-to-end loss with, from full logits in plain torch.
 
-Its cases on two ranks are in tests/multirank/test_losses.py. The rest of its cases tests its kernels.
+Its cases on two ranks are in tests/multirank/mtp/test_losses.py. The rest of its cases tests its kernels.
 """
 
 import pytest

@@ -1,0 +1,300 @@
+"""Attention: rotary embeddings, sparse attention (DSA), GatedDeltaNet, attention sinks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..defects.conditions import context_parallel, is_hybrid, is_vlm, layers_of_hybrid, microbatches, tensor_parallel
+from ..defects.declare import Defect, Sign
+
+_SPECS = "megatron.core.models.gpt.experimental_attention_variant_module_specs"
+_MLA = "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors"
+# 0.16 and 0.17 have the layers of sparse attention, and no model with them: building one ends in a ValueError.
+_BUILDS_NO_SPARSE_ATTENTION = Sign(f"{_SPECS}:get_experimental_attention_variant_module_spec", lacks="'dsa'")
+
+
+def _has_gated_delta_net(run: Any) -> bool:
+    is_gpt = run.experimental_attention_variant in ("gated_delta_net", "gdn", "gdn2")
+    return bool(is_gpt or "G" in layers_of_hybrid(run))
+
+
+def _has_sparse_attention(run: Any) -> bool:
+    return bool(run.experimental_attention_variant == "dsa" or "D" in layers_of_hybrid(run))
+
+
+def _scales_indexer_loss(run: Any) -> bool:
+    """Whether the loss of the indexer should be scaled, as the main loss is."""
+    is_mean = not run.calculate_per_token_loss and microbatches(run) > 1
+    return bool(_has_sparse_attention(run) and run.dsa_indexer_loss_coeff and (is_mean or run.fp16))
+
+
+def _splits_latents(run: Any) -> bool:
+    """Whether the heads of MLA are split over ranks, and the down projection of their latents is as well."""
+    return bool(run.multi_latent_attention and tensor_parallel(run) > 1 and run.mla_down_proj_fusion)
+
+
+def _duplicates_latents(run: Any) -> bool:
+    """Whether the heads of MLA are split over ranks that have the whole sequence and a copy of the down projection."""
+    is_split = run.multi_latent_attention and tensor_parallel(run) > 1
+    return bool(is_split and not run.mla_down_proj_fusion and not run.sequence_parallel)
+
+
+def _splits_sinks(run: Any) -> bool:
+    """Whether context-parallel ranks share out learnable sinks by an all-to-all of TransformerEngine."""
+    kinds = run.cp_comm_type if isinstance(run.cp_comm_type, (list, tuple)) else [run.cp_comm_type]
+    is_parallel = context_parallel(run) > 1 and "a2a" in kinds
+    return bool(run.softmax_type == "learnable" and is_parallel and run.transformer_engine >= (2, 8))
+
+
+DEFECTS = (
+    Defect(
+        id="ML-6839",
+        effect="The positional key of MLA, and through it the down projection, the norm before it and all earlier "
+        "layers, learn from the heads of one tensor-parallel rank, so the copies of these weights drift apart",
+        kind="wrong numbers",
+        severity=5,
+        signs=(
+            Sign(
+                _MLA,
+                has="k_pos_emb = gather_from_sequence_parallel_region(k_pos_emb, group=self.tp_group)",
+                lacks="copy_to_tensor_model_parallel_region",
+            ),
+        ),
+        affects=_duplicates_latents,
+        when="--multi-latent-attention with --tensor-model-parallel-size > 1, without --sequence-parallel and "
+        "--mla-down-proj-fusion",
+        instead="--sequence-parallel",
+        links=("NVIDIA/Megatron-LM#6839",),
+        state="open",
+        evidence="reproduced",
+        patch="sum-gradients-of-shared-latents",
+    ),
+    Defect(
+        id="ML-1699",
+        effect="The part of a split down projection that makes the positional key of MLA learns from the heads of one "
+        "tensor-parallel rank, and with it the norm before it and all earlier layers",
+        kind="wrong numbers",
+        severity=5,
+        signs=(
+            Sign(
+                _MLA,
+                has="kv_combined = gather_from_tensor_model_parallel_region(kv_combined)",
+                lacks="copy_to_tensor_model_parallel_region",
+            ),
+        ),
+        affects=_splits_latents,
+        when="--mla-down-proj-fusion with --tensor-model-parallel-size > 1, with and without --sequence-parallel "
+        "(before 0.19 such a run ends in an error), and layer specs of your own with a column-parallel "
+        "linear_kv_down_proj",
+        instead="leave out --mla-down-proj-fusion and set --sequence-parallel",
+        links=("NVIDIA/Megatron-LM#1699",),
+        state="open",
+        evidence="reproduced",
+        patch="sum-gradients-of-shared-latents",
+    ),
+    Defect(
+        id="sinks-with-cp",
+        effect="The gradient of learnable attention sinks is as many times too large as there are context-parallel "
+        "ranks: TransformerEngine gives each rank the whole, and Megatron adds the gradients of all ranks up",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.extensions.transformer_engine:TEDotProductAttention.__init__",
+                has=('extra_kwargs["softmax_type"] = self.config.softmax_type', 'extra_kwargs["cp_comm_type"]'),
+            ),
+        ),
+        affects=_splits_sinks,
+        when="--softmax-type learnable with --context-parallel-size > 1 and --cp-comm-type a2a, on TransformerEngine "
+        "2.8 or newer",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        patch="count-sink-gradients-once",
+    ),
+    Defect(
+        id="ML-3794",
+        effect="Fused rotary embeddings of packed sequences rotate the halves of each head, though the model's are "
+        "interleaved, so all positions are wrong",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
+                has="fused_apply_rotary_pos_emb_thd(",
+                lacks="cp_rank=cp_group.rank(), interleaved=config.rotary_interleaved",
+            ),
+        ),
+        affects=lambda run: run.rotary_interleaved and run.apply_rope_fusion and run.sft is not False,
+        when="--rotary-interleaved without --no-rope-fusion, with packed sequences (--sft)",
+        only_if="sequences are packed",
+        instead="--no-rope-fusion",
+        links=("NVIDIA/Megatron-LM#3794",),
+        state="fixed in 0.17.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-6306",
+        effect="--rope-scaling-factor does not reach the model, which scales its rotary embeddings by 8",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.training.argument_utils:gpt_config_from_args",
+                has='kwargs["rope_scaling"] = args.use_rope_scaling',
+                lacks="rope_scaling_factor",
+            ),
+            Sign("gpt_builders:gpt_builder", has="rope_scaling=args.use_rope_scaling", lacks="rope_scaling_factor"),
+        ),
+        affects=lambda run: (
+            # a hybrid model reads neither
+            run.use_rope_scaling and run.rope_scaling_factor not in (None, 8) and not is_hybrid(run)
+        ),
+        when="--use-rope-scaling with --rope-scaling-factor other than 8, in a GPT",
+        links=("NVIDIA/Megatron-LM#6306",),
+        state="open",
+        evidence="reproduced",
+        patch="pass-rope-scaling-factor",
+    ),
+    Defect(
+        id="ML-4070",
+        effect="The loss of the sparse attention's indexer is not divided by the number of microbatches, nor "
+        "multiplied by the loss scale of FP16, so its gradients are too large or too small against those of the main "
+        "loss",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
+                lacks=("experimental_attention_variant", "DSAIndexerLossAutoScaler"),
+            ),
+        ),
+        fixed_by=(_BUILDS_NO_SPARSE_ATTENTION,),
+        affects=_scales_indexer_loss,
+        when="--experimental-attention-variant dsa with --dsa-indexer-loss-coeff, and several microbatches or --fp16",
+        links=("NVIDIA/Megatron-LM#4070", "NVIDIA/Megatron-LM#5244"),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
+        patch="scale-sparse-indexer-loss",
+    ),
+    Defect(
+        id="ML-3026a",
+        effect="The sparse attention's indexer gets the latent query before its normalization, unlike DeepSeek's",
+        kind="wrong numbers",
+        severity=3,
+        signs=(Sign(f"{_SPECS}:get_dsa_module_spec_for_backend", has="q_layernorm=IdentityOp"),),
+        fixed_by=(_BUILDS_NO_SPARSE_ATTENTION,),
+        affects=lambda run: (  # a hybrid model has no such normalization
+            run.experimental_attention_variant == "dsa" and run.qk_layernorm and not is_hybrid(run)
+        ),
+        when="--experimental-attention-variant dsa with --qk-layernorm in a GPT",
+        links=("NVIDIA/Megatron-LM#3026",),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
+    ),
+    Defect(
+        id="ML-3026b",
+        effect="The sparse attention's indexer interleaves its rotary embeddings, unlike DeepSeek's, so it selects "
+        "other tokens than those that the weights were trained for",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
+                has="multi_latent_attention=config.multi_latent_attention",
+                lacks="mla_rotary_interleaved",
+            ),
+        ),
+        fixed_by=(_BUILDS_NO_SPARSE_ATTENTION,),
+        affects=lambda run: _has_sparse_attention(run) and (run.load or run.pretrained_checkpoint),
+        when="--experimental-attention-variant dsa with --load or --pretrained-checkpoint",
+        only_if="the weights come from another implementation, as DeepSeek's do",
+        links=("NVIDIA/Megatron-LM#3026",),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
+    ),
+    Defect(
+        id="ML-4395",
+        effect="The vision encoder uses a causal mask: each image patch attends only to earlier ones, so a pretrained "
+        "encoder gives wrong features",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.models.vision.vit_layer_specs:get_vit_layer_with_local_spec",
+                has="AttnMaskType.causal",
+            ),
+        ),
+        affects=lambda run: run.transformer_impl == "local" and is_vlm(run),
+        when="pretrain_vlm.py with --transformer-impl local",
+        instead="--transformer-impl transformer_engine",
+        links=("NVIDIA/Megatron-LM#4395",),
+        state="fixed in 0.18.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-7452k",
+        effect="Each tensor-parallel rank updates the output norm of GatedDeltaNet with the gradient of its own heads "
+        "only, so the copies of its weight drift apart",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.distributed.finalize_model_grads:_allreduce_non_tensor_model_parallel_grads",
+                has='"q_layernorm" in name',
+                lacks="out_norm",
+            ),
+        ),
+        affects=lambda run: _has_gated_delta_net(run) and tensor_parallel(run) > 1 and not run.sequence_parallel,
+        when="GatedDeltaNet layers with --tensor-model-parallel-size > 1, without --sequence-parallel",
+        instead="--sequence-parallel",
+        links=("NVIDIA/Megatron-LM#7452",),
+        state="open",
+        evidence="reproduced",
+        patch="sum-gradients-of-output-norms",
+    ),
+    Defect(
+        id="ML-7530",
+        effect="The gradient norm counts the learnable attention sinks of the first tensor-parallel rank only, so "
+        "gradients are clipped slightly too little",
+        kind="wrong numbers",
+        severity=2,
+        signs=(
+            Sign(
+                "megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
+                has="softmax_offset",
+                lacks=("set_tensor_model_parallel_attributes", "tensor_model_parallel"),
+            ),
+        ),
+        affects=lambda run: run.softmax_type == "learnable" and tensor_parallel(run) > 1,
+        when="--softmax-type learnable with --tensor-model-parallel-size > 1",
+        links=("NVIDIA/Megatron-LM#7530", "NVIDIA/Megatron-LM#7452"),
+        state="open",
+        evidence="reproduced",
+        patch="count-attention-sinks",
+    ),
+    Defect(
+        id="ML-3575",
+        effect="The first layer ends in a RuntimeError, because each rank has the output gates of all heads of its "
+        "query group",
+        kind="crash",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.transformer.attention:SelfAttention.get_query_key_value_tensors",
+                has="if output_gate:",
+                lacks="gate = gate[:, :, idx * size : (idx + 1) * size, :]",
+            ),
+        ),
+        affects=lambda run: (
+            run.attention_output_gate
+            and run.group_query_attention is not False
+            and 0 < (run.num_query_groups or 0) < tensor_parallel(run)
+        ),
+        when="--attention-output-gate with --num-query-groups less than --tensor-model-parallel-size",
+        instead="choose a --tensor-model-parallel-size up to --num-query-groups",
+        links=("NVIDIA/Megatron-LM#3575",),
+        state="fixed in 0.17.0",
+        evidence="reproduced",
+    ),
+)

@@ -1,0 +1,58 @@
+"""What to change on a command line that Megatron refuses, where Megatron's own message does not tell."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+
+from .. import _engine
+from ..declarations.description import settings
+from ..engine.state import State
+
+_ASKS_FOR = re.compile(r"assert args\.(\w+) is not None")
+_REFUSALS = (AssertionError, ValueError, RuntimeError)  # what Megatron raises to refuse, in its own words
+
+
+def reason(error: BaseException) -> str:
+    """The error's own words; for an assertion without words, the flag that it asks for, or else its line.
+
+    What was not raised to refuse, such as a division by zero, is named with its kind and its line.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    in_megatron = [frame for frame in frames if "/megatron/" in frame.filename.replace("\\", "/")]
+    line = (in_megatron or frames)[-1].line or ""
+    if not isinstance(error, _REFUSALS):
+        return f"{type(error).__name__}: {error}, at `{line}`"
+    missing = _ASKS_FOR.match(line)
+    return str(error) or (f"add --{missing[1].replace('_', '-')}" if missing else line)
+
+
+def is_silent_refusal(error: AssertionError) -> bool:
+    """Whether Megatron's check of the flags has raised it without a word."""
+    file = traceback.extract_tb(error.__traceback__)[-1].filename
+    return not str(error) and file.replace("\\", "/").endswith("megatron/training/arguments.py")
+
+
+def flags_left_out(words: Iterable[str]) -> Iterator[str]:
+    """A sentence for each flag among `words` whose patch was left out or refused: Megatron does not know it then."""
+    flags = _names(words)
+    for patch in _engine.catalog:
+        report = _engine.report(patch)
+        if report.state in (State.DISABLED, State.REFUSED):
+            for flag in sorted(flags.intersection(one.name.split()[0] for one in settings(patch))):
+                why = report.reason if report.state is State.DISABLED else "refused here: see `status`"
+                yield f"{flag} comes with the patch {patch.id}, which is {why}"
+
+
+def flags_misspelt(words: Iterable[str]) -> Iterator[str]:
+    """A question for each flag among `words` that is almost one of the patches: argparse does not say which."""
+    flags_of_patches = {setting.name.split()[0] for patch in _engine.catalog for setting in settings(patch)}
+    for flag in sorted(_names(words) - flags_of_patches):
+        if close := get_close_matches(flag, flags_of_patches, n=1, cutoff=0.9):
+            yield f"{flag}: did you mean {close[0]}?"
+
+
+def _names(words: Iterable[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words}

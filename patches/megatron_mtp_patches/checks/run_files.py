@@ -1,0 +1,110 @@
+"""The runs that a file describes: flags, or the configuration of a framework."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from ..declarations.settings import OPTIMIZER_CONFIG, TRANSFORMER_CONFIG
+from ..engine import UsageError
+from .configuration import Configuration, make_dtype, make_source, misplaced_settings, read_hugging_face_sizes
+from .launch_script import Command, read_commands
+from .verl_configuration import read_roles
+
+_KINDS = (
+    "MODEL_ARGS, as a recipe of Megatron-LM's functional tests; a section `model`, as a run_config.yaml of "
+    "Megatron-Bridge; `actor_rollout_ref`, as a configuration that verl composes; nor `tensor_model_parallel_size` "
+    "with `model` or `mcore_model`, as an args.json or a --config of ms-swift"
+)
+
+
+def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
+    """The runs of a file, named after it: the flags of each, or its configuration.
+
+    A YAML or JSON file is a recipe of Megatron-LM's functional tests, a run_config.yaml of Megatron-Bridge, a composed
+    configuration of verl, whose actor is a run, as its critic if it has one, or an args.json or --config of ms-swift.
+    Any other file is a launch script, or has flags as text. verl and ms-swift take the settings of a model, such as its
+    experts, from its Hugging Face configuration: they count as absent unless the file overrides them.
+
+    Raises:
+        UsageError: the file cannot be read, or is none of these.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"it cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"it cannot be read: {error}") from error
+    if not text.strip():
+        raise UsageError("it is empty")
+    if file.suffix not in (".yaml", ".yml", ".json"):
+        commands = read_commands(text, os.environ)
+        several = len(commands) > 1
+        return [(f"{file} {Path(one.script).name}" if several else str(file), one) for one in commands]
+    content = _parse_json(text) if file.suffix == ".json" else _parse_yaml(text)
+    recipes = {name: flags for name, flags in content.items() if re.fullmatch(r"MODEL_ARGS(_\d+)?", str(name))}
+    if recipes and all(isinstance(flags, dict) for flags in recipes.values()):
+        several = len(recipes) > 1
+        return [
+            (
+                f"{file} {name}" if several else str(file),
+                Command("", [], [word for pair in flags.items() for word in _words(*pair)], []),
+            )
+            for name, flags in recipes.items()
+        ]
+    if isinstance(content.get("actor_rollout_ref"), dict):
+        return [(f"{file} {role}", configuration) for role, configuration in read_roles(content).items()]
+    if "tensor_model_parallel_size" in content and ("mcore_model" in content or "model" in content):
+        hints = misplaced_settings(content, "", (OPTIMIZER_CONFIG, TRANSFORMER_CONFIG))
+        sizes, notes = read_hugging_face_sizes(content.get("model"), has_heads=False)
+        sources = [make_source(content), make_dtype(content.get("torch_dtype")), *sizes]
+        return [(str(file), Configuration(sources, hints, notes=notes))]
+    if isinstance(content.get("model"), dict):
+        sections = [section for section in content.values() if isinstance(section, dict)]
+        hints = [
+            *misplaced_settings(content["model"], "model", (TRANSFORMER_CONFIG,)),
+            *misplaced_settings(content.get("optimizer") or {}, "optimizer", (OPTIMIZER_CONFIG,)),
+            *misplaced_settings(content, "", ()),
+        ]
+        for name, section in content.items():
+            if isinstance(section, dict) and name not in ("model", "optimizer"):
+                hints += misplaced_settings(section, name, ())
+        return [(str(file), Configuration([make_source(section) for section in sections], hints))]
+    raise UsageError(f"it has neither {_KINDS}")
+
+
+def _parse_yaml(text: str) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError("reading YAML needs pyyaml (pip install pyyaml)") from error
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"it is not YAML: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _parse_json(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"it is not JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _words(flag: str, value: object) -> list[str]:
+    """As Megatron-LM's functional tests make them: true is a switch that is on, false and null one that is off."""
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag]
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
+    text = str(value)
+    in_brackets = re.fullmatch(r"\[([\w ]+)\]", text)  # several words, not a list that Megatron reads itself
+    return [flag, *shlex.split(in_brackets[1] if in_brackets else text)]

@@ -1,0 +1,95 @@
+"""The trainings of a configuration that verl composes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from ..cli.zero_touch import VARIABLE
+from ..declarations.settings import OPTIMIZER_CONFIG, TRANSFORMER_CONFIG
+from ..engine import UsageError
+from .configuration import Configuration, make_dtype, make_source, misplaced_settings, read_hugging_face_sizes
+
+_OVERRIDES = ("override_transformer_config", "override_mcore_model_config", "override_ddp_config")
+_PLACES = ("ray_kwargs", "ray_init", "runtime_env", "env_vars")  # of the variables of the workers
+_VARIABLE, _PACKAGE = "VERL_USE_EXTERNAL_MODULES", "megatron_mtp_patches"
+
+
+def read_roles(content: dict[str, Any]) -> dict[str, Configuration]:
+    """{role: its run}: the actor and, if verl trains one, the critic, where Megatron trains them.
+
+    Raises:
+        UsageError: Megatron trains neither.
+    """
+    roles = {"actor": content["actor_rollout_ref"].get("actor")}
+    if _has_critic(content):
+        roles["critic"] = content["critic"]
+    trained = {role: section for role, section in roles.items() if (section or {}).get("strategy") == "megatron"}
+    if not trained:
+        strategies = {str((section or {}).get("strategy")) for section in roles.values()}
+        raise UsageError(
+            f"verl trains this by {', '.join(sorted(strategies))}, not by Megatron: compose it with "
+            f"model_engine=megatron"
+        )
+    return {role: _read_role(section, content) for role, section in trained.items()}
+
+
+def _has_critic(content: dict[str, Any]) -> bool:
+    """As verl decides it (`need_critic` of verl 0.9.1)."""
+    critic = content.get("critic") or {}
+    if critic.get("enable") is not None:
+        return bool(critic["enable"])
+    return bool(critic) and (content.get("algorithm") or {}).get("adv_estimator", "gae") == "gae"
+
+
+def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuration:
+    """The settings of a role, with what verl's engine sets for all runs."""
+    engine, optimizer, trainer = section.get("megatron") or {}, section.get("optim") or {}, content.get("trainer") or {}
+    model_settings = engine.get("override_transformer_config") or {}
+    optimizer_settings = optimizer.get("override_optimizer_config") or {}
+    model = section.get("model") or content["actor_rollout_ref"].get("model") or {}  # a critic has one of its own
+    heads, variables = model.get("mtp") or {}, _read_variables(content)
+    in_16_bits = bool(optimizer.get("use_precision_aware_optimizer")) and optimizer.get("main_grads_dtype") != "fp32"
+    fixed = SimpleNamespace(
+        world_size=int(trainer.get("n_gpus_per_node") or 1) * int(trainer.get("nnodes") or 1),
+        calculate_per_token_loss=bool(engine.get("dynamic_context_parallel")) or None,
+        accumulate_allreduce_grads_in_fp32=not in_16_bits,
+        grad_reduce_in_fp32=not in_16_bits,
+        overlap_grad_reduce=False,
+    )
+    overrides = [make_source(engine.get(name) or {}) for name in _OVERRIDES]
+    sources = [
+        *overrides,
+        make_source(optimizer_settings),
+        make_source(engine),
+        make_source(optimizer),
+        fixed,
+        make_dtype(engine.get("dtype")),
+    ]
+    hints = [
+        *misplaced_settings(model_settings, "override_transformer_config", (TRANSFORMER_CONFIG,)),
+        *misplaced_settings(optimizer_settings, "override_optimizer_config", (OPTIMIZER_CONFIG,)),
+        *misplaced_settings(engine, "megatron", ()),
+        *misplaced_settings(optimizer, "optim", ()),
+        *misplaced_settings(model, "model", ()),
+        *misplaced_settings(heads, "model.mtp", ()),
+        *_missing_variable(variables),
+    ]
+    sizes, notes = read_hugging_face_sizes(model.get("path"), bool(heads.get("enable")))
+    return Configuration([*sources, *sizes], hints, str(variables.get(VARIABLE) or "").strip(), notes)
+
+
+def _read_variables(content: dict[str, Any]) -> dict[str, Any]:
+    """The variables of the workers."""
+    variables: Any = content
+    for place in _PLACES:
+        variables = (variables or {}).get(place)
+    return variables or {}
+
+
+def _missing_variable(variables: dict[str, Any]) -> list[str]:
+    """What to add where no variable of the workers has them import the patches."""
+    if _PACKAGE in str(variables.get(_VARIABLE, "")).split(","):
+        return []
+    setting = f"{'.'.join(_PLACES)}.{_VARIABLE}={_PACKAGE}"
+    return [f"the workers import the patches only where zero-touch is enabled: set {setting}"]

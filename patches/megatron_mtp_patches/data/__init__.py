@@ -1,0 +1,1 @@
+"""Batches and losses: packed sequences, context parallelism and fine-tuning."""

@@ -1,0 +1,1 @@
+"""What declarations of patches share: settings, edits that several patches need, and what is said of them."""

@@ -1,0 +1,180 @@
+"""Edits that several patches need, and the names of the targets they share. The engine installs each of them once."""
+
+from ..engine import AddIfMissing, Provide, Replace, Wrap
+from .settings import Conflict
+
+# -- multi-token prediction -------------------------------------------------------------------------------------------
+
+MTP = "megatron.core.transformer.multi_token_prediction"
+
+MTP_LOSS = (
+    Provide(f"{MTP}:process_mtp_loss", "megatron_overrides.mtp.losses.process_mtp_loss:process_mtp_loss"),
+    # 0.16 has the loss inside GPTModel, which must then call ours.
+    Wrap(
+        "megatron.core.models.gpt.gpt_model:GPTModel._postprocess",
+        "megatron_overrides.mtp.losses.wrappers:call_process_mtp_loss",
+    ),
+)
+
+_HELPER = f"{MTP}:MTPLossLoggingHelper"
+_OUR_HELPER = "megatron_overrides.mtp.metrics.tracker:MTPLossLoggingHelper"
+_METRICS = ("save_metrics_to_tracker", "clean_metrics_in_tracker", "reduce_metrics_in_tracker")
+_LOSSES = ("save_loss_to_tracker", "clean_loss_in_tracker", "reduce_loss_in_tracker")
+MTP_TRACKER = (
+    *(Provide(f"{_HELPER}.{name}", f"{_OUR_HELPER}.{name}") for name in (*_METRICS, *_LOSSES)),
+    Replace(f"{_HELPER}.track_mtp_metrics", f"{_OUR_HELPER}.track_mtp_metrics"),
+)
+
+# The loss learns which tokens the model sees and whether it is needed; the heads run only if it is.
+_RECORD_INPUTS = "megatron_overrides.mtp.wrappers:record_forward_inputs"
+MTP_FORWARD_PASS = (
+    Wrap("megatron.core.models.gpt.gpt_model:GPTModel._postprocess", _RECORD_INPUTS),
+    Wrap("megatron.core.models.hybrid.hybrid_model:HybridModel.forward", _RECORD_INPUTS),
+    Wrap("megatron.core.models.mamba.mamba_model:MambaModel.forward", _RECORD_INPUTS),
+    Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", "megatron_overrides.mtp.wrappers:skip_idle_block"),
+)
+
+# Megatron-FSDP around a model: up to 0.19, and on main.
+MEGATRON_FSDP = tuple(
+    f"megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataParallel{version}"
+    for version in ("", "V1", "V2")
+)
+
+# Classes that wrap a model for data parallelism.
+_DATA_PARALLEL = (
+    "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel",
+    "megatron.core.distributed.torch_fully_sharded_data_parallel:TorchFullyShardedDataParallel",
+)
+
+
+def wrap_data_parallel(override: str) -> tuple[Wrap, ...]:
+    """Return the edits for what is to happen before any of them, or Megatron-FSDP, sees the model."""
+    return (
+        *(Wrap(f"{name}.__init__", override, check_source=False) for name in _DATA_PARALLEL),
+        *(Wrap(f"{name}.__init__", override) for name in MEGATRON_FSDP),
+    )
+
+
+# Megatron-FSDP where some parameters do not train.
+_FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
+_DATA_PARALLELISM = "megatron_overrides.mtp.frozen.data_parallelism"
+FROZEN_PARAMETERS_IN_FSDP = (
+    Wrap(
+        f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks",
+        f"{_DATA_PARALLELISM}:register_no_hook_on_frozen_parameters",
+    ),
+    Wrap(
+        f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.reduce_scatter_gradients",
+        f"{_DATA_PARALLELISM}:reduce_groups_that_train",
+    ),
+)
+
+# The optimizer state in a checkpoint is that of the parameters that train.
+_CHECKPOINTING = "megatron.training.checkpointing"
+_OPTIMIZER_STATE = "megatron_overrides.mtp.frozen.optimizer_state"
+STATE_OF_TRAINED_PARAMETERS = (
+    Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_OPTIMIZER_STATE}:watch_for_other_state", check_source=False),
+    Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_OPTIMIZER_STATE}:refuse_other_state", check_source=False),
+)
+
+# No gradient of the MTP loss leaves the heads.
+_DETACHED_HEADS = "megatron_overrides.mtp.heads.wrappers"
+DETACHED_HEADS = (
+    *MTP_LOSS,
+    Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_DETACHED_HEADS}:detach_block"),
+    Wrap(f"{MTP}:MultiTokenPredictionLayer._get_embeddings", f"{_DETACHED_HEADS}:detach_inputs"),
+)
+
+# The layer under the 1F1B overlap of experts: up to 0.18, and from 0.19 on.
+SCHEDULED_MTP_LAYER = (
+    "megatron.core.models.gpt.fine_grained_callables:build_mtp_layer_callables",
+    "megatron.core.models.common.fine_grained_callables:build_mtp_layer_callables",
+)
+
+# What divides the sum of auxiliary losses for the log by a number of layers: up to 0.17, and from 0.18 on.
+_MOE = "megatron.core.transformer.moe"
+MOE_LOGGING = "megatron_overrides.moe.wrappers"
+REPORTS_OF_AUX_LOSSES = (f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE}.moe_logging:MoEMetricsTracker.report")
+MARK_TRAINING_LOG = Wrap(
+    "megatron.training.training:training_log",
+    "megatron_overrides.report.wrappers:mark_training_log",
+    check_source=False,
+)
+
+# The output layer of heads is not called once for all rows, or not trained by its calls.
+CALLED_IN_CHUNKS = Conflict(
+    "defer_embedding_wgrad_compute",
+    "keeps the input of each of its calls for later",
+    "calls the output layer chunk by chunk",
+)
+CALLED_UNTRAINED = Conflict(
+    "defer_embedding_wgrad_compute",
+    "computes a weight gradient for each of its uses later",
+    "uses the output layer without training it",
+)
+
+# -- the optimizer ----------------------------------------------------------------------------------------------------
+
+OPTIMIZER = "megatron.core.optimizer.optimizer"
+
+OPTIMIZER_STEP = (
+    Replace(f"{OPTIMIZER}:ChainedOptimizer.step", "megatron_overrides.norms.optimizer_step:step_chained"),
+    Replace(f"{OPTIMIZER}:MixedPrecisionOptimizer.step", "megatron_overrides.norms.optimizer_step:step_alone"),
+    Replace(f"{OPTIMIZER}:FP32Optimizer.step", "megatron_overrides.norms.optimizer_step:step_alone"),
+    AddIfMissing(
+        f"{OPTIMIZER}:ChainedOptimizer.get_parameters",
+        "megatron_overrides.norms.optimizer_step:get_parameters_of_chain",
+    ),
+    Replace("megatron.core.models.mimo.optimizer:MimoOptimizer.step", "megatron_overrides.norms.mimo_optimizer:step"),
+    Replace(
+        "megatron.core.models.mimo.optimizer:MimoOptimizer.get_grad_norm",
+        "megatron_overrides.norms.mimo_optimizer:get_grad_norm",
+    ),
+)
+
+_GRADIENTS = "megatron_overrides.norms.gradients"
+_NORMS = "megatron_overrides.norms.measuring"
+_BASE = f"{OPTIMIZER}:MegatronOptimizer"
+_CHAIN = f"{OPTIMIZER}:ChainedOptimizer"
+_LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer"
+
+
+# For the `numerics` of each patch that brings the edits below and changes norms in no other way.
+ROUNDED_NORM = (
+    "Where ranks share out experts without a distributed optimizer, and several optimizers have the dense parameters "
+    "(Muon and Adam), the last digit of the gradient norm may change: the optimizers of a group have one sum."
+)
+
+# All norms of a step from one reduction.
+GRAD_NORMS = (
+    AddIfMissing(f"{_BASE}._filter_grads_for_norm", f"{_GRADIENTS}:_filter_grads_for_norm"),
+    # In place of the newer one too, which does not know the groups of --grad-norm-group.
+    Provide(f"{_BASE}.get_grads_for_grad_norm", f"{_GRADIENTS}:get_grads_for_grad_norm"),
+    Provide(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GRADIENTS}:get_main_grads_for_grad_norm"),
+    *(Replace(f"{owner}.get_grad_norm", f"{_NORMS}:get_grad_norm") for owner in (_BASE, _CHAIN, _LAYER_WISE)),
+    *(
+        Provide(f"{owner}._compute_grad_norms_by_group", f"{_NORMS}:_compute_grad_norms_by_group")
+        for owner in (_BASE, _CHAIN)
+    ),
+    Replace(f"{_BASE}.clip_grad_norm", "megatron_overrides.norms.optimizer_step:clip_grad_norm"),
+)
+
+# Shards and main copies keep the norm group of their parameter.
+COPY_GRAD_NORM_TAGS = Wrap(
+    "megatron.core.tensor_parallel.layers:copy_tensor_model_parallel_attributes",
+    "megatron_overrides.norms.wrappers:copy_grad_norm_tags",
+    check_source=False,
+)
+
+# -- the log ---------------------------------------------------------------------------------------------------------
+
+SHOW_METRICS = (
+    Wrap(
+        "megatron.training.training:training_log", "megatron_overrides.report.wrappers:log_metrics", check_source=False
+    ),
+    Wrap(
+        "megatron.training.training:print_rank_last",
+        "megatron_overrides.report.wrappers:append_to_log_line",
+        check_source=False,
+    ),
+)

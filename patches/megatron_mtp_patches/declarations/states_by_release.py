@@ -1,0 +1,45 @@
+"""The state of a patch in each release, by what its declaration says of upstream. Nothing installed is read."""
+
+from __future__ import annotations
+
+from ..engine import Patch
+from ..engine.state import State
+from ..megatrons.known import RELEASES, since
+from .description import settings
+
+# Known Megatrons, from the oldest to the newest.
+KNOWN = (*RELEASES, "main")
+
+
+def state_in(patch: Patch, release: str) -> State:
+    """Return applied, repaired or native, the state of `patch` in one of `KNOWN`.
+
+    What upstream listed first decides; later changes to it are defects until then.
+    """
+    first = patch.upstream[0] if patch.upstream else None
+    if (
+        first is None
+        or first.native_since is None
+        or first.repository
+        or release not in _known_since(first.native_since)
+    ):
+        return State.APPLIED
+    return State.REPAIRED if patch.repairs else State.NATIVE
+
+
+def retires_with(patch: Patch) -> str:
+    """Return the first of `KNOWN` that has the whole change; '' if none has."""
+    return next((release for release in KNOWN if state_in(patch, release) is State.NATIVE), "")
+
+
+def advice(patch: Patch, release: str) -> str:
+    """What to do with a patch whose change `release` has."""
+    theirs, ours = (
+        ", ".join(f"`{one.name}`" for one in settings(patch) if one.is_upstream is whose) for whose in (True, False)
+    )
+    kept = "Drop it." if state_in(patch, release) is State.NATIVE else "Keep it for its repairs."
+    return kept + f" Megatron has {theirs}." * bool(theirs) + f" Only the patch adds {ours}." * bool(ours)
+
+
+def _known_since(version: str) -> tuple[str, ...]:
+    return ("main",) if version == "main" else since(version)

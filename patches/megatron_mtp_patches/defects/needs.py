@@ -1,0 +1,45 @@
+"""What a program needs beside megatron.core, and what to do where it is missing."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from packaging.requirements import Requirement  # Megatron needs it, too
+
+from ..megatrons.environment import PARTS, find_version
+from ..megatrons.installed import find_releases
+from ..rehearsal import transformer_engine
+
+TRANSFORMER_ENGINE = "transformer-engine"
+TRAINER = "megatron.training"
+MUON = "Muon"  # Megatron's, which was written for some versions of emerging-optimizers
+PARTS_BY_NAME = {part.distribution: part for part in PARTS}
+PARTS_BY_NAME[MUON] = PARTS_BY_NAME["emerging-optimizers"]
+
+
+def needs_of(program: ModuleType) -> tuple[str, ...]:
+    """The packages that a program needs, as pip takes them, and what it needs of Megatron: its trainer or Muon."""
+    return getattr(program, "NEEDS", ())
+
+
+def find_missing(program: ModuleType) -> str:
+    """What a program needs and this environment lacks, and what to do about each; '' if it has all."""
+    reasons = {need: _why_not(Requirement(need)) for need in needs_of(program)}
+    return "; ".join(f"it needs {need}: {reason}" for need, reason in reasons.items() if reason)
+
+
+def _why_not(need: Requirement) -> str:
+    """Why the program cannot have what it needs, and what to do about it; '' if it can."""
+    part = PARTS_BY_NAME[need.name]
+    installed = find_version(part.distribution, part.module)
+    if need.name == TRANSFORMER_ENGINE and not transformer_engine.available():
+        return transformer_engine.installation_advice()
+    if need.name == TRAINER and installed is None:
+        return "this Megatron has no trainer; put a checkout of the same release first on PYTHONPATH"
+    if installed is None:
+        return f"pip install {part.distribution}{need.specifier}"
+    if need.specifier and not need.specifier.contains(installed, prereleases=True):
+        return f"{installed} is installed"
+    if need.name == MUON and (broken := part.broken_limits(installed, find_releases())):
+        return f"{part.distribution} {installed} is installed, and there is {broken[0].cost}"
+    return ""

@@ -1,0 +1,197 @@
+"""Megatron-FSDP: how the gradients of all microbatches of a step are added up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..defects.conditions import (
+    context_parallel,
+    data_parallel,
+    expert_data_parallel,
+    fuses_weight_gradients,
+    microbatches,
+    sharding_strategy,
+    type_name,
+)
+from ..defects.declare import Defect, Sign
+
+_FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
+_BUFFERS = f"{_FSDP}.param_and_grad_buffer"
+_REDUCE = f"{_BUFFERS}:GradReducePipeline._bucket_group_gradient_reduce"
+
+
+def _shards_gradients(run: Any) -> bool:
+    return sharding_strategy(run) in ("optim_grads", "optim_grads_params")
+
+
+def _has_single_replica(run: Any) -> bool:
+    """Whether the dense layers or the experts have one replica."""
+    if not (run.data_parallel_size or run.world_size):
+        return False
+    return data_parallel(run) * context_parallel(run) == 1 or bool(run.num_experts and expert_data_parallel(run) == 1)
+
+
+def _reduces_in_another_type(run: Any) -> bool:
+    """Whether gradients are reduced in another type than that in which they are kept."""
+    kept, sent = (type_name(run.megatron_fsdp_main_grads_dtype), type_name(run.megatron_fsdp_grad_comm_dtype))
+    kept = kept or ("bfloat16" if run.bf16 else "float16" if run.fp16 else "float32")
+    return bool(sent) and sent != kept
+
+
+def _loses_microbatches(run: Any) -> bool:
+    """Whether a microbatch overwrites the gradients of those before, or their sum is scaled with each."""
+    is_overwritten = fuses_weight_gradients(run) and run.transformer_engine >= (2, 10)
+    is_scaled = not run.calculate_per_token_loss and data_parallel(run) * context_parallel(run) > 1
+    return microbatches(run) > 1 and bool(is_overwritten or is_scaled)
+
+
+DEFECTS = (
+    Defect(
+        id="ML-6660",
+        effect=(
+            "The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
+            "parallelism, are doubled with each microbatch"
+        ),
+        kind="wrong numbers",
+        severity=5,
+        signs=(
+            Sign(_REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")),
+        ),
+        affects=lambda run: _shards_gradients(run) and _has_single_replica(run),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, and as many "
+            "expert-parallel as data-parallel ranks, or one data-parallel rank"
+        ),
+        links=("NVIDIA/Megatron-LM#6660",),
+        state="fixed in 0.17.0",
+        evidence="reproduced",
+        patch="add-fsdp-gradients-of-single-replicas",
+    ),
+    Defect(
+        id="ML-6660b",
+        effect=(
+            "The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
+            "parallelism, are doubled with each microbatch"
+        ),
+        kind="wrong numbers",
+        severity=5,
+        signs=(Sign(_REDUCE, has="if gbuf.is_data_distributed or custom_grad_comm_dtype:"),),
+        affects=lambda run: _shards_gradients(run) and _has_single_replica(run) and _reduces_in_another_type(run),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, "
+            "--megatron-fsdp-grad-comm-dtype other than --megatron-fsdp-main-grads-dtype, and as many expert-parallel "
+            "as data-parallel ranks, or one data-parallel rank"
+        ),
+        only_if="Megatron is 0.19 or newer, or --grad-reduce-in-bf16 is given",
+        instead="set --megatron-fsdp-grad-comm-dtype and --megatron-fsdp-main-grads-dtype to the same type",
+        links=("NVIDIA/Megatron-LM#6660",),
+        state="open",
+        evidence="reproduced",
+        patch="add-fsdp-gradients-of-single-replicas",
+    ),
+    Defect(
+        id="fsdp-gradients-of-single-replicas",
+        effect=(
+            "Of the gradients of layers with one replica, as experts have where expert parallelism is as large as data "
+            "parallelism, only those of the last microbatch count, or those of earlier ones are scaled with each"
+        ),
+        kind="wrong numbers",
+        severity=5,
+        signs=(
+            Sign(
+                f"{_BUFFERS}:ParamAndGradBuffer._init_each_parameter_group_buffers",
+                has="is_data_distributed=is_grad_buffer_distributed and main_buf_dp_group.size() > 1",
+            ),
+        ),
+        affects=lambda run: _shards_gradients(run) and _has_single_replica(run) and _loses_microbatches(run),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, several "
+            "microbatches, and as many expert-parallel as data-parallel ranks, or one data-parallel rank"
+        ),
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        patch="add-fsdp-gradients-of-single-replicas",
+    ),
+    Defect(
+        id="ML-6357a",
+        effect="Each microbatch overwrites the weight gradients of the one before, so only the last one counts",
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),),
+        affects=lambda run: (
+            sharding_strategy(run) == "optim"
+            and fuses_weight_gradients(run)
+            and microbatches(run) > 1
+            and run.transformer_engine >= (2, 10)
+        ),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim and several microbatches, without "
+            "--no-gradient-accumulation-fusion"
+        ),
+        instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
+        links=("NVIDIA/Megatron-LM#6357",),
+        state="fixed on main",
+        evidence="reproduced",
+        patch="add-fsdp-gradients-of-all-microbatches",
+        after="ML-3067",  # 0.16.1 adds what it should replace
+    ),
+    Defect(
+        id="fsdp-own-layers-keep-last-microbatch",
+        effect=(
+            "The output layer, and other linear layers of Megatron's own, keep the weight gradient of the last "
+            "microbatch only"
+        ),
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.tensor_parallel.layers:LinearWithGradAccumulationAndAsyncCommunication.backward",
+                has="weight.main_grad = weight.get_main_grad()",
+            ),
+        ),
+        affects=lambda run: (
+            sharding_strategy(run) in ("no_shard", "optim") and fuses_weight_gradients(run) and microbatches(run) > 1
+        ),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard or optim and several microbatches, "
+            "without --no-gradient-accumulation-fusion"
+        ),
+        instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        patch="add-fsdp-gradients-of-all-microbatches",
+    ),
+    Defect(
+        id="fsdp-fused-experts-keep-last-microbatch",
+        effect="Grouped experts under the operation fuser keep the weight gradient of the last microbatch only",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.transformer.moe.experts:TEGroupedMLP._ensure_main_grad",
+                has="param.overwrite_main_grad = True",
+            ),
+        ),
+        # There all layers of TransformerEngine keep the last one: ML-6357a.
+        fixed_by=(Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),),
+        affects=lambda run: (
+            sharding_strategy(run) == "optim"
+            and fuses_weight_gradients(run)
+            and microbatches(run) > 1
+            and run.num_experts
+            and run.moe_grouped_gemm
+            and run.use_transformer_engine_op_fuser
+        ),
+        when=(
+            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim, several microbatches, --num-experts, "
+            "--moe-grouped-gemm and --use-transformer-engine-op-fuser, without --no-gradient-accumulation-fusion"
+        ),
+        instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
+        links=(),
+        state="unreported",
+        evidence="read",
+        patch="add-fsdp-gradients-of-all-microbatches",
+    ),
+)

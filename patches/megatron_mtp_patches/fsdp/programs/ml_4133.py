@@ -1,0 +1,12 @@
+"""The norm of the update of a step of Megatron-FSDP in bf16, without and with --use-precision-aware-optimizer."""
+
+from ...defects.labs.fsdp_lab import step_in_bf16
+from ...defects.labs.lab import start
+
+RANKS = 2
+NEEDS = ("transformer-engine",)
+
+
+def reproduce():
+    start()
+    return step_in_bf16(False).update, step_in_bf16(True).update

@@ -1,0 +1,149 @@
+"""Experts beside MTP heads: their auxiliary losses, in the log and in training, and replayed routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..defects.conditions import has_any_aux_loss, has_z_loss, pipeline_parallel, repeats_a_head
+from ..defects.declare import Defect, Gap, Sign
+
+_REPORT = "megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report"
+_COUNTS = "num_moe_layers is None"
+_TRACK = "megatron.core.transformer.moe.moe_utils:track_moe_metrics"
+_DIVIDES_BY_LAYERS = (Sign(_REPORT, lacks=_COUNTS), Sign(_TRACK, has="num_moe_layers += mtp_num_layers"))
+
+
+def _experts_of_hybrid_head(run: Any) -> str:
+    """The layers of a hybrid model's head up to its last one with experts; '' where it has none."""
+    _, _, heads = (run.hybrid_layer_pattern or "").partition("/")
+    before, experts, _ = heads.partition("/")[0].rpartition("E")
+    return before + experts
+
+
+def _ends_dense(run: Any) -> bool:
+    """Whether the last layer of the main model, which heads are like, has no experts."""
+    frequency = run.moe_layer_freq
+    if isinstance(frequency, str):  # "2" or "([0]*1+[1]*23)": a configuration that Megatron's parser has not read
+        last = frequency.rpartition("[")[2].partition("]")[0].split(",")[-1:]
+        frequency = last if "[" in frequency else int(frequency)
+    if isinstance(frequency, (list, tuple)):
+        return not int(frequency[-1])
+    return ((run.num_layers or 1) - 1) % (frequency or 1) != 0
+
+
+def _is_divided_wrongly(run: Any) -> bool:
+    """Whether the number of MoE layers that the trainer counts is not that of the model."""
+    if not (run.num_experts and run.mtp_num_layers):
+        return False
+    return bool(run.hybrid_layer_pattern) or repeats_a_head(run) or _ends_dense(run)
+
+
+def _replays_routes_beside_experts_of_heads(run: Any) -> bool:
+    if not (run.moe_enable_routing_replay and run.num_experts and run.mtp_num_layers):
+        return False
+    return bool(_experts_of_hybrid_head(run)) if run.hybrid_layer_pattern else not _ends_dense(run)
+
+
+def _has_dense_layers(run: Any) -> bool:
+    return run.moe_layer_freq not in (None, 1) or bool(run.pipeline_model_parallel_layout)
+
+
+DEFECTS = (
+    Defect(
+        "ML-6748",
+        "The logged MoE auxiliary loss is too small, because it is divided by more than the number of MoE layers",
+        kind="wrong log",
+        severity=2,
+        signs=_DIVIDES_BY_LAYERS,
+        affects=_is_divided_wrongly,
+        when="--num-experts with --mtp-num-layers, where heads have no experts or share a layer, or in a hybrid model",
+        links=("NVIDIA/Megatron-LM#6748",),
+        state="fixed on main",
+        evidence="reproduced",
+        patch="average-aux-loss-over-moe-layers",
+        unless=Gap(
+            lambda run: not run.is_of_megatron_trainer,
+            when="other trainers than Megatron's, unless they pass num_moe_layers",
+            because="only in Megatron's trainer the number of MoE layers is known, unless another one passes "
+            "num_moe_layers to track_moe_metrics",
+        ),
+    ),
+    Defect(
+        "ML-6748b",
+        "A repeated head of a hybrid model trains with its auxiliary loss as many times as it has passes",
+        kind="wrong numbers",
+        severity=3,
+        signs=_DIVIDES_BY_LAYERS,
+        fixed_by=(
+            Sign("megatron.core.transformer.transformer_config:TransformerConfig", lacks="mtp_use_repeated_layer"),
+        ),
+        affects=lambda run: _experts_of_hybrid_head(run) and repeats_a_head(run),
+        when="--hybrid-layer-pattern with experts in a head, --mtp-use-repeated-layer and --mtp-num-layers > 1",
+        links=("NVIDIA/Megatron-LM#6748",),
+        state="fixed on main",
+        evidence="reproduced",
+        patch="average-aux-loss-over-moe-layers",
+    ),
+    Defect(
+        "ML-6748c",
+        "Training ends in an IndexError when a router of a hybrid head records its auxiliary loss",
+        kind="crash",
+        severity=3,
+        signs=(Sign(_REPORT, has=_COUNTS),),
+        affects=lambda run: len(_experts_of_hybrid_head(run)) > (run.mtp_num_layers or 0),
+        when="--hybrid-layer-pattern whose heads have more layers than --mtp-num-layers before their last experts",
+        links=(),
+        introduced_by=("NVIDIA/Megatron-LM#6748",),
+        state="unreported",
+        evidence="reproduced",
+        patch="average-aux-loss-over-moe-layers",
+    ),
+    Defect(
+        id="ML-3401",
+        effect=(
+            "The first log of the MoE losses hangs or adds wrong numbers, because pipeline stages without MoE layers "
+            "reduce tensors of another length"
+        ),
+        kind="hang",
+        severity=3,
+        signs=(
+            Sign(
+                _TRACK,
+                has='tracker[key]["values"] = torch.zeros(num_layers, device="cuda")',
+            ),
+        ),
+        affects=lambda run: (
+            run.mtp_num_layers
+            and pipeline_parallel(run) > 1
+            and _has_dense_layers(run)
+            and (has_any_aux_loss(run) or has_z_loss(run))
+        ),
+        when=(
+            "--mtp-num-layers and --moe-layer-freq with --pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff or "
+            "--moe-z-loss-coeff"
+        ),
+        only_if="a pipeline stage has no MoE layer",
+        links=("NVIDIA/Megatron-LM#3401",),
+        state="fixed in 0.17.0",
+        evidence="read",
+    ),
+    Defect(
+        "ML-7404",
+        "Routes of the main model cannot be replayed, because the routers of MTP heads are counted with its own; "
+        "recorded routes have None for heads that did not run",
+        kind="crash",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.transformer.moe.router_replay:RouterReplay.get_recorded_data",
+                has="for router in RouterReplay.global_router_replay_instances",
+            ),
+        ),
+        affects=_replays_routes_beside_experts_of_heads,
+        when="--moe-enable-routing-replay with --num-experts and --mtp-num-layers, where heads have experts",
+        links=("NVIDIA/Megatron-LM#7404",),
+        state="open",
+        evidence="reproduced",
+        patch="leave-heads-out-of-router-replay",
+    ),
+)

@@ -1,0 +1,103 @@
+"""The gradient norm of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..defects.conditions import expert_parallel, expert_tensor_parallel, is_layer_wise, tensor_parallel
+from ..defects.declare import Defect, Sign
+
+_MARKS_NO_EXPERTS = (
+    Sign("megatron.core.extensions.transformer_engine:", lacks="param.allreduce = not use_expert_pgs"),
+)
+
+
+def _splits(run: Any) -> bool:
+    """Whether the run has experts and dense layers that are split over ranks."""
+    return bool(run.num_experts and tensor_parallel(run) > 1)
+
+
+def _has_grouped_experts(run: Any) -> bool:
+    """Whether these experts are grouped layers of TransformerEngine."""
+    is_megatrons = run.transformer_impl == "local" or run.moe_use_legacy_grouped_gemm
+    return bool(_splits(run) and run.moe_grouped_gemm and not is_megatrons)
+
+
+_LAYERS = "megatron.core.tensor_parallel.layers"
+
+
+_IS_DUPLICATE = f"{_LAYERS}:param_is_not_tensor_parallel_duplicate"
+
+
+def _has_biases(run: Any) -> bool:
+    """Whether these experts have biases, which Megatron refuses if it splits each expert."""
+    return bool(_splits(run) and run.add_bias_linear and run.expert_tensor_parallel_size == 1)
+
+
+DEFECTS = (
+    Defect(
+        "ML-5916",
+        "The gradient norm leaves out the experts of all tensor-parallel ranks but the first, so gradients are clipped "
+        "too little",
+        kind="wrong numbers",
+        severity=4,
+        signs=_MARKS_NO_EXPERTS,
+        affects=lambda run: _has_grouped_experts(run) and run.transformer_engine >= (2, 13),
+        when="--num-experts with --moe-grouped-gemm, --tensor-model-parallel-size > 1 and TransformerEngine >= 2.13",
+        links=("NVIDIA/Megatron-LM#5916",),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
+        patch="count-experts-in-grad-norm",
+    ),
+    Defect(
+        "ML-5916b",
+        "The gradient norm leaves out the biases of experts",
+        kind="wrong numbers",
+        severity=3,
+        signs=(Sign(_IS_DUPLICATE, lacks="expert_tp_group"),),
+        affects=lambda run: _has_biases(run) and run.transformer_impl != "local",
+        when="--num-experts with biases, --tensor-model-parallel-size > 1 and --expert-tensor-parallel-size 1",
+        links=("NVIDIA/Megatron-LM#5916",),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
+        instead="--disable-bias-linear",
+        patch="count-experts-in-grad-norm",
+    ),
+    Defect(
+        "ML-6099",
+        "The gradient norm of dist_muon leaves out the biases of experts",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__", lacks="'expt_tp'"
+            ),
+        ),
+        fixed_by=(Sign(_IS_DUPLICATE, lacks="expert_tp_group"),),  # where ML-5916b says it of all optimizers
+        affects=lambda run: _has_biases(run) and is_layer_wise(run),
+        when="--optimizer dist_muon with --num-experts, biases, --tensor-model-parallel-size > 1 and "
+        "--expert-tensor-parallel-size 1",
+        links=("NVIDIA/Megatron-LM#6099",),
+        state="fixed on main",
+        evidence="reproduced",
+        instead="--disable-bias-linear",
+        patch="count-experts-in-grad-norm",
+    ),
+    Defect(
+        "ML-5916c",
+        "Gradients of experts are averaged over the wrong ranks, so copies of an expert drift apart, or shards of one "
+        "are mixed",
+        kind="wrong numbers",
+        severity=5,
+        signs=_MARKS_NO_EXPERTS,
+        affects=lambda run: (
+            run.num_experts and expert_parallel(run) == 1 and expert_tensor_parallel(run) != tensor_parallel(run)
+        ),
+        when="--num-experts with --expert-model-parallel-size 1 and an --expert-tensor-parallel-size other than "
+        "--tensor-model-parallel-size",
+        links=("NVIDIA/Megatron-LM#5916",),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
+        patch="count-experts-in-grad-norm",
+    ),
+)

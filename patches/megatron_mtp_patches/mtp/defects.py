@@ -1,0 +1,156 @@
+"""MTP heads: how much their loss counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..defects.conditions import context_parallel, data_parallel, masks_loss, microbatches
+from ..defects.declare import Defect, Sign
+
+_MTP_LOSS = "megatron.core.transformer.multi_token_prediction:process_mtp_loss"
+_GPT_LOSS = "megatron.core.models.gpt.gpt_model:GPTModel._postprocess"
+_RATIO_OF_RANK = (Sign(_MTP_LOSS, has="original_num_tokens / num_tokens_safe"),)
+_MEAN_OF_RANK = tuple(Sign(target, has="= roll_tensor(loss_mask") for target in (_MTP_LOSS, _GPT_LOSS))
+_UNEVEN = "the mask of the loss lies unevenly over the ranks"
+
+
+def _cuts_sequences_per_token(run: Any) -> bool:
+    return bool(run.mtp_num_layers and run.calculate_per_token_loss and context_parallel(run) > 1)
+
+
+def _cuts_sequences_with_a_mean(run: Any) -> bool:
+    return bool(run.mtp_num_layers and not run.calculate_per_token_loss and context_parallel(run) > 1)
+
+
+DEFECTS = (
+    Defect(
+        id="ML-3396",
+        effect="The loss of MTP heads is NaN, and without --calculate-per-token-loss all gradients become NaN",
+        kind="wrong numbers",
+        severity=3,
+        signs=(Sign(_GPT_LOSS, has="mtp_loss_scale * mtp_loss / num_tokens"),),
+        affects=lambda run: run.mtp_num_layers and (run.sft or run.eod_mask_loss),
+        when="--mtp-num-layers with --sft or --eod-mask-loss",
+        only_if="a microbatch, or a context-parallel rank's part of one, has no token that counts for a head",
+        links=("NVIDIA/Megatron-LM#3396",),
+        state="fixed in 0.17.0",
+        evidence="read",
+        patch="count-mtp-tokens-over-ranks",
+    ),
+    Defect(
+        id="ML-3159",
+        effect=(
+            "MTP heads count less in the loss than asked for, because their sum over fewer tokens is divided by the "
+            "number of tokens of the main model"
+        ),
+        kind="wrong numbers",
+        severity=2,
+        signs=(Sign(_GPT_LOSS, has="MTPLossAutoScaler.apply(hidden_states, mtp_loss_scale * mtp_loss)"),),
+        affects=lambda run: run.mtp_num_layers and run.calculate_per_token_loss,
+        when="--mtp-num-layers with --calculate-per-token-loss",
+        links=("NVIDIA/Megatron-LM#3159",),
+        state="fixed in 0.17.0",
+        evidence="read",
+    ),
+    Defect(
+        "ML-7498",
+        "With a per-token loss each context-parallel rank scales its MTP loss by its own ratio of main tokens to MTP "
+        "tokens, so a token counts more on one rank than on another, and not at all on a rank without main tokens",
+        kind="wrong numbers",
+        severity=3,
+        signs=_RATIO_OF_RANK,
+        affects=lambda run: _cuts_sequences_per_token(run) and masks_loss(run),
+        when="--mtp-num-layers with --calculate-per-token-loss, --context-parallel-size > 1 and a mask of the loss "
+        "(--sft, --eod-mask-loss)",
+        only_if=_UNEVEN,
+        links=("NVIDIA/Megatron-LM#7498",),
+        state="open",
+        evidence="reproduced",
+        patch="count-mtp-tokens-over-ranks",
+    ),
+    Defect(
+        "ML-7498b",
+        "With a per-token loss each context-parallel rank scales its MTP loss by its own ratio of main tokens to MTP "
+        "tokens, so a token counts slightly more on the rank where a sequence ends (by 1/2000 if that rank has 2,000 "
+        "tokens)",
+        kind="wrong numbers",
+        severity=1,
+        signs=_RATIO_OF_RANK,
+        affects=lambda run: _cuts_sequences_per_token(run) and not masks_loss(run),
+        when="--mtp-num-layers with --calculate-per-token-loss and --context-parallel-size > 1, without a mask of the "
+        "loss",
+        links=("NVIDIA/Megatron-LM#7498",),
+        state="open",
+        evidence="read",
+        patch="count-mtp-tokens-over-ranks",
+    ),
+    Defect(
+        "ML-7452c",
+        "With a per-token loss each microbatch scales its MTP loss by its own ratio of main tokens to MTP tokens, so "
+        "the gradients of MTP heads depend on the micro-batch size",
+        kind="wrong numbers",
+        severity=2,
+        signs=_RATIO_OF_RANK,
+        affects=lambda run: (
+            run.mtp_num_layers
+            and run.calculate_per_token_loss
+            and masks_loss(run)
+            and max(microbatches(run), data_parallel(run)) > 1
+        ),
+        when="--mtp-num-layers with --calculate-per-token-loss, a mask of the loss (--sft, --eod-mask-loss) and "
+        "several microbatches or replicas",
+        only_if="the microbatches have different ratios",
+        links=("NVIDIA/Megatron-LM#7452", "NVIDIA/Megatron-LM#7498"),
+        state="open",
+        evidence="reproduced",
+        instead="compare runs with the same --micro-batch-size: upstream means the loss so (NVIDIA/Megatron-LM#7498)",
+    ),
+    Defect(
+        "ML-7513b",
+        "Each context-parallel rank divides its MTP loss by its own number of tokens, so gradients and logged losses "
+        "of MTP heads depend on how sequences and masks lie on the ranks",
+        kind="wrong numbers",
+        severity=3,
+        signs=_MEAN_OF_RANK,
+        affects=lambda run: _cuts_sequences_with_a_mean(run) and masks_loss(run),
+        when="--mtp-num-layers with --context-parallel-size > 1 and a mask of the loss (--sft, --eod-mask-loss), "
+        "without --calculate-per-token-loss",
+        only_if=_UNEVEN,
+        links=("NVIDIA/Megatron-LM#7513", "NVIDIA/Megatron-LM#7498"),
+        state="open",
+        evidence="reproduced",
+        patch="count-mtp-tokens-over-ranks",
+    ),
+    Defect(
+        "ML-7513c",
+        "Each context-parallel rank divides its MTP loss by its own number of tokens, so a token counts slightly more "
+        "on the rank where a sequence ends (by 1/2000 if that rank has 2,000 tokens)",
+        kind="wrong numbers",
+        severity=1,
+        signs=_MEAN_OF_RANK,
+        affects=lambda run: _cuts_sequences_with_a_mean(run) and not masks_loss(run),
+        when="--mtp-num-layers with --context-parallel-size > 1, without a mask of the loss and without "
+        "--calculate-per-token-loss",
+        links=("NVIDIA/Megatron-LM#7513", "NVIDIA/Megatron-LM#7498"),
+        state="open",
+        evidence="read",
+        patch="count-mtp-tokens-over-ranks",
+    ),
+    Defect(
+        id="ML-6010",
+        effect="MTP layers of a MimoModel also train on tokens that the loss mask leaves out, such as those of images, "
+        "because their language model does not get the mask",
+        kind="wrong numbers",
+        severity=3,
+        signs=tuple(
+            Sign(f"megatron.core.models.mimo.model.base:MimoModel.{name}", has="labels=labels, attention_mask=")
+            for name in ("forward", "_forward_language_module", "_forward_all_modules")
+        ),
+        affects=lambda run: False,  # no setting of Megatron's trainer builds a MimoModel
+        when="a MimoModel whose language model has MTP layers",
+        only_if="its trainer passes a loss_mask",
+        links=("NVIDIA/Megatron-LM#6010",),
+        state="fixed on main",
+        evidence="read",
+    ),
+)

@@ -1,0 +1,254 @@
+"""MTP heads: what they are trained on, and which parameters their loss trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..defects.conditions import (
+    fuses_weight_gradients,
+    has_heads_on_last_stage,
+    pipeline_parallel,
+    recomputes_heads,
+    repeats_a_head,
+)
+from ..defects.declare import Defect, Sign
+
+_MTP = "megatron.core.transformer.multi_token_prediction"
+_SETUP = "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer"
+_DETACHED = "megatron.core.transformer.transformer_config:TransformerConfig.mtp_detach_heads"
+
+
+def _has_unused_weight(run: Any) -> bool:
+    """Whether the last pipeline stage has MTP heads and takes the word embedding for the output layer."""
+    return has_heads_on_last_stage(run) and pipeline_parallel(run) > 1 and not run.untie_embeddings_and_output_weights
+
+
+def _loses_uses_of_output_weight(run: Any) -> bool:
+    return bool(
+        run.mtp_num_layers
+        and run.use_megatron_fsdp
+        and not run.mtp_detach_heads
+        and not run.freeze_base_model_for_mtp
+        and fuses_weight_gradients(run)
+    )
+
+
+DEFECTS = (
+    Defect(
+        "ML-4494",
+        "MTP heads train on tokens of other sequences and on padding, because packed sequences are rolled as if they "
+        "had no padding",
+        kind="wrong numbers",
+        severity=4,
+        # from 0.18 on the trainer gives both sets of lengths with padding
+        signs=(Sign("megatron.core.utils:get_thd_batch_on_this_cp_rank", has="cu_seqlens_q_padded=cu_seqlens_padded"),),
+        affects=lambda run: run.mtp_num_layers and run.sft,
+        when="--mtp-num-layers with --sft",
+        links=("NVIDIA/Megatron-LM#4494", "NVIDIA/Megatron-LM#3035"),
+        state="open",
+        evidence="reproduced",
+        patch="roll-padded-packed-sequences",
+    ),
+    Defect(
+        "ML-3457",
+        "Full activation recomputation ends in a TypeError about padding_mask in the first MTP head",
+        kind="crash",
+        severity=3,
+        signs=(
+            Sign(
+                f"{_MTP}:MultiTokenPredictionLayer.forward",
+                has=("self._checkpointed_forward(", "padding_mask=padding_mask"),
+            ),
+        ),
+        fixed_by=(Sign(f"{_MTP}:MultiTokenPredictionLayer._checkpointed_forward", has="padding_mask"),),
+        affects=lambda run: run.mtp_num_layers and run.recompute_granularity == "full",
+        when="--mtp-num-layers with --recompute-granularity full",
+        links=("NVIDIA/Megatron-LM#3457",),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
+        instead="--recompute-granularity selective",
+        patch="derive-mtp-labels",
+    ),
+    Defect(
+        "ML-4593",
+        "MTP heads get no gradient, because TransformerEngine's checkpoint does not see their tensors",
+        kind="wrong numbers",
+        severity=5,
+        signs=(Sign(f"{_MTP}:MultiTokenPredictionLayer._checkpointed_forward", lacks="custom_forward"),),
+        affects=lambda run: recomputes_heads(run) and run.fp8,
+        when="--mtp-num-layers with --recompute-granularity full and --fp8-format",
+        links=("NVIDIA/Megatron-LM#4593",),
+        state="fixed in 0.18.0",
+        evidence="reproduced",
+        instead="--recompute-granularity selective",
+        patch="recompute-quantized-mtp-heads",
+    ),
+    Defect(
+        "ML-4593b",
+        "Full activation recomputation of packed sequences ends in a TypeError in the first MTP head",
+        kind="crash",
+        severity=3,
+        signs=(Sign(f"{_MTP}:MultiTokenPredictionLayer._checkpointed_forward", lacks="custom_forward"),),
+        affects=lambda run: recomputes_heads(run) and run.sft and not run.fp8,
+        when="--mtp-num-layers with --recompute-granularity full and --sft",
+        links=("NVIDIA/Megatron-LM#4593",),
+        state="fixed in 0.18.0",
+        evidence="reproduced",
+        instead="--recompute-granularity selective",
+        patch="recompute-quantized-mtp-heads",
+    ),
+    Defect(
+        "ML-6965",
+        "A repeated MTP head loses the gradients of all depths but one: in bf16 in the first step, in fp8 and fp4 in "
+        "the first microbatch of each step",
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(f"{_MTP}:MultiTokenPredictionBlock._build_layers", has="self.mtp_use_repeated_layer"),),
+        affects=lambda run: (
+            repeats_a_head(run)
+            and (run.transformer_impl or "transformer_engine") == "transformer_engine"
+            and fuses_weight_gradients(run)
+            and not run.use_megatron_fsdp
+        ),
+        when="--mtp-use-repeated-layer with --mtp-num-layers > 1 and layers of TransformerEngine",
+        links=("NVIDIA/Megatron-LM#6965",),
+        state="fixed on main",
+        evidence="reproduced",
+        instead="--no-gradient-accumulation-fusion",
+        patch="sum-gradients-of-repeated-weights",
+    ),
+    Defect(
+        "fsdp-output-weight",
+        "Under Megatron-FSDP the output weight of attached MTP heads keeps the gradient of only one of its uses",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.tensor_parallel.layers:LinearWithGradAccumulationAndAsyncCommunication.backward",
+                has="weight.main_grad = weight.get_main_grad()",
+            ),
+        ),
+        affects=_loses_uses_of_output_weight,
+        when="--use-megatron-fsdp with --mtp-num-layers and no --mtp-detach-heads",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        instead="--no-gradient-accumulation-fusion",
+        patch="sum-gradients-of-repeated-weights",
+    ),
+    Defect(
+        "fsdp-repeated-head",
+        "Under Megatron-FSDP a repeated MTP head keeps the gradient of only one of its depths",
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(f"{_MTP}:MultiTokenPredictionBlock._build_layers", has="self.mtp_use_repeated_layer"),),
+        affects=lambda run: repeats_a_head(run) and run.use_megatron_fsdp and fuses_weight_gradients(run),
+        when="--use-megatron-fsdp with --mtp-use-repeated-layer and --mtp-num-layers > 1",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        instead="--no-gradient-accumulation-fusion",
+        patch="sum-gradients-of-repeated-weights",
+    ),
+    Defect(
+        "detached-overlap",
+        "The MTP loss trains the main model although the heads are detached",
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(_DETACHED),),
+        affects=lambda run: run.mtp_detach_heads and run.overlap_moe_expert_parallel_comm,
+        when="--mtp-detach-heads with --overlap-moe-expert-parallel-comm",
+        links=(),
+        introduced_by=("NVIDIA/Megatron-LM#3456",),
+        state="unreported",
+        evidence="reproduced",
+        instead="leave out --overlap-moe-expert-parallel-comm",
+        patch="detach-mtp-heads",
+    ),
+    Defect(
+        "detached-embedding",
+        "An assertion of DDP fails in the second step, because the MTP stage's copy of the embedding has no gradient",
+        kind="crash",
+        severity=3,
+        signs=(Sign(_DETACHED),),
+        affects=lambda run: (
+            run.mtp_detach_heads
+            and pipeline_parallel(run) > 1
+            and run.overlap_grad_reduce
+            and not run.use_distributed_optimizer
+        ),
+        when="--mtp-detach-heads with --pipeline-model-parallel-size > 1, --overlap-grad-reduce and no "
+        "--use-distributed-optimizer",
+        links=(),
+        introduced_by=("NVIDIA/Megatron-LM#3456",),
+        state="unreported",
+        evidence="reproduced",
+        instead="--use-distributed-optimizer",
+        patch="detach-mtp-heads",
+    ),
+    Defect(
+        "ML-6256",
+        "The first MTP head ends in a RuntimeError, because the embedding is not scattered over the sequence-parallel "
+        "ranks",
+        kind="crash",
+        severity=3,
+        signs=(Sign(f"{_MTP}:MultiTokenPredictionLayer._get_embeddings", lacks="scatter_to_sequence_parallel_region"),),
+        affects=lambda run: (
+            run.mtp_num_layers and run.sequence_parallel and run.scatter_embedding_sequence_parallel is False
+        ),
+        when="--mtp-num-layers with --sequence-parallel in a multimodal model "
+        "(scatter_embedding_sequence_parallel=False)",
+        links=("NVIDIA/Megatron-LM#6256",),
+        state="fixed on main",
+        evidence="reproduced",
+        patch="scatter-mtp-embeddings",
+    ),
+    Defect(
+        "ML-5034",
+        "The first stage and the MTP stage train their copies of the word embedding by different rules, and the copies "
+        "drift apart",
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(_SETUP, lacks="self.pre_process or getattr(self, 'mtp_process', False)"),),
+        affects=lambda run: (
+            run.mtp_num_layers
+            and pipeline_parallel(run) > 1
+            and (run.decoupled_lr is not None or "muon" in str(run.optimizer))
+        ),
+        when="--mtp-num-layers with --pipeline-model-parallel-size > 1 and --decoupled-lr or --optimizer muon",
+        links=("NVIDIA/Megatron-LM#5034",),
+        state="fixed in 0.18.0",
+        evidence="reproduced",
+        patch="tag-mtp-stage-embedding",
+    ),
+    Defect(
+        "tied-output-weight-save",
+        "Saving a checkpoint fails with an AssertionError, because the stage of the heads has an output weight that "
+        "nothing uses",
+        kind="crash",
+        severity=3,
+        signs=(Sign(_SETUP, lacks="self.output_layer.weight = None"),),
+        affects=lambda run: _has_unused_weight(run) and run.save and (run.ckpt_format or "torch_dist") == "torch_dist",
+        when="--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and --save",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        instead="--untie-embeddings-and-output-weights",
+        patch="drop-unused-output-weight",
+    ),
+    Defect(
+        "tied-output-weight-ddp",
+        "An assertion of DDP fails in the second step, because an output weight that nothing uses has no gradient",
+        kind="crash",
+        severity=3,
+        signs=(Sign(_SETUP, lacks="self.output_layer.weight = None"),),
+        affects=lambda run: _has_unused_weight(run) and run.overlap_grad_reduce and not run.use_distributed_optimizer,
+        when="--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1, --overlap-grad-reduce and no "
+        "--use-distributed-optimizer",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        instead="--use-distributed-optimizer or --untie-embeddings-and-output-weights",
+        patch="drop-unused-output-weight",
+    ),
+)

@@ -1,0 +1,195 @@
+"""Gradient norms, clipping and skipped updates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..defects.conditions import is_layer_wise, tensor_parallel, type_name
+from ..defects.declare import Defect, Sign
+
+_OPTIMIZER = "megatron.core.optimizer.optimizer"
+_SKIP = "grad_norm > grad_norm_skip_threshold"
+_SKIPS_IN_CHAIN = (
+    Sign(f"{_OPTIMIZER}:ChainedOptimizer.step", has=_SKIP),
+    Sign(f"{_OPTIMIZER}:ChainedOptimizer.step", has="grad_norm > optimizer.config.grad_norm_skip_threshold"),
+)
+_LAYERS = "megatron.core.tensor_parallel.layers"
+
+
+def _has_threshold(run: Any) -> bool:
+    threshold = run.grad_norm_skip_threshold
+    return threshold is not None and math.isfinite(threshold)
+
+
+def _has_duplicated_layers(run: Any) -> bool:
+    """Whether TransformerEngine has layers of which each tensor-parallel rank has a copy."""
+    has_latent_attention = run.multi_latent_attention and run.transformer_impl != "local"
+    return bool(tensor_parallel(run) > 1 and (has_latent_attention or (run.num_experts and run.moe_latent_size)))
+
+
+_HELPER = "megatron.core.transformer.multi_token_prediction:MTPLossLoggingHelper"
+
+
+DEFECTS = (
+    Defect(
+        "ML-3460",
+        "Ranks that own no main parameters take the update that the others skip, and hang or diverge",
+        kind="hang",
+        severity=4,
+        signs=_SKIPS_IN_CHAIN,
+        affects=_has_threshold,
+        when="--grad-norm-skip-threshold",
+        links=(),
+        introduced_by=("NVIDIA/Megatron-LM#3460",),
+        state="unreported",
+        evidence="reproduced",
+        only_if="a rank owns no main parameters",
+        patch="skip-update-on-large-grad-norm",
+    ),
+    Defect(
+        "ML-3460b",
+        "An update whose gradient norm is NaN is not skipped",
+        kind="wrong numbers",
+        severity=3,
+        signs=_SKIPS_IN_CHAIN,
+        affects=_has_threshold,
+        when="--grad-norm-skip-threshold",
+        links=(),
+        introduced_by=("NVIDIA/Megatron-LM#3460",),
+        state="unreported",
+        evidence="reproduced",
+        patch="skip-update-on-large-grad-norm",
+    ),
+    Defect(
+        "ML-3460c",
+        "Megatron-FSDP ignores --grad-norm-skip-threshold",
+        kind="wrong numbers",
+        severity=3,
+        signs=_SKIPS_IN_CHAIN,
+        affects=lambda run: _has_threshold(run) and run.use_megatron_fsdp,
+        when="--grad-norm-skip-threshold with --use-megatron-fsdp",
+        links=(),
+        introduced_by=("NVIDIA/Megatron-LM#3460",),
+        state="unreported",
+        evidence="reproduced",
+        patch="skip-update-on-large-grad-norm",
+    ),
+    Defect(
+        "ML-4116",
+        "Ranks clip the MTP heads by different norms, because that norm is reduced over the wrong ranks",
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(f"{_OPTIMIZER}:copy_optimizer_param_metadata"),),
+        affects=lambda run: run.mtp_detach_heads and is_layer_wise(run),
+        when="--mtp-detach-heads with --optimizer dist_muon, or muon with use_layer_wise_distributed_optimizer",
+        links=(),
+        introduced_by=("NVIDIA/Megatron-LM#4116",),
+        state="unreported",
+        evidence="reproduced",
+        patch="clip-mtp-grads-separately",
+    ),
+    Defect(
+        "ML-4116b",
+        "The MTP heads are clipped by the norm of the main model, because Megatron-FSDP loses their tag",
+        kind="wrong numbers",
+        severity=3,
+        signs=(Sign(f"{_OPTIMIZER}:copy_optimizer_param_metadata"),),
+        affects=lambda run: run.mtp_detach_heads and run.use_megatron_fsdp,
+        when="--mtp-detach-heads with --use-megatron-fsdp",
+        links=(),
+        introduced_by=("NVIDIA/Megatron-LM#4116",),
+        state="unreported",
+        evidence="reproduced",
+        patch="clip-mtp-grads-separately",
+    ),
+    Defect(
+        "ML-7338",
+        "The norm of gradients in bf16 and fp32 is wrong and clipping changes some of them wrongly, because a kernel "
+        "reads all of them in the dtype of the first; or the step ends in an illegal memory access",
+        kind="wrong numbers",
+        severity=3,
+        signs=(Sign("megatron.core.optimizer.clip_grads:get_grad_norm_fp32", has="[grads_for_norm], False"),),
+        affects=lambda run: run.use_precision_aware_optimizer and type_name(run.main_grads_dtype) == "bfloat16",
+        when="--use-precision-aware-optimizer with --main-grads-dtype bf16",
+        only_if="the model keeps some parameters in fp32",
+        instead="--main-grads-dtype fp32",
+        links=("NVIDIA/Megatron-LM#7338", "NVIDIA/Megatron-LM#7279"),
+        state="open",
+        evidence="reproduced",
+        patch="read-gradients-in-their-dtype",
+    ),
+    Defect(
+        "ML-5530",
+        "The largest gradient as the norm ends in a ValueError on ranks without gradients that count",
+        kind="crash",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.optimizer.clip_grads:get_grad_norm_fp32",
+                has="total_norm = max((grad.abs().max() for grad in grads_for_norm))",
+            ),
+        ),
+        affects=lambda run: False,  # Megatron asks for the 2-norm
+        when="get_grad_norm_fp32 with norm_type=inf, for which Megatron itself does not ask",
+        only_if="a rank trains no parameter",
+        links=("NVIDIA/Megatron-LM#5530",),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
+    ),
+    Defect(
+        id="ML-4084",
+        effect="The gradient norm counts the embedding and the output layer, with the local implementation all linear "
+        "layers, of the first tensor-parallel rank only, so gradients are clipped too little",
+        kind="wrong numbers",
+        severity=4,
+        signs=(
+            Sign(
+                f"{_LAYERS}:VocabParallelEmbedding.__init__",
+                has="if config.perform_initialization:",
+                lacks="set_tensor_model_parallel_attributes",
+            ),
+        ),
+        affects=lambda run: run.perform_initialization is False and tensor_parallel(run) > 1,
+        when="--no-initialization (perform_initialization=False) with --tensor-model-parallel-size > 1",
+        instead="leave out --no-initialization",
+        links=("NVIDIA/Megatron-LM#4084",),
+        state="fixed in 0.18.0",
+        evidence="reproduced",
+        patch="count-uninitialized-shards",
+    ),
+    Defect(
+        id="ML-3213",
+        effect="The gradient norm counts the down projections of MLA and the latent projections of experts once for "
+        "each tensor-parallel rank, so gradients are clipped too much",
+        kind="wrong numbers",
+        severity=3,
+        signs=(
+            Sign(
+                "megatron.core.extensions.transformer_engine:TELinear.__init__",
+                has="parallel_mode == 'duplicated'",
+                lacks="'tensor_model_parallel', False",
+            ),
+        ),
+        affects=_has_duplicated_layers,
+        when="--tensor-model-parallel-size > 1 with --multi-latent-attention or --moe-latent-size",
+        links=("NVIDIA/Megatron-LM#3213",),
+        state="fixed in 0.17.0",
+        evidence="reproduced",
+        patch="count-duplicated-weights-once",
+    ),
+    Defect(
+        "mtp-loss-of-skipped-steps",
+        "The mean of the MTP losses in the log counts steps that the loss scaler skipped in its sum, but not in its "
+        "number",
+        kind="wrong log",
+        severity=1,
+        signs=(Sign(f"{_HELPER}.track_mtp_metrics", has="total_loss_dict"),),
+        affects=lambda run: run.mtp_num_layers and run.fp16,
+        when="--mtp-num-layers with --fp16",
+        links=(),
+        state="unreported",
+        evidence="reproduced",
+        patch="skip-update-on-large-grad-norm",
+    ),
+)

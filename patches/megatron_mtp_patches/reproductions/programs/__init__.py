@@ -1,1 +1,0 @@
-"""A program for each defect that a CPU can show."""

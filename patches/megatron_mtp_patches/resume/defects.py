@@ -1,0 +1,138 @@
+"""A resume: what a run that loads a checkpoint does otherwise than one that never stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..defects.conditions import expert_parallel, has_megatron_fsdp, loads_model_only, loads_optimizer
+from ..defects.declare import Defect, Sign
+
+_LOADING = "megatron.training.checkpointing:load_checkpoint"
+_OPTIMIZER = "megatron.core.optimizer.optimizer"
+_KEYS = f"{_OPTIMIZER}:param_group_identifier_keys"
+
+
+def _has_learning_rates_of_groups(run: Any) -> bool:
+    """Whether some parameters have learning rates of their own."""
+    return bool(run.decoupled_lr or run.use_mup)
+
+
+def _loads_main_params_of_experts(run: Any) -> bool:
+    """Whether main parameters are made of a checkpoint's model, and experts have an optimizer of their own."""
+    return bool(run.load_main_params_from_ckpt and run.num_experts and expert_parallel(run) > 1)
+
+
+DEFECTS = (
+    Defect(
+        id="ML-4705a",
+        effect="After a resume all parameters have the learning rate of one group: --decoupled-lr and muP are lost",
+        kind="wrong numbers",
+        severity=5,
+        signs=(Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),),
+        affects=lambda run: (  # a checkpoint of Megatron-FSDP has the settings of each parameter
+            loads_optimizer(run) and _has_learning_rates_of_groups(run) and not has_megatron_fsdp(run)
+        ),
+        when="--load (without --no-load-optim or --finetune) with --decoupled-lr or --use-mup, without "
+        "--use-megatron-fsdp",
+        links=("NVIDIA/Megatron-LM#4705",),
+        state="fixed in 0.19.0",
+        evidence="reproduced",
+        patch="keep-learning-rates-at-resume",
+    ),
+    Defect(
+        id="ML-3720a",
+        effect="--override-opt-param-scheduler does not bring in a new --lr or --min-lr: the run goes on with the "
+        "checkpoint's",
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),),
+        fixed_by=(Sign(_LOADING, has='param_group["max_lr"] = max_lr'),),
+        affects=lambda run: loads_optimizer(run) and run.override_opt_param_scheduler,
+        when="--load with --override-opt-param-scheduler",
+        only_if="--lr or --min-lr differs from the checkpoint's",
+        links=("NVIDIA/Megatron-LM#1138", "NVIDIA/Megatron-LM#1284", "NVIDIA/Megatron-LM#3720"),
+        state="fixed in 0.19.0",  # where such a resume ends in an error: ML-3720b
+        evidence="reproduced",
+        patch="keep-learning-rates-at-resume",
+    ),
+    Defect(
+        id="ML-3720b",
+        effect="A resume with another --lr or --min-lr ends in an error: no parameter group of the checkpoint fits",
+        kind="crash",
+        severity=3,
+        signs=(Sign(_KEYS, has="_param_group_override_keys"),),
+        affects=lambda run: (
+            loads_optimizer(run) and (run.override_opt_param_scheduler or run.use_checkpoint_opt_param_scheduler)
+        ),
+        when="--load with --override-opt-param-scheduler or --use-checkpoint-opt-param-scheduler",
+        only_if="--lr or --min-lr differs from the checkpoint's",
+        links=("NVIDIA/Megatron-LM#3720",),
+        state="open",
+        evidence="reproduced",
+        patch="keep-learning-rates-at-resume",
+    ),
+    Defect(
+        id="ML-7173",
+        effect="--override-opt-param-scheduler gives all parameters --lr and --min-lr after a resume: --decoupled-lr "
+        "and muP are lost",
+        kind="wrong numbers",
+        severity=4,
+        signs=(Sign(_LOADING, has='param_group["max_lr"] = max_lr'),),
+        affects=lambda run: (
+            loads_optimizer(run) and run.override_opt_param_scheduler and _has_learning_rates_of_groups(run)
+        ),
+        when="--load with --override-opt-param-scheduler, and --decoupled-lr or --use-mup",
+        links=("NVIDIA/Megatron-LM#7173", "NVIDIA/Megatron-LM#3720"),
+        state="open",
+        evidence="read",
+        patch="keep-learning-rates-at-resume",
+    ),
+    Defect(
+        id="ML-5071",
+        effect="The first step after loading only a model puts the initial weights back: the optimizer's copy on the "
+        "CPU is not refreshed",
+        kind="lost state",
+        severity=4,
+        signs=(
+            Sign(
+                "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
+                has="self.optimizer.update_fp32_param_by_new_param() return",
+            ),
+        ),
+        affects=lambda run: (
+            run.optimizer_cpu_offload
+            and loads_model_only(run)
+            and (not run.use_precision_aware_optimizer or run.fp8_param_gather)
+        ),
+        when="--optimizer-cpu-offload with --finetune or --no-load-optim, and --fp8-param-gather or (in other trainers "
+        "than Megatron's) without --use-precision-aware-optimizer",
+        links=("NVIDIA/Megatron-LM#5071",),
+        state="open",
+        evidence="reproduced",
+        patch="refresh-offloaded-params",
+    ),
+    Defect(
+        id="ML-3676a",
+        effect="--load-main-params-from-ckpt makes the experts' main parameters of weights in half precision",
+        kind="wrong numbers",
+        severity=2,
+        signs=(Sign(f"{_OPTIMIZER}:ChainedOptimizer._split_state_dict", has="state_dicts[0] = state_dict"),),
+        affects=lambda run: _loads_main_params_of_experts(run) and not run.virtual_pipeline_model_parallel_size,
+        when="--load-main-params-from-ckpt with --num-experts and --expert-model-parallel-size > 1",
+        links=("NVIDIA/Megatron-LM#3676",),
+        state="fixed in 0.18.0",
+        evidence="read",
+    ),
+    Defect(
+        id="ML-3676b",
+        effect="--load-main-params-from-ckpt ends in an error: Wrong state_dict format",
+        kind="crash",
+        severity=3,
+        signs=(Sign(f"{_OPTIMIZER}:ChainedOptimizer._split_state_dict", has="state_dicts[0] = state_dict"),),
+        affects=lambda run: _loads_main_params_of_experts(run) and run.virtual_pipeline_model_parallel_size,
+        when="--load-main-params-from-ckpt with --num-experts, --expert-model-parallel-size > 1 and interleaved stages",
+        links=("NVIDIA/Megatron-LM#3676",),
+        state="fixed in 0.18.0",
+        evidence="read",
+    ),
+)
