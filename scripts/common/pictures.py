@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from PIL import Image  # matplotlib needs it, too
 
 RED, YELLOW, BLUE, GREEN, GREY, DARK = "#c8452f", "#c99700", "#1f6fb2", "#3c8d5a", "#8a8a8a", "#444444"
 
@@ -30,5 +31,9 @@ def start(title: str, titles: list[str], rows: int, size: tuple[float, float], *
 
 
 def save(figure: Any, file: Path) -> None:
+    """Write a PNG of 64 colours, which takes a third of the bytes."""
     figure.savefig(file, dpi=130)
     plt.close(figure)
+    with Image.open(file) as picture:
+        few = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    few.save(file, optimize=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -13,6 +12,7 @@ from megatron_mtp_patches.megatrons.known import DEFAULT, REFERENCE
 
 from scripts.common.process import ROOT, free_port, rank_variables
 from scripts.common.toml import read_toml
+from scripts.replay.report import passing_files
 
 from .machine import TAGS, Installed
 from .training import flags_of
@@ -140,14 +140,12 @@ def upstream_files(version: str) -> list[str]:
     """Paths below tests/unit_tests; a file that was taken from another commit says of which in its name."""
     suites = {suite["name"]: suite["files"] for suite in read_toml(ROOT / "ci" / "replay.toml")["suite"]}
     patterns = [pattern for name in SUITES for pattern in suites[name]]
-    passed = json.loads((PASSED / f"{version}.json").read_text(encoding="utf-8"))["passing with the patches"]
     return [
         *ROUTERS,
         *(
             file
-            for file, tests in passed.items()
-            if any("1" in ranks.split(", ") for ranks in tests)
-            and any(fnmatch(re.sub(r"_of_\w+(?=\.py)", "", file), pattern) for pattern in patterns)
+            for file in passing_files(PASSED / f"{version}.md", 1)
+            if any(fnmatch(re.sub(r"_of_\w+(?=\.py)", "", file), pattern) for pattern in patterns)
         ),
     ]
 

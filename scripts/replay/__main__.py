@@ -8,8 +8,8 @@ With `compare = "failures"`, and in every suite with --failures, what passes wit
 it is "passing". Each other test is still passing, fixed, newly failing, failing either way, skipped, or not run, with
 the cause. What fails newly, and what hangs or crashes in one of the two, runs once more by itself before it counts;
 with --resume, what hung in both, too. Once two cases of a parametrized test hang, its other cases do not run. Writes a
-table for each release as JSON and Markdown, with the versions that it was made with; those of this repository are in
-ci/replay.
+table for each release as JSON and Markdown, with the versions that it was made with; the Markdown of this repository is
+in ci/replay.
 
 Ends with 1 if a test is newly failing or was not run; with 2 if the arguments cannot be used or no test has run.
 

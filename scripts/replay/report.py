@@ -1,4 +1,7 @@
-"""The replay table: JSON with the tests that pass and the causes of the rest, Markdown with counts for each file."""
+"""The replay table: Markdown with counts for each file, JSON with the tests that pass and the causes of the rest.
+
+Git has the Markdown of ci/replay, and ignores the JSON.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,13 @@ def write(
     origin = "Made by `python -m scripts.replay`: " + ", ".join(f"{key} {value}" for key, value in about.items()) + "."
     tables = [table for table in tables if table.rows]
     study.write(folder / release, record, f"Upstream's unit tests, {release}", tables, origin)
+
+
+def passing_files(page: Path, ranks: int) -> list[str]:
+    """The files of which, by a page that `write` wrote, a test passes with the patches on this many ranks."""
+    counts = page.read_text(encoding="utf-8").partition(f"## {study.count_ranks(ranks)}\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in counts.splitlines() if ".py |" in line]
+    return [file for file, *cells in rows if any(cells[VERDICTS.index(word)] for word in PASS)]
 
 
 def totals(verdicts: dict[str, Verdict]) -> Counter[str]:
