@@ -1,9 +1,9 @@
 """Make a sample of each committed table again, and see that it says what the table says. Needs a Python per release.
 
-    python -m scripts.docs.samples --python 0.18.2=PYTHON --python 0.19.2=PYTHON ... [parity] [bench]
+    python -m scripts.docs.samples --python 0.18.2=PYTHON --python 0.19.2=PYTHON ... [compare_releases] [bench]
 
 The whole tables take from ten minutes to an hour, so a script makes them and they are committed; CI makes a sample: two
-cases of ci/parity on the oldest release and the newest, and it must list every case that is declared; and the
+cases of ci/compare_releases on the oldest release and the newest, and it must list every case that is declared; and the
 all-reduces of ci/bench, which are exact on any machine, on the newest. Ends with 1 where something differs, and says
 which command makes that table.
 """
@@ -22,19 +22,19 @@ from typing import Any
 
 from scripts.common.arguments import add_pythons, make_parser, one_of
 from scripts.common.process import ROOT, environment
-from scripts.parity.record import cases
+from scripts.compare_releases.record import cases
 
 CI = ROOT / "ci"
 CASES = ("optimizer/bf16/data/upstream", "model/detached/bf16")
 
 
-def parity(pythons: dict[str, str], folder: Path) -> Iterator[str]:
-    """What differs in the sample of ci/parity."""
+def compare_releases(pythons: dict[str, str], folder: Path) -> Iterator[str]:
+    """What differs in the sample of ci/compare_releases."""
     words = ["--ranks", "1", "--out", str(folder), *CASES]
-    if run("scripts.parity", pythons, {min(pythons), max(pythons)}, *words):
+    if run("scripts.compare_releases", pythons, {min(pythons), max(pythons)}, *words):
         yield "numbers differ, or could not be made; see above"
         return
-    committed = {row["case"]: row for row in read(CI / "parity")["rows"] if row["ranks"] == 1}
+    committed = {row["case"]: row for row in read(CI / "compare_releases")["rows"] if row["ranks"] == 1}
     for row in read(folder)["rows"]:
         for release, differences in row["largest differences"].items():
             before = committed[row["case"]]["largest differences"][release]
@@ -58,7 +58,7 @@ def bench(pythons: dict[str, str], folder: Path) -> Iterator[str]:
                 yield f"{where}: {counts['all_reduces']} all-reduces instead of {before}"
 
 
-TABLES = {"parity": parity, "bench": bench}
+TABLES = {"compare_releases": compare_releases, "bench": bench}
 
 
 def run(module: str, pythons: dict[str, str], releases: set[str], *words: str) -> int:

@@ -1,10 +1,10 @@
 """Do the same seeded work on every release of Megatron and compare every number. Needs a Python for each release.
 
-    python -m scripts.parity --python 0.18.2=PYTHON --python 0.19.2=PYTHON ... [--ranks 1,2,4] [CASE ...]
+    python -m scripts.compare_releases --python 0.18.2=PYTHON --python 0.19.2=PYTHON ... [--ranks 1,2,4] [CASE ...]
 
 Records each release with the patches, and 0.19.2, which must be among them, without the patches too. Prints the table
 of the largest differences and writes it to --out. Ends with 1 if anything differs that is not meant to. CASE is a
-pattern, as 'model/*'; scripts/parity/*_cases.py say what each does. layer_wise needs emerging-optimizers.
+pattern, as 'model/*'; scripts/compare_releases/*_cases.py say what each does. layer_wise needs emerging-optimizers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .table import Records, Row, compare_all, describe, make_table
 
 
 def main() -> int:
-    parser = make_parser("scripts.parity", __doc__)
+    parser = make_parser("scripts.compare_releases", __doc__)
     add_pythons(parser)
     parser.add_argument("--ranks", type=numbers, default=[1, 2, 4], help="numbers of ranks (default: 1,2,4)")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="cpu: a rehearsal (default)")
-    parser.add_argument("--out", type=Path, default=ROOT / "ci" / "parity", help="folder of the table")
+    parser.add_argument("--out", type=Path, default=ROOT / "ci" / "compare_releases", help="folder of the table")
     parser.add_argument("cases", nargs="*", default=["*"], metavar="CASE")
     options = parser.parse_args()
     if REFERENCE not in options.python:
@@ -47,7 +47,7 @@ def record_all(options: Namespace) -> Records:
     records: Records = {}
     for release, ranks, patched in track(todo, "recording"):
         patches = "all" if patched else "none"
-        words = ["scripts.parity.record", options.device, *options.cases]
+        words = ["scripts.compare_releases.record", options.device, *options.cases]
         record = study.measure(options.python[release], *words, ranks=ranks, patches=patches)
         study.check_release(release, record["megatron-core"])
         records[release, ranks, patched] = record

@@ -1,4 +1,4 @@
-"""python -m scripts.parity: what differs is found and named, whatever else is equal."""
+"""python -m scripts.compare_releases: what differs is found and named, whatever else is equal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import math
 
 import pytest
 
-from scripts.parity.__main__ import report
-from scripts.parity.differences import compare
-from scripts.parity.table import compare_all
+from scripts.compare_releases.__main__ import report
+from scripts.compare_releases.differences import compare
+from scripts.compare_releases.table import compare_all
 
 pytestmark = pytest.mark.forked("python")
 STEPS = [

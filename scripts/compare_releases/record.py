@@ -1,6 +1,6 @@
 """Run cases on every rank of one release; rank 0 writes what all ranks have seen.
 
-    python -m scripts.parity.record FILE cpu|gpu PATTERN...
+    python -m scripts.compare_releases.record FILE cpu|gpu PATTERN...
 
 MEGATRON_MTP_PATCHES decides what is patched; with "none" 0.19.2 gives upstream's own numbers.
 """

@@ -71,7 +71,7 @@ def describe(torch: dict[str, str]) -> str:
         versions = f"torch {next(iter(torch.values()))}"
     return (
         f"Largest absolute differences from {REFERENCE}, without the patches (native) or with them (patched), of each "
-        f'release with them; "bitwise": none. What a case does: scripts/parity/*_cases.py. {versions}.'
+        f'release with them; "bitwise": none. What a case does: scripts/compare_releases/*_cases.py. {versions}.'
     )
 
 

@@ -1,1 +1,0 @@
-"""The same seeded work on every release. `python -m scripts.parity --help`."""
