@@ -7,13 +7,13 @@ from importlib.util import find_spec
 
 import pytest
 
-from scripts.common.process import environment
 from scripts.replay import __main__ as replay
+from scripts.replay import report
 from scripts.replay.source import Repository, Tree
 from scripts.replay.verdicts import VERDICTS, doubtful
 
 pytestmark = [
-    pytest.mark.forked("python"),
+    pytest.mark.forked("torch"),
     pytest.mark.real_process("a replay starts interpreters: a checkout shadows the installed Megatron"),
 ]
 TESTS = """
@@ -42,27 +42,30 @@ def test_asks_for_a_version(): ...
 
 
 @pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="a verdict is that it is missing")
-def test_every_verdict(write_tree, tmp_path):
+def test_every_verdict(write_tree, tmp_path, monkeypatch, capsys):
+    """On a GPU's terms: the processes of a rehearsal would import torch first, eight times."""
     files = {"optimizer/test_all": TESTS, "new/test_all": TESTS, "inference/test_left_out": "def test_it(): ..."}
+    files["new/test_fails"] = "def test_fails(): raise ValueError('no way')"
     write_tree(tmp_path / "tree", **files)
-    words = ["--megatron", tmp_path / "tree", "--ranks", "1", "--work", tmp_path]
-    command = [sys.executable, "-m", "scripts.replay", *words]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=900)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "newly failing on 1: tests/unit_tests/optimizer/test_all.py::test_is_broken" in done.stdout
-    table = json.loads((tmp_path / "tables/cpu/0.18.2.json").read_text())
-    counts = dict(zip(VERDICTS, (2, 1, 3, 2, 2, 6, 0), strict=True))
+    words = ["--megatron", f"{tmp_path / 'tree'}", "--ranks", "1", "--device", "gpu", "--work", f"{tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["scripts.replay", *words])
+    assert replay.main() == 1
+    assert "newly failing on 1: tests/unit_tests/optimizer/test_all.py::test_is_broken" in capsys.readouterr().out
+    table = json.loads((tmp_path / "tables/gpu/0.18.2.json").read_text())
+    counts = dict(zip(VERDICTS, (2, 1, 3, 2, 3, 6, 0), strict=True))
     assert table["totals"] == {"1": counts}
     passing = {"1": ["test_asks_for_a_version", "test_is_fixed", "test_passes"]}
     assert table["passing with the patches"] == {"new/test_all.py": passing, "optimizer/test_all.py": passing}
     assert table["causes of the rest"] == {
         "1": {
             "newly failing": {"failed: AssertionError: as the patches have it": 2},
-            "failing either way": {"ValueError: no way": 2},
+            "failing either way": {"ValueError: no way": 3},
             "skipped": {"needs TransformerEngine": 4, "needs megatron.core.package_info.nothing": 2},
         }
     }
-    text = (tmp_path / "tables/cpu/0.18.2.md").read_text()
+    page = tmp_path / "tables/gpu/0.18.2.md"
+    assert report.passing_files(page, 1) == [*table["passing with the patches"]]
+    text = page.read_text()
     assert "| optimizer/test_all.py | 2 | 1 |  | 1 | 1 | 3 |  |" in text
     assert "| new/test_all.py |  |  | 3 | 1 | 1 | 3 |  |" in text
     assert "| `optimizer/test_all.py::test_is_fixed` | 1 | AssertionError: … is not there |" in text

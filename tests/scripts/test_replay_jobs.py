@@ -1,4 +1,4 @@
-"""The jobs of python -m scripts.replay: real processes, which import no torch, then some that are what they write."""
+"""The jobs of python -m scripts.replay: real processes, then some that are what they write."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from scripts.replay import jobs
 from scripts.replay.verdicts import all_ranks_say
 
 pytestmark = [
-    pytest.mark.forked("python"),
+    pytest.mark.forked("torch"),
     pytest.mark.real_process("a job starts interpreters, each with its own environment"),
 ]
 FINISHED = {"event": "finished"}
@@ -19,10 +19,10 @@ FINISHED = {"event": "finished"}
 
 @pytest.fixture
 def make_job(write_tree, tree, tmp_path):
-    def make(source="", ranks=1):
+    def make(source="", ranks=1, device="gpu"):
+        """A rehearsal, on cpu, imports torch first."""
         write_tree(tree, **{"optimizer/test_all": source})
-        # a rehearsal would import torch first
-        return jobs.Job(tree, ["optimizer/test_all.py"], ranks, "gpu", "none", tmp_path / "record")
+        return jobs.Job(tree, ["optimizer/test_all.py"], ranks, device, "none", tmp_path / "record")
 
     return make
 
@@ -46,19 +46,18 @@ def test_a_resumed_job_runs_the_tests_that_are_named_now(make_job, monkeypatch):
         monkeypatch.setenv("AGAIN", "")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_meet_in_the_store_of_the_replay(make_job, ranks):
+def test_ranks_meet_in_the_store_of_the_replay(make_job):
     """A rank that took itself for the one that opens the store would wait for a port that is in use."""
-    source = f"""
+    source = """
 import torch.distributed as dist
 
 def test_they_meet():
     dist.init_process_group("gloo")
-    assert dist.get_world_size() == {ranks}
+    assert dist.get_world_size() == 2
     dist.barrier()
     dist.destroy_process_group()
 """
-    job = make_job(source, ranks)
+    job = make_job(source, 2, "cpu")
     assert by_name(jobs.run(job, math.inf, False, print)) == {"test_they_meet": ("passed", "")}
 
 
