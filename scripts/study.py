@@ -58,12 +58,6 @@ def write(file: Path, record: Any, title: str, tables: Iterable[Table], about: s
     file.with_name(f"{file.name}.md").write_text(page(title, tables, about), encoding="utf-8")
 
 
-def keep(folder: Path, table: Table, record: Any) -> None:
-    """Print the only table of a study, and write it to `folder`."""
-    table.show()
-    write(folder / "cpu", record, table.title, [table])
-
-
 def page(title: str, tables: Iterable[Table], about: str = "") -> str:
     """The Markdown of the tables, below `about`; one that has the title of the page gets no heading."""
     lines = [f"# {title}", "", *([about, ""] if about else [])]

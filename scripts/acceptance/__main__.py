@@ -87,7 +87,9 @@ def compare_starts(trained: training.Trained, console: Console, tables: Path, pi
         f"The accepted length ({SAMPLED}) of {training.DEPTHS} heads on held-out text, over the steps of training them "
         f"by e2e_tv. Made by `python -m scripts.acceptance starts` with {study.made_with()} on a CPU."
     )
-    study.keep(tables / "starts", table.starts(lengths, note), lengths)
+    compared = table.starts(lengths, note)
+    compared.show()
+    study.write(tables / "starts" / "cpu", lengths, compared.title, [compared])
     draw({f"--mtp-init {start}": [curve] for start, curve in curves.items()}, (SAMPLED,), pictures / "mtp_starts.png")
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from scripts.bench import acceptance, frozen, losses, startup, step
+from scripts.bench import acceptance, losses, startup, step
 from scripts.common.arguments import make_parser
 
 COMMANDS = {
     "step": step,
     "import": startup,
     "acceptance": acceptance,
-    "frozen": frozen,
     "losses": losses,
 }
 

@@ -11,7 +11,6 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.megatrons.known import REFERENCE
 
 from scripts.acceptance import table as accepted
-from scripts.bench import frozen as price
 from scripts.common.markdown import table
 from scripts.common.process import ROOT
 from scripts.common.toml import read_toml
@@ -30,7 +29,6 @@ def blocks() -> dict[str, str]:
         "losses": "\n".join(accepted.losses(_read("acceptance")).lines()),
         "acceptance": "\n".join(accepted.logged(_read("acceptance")).lines()),
         "starts": "\n".join(accepted.starts(_read("starts")).lines()),
-        **{kind: price_of(kind, _read(kind)) for kind in price.KINDS},
         "pins": pins(),
         "gpu": pages.sentence(pages.read_kept(), docs="docs/", ci="ci/"),
         "gpu-page": pages.sentence(pages.read_kept(), docs="", ci="../ci/"),
@@ -41,11 +39,6 @@ def pins() -> str:
     """What `python -m scripts.pins` found."""
     states = json.loads((CI / "pins.json").read_text(encoding="utf-8"))
     return make_page(read_toml(CI / "pins.toml")["pin"], states, [patch.id for patch in CATALOG if not patch.package])
-
-
-def price_of(kind: str, record: dict[str, Any]) -> str:
-    """What `python -m scripts.bench frozen --kind KIND` found."""
-    return "\n".join(table(price.columns(kind), price.rows(kind, record["found"], record["theory"]), right=range(1, 5)))
 
 
 def experts(columns: list[dict[str, Any]]) -> str:

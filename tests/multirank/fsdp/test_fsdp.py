@@ -167,7 +167,7 @@ def test_zeros_of_a_chain_over_different_ranks_with_a_rank_that_owns_nothing(mak
 @every_strategy
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_the_optimizer_s_state_is_two_moments_and_nothing_else(make, strategy, moments):
-    from scripts.bench.held import shard_elements, state_bytes
+    from tests.oracles.optimizer_state import shard_elements, state_bytes
 
     training = make(strategy, exp_avg_dtype=moments, exp_avg_sq_dtype=moments)
     train(training, range(2))
@@ -181,7 +181,7 @@ def test_the_optimizer_s_state_is_two_moments_and_nothing_else(make, strategy, m
 def test_without_the_patch_four_bytes_more_for_each_element(make, unpatched):
     from megatron.core.distributed import DistributedDataParallelConfig
 
-    from scripts.bench.held import shard_elements, state_bytes
+    from tests.oracles.optimizer_state import shard_elements, state_bytes
 
     if hasattr(DistributedDataParallelConfig(), "megatron_fsdp_use_decoupled_grad"):
         pytest.skip("from 0.18 on Megatron drops the master weights itself")
