@@ -156,17 +156,17 @@ def dropped_edits(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", tags=TOGETHER_TAG)
 def tables(session: nox.Session) -> None:
-    """A sample of each committed table, in the environments that `tests` has made."""
-    compare_releases(session, "scripts.docs.samples")
+    """A sample of the table of ci/compare_releases, in the environments that `tests` has made."""
+    run_with_all_releases(session, "scripts.compare_releases.sample")
 
 
 @nox.session(venv_backend="none", tags=TOGETHER_TAG if EVERYTHING else [])
 def upgrade(session: nox.Session) -> None:
     """A training that goes on from its checkpoint on a newer release, in the environments that `tests` has made."""
-    compare_releases(session, "scripts.upgrade")
+    run_with_all_releases(session, "scripts.upgrade")
 
 
-def compare_releases(session: nox.Session, module: str) -> None:
+def run_with_all_releases(session: nox.Session, module: str) -> None:
     if COMPARED - set(RELEASES):
         session.skip(f"it compares megatron-core {' and '.join(sorted(COMPARED))}, which need Python >= 3.12")
     command = [python_of("tests", TORCH_RELEASE), "-m", module, *python_options(), *session.posargs]

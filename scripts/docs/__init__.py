@@ -1,1 +1,1 @@
-"""The generated parts of README.md and docs/ (`python -m scripts.docs`), and samples of the tables that they quote."""
+"""The generated parts of README.md and docs/ (`python -m scripts.docs`)."""
