@@ -19,7 +19,7 @@ from .training import flags_of
 
 HEADS = "--mtp-detach-heads --mtp-clip-grad 0.5"
 # The sizes of a CPU only show that a stage runs.
-CONFORMANCE = {"gpu": ["tests/conformance"], "cpu": ["tests/conformance/test_start_line.py"]}
+CONFORMANCE = {"gpu": ["tests/conformance"], "cpu": ["tests/conformance/test_record.py"]}
 STEP = {"gpu": "--parameters 4000 --starts 1 --turns 10", "cpu": "--parameters 8 --starts 1 --turns 2"}
 ACCEPTANCE = {"gpu": "--tokens 8192 --vocabulary 131072", "cpu": "--tokens 4 --vocabulary 1024"}
 EVERYTHING = ["tests/conformance", "tests/engine", "tests/cli", "tests/megatron_overrides"]
