@@ -1,4 +1,4 @@
-"""Make the generated parts of README.md and docs/ again. Needs packaging and rich beside this project.
+"""Make the generated parts of README.md and docs/ again. Needs packaging, rich and torch.
 
     python -m scripts.docs                    what comes from the declarations, and from the tables under ci/
     python -m scripts.docs --check            change nothing; 1 if one of them is not what those say, or has no page

@@ -1,9 +1,7 @@
 """README and docs/ say what is so: generated tables, flags, links."""
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 
 import megatron_mtp_patches
@@ -14,9 +12,11 @@ from megatron_mtp_patches.engine import AddField, AddFlag
 from megatron_mtp_patches.megatrons.known import DEFAULT, MAIN
 
 from scripts.bench import startup
+from scripts.docs import __main__ as generator
 from scripts.docs import defects, kept
 from tests.pages import PAGES, ROOT
 
+pytestmark = pytest.mark.forked("torch")  # which the programs of the defects import
 LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 FLAGS = {edit.flag for patch in CATALOG for edit in patch.edits if isinstance(edit, AddFlag)}
 FIELDS = {
@@ -27,32 +27,35 @@ FIELDS = {
 }
 
 
-def docs(root, *words):
-    env = {**os.environ, "PYTHONPATH": f"{root}/patches:{root}"}
-    command = [sys.executable, "-m", "scripts.docs", *words]
-    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+@pytest.fixture
+def docs(monkeypatch, capsys):
+    """docs(root, *words): (exit code, what is printed) of `python -m scripts.docs` on the pages in `root`."""
+
+    def run(root, *words):
+        monkeypatch.setattr(generator, "ROOT", root)
+        monkeypatch.setattr(sys, "argv", ["scripts.docs", *words])
+        return generator.main(), capsys.readouterr().out
+
+    return run
 
 
-def test_generated_tables_are_what_the_declarations_say():
-    done = docs(ROOT, "--check")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_generated_tables_are_what_the_declarations_say(docs):
+    assert docs(ROOT, "--check") == (0, "")
 
 
-def test_a_stale_table_is_named_and_made_again_and_a_patch_without_its_lines_is_named(tmp_path):
-    for name in ("patches", "ci", "README.md"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    for name in ("scripts", "docs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+def test_a_stale_table_is_named_and_made_again_and_a_patch_without_its_lines_is_named(docs, tmp_path):
+    (tmp_path / "README.md").symlink_to(ROOT / "README.md")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("*.png"))
     (tmp_path / "docs/detach-mtp-heads.md").unlink()
     (tmp_path / "docs/floor-clip-coefficient.md").write_text("# Without lines\n")
     page = tmp_path / "docs" / "patches.md"
     current = page.read_text(encoding="utf-8")
     page.write_text(current.replace("| applied | applied | applied |", "| applied | native | applied |"))
-    done = docs(tmp_path, "--check")
+    code, said = docs(tmp_path, "--check")
     homeless = ["detach-mtp-heads", "floor-clip-coefficient"]
-    assert re.findall(r"them in docs/(.*)\.md, below the title", done.stdout) == homeless
-    assert done.returncode == 1 and "docs/patches.md: out of date; run python -m scripts.docs\n" in done.stdout
-    assert "docs/patches.md: made again\n" in docs(tmp_path).stdout
+    assert re.findall(r"them in docs/(.*)\.md, below the title", said) == homeless
+    assert code == 1 and "docs/patches.md: out of date; run python -m scripts.docs\n" in said
+    assert "docs/patches.md: made again\n" in docs(tmp_path)[1]
     assert page.read_text(encoding="utf-8") == current
 
 
