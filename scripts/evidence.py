@@ -17,9 +17,7 @@ TOLERANCE = 1e-5  # of the norms
 
 def make_losses(columns: list[Column]) -> Table:
     """For each condition the differences of loss and gradient from the reference, in float32 and bfloat16."""
-    header = ["condition"]
-    for column in columns:
-        header += [f"{_megatrons(column)}: loss", "gradient", "bf16: loss", "gradient"]
+    header = _header("condition", columns, "{}: loss", "gradient", "bf16: loss", "gradient")
     conditions = [name.removesuffix(", float32") for name in columns[0]["rows"] if name.endswith(", float32")]
     rows = []
     for condition in conditions:
@@ -38,9 +36,7 @@ def make_losses(columns: list[Column]) -> Table:
 
 def make_experts(columns: list[Column]) -> Table:
     """For each condition what is reported without the patch, and how far off it is with it."""
-    header = ["condition"]
-    for column in columns:
-        header += [_megatrons(column), "patched"]
+    header = _header("condition", columns, "{}", "patched")
     rows = _make_rows(columns, _experts_cells)
     note = (
         "Without the patch count-experts-in-grad-norm: what is reported, as a part of what all gradients give, "
@@ -54,9 +50,7 @@ def make_experts(columns: list[Column]) -> Table:
 
 def make_repairs(columns: list[Column]) -> Table:
     """For each cut of a training the numbers without the patches, and how far off they are with them."""
-    header = ["cut"]
-    for column in columns:
-        header += [f"{_megatrons(column)}: first norm", "last loss", "patched"]
+    header = _header("cut", columns, "{}: first norm", "last loss", "patched")
     rows = _make_rows(columns, _repairs_cells)
     note = (
         "A mixture of 4 experts with two heads, uneven loss masks, padding and MoE losses, for ten steps of Adam with "
@@ -69,9 +63,7 @@ def make_repairs(columns: list[Column]) -> Table:
 
 def make_qk_clip(columns: list[Column]) -> Table:
     """For each training how far off weights are after a clip, without the patch and with it."""
-    header = ["training"]
-    for column in columns:
-        header += [_megatrons(column), "patched"]
+    header = _header("training", columns, "{}", "patched")
     rows = _make_rows(columns, _qk_clip_cells)
     note = (
         "After --qk-clip has scaled the weights of all layers: the largest relative difference of a weight that the "
@@ -87,9 +79,7 @@ def make_qk_clip(columns: list[Column]) -> Table:
 
 def make_qk_clip_training(columns: list[Column]) -> Table:
     """The loss and the largest logits after a training whose logits grow, clipped and not."""
-    header = ["training"]
-    for column in columns:
-        header += [f"{_megatrons(column)}: loss", "largest logit of the main model", "of the MTP head"]
+    header = _header("training", columns, "{}: loss", "largest logit of the main model", "of the MTP head")
     rows = _make_rows(columns, _qk_clip_training_cells)
     note = (
         "20 steps of layer-wise Muon with learning rate 0.05 on the same two microbatches of each of two ranks, of a "
@@ -121,6 +111,11 @@ def make_layouts(columns: list[Column]) -> Table:
         f"torch {_torch(columns)}."
     )
     return Table("Parallel layouts with TransformerEngine's layers", header, rows, right=range(2, 6), note=note)
+
+
+def _header(first: str, columns: list[Column], *names: str) -> list[str]:
+    """`names` for each column, with its Megatrons in the place of {}."""
+    return [first, *(name.format(_megatrons(column)) for column in columns for name in names)]
 
 
 def _make_rows(columns: list[Column], make_cells: Callable[[dict[str, Any]], tuple[str, ...]]) -> list[list[str]]:
