@@ -228,7 +228,7 @@ def lint(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The site of the pages, in .nox/site; with -- serve, on this machine's port 8000."""
     session.install("-e", ".[docs]")
-    session.run("mkdocs", *(session.posargs or ["build", "--strict"]), env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("python", "-m", "mkdocs", *(session.posargs or ["build", "--strict"]), env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(tags=OTHERS_TAG)

@@ -31,8 +31,8 @@ Compare all losses, with three seeds, 35 minutes on a CPU:
 Add heads to your model, by --mtp-init last-layer:
     docs/add-mtp-heads.md
 Read about the losses, and about skipped updates:
-    docs/train-mtp-heads-for-acceptance.md
-    docs/skip-update-on-large-grad-norm.md"""
+    docs/mtp.md#train-mtp-heads-for-acceptance
+    docs/norms.md#skip-update-on-large-grad-norm"""
 
 
 def main() -> None:

@@ -9,12 +9,19 @@ What is generated stands between `<!-- made by python -m scripts.docs: NAME -->`
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from megatron_mtp_patches.catalog import CATALOG
 
 from scripts.common.arguments import make_parser
 from scripts.common.markdown import BLOCK, fill
 from scripts.common.process import ROOT
 
 from . import declared, defects, kept, upgrade
+from .addresses import topic
+
+PATCHES = {patch.id for patch in CATALOG}
 
 
 def main() -> int:
@@ -24,12 +31,10 @@ def main() -> int:
     contents = declared.blocks() | defects.blocks() | kept.blocks() | upgrade.blocks()
     files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     pages = {file: file.read_text(encoding="utf-8") for file in files}
-    homeless = contents.keys() - {block["name"] for text in pages.values() for block in BLOCK.finditer(text)}
-    for name in sorted(homeless):
-        print(
-            f"no page has the lines `<!-- made by python -m scripts.docs: {name} -->` and `<!-- end -->`; a patch has "
-            f"them in docs/{name}.md, below the title"
-        )
+    homeless = sorted(contents.keys() - set(blocks_in_place(pages)))
+    for name in homeless:
+        lacks = f"docs/{topic(name)}.md lacks, below `## {name}`," if name in PATCHES else "no page has"
+        print(f"{lacks} the lines `<!-- made by python -m scripts.docs: {name} -->` and `<!-- end -->`")
     stale = 0
     for file, before in pages.items():
         after = fill(before, contents)
@@ -40,6 +45,15 @@ def main() -> int:
             if not options.check:
                 file.write_text(after, encoding="utf-8")
     return int(bool(homeless) or (options.check and stale > 0))
+
+
+def blocks_in_place(pages: Mapping[Path, str]) -> Iterator[str]:
+    """The names of the blocks of all pages; that of a patch only from its section in the page of its topic."""
+    for file, text in pages.items():
+        for block in BLOCK.finditer(text):
+            name, above = block["name"], text[: block.start()]
+            if name not in PATCHES or (file.stem == topic(name) and above.endswith(f"\n## {name}\n\n")):
+                yield name
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the declarations say, as Markdown: the tables of patches, flags and functions, the head of each patch's page."""
+"""What the declarations say, as Markdown: tables of patches, flags and functions, the head of each patch's section."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE
 from scripts.common.markdown import table
 from scripts.common.process import ROOT
 from scripts.common.toml import read_toml
+
+from .addresses import address
 
 # Several pages show it; tests/end_to_end/test_shown_commands.py runs it.
 CPU = """\
@@ -154,7 +156,7 @@ def unchecked_edits() -> str:
 
 
 def head(patch: Patch) -> str:
-    """What stands under the title of the patch's page."""
+    """What stands under the title of the patch's section."""
     links = (f"[{change}]({_engine.project.pull_request_url(change)}) ({change.fate})" for change in patch.upstream)
     upstream = ", ".join(links) or "none"
     states = table(["upstream", *KNOWN], [[upstream, *_states(patch)]])
@@ -172,7 +174,7 @@ def _section(heading: str, lines: list[str]) -> str:
 
 
 def _page(patch: Patch) -> str:
-    return f"[`{patch.id}`]({patch.id}.md)"
+    return f"[`{patch.id}`]({address(patch.id)})"
 
 
 def _link(change: PullRequest) -> str:

@@ -13,6 +13,8 @@ from megatron_mtp_patches.megatrons.known import DEFAULT
 
 from scripts.common.markdown import table
 
+from .addresses import address
+
 SEVERITIES = (5, 4, 3, 2, 1)
 
 
@@ -60,7 +62,7 @@ def topic_table(module: ModuleType) -> str:
 
 
 def row(defect: Defect) -> list[str]:
-    ways = [f"[{defect.patch}]({defect.patch}.md){range_of_patch(defect)}"] if defect.patch else []
+    ways = [f"[{defect.patch}]({address(defect.patch)}){range_of_patch(defect)}"] if defect.patch else []
     ways += [defect.instead] if defect.instead else []
     shown = "; `reproduce` shows it" if find_program(defect.id) else f"; {defect.evidence}"
     return [
@@ -92,7 +94,7 @@ def report(defect: Defect) -> str:
     else:
         paragraphs.append(f"It was {defect.evidence}; there is no program for it.")
     if defect.patch:
-        paragraphs.append(f"A way to repair it: [{defect.patch}]({defect.patch}.md).")
+        paragraphs.append(f"A way to repair it: [{defect.patch}]({address(defect.patch)}).")
     return "\n\n".join(paragraphs)
 
 

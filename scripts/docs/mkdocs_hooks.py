@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: README is the home page, and a file of the repository to which a page links becomes a page, too.
+"""Hooks of MkDocs: README is the home page, and a file of the repository to which a page links becomes a page as well.
 
 So the links of the Markdown files work in the repository and on the site, which names no host of the repository.
 """
@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from megatron_mtp_patches.catalog import CATALOG
 from mkdocs.structure.files import File, Files
+
+from scripts.docs.addresses import topic
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
@@ -46,6 +49,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{match['image']}[{match['text']}]({path}{match['anchor'] or ''})"
 
     return LINK.sub(link, markdown)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """The address that the page of each patch had, docs/ID.md, leads to its section."""
+    for patch in CATALOG:
+        page = Path(config.site_dir, patch.id, "index.html")
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(f'<meta http-equiv="refresh" content="0; url=../{topic(patch.id)}/#{patch.id}">')
 
 
 def place(path: str) -> str:

@@ -9,6 +9,8 @@ from megatron_mtp_patches.declarations.states_by_release import KNOWN, advice, s
 
 from scripts.common.markdown import table
 
+from .addresses import address
+
 
 def blocks() -> dict[str, str]:
     """The blocks `upgrade-steps` and `checkpoints`."""
@@ -20,7 +22,7 @@ def blocks() -> dict[str, str]:
 def changes(before: str, after: str) -> list[list[str]]:
     """A row for each patch whose state changes at the release `after`, with what a user may do about it."""
     return [
-        [after, f"[`{patch.id}`]({patch.id}.md)", state_in(patch, after), advice(patch, after)]
+        [after, f"[`{patch.id}`]({address(patch.id)})", state_in(patch, after), advice(patch, after)]
         for patch in CATALOG
         if state_in(patch, before) != state_in(patch, after)
     ]
@@ -29,7 +31,7 @@ def changes(before: str, after: str) -> list[list[str]]:
 def checkpoints() -> str:
     """What the declarations say of checkpoints."""
     return "\n".join(
-        f"* [`{patch.id}`]({patch.id}.md): {note.removeprefix('Checkpoints:').strip()}"
+        f"* [`{patch.id}`]({address(patch.id)}): {note.removeprefix('Checkpoints:').strip()}"
         for patch in CATALOG
         for note in patch.notes
         if note.startswith("Checkpoint")

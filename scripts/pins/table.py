@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from scripts.common.markdown import table
+from scripts.docs.addresses import address
 
 STATES = ("applied", "repaired", "native", "refused")
 States = dict[str, Any]  # what scripts.pins writes of a framework
@@ -16,7 +17,7 @@ def make_page(pins: list[dict[str, Any]], record: list[States], patches: Iterabl
     by_framework = {row["framework"]: row for row in record}
     pairs = [(pin, by_framework[pin["framework"]]) for pin in pins if pin["framework"] in by_framework]
     frameworks = [pin["framework"] for pin, _ in pairs]
-    states = ([f"[`{patch}`]({patch}.md)", *(_state(one, patch) for _, one in pairs)] for patch in patches)
+    states = ([f"[`{patch}`]({address(patch)})", *(_state(one, patch) for _, one in pairs)] for patch in patches)
     parts = [
         table(["framework", "its Megatron", "where that stands", "nearest release", *STATES], map(_row, pairs)),
         table(["patch", *frameworks], states),

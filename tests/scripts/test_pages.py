@@ -111,7 +111,7 @@ def rows_of_readme():
     rows = re.findall(r"^\| (.*) \| (.*) \| (always on|`--.*`) \|$", README, re.MULTILINE)
     assert rows
     for problem, links, default in rows:
-        names = re.findall(r"docs/([\w-]+)\.md", links)
+        names = re.findall(r"docs/\w+\.md#([\w-]+)", links)
         yield problem, [PATCHES[name] for name in names if name in PATCHES], default.strip("`")
 
 
