@@ -3,7 +3,8 @@
     python -m scripts.docs                    what comes from the declarations, and from the tables under ci/
     python -m scripts.docs --check            change nothing; 1 if one of them is not what those say, or has no page
 
-What is generated stands between `<!-- made by python -m scripts.docs: NAME -->` and `<!-- end -->`.
+What is generated stands between `<!-- made by python -m scripts.docs: NAME -->` and `<!-- end -->`. Longer lists are
+made when the site is built, and take the place of a sentence: `<!-- made by nox -s docs: NAME -->`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from scripts.common.arguments import make_parser
 from scripts.common.markdown import BLOCK, fill
 from scripts.common.process import ROOT
 
-from . import declared, defects, kept, upgrade
+from . import declared, defects, kept, site, upgrade
 from .addresses import topic
 
 PATCHES = {patch.id for patch in CATALOG}
@@ -31,10 +32,11 @@ def main() -> int:
     contents = declared.blocks() | defects.blocks() | kept.blocks() | upgrade.blocks()
     files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     pages = {file: file.read_text(encoding="utf-8") for file in files}
-    homeless = sorted(contents.keys() - set(blocks_in_place(pages)))
+    makers = dict.fromkeys(contents, "python -m scripts.docs") | dict.fromkeys(site.lists(), "nox -s docs")
+    homeless = sorted(makers.keys() - set(blocks_in_place(pages)))
     for name in homeless:
         lacks = f"docs/{topic(name)}.md lacks, below `## {name}`," if name in PATCHES else "no page has"
-        print(f"{lacks} the lines `<!-- made by python -m scripts.docs: {name} -->` and `<!-- end -->`")
+        print(f"{lacks} the lines `<!-- made by {makers[name]}: {name} -->` and `<!-- end -->`")
     stale = 0
     for file, before in pages.items():
         after = fill(before, contents)

@@ -1,14 +1,16 @@
-"""What the declarations say, as Markdown: tables of patches, flags and functions, the head of each patch's section."""
+"""What the declarations say, as Markdown: tables of patches and flags, the first part of the section of each patch."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import pairwise
 
 from megatron_mtp_patches import _engine
 from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.declarations.description import SettingText, sections, settings
-from megatron_mtp_patches.declarations.states_by_release import KNOWN, retires_with, state_in
+from megatron_mtp_patches.declarations.states_by_release import KNOWN, state_in
+from megatron_mtp_patches.defects.catalog import removed_by
 from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Edit, Patch, PullRequest, Wrap
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE
@@ -17,8 +19,10 @@ from scripts.common.markdown import table
 from scripts.common.process import ROOT
 from scripts.common.toml import read_toml
 
-from .addresses import address
+from .addresses import address, topic
 
+# The texts of a declaration that stand in git, and that of a patch which is more than a repair; the site has all.
+SHOWN, SHOWN_OF_FEATURES = ("Without it", "Changes numbers", "Note"), ("Adds",)
 # Several pages show it; tests/end_to_end/test_shown_commands.py runs it.
 CPU = """\
 <!-- run by a test: cpu-command -->
@@ -33,30 +37,36 @@ megatron-mtp-patches run --device cpu pretrain_gpt.py $ARGS
 
 def blocks() -> dict[str, str]:
     """What pages say of all patches, a command, and a block for each patch, under its id."""
-    tables = {"releases": releases_table(), "summaries": summaries(), "flag-reference": flag_reference()}
-    heads = {patch.id: head(patch) for patch in CATALOG}
-    changes = {"changed-functions": changed_functions(), "unchecked-edits": unchecked_edits()}
-    return {"cpu-command": CPU, **changes, **tables, **heads}
+    tables = {"patches": patches(), "flag-reference": flag_reference(), "unchecked-edits": unchecked_edits()}
+    return {"cpu-command": CPU, **tables, **{patch.id: head(patch) for patch in CATALOG}}
 
 
-def releases_table() -> str:
-    """Patch x release: its state there, and with which of them the patch is not needed any more."""
-    rows = []
+def patches() -> str:
+    """The patches of each topic."""
+    ids: dict[str, list[str]] = {}
     for patch in CATALOG:
-        upstream = ", ".join(map(_link, patch.upstream)) or "none"
-        rows.append([_page(patch), upstream, *_states(patch), retires_with(patch) or "none"])
-    return "\n".join(table(["patch", "upstream", *KNOWN, "superfluous from"], rows))
+        ids.setdefault(topic(patch.id), []).append(_page(patch))
+    return "\n".join(f"* [{name}]({name}.md): {', '.join(pages)}" for name, pages in sorted(ids.items()))
 
 
-def _states(patch: Patch) -> list[str]:
-    """The state of the patch in each of `KNOWN`; for a patch of a framework, only where that was tried."""
-    if not patch.package:
-        return [state_in(patch, release) for release in KNOWN]
-    versions = _tried_versions(patch.package)
-    return [
-        f"{state_in(patch, release)} ({patch.package} {versions[release]})" if release in versions else "not tried"
-        for release in KNOWN
-    ]
+def table_of_patches() -> str:
+    """Each patch in a line, with its states, and whether the profile `repairs` has it."""
+    rows = ([_page(patch), f"{patch.summary}.", _states(patch), _part_in_repairs(patch) or "no"] for patch in CATALOG)
+    return "\n".join(table(["patch", "what it does", "state", "in `repairs`"], rows))
+
+
+def _states(patch: Patch) -> str:
+    """The state in the oldest of `KNOWN`, and each change of it; for a patch of another package, where it was tried."""
+    if patch.package:
+        tried = (
+            f"{patch.package} {version} on {release}" for release, version in _tried_versions(patch.package).items()
+        )
+        return f"{state_in(patch, KNOWN[0])} ({', '.join(tried)})"
+    states = [str(state_in(patch, KNOWN[0]))]
+    for before, after in pairwise(KNOWN):
+        if state_in(patch, before) != state_in(patch, after):
+            states.append(f"{state_in(patch, after)} {'on' if after == 'main' else 'from'} {after}")
+    return ", ".join(states)
 
 
 def _tried_versions(package: str) -> dict[str, str]:
@@ -70,20 +80,6 @@ def _tried_versions(package: str) -> dict[str, str]:
         wanted[one["release"]] = [*wanted[one["release"]], *installed]
     pinned = re.compile(rf"{re.escape(package)}==([\d.]+)", re.IGNORECASE)
     return {release: match[1] for release, words in wanted.items() for match in map(pinned.match, words) if match}
-
-
-def summaries() -> str:
-    """Each patch in a line, with its flags and fields, and whether the profile `repairs` has it."""
-    rows = (
-        [
-            _page(patch),
-            f"{patch.summary}.",
-            ", ".join(f"`{one.name}`" for one in settings(patch)),
-            _part_in_repairs(patch),
-        ]
-        for patch in CATALOG
-    )
-    return "\n".join(table(["patch", "what it does", "flags and config fields", "in `repairs`"], rows))
 
 
 def _part_in_repairs(patch: Patch) -> str:
@@ -116,19 +112,7 @@ def _owner(patch: Patch, setting: SettingText) -> str:
     return f"ours; {_link(change)} has one of this name" if change else "ours"
 
 
-def changed_functions() -> str:
-    """Which code changes which function of Megatron's."""
-    patches: dict[tuple[str, str], list[str]] = {}
-    for patch in (*BASE, *CATALOG):
-        for edit in patch.edits:
-            patches.setdefault((edit.target, _code(edit)), []).append(patch.id)
-    rows = [
-        [f"`{target}`", f"`{code}`", ", ".join(dict.fromkeys(ids))] for (target, code), ids in sorted(patches.items())
-    ]
-    return "\n".join(table(["changed", "by", "patches"], rows))
-
-
-def _code(edit: Edit) -> str:
+def worker(edit: Edit) -> str:
     """What does the work of an edit; with its target, the name of the edit."""
     if isinstance(edit, AddField):
         return f"the field {edit.field}"
@@ -137,7 +121,7 @@ def _code(edit: Edit) -> str:
 
 def unchecked_edits() -> str:
     """Which edits are made whatever the source of their target is, and why that is safe."""
-    edits = {(edit.target, _code(edit)): edit for patch in (*BASE, *CATALOG) for edit in patch.edits}.values()
+    edits = {(edit.target, worker(edit)): edit for patch in (*BASE, *CATALOG) for edit in patch.edits}.values()
     counts = Counter(type(edit) for edit in edits if not edit.check_source)
     wraps = sum(type(edit) is Wrap for edit in edits)
     kinds = {
@@ -157,14 +141,28 @@ def unchecked_edits() -> str:
 
 def head(patch: Patch) -> str:
     """What stands under the title of the patch's section."""
-    links = (f"[{change}]({_engine.project.pull_request_url(change)}) ({change.fate})" for change in patch.upstream)
-    upstream = ", ".join(links) or "none"
-    states = table(["upstream", *KNOWN], [[upstream, *_states(patch)]])
-    parts = [f"{patch.summary}.", "\n".join(states)]
-    if rows := [[f"`{one.name}`", one.default, one.effect] for one in settings(patch)]:
-        parts.append("\n".join(table(["flag or config field", "default", "effect"], rows)))
-    parts += [_section(heading, list(paragraphs)) for heading, paragraphs in sections(patch)]
+    headings = SHOWN if patch.is_repair else (*SHOWN, *SHOWN_OF_FEATURES)
+    shown = [text for text in sections(patch) if text[0] in headings]
+    parts = [*_summary(patch), *(_section(heading, list(paragraphs)) for heading, paragraphs in shown)]
+    if removed := [defect.id for defect in removed_by(patch)]:
+        parts.append(_section("Known defects that it removes", [f"{', '.join(removed)}."]))
     return "\n\n".join(parts)
+
+
+def whole_head(patch: Patch) -> str:
+    """The same with every text of the declaration, as `explain` prints it."""
+    parts = [*_summary(patch), *(_section(heading, list(paragraphs)) for heading, paragraphs in sections(patch))]
+    return "\n\n".join(parts)
+
+
+def _summary(patch: Patch) -> list[str]:
+    """In a sentence, its states, and its flags."""
+    links = (f"[{change}]({_engine.project.pull_request_url(change)}) ({change.fate})" for change in patch.upstream)
+    upstream = ", ".join(links) or "no pull request"
+    repairs = f" *In `repairs`:* {part}." if (part := _part_in_repairs(patch)) else ""
+    flags = ", ".join(f"`{one.name}`" for one in settings(patch))
+    parts = [f"{patch.summary}.", f"*State:* {_states(patch)}. *Upstream:* {upstream}.{repairs}"]
+    return [*parts, f"**[Flags](flags.md):** {flags}."] if flags else parts
 
 
 def _section(heading: str, lines: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The known defects of Megatron, as Markdown: how many each release has, a table for each topic, and reports."""
+"""The known defects of Megatron, as Markdown: how many each release has, and what is known of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 from megatron_mtp_patches.cli.audit import condition_of, range_of_patch
 from megatron_mtp_patches.defects.catalog import defect_modules, known_defects, read_releases, releases_with
 from megatron_mtp_patches.defects.declare import Defect
-from megatron_mtp_patches.defects.runner import find_program
+from megatron_mtp_patches.defects.runner import has_program
 from megatron_mtp_patches.megatrons.known import DEFAULT
 
 from scripts.common.markdown import table
@@ -16,16 +16,15 @@ from scripts.common.markdown import table
 from .addresses import address
 
 SEVERITIES = (5, 4, 3, 2, 1)
+MINOR = 3  # up to this severity the site alone lists them
 
 
 def blocks() -> dict[str, str]:
     """What pages say of all known defects, by the names of the blocks."""
-    unreported = [defect for defect in known_defects() if defect.state == "unreported"]
     return {
         "defects-by-release": by_release(),
         "removed-defects": removed(DEFAULT),
-        "known-defects": "\n\n".join(map(topic_table, defect_modules())),
-        "upstream-reports": "\n\n".join(map(report, unreported)),
+        "known-defects": "\n\n".join(filter(None, map(topic_list, defect_modules()))),
     }
 
 
@@ -53,49 +52,36 @@ def removed(release: str) -> str:
     )
 
 
-def topic_table(module: ModuleType) -> str:
-    """The defects of a module, the most severe first, under its title."""
+def topic_list(module: ModuleType) -> str:
+    """The severe defects of a module, the most severe first, under its title; '' if it has none."""
     title = (module.__doc__ or "").partition("\n")[0].rstrip(".")
-    rows = [row(defect) for defect in sorted(module.DEFECTS, key=lambda defect: -defect.severity)]
-    heading = ["id", "sev.", "what happens", "with", "releases", "way out", "upstream"]
-    return "\n".join([f"### {title}", "", *table(heading, rows)])
+    lines = [line(defect) for defect in known_defects() if defect in module.DEFECTS and defect.severity > MINOR]
+    return "\n".join([f"### {title}", "", *lines]) if lines else ""
 
 
-def row(defect: Defect) -> list[str]:
+def minor_defects() -> str:
+    """The other defects, for the site."""
+    return "\n".join(line(defect) for defect in known_defects() if defect.severity <= MINOR)
+
+
+def line(defect: Defect) -> str:
+    """Its effect, whom it affects, and the ways out."""
     ways = [f"[{defect.patch}]({address(defect.patch)}){range_of_patch(defect)}"] if defect.patch else []
     ways += [defect.instead] if defect.instead else []
-    shown = "; `reproduce` shows it" if find_program(defect.id) else f"; {defect.evidence}"
-    return [
-        defect.id,
-        str(defect.severity),
-        mark_flags(f"{defect.effect} ({defect.kind}{shown})"),
-        mark_flags(condition_of(defect)),
-        ", ".join(releases_with(defect)),
-        mark_flags("; or ".join(ways)) or "none known",
-        defect.describe_upstream(link),
-    ]
+    sure = "`reproduce`" if has_program(defect.id) else defect.evidence
+    name = link(f"**{defect.id}**", defect.links[0]) if defect.links else f"**{defect.id}**"
+    way_out = f" *Way out:* {'; or '.join(ways)}." if ways else ""
+    return mark_flags(
+        f"* {name} ({defect.severity}, {sure}, {releases_of(defect)}, {defect.state}): {defect.effect}. *With* "
+        f"{condition_of(defect)}.{way_out}"
+    )
 
 
-def report(defect: Defect) -> str:
-    """What an issue at upstream's would say, under its title."""
-    places = ", ".join(dict.fromkeys(f"`{sign.target}`" for sign in defect.signs))
-    paragraphs = [
-        f"### {mark_flags(defect.effect)}",
-        f"It affects runs with {mark_flags(condition_of(defect))}, on {', '.join(releases_with(defect))}. The code: "
-        f"{places}.",
-    ]
-    if defect.introduced_by:
-        paragraphs.append(f"It was introduced by {', '.join(map(link, defect.introduced_by))}.")
-    if program := find_program(defect.id):
-        paragraphs.append(
-            f"To reproduce: {' '.join((program.__doc__ or '').split())} `megatron-mtp-patches reproduce {defect.id} "
-            f"--standalone FILE` writes the program."
-        )
-    else:
-        paragraphs.append(f"It was {defect.evidence}; there is no program for it.")
-    if defect.patch:
-        paragraphs.append(f"A way to repair it: [{defect.patch}]({address(defect.patch)}).")
-    return "\n\n".join(paragraphs)
+def releases_of(defect: Defect) -> str:
+    """The known releases that have it; the first and the last, where it is all between them."""
+    known, found = list(read_releases()), releases_with(defect)
+    span = known[known.index(found[0]) : known.index(found[-1]) + 1]
+    return f"{found[0]} to {found[-1]}" if len(found) > 1 and found == span else ", ".join(found)
 
 
 def mark_flags(text: str) -> str:
@@ -103,7 +89,7 @@ def mark_flags(text: str) -> str:
     return re.sub(r"(?<![\w`])--[a-zA-Z][\w-]*", r"`\g<0>`", text)
 
 
-def link(name: str) -> str:
+def link(text: str, name: str) -> str:
     """A pull request or an issue of upstream's: GitHub leads from the one address to either."""
     repository, _, number = name.partition("#")
-    return f"[#{number}](https://github.com/{repository}/issues/{number})"
+    return f"[{text}](https://github.com/{repository}/issues/{number})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,21 +10,17 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.megatrons.known import REFERENCE
 
 from scripts.acceptance import table as accepted
-from scripts.common.markdown import table
 from scripts.common.process import ROOT
 from scripts.common.toml import read_toml
-from scripts.evidence import make_experts
 from scripts.gpu import pages
-from scripts.pins.table import make_page
+from scripts.pins.table import by_patch, make_page
 
 CI = ROOT / "ci"
-SHOWN = re.compile(r"(, bias)?, (adam|dist_muon)(: copies of an expert, apart)?")  # of the rows of ci/experts
 
 
 def blocks() -> dict[str, str]:
     return {
         "cost": cost(_read("bench")),
-        "experts": experts(_read("experts")),
         "losses": "\n".join(accepted.losses(_read("acceptance")).lines()),
         "acceptance": "\n".join(accepted.logged(_read("acceptance")).lines()),
         "starts": "\n".join(accepted.starts(_read("starts")).lines()),
@@ -37,16 +32,16 @@ def blocks() -> dict[str, str]:
 
 def pins() -> str:
     """What `python -m scripts.pins` found."""
-    states = json.loads((CI / "pins.json").read_text(encoding="utf-8"))
-    return make_page(read_toml(CI / "pins.toml")["pin"], states, [patch.id for patch in CATALOG if not patch.package])
+    return make_page(read_toml(CI / "pins.toml")["pin"], _read_pins())
 
 
-def experts(columns: list[dict[str, Any]]) -> str:
-    """Of ci/experts: two of the optimizers, without a separate MTP norm; replicas."""
-    whole = make_experts(columns)
-    numbers = [number for number, name in enumerate(whole.columns) if name != "patched"]
-    rows = [[row[number] for number in numbers] for row in whole.rows if SHOWN.fullmatch(row[0], row[0].index(","))]
-    return "\n".join(table([whole.columns[number] for number in numbers], rows))
+def pins_by_patch() -> str:
+    """The same for each patch, for the site."""
+    return by_patch(_read_pins(), [patch.id for patch in CATALOG if not patch.package])
+
+
+def _read_pins() -> list[dict[str, Any]]:
+    return json.loads((CI / "pins.json").read_text(encoding="utf-8"))
 
 
 def cost(record: dict[str, Any]) -> str:

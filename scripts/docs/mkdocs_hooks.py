@@ -14,10 +14,13 @@ from typing import Any
 from megatron_mtp_patches.catalog import CATALOG
 from mkdocs.structure.files import File, Files
 
+from scripts.common.markdown import fill
+from scripts.docs import site
 from scripts.docs.addresses import topic
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+FORMER_PAGES = {"other-frameworks": "frameworks/", "upstream-reports": "known-defects/"}
 # {the file of the site: that of the repository}
 _origins: dict[str, str] = {}
 
@@ -38,7 +41,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The links as they lead from page to page. A folder has no page: what is said of it stays, without the link."""
+    """What the site alone has, and the links as they lead from page to page.
+
+    A folder has no page: what is said of it stays, without the link.
+    """
     origin = _origins[page.file.src_uri]
 
     def link(match: re.Match[str]) -> str:
@@ -48,15 +54,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = posixpath.relpath(place(target), posixpath.dirname(page.file.src_uri) or ".")
         return f"{match['image']}[{match['text']}]({path}{match['anchor'] or ''})"
 
-    return LINK.sub(link, markdown)
+    return LINK.sub(link, fill(markdown, site.blocks()))
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """The address that the page of each patch had, docs/ID.md, leads to its section."""
-    for patch in CATALOG:
-        page = Path(config.site_dir, patch.id, "index.html")
+    """The address that a page had, as docs/ID.md of a patch, leads to where its text is."""
+    sections = {patch.id: f"{topic(patch.id)}/#{patch.id}" for patch in CATALOG}
+    for name, there in {**sections, **FORMER_PAGES}.items():
+        page = Path(config.site_dir, name, "index.html")
         page.parent.mkdir(exist_ok=True)
-        page.write_text(f'<meta http-equiv="refresh" content="0; url=../{topic(patch.id)}/#{patch.id}">')
+        page.write_text(f'<meta http-equiv="refresh" content="0; url=../{there}">\n', encoding="utf-8")
 
 
 def place(path: str) -> str:

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.declarations.states_by_release import KNOWN, advice, state_in
-
-from scripts.common.markdown import table
+from megatron_mtp_patches.declarations.states_by_release import KNOWN, state_in
+from megatron_mtp_patches.engine import Patch
+from megatron_mtp_patches.engine.state import State
 
 from .addresses import address
 
 
 def blocks() -> dict[str, str]:
     """The blocks `upgrade-steps` and `checkpoints`."""
-    steps = [row for before, after in pairwise(KNOWN) for row in changes(before, after)]
-    header = ["from", "patch", "state", "what to do"]
-    return {"upgrade-steps": "\n".join(table(header, steps)), "checkpoints": checkpoints()}
+    return {"upgrade-steps": "\n".join(filter(None, map(changes, KNOWN[:-1], KNOWN[1:]))), "checkpoints": checkpoints()}
 
 
-def changes(before: str, after: str) -> list[list[str]]:
-    """A row for each patch whose state changes at the release `after`, with what a user may do about it."""
-    return [
-        [after, f"[`{patch.id}`]({address(patch.id)})", state_in(patch, after), advice(patch, after)]
-        for patch in CATALOG
-        if state_in(patch, before) != state_in(patch, after)
-    ]
+def changes(before: str, after: str) -> str:
+    """The patches whose state changes at the release `after`; '' if it changes for none."""
+    changed = [patch for patch in CATALOG if state_in(patch, before) != state_in(patch, after)]
+    native = [_link(patch) for patch in changed if state_in(patch, after) is State.NATIVE]
+    repaired = [_link(patch) for patch in changed if state_in(patch, after) is not State.NATIVE]
+    parts = [f"drop {', '.join(native)}"] * bool(native) + [f"keep {', '.join(repaired)}"] * bool(repaired)
+    return f"* {after}: {'; '.join(parts)}." if parts else ""
+
+
+def _link(patch: Patch) -> str:
+    return f"[`{patch.id}`]({address(patch.id)})"
 
 
 def checkpoints() -> str:
-    """What the declarations say of checkpoints."""
-    return "\n".join(
-        f"* [`{patch.id}`]({address(patch.id)}): {note.removeprefix('Checkpoints:').strip()}"
-        for patch in CATALOG
-        for note in patch.notes
-        if note.startswith("Checkpoint")
-    )
+    """The patches that say something of checkpoints."""
+    notes = {_link(patch): None for patch in CATALOG for note in patch.notes if note.startswith("Checkpoint")}
+    return f"{', '.join(notes)}."

@@ -12,19 +12,22 @@ STATES = ("applied", "repaired", "native", "refused")
 States = dict[str, Any]  # what scripts.pins writes of a framework
 
 
-def make_page(pins: list[dict[str, Any]], record: list[States], patches: Iterable[str]) -> str:
-    """The pins of ci/pins.toml, the state of each patch there, and the sources that are not known."""
+def make_page(pins: list[dict[str, Any]], record: list[States]) -> str:
+    """The pins of ci/pins.toml, how many patches have each state there, and the sources that are not known."""
     by_framework = {row["framework"]: row for row in record}
     pairs = [(pin, by_framework[pin["framework"]]) for pin in pins if pin["framework"] in by_framework]
-    frameworks = [pin["framework"] for pin, _ in pairs]
-    states = ([f"[`{patch}`]({address(patch)})", *(_state(one, patch) for _, one in pairs)] for patch in patches)
     parts = [
         table(["framework", "its Megatron", "where that stands", "nearest release", *STATES], map(_row, pairs)),
-        table(["patch", *frameworks], states),
         ["Functions of unknown source, and the patches that are refused for them:"],
         [line for _, one in pairs for line in _unknown(one)] or ["none"],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def by_patch(record: list[States], patches: Iterable[str]) -> str:
+    """The state of each patch for each pin."""
+    states = ([f"[`{patch}`]({address(patch)})", *(_state(one, patch) for one in record)] for patch in patches)
+    return "\n".join(table(["patch", *(one["framework"] for one in record)], states))
 
 
 def _row(pair: tuple[dict[str, Any], States]) -> list[object]:

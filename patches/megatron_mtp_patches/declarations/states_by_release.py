@@ -27,11 +27,6 @@ def state_in(patch: Patch, release: str) -> State:
     return State.REPAIRED if patch.repairs else State.NATIVE
 
 
-def retires_with(patch: Patch) -> str:
-    """Return the first of `KNOWN` that has the whole change; '' if none has."""
-    return next((release for release in KNOWN if state_in(patch, release) is State.NATIVE), "")
-
-
 def advice(patch: Patch, release: str) -> str:
     """What to do with a patch whose change `release` has."""
     theirs, ours = (
