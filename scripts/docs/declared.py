@@ -21,8 +21,8 @@ from scripts.common.toml import read_toml
 
 from .addresses import address, topic
 
-# The texts of a declaration that stand in git, and that of a patch which is more than a repair; the site has all.
-SHOWN, SHOWN_OF_FEATURES = ("Without it", "Changes numbers", "Note"), ("Adds",)
+# The texts that stand in git of a repair and of any other patch; the site and `explain` have all of a declaration.
+OF_REPAIRS, OF_OTHERS = ("Without it", "Changes numbers", "Note"), ("Adds", "Changes numbers", "Note")
 # Several pages show it; tests/end_to_end/test_shown_commands.py runs it.
 CPU = """\
 <!-- run by a test: cpu-command -->
@@ -141,8 +141,7 @@ def unchecked_edits() -> str:
 
 def head(patch: Patch) -> str:
     """What stands under the title of the patch's section."""
-    headings = SHOWN if patch.is_repair else (*SHOWN, *SHOWN_OF_FEATURES)
-    shown = [text for text in sections(patch) if text[0] in headings]
+    shown = [text for text in sections(patch) if text[0] in (OF_REPAIRS if patch.is_repair else OF_OTHERS)]
     parts = [*_summary(patch), *(_section(heading, list(paragraphs)) for heading, paragraphs in shown)]
     if removed := [defect.id for defect in removed_by(patch)]:
         parts.append(_section("Known defects that it removes", [f"{', '.join(removed)}."]))

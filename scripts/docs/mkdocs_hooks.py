@@ -20,7 +20,7 @@ from scripts.docs.addresses import topic
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
-FORMER_PAGES = {"other-frameworks": "frameworks/", "upstream-reports": "known-defects/"}
+FORMER_PAGES = {"quickstart": "#quickstart", "other-frameworks": "frameworks/", "upstream-reports": "known-defects/"}
 # {the file of the site: that of the repository}
 _origins: dict[str, str] = {}
 
