@@ -93,7 +93,7 @@ def refuse_uninitialized_heads(call: Call) -> Any:
         raise ValueError(
             f"The checkpoint {_name(source)} lacks weights of the MTP heads, and nothing has initialized them: "
             f"{listed_here(empty)}. Set model.mtp_init to last-layer or random to train new heads "
-            f"(model.perform_initialization=True is random, too; Megatron-Bridge sets it to False for a model that it "
+            f"(so does model.perform_initialization=True, which Megatron-Bridge sets to False for a model that it "
             f"loads), or write num_nextn_predict_layers 0 into config.json to have no heads"
         )
     return result

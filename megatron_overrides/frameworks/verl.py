@@ -22,7 +22,7 @@ def report_metrics(call: Call) -> Any:
     """Wraps TrainingWorker._postprocess_output(output): `metrics` gets `megatron/mtp_grad_norm` and the like.
 
     It gathers the metrics of all data-parallel ranks in lists, which verl's loops chain or reduce, but leaves
-    `grad_norm`, which is the same on all ranks, a number. Ours are numbers, too, and are added to its result. The
+    `grad_norm`, which is the same on all ranks, a number. Ours are numbers as well, and are added to its result. The
     metrics of MTP heads reach verl with their losses, as `mtp_losses/mtp_1_acceptance_rate`. Passes that have updated
     nothing and engines of other backends are left alone.
     """

@@ -1,7 +1,7 @@
 """The sums of gradients over the microbatches of a step under Megatron-FSDP.
 
-A gradient that is sharded has a shard, to which the reduced gradients of each microbatch are added. One that is not has
-the whole buffer, in which backward passes add gradients up, and whose own shard the reduced ones take the place of.
+A sharded gradient has a shard, to which the reduced gradients of each microbatch are added. A gradient that is not
+sharded has the whole buffer: backward passes add to it, and the reduced gradients replace the part of this rank.
 """
 
 from __future__ import annotations

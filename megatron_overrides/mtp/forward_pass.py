@@ -105,7 +105,7 @@ def current() -> ForwardPass:
 
 
 def running_pass(**facts: Any) -> AbstractContextManager[ForwardPass]:
-    """Within, the running forward pass has these fields, too."""
+    """Give the running forward pass these fields as well."""
     return scoped(_forward_pass, current()._replace(**facts))
 
 

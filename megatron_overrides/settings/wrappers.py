@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_new_model_configuration(call: Call) -> None:
-    """Wraps TransformerConfig.__post_init__: checks a configuration that does not come from Megatron's parser, too."""
+    """Wraps TransformerConfig.__post_init__: also checks a configuration that does not come from Megatron's parser."""
     call.proceed()
     _check_model(call.instance, declared_settings(type(call.instance)))
 

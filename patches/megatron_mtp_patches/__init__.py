@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 
-if sys.version_info < (3, 10):  # noqa: UP036 - by PYTHONPATH an older Python comes here, too
+if sys.version_info < (3, 10):  # noqa: UP036 - by PYTHONPATH an older Python also comes here
     raise ImportError(f"megatron_mtp_patches needs Python >= 3.10; this is {sys.version.split()[0]}, {sys.executable}")
 
 from importlib.util import module_from_spec, spec_from_file_location
@@ -166,8 +166,8 @@ def mtp_pass(
         print(metrics.reduce())       # {"mtp_1 loss": 2.31, ..., "mtp acceptance length": 1.87, ...}
 
     Args:
-        compute: True runs them where there are no gradients, too, and measures them. False skips them where there are
-            gradients, too; then the heads get none, so do it in every microbatch of a step or in none.
+        compute: True also runs them where there are no gradients, and measures them. False also skips them where there
+            are gradients; then the heads get none, so do it in every microbatch of a step or in none.
         labels: [b, s] int64, the labels of the heads for one microbatch, where the model is given other ones or none.
             Label i is token i + 1, on this context-parallel rank, as for the model.
         loss_mask: [b, s], 1 where a position counts for the heads (a response, say), in place of the model's own.

@@ -41,11 +41,11 @@ def patches_of(defect):
 
 def runs_on(defect, release, everywhere):
     order = [one for one in read_releases() if one != "main"]
-    ill = [order.index(one) for one in releases_with(defect) if one in order]
-    if not ill or release not in order:
+    with_defect = [order.index(one) for one in releases_with(defect) if one in order]
+    if not with_defect or release not in order:
         return False
     here = order.index(release)
-    return here >= ill[0] if everywhere else here in (ill[-1], ill[-1] + 1)
+    return here >= with_defect[0] if everywhere else here in (with_defect[-1], with_defect[-1] + 1)
 
 
 def test_megatron_as_it_is(defect, release):

@@ -26,7 +26,7 @@ def are_detached(config: Any) -> bool:
 
 
 def report_zero_gradient(tensor: torch.Tensor, embedding: Callable[..., Any]) -> torch.Tensor:
-    """Return `tensor`, whose backward gives the MTP stage's copy of the embedding a gradient of zero, too.
+    """Return `tensor`, whose backward also gives the MTP stage's copy of the embedding a gradient of zero.
 
     The copy must still require a gradient, because the gradient of the first stage is added to it. See
     distributed_data_parallel.py.

@@ -1,12 +1,12 @@
 """Losses of the MTP heads and comparisons with the main model, without the logits of all positions at once.
 
-Chunk after chunk of rows goes through the output layer, the main model's once and each head's. What is kept of a row is
-a few numbers and, for the backward pass, no more than a hidden state:
+The rows go through the output layer in chunks: those of the main model once, and those of each head. Of each row a few
+numbers are kept and, for the backward pass, no more than a hidden state:
 
 * Detached heads need the gradient of the hidden states alone. It is formed while the logits are there, one head after
-  the other, and backward only scales it row by row. The loss scale is not known by then, so each row has a scale of its
-  own that keeps the gradient of KL from vanishing in float16.
-* Attached heads train the output layer too, so backward computes the chunk again (torch.utils.checkpoint): one head
+  the other, and backward only scales it row by row. The loss scale is not known by then, so each row has a scale
+  that keeps the gradient of KL from vanishing in float16.
+* Attached heads also train the output layer, so backward computes the chunk again (torch.utils.checkpoint): one head
   after the other or, compared with the main model, all together, because its logits are computed once for all of them.
 
 vocabulary.py adds up tensor-parallel shards of the vocabulary; projection.py gathers sequence-parallel rows.

@@ -114,7 +114,7 @@ class MTPLossLoggingHelper:
         if "loss_values" not in tracker:
             return
         measured = {"losses": tracker["loss_values"] * loss_scale}
-        # ms-swift reports its evaluation, too, in which mcore-bridge counts nothing.
+        # ms-swift also reports its evaluation, in which mcore-bridge counts nothing.
         is_report = total_loss_dict is not None and not total_loss_dict
         if tracker.get("counted") and not (is_report and not tracker["total_values"].any()):
             measured |= _acceptance_rates(tracker)

@@ -52,7 +52,7 @@ def glu_weights(layer: Any) -> Iterator[FusedWeight]:
 
 
 def attention_weights(layer: Any) -> Iterator[FusedWeight]:
-    """Yield the projections that hold heads, of multi-latent attention, too.
+    """Yield the projections that hold heads, also of multi-latent attention.
 
     Each head of the query, of the gate, and the key and the value of each query group have `kv_channels` rows in
     `linear_qkv`. As NVIDIA/Megatron-LM#6326 has it, a query head of multi-latent attention is two matrices, without and
@@ -97,7 +97,7 @@ FINDERS = {
 
 
 def fused_weights(model: torch.nn.Module, setting: str) -> Iterator[FusedWeight]:
-    """Yield the weights that `setting` splits, those that do not train, too.
+    """Yield the weights that `setting` splits, also those that do not train.
 
     Raises:
         CannotSplitError: there is one whose matrices cannot be cut out on this rank.

@@ -1,7 +1,7 @@
 """What is called in place of, and around, Megatron's functions for QK clipping.
 
 Megatron's clip_qk visits `decoder.layers` of a model in two wrappers; here every attention layer below a model chunk is
-visited, in MTP heads and hybrid models, too.
+visited, also in MTP heads and hybrid models.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def refuse_at_start(call: Call) -> Any:
 def keep_logits_of_training(call: Call) -> Any:
     """Wraps TEDotProductAttention.forward, which keeps the largest logits of all its calls since the last step.
 
-    Those of validation are not the step's. Up to 0.18 they keep the graph of their microbatch alive, too
+    Those of validation are not the step's. Up to 0.18 they also keep the graph of their microbatch alive
     (NVIDIA/Megatron-LM#5067).
     """
     attention = call.instance

@@ -207,6 +207,6 @@ def refusals(hints: Iterable[str] = ()) -> Iterator[None]:
         if isinstance(error, AttributeError) and isinstance(error.obj, SimpleNamespace):
             why = f"the YAML file names no {error.name}: add it, at its top level or in its section"
         else:
-            empty = "; an empty YAML file does that, too" if isinstance(error, AttributeError) else ""
+            empty = "; an empty YAML file also does that" if isinstance(error, AttributeError) else ""
             why = f"Megatron refuses these flags: {reason(error)}{empty}"
         raise UsageError("\n".join([why, *hints])) from error

@@ -108,7 +108,7 @@ def find_defects(settings: Settings) -> Iterator[Finding]:
     for defect in defects:
         finding, other = findings[defect.id], findings.get(defect.after)
         if finding.is_removed and other and not other.is_removed:
-            remedy = f"{finding.patch} removes it only where {other.id} is removed, too: {other.remedy}"
+            remedy = f"{finding.patch} removes it only where {other.id} is removed as well: {other.remedy}"
             finding = replace(finding, is_removed=False, remedy=remedy)
         yield finding
 

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def carry_out(words: list[str]) -> int:
     """Carry out the command that these words are; its exit code."""
     if Path("megatron", "core").is_dir() and not {"", str(Path.cwd())} & set(sys.path):
-        sys.path.insert(0, str(Path.cwd()))  # a checkout, in which `run` and `python -m` find Megatron, too
+        sys.path.insert(0, str(Path.cwd()))  # a checkout, in which `run` and `python -m` also find Megatron
     parser = make_parser()
     flags = words.index("--") if words[:1] == ["doctor"] and "--" in words else len(words)
     arguments, unknown = parser.parse_known_args(words[:flags], argparse.Namespace(words=words))

@@ -121,7 +121,7 @@ def prepare(transformer_engine: str | None) -> tuple[str | None, bool]:
         import_targets(MEGATRON)
     version, is_known = (transformer_engine, True) if transformer_engine else find_transformer_engine(find_releases())
     if version:
-        from packaging.version import Version  # which Megatron needs, too
+        from packaging.version import Version  # which Megatron also needs
 
         # What Megatron's checks of flags ask; otherwise it is that of the installed package, or 0 where there is none.
         vars(import_module("megatron.core.utils"))["_te_version"] = Version(version)
@@ -169,7 +169,7 @@ def _show(line: CommandLine, findings: list[Finding], transformer_engine: str) -
     for flag in without_effect(line):
         say(f"{flag} has no effect: the model has no MTP heads; add --mtp-num-layers", "yellow")
     if decided := decided_by_checkpoint(line):
-        say(f"the checkpoint decides {', '.join(decided)} and more: give them as flags, too", "yellow")
+        say(f"the checkpoint decides {', '.join(decided)} and more: also give them as flags", "yellow")
     for finding in findings:
         say(describe(finding), style_of(finding))
     left = sum(not finding.is_removed for finding in findings)

@@ -93,7 +93,7 @@ def _describe(defect: Defect, program: ModuleType) -> str:
         else f"It runs on {gpus}, or on a CPU where there are fewer."
     )
     if packages := needs.needs_of(program):
-        machine += f" It needs {' and '.join(packages)}, too."
+        machine += f" It also needs {' and '.join(packages)}."
     upstream = defect.describe_upstream(lambda link: f"https://github.com/{link.replace('#', '/issues/')}")
     releases, megatron = ", ".join(releases_with(defect)), " or ".join(sorted(find_releases()))
     paragraphs = [

@@ -36,7 +36,7 @@ class Conflict:
         name: that setting.
         effect: what it does that cannot work, as the end of "..., but --its-name ...".
         reason: why, as the end of "--our-name ...".
-        off: its value when it is off; None is off, too.
+        off: its value when it is off; None is off as well.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Setting:
         metavar: what stands for the value in `--help`.
         is_upstream: newer releases have the field.
         named_in: the number of an upstream change that has a field of this name and is in no known release; 0 for none.
-        in_ms_swift: it acts in the models of mcore-bridge, too. `megatron sft` of ms-swift takes it as an argument, as
+        in_ms_swift: it also acts in the models of mcore-bridge. `megatron sft` of ms-swift takes it as an argument, as
             all settings of the optimizer; other settings are refused there.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from packaging.requirements import Requirement  # Megatron needs it, too
+from packaging.requirements import Requirement  # Megatron also needs it
 
 from ..megatrons.environment import PARTS, find_version
 from ..megatrons.installed import find_releases

@@ -112,7 +112,7 @@ def run_ranks(ranks: int, action: Callable[[], Outcome], limit: float, otherwise
     An error, or a rank that does not end in time, is what is seen in place of `otherwise`.
     """
     reservation = socket.socket()  # as long as it is open, nobody who asks for any port gets this one
-    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's listener sets it, too
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's listener does
     reservation.bind(("", 0))
     forks = [_fork(rank, ranks, str(reservation.getsockname()[1]), action, otherwise) for rank in range(ranks)]
     until = time.monotonic() + limit

@@ -22,7 +22,7 @@ PATCH = Patch(
         "It patches Megatron-Bridge. If the package is not installed, the patch is pending.",
         "verl builds the model initialized, so the heads are random there and this does not refuse them; "
         "`refuse-heads-that-verl-cannot-save` does.",
-        "It refuses such a load, too, if a Megatron checkpoint with the heads is loaded afterwards, or if the model "
+        "It also refuses such a load if a Megatron checkpoint with the heads is loaded afterwards, or if the model "
         "is only converted or used without its heads: set `model.mtp_init` there as well.",
     ),
     edits=(

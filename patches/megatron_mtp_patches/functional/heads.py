@@ -57,7 +57,7 @@ def mtp_loss(
         dpace_alpha: above 0, up to 1.
         scaling_factor: what the mean over the heads is multiplied by, as by `mtp_loss_scaling_factor`.
         chunk_size: rows of logits at a time; 0 makes those of all positions for the cross entropy, and 1024 otherwise.
-        measure: measure the acceptance rates and accepted lengths, too.
+        measure: also measure the acceptance rates and accepted lengths.
         detach_output_layer: the loss trains neither `output_layer`, which must be a torch.nn.Module then, nor
             `output_weight`.
         output_weight: the tied embedding; None if the output layer has a weight.

@@ -26,7 +26,7 @@ PATCH = Patch(
         "The parameters of experts are marked as 0.19 marks them: `tensor_model_parallel`, `partition_dim` and "
         "`partition_stride` on shards; `allreduce` is false if the gradients of experts are reduced over other ranks "
         "than those of dense layers. The linear layers mark them, Megatron's and TransformerEngine's, so experts that "
-        "no `MoELayer` has built are marked, too: adapters added later, layers of other libraries.",
+        "no `MoELayer` has built are also marked: adapters added later, layers of other libraries.",
         "`param_is_not_tensor_parallel_duplicate` takes `expert_tp_group`.",
     ),
     numerics=(

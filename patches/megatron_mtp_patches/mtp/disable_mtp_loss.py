@@ -22,7 +22,7 @@ _NOT_WITH_IT = (
     ("freeze_base_for_mtp", False, "trains only the MTP heads"),
     ("qad_train_target", None, "chooses in a second way what trains"),
     ("overlap_moe_expert_parallel_comm", False, "schedules the heads as layers"),
-    ("cuda_graph_impl", "none", "captures the heads, too"),
+    ("cuda_graph_impl", "none", "also captures the heads"),
     ("moe_paged_stash", False, "asks the experts of the heads for their load"),
 )
 

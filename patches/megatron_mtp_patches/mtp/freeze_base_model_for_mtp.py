@@ -22,7 +22,7 @@ _MODELS = ("gpt.gpt_model:GPTModel", "hybrid.hybrid_model:HybridModel", "mamba.m
 _NOT_WITH_IT = (
     ("freeze_base_for_mtp", False, "freezes the main model in a second way, that of megatron.post_training"),
     ("qad_train_target", None, "chooses in a second way what trains"),
-    ("freeze_all_layers", False, "freezes the heads, too"),
+    ("freeze_all_layers", False, "also freezes the heads"),
     ("overlap_moe_expert_parallel_comm", False, "schedules the backward pass of layers that have none"),
     ("cuda_graph_impl", "none", "captures a backward pass of layers that have none"),
     ("qk_clip", False, "scales the weights of the main model"),

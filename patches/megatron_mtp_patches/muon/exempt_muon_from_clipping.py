@@ -45,7 +45,7 @@ PATCH = Patch(
         "With Muon and `--clip-grad` > 0, everything changes as soon as the norm exceeds it. A single step of Muon "
         "does not depend on the size of the gradient. But its momentum and Nesterov mix gradients of several steps, "
         "and without clipping a large gradient has more weight in that mixture. L2 (not decoupled) weight decay is "
-        "added to the gradient before it is orthogonalized, so there the size matters, too. In a chain of exempt and "
+        "added to the gradient before it is orthogonalized, so there the size also matters. In a chain of exempt and "
         "other optimizers the last digits of the reported `grad norm` change, because it is now made of two sums."
     ),
     notes=("The report is NVIDIA/Megatron-LM#5394.",),

@@ -36,7 +36,7 @@ PATCH = Patch(
     ),
     adds=(
         "`--muon-split-glu`, `--muon-split-qkv-per-head` and `--muon-split-gdn`: each matrix is orthogonalized by "
-        "itself and scaled by its own size (`--muon-scale-mode`), in MTP heads, experts and shared experts, too.",
+        "itself and scaled by its own size (`--muon-scale-mode`), also in MTP heads, experts and shared experts.",
         "`--muon-split-glu`: `linear_fc1` of every gated MLP is two matrices, gate and up.",
         "`--muon-split-qkv-per-head`: each head of the query (and of the gate of gated attention), and the key and the "
         "value of each query group, is a matrix. In multi-latent attention a query head is two matrices, without and "
@@ -81,7 +81,7 @@ PATCH = Patch(
                 "muon_split_qkv_per_head",
                 bool,
                 False,
-                "Orthogonalize each head of query, key and value by itself, of multi-latent attention, too.",
+                "Orthogonalize each head of query, key and value by itself, also of multi-latent attention.",
                 check_run=_CHECK,
                 named_in=6326,
             )

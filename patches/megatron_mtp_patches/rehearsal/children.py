@@ -1,4 +1,4 @@
-"""Layer 7: a process that a rehearsal starts with multiprocessing ("spawn", "forkserver") is a rehearsal, too.
+"""Layer 7: a process that a rehearsal starts with multiprocessing ("spawn", "forkserver") is also a rehearsal.
 
 A checkpoint's writer or a DataLoader's worker imports Megatron, and with it TransformerEngine: without the layers it
 would look for a GPU and for kernels. multiprocessing sends each new process its preparation data first; unpickling that

@@ -201,7 +201,7 @@ def _describe_reached(verification: Verification) -> str:
     way_out = (
         "--mtp-detach-heads keeps it out of them."
         if verification.has_silenced
-        else "No step of Megatron's schedules was seen, so the main loss could have a gradient, too. Run the step "
+        else "No step of Megatron's schedules was seen, so the main loss could also have a gradient. Run the step "
         "through get_forward_backward_func(), or leave the main loss out of it."
     )
     return f"the MTP loss has reached {len(heads)} parameters of the heads and {len(others)} others:\n{names}{way_out}"

@@ -3,7 +3,7 @@
 It keeps bf16 as the 16 bits of an integer and calculates with them as such: 0.25 - 1 is 4e-39. It also converts fp32 to
 bf16 by cutting bits off, and integers to bf16 and back as if both were integers. Here each operation takes its bf16
 operands as fp32 and rounds its result to the nearest bf16 once, as the operation of a GPU does. So does a sum of many
-numbers, of which a GPU rounds parts, too, in an order of its own. fp16 is numpy's.
+numbers, of which a GPU also rounds parts, in another order. fp16 is numpy's.
 """
 
 from __future__ import annotations
