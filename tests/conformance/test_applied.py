@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import sys
 from unittest.mock import NonCallableMock
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.engine.source import find_definition, find_file, parse_bytes
+from megatron_mtp_patches.engine.source import find_definition, find_file
 
 from .expected import IDS, STATE
 from .inspection import count, problems, reports
@@ -24,7 +25,7 @@ pytestmark = [
 def parse_source(module):
     """The syntax tree of a module, or None where it has no source here."""
     file = find_file(module)
-    return file and parse_bytes(file.read_bytes(), file)
+    return file and ast.parse(file.read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,7 @@ def test_applied_exactly_once(patch, reported):
 def test_a_target_is_missing_only_where_the_source_lacks_it(patch, reported):
     for edit in patch.edits:
         tree = parse_source(edit.module)
-        name = edit.name.rpartition(".")[0] if edit.adds_name else edit.name
-        in_source = tree is not None and (not name or find_definition(tree, name) is not None)
+        in_source = tree is not None and find_definition(tree, edit.needed_name) is not None
         assert (count(edit) is not None) == (in_source and not is_stand_in(edit)), edit
 
 

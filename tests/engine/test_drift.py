@@ -19,7 +19,7 @@ from megatron_mtp_patches.engine import (
 )
 from megatron_mtp_patches.engine.decision import decide
 from megatron_mtp_patches.engine.engine import Engine
-from megatron_mtp_patches.engine.fingerprints import KnownSources, open_known_sources
+from megatron_mtp_patches.engine.fingerprints import KnownSources
 from megatron_mtp_patches.engine.new_release import make_known_sources
 from megatron_mtp_patches.engine.state import State
 
@@ -30,7 +30,7 @@ F_LINE = 'return f"original {x}"'
 
 
 def known(engine: Engine) -> KnownSources:
-    return open_known_sources(Path(engine.table_file), engine.catalog)
+    return KnownSources.read(Path(engine.table_file))
 
 
 def state(engine: Engine, patch: Patch) -> State:

@@ -45,7 +45,6 @@ def test_a_release_may_be_in_several_folders(library, tmp_path):
     assert list(known.targets["lib:C.method"].values()) == [["1.0", "2.0"]]
     assert list(known.targets["lib2:g"].values()) == [["1.0", "2.0"]]
     assert known.targets["absent:f"] == {"absent": ["1.0", "2.0"]}
-    assert {module: len(by_hash) for module, by_hash in known.files.items()} == {"lib": 2, "lib2": 1}
 
 
 def test_releases_are_in_order_of_age_however_they_are_added(library, folder_with, tmp_path):
@@ -67,7 +66,6 @@ def test_what_was_known_of_a_release_is_replaced(library, folder_with, tmp_path)
     before = make_known_sources(patches, {"1.0": folder_with("old"), "2.0": folder_with("wrong")})
     after = add_release(before, patches, "2.0", folder_with("new"))
     assert after == make_known_sources(patches, {"1.0": folder_with("old"), "2.0": folder_with("new")})
-    assert len(after.files["lib"]) == 2, "the file that is no release's any longer is not known"
     assert add_release(after, patches, "1.0", folder_with("old")) == after
 
 
@@ -81,7 +79,6 @@ def test_a_release_of_another_package_is_about_the_targets_of_its_patches(librar
     assert (after.package_releases(""), after.package_releases("a-package")) == (("1.0",), ("a-package 2.0",))
     assert after.targets["lib:f"] == before.targets["lib:f"]
     assert list(after.targets["lib2:g"].values()) == [["a-package 2.0"]]
-    assert set(after.files) == {"lib", "lib2"}
     assert add_release(after, patches, "1.0", folder_with("new")).targets["lib2:g"] == after.targets["lib2:g"]
 
 
@@ -97,7 +94,6 @@ def test_of_what_is_no_release_only_the_targets_that_are_named_become_known(libr
     assert {target: row for target, row in after.targets.items() if target != "lib:f"} == {
         target: row for target, row in before.targets.items() if target != "lib:f"
     }
-    assert {module: len(by_hash) for module, by_hash in after.files.items()} == {"lib": 2, "lib2": 1}
     assert add_release(after, patches, "1.0", old) == after
 
 
@@ -114,13 +110,12 @@ def test_a_single_target_of_what_is_known_already_is_replaced_and_the_others_sta
     assert [*after.targets["lib:f"].values()] == [["0.9"], [name]]
 
 
-def test_targets_and_files_that_no_patch_checks_are_left_out(library, folder_with):
+def test_targets_that_no_patch_checks_are_left_out(library, folder_with):
     library.write("lib2.py", "def g():\n    return 'g'\n")
     folder = [str(library.folder)]
     before = make_known_sources([library.patch(REPLACE_F, G)], {"1.0": folder})
     after = add_release(before, [library.patch(REPLACE_F)], "1.0", folder)
-    assert (set(before.targets), set(before.files)) == ({"lib:f", "lib2:g"}, {"lib", "lib2"})
-    assert (set(after.targets), set(after.files)) == ({"lib:f"}, {"lib"})
+    assert (set(before.targets), set(after.targets)) == ({"lib:f", "lib2:g"}, {"lib:f"})
 
 
 def test_a_new_target_is_asked_of_files_that_are_known_already(library, folder_with):

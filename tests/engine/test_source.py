@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import sys
+import textwrap
 
 import pytest
 from megatron_mtp_patches.engine.import_hook import on_import
-from megatron_mtp_patches.engine.source import contains_expression, find_definition, find_file
+from megatron_mtp_patches.engine.source import contains_expression, find_definition, find_file, first_lines
 
 
 @pytest.fixture
@@ -145,3 +146,30 @@ def test_expressions_are_found_whatever_their_layout():
     assert contains_expression(cls, 'a or h(a, "b")')
     assert contains_expression(cls, "h")
     assert not contains_expression(cls, "a or h(a)")
+
+
+def test_functions_are_found_wherever_statements_are():
+    source = """
+        def f(): pass
+        class C:
+            @property
+            @staticmethod
+            def f(): pass
+        try:
+            def f(): pass
+        except Exception:
+            async def f(): pass
+        """
+    source = textwrap.dedent(source) + (
+        "else:\n def f(): pass\nfinally:\n def f(): pass\nwhile x:\n def f(): pass\nwith x:\n def f(): pass\n"
+        "for x in y:\n def f():\n  def f(): pass\nmatch x:\n case 1:\n  if y:\n   def f(): pass\n"
+    )
+    tree = ast.parse(source)
+    firsts = [
+        min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    assert len(firsts) == 11
+    found = first_lines(tree)
+    assert (found.keys(), sorted(found["f"])) == ({"f"}, sorted(firsts))

@@ -23,7 +23,7 @@ def test_the_page_runs_as_it_stands(tmp_path):
             (tmp_path / file[1]).write_text(block)
         else:
             session.append(block)
-    assert len(session) == 4 and len(BLOCKS) == 8
+    assert len(session) == 3 and len(BLOCKS) == 7
     (tmp_path / "session.txt").write_text("\n".join(session))
     done = subprocess.run(
         [sys.executable, "-c", RUN],

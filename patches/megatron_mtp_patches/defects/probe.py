@@ -8,7 +8,7 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
-from ..engine.source import find_definition, find_file, is_docstring, parse_bytes
+from ..engine.source import ask, find_definition, find_file, is_docstring
 from .declare import Defect, Sign
 
 
@@ -60,16 +60,12 @@ class _Definition(NamedTuple):
 def _find(target: str, path: list[str] | None) -> _Definition | None:
     module, _, name = target.partition(":")
     file = find_file(module, path)
-    return None if file is None else _read(file, file.stat().st_mtime_ns, name)
+    return None if file is None else _Definition(file, *ask(_read, module, name, path=path))
 
 
-@functools.cache
-def _read(file: Path, changed: int, name: str) -> _Definition:
-    tree = _parse(file, changed)
-    node = find_definition(tree, name) if name else tree
-    if node is None:
-        return _Definition(file, 1, None)
-    return _Definition(file, getattr(node, "lineno", 1), _normalise(node))
+def _read(tree: ast.Module, name: str) -> tuple[int, str | None]:
+    node = find_definition(tree, name)
+    return getattr(node, "lineno", 1), None if node is None else _normalise(node)
 
 
 def _pieces(code: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -80,13 +76,8 @@ def _contains(code: str, piece: str) -> bool:
     return any(spelling in code for spelling in _spellings(piece))
 
 
-@functools.lru_cache(maxsize=8)  # the defects of a module follow each other
-def _parse(file: Path, changed: int) -> ast.Module:
-    return parse_bytes(file.read_bytes(), file)
-
-
 def _normalise(node: ast.AST) -> str:
-    for child in ast.walk(node):
+    for child in ast.walk(node):  # of a tree that others read, for whom docstrings do not count
         body = getattr(child, "body", None)
         if isinstance(body, list) and len(body) > 1 and is_docstring(body[0]):
             del body[0]

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from .declare import Edit, Patch, Probe
 from .fingerprints import ABSENT, KnownSources, fingerprint, target_exists
 from .project import Project
-from .source import find_file
-from .source_cache import ask
-from .source_questions import ask_probe
+from .source import ask, find_file, has_definition
 from .state import State
 
 
@@ -56,7 +54,8 @@ def decide(patch: Patch, sources: KnownSources, project: Project, path: list[str
 
 
 def is_present(probe: Probe, path: list[str] | None = None) -> bool:
-    return bool(ask(probe.target.partition(":")[0], ask_probe(probe), path))
+    module, _, name = probe.target.partition(":")
+    return bool(ask(has_definition, module, name, probe.contains or "", path=path))
 
 
 def find_drift(patch: Patch, sources: KnownSources, project: Project, path: list[str] | None = None) -> str | None:

@@ -88,6 +88,11 @@ class Edit:
         return self.target.partition(":")[2]
 
     @property
+    def needed_name(self) -> str:
+        """What has to be there: the target or, where it may be missing, the class for it; '' for the module."""
+        return self.name.rpartition(".")[0] if self.adds_name else self.name
+
+    @property
     def implementation(self) -> str:
         """`module:name` of the function that does the work; '' for an edit that needs none."""
         return ""

@@ -2,36 +2,71 @@
 
 A fingerprint is a hash of the normalised syntax tree: comments, docstrings and formatting do not count, and it is the
 same on every Python that can parse the source. `fingerprints.json` (written by `drift --accept`) holds for each target
-which releases have which fingerprint, and for each file of these releases all that the engine would ask of its syntax
-tree: a file with the same bytes is not parsed.
+which releases have which fingerprint.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from .declare import Edit, Patch
-from .source_cache import ask, expect_questions, learn_known_files
-from .source_questions import ABSENT, Answer, ask_existence, ask_fingerprint
+from .declare import AddField, Edit, Patch
+from .source import ask, find_definition, has_definition, is_docstring
 
-__all__ = ["ABSENT", "KnownSources", "fingerprint", "open_known_sources", "target_exists"]
+ABSENT = "absent"
 
 
 def fingerprint(edit: Edit, path: list[str] | None = None) -> str:
     """The fingerprint of what `edit` touches, or `ABSENT` where this release has no such thing."""
-    digest = ask(edit.module, ask_fingerprint(edit), path)
-    return ABSENT if digest is None else str(digest)
+    # A field added in place depends on how the class is made, not on its other fields.
+    question = _hash_class_statement if isinstance(edit, AddField) else _hash_definition
+    return ask(question, edit.module, edit.name, path=path) or ABSENT
 
 
 def target_exists(edit: Edit, path: list[str] | None = None) -> bool:
     """Whether this release has what `edit` changes or, where it may add the name, the class or module for it."""
     if edit.check_source and not edit.adds_name:
         return fingerprint(edit, path) != ABSENT
-    return bool(ask(edit.module, ask_existence(edit), path))
+    return bool(ask(has_definition, edit.module, edit.needed_name, path=path))
+
+
+def _hash_definition(tree: ast.Module, name: str) -> str:
+    return _hash(find_definition(tree, name))
+
+
+def _hash_class_statement(tree: ast.Module, name: str) -> str:
+    """The hash of how a class is made, whatever its body."""
+    node = find_definition(tree, name)
+    if isinstance(node, ast.ClassDef):
+        node = ast.Tuple(elts=[*node.decorator_list, *node.bases], ctx=ast.Load())
+    return _hash(node)
+
+
+def _hash(node: ast.AST | None) -> str:
+    return ABSENT if node is None else hashlib.sha256(repr(_normalise(node)).encode()).hexdigest()[:16]
+
+
+def _normalise(value: object) -> object:
+    """Nested tuples of what the source means. Empty parts are left out: Pythons differ in which they list."""
+    if isinstance(value, list):
+        return tuple(_normalise(item) for item in value if not is_docstring(item))
+    if not isinstance(value, ast.AST):
+        return value
+    parts = []
+    for name in value._fields:
+        part = getattr(value, name, None)
+        if isinstance(value, ast.JoinedStr):  # Python 3.12 ends nested format specs with an empty text
+            part = [item for item in value.values if not (isinstance(item, ast.Constant) and item.value == "")]
+        if part is None and not isinstance(value, ast.Constant) or part == []:
+            continue
+        if name in ("ctx", "type_comment", "kind"):
+            continue
+        parts.append((name, _normalise(part)))
+    return (type(value).__name__, *parts)
 
 
 @dataclass(frozen=True)
@@ -41,17 +76,15 @@ class KnownSources:
     Attributes:
         releases: of the library, in order of age.
         targets: {target: {fingerprint: [release, ...]}}; those of another package are called "PACKAGE VERSION".
-        files: {module: {hash of a known file's bytes: {question: answer}}}; such a file need not be parsed.
     """
 
     releases: tuple[str, ...]
     targets: dict[str, dict[str, list[str]]]
-    files: dict[str, dict[str, dict[str, Answer]]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path) -> KnownSources:
         data = json.loads(file.read_text(encoding="utf-8"))
-        return cls(tuple(data["releases"]), data["targets"], data.get("files", {}))
+        return cls(tuple(data["releases"]), data["targets"])
 
     def releases_with(self, target: str, digest: str) -> list[str]:
         """The releases in which `target` has this fingerprint; empty where its source was never reviewed."""
@@ -84,11 +117,3 @@ class KnownSources:
 def release_package(release: str) -> str:
     """ "verl" of "verl 0.9.1", '' of the library's "0.19.2"."""
     return release.rpartition(" ")[0]
-
-
-def open_known_sources(file: Path, patches: Iterable[Patch]) -> KnownSources:
-    """What `file` holds. The answers about known files, and what these patches ask of others, are remembered."""
-    sources = KnownSources.read(file)
-    learn_known_files(sources.files)
-    expect_questions(patches)
-    return sources

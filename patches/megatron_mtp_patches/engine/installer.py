@@ -14,11 +14,10 @@ from .added_fields import AddedFields
 from .copies import Copies
 from .decision import Decision, decide
 from .declare import AddField, Edit, Patch, PatchError
-from .fingerprints import KnownSources, open_known_sources, target_exists
+from .fingerprints import KnownSources, target_exists
 from .patched_attribute import PatchedAttribute, is_bound, owner_is_class
 from .project import Project
 from .selection import REPAIRS, Selection
-from .source_questions import ask_existence
 from .state import State
 
 
@@ -57,7 +56,7 @@ class Installer:
     @cached_property
     def known_sources(self) -> KnownSources:
         """Read only where something is to be decided."""
-        return open_known_sources(Path(self._table_file), (*self.base, *self.catalog))
+        return KnownSources.read(Path(self._table_file))
 
     def set_added(self, added: tuple[Patch, ...]) -> None:
         """Set the patches that wrap around all others."""
@@ -118,7 +117,7 @@ class Installer:
         """For the base the imported module is asked first: then no source is read where every patch is left out."""
         module = sys.modules.get(edit.module)
         if module is not None and any(edit in patch.edits for patch in self.base):
-            return is_bound(module, ask_existence(edit).name) or target_exists(edit)
+            return is_bound(module, edit.needed_name) or target_exists(edit)
         return target_exists(edit)
 
     # -- installing ---------------------------------------------------------------------------------------------

@@ -6,14 +6,13 @@ import functools
 import importlib
 import inspect
 from types import CodeType, ModuleType
-from typing import Any, cast
+from typing import Any
 
 from .copies import Copies
 from .declare import AddFlag, AddIfMissing, Edit, Override, PatchError, Wrap
 from .foreign_patches import find_foreign_patch
 from .project import Project
-from .source_cache import ask
-from .source_questions import ask_lines
+from .source import ask, first_lines
 from .wrappers import Wrapped, with_flag
 
 MISSING = object()
@@ -119,8 +118,8 @@ def _replaces(edit: Edit) -> bool:
 
 def _code_matches_source(code: CodeType, module: str) -> bool:
     """Whether a function of that name begins in the same line of the source: the code may come from an older file."""
-    lines = ask(module, ask_lines(code.co_name))
-    return not lines or code.co_firstlineno in cast("list[int]", lines)
+    lines = (ask(first_lines, module) or {}).get(code.co_name)
+    return not lines or code.co_firstlineno in lines
 
 
 def _apply(edit: Edit, value: Any) -> Any:

@@ -7,12 +7,16 @@ system would find it, and everything else is read from that file.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 from .declare import PatchError
 
+_Stamp = tuple[int, int]  # the time of a file's last change and its size: with another stamp it is another file
 _HOOKS = ("wrapt", __name__.partition(".")[0])
 
 
@@ -51,10 +55,32 @@ def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
     return None
 
 
-def parse_bytes(source: bytes, file: Path) -> ast.Module:
-    """Raises PatchError where `source`, which was read from `file`, does not parse."""
+def ask(question: Callable[..., Any], module: str, *words: str, path: list[str] | None = None) -> Any:
+    """What `question(tree, *words)` finds in the source of `module`; None where it has no source; `path` as above.
+
+    The answer is kept until the file changes.
+
+    Raises:
+        PatchError: the source does not parse.
+    """
+    file = find_file(module, path)
+    return None if file is None else _answer(question, file, _stamp(file), *words)
+
+
+@functools.cache
+def _answer(question: Callable[..., Any], file: Path, stamp: _Stamp, *words: str) -> Any:
+    return question(_parse(file, stamp), *words)
+
+
+def _stamp(file: Path) -> _Stamp:
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+@functools.lru_cache(maxsize=8)  # the trees of all patched files would take 70 MB
+def _parse(file: Path, stamp: _Stamp) -> ast.Module:
     try:
-        return ast.parse(source.decode("utf-8"), filename=str(file))
+        return ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as error:
         raise PatchError(f"{file} does not parse: {error}") from error
 
@@ -62,10 +88,11 @@ def parse_bytes(source: bytes, file: Path) -> ast.Module:
 def find_definition(tree: ast.Module, name: str) -> ast.AST | None:
     """The node that binds the qualified `name`: a function, class, assignment or import, the last one winning.
 
-    A class keeps its name where another branch assigns something to it: None, where a library is not installed.
+    A class keeps its name where another branch assigns something to it: None, where a library is not installed. ''
+    names the tree.
     """
     node: ast.AST | None = tree
-    for part in name.split("."):
+    for part in filter(None, name.split(".")):
         node = _find_in_body(getattr(node, "body", []), part)
         if node is None:
             return None
@@ -103,8 +130,32 @@ def is_docstring(node: object) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
+def has_definition(tree: ast.Module, name: str, expression: str = "") -> bool:
+    """Whether there is a definition of the qualified `name`, and `expression`, where one is given, occurs in it."""
+    node = find_definition(tree, name)
+    return node is not None and (not expression or contains_expression(node, expression))
+
+
 def contains_expression(node: ast.AST, expression: str) -> bool:
     """Whether `expression` occurs under `node`, whatever its formatting."""
     wanted = ast.parse(expression, mode="eval").body
     text = ast.dump(wanted)
     return any(ast.dump(child) == text for child in ast.walk(node) if type(child) is type(wanted))
+
+
+def first_lines(tree: ast.Module) -> dict[str, list[int]]:
+    """{bare name of a function: the lines in which functions of this name begin, with their decorators}"""
+    lines: dict[str, list[int]] = {}
+    for node in _functions(tree):
+        first = node.decorator_list[0] if node.decorator_list else node
+        lines.setdefault(node.name, []).append(first.lineno)
+    return lines
+
+
+def _functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """All functions under `node`. Only statements hold functions, so the expressions are passed over."""
+    for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, block, ()):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield child
+            yield from _functions(child)

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .. import _engine
-from ..engine.fingerprints import KnownSources, fingerprint, open_known_sources
+from ..engine.fingerprints import KnownSources, fingerprint
 from ..engine.source import find_file
 from .known import TRANSFORMER_ENGINE
 
@@ -88,7 +88,7 @@ def find_transformer_engine(releases: frozenset[str]) -> tuple[str | None, bool]
 
 def known_sources() -> KnownSources:
     """The known releases. They are read without the installer, which needs wrapt: `doctor` reports if it is there."""
-    return open_known_sources(Path(_engine.table_file), (*_engine.base, *_engine.catalog))
+    return KnownSources.read(Path(_engine.table_file))
 
 
 def _is_known() -> bool:
