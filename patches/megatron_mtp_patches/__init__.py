@@ -23,9 +23,9 @@ if sys.version_info < (3, 10):  # noqa: UP036 - by PYTHONPATH an older Python al
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from .catalog import BASE, CATALOG
-from .engine import Patch, PatchError, Project
-from .engine.engine import Engine
+from .applied import ENGINE
+from .catalog import CATALOG
+from .engine import Patch, PatchError
 from .mtp import mtp_acceptance_length
 
 TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
@@ -58,16 +58,6 @@ __all__ = [
     "verify",
 ]
 
-if "_engine" not in globals():  # importlib.reload keeps the engine, which knows what it has patched
-    _project = Project(
-        package=__name__,
-        library="Megatron",
-        library_package="megatron",
-        repository="NVIDIA/Megatron-LM",
-        optional_part="megatron.training",  # the wheel of 0.16.1 has no trainer
-    )
-    _engine = Engine(_project, CATALOG, f"{__path__[0]}/fingerprints.json", base=BASE)
-
 
 def apply(patches: str | None = None, on_drift: str | None = None) -> None:
     """Apply the patches, or apply them again after `revert()`.
@@ -80,9 +70,9 @@ def apply(patches: str | None = None, on_drift: str | None = None) -> None:
         PatchError: an unknown patch id, a patch that this Megatron refuses, or parts of two copies of the package.
     """
     _import_overrides()
-    _engine.apply(
-        os.environ.get(_engine.project.choice_variable, "all") if patches is None else patches,
-        os.environ.get(_engine.project.drift_variable, "raise") if on_drift is None else on_drift,
+    ENGINE.apply(
+        os.environ.get(ENGINE.project.choice_variable, "all") if patches is None else patches,
+        os.environ.get(ENGINE.project.drift_variable, "raise") if on_drift is None else on_drift,
     )
 
 
@@ -92,13 +82,13 @@ def revert() -> None:
     Raises:
         PatchError: another library has changed the same after these patches; then nothing is put back.
     """
-    _engine.revert()
+    ENGINE.revert()
 
 
 def status() -> list[Report]:
     """The state of each patch in this process, in the order of the catalog."""
-    _engine.install_missed_modules()
-    return [_engine.report(patch) for patch in CATALOG]
+    ENGINE.install_missed_modules()
+    return [ENGINE.report(patch) for patch in CATALOG]
 
 
 def record() -> str:
@@ -107,8 +97,8 @@ def record() -> str:
     Raises:
         PatchError: part of a patch that should be applied by now is not, and cannot be.
     """
-    _engine.install_missed_modules()
-    return f"{__version__} {_engine.record()}"
+    ENGINE.install_missed_modules()
+    return f"{__version__} {ENGINE.record()}"
 
 
 def diagnose(*settings: object, transformer_engine: str | None = None) -> list[Finding]:
@@ -148,7 +138,7 @@ def metrics(optimizer: object = None) -> dict[str, float]:
     Raises:
         TypeError: `optimizer` is not a Megatron optimizer.
     """
-    if "megatron.core.optimizer" not in sys.modules or not _engine.is_active:
+    if "megatron.core.optimizer" not in sys.modules or not ENGINE.is_active:
         return {}
     from importlib import import_module
 
@@ -183,8 +173,8 @@ def mtp_pass(
     """
     from importlib import import_module
 
-    _engine.install_missed_modules()
-    state = _engine.report(mtp_acceptance_length.PATCH).state
+    ENGINE.install_missed_modules()
+    state = ENGINE.report(mtp_acceptance_length.PATCH).state
     if state in ("disabled", "refused"):
         raise PatchError(f"mtp_pass needs the patch {mtp_acceptance_length.PATCH.id}, which is {state}")
     forward_pass = import_module("megatron_overrides.mtp.forward_pass")
@@ -217,9 +207,9 @@ def verify(model: Module | Sequence[Module], optimizer: object, forward_backward
 
     from .mtp.verification import LISTENING
 
-    if not _engine.is_active:
+    if not ENGINE.is_active:
         raise PatchError("verify needs the patches in place: call megatron_mtp_patches.apply() before it")
-    _engine.add_base(LISTENING)
+    ENGINE.add_base(LISTENING)
     step = import_module("megatron_mtp_patches.mtp.verification.mtp_step")
     return step.run(list(model) if isinstance(model, (list, tuple)) else [model], optimizer, forward_backward)
 
@@ -272,7 +262,7 @@ def _is_command() -> bool:
 
 
 try:
-    _engine.revert_earlier_import()
+    ENGINE.revert_earlier_import()
     apply()
 except PatchError:
     if not _is_command():  # which prints it without a traceback

@@ -28,9 +28,10 @@ IMPORT = (
 APPLY = """
 import contextlib, importlib, time, warnings
 import torch, megatron_mtp_patches
+from megatron_mtp_patches.applied import ENGINE
 warnings.simplefilter("ignore")
 megatron_mtp_patches.revert()
-for module in megatron_mtp_patches._engine.modules:
+for module in ENGINE.modules:
     with contextlib.suppress(ImportError):
         importlib.import_module(module)
 start = time.process_time()

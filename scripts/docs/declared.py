@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from itertools import pairwise
 
-from megatron_mtp_patches import _engine
+from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.declarations.description import SettingText, sections, settings
 from megatron_mtp_patches.declarations.states_by_release import KNOWN, state_in
@@ -156,7 +156,7 @@ def whole_head(patch: Patch) -> str:
 
 def _summary(patch: Patch) -> list[str]:
     """In a sentence, its states, and its flags."""
-    links = (f"[{change}]({_engine.project.pull_request_url(change)}) ({change.fate})" for change in patch.upstream)
+    links = (f"[{change}]({ENGINE.project.pull_request_url(change)}) ({change.fate})" for change in patch.upstream)
     upstream = ", ".join(links) or "no pull request"
     repairs = f" *In `repairs`:* {part}." if (part := _part_in_repairs(patch)) else ""
     flags = ", ".join(f"`{one.name}`" for one in settings(patch))
@@ -175,7 +175,7 @@ def _page(patch: Patch) -> str:
 
 
 def _link(change: PullRequest) -> str:
-    link = f"[{change}]({_engine.project.pull_request_url(change)})"
+    link = f"[{change}]({ENGINE.project.pull_request_url(change)})"
     if change.repository:
         return f"{link} (its {change.native_since})"
     return link if change.native_since not in (None, "main") else f"{link} ({change.fate})"

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from megatron_mtp_patches import _engine
+from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine.decision import decide
 from megatron_mtp_patches.engine.fingerprints import fingerprint
@@ -63,7 +63,7 @@ def read(pin: Pin) -> Pin:
 def examine(folder: str) -> dict[str, Any]:
     """The nearest release, the state of each patch, and {unknown target: the patches that are refused for it}."""
     sources, path = known_sources(), [folder]
-    states = {patch.id: decide(patch, sources, _engine.project, path).state for patch in PATCHES}
+    states = {patch.id: decide(patch, sources, ENGINE.project, path).state for patch in PATCHES}
     unknown: dict[str, list[str]] = {}
     for patch in PATCHES:
         checked = {edit.target: edit for edit in patch.edits if edit.check_source}

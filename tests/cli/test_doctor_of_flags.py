@@ -98,7 +98,7 @@ def test_a_patch_of_a_package_that_is_not_installed_applies_later(doctor, monkey
 
     monkeypatch.setattr(diagnosis, "find_file", lambda module: module if is_installed else None)
     pending = SimpleNamespace(state=diagnosis.State.PENDING)
-    monkeypatch.setattr(diagnosis, "_engine", SimpleNamespace(report=lambda patch: pending))
+    monkeypatch.setattr(diagnosis, "ENGINE", SimpleNamespace(report=lambda patch: pending))
     done = doctor(f"{SMALL} --optimizer muon")
     later = "removed by keep-newton-schulz-scale-invariant; it applies once emerging-optimizers is installed\n"
     assert done.code == 0 and (later in done.out) is not is_installed

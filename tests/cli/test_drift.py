@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-from megatron_mtp_patches import _engine
+from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import drift
 from megatron_mtp_patches.engine.fingerprints import KnownSources
@@ -33,8 +33,8 @@ def site(release):
 def table(monkeypatch, tmp_path_factory):
     """A copy of the table of fingerprints, which the command may write to."""
     file = tmp_path_factory.mktemp("table") / "fingerprints.json"
-    shutil.copy(_engine.table_file, file)
-    monkeypatch.setattr(_engine, "table_file", str(file))
+    shutil.copy(ENGINE.table_file, file)
+    monkeypatch.setattr(ENGINE, "table_file", str(file))
     return file
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import megatron_mtp_patches
 import pytest
+from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.declarations.description import settings
 from megatron_mtp_patches.defects.catalog import known_defects
@@ -35,7 +36,7 @@ def test_explain_shows_what_the_declaration_says_links_state_and_edits(command, 
         assert f"{setting.name} │ {setting.default} │ {setting.effect}" in words
     assert f"{told.state}: {told.reason}" in done.out
     for change in patch.upstream:
-        assert f"{megatron_mtp_patches._engine.project.pull_request_url(change)}  {change.fate}\n" in done.out
+        assert f"{ENGINE.project.pull_request_url(change)}  {change.fate}\n" in done.out
     for edit in patch.edits:
         rows = [line for line in done.out.splitlines() if edit.target in line and type(edit).__name__ in line]
         assert rows and all(told.targets[edit.target] in row for row in rows)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches import _engine
+from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import BASE, CATALOG, _declared_in
 from megatron_mtp_patches.declarations.description import settings
 from megatron_mtp_patches.engine.fingerprints import KnownSources
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.forked("python")
 
 PACKAGE = Path(megatron_mtp_patches.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
-KNOWN = KnownSources.read(Path(_engine.table_file))
+KNOWN = KnownSources.read(Path(ENGINE.table_file))
 
 
 def test_every_declared_patch_is_in_the_catalog():

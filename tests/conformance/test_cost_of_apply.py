@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches import _engine
+from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.engine import copies
 from megatron_mtp_patches.engine.source import find_file
 
@@ -37,7 +37,7 @@ def modules(monkeypatch):
 @pytest.fixture(scope="module")
 def opened():
     """How often each of Megatron's sources was opened, as of now."""
-    sources = {str(find_file(module)): module for module in _engine.modules if find_file(module)}
+    sources = {str(find_file(module)): module for module in ENGINE.modules if find_file(module)}
     counts = Counter()
 
     def hear(event, arguments):

@@ -8,6 +8,7 @@ import sys
 
 import megatron_mtp_patches
 import pytest
+from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine.source import find_file
 
@@ -60,7 +61,7 @@ def changed(checkout):
 def report_on(patches):
     """What is reported of these patches; Megatron is not imported."""
     megatron_mtp_patches.apply(",".join(patch.id for patch in patches), "skip")
-    return [megatron_mtp_patches._engine.report(patch) for patch in patches]
+    return [ENGINE.report(patch) for patch in patches]
 
 
 def test_readme_lists_every_patch():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from megatron_mtp_patches import _engine
+from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.engine.source import find_file
 
 from tests.fresh_process import imports_megatron, output_of_python
@@ -27,4 +27,4 @@ assert [problem for patch in CATALOG for problem in problems(patch, states[patch
 
 
 def test_importing_the_package_after_megatron_applies_the_patches():
-    output_of_python("-c", SCRIPT, *(module for module in _engine.modules if find_file(module)))
+    output_of_python("-c", SCRIPT, *(module for module in ENGINE.modules if find_file(module)))

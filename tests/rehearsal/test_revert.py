@@ -9,6 +9,7 @@ from types import FunctionType, SimpleNamespace
 import megatron_mtp_patches
 import pytest
 from megatron.core.pipeline_parallel import schedules
+from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.mtp.verification import LISTENING
 from megatron_mtp_patches.rehearsal import megatron_flags
 from megatron_mtp_patches.rehearsal.megatron_flags import RehearsalRefusal
@@ -21,7 +22,7 @@ arguments = pytest.importorskip("megatron.training.arguments")
 def record_of_the_patches_alone():
     megatron_mtp_patches.apply()
     record = megatron_mtp_patches.record()
-    megatron_mtp_patches._engine.add_base(LISTENING)
+    ENGINE.add_base(LISTENING)
     megatron_flags.install()
     return record
 

@@ -92,11 +92,11 @@ def _torch() -> None:
 
 
 def _megatron() -> None:
-    import megatron_mtp_patches
+    from megatron_mtp_patches.applied import ENGINE
     from megatron_mtp_patches.engine.source import find_file
     from megatron_mtp_patches.megatrons.installed import MEGATRON
 
-    for module in megatron_mtp_patches._engine.modules:
+    for module in ENGINE.modules:
         if module.startswith(MEGATRON) and find_file(module):
             importlib.import_module(module)
     with contextlib.suppress(ImportError):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import _engine
+from ..applied import ENGINE
 from ..catalog import CATALOG
 from ..defects.catalog import known_defects, span_of
 from ..defects.declare import Defect
@@ -144,7 +144,7 @@ def _without_patch(defect: Defect) -> str:
 
 def _is_removed_by(patch: Patch) -> tuple[bool, str]:
     """(whether a patch removes its defects, what to do or to know)."""
-    report = _engine.report(patch)
+    report = ENGINE.report(patch)
     if report.state is State.DISABLED:
         return False, f"{patch.id} is {report.reason}"
     if report.state is State.REFUSED:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
-from .. import _engine
+from ..applied import ENGINE
 from ..declarations.description import settings
 from ..engine.state import State
 
@@ -38,8 +38,8 @@ def is_silent_refusal(error: AssertionError) -> bool:
 def flags_left_out(words: Iterable[str]) -> Iterator[str]:
     """A sentence for each flag among `words` whose patch was left out or refused: Megatron does not know it then."""
     flags = _names(words)
-    for patch in _engine.catalog:
-        report = _engine.report(patch)
+    for patch in ENGINE.catalog:
+        report = ENGINE.report(patch)
         if report.state in (State.DISABLED, State.REFUSED):
             for flag in sorted(flags.intersection(one.name.split()[0] for one in settings(patch))):
                 why = report.reason if report.state is State.DISABLED else "refused here: see `status`"
@@ -48,7 +48,7 @@ def flags_left_out(words: Iterable[str]) -> Iterator[str]:
 
 def flags_misspelt(words: Iterable[str]) -> Iterator[str]:
     """A question for each flag among `words` that is almost one of the patches: argparse does not say which."""
-    flags_of_patches = {setting.name.split()[0] for patch in _engine.catalog for setting in settings(patch)}
+    flags_of_patches = {setting.name.split()[0] for patch in ENGINE.catalog for setting in settings(patch)}
     for flag in sorted(_names(words) - flags_of_patches):
         if close := get_close_matches(flag, flags_of_patches, n=1, cutoff=0.9):
             yield f"{flag}: did you mean {close[0]}?"

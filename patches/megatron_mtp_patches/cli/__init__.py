@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import __version__, _engine, apply
+from .. import __version__, apply
+from ..applied import ENGINE
 from ..catalog import CATALOG
 from ..declarations.states_by_release import KNOWN
 from ..engine import PatchError, UsageError
@@ -46,7 +47,7 @@ def carry_out(words: list[str]) -> int:
         hint = "; the flags of a training go after `--`" if arguments.command == "doctor" else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
-        if arguments.needs_patches and not _engine.is_active:  # the import leaves the error to the command
+        if arguments.needs_patches and not ENGINE.is_active:  # the import leaves the error to the command
             apply()
     except PatchError as error:  # nothing of Megatron is imported yet: the environment names an unknown patch or policy
         return _print_error(error, UsageError.exit_code)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from .. import _engine
+from ..applied import ENGINE
 from ..engine.fingerprints import KnownSources
 from ..megatrons.environment import PARTS, Limit, Part, find_version
 from ..megatrons.installed import PACKAGES, describe_megatron, find_releases
@@ -98,7 +98,7 @@ def _judge(part: Part, installed: str | None, needed: bool, megatron: frozenset[
 
 def _judge_framework(framework: Framework, installed: str) -> tuple[str, str]:
     """Its version, and whether it is one whose sources the patches know, which are those that the tests run."""
-    releases = KnownSources.read(Path(_engine.table_file)).package_releases(framework.package)
+    releases = KnownSources.read(Path(ENGINE.table_file)).package_releases(framework.package)
     tested = [release.removeprefix(f"{framework.package} ") for release in releases]
     if installed in tested:
         return installed, ""

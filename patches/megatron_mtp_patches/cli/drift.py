@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from .. import _engine
+from ..applied import ENGINE
 from ..catalog import BASE, CATALOG
 from ..defects.catalog import RELEASES, write_releases
 from ..engine import Patch, PatchError, Provide, Replace, UsageError
@@ -62,7 +62,7 @@ def show_drift(
     console = make_console()
     if accept:
         accepted = _accept(sources, accept, folders, only)
-        console.print(f"{accept} is known now, in {_engine.table_file}", soft_wrap=True)
+        console.print(f"{accept} is known now, in {ENGINE.table_file}", soft_wrap=True)
         new = _print_changes(console, sources, accepted, accept)
         there = {target for target, digest in accepted.release_fingerprints(accept).items() if digest != ABSENT}
         _print_replaced(console, patches, there.intersection(new))
@@ -128,7 +128,7 @@ def _compare(
                 shown.append((edit.target, text if same else f"[red]{text}[/]"))
         if shown or not release:
             table.add_section()
-            state = "" if release else f"[bold]{decide(patch, sources, _engine.project, path).state}[/]"
+            state = "" if release else f"[bold]{decide(patch, sources, ENGINE.project, path).state}[/]"
             table.add_row(f"[bold]{patch.id}[/]", state)
             for cells in shown:
                 table.add_row(*cells)
@@ -137,7 +137,7 @@ def _compare(
 
 def _accept(sources: KnownSources, release: str, folders: list[str], only: Collection[str]) -> KnownSources:
     """Write `known` with the sources of `release`, and return it."""
-    file = Path(_engine.table_file)
+    file = Path(ENGINE.table_file)
     accepted = add_release(sources, (*BASE, *CATALOG), release, folders, only)
     try:
         write_known_sources(accepted, file)
@@ -156,7 +156,7 @@ def _print_changes(console: Console, sources: KnownSources, accepted: KnownSourc
     _print_names(console, "sources that no release had", new)
     _print_names(console, f"known sources of {release} that were replaced", replaced)
     if replaced:
-        file = Path(_engine.table_file)
+        file = Path(ENGINE.table_file)
         console.print(
             f"If the folder is of another release, undo this by restoring {file.name}: `git checkout {file}` in a "
             "clone, or install the package again",

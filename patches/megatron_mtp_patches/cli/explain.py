@@ -6,7 +6,8 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from .. import _engine, apply
+from .. import apply
+from ..applied import ENGINE
 from ..catalog import CATALOG
 from ..checks.hints import did_you_mean
 from ..declarations.description import sections, settings
@@ -27,7 +28,7 @@ def explain(patch: Patch) -> int:
     """Print the texts of the patch, its state and its edits; 1 if it is refused."""
     apply(on_drift="skip")
     import_targets()
-    report = _engine.report(patch)
+    report = ENGINE.report(patch)
     console = make_console()
     console.print(f"[bold]{patch.id}[/]: {patch.summary}.", soft_wrap=True)
     for heading, paragraphs in sections(patch):
@@ -36,7 +37,7 @@ def explain(patch: Patch) -> int:
             bullet = "* " if len(paragraphs) > 1 else ""
             console.print(Padding(Text(f"{bullet}{paragraph}"), (0, 0, 0, 2), expand=False))
     for change in patch.upstream:
-        console.print(f"\n{_engine.project.pull_request_url(change)}  {change.fate}", end="")
+        console.print(f"\n{ENGINE.project.pull_request_url(change)}  {change.fate}", end="")
     console.print()
     if settings(patch):
         console.print(_settings_table(patch))

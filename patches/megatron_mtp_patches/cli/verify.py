@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .. import _engine
+from ..applied import ENGINE
 from ..engine import PatchError
 from ..mtp.verification import FIRST_STEP, LISTENING
 from .run import run_script
@@ -18,8 +18,8 @@ def verify(script: str, arguments: list[str], device: str | None, is_module: boo
     Raises:
         PatchError: the script ended before it, whatever its exit code.
     """
-    _engine.add_base(LISTENING)
-    _engine.add_base(FIRST_STEP)
+    ENGINE.add_base(LISTENING)
+    ENGINE.add_base(FIRST_STEP)
     code: object = 0
     try:
         run_script(script, arguments, device, is_module)

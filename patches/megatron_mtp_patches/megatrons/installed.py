@@ -9,7 +9,7 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 
-from .. import _engine
+from ..applied import ENGINE
 from ..engine.fingerprints import KnownSources, fingerprint
 from ..engine.source import find_file
 from .known import TRANSFORMER_ENGINE
@@ -31,7 +31,7 @@ def import_targets(packages: tuple[str, ...] = ("",)) -> dict[str, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for module in filter(find_file, [name for name in _engine.modules if name.startswith(packages)]):
+            for module in filter(find_file, [name for name in ENGINE.modules if name.startswith(packages)]):
                 try:
                     importlib.import_module(module)
                 except Exception as error:  # whatever a broken Megatron raises belongs in the report
@@ -64,7 +64,7 @@ def describe_mixture() -> str:
         return ""
     if find_file("megatron.core", [str(folder)]) is None:
         return ""
-    core_release, trainer_release = _nearest_release(), known_sources().nearest_release(_engine.catalog, [str(folder)])
+    core_release, trainer_release = _nearest_release(), known_sources().nearest_release(ENGINE.catalog, [str(folder)])
     if core_release == trainer_release:
         return ""
     return (
@@ -88,15 +88,15 @@ def find_transformer_engine(releases: frozenset[str]) -> tuple[str | None, bool]
 
 def known_sources() -> KnownSources:
     """The known releases. They are read without the installer, which needs wrapt: `doctor` reports if it is there."""
-    return KnownSources.read(Path(_engine.table_file))
+    return KnownSources.read(Path(ENGINE.table_file))
 
 
 def _is_known() -> bool:
     """Whether each function that the patches compare is, in this Megatron, that of some known release."""
     sources = known_sources()
-    edits = (edit for patch in _engine.catalog if not patch.package for edit in patch.edits if edit.check_source)
+    edits = (edit for patch in ENGINE.catalog if not patch.package for edit in patch.edits if edit.check_source)
     return all(sources.releases_with(edit.target, fingerprint(edit)) for edit in edits)
 
 
 def _nearest_release() -> str:
-    return known_sources().nearest_release(_engine.catalog)
+    return known_sources().nearest_release(ENGINE.catalog)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .. import _engine
+from ..applied import ENGINE
 from ..engine import Patch, UsageError, Wrap
 from ..engine.call import Call
 from . import transformer_engine, with_transformer_engine
@@ -99,7 +99,7 @@ _REFUSALS = (
 
 def install() -> None:
     """Add the two wrappers to the engine's base patches. Megatron's arguments module may be imported later or never."""
-    _engine.add_base(PATCH)
+    ENGINE.add_base(PATCH)
 
 
 def cpu_defaults() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron_overrides.model_chunks import as_list
 
-from .. import _engine
+from ..applied import ENGINE
 from ..catalog import CATALOG
 from ..engine import AddField
 from ..engine.call import Call
@@ -35,7 +35,7 @@ def describe_setting_left_out(config: Any) -> str:
     strays = vars(config).keys() - fields.keys() if fields else set()
     for patch in CATALOG if strays else ():
         names = {edit.field for edit in patch.edits if isinstance(edit, AddField)} & strays
-        report = _engine.report(patch) if names else None
+        report = ENGINE.report(patch) if names else None
         if report and report.state in (State.DISABLED, State.REFUSED):
             return (
                 f"config.{min(names)} is set on the {type(config).__name__}, but {patch.id}, which would read it, is "

@@ -1,0 +1,22 @@
+"""The engine that applies the catalog to Megatron: one for the process, which knows what it has patched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .catalog import BASE, CATALOG
+from .engine import Project
+from .engine.engine import Engine
+
+ENGINE = Engine(
+    Project(
+        package=__package__,
+        library="Megatron",
+        library_package="megatron",
+        repository="NVIDIA/Megatron-LM",
+        optional_part="megatron.training",  # the wheel of 0.16.1 has no trainer
+    ),
+    CATALOG,
+    str(Path(__file__).with_name("fingerprints.json")),
+    base=BASE,
+)
