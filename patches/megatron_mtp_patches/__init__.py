@@ -22,13 +22,16 @@ if sys.version_info < (3, 10):  # noqa: UP036 - by PYTHONPATH an older Python al
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .applied import ENGINE
 from .catalog import CATALOG
+from .checks.diagnosis import Finding
+from .checks.diagnosis import diagnose as find_defects
 from .engine import Patch, PatchError
+from .engine.report import Report
 from .mtp import mtp_acceptance_length
 
-TYPE_CHECKING = False  # as in engine/engine.py: typing itself is not imported
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
@@ -38,8 +41,6 @@ if TYPE_CHECKING:
 
     from megatron_overrides.mtp.metrics.head_metrics import PassMetrics
 
-    from .checks.diagnosis import Finding
-    from .engine.report import Report
     from .mtp.verification.mtp_step import Verification
 
 __version__ = "0.3.0"
@@ -114,9 +115,7 @@ def diagnose(*settings: object, transformer_engine: str | None = None) -> list[F
         TypeError: `settings` has something else than objects with settings as attributes, or nothing.
         ValueError: `transformer_engine` is not a version.
     """
-    from .checks.diagnosis import diagnose as find
-
-    return find(settings, transformer_engine)
+    return find_defects(settings, transformer_engine)
 
 
 def metrics(optimizer: object = None) -> dict[str, float]:
@@ -212,19 +211,6 @@ def verify(model: Module | Sequence[Module], optimizer: object, forward_backward
     ENGINE.add_base(LISTENING)
     step = import_module("megatron_mtp_patches.mtp.verification.mtp_step")
     return step.run(list(model) if isinstance(model, (list, tuple)) else [model], optimizer, forward_backward)
-
-
-def __getattr__(name: str) -> object:
-    """`Report` and `Finding`, once asked for: making dataclasses of them would add to every import of this package."""
-    if name == "Finding":
-        from .checks.diagnosis import Finding
-
-        return Finding
-    if name == "Report":
-        from .engine.report import Report
-
-        return Report
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _import_overrides() -> None:

@@ -2,8 +2,8 @@
 
     python -m scripts.bench import --python 0.18.2=PYTHON --python 0.19.2=PYTHON [--out ci/bench]
 
-The medians are of CPU time. A row that misses its target says so. Needs torch and megatron-core in each Python, but no
-TransformerEngine: beside its Python Megatron cannot be imported outside a rehearsal.
+The medians are of CPU time. A row that misses its target says so. Needs torch and megatron-core in each Python; a
+TransformerEngine is not imported.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from scripts.common.process import environment, run_or_exit
 
 from . import record
 
-IMPORT_LIMIT = 30.0  # ms
-APPLY_LIMIT = 0.35  # CPU-seconds
-IMPORTS = 15
-APPLIES = 10
+IMPORT_LIMIT = 60.0  # ms
+APPLY_LIMIT = 0.8  # CPU-seconds
+IMPORTS = 5
+APPLIES = 3
 IMPORT = (
     "import sys, time; start = time.process_time(); import megatron_mtp_patches; "
     "print(1e3 * (time.process_time() - start), 'torch' in sys.modules)"
@@ -26,7 +26,8 @@ IMPORT = (
 
 # In a process in which all of Megatron that the patches touch is imported, as in a training script.
 APPLY = """
-import contextlib, importlib, time, warnings
+import contextlib, importlib, sys, time, warnings
+sys.modules["transformer_engine"] = None  # without its kernels it cannot be imported
 import torch, megatron_mtp_patches
 from megatron_mtp_patches.applied import ENGINE
 warnings.simplefilter("ignore")

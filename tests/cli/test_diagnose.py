@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(monkeyp
 
     chosen = next(one for one in diagnosis.known_defects() if one.patch and not (one.setting or one.after))
     gap = Gap(lambda run: run.is_deep, when="--is-deep", because="it is deep")
-    one = chosen.__replace__(affects=lambda run: True, unless=gap, instead="--is-flat")
+    one = replace(chosen, affects=lambda run: True, unless=gap, instead="--is-flat")
     monkeypatch.setattr(diagnosis, "known_defects", lambda: [one])
     monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
     for is_deep in (False, True):
@@ -56,8 +57,8 @@ def test_a_defect_may_be_removed_only_after_another_one(monkeypatch, is_other_re
     from megatron_mtp_patches.checks import diagnosis
 
     chosen = next(one for one in diagnosis.known_defects() if one.patch and not (one.setting or one.unless))
-    other = chosen.__replace__(id="other", affects=lambda run: True, patch=chosen.patch * is_other_removed)
-    one = other.__replace__(id="one", patch=chosen.patch, after="other")
+    other = replace(chosen, id="other", affects=lambda run: True, patch=chosen.patch * is_other_removed)
+    one = replace(other, id="one", patch=chosen.patch, after="other")
     monkeypatch.setattr(diagnosis, "known_defects", lambda: [one, other])
     monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
     finding, _ = megatron_mtp_patches.diagnose(SimpleNamespace())
@@ -75,7 +76,7 @@ def test_what_to_do_instead_is_said_as_something_to_do(monkeypatch, instead, rem
     from megatron_mtp_patches.checks import diagnosis
 
     chosen = next(one for one in diagnosis.known_defects() if not one.patch)
-    defect = chosen.__replace__(instead=instead, affects=lambda run: True)
+    defect = replace(chosen, instead=instead, affects=lambda run: True)
     monkeypatch.setattr(diagnosis, "known_defects", lambda: [defect])
     monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
     (finding,) = megatron_mtp_patches.diagnose(SimpleNamespace())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,7 @@ def test_a_patch_of_a_part_that_an_installation_may_lack_waits_for_it(library):
 
 
 def test_a_patch_without_edits_has_nothing_to_do(library):
-    decision = decide(library.patch(REPLACE_F).__replace__(edits=()), KnownSources(("1.0",), {}), PROJECT)
+    decision = decide(replace(library.patch(REPLACE_F), edits=()), KnownSources(("1.0",), {}), PROJECT)
     assert (decision.state, decision.reason) == (State.NATIVE, "it edits nothing")
 
 
@@ -189,7 +190,7 @@ def test_a_patch_without_fingerprints_is_told_how_to_get_them(library):
 def test_of_another_package_its_own_releases_are_named(library):
     """It need not be installed; where it is, its source is checked as the library's is."""
     library.write("lib2.py", "def g():\n    return 'g'\n")
-    patch = library.patch(Wrap("lib2:g", "overrides:add_mark")).__replace__(package="a-package")
+    patch = replace(library.patch(Wrap("lib2:g", "overrides:add_mark")), package="a-package")
     patches = (library.patch(REPLACE_F), patch)
     sources = make_known_sources(patches, {"1.0": [str(library.folder)], "a-package 2.0": [str(library.folder)]})
     decision = decide(patch, sources, PROJECT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 
 import pytest
 from megatron_mtp_patches.engine import AddField, PatchError, Probe, Replace, Wrap
@@ -36,14 +37,14 @@ def test_a_patch_is_pending_until_its_module_is_imported(library):
 
 def test_the_record_says_pending_of_what_is_not_installed_alone(library):
     elsewhere = Wrap("absent_package:f", "overrides:add_mark", check_source=False)
-    other = library.patch(elsewhere, id="elsewhere").__replace__(package="absent-package")
+    other = replace(library.patch(elsewhere, id="elsewhere"), package="absent-package")
     engine = library.engine(library.patch(REPLACE_F, id="here"), other)
     engine.apply("all", "raise")
     assert engine.record().startswith("here=applied elsewhere=pending sources="), "whether lib is imported already"
 
 
 def test_a_package_that_is_found_only_after_the_patches_came_is_checked_then(library):
-    patch = library.patch(Wrap("late:f", "overrides:add_mark")).__replace__(package="late")
+    patch = replace(library.patch(Wrap("late:f", "overrides:add_mark")), package="late")
     source = library.write("late.py", "def f():\n    return 'late'\n")
     engine = library.engine(patch)
     source.unlink()

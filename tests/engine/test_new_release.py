@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_what_was_known_of_a_release_is_replaced(library, folder_with, tmp_path)
 
 def test_a_release_of_another_package_is_about_the_targets_of_its_patches(library, folder_with):
     library.write("lib2.py", "def g():\n    return 'g'\n")
-    patches = [library.patch(REPLACE_F), library.patch(G).__replace__(package="a-package")]
+    patches = [library.patch(REPLACE_F), replace(library.patch(G), package="a-package")]
     before = make_known_sources(patches, {"1.0": folder_with("old")})
     assert before.targets["lib2:g"] == {}, "that a release of the library has none says nothing of the package"
     after = add_release(before, patches, "a-package 2.0", [str(library.folder)])

@@ -5,10 +5,10 @@ norms/floor_clip_coefficient.py is a short example.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import NoneType
 
 from ..engine import AddField, AddFlag, Edit, Wrap
-from ..engine.records import record
 
 ADD_ARGUMENTS = "megatron.training.arguments:add_megatron_arguments"
 TRANSFORMER_CONFIG = "megatron.core.transformer.transformer_config:TransformerConfig"
@@ -28,7 +28,7 @@ DEFAULT_IN_YAML = Wrap(
 )
 
 
-@record(eq=False)
+@dataclass(frozen=True, eq=False)
 class Conflict:
     """A setting of Megatron's that cannot be on at the same time.
 
@@ -45,7 +45,7 @@ class Conflict:
     off: object = False
 
 
-@record(eq=False)
+@dataclass(frozen=True, eq=False)
 class Setting:
     """A field of one of Megatron's configurations, the flag that sets it, and the values that it refuses.
 

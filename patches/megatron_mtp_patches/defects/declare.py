@@ -8,15 +8,14 @@ true answer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
-
-from ..engine.records import record
 
 Kind = Literal["wrong numbers", "wrong log", "lost state", "hang", "crash"]
 Evidence = Literal["reproduced", "read", "reported"]
 
 
-@record
+@dataclass(frozen=True)
 class Sign:
     """What the source of a Megatron with a defect has in one place. All that is said of it must hold.
 
@@ -34,7 +33,7 @@ class Sign:
     lacks: str | tuple[str, ...] = ()
 
 
-@record
+@dataclass(frozen=True)
 class Gap:
     """Runs from which a patch does not remove its defect.
 
@@ -49,7 +48,7 @@ class Gap:
     because: str
 
 
-@record
+@dataclass(frozen=True)
 class Defect:
     """Something that goes wrong in runs of some Megatrons.
 

@@ -14,7 +14,7 @@ whole declaration, and runs it. The kinds of edit:
 
 from __future__ import annotations
 
-from .records import record
+from dataclasses import dataclass
 
 
 class PatchError(RuntimeError):
@@ -29,7 +29,7 @@ class UsageError(PatchError):
     exit_code = 2
 
 
-@record
+@dataclass(frozen=True)
 class PullRequest:
     """An upstream change.
 
@@ -62,7 +62,7 @@ class PullRequest:
         return f"since {self.native_since}" if self.native_since else self.ended or "in no release"
 
 
-@record
+@dataclass(frozen=True)
 class Edit:
     """One change to one target.
 
@@ -103,7 +103,7 @@ class Edit:
         return self.implementation.partition(":")[0]
 
 
-@record
+@dataclass(frozen=True)
 class Override(Edit):
     """A kind of edit that may put `override` in the target's place."""
 
@@ -137,7 +137,7 @@ class AddIfMissing(Override):
     adds_name = True
 
 
-@record
+@dataclass(frozen=True)
 class Wrap(Edit):
     """Call `wrapper(call)` instead of the target; `call` is an engine.call.Call.
 
@@ -156,7 +156,7 @@ class Wrap(Edit):
         return self.wrapper
 
 
-@record
+@dataclass(frozen=True)
 class AddField(Edit):
     """Give the dataclass that is the target, and every subclass of it, one more keyword field.
 
@@ -188,14 +188,14 @@ class AddField(Edit):
         return marks if self.setting is None else {**marks, "setting": self.setting}
 
 
-@record
+@dataclass(frozen=True)
 class AddArgument(AddField):
     """The same for a dataclass of which transformers makes a command line."""
 
     metadata = property(lambda self: {"help": self.doc}, doc="What argparse is given.")
 
 
-@record
+@dataclass(frozen=True)
 class AddFlag(Edit):
     """Add a command-line flag to the argparse parser that the target, a function, returns.
 
@@ -215,7 +215,7 @@ class AddFlag(Edit):
     check_source = False
 
 
-@record
+@dataclass(frozen=True)
 class Probe:
     """How to see in the source that a release has a change.
 
@@ -228,7 +228,7 @@ class Probe:
     contains: str | None = None
 
 
-@record
+@dataclass(frozen=True)
 class Patch:
     """One upstream change for every release, and all that is said of it.
 

@@ -11,18 +11,16 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from .declare import Edit, Patch
 from .import_hook import being_imported, fully_imported, on_import
+from .project import Project
+from .report import Report, identify, report_on
 from .selection import Selection, check_policy, select
 
-TYPE_CHECKING = False  # importing typing for the constant would cost a third of what this package may cost
 if TYPE_CHECKING:
-    from typing import Any
-
     from .installer import Installer
-    from .project import Project
-    from .report import Report
 
 
 class Engine:
@@ -134,15 +132,11 @@ class Engine:
 
     def report(self, patch: Patch) -> Report:
         """Where `patch` stands."""
-        from .report import report_on
-
         with self._lock:
             return report_on(patch, self._load_installer())
 
     def record(self) -> str:
         """One line that identifies the patches, the state of each, and the sources that were found."""
-        from .report import identify
-
         with self._lock:
             return identify(self.catalog, self._load_installer())
 

@@ -11,10 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-
-TYPE_CHECKING = False  # as in engine.py: typing itself is not imported
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 Callback = Callable[[ModuleType], None]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as in declare.py
-if TYPE_CHECKING:
-    from .declare import PullRequest
+from .declare import PullRequest
 
 
 class Project:

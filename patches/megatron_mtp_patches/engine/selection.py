@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from .declare import PatchError
-from .records import record
-
-TYPE_CHECKING = False  # as in declare.py
-if TYPE_CHECKING:
-    from .project import Project
+from .project import Project
 
 POLICIES = ("raise", "warn", "skip")
 ALL, REPAIRS = PROFILES = ("all", "repairs")
 NONE = "none"
 
 
-@record
+@dataclass(frozen=True)
 class Selection:
     """What the user has chosen: `ids`; with the profile 'repairs' those of them that are repairs, or are `added`."""
 
@@ -58,7 +55,7 @@ def select(choice: str, ids: Iterable[str], project: Project) -> Selection:
 def _refuse_unknown(words: list[str], ids: tuple[str, ...], project: Project) -> None:
     unknown = [word for word in words if word.removeprefix("-") not in ids]
     if unknown:
-        import difflib  # in this case alone: the import of the package is to cost nothing
+        import difflib
 
         close = difflib.get_close_matches(unknown[0].removeprefix("-").lower(), (*PROFILES, NONE, *ids), n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""

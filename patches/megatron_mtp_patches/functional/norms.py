@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = False  # as in ../__init__.py
 if TYPE_CHECKING:
-    from typing import Any
-
     import torch
 
     from megatron_overrides.norms.step_decision import StepDecision
