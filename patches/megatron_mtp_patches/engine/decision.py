@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
-from .declare import Edit, Patch, Probe
+from .declare import Edit, Patch, PatchError, Probe
 from .fingerprints import ABSENT, KnownSources, fingerprint, target_exists
 from .project import Project
-from .source import ask, find_file, has_definition
+from .source import ask, find_file, first_lines, has_definition
 from .state import State
 
 
@@ -51,6 +54,26 @@ def decide(patch: Patch, sources: KnownSources, project: Project, path: list[str
     if native:
         return Decision(State.REPAIRED, "native; its defects are repaired")
     return Decision(State.APPLIED, f"{here} lacks it")
+
+
+def read_sources(patches: Iterable[Patch]) -> None:
+    """Ask the sources what deciding on these patches and installing them asks, module by module.
+
+    Each file is parsed once then: few trees are kept, all answers are.
+    """
+    asked: dict[str, list[Callable[[], object]]] = {}
+    for patch in patches:
+        for edit in patch.edits:
+            questions = asked.setdefault(edit.module, [partial(ask, first_lines, edit.module)])
+            questions.append(partial(target_exists, edit))
+            if edit.check_source:
+                questions.append(partial(fingerprint, edit))
+        if patch.probe:
+            asked.setdefault(patch.probe.target.partition(":")[0], []).append(partial(is_present, patch.probe))
+    for questions in asked.values():
+        with suppress(PatchError):  # the file does not parse: the patches that it concerns will say so
+            for question in questions:
+                question()
 
 
 def is_present(probe: Probe, path: list[str] | None = None) -> bool:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from .added_fields import AddedFields
 from .copies import Copies
-from .decision import Decision, decide
+from .decision import Decision, decide, read_sources
 from .declare import AddField, Edit, Patch, PatchError
 from .fingerprints import KnownSources, target_exists
 from .patched_attribute import PatchedAttribute, is_bound, owner_is_class
@@ -55,7 +55,8 @@ class Installer:
 
     @cached_property
     def known_sources(self) -> KnownSources:
-        """Read only where something is to be decided."""
+        """Read, as are the sources of Megatron, only where something is to be decided."""
+        read_sources(patch for patch in self.catalog if patch.id in self.selection.ids)
         return KnownSources.read(Path(self._table_file))
 
     def set_added(self, added: tuple[Patch, ...]) -> None:

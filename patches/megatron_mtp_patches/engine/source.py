@@ -77,7 +77,7 @@ def _stamp(file: Path) -> _Stamp:
     return status.st_mtime_ns, status.st_size
 
 
-@functools.lru_cache(maxsize=8)  # the trees of all patched files would take 70 MB
+@functools.lru_cache(maxsize=4)  # the trees of all patched files would take 70 MB
 def _parse(file: Path, stamp: _Stamp) -> ast.Module:
     try:
         return ast.parse(file.read_bytes(), filename=str(file))
