@@ -16,7 +16,7 @@ from scripts.common.process import environment, run_or_exit
 from . import record
 
 IMPORT_LIMIT = 60.0  # ms
-APPLY_LIMIT = 0.8  # CPU-seconds
+APPLY_LIMIT = 1.2  # CPU-seconds
 IMPORTS = 5
 APPLIES = 3
 IMPORT = (
