@@ -11,7 +11,7 @@ from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.declarations.description import SettingText, sections, settings
 from megatron_mtp_patches.declarations.states_by_release import KNOWN, state_in
 from megatron_mtp_patches.defects.catalog import removed_by
-from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Edit, Patch, PullRequest, Wrap
+from megatron_mtp_patches.engine import AddField, AddFlag, Edit, Override, Patch, PullRequest, Wrap
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE
 
@@ -127,7 +127,7 @@ def unchecked_edits() -> str:
     kinds = {
         Wrap: f"of the {wraps} wrappers. These depend on the name and the parameters of the function alone, and pass "
         "on what they do not know",
-        AddIfMissing: "names that are added where a Megatron lacks them. One that exists stays as it is",
+        Override: "names that are added where a Megatron lacks them. One that exists stays as it is",
         AddFlag: "flags of the command line. They are added to the parser that Megatron returns",
     }
     assert counts.keys() == kinds.keys(), "say why these are safe"

@@ -18,7 +18,7 @@ from typing import Any
 
 from megatron_mtp_patches import Patch, Report, status
 from megatron_mtp_patches.catalog import BASE, CATALOG
-from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Provide, Replace, Wrap
+from megatron_mtp_patches.engine import AddField, AddFlag, Override, Wrap
 from megatron_mtp_patches.engine.declare import Edit
 from megatron_mtp_patches.engine.patched_attribute import load
 from megatron_mtp_patches.engine.source import find_file
@@ -97,9 +97,9 @@ def count(edit: Edit) -> int | str | None:
     layers = [value]
     while hasattr(layers[-1], "__wrapped__"):
         layers.append(layers[-1].__wrapped__)
-    if isinstance(edit, AddIfMissing):
+    if isinstance(edit, Override) and not edit.replaces:
         return "native" if value is not None and value is not load(edit.override) else int(value is not None)
-    if isinstance(edit, (Replace, Provide)):
+    if isinstance(edit, Override):
         return sum(layer is load(edit.override) for layer in layers)  # wraps may lie around it
     if isinstance(edit, Wrap):
         wrapper = load(edit.wrapper)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from megatron_mtp_patches.engine import AddField, AddIfMissing, PatchError, Replace, Wrap
+from megatron_mtp_patches.engine import AddField, Override, PatchError, Wrap
 
 MARK = Wrap("lib:f", "overrides:add_mark")
 SUFFIX = Wrap("lib:f", "overrides:add_suffix", check_source=False)
@@ -42,7 +42,7 @@ def test_an_added_patch_wraps_around_all_others_whenever_it_is_added(library, im
 
 
 def test_an_added_patch_wraps_around_an_earlier_replacement(library):
-    engine = library.applied(Replace("lib:f", "overrides:f"))
+    engine = library.applied(Override("lib:f", "overrides:f"))
     library.load()
     engine.add_base(added(library, SUFFIX))
     assert library.load().f(1) == "override 1 suffix"
@@ -162,7 +162,9 @@ def test_an_added_patch_that_fails_raises_and_leaves_the_engine_as_it_was(librar
     engine.apply("all", on_drift)
     module, lib2 = library.load(), library.load("lib2")
     before = snapshot(module)
-    patch = added(library, SUFFIX, METHOD, DEPTH, AddIfMissing("lib:new_function", "overrides:f"), NO_OVERRIDE, G)
+    patch = added(
+        library, SUFFIX, METHOD, DEPTH, Override("lib:new_function", "overrides:f", where="missing"), NO_OVERRIDE, G
+    )
     with pytest.raises(PatchError, match=r"added is refused: .*nowhere"):
         engine.add_base(patch)
     assert snapshot(module) == before and lib2.g() == "g"
@@ -197,7 +199,7 @@ def test_an_added_patch_that_fails_later_fails_the_import(library, on_drift):
 
 def test_nothing_is_added_where_another_patch_of_the_module_is_refused(library):
     library.write("lib2.py", LIB2)
-    engine = library.applied(MARK, Replace("lib2:g", "overrides:nowhere"))
+    engine = library.applied(MARK, Override("lib2:g", "overrides:nowhere"))
     module = library.load()
     with pytest.raises(PatchError, match="a-patch is refused"):
         library.load("lib2")

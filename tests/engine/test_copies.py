@@ -7,12 +7,12 @@ import types
 from types import SimpleNamespace
 
 import pytest
-from megatron_mtp_patches.engine import PatchError, Replace, Wrap, copies
+from megatron_mtp_patches.engine import Override, PatchError, Wrap, copies
 
-REPLACE_F = Replace("lib:f", "overrides:f")
+REPLACE_F = Override("lib:f", "overrides:f")
 PARSER = Wrap("lib:make_parser", "overrides:add_mark", check_source=False)
 METHOD = Wrap("lib:C.method", "overrides:add_mark")
-G = Replace("lib2:g", "overrides:new_method")
+G = Override("lib2:g", "overrides:new_method")
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_an_override_that_imports_patched_modules_adds_no_scan(library, user, sc
     library.write("lib_b.py", "def b():\n    return 'b'\n")
     library.write("overrides_b.py", "def b():\n    return 'override b'\n")
     library.write("overrides_lib2.py", "import lib_b\ndef g():\n    return lib_b.b()\n")
-    edits = Replace("lib2:g", "overrides_lib2:g"), Replace("lib_b:b", "overrides_b:b")
+    edits = Override("lib2:g", "overrides_lib2:g"), Override("lib_b:b", "overrides_b:b")
     engine = library.engine(library.patch(REPLACE_F, *edits))
     engine.apply("all", "raise")
     assert scans == ["scan"]
@@ -88,7 +88,7 @@ def test_a_copy_that_is_a_target_itself_gets_both_edits(library, user):
 
 def test_the_module_of_an_override_keeps_the_original_under_its_own_name(library, user):
     library.write("overrides_f.py", "from lib import f as upstream\ndef f(x):\n    return upstream(9)\n")
-    edits = Wrap("lib:f", "overrides:add_mark"), Replace("lib:f", "overrides_f:f")
+    edits = Wrap("lib:f", "overrides:add_mark"), Override("lib:f", "overrides_f:f")
     engine = library.engine(library.patch(*edits))
     engine.apply("all", "raise")
     assert user.copy_of_f(1) == "original 9!"

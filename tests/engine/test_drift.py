@@ -7,17 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from megatron_mtp_patches.engine import (
-    AddField,
-    AddFlag,
-    AddIfMissing,
-    Patch,
-    PatchError,
-    Probe,
-    Project,
-    Replace,
-    Wrap,
-)
+from megatron_mtp_patches.engine import AddField, AddFlag, Override, Patch, PatchError, Probe, Project, Wrap
 from megatron_mtp_patches.engine.decision import decide
 from megatron_mtp_patches.engine.engine import Engine
 from megatron_mtp_patches.engine.fingerprints import KnownSources
@@ -26,7 +16,7 @@ from megatron_mtp_patches.engine.state import State
 
 from .conftest import PROJECT
 
-REPLACE_F = Replace("lib:f", "overrides:f")
+REPLACE_F = Override("lib:f", "overrides:f")
 F_LINE = 'return f"original {x}"'
 
 
@@ -140,7 +130,7 @@ def test_an_unchecked_edit_still_needs_its_target(library, edit):
 
 
 def test_a_class_that_a_known_release_lacks_may_be_absent(library):
-    absent = Replace("lib:Absent.method", "overrides:new_method")
+    absent = Override("lib:Absent.method", "overrides:new_method")
     patch = library.patch(REPLACE_F, absent)
     engine = library.engine(patch)
     engine.apply("all", "raise")
@@ -162,13 +152,13 @@ def test_a_function_that_every_known_release_has_may_not_be_absent(library):
 
 
 def test_a_module_that_is_not_installed_is_named_in_the_refusal(library):
-    patch = library.patch(Replace("not_installed:f", "overrides:f"))
+    patch = library.patch(Override("not_installed:f", "overrides:f"))
     decision = decide(patch, KnownSources(("1.0",), {}), PROJECT)
     assert decision.state is State.REFUSED and "not_installed is not installed" in decision.reason
 
 
 def test_a_patch_of_a_part_that_an_installation_may_lack_waits_for_it(library):
-    patch = library.patch(Replace("trainer.loop:f", "overrides:f"))
+    patch = library.patch(Override("trainer.loop:f", "overrides:f"))
     words = {"package": "lib_patches", "library": "Lib", "library_package": "lib", "repository": "example/lib"}
     for part, state in (("trainer", State.PENDING), ("train", State.REFUSED), ("", State.REFUSED)):
         project = Project(**words, optional_part=part)
@@ -226,7 +216,7 @@ def test_the_nearest_release_is_the_one_that_agrees_on_most_targets(library):
     source = (library.folder / "lib.py").read_text()
     (folder / "lib.py").write_text(source.replace("original", "older").replace("method {by}", "older {by}"))
     patch = library.patch(
-        REPLACE_F, Replace("lib:C.method", "overrides:method"), Replace("lib:C.static", "overrides:new_method")
+        REPLACE_F, Override("lib:C.method", "overrides:method"), Override("lib:C.static", "overrides:new_method")
     )
     sources = {"1.0": [str(folder)], "2.0": [str(library.folder)], "3.0": [str(library.folder)]}
     releases = make_known_sources((patch,), sources)
@@ -298,5 +288,5 @@ def test_a_repair_needs_a_known_source(library):
 
 
 def test_add_if_missing_needs_no_fingerprint(library):
-    patch = library.patch(AddIfMissing("lib:C.new_method", "overrides:new_method"))
+    patch = library.patch(Override("lib:C.new_method", "overrides:new_method", where="missing"))
     assert decide(patch, KnownSources(("1.0",), {}), PROJECT).state is State.APPLIED

@@ -7,13 +7,13 @@ import copy
 import pickle
 
 import pytest
-from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Edit, PatchError, Provide, Replace, Wrap
+from megatron_mtp_patches.engine import AddField, AddFlag, Edit, Override, PatchError, Wrap
 
-REPLACE_F = Replace("lib:f", "overrides:f")
-METHOD = Replace("lib:C.method", "overrides:method")
+REPLACE_F = Override("lib:f", "overrides:f")
+METHOD = Override("lib:C.method", "overrides:method")
 SUFFIX = Wrap("lib:f", "overrides:add_suffix")
 MARK = Wrap("lib:f", "overrides:add_mark")
-ADD_METHOD = AddIfMissing("lib:C.new_method", "overrides:new_method")
+ADD_METHOD = Override("lib:C.new_method", "overrides:new_method", where="missing")
 FLAG = AddFlag("lib:make_parser", flag="--depth", type=int, default=3, help="How deep.")
 
 
@@ -72,19 +72,24 @@ def test_a_wrap_goes_around_a_later_replacement(library, imported_first):
 
 def test_add_if_missing_adds_a_name_that_is_missing(library, imported_first):
     _, module = apply_around_import(
-        library, imported_first, ADD_METHOD, AddIfMissing("lib:new_function", "overrides:f")
+        library, imported_first, ADD_METHOD, Override("lib:new_function", "overrides:f", where="missing")
     )
     assert module.C().new_method() == "new"
     assert module.new_function is library.load("overrides").f
 
 
 def test_add_if_missing_leaves_a_name_that_exists_alone(library, imported_first):
-    _, module = apply_around_import(library, imported_first, AddIfMissing("lib:C.method", "overrides:method"))
+    _, module = apply_around_import(
+        library, imported_first, Override("lib:C.method", "overrides:method", where="missing")
+    )
     assert module.C().method() == "method 1"
 
 
 def test_provide_adds_what_is_missing_and_replaces_what_exists(library, imported_first):
-    edits = Provide("lib:C.method", "overrides:method"), Provide("lib:C.new_method", "overrides:new_method")
+    edits = (
+        Override("lib:C.method", "overrides:method", where="everywhere"),
+        Override("lib:C.new_method", "overrides:new_method", where="everywhere"),
+    )
     engine, module = apply_around_import(library, imported_first, *edits)
     assert (module.C().method(), module.C().new_method()) == ("override method 1", "new")
     assert set(engine.report(engine.catalog[0]).targets.values()) == {"applied"}
@@ -93,7 +98,9 @@ def test_provide_adds_what_is_missing_and_replaces_what_exists(library, imported
 
 
 def test_provide_leaves_a_release_alone_that_lacks_the_class(library, imported_first):
-    engine, module = apply_around_import(library, imported_first, REPLACE_F, Provide("lib:Absent.f", "overrides:f"))
+    engine, module = apply_around_import(
+        library, imported_first, REPLACE_F, Override("lib:Absent.f", "overrides:f", where="everywhere")
+    )
     assert engine.report(engine.catalog[0]).targets["lib:Absent.f"] == "absent here"
     assert module.f(1) == "override 1" and not hasattr(module, "Absent")
 
@@ -118,7 +125,7 @@ def behave(module) -> list:
     return [module.f(1), module.C().method(), vars(parse(module)), hasattr(module.C, "new_method")]
 
 
-PROVIDE = Provide("lib:f", "overrides:f")
+PROVIDE = Override("lib:f", "overrides:f", where="everywhere")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +158,7 @@ def assert_same_objects(before: tuple[dict, ...], after: tuple[dict, ...]) -> No
         assert [name for name in old if old[name] is not new[name] and name != "__builtins__"] == []
 
 
-@pytest.mark.parametrize("edit", [REPLACE_F, SUFFIX], ids=["Replace", "Wrap"])
+@pytest.mark.parametrize("edit", [REPLACE_F, SUFFIX], ids=["Override", "Wrap"])
 def test_copies_made_by_from_import_are_rebound_and_restored(library, edit):
     library.write("user.py", "from lib import f\nfrom lib import f as copy_of_f\n")
     original, early = library.load().f, library.load("user")
@@ -227,7 +234,7 @@ def test_an_edit_that_does_not_fit_its_target_is_refused(library):
 def test_an_override_that_does_not_exist_is_refused_by_name(library):
     library.load()
     with pytest.raises(PatchError, match="a-patch is refused.*nowhere"):
-        library.applied(Replace("lib:f", "overrides:nowhere"))
+        library.applied(Override("lib:f", "overrides:nowhere"))
 
 
 def test_a_replaced_and_wrapped_function_survives_revert_and_apply(library):

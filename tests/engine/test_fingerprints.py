@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from megatron_mtp_patches.engine import AddFlag, Replace
+from megatron_mtp_patches.engine import AddFlag, Override
 from megatron_mtp_patches.engine.fingerprints import ABSENT, KnownSources, fingerprint
 from megatron_mtp_patches.engine.new_release import make_known_sources, write_known_sources
 
@@ -77,11 +77,11 @@ NAMES = ("strings", "calls", "control", "Meta", "Data", "absent")
 
 PRINT = """
 import sys
-from megatron_mtp_patches.engine import AddField, Replace
+from megatron_mtp_patches.engine import AddField, Override
 from megatron_mtp_patches.engine.fingerprints import fingerprint
 
 for name in sys.argv[2:]:
-    print(fingerprint(Replace("syntax:" + name, ""), [sys.argv[1]]))
+    print(fingerprint(Override("syntax:" + name, ""), [sys.argv[1]]))
 print(fingerprint(AddField("syntax:Data", "f", int, 0, ""), [sys.argv[1]]))
 """
 # What any Python must print for NAMES, and for a field of Data.
@@ -135,7 +135,7 @@ def test_known_sources_say_which_releases_share_a_source(library, tmp_path):
         source = (library.folder / "lib.py").read_text(encoding="utf-8").replace("original", text)
         source = source.replace("C", "D") if release == "1.0" else source
         (folder / "lib.py").write_text(source, encoding="utf-8")
-    f, method = Replace("lib:f", "overrides:f"), Replace("lib:C.method", "overrides:method")
+    f, method = Override("lib:f", "overrides:f"), Override("lib:C.method", "overrides:method")
     flag = AddFlag("lib:make_parser", flag="--x", type=int, default=1, help="")
     sources = {release: [str(tmp_path / release)] for release in ("1.0", "2.0", "3.0")}
     known = make_known_sources((library.patch(method, flag), library.patch(f)), sources)

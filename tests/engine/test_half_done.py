@@ -7,9 +7,9 @@ import sys
 import types
 
 import pytest
-from megatron_mtp_patches.engine import AddField, AddIfMissing, PatchError, Replace, Wrap
+from megatron_mtp_patches.engine import AddField, Override, PatchError, Wrap
 
-REPLACE_F = Replace("lib:f", "overrides:f")
+REPLACE_F = Override("lib:f", "overrides:f")
 METHOD = Wrap("lib:C.method", "overrides:add_mark")
 DEPTH = AddField("lib:Config", field="depth", type=int, default=7, doc="")
 HEIGHT = AddField("lib:Config", field="height", type=int, default=3, doc="")
@@ -39,7 +39,7 @@ def cover_constructor(module):
 )
 def test_revert_changes_nothing_where_another_library_patched_after_us(library, cover, place):
     library.write("lib2.py", "def g():\n    return 'g'\n")
-    engine = library.applied(REPLACE_F, METHOD, DEPTH, HEIGHT, Replace("lib2:g", "overrides:new_method"))
+    engine = library.applied(REPLACE_F, METHOD, DEPTH, HEIGHT, Override("lib2:g", "overrides:new_method"))
     module = library.load()
     originals = snapshot(module)
     cover(module)
@@ -64,7 +64,7 @@ def test_revert_changes_nothing_where_another_library_patched_after_us(library, 
 
 
 def test_revert_ignores_changes_of_what_a_patch_left_alone(library):
-    engine = library.applied(AddIfMissing("lib:f", "overrides:f"), METHOD)
+    engine = library.applied(Override("lib:f", "overrides:f", where="missing"), METHOD)
     module = library.load()
     module.f = theirs = lambda x: "theirs"
     engine.revert()
@@ -74,7 +74,7 @@ def test_revert_ignores_changes_of_what_a_patch_left_alone(library):
 
 def test_a_refusal_names_what_cannot_be_undone_because_of_another_library(library):
     library.write("lib2.py", "def g():\n    return 'g'\n")
-    engine = library.applied(REPLACE_F, METHOD, Replace("lib2:g", "overrides:nowhere"))
+    engine = library.applied(REPLACE_F, METHOD, Override("lib2:g", "overrides:nowhere"))
     module = library.load()
     mine = vars(module.C)["method"]
     cover_method(module)

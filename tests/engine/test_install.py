@@ -7,13 +7,13 @@ import sys
 from dataclasses import replace
 
 import pytest
-from megatron_mtp_patches.engine import AddField, PatchError, Probe, Replace, Wrap
+from megatron_mtp_patches.engine import AddField, Override, PatchError, Probe, Wrap
 
-REPLACE_F = Replace("lib:f", "overrides:f")
-METHOD = Replace("lib:C.method", "overrides:method")
+REPLACE_F = Override("lib:f", "overrides:f")
+METHOD = Override("lib:C.method", "overrides:method")
 MARK = Wrap("lib:f", "overrides:add_mark")
 DEPTH = AddField("lib:Config", field="depth", type=int, default=7, doc="")
-NO_OVERRIDE = Replace("lib:C.static", "overrides:nowhere")  # the target is there, the override is not
+NO_OVERRIDE = Override("lib:C.static", "overrides:nowhere")  # the target is there, the override is not
 
 
 def state(engine, number=0):
@@ -109,7 +109,7 @@ def test_base_patches_are_installed_whatever_is_selected(library):
 @pytest.mark.parametrize("choice, on_drift", [("typo", "raise"), ("none", "typo")])
 def test_a_wrong_word_changes_nothing(library, choice, on_drift):
     library.write("lib2.py", "def g():\n    return 'g'\n")
-    bad = library.patch(Replace("lib2:g", "overrides:nowhere"), id="bad")
+    bad = library.patch(Override("lib2:g", "overrides:nowhere"), id="bad")
     engine = library.engine(library.patch(REPLACE_F), bad)
     engine.apply("all", "warn")
     with pytest.raises(PatchError, match="typo"):
@@ -123,7 +123,7 @@ def test_a_wrong_word_changes_nothing(library, choice, on_drift):
 def test_an_edit_that_fails_leaves_all_modules_as_they_were(library, position):
     library.write("lib2.py", "def g():\n    return 'g'\n")
     library.write("user.py", "from lib import f\n")
-    edits = [MARK, DEPTH, Replace("lib2:g", "overrides:new_method")]
+    edits = [MARK, DEPTH, Override("lib2:g", "overrides:new_method")]
     edits.insert(position, NO_OVERRIDE)
     owners = library.load(), library.load().C, library.load().Config, library.load("lib2"), library.load("user")
     before = snapshot(*owners)
@@ -135,7 +135,7 @@ def test_an_edit_that_fails_leaves_all_modules_as_they_were(library, position):
 
 def test_a_failure_in_a_later_module_takes_the_patch_out_of_the_earlier_one(library):
     library.write("lib2.py", "def g():\n    return 'g'\n")
-    engine = library.applied(REPLACE_F, Replace("lib2:g", "overrides:nowhere"))
+    engine = library.applied(REPLACE_F, Override("lib2:g", "overrides:nowhere"))
     module = library.load()
     assert module.f(1) == "override 1"
     for _ in range(2):
@@ -195,7 +195,7 @@ def test_a_module_that_is_executed_again_is_patched_again(library, again):
 
 def test_a_shared_edit_is_installed_once_and_removed_with_the_last_of_its_patches(library):
     library.write("lib2.py", "def g():\n    return 'g'\n")
-    lost = Replace("lib2:g", "overrides:nowhere")
+    lost = Override("lib2:g", "overrides:nowhere")
     engine = library.engine(library.patch(MARK, id="one"), library.patch(MARK, lost, id="two"))
     engine.apply("all", "skip")
     module = library.load()
@@ -217,7 +217,7 @@ def test_either_of_two_patches_installs_the_edit_that_they_share(library, choice
 def test_two_different_replacements_of_one_target_are_refused(library):
     engine = library.engine(
         library.patch(REPLACE_F, id="one"),
-        library.patch(Replace("lib:f", "overrides:new_method"), METHOD, id="two"),
+        library.patch(Override("lib:f", "overrides:new_method"), METHOD, id="two"),
     )
     engine.apply("all", "raise")
     with pytest.raises(

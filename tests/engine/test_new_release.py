@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from megatron_mtp_patches.engine import Replace, Wrap
+from megatron_mtp_patches.engine import Override, Wrap
 from megatron_mtp_patches.engine.fingerprints import KnownSources
 from megatron_mtp_patches.engine.new_release import add_release, make_known_sources, write_known_sources
 
-REPLACE_F = Replace("lib:f", "overrides:f")
+REPLACE_F = Override("lib:f", "overrides:f")
 METHOD = Wrap("lib:C.method", "overrides:add_mark")
-G = Replace("lib2:g", "overrides:new_method")
+G = Override("lib2:g", "overrides:new_method")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_release_may_be_in_several_folders(library, tmp_path):
     library.write("lib2.py", "def g():\n    return 'g'\n")
     folders = [str(library.folder), str(wheel)]
     known = make_known_sources(
-        [library.patch(REPLACE_F, METHOD, G, Replace("absent:f", "overrides:new_method"))],
+        [library.patch(REPLACE_F, METHOD, G, Override("absent:f", "overrides:new_method"))],
         {"1.0": folders, "2.0": folders[:1]},
     )
     assert list(known.targets["lib:f"].values()) == [["1.0", "2.0"], ["1.0"]]

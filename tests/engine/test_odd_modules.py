@@ -6,10 +6,10 @@ import sys
 import types
 
 import pytest
-from megatron_mtp_patches.engine import AddIfMissing, Replace, Wrap
+from megatron_mtp_patches.engine import Override, Wrap
 
-REPLACE_F = Replace("lib:f", "overrides:f")
-METHOD = Replace("lib:C.method", "overrides:method")
+REPLACE_F = Override("lib:f", "overrides:f")
+METHOD = Override("lib:C.method", "overrides:method")
 MARK = Wrap("lib:f", "overrides:add_mark")
 
 
@@ -31,7 +31,7 @@ def test_modules_with_odd_contents_do_not_break_rebinding(library, monkeypatch):
     monkeypatch.setitem(sys.modules, "touchy", touchy)
     monkeypatch.setitem(sys.modules, "nothing", None)
     library.load()
-    library.applied(REPLACE_F, AddIfMissing("lib:new_function", "overrides:f"))
+    library.applied(REPLACE_F, Override("lib:new_function", "overrides:f", where="missing"))
     assert library.load().f(1) == "override 1"
 
 
@@ -53,7 +53,7 @@ def test_a_module_that_is_still_being_imported_is_patched_later(library):
     library.write("lib2.py", "import early\n\ndef g():\n    return 'original'\n")
     library.write("early.py", "from registry import engine\nengine.apply('all', 'raise')\n")
     library.write("overrides2.py", "def g():\n    return 'override'\n")
-    engine = library.engine(library.patch(Replace("lib2:g", "overrides2:g")))
+    engine = library.engine(library.patch(Override("lib2:g", "overrides2:g")))
     registry = types.ModuleType("registry")
     registry.engine = engine
     sys.modules["registry"] = registry

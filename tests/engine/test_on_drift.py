@@ -5,16 +5,16 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from megatron_mtp_patches.engine import Replace
+from megatron_mtp_patches.engine import Override
 from megatron_mtp_patches.engine.engine import Engine
 
 
 def drifted(library, is_repair=False) -> Engine:
     library.write("lib2.py", "def g():\n    return 'g'\n")
     bad = library.patch(
-        Replace("lib:f", "overrides:f"), Replace("lib2:g", "overrides:new_method"), id="bad", is_repair=is_repair
+        Override("lib:f", "overrides:f"), Override("lib2:g", "overrides:new_method"), id="bad", is_repair=is_repair
     )
-    engine = library.engine(bad, library.patch(Replace("lib:C.method", "overrides:method"), id="good"))
+    engine = library.engine(bad, library.patch(Override("lib:C.method", "overrides:method"), id="good"))
     library.edit("lib.py", 'return f"original {x}"', "return 'changed'")
     return engine
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 import pytest
-from megatron_mtp_patches.engine import AddField, PatchError, Replace, Wrap
+from megatron_mtp_patches.engine import AddField, Override, PatchError, Wrap
 
-METHOD = Replace("lib:C.method", "overrides:method")
+METHOD = Override("lib:C.method", "overrides:method")
 DEPTH = AddField("lib:Config", field="depth", type=int, default=7, doc="")
 
 OTHER_LIBRARY = """
@@ -73,7 +73,7 @@ def test_a_wrap_goes_around_another_library_s_wrapper_but_not_around_its_replace
 @pytest.mark.parametrize("target", ["lib:f", "lib:C.method"])
 def test_revert_names_what_another_library_patched_over_and_works_once_that_is_undone(library, target):
     library.write("lib2.py", "def g():\n    return 'g'\n")
-    engine = library.applied(Replace("lib2:g", "overrides:new_method"), Wrap(target, "overrides:add_mark"))
+    engine = library.applied(Override("lib2:g", "overrides:new_method"), Wrap(target, "overrides:add_mark"))
     module, g = library.load(), library.load("lib2").g
     owner, name = (module, "f") if target == "lib:f" else (module.C, "method")
     mine = vars(owner)[name]

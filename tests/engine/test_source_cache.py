@@ -7,15 +7,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from megatron_mtp_patches.engine import AddField, AddFlag, AddIfMissing, Probe, Replace, Wrap
+from megatron_mtp_patches.engine import AddField, AddFlag, Override, Probe, Wrap
 
-REPLACE_F = Replace("lib:f", "overrides:f")
+REPLACE_F = Override("lib:f", "overrides:f")
 METHOD = Wrap("lib:C.method", "overrides:add_mark")
 DEPTH = AddField("lib:Config", field="depth", type=int, default=7, doc="")
 NAMED = Wrap("lib:C.method", "overrides:add_type_name", check_source=False)
 FLAG = AddFlag("lib:make_parser", flag="--x", type=int, default=1, help="")
-ADD_METHOD = AddIfMissing("lib:C.new_method", "overrides:new_method")
-G = Replace("lib2:g", "overrides:new_method")
+ADD_METHOD = Override("lib:C.new_method", "overrides:new_method", where="missing")
+G = Override("lib2:g", "overrides:new_method")
 
 
 class Recorder:
@@ -119,5 +119,5 @@ def test_a_lambda_may_be_replaced(library):
     """A lambda has no `def` with which its line could be compared."""
     library.write("lambdas.py", 'h = lambda x: f"h {x}"\n')
     lambdas = library.load("lambdas")
-    library.applied(Replace("lambdas:h", "overrides:f"))
+    library.applied(Override("lambdas:h", "overrides:f"))
     assert lambdas.h(1) == "override 1"

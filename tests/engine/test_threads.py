@@ -8,7 +8,7 @@ import threading
 import types
 
 import pytest
-from megatron_mtp_patches.engine import PatchError, Replace, Wrap
+from megatron_mtp_patches.engine import Override, PatchError, Wrap
 
 PATIENCE = 20
 
@@ -74,7 +74,7 @@ def test_an_override_that_imports_what_another_thread_is_importing(library, meet
             return "override a"
         """,
     )
-    engine = library.applied(Replace("lib_a:a", "overrides_a:a"), Wrap("lib_b:b", "overrides:add_mark"))
+    engine = library.applied(Override("lib_a:a", "overrides_a:a"), Wrap("lib_b:b", "overrides:add_mark"))
     assert import_in_threads("lib_b", "lib_a") == {"lib_b": None, "lib_a": None}
     assert (library.load("lib_a").a(), library.load("lib_b").b()) == ("override a", "b!")
     engine.revert()
@@ -110,7 +110,7 @@ def test_a_module_whose_override_another_thread_is_importing_is_patched_after_it
             return "override b"
         """,
     )
-    library.applied(Replace("lib_a:a", "overrides_ab:a"), Replace("lib_b:b", "overrides_ab:b"))
+    library.applied(Override("lib_a:a", "overrides_ab:a"), Override("lib_b:b", "overrides_ab:b"))
     assert import_in_threads("lib_b", "lib_a") == {"lib_b": None, "lib_a": None}
     assert (library.load("lib_a").a(), library.load("lib_b").b()) == ("override a", "override b")
 
@@ -146,7 +146,7 @@ def test_an_override_that_fails_while_another_thread_imports_is_imported_when_th
             return "override a"
         """,
     )
-    library.applied(Replace("lib_a:a", "overrides_a:a"), Wrap("lib_b:b", "overrides:add_mark"))
+    library.applied(Override("lib_a:a", "overrides_a:a"), Wrap("lib_b:b", "overrides:add_mark"))
     assert import_in_threads("lib_b", "lib_a") == {"lib_b": None, "lib_a": None}
     assert (library.load("lib_a").a(), library.load("lib_b").b()) == ("override a", "b!")
 
@@ -154,7 +154,7 @@ def test_an_override_that_fails_while_another_thread_imports_is_imported_when_th
 def test_an_override_that_fails_while_an_outer_module_is_imported_is_refused_with_the_outer_one(library):
     library.write("lib_outer.py", "import lib\nseen = lib.f(1)\n\ndef f(x):\n    return 'outer'\n")
     library.write("broken_overrides.py", "raise ImportError('it lacks a package')\n")
-    library.applied(Replace("lib:f", "broken_overrides:f"), Wrap("lib_outer:f", "overrides:add_mark"))
+    library.applied(Override("lib:f", "broken_overrides:f"), Wrap("lib_outer:f", "overrides:add_mark"))
     with pytest.raises(PatchError, match="lib: ImportError.*it lacks a package"):
         library.load("lib_outer")
     assert library.load("lib").f(1) == "original 1"
@@ -162,7 +162,7 @@ def test_an_override_that_fails_while_an_outer_module_is_imported_is_refused_wit
 
 def test_an_override_that_is_imported_before_its_target(library):
     library.write("overrides_first.py", "import lib\n\ndef f(x):\n    return 'override'\n")
-    engine = library.applied(Replace("lib:f", "overrides_first:f"))
+    engine = library.applied(Override("lib:f", "overrides_first:f"))
     library.load("overrides_first")
     assert library.load().f(1) == "override"
     engine.revert()

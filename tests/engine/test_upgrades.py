@@ -7,9 +7,9 @@ import py_compile
 import sys
 
 import pytest
-from megatron_mtp_patches.engine import AddField, PatchError, Replace, Wrap
+from megatron_mtp_patches.engine import AddField, Override, PatchError, Wrap
 
-REPLACE_F = Replace("lib:f", "overrides:f")
+REPLACE_F = Override("lib:f", "overrides:f")
 METHOD = Wrap("lib:C.method", "overrides:add_mark")
 DEPTH = AddField("lib:Config", field="depth", type=int, default=7, doc="")
 F_LINE = 'return f"original {x}"'
@@ -19,7 +19,7 @@ CHANGED_LINE = 'return f"changed {x}"'
 @pytest.mark.parametrize("policy", ["raise", "warn", "skip"])
 def test_a_reload_of_a_changed_source_refuses_whole_patches_and_keeps_the_others(library, policy, recwarn):
     library.write("lib2.py", "def g():\n    return 'g'\n")
-    changed = library.patch(Replace("lib2:g", "overrides:new_method"), REPLACE_F, id="changed")
+    changed = library.patch(Override("lib2:g", "overrides:new_method"), REPLACE_F, id="changed")
     engine = library.engine(changed, library.patch(METHOD, DEPTH, id="other"))
     engine.apply("all", policy)
     module, lib2 = library.load(), library.load("lib2")
@@ -78,7 +78,7 @@ def test_another_library_is_found_below_an_unchecked_edit(library):
     cls = library.load().C
     cls.method = library.load("other_library").method
     unchecked = library.patch(Wrap("lib:C.method", "overrides:add_mark", check_source=False), id="unchecked")
-    engine = library.engine(unchecked, library.patch(Replace("lib:C.method", "overrides:method"), id="checked"))
+    engine = library.engine(unchecked, library.patch(Override("lib:C.method", "overrides:method"), id="checked"))
     with pytest.raises(PatchError, match="checked is refused: lib:C.method was already changed by other_library"):
         engine.apply("all", "raise")
     engine.apply("all", "skip")

@@ -10,7 +10,7 @@ import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches import PatchError
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.engine import Replace
+from megatron_mtp_patches.engine import Override
 
 from tests.conformance.changed_sources import change_line, change_nothing, make_checkout
 from tests.conformance.expected import STATE
@@ -85,4 +85,7 @@ def test_everything_is_applied_once_the_file_is_as_it_was(file, module):
     for patch in CATALOG:
         assert states[patch.id].state == STATE[patch.id]
         if STATE[patch.id] in ("applied", "repaired"):
-            assert {count(edit) for edit in patch.edits if isinstance(edit, Replace)} <= {1, None}
+            assert {count(edit) for edit in patch.edits if isinstance(edit, Override) and edit.where == "present"} <= {
+                1,
+                None,
+            }

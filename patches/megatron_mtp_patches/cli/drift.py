@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from ..applied import ENGINE
 from ..catalog import BASE, CATALOG
 from ..defects.catalog import RELEASES, write_releases
-from ..engine import Patch, PatchError, Provide, Replace, UsageError
+from ..engine import Override, Patch, PatchError, UsageError
 from ..engine.decision import decide
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint, release_package
 from ..engine.new_release import add_release, write_known_sources
@@ -167,7 +167,7 @@ def _print_changes(console: Console, sources: KnownSources, accepted: KnownSourc
 
 def _print_replaced(console: Console, patches: list[Patch], new: Collection[str]) -> None:
     """Print which functions with a `new` source the patches replace: the version of the folder will not run."""
-    edits = (edit for patch in patches for edit in patch.edits if isinstance(edit, (Provide, Replace)))
+    edits = (edit for patch in patches for edit in patch.edits if isinstance(edit, Override) and edit.replaces)
     if replaced := {edit.target for edit in edits if edit.target in new}:
         what = "functions that the patches replace: what is different in the folder's version will not run"
         _print_names(console, what, replaced)

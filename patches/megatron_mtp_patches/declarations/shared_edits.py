@@ -1,6 +1,6 @@
 """Edits that several patches need, and the names of the targets they share. The engine installs each of them once."""
 
-from ..engine import AddIfMissing, Provide, Replace, Wrap
+from ..engine import Override, Wrap
 from .settings import Conflict
 
 # -- multi-token prediction -------------------------------------------------------------------------------------------
@@ -8,7 +8,9 @@ from .settings import Conflict
 MTP = "megatron.core.transformer.multi_token_prediction"
 
 MTP_LOSS = (
-    Provide(f"{MTP}:process_mtp_loss", "megatron_overrides.mtp.losses.process_mtp_loss:process_mtp_loss"),
+    Override(
+        f"{MTP}:process_mtp_loss", "megatron_overrides.mtp.losses.process_mtp_loss:process_mtp_loss", where="everywhere"
+    ),
     # 0.16 has the loss inside GPTModel, which must then call ours.
     Wrap(
         "megatron.core.models.gpt.gpt_model:GPTModel._postprocess",
@@ -21,8 +23,8 @@ _OUR_HELPER = "megatron_overrides.mtp.metrics.tracker:MTPLossLoggingHelper"
 _METRICS = ("save_metrics_to_tracker", "clean_metrics_in_tracker", "reduce_metrics_in_tracker")
 _LOSSES = ("save_loss_to_tracker", "clean_loss_in_tracker", "reduce_loss_in_tracker")
 MTP_TRACKER = (
-    *(Provide(f"{_HELPER}.{name}", f"{_OUR_HELPER}.{name}") for name in (*_METRICS, *_LOSSES)),
-    Replace(f"{_HELPER}.track_mtp_metrics", f"{_OUR_HELPER}.track_mtp_metrics"),
+    *(Override(f"{_HELPER}.{name}", f"{_OUR_HELPER}.{name}", where="everywhere") for name in (*_METRICS, *_LOSSES)),
+    Override(f"{_HELPER}.track_mtp_metrics", f"{_OUR_HELPER}.track_mtp_metrics"),
 )
 
 # The loss learns which tokens the model sees and whether it is needed; the heads run only if it is.
@@ -118,15 +120,16 @@ CALLED_UNTRAINED = Conflict(
 OPTIMIZER = "megatron.core.optimizer.optimizer"
 
 OPTIMIZER_STEP = (
-    Replace(f"{OPTIMIZER}:ChainedOptimizer.step", "megatron_overrides.norms.optimizer_step:step_chained"),
-    Replace(f"{OPTIMIZER}:MixedPrecisionOptimizer.step", "megatron_overrides.norms.optimizer_step:step_alone"),
-    Replace(f"{OPTIMIZER}:FP32Optimizer.step", "megatron_overrides.norms.optimizer_step:step_alone"),
-    AddIfMissing(
+    Override(f"{OPTIMIZER}:ChainedOptimizer.step", "megatron_overrides.norms.optimizer_step:step_chained"),
+    Override(f"{OPTIMIZER}:MixedPrecisionOptimizer.step", "megatron_overrides.norms.optimizer_step:step_alone"),
+    Override(f"{OPTIMIZER}:FP32Optimizer.step", "megatron_overrides.norms.optimizer_step:step_alone"),
+    Override(
         f"{OPTIMIZER}:ChainedOptimizer.get_parameters",
         "megatron_overrides.norms.optimizer_step:get_parameters_of_chain",
+        where="missing",
     ),
-    Replace("megatron.core.models.mimo.optimizer:MimoOptimizer.step", "megatron_overrides.norms.mimo_optimizer:step"),
-    Replace(
+    Override("megatron.core.models.mimo.optimizer:MimoOptimizer.step", "megatron_overrides.norms.mimo_optimizer:step"),
+    Override(
         "megatron.core.models.mimo.optimizer:MimoOptimizer.get_grad_norm",
         "megatron_overrides.norms.mimo_optimizer:get_grad_norm",
     ),
@@ -147,16 +150,16 @@ ROUNDED_NORM = (
 
 # All norms of a step from one reduction.
 GRAD_NORMS = (
-    AddIfMissing(f"{_BASE}._filter_grads_for_norm", f"{_GRADIENTS}:_filter_grads_for_norm"),
+    Override(f"{_BASE}._filter_grads_for_norm", f"{_GRADIENTS}:_filter_grads_for_norm", where="missing"),
     # In place of the newer one too, which does not know the groups of --grad-norm-group.
-    Provide(f"{_BASE}.get_grads_for_grad_norm", f"{_GRADIENTS}:get_grads_for_grad_norm"),
-    Provide(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GRADIENTS}:get_main_grads_for_grad_norm"),
-    *(Replace(f"{owner}.get_grad_norm", f"{_NORMS}:get_grad_norm") for owner in (_BASE, _CHAIN, _LAYER_WISE)),
+    Override(f"{_BASE}.get_grads_for_grad_norm", f"{_GRADIENTS}:get_grads_for_grad_norm", where="everywhere"),
+    Override(f"{_BASE}.get_main_grads_for_grad_norm", f"{_GRADIENTS}:get_main_grads_for_grad_norm", where="everywhere"),
+    *(Override(f"{owner}.get_grad_norm", f"{_NORMS}:get_grad_norm") for owner in (_BASE, _CHAIN, _LAYER_WISE)),
     *(
-        Provide(f"{owner}._compute_grad_norms_by_group", f"{_NORMS}:_compute_grad_norms_by_group")
+        Override(f"{owner}._compute_grad_norms_by_group", f"{_NORMS}:_compute_grad_norms_by_group", where="everywhere")
         for owner in (_BASE, _CHAIN)
     ),
-    Replace(f"{_BASE}.clip_grad_norm", "megatron_overrides.norms.optimizer_step:clip_grad_norm"),
+    Override(f"{_BASE}.clip_grad_norm", "megatron_overrides.norms.optimizer_step:clip_grad_norm"),
 )
 
 # Shards and main copies keep the norm group of their parameter.

@@ -3,18 +3,17 @@
 A target is written `package.module:Qualified.name`; so is the override that takes its place. docs/engine.md shows a
 whole declaration, and runs it. The kinds of edit:
 
-    Provide         the target is the override in every release
-    Replace         the target, where there is one, is the override
-    AddIfMissing    the target, where there is none, is the override
-    Wrap            calls of the target go through a wrapper
-    AddField        a dataclass has one more keyword field
-    AddArgument     the same, where transformers makes a command line of it
-    AddFlag         a command line has one more flag
+    Override       the target is the override, where there is one, where there is none, or everywhere
+    Wrap           calls of the target go through a wrapper
+    AddField       a dataclass has one more keyword field
+    AddArgument    the same, where transformers makes a command line of it
+    AddFlag        a command line has one more flag
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 class PatchError(RuntimeError):
@@ -66,16 +65,21 @@ class PullRequest:
 class Edit:
     """One change to one target.
 
-    Each kind says for itself: `check_source`, whether a patch is refused where the target has an unknown source;
-    `adds_name`, whether the target may be missing, and is added then.
-
     Attributes:
         target: what is changed, as `package.module:Qualified.name`.
     """
 
     target: str
-    check_source = True
-    adds_name = False
+
+    @property
+    def check_source(self) -> bool:
+        """Whether a patch is refused where the target has an unknown source."""
+        return True
+
+    @property
+    def adds_name(self) -> bool:
+        """Whether the target may be missing, and is added then."""
+        return False
 
     @property
     def module(self) -> str:
@@ -105,36 +109,35 @@ class Edit:
 
 @dataclass(frozen=True)
 class Override(Edit):
-    """A kind of edit that may put `override` in the target's place."""
+    """Make the target what `override` is.
+
+    Attributes:
+        override: the `module:name` of something that serves every known release.
+        where: "present": where the release has the target, with a known source; one that lacks it is left as it is.
+            "missing": where the release lacks the target; one that exists stays as it is, whatever its source.
+            "everywhere": in both cases.
+    """
 
     override: str
+    where: Literal["present", "missing", "everywhere"] = "present"
+
+    @property
+    def check_source(self) -> bool:
+        return self.replaces
+
+    @property
+    def adds_name(self) -> bool:
+        return self.where != "present"
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a target that exists gives way to the override."""
+        return self.where != "missing"
 
     @property
     def implementation(self) -> str:
+        """The override."""
         return self.override
-
-
-class Replace(Override):
-    """Put `override`, the `module:name` of something that serves every known release, in the target's place.
-
-    A release that lacks the target is left as it is.
-    """
-
-
-class Provide(Override):
-    """Make the target what `override`, a `module:name`, is in every release.
-
-    It takes the target's place where that exists, with a known source, and is added where the release lacks it.
-    """
-
-    adds_name = True
-
-
-class AddIfMissing(Override):
-    """Add `override`, a `module:name`, where the release lacks the target; a target that exists stays as it is."""
-
-    check_source = False
-    adds_name = True
 
 
 @dataclass(frozen=True)

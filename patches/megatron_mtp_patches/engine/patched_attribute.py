@@ -9,7 +9,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from .copies import Copies
-from .declare import AddFlag, AddIfMissing, Edit, Override, PatchError, Wrap
+from .declare import AddFlag, Edit, Override, PatchError, Wrap
 from .foreign_patches import find_foreign_patch
 from .project import Project
 from .source import ask, first_lines
@@ -113,7 +113,7 @@ class PatchedAttribute:
 
 def _replaces(edit: Edit) -> bool:
     """Whether a value that is there already gives way to the edit's override."""
-    return isinstance(edit, Override) and not isinstance(edit, AddIfMissing)
+    return isinstance(edit, Override) and edit.replaces
 
 
 def _code_matches_source(code: CodeType, module: str) -> bool:

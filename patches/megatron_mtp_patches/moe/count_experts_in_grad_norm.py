@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine import Patch, Probe, Provide, PullRequest, Wrap
+from ..engine import Override, Patch, Probe, PullRequest, Wrap
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
 _WRAPPERS = "megatron_overrides.moe.wrappers"
@@ -65,7 +65,7 @@ PATCH = Patch(
             )
             for layer in ("TELinear", "TEGroupedLinear")
         ),
-        Provide(f"{_LAYERS}:param_is_not_tensor_parallel_duplicate", _IS_COUNTED),
+        Override(f"{_LAYERS}:param_is_not_tensor_parallel_duplicate", _IS_COUNTED, where="everywhere"),
         Wrap(f"{_LAYERS}:copy_tensor_model_parallel_attributes", f"{_WRAPPERS}:copy_expert_mark", check_source=False),
     ),
 )

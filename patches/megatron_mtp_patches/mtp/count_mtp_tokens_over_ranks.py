@@ -2,7 +2,7 @@
 
 from ..declarations.settings import CHECK_SETTINGS
 from ..declarations.shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS
-from ..engine import AddIfMissing, Patch, PullRequest
+from ..engine import Override, Patch, PullRequest
 
 PATCH = Patch(
     id="count-mtp-tokens-over-ranks",
@@ -43,7 +43,9 @@ PATCH = Patch(
     ),
     is_repair=True,
     edits=(
-        AddIfMissing(f"{MTP}:sum_token_counts", "megatron_overrides.mtp.losses.token_counts:sum_token_counts"),
+        Override(
+            f"{MTP}:sum_token_counts", "megatron_overrides.mtp.losses.token_counts:sum_token_counts", where="missing"
+        ),
         *MTP_LOSS,
         *MTP_FORWARD_PASS,
         *CHECK_SETTINGS,

@@ -2,7 +2,7 @@
 
 from ..declarations.settings import Setting, model_setting
 from ..declarations.shared_edits import MTP, MTP_LOSS, MTP_TRACKER, SHOW_METRICS
-from ..engine import Patch, Probe, Provide, PullRequest
+from ..engine import Override, Patch, Probe, PullRequest
 
 _HELPER = f"{MTP}:MTPLossLoggingHelper"
 _COUNTING = {
@@ -59,7 +59,10 @@ PATCH = Patch(
                 in_ms_swift=True,
             )
         ),
-        *(Provide(f"{MTP}:{name}", f"megatron_overrides.mtp.{module}:{name}") for name, module in _COUNTING.items()),
+        *(
+            Override(f"{MTP}:{name}", f"megatron_overrides.mtp.{module}:{name}", where="everywhere")
+            for name, module in _COUNTING.items()
+        ),
         *MTP_TRACKER,
         *MTP_LOSS,
         *SHOW_METRICS,

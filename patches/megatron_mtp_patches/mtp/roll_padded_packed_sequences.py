@@ -1,7 +1,7 @@
 """Declares roll-padded-packed-sequences."""
 
 from ..declarations.shared_edits import MTP, MTP_LOSS
-from ..engine import AddIfMissing, Patch, PullRequest, Wrap
+from ..engine import Override, Patch, PullRequest, Wrap
 
 _ROLL = "megatron_overrides.mtp.packed.padded_roll"
 _WRAPPERS = "megatron_overrides.mtp.packed.wrappers"
@@ -46,7 +46,7 @@ PATCH = Patch(
     is_repair=True,
     edits=(
         Wrap(f"{MTP}:_roll_tensor_packed_seq", f"{_WRAPPERS}:roll_packed_sequences"),
-        AddIfMissing(f"{MTP}:ones_without_padding", f"{_ROLL}:ones_without_padding"),
+        Override(f"{MTP}:ones_without_padding", f"{_ROLL}:ones_without_padding", where="missing"),
         *MTP_LOSS,
         Wrap(f"{MTP}:MultiTokenPredictionLayer._get_embeddings", f"{_WRAPPERS}:roll_padding_mask"),
     ),

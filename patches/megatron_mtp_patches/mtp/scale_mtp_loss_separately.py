@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ..declarations.settings import DEFAULT_IN_YAML
-from ..engine import AddField, AddIfMissing, Patch, Probe, PullRequest, Wrap
+from ..engine import AddField, Override, Patch, Probe, PullRequest, Wrap
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _OVERRIDES = "megatron_overrides.mtp.losses.loss_scale"
@@ -41,7 +41,7 @@ PATCH = Patch(
             doc="Returns the scale of the MTP loss, a number or a tensor of one element (None: that of the main loss).",
             is_upstream=True,
         ),
-        AddIfMissing(f"{_SCHEDULES}:_get_mtp_loss_scale", f"{_OVERRIDES}:_get_mtp_loss_scale"),
+        Override(f"{_SCHEDULES}:_get_mtp_loss_scale", f"{_OVERRIDES}:_get_mtp_loss_scale", where="missing"),
         Wrap(f"{_SCHEDULES}:forward_step_calc_loss", f"{_OVERRIDES}:scale_mtp_loss"),
         Wrap(
             "megatron.training.argument_utils:ArgumentGroupFactory.__init__",

@@ -1,6 +1,6 @@
 """Declares clip-qk-of-all-layers."""
 
-from ..engine import Patch, Replace, Wrap
+from ..engine import Override, Patch, Wrap
 
 _QK_CLIP = "megatron_overrides.muon.qk_clip.wrappers"
 
@@ -47,7 +47,7 @@ PATCH = Patch(
     ),
     is_repair=True,
     edits=(
-        Replace("megatron.core.optimizer.qk_clip:clip_qk", f"{_QK_CLIP}:clip_qk"),
+        Override("megatron.core.optimizer.qk_clip:clip_qk", f"{_QK_CLIP}:clip_qk"),
         Wrap("megatron.training.arguments:validate_args", f"{_QK_CLIP}:refuse_at_start", check_source=False),
         Wrap(
             "megatron.core.extensions.transformer_engine:TEDotProductAttention.forward",

@@ -2,7 +2,7 @@
 
 from ..declarations.settings import Setting, optimizer_setting
 from ..declarations.shared_edits import GRAD_NORMS, OPTIMIZER, OPTIMIZER_STEP, SHOW_METRICS
-from ..engine import AddIfMissing, Patch, Probe, PullRequest
+from ..engine import Override, Patch, Probe, PullRequest
 
 _ORTHOGONALIZED = "megatron_overrides.muon.exemption"
 
@@ -59,13 +59,20 @@ PATCH = Patch(
                 "Clip the gradients of Muon and its family by the norm of all gradients, as Megatron does.",
             )
         ),
-        AddIfMissing(f"{OPTIMIZER}:MegatronOptimizer.skip_grad_norm_clip", f"{_ORTHOGONALIZED}:skip_grad_norm_clip"),
-        AddIfMissing(
-            f"{OPTIMIZER}:ChainedOptimizer.skip_grad_norm_clip", f"{_ORTHOGONALIZED}:skip_grad_norm_clip_of_chain"
+        Override(
+            f"{OPTIMIZER}:MegatronOptimizer.skip_grad_norm_clip",
+            f"{_ORTHOGONALIZED}:skip_grad_norm_clip",
+            where="missing",
         ),
-        AddIfMissing(
+        Override(
+            f"{OPTIMIZER}:ChainedOptimizer.skip_grad_norm_clip",
+            f"{_ORTHOGONALIZED}:skip_grad_norm_clip_of_chain",
+            where="missing",
+        ),
+        Override(
             f"{OPTIMIZER}:ChainedOptimizer._get_grad_norm_over",
             "megatron_overrides.norms.measuring:_get_grad_norm_over",
+            where="missing",
         ),
         *GRAD_NORMS,
         *OPTIMIZER_STEP,

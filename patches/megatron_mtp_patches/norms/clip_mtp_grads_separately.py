@@ -10,7 +10,7 @@ from ..declarations.shared_edits import (
     ROUNDED_NORM,
     SHOW_METRICS,
 )
-from ..engine import AddIfMissing, Patch, Probe, PullRequest, Wrap
+from ..engine import Override, Patch, Probe, PullRequest, Wrap
 
 _GROUPS = "megatron_overrides.norms.groups"
 _NORMS = "megatron_overrides.norms.measuring"
@@ -99,7 +99,7 @@ PATCH = Patch(
         ),
         COPY_GRAD_NORM_TAGS,
         *(
-            AddIfMissing(f"{OPTIMIZER}:{name}", f"{_GROUPS}:{name}")
+            Override(f"{OPTIMIZER}:{name}", f"{_GROUPS}:{name}", where="missing")
             for name in (
                 "MTP_GRAD_NORM_GROUP",
                 "GRAD_NORM_GROUP_ATTR",
@@ -109,8 +109,8 @@ PATCH = Patch(
         ),
         # norms
         *GRAD_NORMS,
-        AddIfMissing(f"{_BASE}.has_grad_norm_group", f"{_NORMS}:has_grad_norm_group"),
-        AddIfMissing(f"{_BASE}.mtp_grad_norm", f"{_NORMS}:mtp_grad_norm"),
+        Override(f"{_BASE}.has_grad_norm_group", f"{_NORMS}:has_grad_norm_group", where="missing"),
+        Override(f"{_BASE}.mtp_grad_norm", f"{_NORMS}:mtp_grad_norm", where="missing"),
         *OPTIMIZER_STEP,
         *SHOW_METRICS,
     ),
