@@ -99,6 +99,7 @@ def _megatron() -> None:
     for module in ENGINE.modules:
         if module.startswith(MEGATRON) and find_file(module):
             importlib.import_module(module)
+    ENGINE.read_sources()
     with contextlib.suppress(ImportError):
         importlib.import_module("torch.utils.tensorboard")
 

@@ -58,6 +58,7 @@ def prepare() -> None:
     import megatron_mtp_patches
 
     from .. import rehearsal
+    from ..applied import ENGINE
     from ..megatrons.installed import MEGATRON, import_targets
 
     megatron_mtp_patches.revert()
@@ -69,6 +70,7 @@ def prepare() -> None:
 
     torch.set_num_threads(1)
     import_targets(MEGATRON)
+    ENGINE.read_sources()
     del os.environ["MEGATRON_MTP_PATCHES"]
 
 

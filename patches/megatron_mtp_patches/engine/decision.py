@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,10 +71,23 @@ def read_sources(patches: Iterable[Patch]) -> None:
                 questions.append(partial(fingerprint, edit))
         if patch.probe:
             asked.setdefault(patch.probe.target.partition(":")[0], []).append(partial(is_present, patch.probe))
-    for questions in asked.values():
-        with suppress(PatchError):  # the file does not parse: the patches that it concerns will say so
-            for question in questions:
-                question()
+    with _no_garbage_collection():
+        for questions in asked.values():
+            with suppress(PatchError):  # the file does not parse: the patches that it concerns will say so
+                for question in questions:
+                    question()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A tree has so many nodes that each would make Python look through all objects of torch and Megatron."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def is_present(probe: Probe, path: list[str] | None = None) -> bool:

@@ -56,6 +56,12 @@ class Engine:
     def _edits(self) -> list[Edit]:
         return [edit for patch in (*self.base, *self.catalog, *self.added) for edit in patch.edits]
 
+    def read_sources(self) -> None:
+        """Read what the patches ask of the library's sources: forks of this process need not read it again."""
+        from .decision import read_sources
+
+        read_sources(self.catalog)
+
     # -- applying and reverting -----------------------------------------------------------------------------------
 
     def apply(self, choice: str, on_drift: str) -> None:
