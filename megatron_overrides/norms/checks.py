@@ -31,13 +31,14 @@ def check_threshold(settings: Any) -> None:
 
 
 def check_limit(settings: Any) -> None:
-    """Raise ValueError if `mtp_clip_grad` is not a norm."""
+    """Raise ValueError if `mtp_clip_grad` is not a norm, or if a setting clips heads that have no separate norm."""
     limit = getattr(settings, "mtp_clip_grad", None)
     if limit is not None and not (isinstance(limit, (int, float)) and limit >= 0.0):
         raise ValueError(
             f"{spell('mtp_clip_grad')} {limit!r} is not a norm to clip to: give a positive number, 0 to clip no MTP "
             f"gradient, or leave it out to use clip_grad"
         )
+    _check_separate_clip(settings)
 
 
 def check_named_groups(settings: Any) -> None:
@@ -63,7 +64,7 @@ def check_coefficient(settings: Any) -> None:
         )
 
 
-def check_separate_clip(settings: Any) -> None:
+def _check_separate_clip(settings: Any) -> None:
     """Raise ValueError if `settings` clip MTP heads that have no separate norm.
 
     Args:

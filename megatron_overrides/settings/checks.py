@@ -46,29 +46,23 @@ def check(settings: Any, declarations: Iterable[Any]) -> None:
         declarations: what is checked.
     """
     for declared in declarations:
-        value = getattr(settings, declared.name, declared.default)
-        _check_value(declared, value)
-        if value != declared.default:
-            _check_conflicts(declared, settings)
+        _check_value(declared, getattr(settings, declared.name, declared.default))
         if declared.check:
-            _call(declared.check, settings)
+            module, _, name = declared.check.partition(":")
+            getattr(importlib.import_module(module), name)(settings)
 
 
-def check_run(settings: Any, declarations: Iterable[Any]) -> None:
-    """Raise ValueError if the settings of a run do not fit together (`check_run` of the declarations).
+def refuse_others(settings: Any, name: str, reason: str, *others: tuple[str, object, str]) -> None:
+    """Raise ValueError if another setting is on that cannot be combined with the one called `name`, which is on.
 
     Args:
-        settings: Megatron's arguments; or, as an optimizer starts, its configuration, in one with that of a model with
-            heads.
-        declarations: what is checked.
+        reason: why, as the end of "--our-name ...".
+        others: the name of each setting, its value when it is off (None is off as well), and what it does that cannot
+            work, as the end of "..., but --its-name ...".
     """
-    for function in dict.fromkeys(declared.check_run for declared in declarations if declared.check_run):
-        _call(function, settings)
-
-
-def _call(function: str, settings: Any) -> None:
-    module, _, name = function.partition(":")
-    getattr(importlib.import_module(module), name)(settings)
+    for other, off, effect in others:
+        if getattr(settings, other, None) not in (off, None):
+            raise ValueError(f"{spell(name)} {reason}, but {spell(other)} {effect}: leave one of the two out")
 
 
 def _check_value(declared: Any, value: Any) -> None:
@@ -79,15 +73,6 @@ def _check_value(declared: Any, value: Any) -> None:
         raise ValueError(f"{spell(declared.name)} {value!r}: give a number of {declared.unit}")
     if declared.choices and value not in declared.choices:
         raise ValueError(f"{spell(declared.name)} must be one of {', '.join(declared.choices)}, not {value!r}")
-
-
-def _check_conflicts(declared: Any, settings: Any) -> None:
-    for conflict in declared.conflicts:
-        if getattr(settings, conflict.name, None) not in (conflict.off, None):
-            raise ValueError(
-                f"{spell(declared.name)} {conflict.reason}, but {spell(conflict.name)} {conflict.effect}: leave one of "
-                f"the two out"
-            )
 
 
 def check_places(optimizer_config: Any, model_config: Any) -> None:

@@ -1,7 +1,7 @@
 """The wrappers that check settings where Megatron reads them: arguments, configurations, and the optimizer's start.
 
-What a setting refuses, its declaration names (`check`, `check_run`). Called here is only what no setting has: what a
-flag without a field, a repair, and a number of heads that Megatron reads late refuse.
+What a setting refuses, its declaration names (`check`). Called here is only what that cannot tell: what a flag without
+a field, a repair, a number of heads that Megatron reads late, and an optimizer that is named late refuse.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from megatron.core.utils import log_single_rank
 
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
-from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled, check_heads_to_train
+from megatron_overrides.mtp.frozen.checks import check_heads_to_train
+from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled
 from megatron_overrides.mtp.loss_weight.checks import check_heads_to_schedule, warn_of_normalized_updates
 from megatron_overrides.mtp.losses.checks import check_token_counts
 from megatron_overrides.mtp.new_heads.checks import check_new_heads
 from megatron_overrides.mtp.rates.head_groups import SETTINGS as RATES
+from megatron_overrides.muon.fused_weights.checks import check_muon_splits
 from megatron_overrides.settings.absent_heads import warn_of_absent_heads_in_verl, warn_of_missing_heads
 from megatron_overrides.settings.checks import (
     all_settings,
     changed_settings,
     check,
     check_places,
-    check_run,
     check_spelling,
     declared_settings,
 )
@@ -52,7 +53,7 @@ def check_arguments(call: Call) -> Any:
     """Wraps validate_args(args, defaults)."""
     settings = call["args"]
     _check_model(settings, all_settings())
-    check_run(settings, all_settings())
+    check_muon_splits(settings)
     check_new_heads(settings)
     validated = call.proceed()
     # Now it has read the heads of a hybrid model's pattern; only a checkpoint may still add some.
@@ -71,6 +72,7 @@ def check_configs(call: Call) -> Any:
     settings = call["config"]
     declared = list(declared_settings(type(settings)))
     check(settings, declared)
+    check_muon_splits(settings)
     model_config = next((chunk.config for chunk in as_list(call["model_chunks"]) if hasattr(chunk, "config")), None)
     check_places(settings, model_config)
     for config in (settings, model_config):
@@ -84,11 +86,9 @@ def check_configs(call: Call) -> Any:
                 warn_of_missing_heads(name, has_heads)
     if has_heads:
         both = SimpleNamespace(**{**vars(settings), **vars(model_config)})
-        _check_model(both, declared_settings(type(model_config)))
-        check_run(both, declared)
+        _check_model(both, [*declared_settings(type(model_config)), *declared])
         warn_of_normalized_updates(both)
     else:
-        check_run(settings, declared)
         for name in ("mtp_detach_heads", "disable_mtp_loss", "separate_mtp_grad_clip", "mtp_loss_scaling_schedule"):
             if getattr(model_config, name, None):
                 warn_of_missing_heads(name)

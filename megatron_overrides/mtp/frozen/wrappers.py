@@ -13,8 +13,9 @@ import torch
 from megatron_overrides.call import Call
 from megatron_overrides.mtp.blocks import mtp_blocks
 from megatron_overrides.mtp.forward_pass import current, running_pass
+from megatron_overrides.mtp.frozen.checks import check_heads_to_train
 from megatron_overrides.mtp.frozen.frozen_main_model import freeze, gradients_of_heads
-from megatron_overrides.mtp.frozen.trained_parts import check_heads_to_train, is_main_model_frozen
+from megatron_overrides.mtp.frozen.trained_parts import is_main_model_frozen
 from megatron_overrides.mtp.losses.flops import tokens_in_batch, without_heads
 
 

@@ -1,4 +1,4 @@
-"""Warn of detached MTP heads that are clipped together with the main model."""
+"""Refuse detached MTP heads that cannot work, and warn of those that are clipped together with the main model."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ import logging
 import sys
 from typing import Any
 
-from megatron_overrides.settings.checks import spell
+from megatron_overrides.settings.checks import refuse_others, spell
 
 logger = logging.getLogger(__name__)
 
 
-def warn_of_shared_norm(settings: Any) -> None:
-    """Log one line if detached heads are clipped together with the main model."""
-    if getattr(settings, "mtp_detach_heads", False) and not _clips_heads_separately():
+def check_detached_heads(settings: Any) -> None:
+    """Raise ValueError if detached heads cannot work; log one line if they are clipped with the main model."""
+    if not getattr(settings, "mtp_detach_heads", False):
+        return
+    refuse_deferred_output_layer(settings, "mtp_detach_heads")
+    if not _clips_heads_separately():
         _warn_of_shared_norm()
+
+
+def refuse_deferred_output_layer(settings: Any, name: str) -> None:
+    """Raise ValueError if the output layer, which `name` uses without training it, defers weight gradients."""
+    deferred = ("defer_embedding_wgrad_compute", False, "computes a weight gradient for each of its uses later")
+    refuse_others(settings, name, "uses the output layer without training it", deferred)
 
 
 def _clips_heads_separately() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_overrides.mtp.heads.detached_heads import are_detached
 from megatron_overrides.mtp.loss_weight.schedule import NAME, STYLE, Schedule
-from megatron_overrides.settings.checks import spell
+from megatron_overrides.settings.checks import refuse_others, spell
 from megatron_overrides.settings.cuda_graphs import captures_whole_iteration
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,8 @@ def check_schedule(settings: Any) -> None:
     text = getattr(settings, NAME, None)
     if text is None:
         return
+    others = ("disable_mtp_loss", False, "trains without the loss")
+    refuse_others(settings, NAME, "changes the weight of the MTP loss", others)
     Schedule.parse(text, getattr(settings, STYLE, "step"))
     if captures_whole_iteration(settings):
         raise ValueError(

@@ -9,20 +9,33 @@ from typing import Any
 
 import torch
 
-from megatron_overrides.settings.checks import spell
+from megatron_overrides.settings.checks import refuse_others, spell
 
 # The paper's (arXiv 2605.18810).
 DPACE_ALPHA = 0.5
 
 
 def check_losses(settings: Any) -> None:
-    """Raise ValueError if the losses of the heads need heads, or weights that do not fit them."""
+    """Raise ValueError if the losses of the heads need heads, another output layer, or weights that do not fit them."""
+    if getattr(settings, "mtp_loss_type", "cross_entropy") != "cross_entropy":
+        _refuse_deferred_calls(settings, "mtp_loss_type")
     _check_heads(settings, "mtp_loss_type", "cross_entropy")
     weights = getattr(settings, "mtp_depth_weights", None)
     # mcore-bridge counts a shared head once
     depths = getattr(settings, "mtp_unroll_steps", None) or getattr(settings, "mtp_num_layers", None)
     if weights is not None and depths:
         depth_weights(weights, depths)
+
+
+def check_chunks(settings: Any) -> None:
+    """Raise ValueError if the output layer cannot be called chunk by chunk."""
+    if getattr(settings, "mtp_logits_chunk_size", 0):
+        _refuse_deferred_calls(settings, "mtp_logits_chunk_size")
+
+
+def _refuse_deferred_calls(settings: Any, name: str) -> None:
+    deferred = ("defer_embedding_wgrad_compute", False, "keeps the input of each of its calls for later")
+    refuse_others(settings, name, "calls the output layer chunk by chunk", deferred)
 
 
 def check_position_weights(settings: Any) -> None:

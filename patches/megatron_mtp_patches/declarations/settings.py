@@ -29,23 +29,6 @@ DEFAULT_IN_YAML = Wrap(
 
 
 @dataclass(frozen=True, eq=False)
-class Conflict:
-    """A setting of Megatron's that cannot be on at the same time.
-
-    Attributes:
-        name: that setting.
-        effect: what it does that cannot work, as the end of "..., but --its-name ...".
-        reason: why, as the end of "--our-name ...".
-        off: its value when it is off; None is off as well.
-    """
-
-    name: str
-    effect: str
-    reason: str
-    off: object = False
-
-
-@dataclass(frozen=True, eq=False)
 class Setting:
     """A field of one of Megatron's configurations, the flag that sets it, and the values that it refuses.
 
@@ -56,12 +39,10 @@ class Setting:
         help: what it does, in a sentence, for `--help` and the pages.
         unit: of an int, what it counts and what 0 means, for the message that refuses other numbers.
         choices: the values that it takes, if they are few.
-        conflicts: what cannot be on while it is.
-        check: "module:function" in megatron_overrides that raises ValueError for other values or combinations. It gets
-            a configuration, or Megatron's arguments, that may lack any setting.
-        check_run: of an optimizer's setting, the same where one configuration alone does not tell. It gets Megatron's
-            arguments; or, at the start of an optimizer, its configuration as it is then, in one with that of the
-            model if this has heads.
+        check: "module:function" in megatron_overrides that raises ValueError for other values or combinations. It is
+            called wherever settings are read, with what is known there: a configuration as it is created, Megatron's
+            arguments, and, at the start of an optimizer, its configuration, in one with the model's if this has heads.
+            It lets a combination pass of which it gets a part.
         example: a valid value for tests, where no value of the type serves.
         metavar: what stands for the value in `--help`.
         is_upstream: newer releases have the field.
@@ -76,9 +57,7 @@ class Setting:
     help: str
     unit: str = ""
     choices: tuple[object, ...] = ()
-    conflicts: tuple[Conflict, ...] = ()
     check: str = ""
-    check_run: str = ""
     example: object = None
     metavar: str | None = None
     is_upstream: bool = False

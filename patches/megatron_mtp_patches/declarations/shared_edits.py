@@ -1,7 +1,6 @@
 """Edits that several patches need, and the names of the targets they share. The engine installs each of them once."""
 
 from ..engine import Override, Wrap
-from .settings import Conflict
 
 # -- multi-token prediction -------------------------------------------------------------------------------------------
 
@@ -101,18 +100,6 @@ MARK_TRAINING_LOG = Wrap(
     "megatron.training.training:training_log",
     "megatron_overrides.report.wrappers:mark_training_log",
     check_source=False,
-)
-
-# The output layer of heads is not called once for all rows, or not trained by its calls.
-CALLED_IN_CHUNKS = Conflict(
-    "defer_embedding_wgrad_compute",
-    "keeps the input of each of its calls for later",
-    "calls the output layer chunk by chunk",
-)
-CALLED_UNTRAINED = Conflict(
-    "defer_embedding_wgrad_compute",
-    "computes a weight gradient for each of its uses later",
-    "uses the output layer without training it",
 )
 
 # -- the optimizer ----------------------------------------------------------------------------------------------------

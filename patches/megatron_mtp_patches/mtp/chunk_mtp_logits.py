@@ -1,7 +1,7 @@
 """Declares chunk-mtp-logits."""
 
 from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
-from ..declarations.shared_edits import CALLED_IN_CHUNKS, MTP_LOSS
+from ..declarations.shared_edits import MTP_LOSS
 from ..engine import Patch, Probe
 
 CHUNK_SIZE = Setting(
@@ -10,7 +10,7 @@ CHUNK_SIZE = Setting(
     0,
     "Rows of logits that the losses of the MTP heads make at a time (0: those of all positions).",
     unit="rows, or 0 for all at once",
-    conflicts=(CALLED_IN_CHUNKS,),
+    check="megatron_overrides.mtp.losses.checks:check_chunks",
     in_ms_swift=True,
 )
 

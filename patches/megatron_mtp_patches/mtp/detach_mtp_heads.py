@@ -1,7 +1,7 @@
 """Declares detach-mtp-heads."""
 
 from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
-from ..declarations.shared_edits import CALLED_UNTRAINED, DETACHED_HEADS, SCHEDULED_MTP_LAYER
+from ..declarations.shared_edits import DETACHED_HEADS, SCHEDULED_MTP_LAYER
 from ..engine import Patch, Probe, PullRequest, Wrap
 
 _SCHEDULED = "megatron_overrides.mtp.heads.wrappers:detach_scheduled_layer"
@@ -44,8 +44,7 @@ PATCH = Patch(
                 bool,
                 False,
                 "Train only the MTP heads with the MTP loss: not the main model, the embedding or the output layer.",
-                conflicts=(CALLED_UNTRAINED,),
-                check="megatron_overrides.mtp.heads.checks:warn_of_shared_norm",
+                check="megatron_overrides.mtp.heads.checks:check_detached_heads",
                 is_upstream=True,
                 in_ms_swift=True,
             )

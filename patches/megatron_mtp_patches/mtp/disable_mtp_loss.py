@@ -1,6 +1,6 @@
 """Declares disable-mtp-loss."""
 
-from ..declarations.settings import TRANSFORMER_CONFIG, Conflict, Setting, model_setting
+from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
 from ..declarations.shared_edits import (
     FROZEN_PARAMETERS_IN_FSDP,
     MARK_TRAINING_LOG,
@@ -15,16 +15,6 @@ from ..declarations.shared_edits import (
 from ..engine import Patch, Probe, PullRequest, Wrap
 
 _WRAPPERS = "megatron_overrides.mtp.frozen.disabled_heads"
-
-# What cannot work while the heads do not run: a setting, its value when off, and what it does.
-_NOT_WITH_IT = (
-    ("freeze_base_model_for_mtp", False, "trains only the MTP heads"),
-    ("freeze_base_for_mtp", False, "trains only the MTP heads"),
-    ("qad_train_target", None, "chooses in a second way what trains"),
-    ("overlap_moe_expert_parallel_comm", False, "schedules the heads as layers"),
-    ("cuda_graph_impl", "none", "also captures the heads"),
-    ("moe_paged_stash", False, "asks the experts of the heads for their load"),
-)
 
 PATCH = Patch(
     id="disable-mtp-loss",
@@ -67,9 +57,7 @@ PATCH = Patch(
                 bool,
                 False,
                 "Train without the MTP heads: they stay in the model and in checkpoints as they are.",
-                conflicts=tuple(
-                    Conflict(name, effect, "trains without the MTP heads", off) for name, off, effect in _NOT_WITH_IT
-                ),
+                check="megatron_overrides.mtp.frozen.checks:check_disabled_heads",
                 named_in=7384,
             )
         ),

@@ -1,8 +1,7 @@
 """Declares freeze-base-model-for-mtp."""
 
-from ..declarations.settings import TRANSFORMER_CONFIG, Conflict, Setting, model_setting
+from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
 from ..declarations.shared_edits import (
-    CALLED_UNTRAINED,
     DETACHED_HEADS,
     FROZEN_PARAMETERS_IN_FSDP,
     MARK_TRAINING_LOG,
@@ -17,19 +16,6 @@ from ..engine import Patch, Probe, PullRequest, Wrap
 
 _WRAPPERS = "megatron_overrides.mtp.frozen.wrappers"
 _MODELS = ("gpt.gpt_model:GPTModel", "hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
-
-# What cannot work while only the MTP heads train: a setting, its value when off, and what it does.
-_NOT_WITH_IT = (
-    ("freeze_base_for_mtp", False, "freezes the main model in a second way, that of megatron.post_training"),
-    ("qad_train_target", None, "chooses in a second way what trains"),
-    ("freeze_all_layers", False, "also freezes the heads"),
-    ("overlap_moe_expert_parallel_comm", False, "schedules the backward pass of layers that have none"),
-    ("cuda_graph_impl", "none", "captures a backward pass of layers that have none"),
-    ("qk_clip", False, "scales the weights of the main model"),
-    ("cpu_offloading", False, "offloads activations that the main model does not keep"),
-    ("fine_grained_activation_offloading", False, "offloads activations that the main model does not keep"),
-    ("moe_paged_stash", False, "keeps activations for a backward pass that the main model does not run"),
-)
 
 PATCH = Patch(
     id="freeze-base-model-for-mtp",
@@ -88,11 +74,7 @@ PATCH = Patch(
                 bool,
                 False,
                 "Train only the MTP heads; the main model runs without gradients and stays as it is.",
-                conflicts=(
-                    *(Conflict(name, effect, "trains only the MTP heads", off) for name, off, effect in _NOT_WITH_IT),
-                    CALLED_UNTRAINED,
-                ),
-                check="megatron_overrides.mtp.frozen.trained_parts:check_frozen_main_model",
+                check="megatron_overrides.mtp.frozen.checks:check_frozen_main_model",
                 named_in=7021,
                 in_ms_swift=True,
             )

@@ -1,6 +1,6 @@
 """Declares schedule-mtp-loss-weight."""
 
-from ..declarations.settings import Conflict, Setting, model_setting
+from ..declarations.settings import Setting, model_setting
 from ..declarations.shared_edits import MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 from ..engine import Patch, Wrap
 
@@ -42,9 +42,6 @@ PATCH = Patch(
                 None,
                 "Weights of the MTP loss in the course of the run, START:WEIGHT,..., in place of "
                 "--mtp-loss-scaling-factor. START is a number of iterations, or a percentage of the run.",
-                conflicts=(
-                    Conflict("disable_mtp_loss", "trains without the loss", "changes the weight of the MTP loss"),
-                ),
                 check=_CHECK,
                 example="0:0.3,60%:0.1",
             )

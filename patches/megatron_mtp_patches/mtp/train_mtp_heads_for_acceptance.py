@@ -1,7 +1,7 @@
 """Declares train-mtp-heads-for-acceptance."""
 
 from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
-from ..declarations.shared_edits import CALLED_IN_CHUNKS, MTP_LOSS
+from ..declarations.shared_edits import MTP_LOSS
 from ..engine import Patch, Probe, PullRequest, Wrap
 
 LOSS_TYPE = Setting(
@@ -10,7 +10,6 @@ LOSS_TYPE = Setting(
     "cross_entropy",
     "The loss that trains the MTP heads: cross_entropy, kl, tv, lk or e2e_tv.",
     choices=("cross_entropy", "kl", "tv", "lk", "e2e_tv"),
-    conflicts=(CALLED_IN_CHUNKS,),
     check="megatron_overrides.mtp.losses.checks:check_losses",
     example="cross_entropy",
     named_in=6473,

@@ -5,7 +5,6 @@ from ..engine import Patch, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
 _WRAPPERS = "megatron_overrides.muon.fused_weights.wrappers"
-_CHECK = "megatron_overrides.muon.fused_weights.checks:check_muon_splits"
 
 PATCH = Patch(
     id="split-fused-weights-for-muon",
@@ -72,7 +71,6 @@ PATCH = Patch(
                 bool,
                 False,
                 "Orthogonalize gate and up of gated MLPs, which are one weight, each by itself.",
-                check_run=_CHECK,
                 named_in=6688,
             )
         ),
@@ -82,7 +80,6 @@ PATCH = Patch(
                 bool,
                 False,
                 "Orthogonalize each head of query, key and value by itself, also of multi-latent attention.",
-                check_run=_CHECK,
                 named_in=6326,
             )
         ),
@@ -92,7 +89,6 @@ PATCH = Patch(
                 bool,
                 False,
                 "Orthogonalize q, k, v, z, b and a of GatedDeltaNet, which are one weight, each by itself.",
-                check_run=_CHECK,
             )
         ),
         Wrap(f"{_OPTIMIZER}.muon:get_megatron_muon_optimizer", f"{_WRAPPERS}:mark_fused_weights"),

@@ -72,7 +72,6 @@ PATCH = Patch(
                 "Clip MTP gradients to this norm, where they are clipped separately (none: to --clip-grad; 0: do not "
                 "clip them).",
                 check="megatron_overrides.norms.checks:check_limit",
-                check_run="megatron_overrides.norms.checks:check_separate_clip",
             )
         ),
         *optimizer_setting(
@@ -83,7 +82,6 @@ PATCH = Patch(
                 "Skip the update of the MTP heads alone when their separate gradient norm exceeds this or is NaN "
                 "(none: as --grad-norm-skip-threshold; inf: never skip).",
                 check="megatron_overrides.norms.checks:check_threshold",
-                check_run="megatron_overrides.norms.checks:check_separate_clip",
             )
         ),
         # tags

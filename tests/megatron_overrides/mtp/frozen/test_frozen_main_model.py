@@ -192,7 +192,7 @@ def test_what_cannot_work_is_refused_by_its_flag(name, value):
     "settings", [{"use_layer_wise_distributed_optimizer": True}, {"optimizer": "dist_muon"}], ids=["setting", "name"]
 )
 def test_a_layer_wise_optimizer_is_refused_over_pipeline_stages(settings):
-    from megatron_overrides.mtp.frozen.trained_parts import check_frozen_main_model
+    from megatron_overrides.mtp.frozen.checks import check_frozen_main_model
 
     run = SimpleNamespace(**FROZEN, **settings, pipeline_model_parallel_size=1)
     check_frozen_main_model(run)
