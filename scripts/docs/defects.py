@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from types import ModuleType
 
-from megatron_mtp_patches.cli.audit import condition_of, range_of_patch
 from megatron_mtp_patches.defects.catalog import defect_modules, known_defects, read_releases, releases_with
 from megatron_mtp_patches.defects.declare import Defect
 from megatron_mtp_patches.defects.runner import has_program
@@ -66,14 +65,13 @@ def minor_defects() -> str:
 
 def line(defect: Defect) -> str:
     """Its effect, whom it affects, and the ways out."""
-    ways = [f"[{defect.patch}]({address(defect.patch)}){range_of_patch(defect)}"] if defect.patch else []
-    ways += [defect.instead] if defect.instead else []
+    ways = defect.ways_out(f"[{defect.patch}]({address(defect.patch)})") if defect.patch else defect.ways_out("")
     sure = "`reproduce`" if has_program(defect.id) else defect.evidence
     name = link(f"**{defect.id}**", defect.links[0]) if defect.links else f"**{defect.id}**"
-    way_out = f" *Way out:* {'; or '.join(ways)}." if ways else ""
+    way_out = f" *Way out:* {ways}." if ways else ""
     return mark_flags(
         f"* {name} ({defect.severity}, {sure}, {releases_of(defect)}, {defect.state}): {defect.effect}. *With* "
-        f"{condition_of(defect)}.{way_out}"
+        f"{defect.condition}.{way_out}"
     )
 
 

@@ -175,12 +175,12 @@ def test_a_run_that_megatron_refuses_ends_with_2(command, tmp_path):
 
 def test_what_no_patch_removes_ends_with_1_from_severity_3_on(command, tmp_path, monkeypatch):
     from megatron_mtp_patches.checks.diagnosis import Finding
-    from megatron_mtp_patches.cli import doctor_of_files
+    from megatron_mtp_patches.cli import diagnose
 
     (tmp_path / "run").write_text(SMALL)
     for severity in (2, 3):
         finding = Finding("ML-1", "It fails", "crash", severity, "read", "", "0.18.2", None, False, "no patch")
-        monkeypatch.setattr(doctor_of_files, "find_defects", lambda settings, finding=finding: [finding])
+        monkeypatch.setattr(diagnose, "find_defects", lambda settings, finding=finding: [finding])
         done = command("doctor", "--batch", str(tmp_path / "run"))
         assert done.code == (severity >= 3)
         severe = int(severity >= 3)

@@ -299,10 +299,10 @@ def test_options_without_flags_are_wrong_usage(command, words):
 
 
 def test_without_megatron_it_says_what_to_install_as_status_does(command, monkeypatch):
-    from megatron_mtp_patches.cli import doctor_of_flags
+    from megatron_mtp_patches.cli import diagnose
     from megatron_mtp_patches.megatrons import installed as installed_megatron
 
-    for module in (doctor_of_flags, installed_megatron):
+    for module in (diagnose, installed_megatron):
         monkeypatch.setattr(module, "find_file", lambda name: None)
     done = command("doctor", "--", "--num-layers", "4")
     assert done.code == 1 and "megatron-core is not installed (pip install megatron-core, or" in done.err

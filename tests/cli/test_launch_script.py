@@ -38,7 +38,7 @@ def test_it_reads_what_bash_runs(tmp_path, text):
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
     subprocess.run(["bash", "-c", text], env={"PATH": path}, cwd=tmp_path, stdout=subprocess.DEVNULL, check=True)
     (command,) = read_commands(text, {"PATH": path})
-    assert command.script == "train.py" and command.unset() == []
+    assert command.script == "train.py" and command.parameters_left() == []
     assert command.flags == (tmp_path / "words").read_text().split("\n")[:-1]
 
 
@@ -46,8 +46,7 @@ def test_what_only_bash_could_tell_is_left_as_it_is():
     text = "ID=$(date +%s)\ntorchrun --nnodes 2 train.py --a $UNSET --b ${UNSET%/*} --c $((2 ** 4)) --d $ID --e $1\n"
     (command,) = read_commands(text, {})
     assert command.launcher == ["torchrun", "--nnodes", "2"]
-    assert command.unset() == ["$UNSET", "${UNSET%/*}", "$((2 ** 4))", "$(date +%s)"]
-    assert command.positional() == ["$1"]
+    assert command.parameters_left() == ["$UNSET", "${UNSET%/*}", "$((2 ** 4))", "$(date +%s)", "$1"]
 
 
 def test_each_command_with_flags_of_its_own_is_a_run():

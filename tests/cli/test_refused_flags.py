@@ -135,8 +135,8 @@ def test_help_is_the_script_s(doctor):
 
 
 def test_without_the_trainer_flags_cannot_be_read(command, monkeypatch):
-    from megatron_mtp_patches.cli import doctor_of_flags
+    from megatron_mtp_patches.cli import diagnose
 
-    monkeypatch.setattr(doctor_of_flags, "find_file", lambda module: module if module == "megatron.core" else None)
+    monkeypatch.setattr(diagnose, "find_file", lambda module: module if module == "megatron.core" else None)
     done = command("doctor", "--", "--num-layers", "4")
     assert done.code == 2 and "put a Megatron-LM checkout of this release on PYTHONPATH" in done.err

@@ -15,14 +15,26 @@ from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from ..catalog import CATALOG
+from ..declarations.description import argument_of, flag_of
 from ..defects.conditions import VLM_FLAGS
-from ..engine import UsageError
+from ..engine import AddField, AddFlag, UsageError
 from ..megatrons.installed import PACKAGES, describe_mixture
 from .diagnosis import Settings
 from .refusals import flags_left_out, reason
 
 OPTIONS = {"--json", "--te", "--world-size"}  # of `doctor`
 TORCHRUN_OPTIONS = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
+# What --use-checkpoint-args reads from the checkpoint and some defect depends on.
+FROM_CHECKPOINT = (
+    "--num-experts",
+    "--moe-grouped-gemm",
+    "--moe-layer-freq",
+    "--disable-bias-linear",
+    "--mtp-num-layers",
+    "--mtp-use-repeated-layer",
+    "--hybrid-layer-pattern",
+)
 
 
 class UnknownFlags(NamedTuple):
@@ -65,6 +77,23 @@ class CommandLine(NamedTuple):
     unknown: UnknownFlags
     world_size: int
     environment: dict[str, str]
+
+    def decided_by_checkpoint(self) -> list[str]:
+        """The flags whose values the checkpoint replaces and some defect depends on."""
+        return list(FROM_CHECKPOINT) if Settings(self.sources, None).use_checkpoint_args else []
+
+    def without_effect(self) -> list[str]:
+        """The flags of the patches that act on MTP heads only, where these flags give the model none."""
+        settings = Settings(self.sources, None)
+        if settings.mtp_num_layers or settings.use_checkpoint_args:
+            return []
+        edits = (edit for patch in CATALOG if not patch.package for edit in patch.edits)
+        by_argument = {argument_of(edit): edit for edit in edits if isinstance(edit, (AddField, AddFlag))}
+        return [
+            flag_of(edit)
+            for name, edit in by_argument.items()
+            if "mtp" in name and getattr(settings, name) not in (None, edit.default)
+        ]
 
 
 class Variable(NamedTuple):

@@ -55,7 +55,31 @@ class Command(NamedTuple):
     conditional: list[str]
     variables: Mapping[str, str] = {}
 
-    def torchrun_options(self) -> dict[str, str]:
+    def hints(self, is_sized: bool, has_patches: bool) -> Iterator[str]:
+        """What the script leaves open, and what to do.
+
+        The number of its ranks is known if `is_sized`, and that it loads the patches if `has_patches`.
+        """
+        if not is_sized and self._torchrun_options():
+            yield "torchrun's options are not known as numbers: give --world-size N"
+        if self.script and not has_patches:
+            yield (
+                f"nothing here shows that this run has the patches: start {self.script} by -m megatron_mtp_patches "
+                f"run, import megatron_mtp_patches in it, or `megatron-mtp-patches enable` and set MEGATRON_MTP_PATCHES"
+            )
+        left = self.parameters_left()
+        if unset := [name for name in left if not _POSITIONAL.match(name)]:
+            yield (
+                f"not set in this file: {' '.join(unset)}. Set such a variable in the environment of this command, or "
+                f"write its value into the file"
+            )
+        if positional := [name for name in left if _POSITIONAL.match(name)]:
+            yield f"not known: {' '.join(positional)}, with which the script is called. Write these flags into the file"
+        if self.conditional:
+            names = ", ".join(self.conditional)
+            yield f"conditions are not evaluated: the last value that the file gives counts for {names}"
+
+    def _torchrun_options(self) -> dict[str, str]:
         """The options of torchrun that say on how many ranks it starts the script."""
         words = [part for word in self.launcher for part in word.split("=", 1)]
         options = {word.replace("_", "-"): value for word, value in pairwise(words)}
@@ -63,7 +87,7 @@ class Command(NamedTuple):
 
     def world_size(self) -> int | None:
         """The number of ranks that torchrun starts; None where its options are no numbers, or there are none."""
-        options = self.torchrun_options()
+        options = self._torchrun_options()
         if "--nproc-per-node" not in options or not all(map(str.isdecimal, options.values())):
             return None
         return math.prod(map(int, options.values()))
@@ -78,16 +102,8 @@ class Command(NamedTuple):
         files = [place / self.script for place in (folder, Path.cwd())]
         return any("megatron_mtp_patches" in file.read_text("utf-8", "replace") for file in files if file.is_file())
 
-    def unset(self) -> list[str]:
-        """What is left of variables in its words, because nothing sets them."""
-        return [name for name in self._left() if not _POSITIONAL.match(name)]
-
-    def positional(self) -> list[str]:
-        """Which arguments of the script are in its words."""
-        return [name for name in self._left() if _POSITIONAL.match(name)]
-
-    def _left(self) -> list[str]:
-        """The parameters that stayed; of a variable `$NAME`, whatever is to be done with its value."""
+    def parameters_left(self) -> list[str]:
+        """The parameters in its words that nothing sets; of a variable `$NAME`, whatever is done with its value."""
         parameters = (one for word in self.flags for one in _PARAMETER.findall(word))
         return list(dict.fromkeys(_VALUE.sub(r"$\1", one) if _VALUE.fullmatch(one) else one for one in parameters))
 

@@ -227,7 +227,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.batch:
         if "--" in arguments.words:
             raise UsageError("give --batch or -- FLAGS, not both: a file has the flags of its own run")
-        from .doctor_of_files import diagnose_files
+        from .diagnose import diagnose_files
 
         return diagnose_files(arguments.batch, arguments.world_size, arguments.te, arguments.json)
     if "--" not in arguments.words:
@@ -236,10 +236,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
         from .doctor import examine
 
         return examine()
-    from .doctor_of_flags import diagnose
+    from .diagnose import diagnose_flags
 
     flags = arguments.words[arguments.words.index("--") + 1 :]
-    return diagnose(flags, arguments.world_size, arguments.te, as_json=arguments.json)
+    return diagnose_flags(flags, arguments.world_size, arguments.te, as_json=arguments.json)
 
 
 def _audit(arguments: argparse.Namespace) -> int:

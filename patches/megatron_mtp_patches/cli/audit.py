@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +22,10 @@ from ..megatrons.installed import describe_megatron
 from .console import make_console
 
 LEVELS = {5: "error", 4: "error", 3: "warning", 2: "note", 1: "note"}  # of SARIF, by severity
-
-
-@dataclass(frozen=True)
-class Row:
-    """A defect that a Megatron has.
-
-    Attributes:
-        file, line: where its source shows it.
-    """
-
-    id: str
-    severity: int
-    kind: str
-    effect: str
-    when: str
-    only_if: str
-    instead: str
-    patch: str
-    flag: str
-    not_removed_with: str
-    state: str
-    links: tuple[str, ...]
-    introduced_by: tuple[str, ...]
-    evidence: str
-    file: str
-    line: int
+COLUMNS = (
+    "id", "severity", "kind", "effect", "when", "only_if", "instead", "patch", "flag", "not_removed_with", "state",
+    "links", "introduced_by", "evidence",
+)  # fmt: skip
 
 
 def audit(against: str | None, as_json: bool, as_sarif: bool, fail_on: int | None) -> int:
@@ -69,78 +46,68 @@ def audit(against: str | None, as_json: bool, as_sarif: bool, fail_on: int | Non
             raise UsageError(f"--against {against}: there is no megatron/core in it")
         raise PatchError(describe_megatron())
     answers = {defect: has_defect(defect, path) for defect in known_defects()}
-    rows = [_describe(defect, path) for defect, answer in answers.items() if answer]
+    defects = [defect for defect, answer in answers.items() if answer]
     hidden = [defect.id for defect, answer in answers.items() if answer is None]
     name = against or describe_megatron()
     if as_sarif:
-        print(json.dumps(make_sarif(rows), indent=1))
+        print(json.dumps(_make_sarif(defects, path), indent=1))
     elif as_json:
-        print(json.dumps({"megatron": name, "defects": [asdict(row) for row in rows], "hidden": hidden}, indent=1))
+        rows = [{name: getattr(one, name) for name in COLUMNS} | _place(one, path) for one in defects]
+        print(json.dumps({"megatron": name, "defects": rows, "hidden": hidden}, indent=1))
     else:
-        _show(name, rows, hidden)
-    return int(fail_on is not None and any(row.severity >= fail_on for row in rows))
+        _show(name, defects, hidden)
+    return int(fail_on is not None and any(one.severity >= fail_on for one in defects))
 
 
-def _describe(defect: Defect, path: list[str] | None) -> Row:
+def _place(defect: Defect, path: list[str] | None) -> dict[str, Any]:
+    """Where the source shows it."""
     file, line = locate(defect, path)
-    values = {name: getattr(defect, name) for name in Row.__dataclass_fields__ if name not in ("file", "line")}
-    return Row(**values, file=str(file), line=line)
+    return {"file": str(file), "line": line}
 
 
-def _show(name: str, rows: list[Row], hidden: list[str]) -> None:
+def _show(name: str, defects: list[Defect], hidden: list[str]) -> None:
     console = make_console()
     console.print(name, soft_wrap=True)
-    for row in rows:  # no table: narrow columns would cut ids and flags in two
-        style = "red" if row.severity >= 4 else "yellow" if row.severity == 3 else ""
-        sure = "`reproduce` shows it" if has_program(row.id) else row.evidence
-        console.print(Text(f"* {row.id}, severity {row.severity} ({row.kind}; {sure}): {row.effect}", style))
-        for text in (f"with: {condition_of(row)}", f"way out: {way_out(row)}"):
+    for one in defects:  # no table: narrow columns would cut ids and flags in two
+        style = "red" if one.severity >= 4 else "yellow" if one.severity == 3 else ""
+        sure = "`reproduce` shows it" if has_program(one.id) else one.evidence
+        console.print(Text(f"* {one.id}, severity {one.severity} ({one.kind}; {sure}): {one.effect}", style))
+        for text in (f"with: {one.condition}", f"way out: {_way_out(one)}"):
             console.print(Padding(Text(text, style), (0, 0, 0, 4), expand=False))
-    removed = sum(bool(row.patch) for row in rows)
+    removed = sum(bool(one.patch) for one in defects)
     console.print(
-        f"{len(rows)} known defects; the patches remove {removed}. For those that affect a run:", soft_wrap=True
+        f"{len(defects)} known defects; the patches remove {removed}. For those that affect a run:", soft_wrap=True
     )
     console.print("    megatron-mtp-patches doctor -- FLAGS")
     if hidden:
         console.print(f"This tree lacks the modules that would show {', '.join(hidden)}.", soft_wrap=True)
 
 
-def condition_of(defect: Row | Defect) -> str:
-    """The flags, and what flags cannot tell."""
-    return f"{defect.when}, if {defect.only_if}" if defect.only_if else defect.when
-
-
-def way_out(defect: Row | Defect) -> str:
+def _way_out(defect: Defect) -> str:
     """The patch that removes it, what to set instead, or the release that has not got it."""
-    ways = [f"patch {defect.patch}{range_of_patch(defect)}"] if defect.patch else []
-    ways += [defect.instead] if defect.instead else []
-    return "; or ".join(ways) or (defect.state if defect.state.startswith("fixed") else "none known")
+    release = defect.state if defect.state.startswith("fixed") else "none known"
+    return defect.ways_out(f"patch {defect.patch}") or release
 
 
-def range_of_patch(defect: Row | Defect) -> str:
-    """The setting that the patch needs, and the flags with which it does not remove the defect; '' for neither."""
-    needed = f" with {defect.flag}" if defect.flag else ""
-    return needed + (f", but not with {defect.not_removed_with}" if defect.not_removed_with else "")
-
-
-def make_sarif(rows: Iterable[Row]) -> dict[str, Any]:
-    """The rows as SARIF 2.1.0, which code hosts show beside the source."""
+def _make_sarif(defects: Iterable[Defect], path: list[str] | None) -> dict[str, Any]:
+    """The defects as SARIF 2.1.0, which code hosts show beside the source."""
     rules, results = [], []
-    for row in rows:
+    for one in defects:
         rules.append(
             {
-                "id": row.id,
-                "shortDescription": {"text": row.effect},
-                "help": {"text": f"With {condition_of(row)}. Way out: {way_out(row)}. {' '.join(row.links)}"},
-                "properties": {"severity": row.severity, "kind": row.kind, "evidence": row.evidence},
+                "id": one.id,
+                "shortDescription": {"text": one.effect},
+                "help": {"text": f"With {one.condition}. Way out: {_way_out(one)}. {' '.join(one.links)}"},
+                "properties": {"severity": one.severity, "kind": one.kind, "evidence": one.evidence},
             }
         )
-        location = {"artifactLocation": {"uri": row.file}, "region": {"startLine": row.line}}
+        place = _place(one, path)
+        location = {"artifactLocation": {"uri": place["file"]}, "region": {"startLine": place["line"]}}
         results.append(
             {
-                "ruleId": row.id,
-                "level": LEVELS[row.severity],
-                "message": {"text": f"{row.effect}. With {condition_of(row)}."},
+                "ruleId": one.id,
+                "level": LEVELS[one.severity],
+                "message": {"text": f"{one.effect}. With {one.condition}."},
                 "locations": [{"physicalLocation": location}],
             }
         )

@@ -20,7 +20,6 @@ from ..engine.declare import Edit
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
 from ..engine.state import State
 from ..megatrons.installed import describe_megatron, import_targets, known_sources
-from .audit import condition_of, range_of_patch
 from .console import make_console
 
 
@@ -55,10 +54,10 @@ def explain_defect(defect: Defect) -> int:
     has_it = {True: "it has this defect", False: "it does not have it", None: "its source is not there"}
     lines = [
         f"{defect.id}, severity {defect.severity} ({defect.kind}): {defect.effect}.",
-        f"It affects runs with: {condition_of(defect)}.",
+        f"It affects runs with: {defect.condition}.",
         f"Upstream: {defect.describe_upstream()}.",
         f"{describe_megatron()}: {has_it[has_defect(defect)]}.",
-        f"Removed by {defect.patch}{range_of_patch(defect)}: `megatron-mtp-patches explain {defect.patch}`."
+        f"Removed by {defect.patch}{defect.range_of_patch}: `megatron-mtp-patches explain {defect.patch}`."
         if defect.patch
         else f"No patch removes it; {defect.advice or 'no setting avoids it'}.",
     ]

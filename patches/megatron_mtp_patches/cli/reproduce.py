@@ -19,7 +19,6 @@ from ..defects.standalone import make_standalone, needs_gpus
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 from ..megatrons.installed import describe_megatron, find_releases
-from .audit import condition_of
 from .console import make_say
 
 WIDTH = 100  # of the text in a standalone file
@@ -97,7 +96,7 @@ def _describe(defect: Defect, program: ModuleType) -> str:
     upstream = defect.describe_upstream(lambda link: f"https://github.com/{link.replace('#', '/issues/')}")
     releases, megatron = ", ".join(releases_with(defect)), " or ".join(sorted(find_releases()))
     paragraphs = [
-        f"{defect.id}: {defect.effect}. It affects runs with {condition_of(defect)}.",
+        f"{defect.id}: {defect.effect}. It affects runs with {defect.condition}.",
         f"The program: {' '.join((program.__doc__ or '').split())}",
         "It prints what is expected and what is seen, and ends with 1 where they differ, with 125 where it cannot run.",
         machine,

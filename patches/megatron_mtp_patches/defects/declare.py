@@ -114,6 +114,21 @@ class Defect:
         return self.setting and f"--{self.setting.replace('_', '-')}"
 
     @property
+    def condition(self) -> str:
+        """`when`, and what settings cannot tell."""
+        return f"{self.when}, if {self.only_if}" if self.only_if else self.when
+
+    @property
+    def range_of_patch(self) -> str:
+        """The setting that the patch needs, and the flags with which it does not remove the defect; '' for neither."""
+        needed = f" with {self.flag}" if self.flag else ""
+        return needed + (f", but not with {self.not_removed_with}" if self.unless else "")
+
+    def ways_out(self, patch: str) -> str:
+        """The patch, called `patch`, in its range, or what to do instead; '' for neither."""
+        return "; or ".join(filter(None, (self.patch and f"{patch}{self.range_of_patch}", self.instead)))
+
+    @property
     def not_removed_with(self) -> str:
         """The flags of the runs from which the patch does not remove it; '' where it removes it from all."""
         return self.unless.when if self.unless else ""

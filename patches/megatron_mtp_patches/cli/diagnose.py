@@ -1,0 +1,297 @@
+"""`doctor -- FLAGS` and `doctor --batch FILES`: which known defects affect a run, or each of many."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from .. import apply, rehearsal, revert
+from ..checks import start_line
+from ..checks.command_line import CommandLine, read, refusals
+from ..checks.configuration import Configuration
+from ..checks.diagnosis import Finding, Settings, check_version, find_defects
+from ..checks.launch_script import Command
+from ..checks.run_files import read_runs
+from ..engine import PatchError, UsageError
+from ..engine.source import find_file
+from ..megatrons.installed import MEGATRON, describe_megatron, find_releases, find_transformer_engine, import_targets
+from .console import make_say
+from .zero_touch import VARIABLE, is_enabled
+
+FAILS_FROM = 3  # the severity of a defect from which on the command ends with 1
+
+
+class Diagnosis(NamedTuple):
+    """What is known of the run of a file: why it is refused; else its defects.
+
+    Attributes:
+        run: its name, after the file.
+        unusable: why the file has no run.
+        refusal: Megatron's words, or ours for patches that the file chooses and that there are not.
+        hints: the flags that Megatron does not know, what may be meant, what the file leaves open, and what keeps
+            settings of the patches from acting.
+        has_idle_settings: a flag that Megatron does not know resembles one of its own, or something keeps settings of
+            the patches in a configuration from acting.
+    """
+
+    run: str
+    unusable: str = ""
+    refusal: str = ""
+    hints: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    has_idle_settings: bool = False
+
+
+def diagnose_flags(words: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
+    """Print the defects that affect a command line of Megatron's trainer.
+
+    Returns 1 if one of severity 3 or more is not removed by the patches, else 2 if a flag that Megatron does not know
+    resembles one of its own, else 0.
+
+    Args:
+        words: the flags, as after the name of the script.
+        world_size: the number of ranks; None for the smallest that fits.
+        transformer_engine: its version; None for the one that is installed, or else that the release was made for.
+
+    Raises:
+        PatchError: Megatron is not installed.
+        UsageError: `transformer_engine` is not a version, Megatron's trainer is missing, or the flags are refused.
+    """
+    if {"--help", "-h"}.intersection(words):
+        raise UsageError("Megatron's own flags are listed by your training script with --help")
+    version, is_known = _prepare(world_size, transformer_engine)
+    with _silence():
+        line = read([word for word in words if word != "--"], world_size)
+    with refusals():
+        findings = list(find_defects(Settings(line.sources, version)))
+    if as_json:
+        facts = {
+            "megatron": describe_megatron(),
+            "transformer_engine": version,
+            "transformer_engine_is_assumed": not is_known,
+            "decided_by_checkpoint": line.decided_by_checkpoint(),
+            "world_size": line.world_size,
+            "assumed_environment": line.environment,
+            "unknown": line.unknown.names,
+            "similar": line.unknown.similar,
+            "without_effect": line.without_effect(),
+            "defects": [asdict(finding) for finding in findings],
+        }
+        print(json.dumps(facts, indent=1))
+    else:
+        origin = "" if is_known else " (not installed; this release was made for it)"
+        _show_flags(line, findings, f"TransformerEngine {version}{origin}" if version else "no TransformerEngine")
+    return _exit_code(findings, line.unknown.similar)
+
+
+def diagnose_files(files: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
+    """Print the defects that affect the run of each file, with one import of Megatron.
+
+    `run_files.py` says which files these are. Returns 1 if the patches leave a defect of severity 3 or more, else 2 if
+    a run is refused, a file has none or has settings that do not act, else 0.
+
+    Raises:
+        PatchError: Megatron is not installed.
+        UsageError: `transformer_engine` is not a version, no run has so many ranks, or Megatron's trainer is missing.
+    """
+    version, _ = _prepare(world_size, transformer_engine)
+    diagnoses = [one for file in files for one in _diagnose_file(file, world_size, version)]
+    if as_json:
+        rows = [
+            {
+                "file": one.run,
+                "unusable": one.unusable,
+                "refused": one.refusal,
+                "hints": one.hints,
+                "defects": [asdict(finding) for finding in one.findings],
+            }
+            for one in diagnoses
+        ]
+        print(json.dumps({"megatron": describe_megatron(), "runs": rows}, indent=1))
+    else:
+        _show_files(diagnoses)
+    findings = (finding for one in diagnoses for finding in one.findings)
+    return _exit_code(findings, any(one.refusal or one.unusable or one.has_idle_settings for one in diagnoses))
+
+
+def _exit_code(findings: Iterable[Finding], is_doubtful: object) -> int:
+    return 1 if any(map(_is_severe, findings)) else UsageError.exit_code if is_doubtful else 0
+
+
+def _is_severe(finding: Finding) -> bool:
+    return finding.severity >= FAILS_FROM and not finding.is_removed
+
+
+def _prepare(world_size: int | None, transformer_engine: str | None) -> tuple[str | None, bool]:
+    """Import Megatron's trainer in a rehearsal; the version of TransformerEngine, and whether it is more than assumed.
+
+    Raises:
+        PatchError: Megatron is not installed.
+        UsageError: no run has so many ranks, `transformer_engine` is not a version, or Megatron's trainer is missing.
+    """
+    if world_size is not None and world_size < 1:
+        raise UsageError(f"--world-size {world_size}: give a number of ranks")
+    if transformer_engine is not None:
+        try:
+            check_version(transformer_engine)
+        except ValueError as error:
+            raise UsageError(f"--te: {error}") from error
+    if find_file("megatron.core") is None:
+        raise PatchError(describe_megatron())
+    if find_file("megatron.training.arguments") is None:
+        raise UsageError(
+            "reading flags needs megatron.training; put a Megatron-LM checkout of this release on PYTHONPATH"
+        )
+    os.environ[start_line.VARIABLE] = "off"  # reading flags would print the line of a training's start
+    if not hasattr(inspect.getsource, "cache_info"):
+        # For each parser Megatron reads the help of its flags from the sources of its configurations: half of the time.
+        vars(inspect)["getsource"] = functools.cache(inspect.getsource)
+    apply(on_drift="skip")
+    with _silence():
+        rehearsal.install(megatron_flags=False)
+        import_targets(MEGATRON)
+    version, is_known = (transformer_engine, True) if transformer_engine else find_transformer_engine(find_releases())
+    if version:
+        from packaging.version import Version  # which Megatron also needs
+
+        # What Megatron's checks of flags ask; otherwise it is that of the installed package, or 0 where there is none.
+        vars(import_module("megatron.core.utils"))["_te_version"] = Version(version)
+    return version, is_known
+
+
+def _diagnose_file(file: str, world_size: int | None, version: str | None) -> Iterator[Diagnosis]:
+    try:
+        runs = read_runs(Path(file))
+    except UsageError as error:
+        yield Diagnosis(file, unusable=str(error))
+        return
+    for name, run in runs:
+        if isinstance(run, Command):
+            yield _diagnose_command(name, run, world_size, version, Path(file).parent)
+        else:
+            yield _diagnose_configuration(name, run, world_size, version)
+
+
+def _diagnose_configuration(name: str, run: Configuration, world_size: int | None, version: str | None) -> Diagnosis:
+    ranks = [] if world_size is None else [SimpleNamespace(world_size=world_size)]
+    hints = (*run.hints, *run.notes)
+    try:
+        with _patches(run.patches):
+            findings = tuple(find_defects(Settings([*ranks, *run.sources], version)))
+    except PatchError as error:
+        return Diagnosis(name, refusal=str(error), hints=hints)
+    return Diagnosis(name, hints=hints, findings=findings, has_idle_settings=bool(run.hints))
+
+
+def _diagnose_command(name: str, run: Command, world_size: int | None, version: str | None, folder: Path) -> Diagnosis:
+    """The diagnosis of the run that a file in `folder` describes, with the patches that the file chooses."""
+    choice = run.variables.get(VARIABLE, "").strip()
+    world_size = world_size or run.world_size()
+    has_patches = bool(choice and is_enabled()) or run.loads_patches(folder)
+    hints = tuple(run.hints(is_sized=world_size is not None, has_patches=has_patches))
+    try:
+        with _patches(choice):
+            with _silence():
+                line = read(run.flags, world_size)
+            findings = tuple(find_defects(Settings(line.sources, version)))
+    except PatchError as error:
+        return Diagnosis(name, refusal=str(error), hints=hints)
+    return Diagnosis(
+        name, hints=(*line.unknown.hints(), *hints), findings=findings, has_idle_settings=bool(line.unknown.similar)
+    )
+
+
+@contextlib.contextmanager
+def _patches(choice: str) -> Iterator[None]:
+    """Have those patches in force that a run chooses, as in MEGATRON_MTP_PATCHES; with '' those of this process stay.
+
+    Raises:
+        PatchError: it has an id that does not exist.
+    """
+    if choice in ("", os.environ.get(VARIABLE, "all")):
+        yield
+        return
+    revert()
+    try:
+        apply(choice, on_drift="skip")
+        yield
+    finally:
+        revert()
+        apply(on_drift="skip")
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Megatron prints what it sets."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+def _show_flags(line: CommandLine, findings: list[Finding], transformer_engine: str) -> None:
+    say = make_say()
+    say(f"{describe_megatron()}\n{transformer_engine}; {line.world_size} rank{'s' * (line.world_size > 1)}")
+    if line.environment:
+        say(f"assumed in the environment of the run: {' '.join(map('='.join, line.environment.items()))}")
+    for hint in line.unknown.hints():
+        say(hint, "yellow")
+    for flag in line.without_effect():
+        say(f"{flag} has no effect: the model has no MTP heads; add --mtp-num-layers", "yellow")
+    if decided := line.decided_by_checkpoint():
+        say(f"the checkpoint decides {', '.join(decided)} and more: also give them as flags", "yellow")
+    _show_findings(say, findings)
+    left = sum(not finding.is_removed for finding in findings)
+    total = f"Known defects that affect these flags: {len(findings)}"
+    if not findings:
+        say("No known defect of this Megatron affects these flags.")
+    elif left:
+        say(f"{total}; {left} of them the patches do not remove.")
+    else:
+        say(f"{total}. `import megatron_mtp_patches` removes all of them.")
+
+
+def _show_files(diagnoses: list[Diagnosis]) -> None:
+    say = make_say()
+    say(describe_megatron())
+    for one in diagnoses:
+        problem = one.unusable or one.refusal
+        say(f"{one.run}: {problem or f'known defects: {len(one.findings)}'}", "yellow" if problem else "bold")
+        for hint in one.hints:
+            say(hint, "yellow")
+        _show_findings(say, one.findings)
+    refused = sum(bool(one.refusal) for one in diagnoses)
+    affected = sum(any(not finding.is_removed for finding in one.findings) for one in diagnoses)
+    severe = sum(any(map(_is_severe, one.findings)) for one in diagnoses)
+    unusable = sum(bool(one.unusable) for one in diagnoses)
+    without_run = f" Files without a run: {unusable}." if unusable else ""
+    say(
+        f"Runs: {len(diagnoses) - unusable}; {affected} with a defect that is not removed, {severe} with one of "
+        f"severity {FAILS_FROM} or more, {refused} that are refused.{without_run}"
+    )
+
+
+def _show_findings(say: Callable[..., None], findings: Iterable[Finding]) -> None:
+    """A line for each, coloured by what is left to do."""
+    for finding in findings:
+        removed = f"removed by {finding.patch}" + (f"; {finding.remedy}" if finding.remedy else "")
+        answer = removed if finding.is_removed else f"NOT REMOVED: {finding.remedy}"
+        condition = f", if {finding.only_if}" if finding.only_if else ""
+        sure = {"read": "; read in the source", "reported": "; reported by others"}.get(finding.evidence, "")
+        text = f"* {finding.id}, severity {finding.severity}: {finding.text}{condition} ({finding.releases}{sure})"
+        say(f"{text}: {answer}", None if finding.is_removed else "red" if _is_severe(finding) else "yellow")
