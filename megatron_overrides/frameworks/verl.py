@@ -11,7 +11,7 @@ from megatron_overrides.call import Call
 from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled
 from megatron_overrides.mtp.loss_weight.current import set_scheduled_weight
 from megatron_overrides.mtp.loss_weight.schedule import Progress
-from megatron_overrides.norms.step_record import get_record
+from megatron_overrides.norms.step_state import step_state_of
 from megatron_overrides.report.metrics import step_scalars
 from megatron_overrides.settings.absent_heads import changed_head_settings
 
@@ -57,10 +57,10 @@ def return_from_skipped_update(call: Call) -> Any:
     try:
         return call.proceed()
     except NotImplementedError:
-        record = get_record(call.instance.optimizer)
-        if not record.decision.skips_update:
+        state = step_state_of(call.instance.optimizer)
+        if not state.decision.skips_update:
             raise
-        return None if record.norms is None else record.norms.total[None]
+        return None if state.norms is None else state.norms.total[None]
 
 
 def trains_heads(model: Any, mtp: Any) -> bool:

@@ -20,7 +20,7 @@ from megatron_overrides.norms.gradients import by_dtype, local_part
 from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP, Group, check_group, separate_groups
 from megatron_overrides.norms.optimizer_tree import Reduction, is_exempt, leaves, params_by_group, reductions
 from megatron_overrides.norms.step_decision import reads_norms
-from megatron_overrides.norms.step_record import get_record, set_norms
+from megatron_overrides.norms.step_state import set_norms, step_state_of
 from megatron_overrides.norms.values import Census, GradNorm, GradNorms
 
 
@@ -36,11 +36,11 @@ class Row(IntEnum):
 @torch.no_grad()
 def measure(optimizer: Any) -> GradNorms:
     """Every norm of the gradients of `optimizer`, however nested. A collective of all its ranks."""
-    record = get_record(optimizer)
+    state = step_state_of(optimizer)
     separate = separate_groups(getattr(optimizer, "config", None))
     sums, owned = _sum_over_ranks(reductions(optimizer), optimizer, separate)
     may_skip = reads_norms(getattr(optimizer, "config", None))
-    record.census = census = _take_census(sums, separate, owned, may_skip, record.census)
+    state.census = census = _take_census(sums, separate, owned, may_skip, state.census)
     squares = {
         group: (sums[Row.SQUARES][column], sums[Row.EXEMPT_SQUARES][column])
         for column, group in enumerate((None, *separate))
@@ -158,18 +158,18 @@ def step_norms(optimizer: Any, needs_groups: bool = True) -> GradNorms:
     overrides_groups = compute_groups not in (None, _compute_grad_norms_by_group)
     if not overrides_main and not overrides_groups:
         return measure(optimizer)
-    record = get_record(optimizer)
+    state = step_state_of(optimizer)
     set_norms(optimizer, None)
     main = optimizer.get_grad_norm()
     computed: set[Group] = {None} if overrides_main else set()
     if needs_groups and overrides_groups:
-        if record.census is None or record.census.has_clipped:
+        if state.census is None or state.census.has_clipped:
             optimizer._compute_grad_norms_by_group()
             computed.update(optimizer.grad_norms_by_group)
     elif needs_groups and measures_itself(optimizer):
         set_norms(optimizer, measure(optimizer))
     total: dict[Group, GradNorm] = {None: main, **optimizer.grad_norms_by_group}
-    ours = record.norms
+    ours = state.norms
     if ours is None:
         return GradNorms(total, total)
     if ours.clipping[None] != ours.total[None]:

@@ -12,7 +12,7 @@ from megatron_overrides.norms.groups import separate_groups
 from megatron_overrides.norms.measuring import step_norms
 from megatron_overrides.norms.optimizer_step import limit_gradients, update
 from megatron_overrides.norms.step_decision import StepDecision, decide, needs_norms
-from megatron_overrides.norms.step_record import get_record, publish, set_norms
+from megatron_overrides.norms.step_state import publish, set_norms, step_state_of
 from megatron_overrides.norms.values import GradNorms
 
 
@@ -28,7 +28,7 @@ def step(self: MimoOptimizer) -> tuple[bool, float | None, int | None]:
         return False, None, None
     set_norms(self, None)
     grad_norm = self.get_grad_norm()
-    norms = get_record(self).norms or GradNorms({None: grad_norm}, {None: grad_norm})
+    norms = step_state_of(self).norms or GradNorms({None: grad_norm}, {None: grad_norm})
     decision = decide(norms, self.config)
     publish(self, norms, decision)
     limit_gradients(self, norms, decision)

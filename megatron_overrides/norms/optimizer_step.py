@@ -2,7 +2,7 @@
 
 Upstream decides skipping once per child from the parameters that this rank owns, so ranks can disagree and hang in the
 parameter all-gather (NVIDIA/Megatron-LM#3460). Here a step hands its results on: step_norms (measuring.py), decide
-(step_decision.py), publish (step_record.py), limit_gradients and update. The step of MimoOptimizer (mimo_optimizer.py)
+(step_decision.py), publish (step_state.py), limit_gradients and update. The step of MimoOptimizer (mimo_optimizer.py)
 has the same parts.
 """
 
@@ -19,7 +19,7 @@ from megatron_overrides.norms.clipping import clip
 from megatron_overrides.norms.dropped_gradients import count_dropped_step, drop_mtp_gradients, skip_update
 from megatron_overrides.norms.measuring import step_norms
 from megatron_overrides.norms.step_decision import StepDecision, decide, needs_norms
-from megatron_overrides.norms.step_record import publish, set_norms
+from megatron_overrides.norms.step_state import publish, set_norms
 from megatron_overrides.norms.values import GradNorm, GradNorms
 
 

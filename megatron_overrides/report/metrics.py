@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from megatron_overrides.norms.step_record import StepRecord
+    from megatron_overrides.norms.step_state import StepState
 
 MEGATRON_TRAINER, MEGATRON_BRIDGE = "megatron.training", "megatron.bridge"
 # The trainer that is making its training log; None while none is.
@@ -42,19 +42,19 @@ class Metric(NamedTuple):
         return f" {self.label}: {value} |"
 
 
-def step_metrics(record: StepRecord) -> Iterator[Metric]:
+def step_metrics(state: StepState) -> Iterator[Metric]:
     """Yield the metrics of the last step of an optimizer."""
-    norms = record.published_norms
+    norms = state.published_norms
     if norms is not None:
         for group, norm in norms.by_group.items():
             yield Metric(f"{group} grad norm", f"{group}-grad-norm", norm)
         if norms.census is not None and norms.census.has_clipped and norms.census.has_exempt:
             yield Metric("clippable grad norm", "clippable-grad-norm", norms.clipping[None])
-    if record.may_skip_updates:
-        skipped = record.skipped_updates.total
+    if state.may_skip_updates:
+        skipped = state.skipped_updates.total
         yield Metric("updates skipped for grad norm", "updates-skipped-for-grad-norm", skipped)
-    if record.may_skip_mtp_updates:
-        skipped = record.skipped_mtp_updates.total
+    if state.may_skip_mtp_updates:
+        skipped = state.skipped_mtp_updates.total
         yield Metric("mtp updates skipped for grad norm", "mtp-updates-skipped-for-grad-norm", skipped)
 
 
@@ -96,12 +96,12 @@ def training_metrics(optimizer: Any = None) -> list[Metric]:
     Raises:
         TypeError: `optimizer` is not a Megatron optimizer.
     """
-    return [*step_metrics(_record(optimizer)), *mtp_metrics(**_tracker().get("measured_last", {}))]
+    return [*step_metrics(_state(optimizer)), *mtp_metrics(**_tracker().get("measured_last", {}))]
 
 
 def step_scalars(optimizer: Any = None) -> dict[str, float]:
     """Return the metrics of the last step by tag. Writers and frameworks get those of the heads from the tracker."""
-    return {metric.tag: float(metric.value) for metric in step_metrics(_record(optimizer))}
+    return {metric.tag: float(metric.value) for metric in step_metrics(_state(optimizer))}
 
 
 def end_of_log_line() -> str:
@@ -115,14 +115,14 @@ def end_of_log_line() -> str:
     return "".join(metric.text for metric in [*nan_losses, *training_metrics()])
 
 
-def _record(optimizer: Any) -> StepRecord:
+def _state(optimizer: Any) -> StepState:
     from megatron_overrides.norms.optimizer_tree import check_optimizer
-    from megatron_overrides.norms.step_record import get_record, last_record
+    from megatron_overrides.norms.step_state import last_step_state, step_state_of
 
     if optimizer is None:
-        return last_record()
+        return last_step_state()
     check_optimizer(optimizer)
-    return get_record(optimizer)
+    return step_state_of(optimizer)
 
 
 def _tracker() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from megatron.core.transformer import multi_token_prediction as mtp
 
 from megatron_overrides.call import Call
-from megatron_overrides.norms.step_record import last_record
+from megatron_overrides.norms.step_state import last_step_state
 from megatron_overrides.report.metrics import MTP_LOSS
 
 
@@ -30,8 +30,8 @@ def leave_out_skipped_step(call: Call) -> Any:
     step of ten was taken in an interval, the printed `mtp_1 loss` would be ten times too large. A framework that
     reports its dictionary as it is (verl, ms-swift) gives an empty one, and gets what upstream gives it.
     """
-    record = last_record()
-    if 0 < record.steps == record.skips and call.get("total_loss_dict"):
+    state = last_step_state()
+    if 0 < state.steps == state.skips and call.get("total_loss_dict"):
         call["total_loss_dict"] = None
-    record.steps = record.skips = 0
+    state.steps = state.skips = 0
     return call.proceed()

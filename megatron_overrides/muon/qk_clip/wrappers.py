@@ -17,7 +17,7 @@ from megatron_overrides.call import Call
 from megatron_overrides.muon.qk_clip.checks import check_graphs, check_run, check_weights
 from megatron_overrides.muon.qk_clip.rule import row_factors, shares_group_between_ranks
 from megatron_overrides.muon.qk_clip.weights import remember, scale_rows
-from megatron_overrides.norms.step_record import last_record
+from megatron_overrides.norms.step_state import last_step_state
 
 _LARGEST = "current_max_attn_logits"
 _REPORTS_NOTHING = (
@@ -194,7 +194,7 @@ def keep_logits_of_training(call: Call) -> Any:
 
 def clip_after_update(call: Call) -> float:
     """Wraps clip_qk: train_step calls it after skipped updates too, where it would rescale the weights."""
-    if last_record().decision.skips_update:
+    if last_step_state().decision.skips_update:
         call["log_max_only"] = True
     return call.proceed()
 

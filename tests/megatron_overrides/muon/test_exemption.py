@@ -8,7 +8,7 @@ import torch
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.optimizer import ChainedOptimizer, Float16OptimizerWithFloat16Params, FP32Optimizer
 
-from megatron_overrides.norms.step_record import last_record
+from megatron_overrides.norms.step_state import last_step_state
 from megatron_overrides.report.metrics import step_metrics
 
 pytestmark = pytest.mark.forked("patched")
@@ -112,7 +112,7 @@ def test_only_what_is_not_exempt_is_clipped_and_by_the_norm_without_the_exempt(m
     assert updated and norm == pytest.approx((1e10 + 900) ** 0.5)
     assert chain.mtp_grad_norm == pytest.approx((1e8 + 1600) ** 0.5)
     assert left(chain) == [1e5, 1e4, 1.0, 2.0]
-    (metric,) = (metric for metric in step_metrics(last_record()) if metric.label == "clippable grad norm")
+    (metric,) = (metric for metric in step_metrics(last_step_state()) if metric.label == "clippable grad norm")
     assert metric.value == pytest.approx(30.0)
 
 
@@ -207,4 +207,4 @@ def test_the_norm_that_clips_is_shown_only_beside_another(make_chain, exempt, sh
     for leaf, is_exempt in zip(chain.chained_optimizers, exempt, strict=True):
         leaf.skip_grad_norm_clip = is_exempt
     chain.step()
-    assert [metric.label for metric in step_metrics(last_record())].count("clippable grad norm") == shown
+    assert [metric.label for metric in step_metrics(last_step_state())].count("clippable grad norm") == shown

@@ -15,7 +15,7 @@ from megatron_overrides.muon.qk_clip.checks import check_run
 from megatron_overrides.muon.qk_clip.weights import scale_rows
 from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 from megatron_overrides.norms.step_decision import Excess, StepDecision
-from megatron_overrides.norms.step_record import StepRecord
+from megatron_overrides.norms.step_state import StepState
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -44,9 +44,9 @@ def clipped_layers(model, **options):
     [(StepDecision(), LAYERS + 1), (StepDecision(Excess(2.0, 1.0)), 0), (StepDecision(overflowed=True), 0)],
 )
 def test_weights_are_rescaled_only_if_the_step_was_taken(model, monkeypatch, decision, clipped):
-    record = StepRecord()
+    record = StepState()
     record.decision = decision
-    monkeypatch.setattr(wrappers, "last_record", lambda: record)
+    monkeypatch.setattr(wrappers, "last_step_state", lambda: record)
     assert clipped_layers(model, log_max_only=False) == (7.0, clipped)
 
 

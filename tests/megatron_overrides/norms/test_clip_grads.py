@@ -7,7 +7,7 @@ import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from megatron_overrides.norms.groups import tag
-from megatron_overrides.norms.step_record import last_record
+from megatron_overrides.norms.step_state import last_step_state
 from megatron_overrides.report.metrics import step_metrics
 
 pytestmark = pytest.mark.forked("patched")
@@ -132,7 +132,7 @@ def test_heads_over_their_threshold_are_not_updated_and_the_main_model_is(make, 
     assert optimizer.step()[0] is True
     assert all(torch.equal(old, new) for old, new in zip(before, heads, strict=True))
     assert not any(torch.equal(old, new) for old, new in zip(main_before, main, strict=True))
-    assert "mtp updates skipped for grad norm" in {metric.label for metric in step_metrics(last_record())}
+    assert "mtp updates skipped for grad norm" in {metric.label for metric in step_metrics(last_step_state())}
 
 
 @every_kind
@@ -159,7 +159,7 @@ def test_a_main_norm_over_its_threshold_skips_everything(make, kind):
 def test_the_norm_of_the_heads_is_shown(make, kind):
     optimizer, _, _ = make(kind, clip_grad=1.0)
     optimizer.step()
-    (metric,) = (metric for metric in step_metrics(last_record()) if metric.tag == "mtp-grad-norm")
+    (metric,) = (metric for metric in step_metrics(last_step_state()) if metric.tag == "mtp-grad-norm")
     assert metric.text == " mtp grad norm: 40.000 |"
 
 

@@ -110,15 +110,15 @@ def test_the_gradients_of_a_skipped_step_are_not_clipped(make_optimizer, give_gr
 
 @every_kind
 def test_overflow_found_by_the_loss_scaler_comes_first(make_optimizer, give_gradients, monkeypatch, kind):
-    from megatron_overrides.norms.step_record import last_record
+    from megatron_overrides.norms.step_state import last_step_state
 
     optimizer, params = make_optimizer(kind, grad_norm_skip_threshold=2.0)
     give_gradients(params, 100.0)
-    assert optimizer.step()[0] is False and last_record().decision.skips_update
+    assert optimizer.step()[0] is False and last_step_state().decision.skips_update
     monkeypatch.setattr(optimizer, "prepare_grads", lambda: True)
     assert optimizer.step() == (False, None, None)
-    assert last_record().decision == (None, None, True)  # no norm was over the threshold in this step
-    assert last_record().skipped_updates.total == 1 and last_record().skips == 2
+    assert last_step_state().decision == (None, None, True)  # no norm was over the threshold in this step
+    assert last_step_state().skipped_updates.total == 1 and last_step_state().skips == 2
 
 
 def test_decoupled_gradients_are_clipped_where_a_precision_aware_optimizer_has_them(make_optimizer):

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.forked("patched")
 @given(case=cases())
 def test_a_step_is_the_reference_step(case):
     """What it returns and reports, and what each parameter is updated with."""
-    from megatron_overrides.norms.step_record import last_record
+    from megatron_overrides.norms.step_state import last_step_state
 
     built = Built(case)
     optimizer = built.optimizer
     for step in range(STEPS):
         expected = built.reference_step(step)
         updated, norm, zeros = optimizer.step()
-        decision = last_record().decision
+        decision = last_step_state().decision
         assert (updated, decision.skips_update) == (expected.updated, not expected.updated)
         assert decision.skips_mtp is expected.heads_dropped
         if case.needs_norms:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron_overrides.norms.step_record import get_record
+from megatron_overrides.norms.step_state import step_state_of
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
@@ -85,7 +85,7 @@ def test_heads_that_join_on_one_rank_are_held_to_their_threshold_on_all(make, wh
         head.grad_norm_group = "mtp"
         give(head, 40.0)
     assert optimizer.step()[0] is True
-    excess = get_record(optimizer).decision.mtp_excess
+    excess = step_state_of(optimizer).decision.mtp_excess
     assert from_all_ranks(excess) == [(pytest.approx(40.0), 20.0)] * 2
     assert rank == 0 or head.grad is None
 

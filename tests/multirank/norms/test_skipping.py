@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_overrides.norms.step_record import get_record
+from megatron_overrides.norms.step_state import step_state_of
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
@@ -239,5 +239,5 @@ def test_what_one_module_of_a_mimo_model_reports_all_ranks_know(
     assert not any(from_all_ranks(optimizer.step()[0]))
     # The training log leaves a step out that overflowed, and shows no norm of the step before.
     overflowed = method == "prepare_grads"
-    actual = from_all_ranks((get_record(optimizer).skips, get_record(optimizer).norms is None))
+    actual = from_all_ranks((step_state_of(optimizer).skips, step_state_of(optimizer).norms is None))
     assert actual == [(int(overflowed), overflowed)] * dist.get_world_size()

@@ -5,7 +5,7 @@ import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 from megatron_overrides.mtp.metrics import wrappers
-from megatron_overrides.norms.step_record import StepRecord
+from megatron_overrides.norms.step_state import StepState
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -31,9 +31,9 @@ def track():
 
 @pytest.fixture
 def record(monkeypatch):
-    step_record = StepRecord()
-    monkeypatch.setattr(wrappers, "last_record", lambda: step_record)
-    return step_record
+    step_state = StepState()
+    monkeypatch.setattr(wrappers, "last_step_state", lambda: step_state)
+    return step_state
 
 
 def test_a_skipped_step_adds_nothing(track, record):

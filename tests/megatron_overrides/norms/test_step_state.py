@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from megatron_overrides.norms.step_decision import Excess, StepDecision
-from megatron_overrides.norms.step_record import get_record, last_record, publish, set_norms
+from megatron_overrides.norms.step_state import last_step_state, publish, set_norms, step_state_of
 from megatron_overrides.norms.values import Census, GradNorms
 from megatron_overrides.report.metrics import step_metrics
 
@@ -27,7 +27,7 @@ def norms(census=None, **by_group):
 
 
 def texts(optimizer):
-    return [metric.text for metric in step_metrics(get_record(optimizer))]
+    return [metric.text for metric in step_metrics(step_state_of(optimizer))]
 
 
 def test_skipped_updates_are_counted_and_shown():
@@ -35,7 +35,7 @@ def test_skipped_updates_are_counted_and_shown():
     for decision in (StepDecision(), SKIPPED, SKIPPED, StepDecision()):
         publish(optimizer, norms(), decision)
     assert texts(optimizer) == [" updates skipped for grad norm:   2 |"]
-    assert next(step_metrics(get_record(optimizer))).tag == "updates-skipped-for-grad-norm"
+    assert next(step_metrics(step_state_of(optimizer))).tag == "updates-skipped-for-grad-norm"
 
 
 def test_without_a_threshold_no_count_is_shown():
@@ -68,14 +68,14 @@ def test_a_skip_for_nan_says_so(caplog):
 def test_a_step_that_measured_nothing_shows_no_norm_of_the_step_before():
     optimizer = Optimizer(grad_norm_skip_threshold=2.0, mtp_grad_norm_skip_threshold=None)
     census = Census(frozenset([None, "mtp"]), has_clipped=True, has_exempt=True)
-    get_record(optimizer).census = census
+    step_state_of(optimizer).census = census
     publish(optimizer, norms(census, mtp=2.0), SKIPPED)
     assert optimizer.grad_norms_by_group == {"mtp": 2.0} and optimizer.clippable_grad_norms == {None: 1.0, "mtp": 2.0}
     counts = [" updates skipped for grad norm:   1 |", " mtp updates skipped for grad norm:   0 |"]
     assert texts(optimizer) == [" mtp grad norm: 2.000 |", " clippable grad norm: 1.000 |", *counts]
     publish(optimizer, decision=StepDecision(overflowed=True))
     assert optimizer.grad_norms_by_group == optimizer.clippable_grad_norms == {}
-    assert get_record(optimizer).decision.skips_update and get_record(optimizer).skips == 2
+    assert step_state_of(optimizer).decision.skips_update and step_state_of(optimizer).skips == 2
     assert texts(optimizer) == counts
 
 
@@ -94,9 +94,9 @@ def test_two_optimizers_do_not_mix():
     actor, critic = Optimizer(grad_norm_skip_threshold=2.0), Optimizer(grad_norm_skip_threshold=2.0)
     publish(actor, norms(), SKIPPED)
     publish(critic, norms(), StepDecision())
-    assert get_record(actor).decision.skips_update and not get_record(critic).decision.skips_update
-    assert [get_record(one).skipped_updates.total for one in (actor, critic)] == [1, 0]
-    assert last_record() is get_record(critic)
+    assert step_state_of(actor).decision.skips_update and not step_state_of(critic).decision.skips_update
+    assert [step_state_of(one).skipped_updates.total for one in (actor, critic)] == [1, 0]
+    assert last_step_state() is step_state_of(critic)
 
 
 def test_the_record_goes_with_its_optimizer():
@@ -104,4 +104,4 @@ def test_the_record_goes_with_its_optimizer():
     publish(optimizer, norms(), SKIPPED)
     del optimizer
     gc.collect()
-    assert not last_record().decision.skips_update
+    assert not last_step_state().decision.skips_update

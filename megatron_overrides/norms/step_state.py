@@ -1,7 +1,7 @@
-"""What an optimizer has measured and decided in its last step, and how many updates it has skipped.
+"""The step state: what an optimizer measured and decided in its last step, and how many updates it has skipped.
 
 It belongs to the optimizer: two of them in one process (actor and critic) do not mix. Megatron's training log and QK
-clipping are handed no optimizer; they read the record of the one that stepped last.
+clipping are handed no optimizer; they read that of the one that stepped last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SkipCounter(NamedTuple):
         return self._replace(total=total)
 
 
-class StepRecord:
+class StepState:
     """Of one optimizer tree, kept by its root.
 
     Attributes:
@@ -67,20 +67,20 @@ class StepRecord:
         )
 
 
-def get_record(optimizer: Any) -> StepRecord:
-    """The record of `optimizer`, created at its first use."""
-    record: StepRecord | None = vars(optimizer).get("_mtp_patches_record")
-    if record is None:
-        record = optimizer._mtp_patches_record = StepRecord()
-    return record
+def step_state_of(optimizer: Any) -> StepState:
+    """That of `optimizer`, created at its first use."""
+    state: StepState | None = vars(optimizer).get("_mtp_patches_step_state")
+    if state is None:
+        state = optimizer._mtp_patches_step_state = StepState()
+    return state
 
 
-_stepped_last: weakref.ref[StepRecord] | None = None
+_stepped_last: weakref.ref[StepState] | None = None
 
 
-def last_record() -> StepRecord:
-    """The record of the optimizer of this process that stepped last; an empty one if none has, or it is gone."""
-    return (_stepped_last and _stepped_last()) or StepRecord()
+def last_step_state() -> StepState:
+    """That of the optimizer of this process that stepped last; an empty one if none has, or it is gone."""
+    return (_stepped_last and _stepped_last()) or StepState()
 
 
 def publish(optimizer: Any, norms: GradNorms | None = None, decision: StepDecision | None = None) -> None:
@@ -89,22 +89,22 @@ def publish(optimizer: Any, norms: GradNorms | None = None, decision: StepDecisi
     `norms` is None for a step that measured none, because the loss scaler found inf or NaN or nothing needs them.
     """
     global _stepped_last
-    record = get_record(optimizer)
-    _stepped_last = weakref.ref(record)
-    if norms is not None and not record.has_measured:
-        record.has_measured = True
+    state = step_state_of(optimizer)
+    _stepped_last = weakref.ref(state)
+    if norms is not None and not state.has_measured:
+        state.has_measured = True
         _warn_of_settings_without_heads(norms, optimizer.config)
     set_norms(optimizer, norms)
-    record.decision = decision or StepDecision()
-    record.steps += 1
-    record.skips += record.decision.skips_update
-    record.skipped_updates = record.skipped_updates.plus(record.decision.update_excess)
-    record.skipped_mtp_updates = record.skipped_mtp_updates.plus(record.decision.mtp_excess)
-    record.published_norms = norms
-    groups = (record.census.groups if record.census else frozenset()).union(norms.total if norms else ())
-    record.may_skip_updates = math.isfinite(skip_threshold(optimizer.config))
+    state.decision = decision or StepDecision()
+    state.steps += 1
+    state.skips += state.decision.skips_update
+    state.skipped_updates = state.skipped_updates.plus(state.decision.update_excess)
+    state.skipped_mtp_updates = state.skipped_mtp_updates.plus(state.decision.mtp_excess)
+    state.published_norms = norms
+    groups = (state.census.groups if state.census else frozenset()).union(norms.total if norms else ())
+    state.may_skip_updates = math.isfinite(skip_threshold(optimizer.config))
     threshold = mtp_skip_threshold(optimizer.config) if MTP_GRAD_NORM_GROUP in groups else math.inf
-    record.may_skip_mtp_updates = math.isfinite(threshold)
+    state.may_skip_mtp_updates = math.isfinite(threshold)
 
 
 def _warn_of_settings_without_heads(norms: GradNorms, config: Any) -> None:
@@ -123,6 +123,6 @@ def _warn_of_settings_without_heads(norms: GradNorms, config: Any) -> None:
 
 
 def set_norms(optimizer: Any, norms: GradNorms | None) -> None:
-    get_record(optimizer).norms = norms
+    step_state_of(optimizer).norms = norms
     optimizer.grad_norms_by_group = {} if norms is None else norms.by_group
     optimizer.clippable_grad_norms = {} if norms is None else norms.clipping
