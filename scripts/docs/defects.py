@@ -65,7 +65,7 @@ def minor_defects() -> str:
 
 def line(defect: Defect) -> str:
     """Its effect, whom it affects, and the ways out."""
-    ways = defect.ways_out(f"[{defect.patch}]({address(defect.patch)})") if defect.patch else defect.ways_out("")
+    ways = defect.ways_out(lambda patch: f"[{patch}]({address(patch)})")
     sure = "`reproduce`" if has_program(defect.id) else defect.evidence
     name = link(f"**{defect.id}**", defect.links[0]) if defect.links else f"**{defect.id}**"
     way_out = f" *Way out:* {ways}." if ways else ""

@@ -1,6 +1,7 @@
-"""Whether a defect affects a run: cases of its predicate."""
+"""Whether a defect affects a run: cases of its predicate, and that its words name what the predicate reads."""
 
-from types import SimpleNamespace
+import re
+from types import CodeType, FunctionType, SimpleNamespace
 
 import pytest
 
@@ -210,3 +211,42 @@ def test_the_log_of_other_trainers_keeps_what_only_megatron_s_trainer_is_repaire
     (defect,) = (one for one in known_defects() if one.id == "ML-6748")
     assert defect.unless.affects(Settings([SimpleNamespace()], None))
     assert not defect.unless.affects(Settings([SimpleNamespace(), SimpleNamespace(yaml_cfg=None)], None))
+
+
+# The flags that decide a setting of another name.
+DECIDED_BY = {
+    "accumulate_allreduce_grads_in_fp32": ["grad_reduce_in_bf16"],
+    "add_bias_linear": ["disable_bias_linear"],
+    "apply_rope_fusion": ["no_rope_fusion"],
+    "expert_gtp_weight_remat_size": ["expert_tensor_parallel_num_weight_shards", "expert_tensor_parallel_size"],
+    "fp4": ["fp4_format"],
+    "fp8": ["fp8_format"],
+    "gtp_weight_remat_size": ["tensor_parallel_num_weight_shards", "tensor_model_parallel_size"],
+    "overlap_p2p_comm": ["no_overlap_p2p_communication"],
+    "perform_initialization": ["no_initialization"],
+    "virtual_pipeline_model_parallel_size": ["num_virtual_stages_per_pipeline_rank"],
+}
+
+
+def names_in(code, scope):
+    """The names in the code of a predicate and of the functions that it calls."""
+    names = set(code.co_names)
+    for one in code.co_consts:
+        names |= names_in(one, scope) if isinstance(one, CodeType) else set()
+    for called in (scope.get(name) for name in code.co_names):
+        names |= names_in(called.__code__, called.__globals__) if isinstance(called, FunctionType) else set()
+    return names
+
+
+def test_the_predicate_of_a_defect_reads_each_flag_that_its_words_name():
+    from megatron_mtp_patches.defects.catalog import known_defects
+
+    unread = {}
+    for defect in known_defects():
+        names = names_in(defect.affects.__code__, defect.affects.__globals__)
+        flags = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--(\w[\w-]*)", defect.when)}
+        known = names.union(*(DECIDED_BY.get(name, ()) for name in names))
+        if left := {flag for flag in flags if not {flag, flag.removeprefix("no_")} & known}:
+            unread[defect.id] = left
+    never = {defect.id for defect in known_defects() if not defect.affects.__code__.co_names}
+    assert {id: flags for id, flags in unread.items() if id not in never} == {}

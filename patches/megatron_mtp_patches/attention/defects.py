@@ -53,18 +53,15 @@ DEFECTS = (
         "layers, learn from the heads of one tensor-parallel rank, so the copies of these weights drift apart",
         kind="wrong numbers",
         severity=5,
-        signs=(
-            Sign(
-                _MLA,
-                has="k_pos_emb = gather_from_sequence_parallel_region(k_pos_emb, group=self.tp_group)",
-                lacks="copy_to_tensor_model_parallel_region",
-            ),
+        signs=Sign(
+            _MLA,
+            has="k_pos_emb = gather_from_sequence_parallel_region(k_pos_emb, group=self.tp_group)",
+            lacks="copy_to_tensor_model_parallel_region",
         ),
         affects=_duplicates_latents,
         when="--multi-latent-attention with --tensor-model-parallel-size > 1, without --sequence-parallel and "
         "--mla-down-proj-fusion",
         instead="--sequence-parallel",
-        links=("NVIDIA/Megatron-LM#6839",),
         state="open",
         evidence="reproduced",
         patch="sum-gradients-of-shared-latents",
@@ -75,19 +72,16 @@ DEFECTS = (
         "tensor-parallel rank, and with it the norm before it and all earlier layers",
         kind="wrong numbers",
         severity=5,
-        signs=(
-            Sign(
-                _MLA,
-                has="kv_combined = gather_from_tensor_model_parallel_region(kv_combined)",
-                lacks="copy_to_tensor_model_parallel_region",
-            ),
+        signs=Sign(
+            _MLA,
+            has="kv_combined = gather_from_tensor_model_parallel_region(kv_combined)",
+            lacks="copy_to_tensor_model_parallel_region",
         ),
         affects=_splits_latents,
-        when="--mla-down-proj-fusion with --tensor-model-parallel-size > 1, with and without --sequence-parallel "
+        when="--mla-down-proj-fusion with --tensor-model-parallel-size > 1, with and without sequence parallelism "
         "(before 0.19 such a run ends in an error), and layer specs of your own with a column-parallel "
         "linear_kv_down_proj",
         instead="leave out --mla-down-proj-fusion and set --sequence-parallel",
-        links=("NVIDIA/Megatron-LM#1699",),
         state="open",
         evidence="reproduced",
         patch="sum-gradients-of-shared-latents",
@@ -98,17 +92,13 @@ DEFECTS = (
         "ranks: TransformerEngine gives each rank the whole, and Megatron adds the gradients of all ranks up",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.extensions.transformer_engine:TEDotProductAttention.__init__",
-                has=('extra_kwargs["softmax_type"] = self.config.softmax_type', 'extra_kwargs["cp_comm_type"]'),
-            ),
+        signs=Sign(
+            "megatron.core.extensions.transformer_engine:TEDotProductAttention.__init__",
+            has=('extra_kwargs["softmax_type"] = self.config.softmax_type', 'extra_kwargs["cp_comm_type"]'),
         ),
         affects=_splits_sinks,
         when="--softmax-type learnable with --context-parallel-size > 1 and --cp-comm-type a2a, on TransformerEngine "
         "2.8 or newer",
-        links=(),
-        state="unreported",
         evidence="reproduced",
         patch="count-sink-gradients-once",
     ),
@@ -118,18 +108,15 @@ DEFECTS = (
         "interleaved, so all positions are wrong",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
-                has="fused_apply_rotary_pos_emb_thd(",
-                lacks="cp_rank=cp_group.rank(), interleaved=config.rotary_interleaved",
-            ),
+        signs=Sign(
+            "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
+            has="fused_apply_rotary_pos_emb_thd(",
+            lacks="cp_rank=cp_group.rank(), interleaved=config.rotary_interleaved",
         ),
         affects=lambda run: run.rotary_interleaved and run.apply_rope_fusion and run.sft is not False,
         when="--rotary-interleaved without --no-rope-fusion, with packed sequences (--sft)",
         only_if="sequences are packed",
         instead="--no-rope-fusion",
-        links=("NVIDIA/Megatron-LM#3794",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
@@ -151,7 +138,6 @@ DEFECTS = (
             run.use_rope_scaling and run.rope_scaling_factor not in (None, 8) and not is_hybrid(run)
         ),
         when="--use-rope-scaling with --rope-scaling-factor other than 8, in a GPT",
-        links=("NVIDIA/Megatron-LM#6306",),
         state="open",
         evidence="reproduced",
         patch="pass-rope-scaling-factor",
@@ -163,16 +149,14 @@ DEFECTS = (
         "loss",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
-                lacks=("experimental_attention_variant", "DSAIndexerLossAutoScaler"),
-            ),
+        signs=Sign(
+            "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
+            lacks=("experimental_attention_variant", "DSAIndexerLossAutoScaler"),
         ),
-        fixed_by=(_BUILDS_NO_SPARSE_ATTENTION,),
+        fixed_by=_BUILDS_NO_SPARSE_ATTENTION,
         affects=_scales_indexer_loss,
         when="--experimental-attention-variant dsa with --dsa-indexer-loss-coeff, and several microbatches or --fp16",
-        links=("NVIDIA/Megatron-LM#4070", "NVIDIA/Megatron-LM#5244"),
+        more_links=("NVIDIA/Megatron-LM#5244",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="scale-sparse-indexer-loss",
@@ -182,13 +166,12 @@ DEFECTS = (
         effect="The sparse attention's indexer gets the latent query before its normalization, unlike DeepSeek's",
         kind="wrong numbers",
         severity=3,
-        signs=(Sign(f"{_SPECS}:get_dsa_module_spec_for_backend", has="q_layernorm=IdentityOp"),),
-        fixed_by=(_BUILDS_NO_SPARSE_ATTENTION,),
+        signs=Sign(f"{_SPECS}:get_dsa_module_spec_for_backend", has="q_layernorm=IdentityOp"),
+        fixed_by=_BUILDS_NO_SPARSE_ATTENTION,
         affects=lambda run: (  # a hybrid model has no such normalization
             run.experimental_attention_variant == "dsa" and run.qk_layernorm and not is_hybrid(run)
         ),
         when="--experimental-attention-variant dsa with --qk-layernorm in a GPT",
-        links=("NVIDIA/Megatron-LM#3026",),
         state="fixed in 0.19.0",
         evidence="reproduced",
     ),
@@ -198,18 +181,15 @@ DEFECTS = (
         "other tokens than those that the weights were trained for",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
-                has="multi_latent_attention=config.multi_latent_attention",
-                lacks="mla_rotary_interleaved",
-            ),
+        signs=Sign(
+            "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
+            has="multi_latent_attention=config.multi_latent_attention",
+            lacks="mla_rotary_interleaved",
         ),
-        fixed_by=(_BUILDS_NO_SPARSE_ATTENTION,),
+        fixed_by=_BUILDS_NO_SPARSE_ATTENTION,
         affects=lambda run: _has_sparse_attention(run) and (run.load or run.pretrained_checkpoint),
         when="--experimental-attention-variant dsa with --load or --pretrained-checkpoint",
         only_if="the weights come from another implementation, as DeepSeek's do",
-        links=("NVIDIA/Megatron-LM#3026",),
         state="fixed in 0.19.0",
         evidence="reproduced",
     ),
@@ -219,16 +199,12 @@ DEFECTS = (
         "encoder gives wrong features",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.models.vision.vit_layer_specs:get_vit_layer_with_local_spec",
-                has="AttnMaskType.causal",
-            ),
+        signs=Sign(
+            "megatron.core.models.vision.vit_layer_specs:get_vit_layer_with_local_spec", has="AttnMaskType.causal"
         ),
         affects=lambda run: run.transformer_impl == "local" and is_vlm(run),
         when="pretrain_vlm.py with --transformer-impl local",
         instead="--transformer-impl transformer_engine",
-        links=("NVIDIA/Megatron-LM#4395",),
         state="fixed in 0.18.0",
         evidence="read",
     ),
@@ -238,17 +214,14 @@ DEFECTS = (
         "only, so the copies of its weight drift apart",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.distributed.finalize_model_grads:_allreduce_non_tensor_model_parallel_grads",
-                has='"q_layernorm" in name',
-                lacks="out_norm",
-            ),
+        signs=Sign(
+            "megatron.core.distributed.finalize_model_grads:_allreduce_non_tensor_model_parallel_grads",
+            has='"q_layernorm" in name',
+            lacks="out_norm",
         ),
         affects=lambda run: _has_gated_delta_net(run) and tensor_parallel(run) > 1 and not run.sequence_parallel,
         when="GatedDeltaNet layers with --tensor-model-parallel-size > 1, without --sequence-parallel",
         instead="--sequence-parallel",
-        links=("NVIDIA/Megatron-LM#7452",),
         state="open",
         evidence="reproduced",
         patch="sum-gradients-of-output-norms",
@@ -259,16 +232,14 @@ DEFECTS = (
         "gradients are clipped slightly too little",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                "megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
-                has="softmax_offset",
-                lacks=("set_tensor_model_parallel_attributes", "tensor_model_parallel"),
-            ),
+        signs=Sign(
+            "megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
+            has="softmax_offset",
+            lacks=("set_tensor_model_parallel_attributes", "tensor_model_parallel"),
         ),
         affects=lambda run: run.softmax_type == "learnable" and tensor_parallel(run) > 1,
         when="--softmax-type learnable with --tensor-model-parallel-size > 1",
-        links=("NVIDIA/Megatron-LM#7530", "NVIDIA/Megatron-LM#7452"),
+        more_links=("NVIDIA/Megatron-LM#7452",),
         state="open",
         evidence="reproduced",
         patch="count-attention-sinks",
@@ -279,12 +250,10 @@ DEFECTS = (
         "query group",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.transformer.attention:SelfAttention.get_query_key_value_tensors",
-                has="if output_gate:",
-                lacks="gate = gate[:, :, idx * size : (idx + 1) * size, :]",
-            ),
+        signs=Sign(
+            "megatron.core.transformer.attention:SelfAttention.get_query_key_value_tensors",
+            has="if output_gate:",
+            lacks="gate = gate[:, :, idx * size : (idx + 1) * size, :]",
         ),
         affects=lambda run: (
             run.attention_output_gate
@@ -293,7 +262,6 @@ DEFECTS = (
         ),
         when="--attention-output-gate with --num-query-groups less than --tensor-model-parallel-size",
         instead="choose a --tensor-model-parallel-size up to --num-query-groups",
-        links=("NVIDIA/Megatron-LM#3575",),
         state="fixed in 0.17.0",
         evidence="reproduced",
     ),

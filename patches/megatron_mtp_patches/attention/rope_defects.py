@@ -11,7 +11,7 @@ DEFECTS = (
         effect="pretrain_vlm.py ignores --rotary-base and --rope-scaling-factor: the language model uses 10000 and 8",
         kind="wrong numbers",
         severity=3,
-        signs=(Sign("pretrain_vlm:", has="LLaVAModel(", lacks="language_rotary_base"),),
+        signs=Sign("pretrain_vlm:", has="LLaVAModel(", lacks="language_rotary_base"),
         affects=lambda run: (
             is_vlm(run)
             and (
@@ -23,7 +23,6 @@ DEFECTS = (
         instead="give LLaVAModel in pretrain_vlm.py the arguments language_rotary_base=args.rotary_base and "
         "language_rope_scaling_factor=args.rope_scaling_factor",
         only_if="the script is pretrain_vlm.py, and not another one with its flags",
-        links=("NVIDIA/Megatron-LM#6586",),
         state="fixed on main",
         evidence="read",
         patch="pass-rope-scaling-factor",

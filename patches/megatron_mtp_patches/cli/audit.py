@@ -86,7 +86,7 @@ def _show(name: str, defects: list[Defect], hidden: list[str]) -> None:
 def _way_out(defect: Defect) -> str:
     """The patch that removes it, what to set instead, or the release that has not got it."""
     release = defect.state if defect.state.startswith("fixed") else "none known"
-    return defect.ways_out(f"patch {defect.patch}") or release
+    return defect.ways_out("patch {}".format) or release
 
 
 def _make_sarif(defects: Iterable[Defect], path: list[str] | None) -> dict[str, Any]:

@@ -33,13 +33,11 @@ def _has_middle_stages(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-4103",
-        effect=(
-            "On the last pipeline stage all tensor-parallel ranks but the first let tokens attend to other packed "
-            "sequences, so the heads of attention disagree about where sequences end"
-        ),
+        effect="On the last pipeline stage all tensor-parallel ranks but the first let tokens attend to other packed "
+        "sequences, so the heads of attention disagree about where sequences end",
         kind="wrong numbers",
         severity=4,
-        signs=(_LAST_STAGE_HAS_NO_ENDS,),
+        signs=_LAST_STAGE_HAS_NO_ENDS,
         affects=lambda run: (
             _splits_packs(run)
             and pipeline_parallel(run) == 2
@@ -49,41 +47,33 @@ DEFECTS = (
         when="--sft with --tensor-model-parallel-size > 1 and --pipeline-model-parallel-size 2, without virtual stages "
         "or --mtp-num-layers",
         instead="train without pipeline parallelism",
-        links=("NVIDIA/Megatron-LM#4103",),
         state="fixed in 0.18.0",
         evidence="read",
     ),
     Defect(
         id="ML-4103b",
-        effect=(
-            "The first step ends in an error of attention, because tensor-parallel ranks of the middle pipeline stages "
-            "are not told where packed sequences end"
-        ),
+        effect="The first step ends in an error of attention, because tensor-parallel ranks of the middle pipeline "
+        "stages are not told where packed sequences end",
         kind="crash",
         severity=3,
-        signs=(_LAST_STAGE_HAS_NO_ENDS,),
+        signs=_LAST_STAGE_HAS_NO_ENDS,
         affects=lambda run: _splits_packs(run) and _has_middle_stages(run),
         when="--sft with --tensor-model-parallel-size > 1 and --pipeline-model-parallel-size > 2, or with "
         "virtual stages",
         instead="train without pipeline parallelism",
-        links=("NVIDIA/Megatron-LM#4103",),
         state="fixed in 0.18.0",
         evidence="read",
     ),
     Defect(
         id="ML-7513",
-        effect=(
-            "Each context-parallel rank divides its loss by its own number of tokens, so tokens on ranks with few "
-            "tokens count more, and a rank without any makes all gradients too small"
-        ),
+        effect="Each context-parallel rank divides its loss by its own number of tokens, so tokens on ranks with few "
+        "tokens count more, and a rank without any makes all gradients too small",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
-                has=("output_tensor /= torch.clamp(num_tokens, min=1)", "output_tensor *= cp_group_size"),
-                lacks="all_reduce",
-            ),
+        signs=Sign(
+            "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
+            has=("output_tensor /= torch.clamp(num_tokens, min=1)", "output_tensor *= cp_group_size"),
+            lacks="all_reduce",
         ),
         affects=lambda run: (
             context_parallel(run) > 1 and not run.calculate_per_token_loss and (run.sft or run.eod_mask_loss)
@@ -91,30 +81,24 @@ DEFECTS = (
         when="--context-parallel-size > 1 with --sft or --eod-mask-loss, without --calculate-per-token-loss",
         only_if="the ranks have different numbers of tokens that count",
         instead="add --calculate-per-token-loss; MTP heads then also need count-mtp-tokens-over-ranks",
-        links=("NVIDIA/Megatron-LM#7513", "NVIDIA/Megatron-LM#7452"),
+        more_links=("NVIDIA/Megatron-LM#7452",),
         state="open",
         evidence="reproduced",
         patch="count-loss-tokens-over-cp",
     ),
     Defect(
         id="inter-document-masking-with-cp",
-        effect=(
-            "Each context-parallel rank takes its part of the whole sequence, but attention takes the documents for "
-            "sequences, so tokens have wrong positions and attend to the wrong ones"
-        ),
+        effect="Each context-parallel rank takes its part of the whole sequence, but attention takes the documents for "
+        "sequences, so tokens have wrong positions and attend to the wrong ones",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.utils:get_batch_on_this_cp_rank",
-                has="if use_per_sequence_balancing or batch.get('cu_seqlens') is None:",
-            ),
+        signs=Sign(
+            "megatron.core.utils:get_batch_on_this_cp_rank",
+            has="if use_per_sequence_balancing or batch.get('cu_seqlens') is None:",
         ),
         affects=lambda run: run.dataloader_inter_document_masking and not run.sft and context_parallel(run) > 1,
         when="--dataloader-inter-document-masking with --context-parallel-size > 1",
         instead="leave out --dataloader-inter-document-masking, or train without --context-parallel-size",
-        links=(),
-        state="unreported",
         evidence="reproduced",
     ),
     Defect(
@@ -122,11 +106,10 @@ DEFECTS = (
         effect="The first batch hangs, or ends in an error about shapes, because tensor-parallel ranks disagree",
         kind="hang",
         severity=3,
-        signs=(Sign(_BATCH, has=("if args.sft:", "_broadcast_cu_seqlens(batch['cu_seqlens'])")),),
+        signs=Sign(_BATCH, has=("if args.sft:", "_broadcast_cu_seqlens(batch['cu_seqlens'])")),
         affects=_splits_packs,
         when="--sft with --tensor-model-parallel-size > 1",
         instead="train without tensor parallelism",
-        links=("NVIDIA/Megatron-LM#3268",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
@@ -135,11 +118,10 @@ DEFECTS = (
         effect="The data set for fine-tuning ends in a TypeError where it pads a pack",
         kind="crash",
         severity=3,
-        signs=(Sign(_SFT_DATA, has="pack_tokens.extend(pad)"),),
+        signs=Sign(_SFT_DATA, has="pack_tokens.extend(pad)"),
         affects=lambda run: run.sft,
         when="--sft",
         only_if="a pack is one token shorter than the sequence length, or was cut",
-        links=("NVIDIA/Megatron-LM#3185",),
         state="fixed in 0.17.0",
         evidence="reported",
     ),
@@ -148,11 +130,10 @@ DEFECTS = (
         effect="The model learns an end-of-document token after each conversation that its template does not ask for",
         kind="wrong numbers",
         severity=2,
-        signs=(Sign(_SFT_DATA, has="if tokens_list[-1] != eod:"),),
+        signs=Sign(_SFT_DATA, has="if tokens_list[-1] != eod:"),
         affects=lambda run: run.sft,
         when="--sft",
         only_if="the template of conversations does not end in that token",
-        links=("NVIDIA/Megatron-LM#3526",),
         state="fixed in 0.17.0",
         evidence="read",
     ),

@@ -7,12 +7,20 @@ true answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+_REPOSITORIES = {"ML": "NVIDIA/Megatron-LM", "EO": "NVIDIA-NeMo/Emerging-Optimizers"}  # of ids
+T = TypeVar("T")
 Kind = Literal["wrong numbers", "wrong log", "lost state", "hang", "crash"]
 Evidence = Literal["reproduced", "read", "reported"]
+
+
+def each(value: T | tuple[T, ...]) -> tuple[T, ...]:
+    """One or several, as several."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Defect:
         effect: what it does to the numbers, or to the run, in a sentence without a full stop.
         kind: what the user loses.
         severity: 5 (trains something else) to 1 (a number in the log).
-        signs: code that tells the defect; one match in the source of a Megatron is enough.
+        signs: code that tells the defect, in one place or several; one match in the source of a Megatron is enough.
         fixed_by: code that tells a fix, or that no run can meet the defect; a match overrides `signs`.
         affects: called with the settings of a run (defects.diagnosis.Settings); whether the defect acts on it, as far
             as settings can tell.
@@ -66,14 +74,14 @@ class Defect:
         only_if: what settings cannot tell, as the end of a sentence that begins with "if"; '' where they decide.
         instead: what to do instead, without a patch, or the flags to set ("--log-interval 1"); '' where nothing helps
             but the patch or another release.
-        links: upstream's pull requests and issues about the defect, "NVIDIA/Megatron-LM#4047".
         state: "fixed in 0.18.0", "fixed on main", "open" or "unreported", without links.
+        more_links: upstream's pull requests and issues about the defect, beside that of its id.
         evidence: how sure we are: reproduced by running Megatron, read in its source, or reported by others.
         patch: the id of the patch that removes it; '' for none.
         setting: the setting that has to be on for the patch to remove it, as TransformerConfig or OptimizerConfig calls
             it; '' where it needs none.
-        introduced_by: the pull requests that introduced it, written as `links`, where its id is theirs or a reader
-            would look for it there.
+        introduced_by: the pull requests that introduced it, "NVIDIA/Megatron-LM#4047", where its id is theirs or a
+            reader would look for it there.
         unless: the runs from which the patch does not remove it; None for none.
         after: the id of another defect: where a run meets both, the patch removes this one only if the other is
             removed as well; '' for none.
@@ -83,13 +91,13 @@ class Defect:
     effect: str
     kind: Kind
     severity: int
-    signs: tuple[Sign, ...]
+    signs: Sign | tuple[Sign, ...]
     affects: Callable[[Any], object]
     when: str
-    links: tuple[str, ...]
-    state: str
     evidence: Evidence
-    fixed_by: tuple[Sign, ...] = ()
+    state: str = "unreported"
+    more_links: tuple[str, ...] = ()
+    fixed_by: Sign | tuple[Sign, ...] = ()
     only_if: str = ""
     instead: str = ""
     patch: str = ""
@@ -97,6 +105,13 @@ class Defect:
     introduced_by: tuple[str, ...] = ()
     unless: Gap | None = None
     after: str = ""
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Upstream's pull requests and issues about the defect, "NVIDIA/Megatron-LM#4047"."""
+        number = re.match(r"(ML|EO)-(\d+)", self.id)
+        own = number and f"{_REPOSITORIES[number[1]]}#{number[2]}"
+        return (own, *self.more_links) if own and own not in self.introduced_by else self.more_links
 
     def describe_upstream(self, write: Callable[[str], str] = str) -> str:
         """Its links, its state and what introduced it; `write` makes a link of "NVIDIA/Megatron-LM#4047"."""
@@ -124,9 +139,10 @@ class Defect:
         needed = f" with {self.flag}" if self.flag else ""
         return needed + (f", but not with {self.not_removed_with}" if self.unless else "")
 
-    def ways_out(self, patch: str) -> str:
-        """The patch, called `patch`, in its range, or what to do instead; '' for neither."""
-        return "; or ".join(filter(None, (self.patch and f"{patch}{self.range_of_patch}", self.instead)))
+    def ways_out(self, write: Callable[[str], str]) -> str:
+        """The patch in its range, or what to do instead; '' for neither. `write` makes the words for the patch's id."""
+        patch = self.patch and f"{write(self.patch)}{self.range_of_patch}"
+        return "; or ".join(filter(None, (patch, self.instead)))
 
     @property
     def not_removed_with(self) -> str:

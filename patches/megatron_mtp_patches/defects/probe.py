@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..engine.source import ask, find_definition, find_file, is_docstring
-from .declare import Defect, Sign
+from .declare import Defect, Sign, each
 
 
 def has_defect(defect: Defect, path: list[str] | None = None) -> bool | None:
@@ -17,9 +17,9 @@ def has_defect(defect: Defect, path: list[str] | None = None) -> bool | None:
 
     `path` reads these directories instead of the running interpreter's.
     """
-    answers = [is_there(sign, path) for sign in defect.signs]
+    answers = [is_there(sign, path) for sign in each(defect.signs)]
     if any(answers):
-        return not any(is_there(sign, path) for sign in defect.fixed_by)
+        return not any(is_there(sign, path) for sign in each(defect.fixed_by))
     return None if None in answers else False
 
 
@@ -38,13 +38,13 @@ def is_there(sign: Sign, path: list[str] | None = None) -> bool | None:
         return None if find_file(package, path) is None else False
     if definition.code is None:
         return False
-    has_all = all(_contains(definition.code, piece) for piece in _pieces(sign.has))
-    return has_all and not any(_contains(definition.code, piece) for piece in _pieces(sign.lacks))
+    has_all = all(_contains(definition.code, piece) for piece in each(sign.has))
+    return has_all and not any(_contains(definition.code, piece) for piece in each(sign.lacks))
 
 
 def locate(defect: Defect, path: list[str] | None = None) -> tuple[Path, int]:
     """The file and the line in which a Megatron shows `defect`, which it has."""
-    definition = next(_find(sign.target, path) for sign in defect.signs if is_there(sign, path))
+    definition = next(_find(sign.target, path) for sign in each(defect.signs) if is_there(sign, path))
     assert definition is not None
     return definition.file, definition.line
 
@@ -66,10 +66,6 @@ def _find(target: str, path: list[str] | None) -> _Definition | None:
 def _read(tree: ast.Module, name: str) -> tuple[int, str | None]:
     node = find_definition(tree, name)
     return getattr(node, "lineno", 1), None if node is None else _normalise(node)
-
-
-def _pieces(code: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (code,) if isinstance(code, str) else code
 
 
 def _contains(code: str, piece: str) -> bool:

@@ -30,13 +30,12 @@ DEFECTS = (
         effect="Gradients may be wrong, because a third unit takes a gradient buffer that is still being reduced",
         kind="wrong numbers",
         severity=3,
-        signs=(Sign(_LIMIT, has="if len(double_buf_units) > 2:"),),
-        fixed_by=(Sign(f"{_BUFFERS}:", has="p._megatron_fsdp_model.grad_reduce_pipeline"),),
+        signs=Sign(_LIMIT, has="if len(double_buf_units) > 2:"),
+        fixed_by=Sign(f"{_BUFFERS}:", has="p._megatron_fsdp_model.grad_reduce_pipeline"),
         affects=_has_double_buffer,
         when="--use-megatron-fsdp with --fsdp-double-buffer",
         only_if="that reduction has not ended by then",
         instead=_NO_DOUBLE_BUFFER,
-        links=("NVIDIA/Megatron-LM#4054",),
         state="fixed in 0.18.0",
         evidence="reported",
     ),
@@ -45,12 +44,11 @@ DEFECTS = (
         effect="Weight gradients may be wrong, because a buffer that is still in use is handed out again",
         kind="wrong numbers",
         severity=3,
-        signs=(Sign(_LIMIT, has="if len(double_buf_units) > 1:"),),
+        signs=Sign(_LIMIT, has="if len(double_buf_units) > 1:"),
         affects=_has_double_buffer,
         when="--use-megatron-fsdp with --fsdp-double-buffer",
         only_if="that use has not ended by then",
         instead=_NO_DOUBLE_BUFFER,
-        links=("NVIDIA/Megatron-LM#5222",),
         state="fixed in 0.19.0",
         evidence="reported",
     ),
@@ -59,12 +57,11 @@ DEFECTS = (
         effect="Training ends in an illegal memory access, because a bucket that fits no double buffer is freed in use",
         kind="crash",
         severity=3,
-        signs=(Sign(f"{_BUFFERS}:FixedPoolAllocator", has="self.backup_allocator = TemporaryBucketAllocator()"),),
+        signs=Sign(f"{_BUFFERS}:FixedPoolAllocator", has="self.backup_allocator = TemporaryBucketAllocator()"),
         affects=_has_double_buffer,
         when="--use-megatron-fsdp with --fsdp-double-buffer",
         only_if="the layers of the model differ in size",
         instead=_NO_DOUBLE_BUFFER,
-        links=("NVIDIA/Megatron-LM#4810",),
         state="fixed in 0.19.0",
         evidence="reported",
     ),
@@ -73,16 +70,11 @@ DEFECTS = (
         effect="The backward pass of experts may read weights that are not gathered",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(_MEGATRON_FSDP, has="enable_fine_grained_param_gather", lacks="fine_grained_recurse_module_types"),
-        ),
+        signs=Sign(_MEGATRON_FSDP, has="enable_fine_grained_param_gather", lacks="fine_grained_recurse_module_types"),
         affects=lambda run: _gathers_in_parts(run) and run.num_experts,
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params and "
-            "--overlap-moe-expert-parallel-comm"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params and "
+        "--overlap-moe-expert-parallel-comm",
         instead="leave out --overlap-moe-expert-parallel-comm",
-        links=("NVIDIA/Megatron-LM#4990",),
         state="fixed in 0.19.0",
         evidence="reported",
     ),
@@ -91,12 +83,10 @@ DEFECTS = (
         effect="Recomputation and the backward pass may use MXFP8 weights of the wrong layout",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                _MEGATRON_FSDP,
-                has="enable_fine_grained_param_gather_hook",
-                lacks="sub_module._training_state = TrainingState.PRE_BACKWARD",
-            ),
+        signs=Sign(
+            _MEGATRON_FSDP,
+            has="enable_fine_grained_param_gather_hook",
+            lacks="sub_module._training_state = TrainingState.PRE_BACKWARD",
         ),
         affects=lambda run: (
             sharding_strategy(run) == "optim_grads_params"
@@ -104,56 +94,39 @@ DEFECTS = (
             and run.fp8_param_gather
             and (run.overlap_moe_expert_parallel_comm or run.recompute_granularity)
         ),
-        when=(
-            "--use-megatron-fsdp with --fp8-recipe mxfp8, --fp8-param-gather and activation recomputation or "
-            "--overlap-moe-expert-parallel-comm"
-        ),
-        links=("NVIDIA/Megatron-LM#3991",),
+        when="--use-megatron-fsdp with --fp8-recipe mxfp8, --fp8-param-gather and activation recomputation or "
+        "--overlap-moe-expert-parallel-comm",
         state="fixed in 0.18.0",
         evidence="reported",
     ),
     Defect(
         id="ML-2904",
-        effect=(
-            "Gradients are wrong, because TransformerEngine before 2.10 adds weight gradients to a buffer whose "
-            "content it should overwrite"
-        ),
+        effect="Gradients are wrong, because TransformerEngine before 2.10 adds weight gradients to a buffer whose "
+        "content it should overwrite",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                _ADAPTER,
-                has="class FullyShardedDataParallel(_BaseDataParallel):",
-                lacks="is_te_min_version('2.10')",
-            ),
+        signs=Sign(
+            _ADAPTER, has="class FullyShardedDataParallel(_BaseDataParallel):", lacks="is_te_min_version('2.10')"
         ),
         affects=lambda run: (
             run.use_megatron_fsdp and run.gradient_accumulation_fusion and () < run.transformer_engine < (2, 10)
         ),
         when="--use-megatron-fsdp without --no-gradient-accumulation-fusion, with TransformerEngine before 2.10",
         instead="add --no-gradient-accumulation-fusion",
-        links=("NVIDIA/Megatron-LM#2904",),
         state="fixed in 0.17.0",
         evidence="reported",
     ),
     Defect(
         id="ML-3191",
-        effect=(
-            "Parameters that all tensor-parallel ranks have are taken for shards, or shards for copies, so the norms "
-            "and the checkpoint of the model may be wrong"
-        ),
+        effect="Parameters that all tensor-parallel ranks have are taken for shards, or shards for copies, so the "
+        "norms and the checkpoint of the model may be wrong",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                f"{_ADAPTER}FullyShardedDataParallel.__init__",
-                has="self._fix_tensor_parallel_attributes(module)",
-            ),
-        ),
+        signs=Sign(f"{_ADAPTER}FullyShardedDataParallel.__init__", has="self._fix_tensor_parallel_attributes(module)"),
         affects=lambda run: run.use_megatron_fsdp and tensor_parallel(run) > 1,
         when="--use-megatron-fsdp with --tensor-model-parallel-size > 1",
         only_if="the model has layers other than those of a plain GPT",
-        links=("NVIDIA/Megatron-LM#3191", "NVIDIA/Megatron-LM#4664"),
+        more_links=("NVIDIA/Megatron-LM#4664",),
         state="fixed in 0.18.0",
         evidence="reported",
     ),
@@ -162,15 +135,12 @@ DEFECTS = (
         effect="Validation may end in an error about the state of a parameter bucket",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.pipeline_parallel.schedules:forward_backward_no_pipelining",
-                lacks="model_chunk.synchronize_param_gather()",
-            ),
+        signs=Sign(
+            "megatron.core.pipeline_parallel.schedules:forward_backward_no_pipelining",
+            lacks="model_chunk.synchronize_param_gather()",
         ),
         affects=lambda run: run.use_megatron_fsdp and run.overlap_param_gather and run.eval_iters,
         when="--use-megatron-fsdp with --overlap-param-gather and --eval-iters > 0",
-        links=("NVIDIA/Megatron-LM#3155",),
         state="fixed in 0.18.0",
         evidence="reported",
     ),
@@ -181,14 +151,11 @@ DEFECTS = (
         ),
         kind="crash",
         severity=3,
-        signs=(Sign(f"{_BUFFERS}:AllGatherPipeline.reset", lacks="preserve_non_fsdp_units"),),
+        signs=Sign(f"{_BUFFERS}:AllGatherPipeline.reset", lacks="preserve_non_fsdp_units"),
         affects=lambda run: sharding_strategy(run) == "optim_grads_params" and is_hybrid(run),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params and "
-            "--hybrid-override-pattern or --hybrid-layer-pattern"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads_params and "
+        "--hybrid-override-pattern or --hybrid-layer-pattern",
         only_if="Mamba layers are not FSDP units",
-        links=("NVIDIA/Megatron-LM#4717",),
         state="fixed in 0.18.0",
         evidence="reported",
     ),
@@ -197,14 +164,11 @@ DEFECTS = (
         effect="Megatron-FSDP fails to set up its groups of ranks for experts",
         kind="crash",
         severity=3,
-        signs=(Sign(f"{_ADAPTER}_get_hsdp_tp_mesh", lacks="ep_size"),),
+        signs=Sign(f"{_ADAPTER}_get_hsdp_tp_mesh", lacks="ep_size"),
         affects=lambda run: (
             run.use_megatron_fsdp and expert_parallel(run) > 1 and (run.num_distributed_optimizer_instances or 1) > 1
         ),
-        when=(
-            "--use-megatron-fsdp with --num-distributed-optimizer-instances > 1 and --expert-model-parallel-size > 1"
-        ),
-        links=("NVIDIA/Megatron-LM#2840",),
+        when="--use-megatron-fsdp with --num-distributed-optimizer-instances > 1 and --expert-model-parallel-size > 1",
         state="fixed in 0.17.0",
         evidence="reported",
     ),
@@ -213,21 +177,16 @@ DEFECTS = (
         effect="The first step of PyTorch's FSDP2 ends in a TypeError about force_all_reduce",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
-                has="model_chunk.finish_grad_sync(force_all_reduce=force_all_reduce)",
-            ),
+        signs=Sign(
+            "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
+            has="model_chunk.finish_grad_sync(force_all_reduce=force_all_reduce)",
         ),
-        fixed_by=(
-            Sign(
-                "megatron.core.distributed.torch_fully_sharded_data_parallel:",
-                has="def finish_grad_sync(self, force_all_reduce=False):",
-            ),
+        fixed_by=Sign(
+            "megatron.core.distributed.torch_fully_sharded_data_parallel:",
+            has="def finish_grad_sync(self, force_all_reduce=False):",
         ),
         affects=lambda run: run.use_torch_fsdp2,
         when="--use-torch-fsdp2",
-        links=("NVIDIA/Megatron-LM#4953",),
         state="fixed in 0.19.0",
         evidence="read",
     ),

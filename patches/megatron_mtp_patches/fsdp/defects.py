@@ -37,23 +37,20 @@ DEFECTS = (
         effect="Each data-parallel rank adds its own gradient to the mean of all, so gradients are too large",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(_REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")),
+        signs=Sign(
+            _REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")
         ),
         affects=lambda run: sharding_strategy(run) == "optim" and run.overlap_grad_reduce,
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim and --overlap-grad-reduce",
         instead=f"{_OTHER_STRATEGY}, or leave out --overlap-grad-reduce",
-        links=("NVIDIA/Megatron-LM#3067",),
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="replace-fsdp-gradients-by-their-mean",
     ),
     Defect(
         id="ML-5462",
-        effect=(
-            "Gradients are added up and reduced in bf16, although the log says fp32, so small gradients vanish next to "
-            "the sum of many microbatches"
-        ),
+        effect="Gradients are added up and reduced in bf16, although the log says fp32, so small gradients vanish "
+        "next to the sum of many microbatches",
         kind="wrong numbers",
         severity=4,
         signs=tuple(
@@ -72,9 +69,7 @@ DEFECTS = (
         ),
         when="--use-megatron-fsdp with --bf16 and no --megatron-fsdp-main-grads-dtype",
         instead="add --megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype fp32",
-        links=(),
         introduced_by=("NVIDIA/Megatron-LM#5462",),
-        state="unreported",
         evidence="reproduced",
         patch="sum-fsdp-gradients-in-fp32",
     ),
@@ -83,41 +78,30 @@ DEFECTS = (
         effect="Gradients are reduced twice, so they are too small, or those of experts are",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                f"{_FSDP}.megatron_fsdp:",
-                has="if grad_reduce_every_bprop or is_last_microbatch or self.model_auto_sync:",
-            ),
+        signs=Sign(
+            f"{_FSDP}.megatron_fsdp:", has="if grad_reduce_every_bprop or is_last_microbatch or self.model_auto_sync:"
         ),
         affects=lambda run: False,
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim, or no_shard and expert parallelism, "
-            "without --overlap-grad-reduce"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim, or no_shard and expert parallelism, "
+        "without --overlap-grad-reduce",
         only_if="another trainer than Megatron's calls no_sync() or sync()",
         instead="add --overlap-grad-reduce",
-        links=("NVIDIA/Megatron-LM#6357",),
         state="fixed on main",
         evidence="read",
     ),
     Defect(
         id="ML-3754a",
-        effect=(
-            "The gradient norm counts each data-parallel rank once, though all have the same gradients, so it is too "
-            "large and gradients are clipped too much"
-        ),
+        effect="The gradient norm counts each data-parallel rank once, though all have the same gradients, so it is "
+        "too large and gradients are clipped too much",
         kind="wrong numbers",
         severity=4,
-        signs=(Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),),
+        signs=Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),
         affects=lambda run: (
             sharding_strategy(run) == "no_shard" and run.overlap_grad_reduce and run.overlap_param_gather
         ),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
-            "0.17, --overlap-grad-reduce and --overlap-param-gather"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
+        "0.17, --overlap-grad-reduce and --overlap-param-gather",
         instead=_OTHER_STRATEGY,
-        links=("NVIDIA/Megatron-LM#3754",),
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
@@ -127,21 +111,13 @@ DEFECTS = (
         effect="Gradients are never reduced, so each data-parallel rank trains a model of its own",
         kind="wrong numbers",
         severity=5,
-        signs=(
-            Sign(
-                f"{_BUFFERS}:ParamAndGradBuffer.all_reduce_gradients",
-                has="if gbuf is not None:\n    continue",
-            ),
-        ),
+        signs=Sign(f"{_BUFFERS}:ParamAndGradBuffer.all_reduce_gradients", has="if gbuf is not None:\n    continue"),
         affects=lambda run: (
             sharding_strategy(run) == "no_shard" and run.overlap_param_gather and not run.overlap_grad_reduce
         ),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
-            "0.17, and --overlap-param-gather without --overlap-grad-reduce"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
+        "0.17, and --overlap-param-gather without --overlap-grad-reduce",
         instead=_OTHER_STRATEGY,
-        links=("NVIDIA/Megatron-LM#3754",),
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="reduce-fsdp-gradients-of-replicas",
@@ -151,14 +127,11 @@ DEFECTS = (
         effect="The first step ends in an AttributeError about fetch_bucket",
         kind="crash",
         severity=3,
-        signs=(Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),),
+        signs=Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),
         affects=lambda run: sharding_strategy(run) == "no_shard" and not run.overlap_param_gather,
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
-            "0.17, without --overlap-param-gather"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, which is the default of 0.16 and "
+        "0.17, without --overlap-param-gather",
         instead=_OTHER_STRATEGY,
-        links=("NVIDIA/Megatron-LM#3754",),
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="reduce-fsdp-gradients-of-replicas",
@@ -168,41 +141,31 @@ DEFECTS = (
         effect="The gradient norm counts experts several times, so gradients are clipped too much",
         kind="wrong numbers",
         severity=3,
-        signs=(Sign(_SETUP, has="effective_intra_dist_opt_group"),),
+        signs=Sign(_SETUP, has="effective_intra_dist_opt_group"),
         affects=lambda run: (
             sharding_strategy(run) == "no_shard" and run.num_experts and _expert_ranks(run) < tensor_parallel(run)
         ),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --num-experts and EP x ETP less "
-            "than --tensor-model-parallel-size"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --num-experts and EP x ETP less "
+        "than --tensor-model-parallel-size",
         only_if="Megatron is newer than 0.18, or experts are not grouped",
         instead=_OTHER_STRATEGY,
-        links=(),
-        state="unreported",
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
         after="ML-5916c",  # which reduces these experts as if they were dense
     ),
     Defect(
         id="fsdp-norm-without-other-experts",
-        effect=(
-            "The gradient norm of each rank counts its own experts only, so ranks clip by different norms and their "
-            "copies of all other weights drift apart"
-        ),
+        effect="The gradient norm of each rank counts its own experts only, so ranks clip by different norms and their "
+        "copies of all other weights drift apart",
         kind="wrong numbers",
         severity=5,
-        signs=(Sign(_SETUP, has="effective_intra_dist_opt_group"),),
+        signs=Sign(_SETUP, has="effective_intra_dist_opt_group"),
         affects=lambda run: (
             sharding_strategy(run) == "no_shard" and run.num_experts and _expert_ranks(run) > tensor_parallel(run)
         ),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --num-experts and EP x ETP greater "
-            "than --tensor-model-parallel-size"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard, --num-experts and EP x ETP greater "
+        "than --tensor-model-parallel-size",
         instead=_OTHER_STRATEGY,
-        links=(),
-        state="unreported",
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
     ),
@@ -211,16 +174,13 @@ DEFECTS = (
         effect="The logged number of zeros counts gradients that all tensor-parallel ranks have once for each of them",
         kind="wrong log",
         severity=1,
-        signs=(
-            Sign(
-                "megatron.core.optimizer.clip_grads:count_zeros_fp32",
-                has=("._local_tensor", "total_num_zeros += num_zeros"),
-                lacks="if is_not_shared and is_not_tp_duplicate: grad = getattr(param, grad_attr)._local_tensor",
-            ),
+        signs=Sign(
+            "megatron.core.optimizer.clip_grads:count_zeros_fp32",
+            has=("._local_tensor", "total_num_zeros += num_zeros"),
+            lacks="if is_not_shared and is_not_tp_duplicate: grad = getattr(param, grad_attr)._local_tensor",
         ),
         affects=lambda run: run.use_megatron_fsdp and run.log_num_zeros_in_grad and tensor_parallel(run) > 1,
         when="--use-megatron-fsdp with --log-num-zeros-in-grad and --tensor-model-parallel-size > 1",
-        links=("NVIDIA/Megatron-LM#5879",),
         state="open",
         evidence="reproduced",
         patch="count-fsdp-replicas-once",

@@ -48,68 +48,50 @@ def _loses_microbatches(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-6660",
-        effect=(
-            "The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
-            "parallelism, are doubled with each microbatch"
-        ),
+        effect="The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
+        "parallelism, are doubled with each microbatch",
         kind="wrong numbers",
         severity=5,
-        signs=(
-            Sign(_REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")),
+        signs=Sign(
+            _REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")
         ),
         affects=lambda run: _shards_gradients(run) and _has_single_replica(run),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, and as many "
-            "expert-parallel as data-parallel ranks, or one data-parallel rank"
-        ),
-        links=("NVIDIA/Megatron-LM#6660",),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, and as "
+        "many expert-parallel as data-parallel ranks, or one data-parallel rank",
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
     ),
     Defect(
         id="ML-6660b",
-        effect=(
-            "The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
-            "parallelism, are doubled with each microbatch"
-        ),
+        effect="The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
+        "parallelism, are doubled with each microbatch",
         kind="wrong numbers",
         severity=5,
-        signs=(Sign(_REDUCE, has="if gbuf.is_data_distributed or custom_grad_comm_dtype:"),),
+        signs=Sign(_REDUCE, has="if gbuf.is_data_distributed or custom_grad_comm_dtype:"),
         affects=lambda run: _shards_gradients(run) and _has_single_replica(run) and _reduces_in_another_type(run),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, "
-            "--megatron-fsdp-grad-comm-dtype other than --megatron-fsdp-main-grads-dtype, and as many expert-parallel "
-            "as data-parallel ranks, or one data-parallel rank"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, "
+        "--megatron-fsdp-grad-comm-dtype other than --megatron-fsdp-main-grads-dtype, and as many expert-parallel "
+        "as data-parallel ranks, or one data-parallel rank",
         only_if="Megatron is 0.19 or newer, or --grad-reduce-in-bf16 is given",
         instead="set --megatron-fsdp-grad-comm-dtype and --megatron-fsdp-main-grads-dtype to the same type",
-        links=("NVIDIA/Megatron-LM#6660",),
         state="open",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
     ),
     Defect(
         id="fsdp-gradients-of-single-replicas",
-        effect=(
-            "Of the gradients of layers with one replica, as experts have where expert parallelism is as large as data "
-            "parallelism, only those of the last microbatch count, or those of earlier ones are scaled with each"
-        ),
+        effect="Of the gradients of layers with one replica, as experts have where expert parallelism is as large as "
+        "data parallelism, only those of the last microbatch count, or those of earlier ones are scaled with each",
         kind="wrong numbers",
         severity=5,
-        signs=(
-            Sign(
-                f"{_BUFFERS}:ParamAndGradBuffer._init_each_parameter_group_buffers",
-                has="is_data_distributed=is_grad_buffer_distributed and main_buf_dp_group.size() > 1",
-            ),
+        signs=Sign(
+            f"{_BUFFERS}:ParamAndGradBuffer._init_each_parameter_group_buffers",
+            has="is_data_distributed=is_grad_buffer_distributed and main_buf_dp_group.size() > 1",
         ),
         affects=lambda run: _shards_gradients(run) and _has_single_replica(run) and _loses_microbatches(run),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, several "
-            "microbatches, and as many expert-parallel as data-parallel ranks, or one data-parallel rank"
-        ),
-        links=(),
-        state="unreported",
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, several "
+        "microbatches, and as many expert-parallel as data-parallel ranks, or one data-parallel rank",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-single-replicas",
     ),
@@ -118,19 +100,16 @@ DEFECTS = (
         effect="Each microbatch overwrites the weight gradients of the one before, so only the last one counts",
         kind="wrong numbers",
         severity=4,
-        signs=(Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),),
+        signs=Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),
         affects=lambda run: (
             sharding_strategy(run) == "optim"
             and fuses_weight_gradients(run)
             and microbatches(run) > 1
             and run.transformer_engine >= (2, 10)
         ),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim and several microbatches, without "
-            "--no-gradient-accumulation-fusion"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim and several microbatches, without "
+        "--no-gradient-accumulation-fusion",
         instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
-        links=("NVIDIA/Megatron-LM#6357",),
         state="fixed on main",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-all-microbatches",
@@ -138,28 +117,20 @@ DEFECTS = (
     ),
     Defect(
         id="fsdp-own-layers-keep-last-microbatch",
-        effect=(
-            "The output layer, and other linear layers of Megatron's own, keep the weight gradient of the last "
-            "microbatch only"
-        ),
+        effect="The output layer, and other linear layers of Megatron's own, keep the weight gradient of the last "
+        "microbatch only",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.tensor_parallel.layers:LinearWithGradAccumulationAndAsyncCommunication.backward",
-                has="weight.main_grad = weight.get_main_grad()",
-            ),
+        signs=Sign(
+            "megatron.core.tensor_parallel.layers:LinearWithGradAccumulationAndAsyncCommunication.backward",
+            has="weight.main_grad = weight.get_main_grad()",
         ),
         affects=lambda run: (
             sharding_strategy(run) in ("no_shard", "optim") and fuses_weight_gradients(run) and microbatches(run) > 1
         ),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard or optim and several microbatches, "
-            "without --no-gradient-accumulation-fusion"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy no_shard or optim and several microbatches, "
+        "without --no-gradient-accumulation-fusion",
         instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
-        links=(),
-        state="unreported",
         evidence="reproduced",
         patch="add-fsdp-gradients-of-all-microbatches",
     ),
@@ -168,14 +139,12 @@ DEFECTS = (
         effect="Grouped experts under the operation fuser keep the weight gradient of the last microbatch only",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.transformer.moe.experts:TEGroupedMLP._ensure_main_grad",
-                has="param.overwrite_main_grad = True",
-            ),
+        signs=Sign(
+            "megatron.core.transformer.moe.experts:TEGroupedMLP._ensure_main_grad",
+            has="param.overwrite_main_grad = True",
         ),
         # There all layers of TransformerEngine keep the last one: ML-6357a.
-        fixed_by=(Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),),
+        fixed_by=Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),
         affects=lambda run: (
             sharding_strategy(run) == "optim"
             and fuses_weight_gradients(run)
@@ -184,13 +153,9 @@ DEFECTS = (
             and run.moe_grouped_gemm
             and run.use_transformer_engine_op_fuser
         ),
-        when=(
-            "--use-megatron-fsdp with --data-parallel-sharding-strategy optim, several microbatches, --num-experts, "
-            "--moe-grouped-gemm and --use-transformer-engine-op-fuser, without --no-gradient-accumulation-fusion"
-        ),
+        when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim, several microbatches, --num-experts, "
+        "--moe-grouped-gemm and --use-transformer-engine-op-fuser, without --no-gradient-accumulation-fusion",
         instead="add --no-gradient-accumulation-fusion, or choose optim_grads or optim_grads_params",
-        links=(),
-        state="unreported",
         evidence="read",
         patch="add-fsdp-gradients-of-all-microbatches",
     ),

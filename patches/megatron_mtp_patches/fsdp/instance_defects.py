@@ -36,7 +36,6 @@ DEFECTS = (
         affects=_is_sharded_over_instances,
         when=f"{_INSTANCES} and --outer-dp-sharding-strategy optim",
         instead="--outer-dp-sharding-strategy no_shard",
-        links=(_REPORT,),
         state="open",
         evidence="reproduced",
     ),
@@ -46,16 +45,13 @@ DEFECTS = (
         "on its own data only",
         kind="wrong numbers",
         severity=5,
-        signs=(
-            Sign(
-                f"{_FSDP}.megatron_fsdp:MegatronFSDP.finish_grad_sync",
-                has="self.synchronize_gradient_reduce() self.attach_grad_to_optimizer_state()",
-            ),
+        signs=Sign(
+            f"{_FSDP}.megatron_fsdp:MegatronFSDP.finish_grad_sync",
+            has="self.synchronize_gradient_reduce() self.attach_grad_to_optimizer_state()",
         ),
         affects=lambda run: _has_instances(run) and not run.overlap_grad_reduce,
         when=f"{_INSTANCES}, without --overlap-grad-reduce",
         instead="--overlap-grad-reduce",
-        links=(_REPORT,),
         state="open",
         evidence="reproduced",
     ),
@@ -65,12 +61,10 @@ DEFECTS = (
         "large as there are such ranks, and are clipped too much",
         kind="wrong numbers",
         severity=3,
-        signs=(Sign(f"{_FSDP}.param_and_grad_buffer:_create_hfsdp_helper_buffer", lacks="gradient_scaling_factor"),),
+        signs=Sign(f"{_FSDP}.param_and_grad_buffer:_create_hfsdp_helper_buffer", lacks="gradient_scaling_factor"),
         affects=lambda run: _is_sharded_over_instances(run) and not run.calculate_per_token_loss,
         when=f"{_INSTANCES} and --outer-dp-sharding-strategy optim, without --calculate-per-token-loss",
         instead="--outer-dp-sharding-strategy no_shard",
-        links=(),
-        state="unreported",
         evidence="reproduced",
     ),
     # NVIDIA/Megatron-LM#7452, item 12, cannot be met before this is fixed: checkpoints number the layers of each stage
@@ -81,17 +75,12 @@ DEFECTS = (
         "ranks as if there were one pipeline stage",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                f"{_ADAPTER}:_get_dp_tp_mesh",
-                has=("world_size = dist.get_world_size()", "'(dp_cp ep tp) -> ep dp_cp tp'"),
-            ),
+        signs=Sign(
+            f"{_ADAPTER}:_get_dp_tp_mesh", has=("world_size = dist.get_world_size()", "'(dp_cp ep tp) -> ep dp_cp tp'")
         ),
         affects=lambda run: has_megatron_fsdp(run) and pipeline_parallel(run) > 1,
         when="--use-megatron-fsdp with --pipeline-model-parallel-size > 1",
         instead="--pipeline-model-parallel-size 1",
-        links=(),
-        state="unreported",
         evidence="reproduced",
     ),
 )

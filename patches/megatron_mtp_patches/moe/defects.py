@@ -31,24 +31,19 @@ def _distills(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-3673",
-        effect=(
-            "Routers round the scores of experts to 16 bits before they choose, so experts with almost the same score "
-            "are chosen by their index, and small changes of the expert bias have no effect"
-        ),
+        effect="Routers round the scores of experts to 16 bits before they choose, so experts with almost the same "
+        "score are chosen by their index, and small changes of the expert bias have no effect",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                f"{_MOE_UTILS}:topk_routing_with_score_function",
-                has="scores = torch.sigmoid(logits.float()).type_as(logits)",
-            ),
+        signs=Sign(
+            f"{_MOE_UTILS}:topk_routing_with_score_function",
+            has="scores = torch.sigmoid(logits.float()).type_as(logits)",
         ),
         affects=lambda run: (
             _rounds_router(run) and (run.moe_router_score_function == "sigmoid" or run.moe_router_pre_softmax)
         ),
         when="--moe-router-score-function sigmoid or --moe-router-pre-softmax with --bf16 and no --moe-router-dtype",
         instead="add --moe-router-dtype fp32",
-        links=("NVIDIA/Megatron-LM#3673",),
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="score-experts-in-fp32",
@@ -58,36 +53,30 @@ DEFECTS = (
         effect="The MoE auxiliary losses take the sigmoid of the router's logits in 16 bits",
         kind="wrong numbers",
         severity=2,
-        signs=(Sign(f"{_MOE_UTILS}:compute_routing_scores_for_aux_loss", has="scores = torch.sigmoid(logits)"),),
+        signs=Sign(f"{_MOE_UTILS}:compute_routing_scores_for_aux_loss", has="scores = torch.sigmoid(logits)"),
         affects=lambda run: (
             _rounds_router(run) and run.moe_router_score_function == "sigmoid" and has_any_aux_loss(run)
         ),
         when="--moe-router-score-function sigmoid with --moe-aux-loss-coeff, --bf16 and no --moe-router-dtype",
         instead="add --moe-router-dtype fp32",
-        links=("NVIDIA/Megatron-LM#2765",),
         state="fixed in 0.17.0",
         evidence="read",
         patch="score-experts-in-fp32",
     ),
     Defect(
         id="ML-2977",
-        effect=(
-            "The two latent projections of each MoE layer never get a gradient; with --overlap-grad-reduce an "
-            "assertion of DDP fails"
-        ),
+        effect="The two latent projections of each MoE layer never get a gradient; with --overlap-grad-reduce an "
+        "assertion of DDP fails",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.transformer.moe.moe_layer:MoELayer.backward_dw",
-                has="self.experts.backward_dw()",
-                lacks="fc2_latent_proj",
-            ),
+        signs=Sign(
+            "megatron.core.transformer.moe.moe_layer:MoELayer.backward_dw",
+            has="self.experts.backward_dw()",
+            lacks="fc2_latent_proj",
         ),
         affects=lambda run: run.num_experts and run.moe_latent_size and run.delay_wgrad_compute,
         when="--moe-latent-size with --delay-wgrad-compute",
         instead="leave out --delay-wgrad-compute",
-        links=("NVIDIA/Megatron-LM#2977",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
@@ -96,40 +85,32 @@ DEFECTS = (
         effect="Routers get no gradient of the main loss, because the experts use a detached copy of the probabilities",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                f"{_MOE_LAYER}._forward_mlp_router",
-                has=("self.token_dispatcher_attrs[attr_name] = attr.detach()", "attr_name.split('.')"),
-            ),
+        signs=Sign(
+            f"{_MOE_LAYER}._forward_mlp_router",
+            has=("self.token_dispatcher_attrs[attr_name] = attr.detach()", "attr_name.split('.')"),
         ),
-        fixed_by=(Sign(f"{_MOE_LAYER}._forward_mlp_expert_compute", has="'_comm_manager.token_probs'"),),
+        fixed_by=Sign(f"{_MOE_LAYER}._forward_mlp_expert_compute", has="'_comm_manager.token_probs'"),
         affects=lambda run: _captures_router(run) and run.moe_token_dispatcher_type == "flex",
         when="--cuda-graph-impl local --cuda-graph-scope moe_router with --moe-token-dispatcher-type flex",
         instead="use --moe-token-dispatcher-type alltoall, or another --cuda-graph-scope",
-        links=("NVIDIA/Megatron-LM#4500",),
         state="fixed in 0.18.0",
         evidence="read",
     ),
     Defect(
         id="ML-3373",
-        effect=(
-            "Experts may read the token counts of an earlier microbatch, because nothing waits until the CUDA graph of "
-            "the router has copied them to the host"
-        ),
+        effect="Experts may read the token counts of an earlier microbatch, because nothing waits until the CUDA "
+        "graph of the router has copied them to the host",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                f"{_MOE_LAYER}._forward_mlp",
-                has="self._forward_mlp_expert_compute(hidden_states, probs)",
-                lacks="_router_dtoh_event",
-            ),
+        signs=Sign(
+            f"{_MOE_LAYER}._forward_mlp",
+            has="self._forward_mlp_expert_compute(hidden_states, probs)",
+            lacks="_router_dtoh_event",
         ),
         affects=_captures_router,
         when="--cuda-graph-impl local with --cuda-graph-scope moe_router",
         only_if="the copy takes longer than the host needs to get there",
         instead="use another --cuda-graph-scope",
-        links=("NVIDIA/Megatron-LM#3373",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
@@ -139,39 +120,31 @@ DEFECTS = (
         "updated together",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.distributed.finalize_model_grads:_update_router_expert_bias",
-                has="hasattr(module, 'expert_bias')",
-                lacks="module.training",
-            ),
+        signs=Sign(
+            "megatron.core.distributed.finalize_model_grads:_update_router_expert_bias",
+            has="hasattr(module, 'expert_bias')",
+            lacks="module.training",
         ),
         affects=lambda run: run.num_experts and run.moe_router_enable_expert_bias and _distills(run),
         when="--moe-router-enable-expert-bias with --export-kd-teacher-load",
         only_if="the teacher has another number of experts, or experts without a bias",
-        links=("NVIDIA/Megatron-LM#3254",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
     Defect(
         id="ML-6278",
-        effect=(
-            "The second layer of each latent expert starts with weights that are too small by the square root of twice "
-            "the number of layers (of that number in a hybrid model), which is meant for the latent output projection "
-            "only"
-        ),
+        effect="The second layer of each latent expert starts with weights that are too small by the square root of "
+        "twice the number of layers (of that number in a hybrid model), which is meant for the latent output "
+        "projection only",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                "megatron.core.transformer.moe.experts:TEGroupedMLP.__init__",
-                has=("self.config.output_layer_init_method", "self.config.moe_latent_size"),
-                lacks="not_none(self.config.init_method) if self.config.moe_latent_size",
-            ),
+        signs=Sign(
+            "megatron.core.transformer.moe.experts:TEGroupedMLP.__init__",
+            has=("self.config.output_layer_init_method", "self.config.moe_latent_size"),
+            lacks="not_none(self.config.init_method) if self.config.moe_latent_size",
         ),
         affects=lambda run: run.num_experts and run.moe_latent_size and not (run.load or run.pretrained_checkpoint),
         when="--moe-latent-size in a run that starts from new weights",
-        links=("NVIDIA/Megatron-LM#6278",),
         state="open",
         evidence="read",
     ),
@@ -180,15 +153,9 @@ DEFECTS = (
         effect="The model runs without autocast, because the schedule enters only one of its two contexts",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                "megatron.core.pipeline_parallel.combined_1f1b:",
-                has="with context_manager and outer_fp8_context:",
-            ),
-        ),
+        signs=Sign("megatron.core.pipeline_parallel.combined_1f1b:", has="with context_manager and outer_fp8_context:"),
         affects=lambda run: run.enable_autocast and run.overlap_moe_expert_parallel_comm,
         when="enable_autocast with overlap_moe_expert_parallel_comm",
-        links=("NVIDIA/Megatron-LM#5761",),
         state="open",
         evidence="read",
     ),
@@ -197,11 +164,8 @@ DEFECTS = (
         effect="Backward fails or reads freed memory, because the input of the experts is freed after forward",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.models.gpt.fine_grained_callables:should_free_input",
-                has="'mlp': not enable_hybridep",
-            ),
+        signs=Sign(
+            "megatron.core.models.gpt.fine_grained_callables:should_free_input", has="'mlp': not enable_hybridep"
         ),
         affects=lambda run: (
             run.overlap_moe_expert_parallel_comm
@@ -210,12 +174,9 @@ DEFECTS = (
             and run.moe_token_dispatcher_type == "alltoall"
             and not has_low_precision(run)
         ),
-        when=(
-            "--overlap-moe-expert-parallel-comm with --moe-token-dispatcher-type alltoall and as many "
-            "expert-parallel ranks as experts"
-        ),
+        when="--overlap-moe-expert-parallel-comm with --moe-token-dispatcher-type alltoall and as many "
+        "expert-parallel ranks as experts",
         instead="use an --expert-model-parallel-size with two or more experts per rank",
-        links=("NVIDIA/Megatron-LM#3164",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
@@ -224,16 +185,13 @@ DEFECTS = (
         effect="Upcycling a dense checkpoint ends in an error, because the two models are given in the wrong order",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.transformer.moe.upcycling_utils:",
-                has="_convert_to_moe_state_dict(dense_model[i].state_dict(), moe_model[i])",
-            ),
+        signs=Sign(
+            "megatron.core.transformer.moe.upcycling_utils:",
+            has="_convert_to_moe_state_dict(dense_model[i].state_dict(), moe_model[i])",
         ),
         affects=lambda run: run.moe_use_upcycling and (run.virtual_pipeline_model_parallel_size or 1) > 1,
         when="--moe-use-upcycling with virtual pipeline parallelism",
         instead="upcycle without virtual pipeline stages",
-        links=("NVIDIA/Megatron-LM#5442",),
         state="fixed on main",
         evidence="read",
     ),

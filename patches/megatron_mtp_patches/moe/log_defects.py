@@ -57,7 +57,6 @@ DEFECTS = (
         signs=_DIVIDES_BY_LAYERS,
         affects=_is_divided_wrongly,
         when="--num-experts with --mtp-num-layers, where heads have no experts or share a layer, or in a hybrid model",
-        links=("NVIDIA/Megatron-LM#6748",),
         state="fixed on main",
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
@@ -74,12 +73,9 @@ DEFECTS = (
         kind="wrong numbers",
         severity=3,
         signs=_DIVIDES_BY_LAYERS,
-        fixed_by=(
-            Sign("megatron.core.transformer.transformer_config:TransformerConfig", lacks="mtp_use_repeated_layer"),
-        ),
+        fixed_by=Sign("megatron.core.transformer.transformer_config:TransformerConfig", lacks="mtp_use_repeated_layer"),
         affects=lambda run: _experts_of_hybrid_head(run) and repeats_a_head(run),
         when="--hybrid-layer-pattern with experts in a head, --mtp-use-repeated-layer and --mtp-num-layers > 1",
-        links=("NVIDIA/Megatron-LM#6748",),
         state="fixed on main",
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
@@ -89,41 +85,29 @@ DEFECTS = (
         "Training ends in an IndexError when a router of a hybrid head records its auxiliary loss",
         kind="crash",
         severity=3,
-        signs=(Sign(_REPORT, has=_COUNTS),),
+        signs=Sign(_REPORT, has=_COUNTS),
         affects=lambda run: len(_experts_of_hybrid_head(run)) > (run.mtp_num_layers or 0),
         when="--hybrid-layer-pattern whose heads have more layers than --mtp-num-layers before their last experts",
-        links=(),
         introduced_by=("NVIDIA/Megatron-LM#6748",),
-        state="unreported",
         evidence="reproduced",
         patch="average-aux-loss-over-moe-layers",
     ),
     Defect(
         id="ML-3401",
-        effect=(
-            "The first log of the MoE losses hangs or adds wrong numbers, because pipeline stages without MoE layers "
-            "reduce tensors of another length"
-        ),
+        effect="The first log of the MoE losses hangs or adds wrong numbers, because pipeline stages without MoE "
+        "layers reduce tensors of another length",
         kind="hang",
         severity=3,
-        signs=(
-            Sign(
-                _TRACK,
-                has='tracker[key]["values"] = torch.zeros(num_layers, device="cuda")',
-            ),
-        ),
+        signs=Sign(_TRACK, has='tracker[key]["values"] = torch.zeros(num_layers, device="cuda")'),
         affects=lambda run: (
             run.mtp_num_layers
             and pipeline_parallel(run) > 1
             and _has_dense_layers(run)
             and (has_any_aux_loss(run) or has_z_loss(run))
         ),
-        when=(
-            "--mtp-num-layers and --moe-layer-freq with --pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff or "
-            "--moe-z-loss-coeff"
-        ),
+        when="--mtp-num-layers and --moe-layer-freq with --pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff "
+        "or --moe-z-loss-coeff",
         only_if="a pipeline stage has no MoE layer",
-        links=("NVIDIA/Megatron-LM#3401",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
@@ -133,15 +117,12 @@ DEFECTS = (
         "recorded routes have None for heads that did not run",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.transformer.moe.router_replay:RouterReplay.get_recorded_data",
-                has="for router in RouterReplay.global_router_replay_instances",
-            ),
+        signs=Sign(
+            "megatron.core.transformer.moe.router_replay:RouterReplay.get_recorded_data",
+            has="for router in RouterReplay.global_router_replay_instances",
         ),
         affects=_replays_routes_beside_experts_of_heads,
         when="--moe-enable-routing-replay with --num-experts and --mtp-num-layers, where heads have experts",
-        links=("NVIDIA/Megatron-LM#7404",),
         state="open",
         evidence="reproduced",
         patch="leave-heads-out-of-router-replay",

@@ -30,86 +30,69 @@ def _splits_sequence(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="ML-5047",
-        effect=(
-            "The gradients of the MoE auxiliary losses and of the z loss are too small by the product of tensor and "
-            "context parallelism, so experts are balanced less than the coefficients ask for"
-        ),
+        effect="The gradients of the MoE auxiliary losses and of the z loss are too small by the product of tensor and "
+        "context parallelism, so experts are balanced less than the coefficients ask for",
         kind="wrong numbers",
         severity=4,
-        signs=(Sign(_ATTACH, has="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)"),),
+        signs=Sign(_ATTACH, has="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)"),
         affects=lambda run: (
             run.calculate_per_token_loss and _splits_sequence(run) and (has_any_aux_loss(run) or has_z_loss(run))
         ),
-        when=(
-            "--calculate-per-token-loss with --tensor-model-parallel-size or --context-parallel-size > 1 and "
-            "--moe-aux-loss-coeff or --moe-z-loss-coeff"
-        ),
+        when="--calculate-per-token-loss with --tensor-model-parallel-size or --context-parallel-size > 1 and "
+        "--moe-aux-loss-coeff or --moe-z-loss-coeff",
         only_if="the model gets no padding mask (Megatron's trainer gives it none), or has a z loss",
-        instead=(
-            "multiply --moe-aux-loss-coeff and --moe-z-loss-coeff by the product of --tensor-model-parallel-size and "
-            "--context-parallel-size"
-        ),
-        links=("NVIDIA/Megatron-LM#5047",),
+        instead="multiply --moe-aux-loss-coeff and --moe-z-loss-coeff by the product of --tensor-model-parallel-size "
+        "and --context-parallel-size",
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="weight-moe-losses-by-token",
     ),
     Defect(
         id="ML-7481",
-        effect=(
-            "With a padding mask the gradients of the MoE auxiliary losses are too large by the product of tensor and "
-            "context parallelism, that of global_aux_loss by data parallelism as well"
-        ),
+        effect="With a padding mask the gradients of the MoE auxiliary losses are too large by the product of tensor "
+        "and context parallelism, that of global_aux_loss by data parallelism as well",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                f"{_MOE_UTILS}:get_tokens_per_expert_and_token_count",
-                has=(
-                    "global_tokens_per_expert = "
-                    "reduce_from_tensor_model_parallel_region(local_tokens_per_expert, reduce_group)\n"
-                    "if with_padding_mask:\n"
-                    "    local_num_tokens = local_tokens_per_expert.sum() / topk"
-                ),
+        signs=Sign(
+            f"{_MOE_UTILS}:get_tokens_per_expert_and_token_count",
+            has=(
+                "global_tokens_per_expert = "
+                "reduce_from_tensor_model_parallel_region(local_tokens_per_expert, reduce_group)\n"
+                "if with_padding_mask:\n"
+                "    local_num_tokens = local_tokens_per_expert.sum() / topk"
             ),
         ),
         # There the factor that is missing makes up for it.
-        fixed_by=(Sign(_ATTACH, has="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)"),),
+        fixed_by=Sign(_ATTACH, has="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)"),
         affects=lambda run: (
             may_mask_padding(run)
             and run.calculate_per_token_loss
             and has_any_aux_loss(run)
             and (_splits_sequence(run) or (has_aux_loss(run, "global_aux_loss") and data_parallel(run) > 1))
         ),
-        when=(
-            "--calculate-per-token-loss with --moe-aux-loss-coeff and --tensor-model-parallel-size or "
-            "--context-parallel-size > 1"
-        ),
+        when="--calculate-per-token-loss with --moe-aux-loss-coeff and --tensor-model-parallel-size or "
+        "--context-parallel-size > 1",
         only_if="the model gets a padding mask, which Megatron's trainer does not give it",
-        links=("NVIDIA/Megatron-LM#7481", "NVIDIA/Megatron-LM#7452"),
+        more_links=("NVIDIA/Megatron-LM#7452",),
         state="open",
         evidence="reproduced",
         patch="count-moe-tokens-once",
     ),
     Defect(
         id="ML-5007",
-        effect=(
-            "The gradient of global_aux_loss is divided by the data-parallel size once too often, so the same "
-            "coefficient balances experts less the more replicas there are"
-        ),
+        effect="The gradient of global_aux_loss is divided by the data-parallel size once too often, so the same "
+        "coefficient balances experts less the more replicas there are",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                f"{_ROUTER}._apply_global_aux_loss",
-                has=", reduce_group=self.tp_dp_cp_group",
-                lacks=("dp_group.size()", "dp_size", "data_parallel"),
-            ),
+        signs=Sign(
+            f"{_ROUTER}._apply_global_aux_loss",
+            has=", reduce_group=self.tp_dp_cp_group",
+            lacks=("dp_group.size()", "dp_size", "data_parallel"),
         ),
         affects=lambda run: has_aux_loss(run, "global_aux_loss") and data_parallel(run) > 1,
         when="--moe-router-load-balancing-type global_aux_loss with data parallelism",
         instead="multiply the coefficient of global_aux_loss by the data-parallel size",
-        links=("NVIDIA/Megatron-LM#5007", "NVIDIA/Megatron-LM#3672"),
+        more_links=("NVIDIA/Megatron-LM#3672",),
         state="open",
         evidence="reproduced",
         patch="sum-global-aux-loss-over-replicas",
@@ -117,88 +100,66 @@ DEFECTS = (
     ),
     Defect(
         id="ML-5798",
-        effect=(
-            "The gradient of seq_aux_loss is too small by the micro batch size, so experts are balanced less than the "
-            "coefficient asks for"
-        ),
+        effect="The gradient of seq_aux_loss is too small by the micro batch size, so experts are balanced less than "
+        "the coefficient asks for",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                f"{_ROUTER}._apply_seq_aux_loss",
-                has=", valid_token_count=local_num_tokens",
-                lacks="local_num_tokens * bsz",
-            ),
+        signs=Sign(
+            f"{_ROUTER}._apply_seq_aux_loss", has=", valid_token_count=local_num_tokens", lacks="local_num_tokens * bsz"
         ),
         affects=lambda run: (
             has_aux_loss(run, "seq_aux_loss") and run.calculate_per_token_loss and (run.micro_batch_size or 1) > 1
         ),
-        when=(
-            "--moe-router-load-balancing-type seq_aux_loss with --calculate-per-token-loss and --micro-batch-size > 1"
-        ),
+        when="--moe-router-load-balancing-type seq_aux_loss with --calculate-per-token-loss and --micro-batch-size > 1",
         instead="use --micro-batch-size 1, or multiply the coefficient of seq_aux_loss by the micro batch size",
-        links=("NVIDIA/Megatron-LM#5798",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="weight-moe-losses-by-token",
     ),
     Defect(
         id="z-loss-of-each-rank",
-        effect=(
-            "The z-loss of a padded sequence is the mean of the means of the ranks that share the sequence, so tokens "
-            "count more on a rank with more padding"
-        ),
+        effect="The z-loss of a padded sequence is the mean of the means of the ranks that share the sequence, so "
+        "tokens count more on a rank with more padding",
         kind="wrong numbers",
         severity=2,
-        signs=(Sign(_Z_LOSS_FUNC, has="num_valid_tokens = valid_mask.sum()"),),
+        signs=Sign(_Z_LOSS_FUNC, has="num_valid_tokens = valid_mask.sum()"),
         affects=lambda run: (
             may_mask_padding(run) and has_z_loss(run) and _splits_sequence(run) and not run.calculate_per_token_loss
         ),
         when="--moe-z-loss-coeff without --calculate-per-token-loss, with sequence or context parallelism",
         only_if="the model gets a padding mask, which Megatron's trainer does not give it",
         instead="use --calculate-per-token-loss",
-        links=(),
-        state="unreported",
         evidence="reproduced",
     ),
     Defect(
         id="ML-7213",
-        effect=(
-            "global_aux_loss divides the mean of the expert counts of all microbatches so far by the number of tokens "
-            "of the current one, so it weights microbatches of different lengths wrongly"
-        ),
+        effect="global_aux_loss divides the mean of the expert counts of all microbatches so far by the number of "
+        "tokens of the current one, so it weights microbatches of different lengths wrongly",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                f"{_ROUTER}._apply_global_aux_loss",
-                has=(
-                    "averated_tokens_per_expert = self.global_tokens_per_expert / self.ga_steps",
-                    ", total_num_tokens=total_num_tokens",
-                ),
+        signs=Sign(
+            f"{_ROUTER}._apply_global_aux_loss",
+            has=(
+                "averated_tokens_per_expert = self.global_tokens_per_expert / self.ga_steps",
+                ", total_num_tokens=total_num_tokens",
             ),
         ),
         affects=lambda run: has_aux_loss(run, "global_aux_loss") and microbatches(run) > 1,
         when="--moe-router-load-balancing-type global_aux_loss with more than one microbatch",
         only_if="the microbatches have different numbers of tokens, because of a padding mask or of packed sequences",
-        links=("NVIDIA/Megatron-LM#7213", "NVIDIA/Megatron-LM#7199"),
+        more_links=("NVIDIA/Megatron-LM#7199",),
         state="open",
         evidence="reproduced",
         patch="count-tokens-of-all-microbatches",
     ),
     Defect(
         id="ML-5696",
-        effect=(
-            "seq_aux_loss mixes the samples of a micro batch, because it counts the tokens of this rank as if they "
-            "were those of whole samples"
-        ),
+        effect="seq_aux_loss mixes the samples of a micro batch, because it counts the tokens of this rank as if they "
+        "were those of whole samples",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                "megatron.core.transformer.transformer_layer:",
-                has="mbs = hidden_states.shape[0] // tokens_per_sample",
-            ),
+        signs=Sign(
+            "megatron.core.transformer.transformer_layer:", has="mbs = hidden_states.shape[0] // tokens_per_sample"
         ),
         affects=lambda run: (
             run.dataloader_inter_document_masking
@@ -206,14 +167,10 @@ DEFECTS = (
             and (run.micro_batch_size or 1) > 1
             and ((run.sequence_parallel and tensor_parallel(run) > 1) or context_parallel(run) > 1)
         ),
-        when=(
-            "--dataloader-inter-document-masking with --moe-router-load-balancing-type seq_aux_loss, "
-            "--micro-batch-size > 1 and --sequence-parallel or --context-parallel-size > 1"
-        ),
+        when="--dataloader-inter-document-masking with --moe-router-load-balancing-type seq_aux_loss, "
+        "--micro-batch-size > 1 and --sequence-parallel or --context-parallel-size > 1",
         instead="use --micro-batch-size 1",
-        links=(),
         introduced_by=("NVIDIA/Megatron-LM#5696",),
-        state="unreported",
         evidence="read",
     ),
     Defect(
@@ -221,17 +178,14 @@ DEFECTS = (
         effect="seq_aux_loss balances experts over a pack of sequences, not over each sequence",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                f"{_ROUTER}._apply_seq_aux_loss",
-                has="routing_map = routing_map.reshape(seq_length, -1)",
-                lacks="sample_ids",
-            ),
+        signs=Sign(
+            f"{_ROUTER}._apply_seq_aux_loss",
+            has="routing_map = routing_map.reshape(seq_length, -1)",
+            lacks="sample_ids",
         ),
         affects=lambda run: run.sft and has_aux_loss(run, "seq_aux_loss"),
         when="--sft with --moe-router-load-balancing-type seq_aux_loss",
         only_if="several sequences are packed into one sample",
-        links=("NVIDIA/Megatron-LM#6115",),
         state="open",
         evidence="read",
     ),
@@ -240,10 +194,9 @@ DEFECTS = (
         effect="The logged z loss is that of one rank's part of each sequence, not the mean of all ranks that share it",
         kind="wrong log",
         severity=1,
-        signs=(Sign(_Z_LOSS, has="z_loss / moe_z_loss_coeff", lacks="avg_group"),),
+        signs=Sign(_Z_LOSS, has="z_loss / moe_z_loss_coeff", lacks="avg_group"),
         affects=lambda run: has_z_loss(run) and _splits_sequence(run),
         when="--moe-z-loss-coeff with --tensor-model-parallel-size or --context-parallel-size > 1",
-        links=("NVIDIA/Megatron-LM#3199",),
         state="fixed in 0.19.0",
         evidence="read",
     ),
@@ -252,19 +205,16 @@ DEFECTS = (
         effect="The logged z loss is that of one data-parallel rank, not the mean over all of them",
         kind="wrong log",
         severity=1,
-        signs=(
-            Sign(
-                f"{_MOE_UTILS}:reduce_aux_losses_tracker_across_ranks",
-                has="""
+        signs=Sign(
+            f"{_MOE_UTILS}:reduce_aux_losses_tracker_across_ranks",
+            has="""
                 if tracker[name].get('reduce_group') is not None:
                     torch.distributed.all_reduce(values, group=tracker[name].get('reduce_group'))
                     if not tracker[name].get('reduce_group_has_dp', False):
                 """,
-            ),
         ),
         affects=lambda run: has_z_loss(run) and data_parallel(run) > 1,
         when="--moe-z-loss-coeff with data parallelism",
-        links=("NVIDIA/Megatron-LM#3199",),
         state="fixed in 0.18.0",
         evidence="read",
     ),

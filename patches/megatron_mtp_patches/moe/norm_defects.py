@@ -44,7 +44,6 @@ DEFECTS = (
         signs=_MARKS_NO_EXPERTS,
         affects=lambda run: _has_grouped_experts(run) and run.transformer_engine >= (2, 13),
         when="--num-experts with --moe-grouped-gemm, --tensor-model-parallel-size > 1 and TransformerEngine >= 2.13",
-        links=("NVIDIA/Megatron-LM#5916",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="count-experts-in-grad-norm",
@@ -54,10 +53,9 @@ DEFECTS = (
         "The gradient norm leaves out the biases of experts",
         kind="wrong numbers",
         severity=3,
-        signs=(Sign(_IS_DUPLICATE, lacks="expert_tp_group"),),
+        signs=Sign(_IS_DUPLICATE, lacks="expert_tp_group"),
         affects=lambda run: _has_biases(run) and run.transformer_impl != "local",
         when="--num-experts with biases, --tensor-model-parallel-size > 1 and --expert-tensor-parallel-size 1",
-        links=("NVIDIA/Megatron-LM#5916",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         instead="--disable-bias-linear",
@@ -68,16 +66,13 @@ DEFECTS = (
         "The gradient norm of dist_muon leaves out the biases of experts",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__", lacks="'expt_tp'"
-            ),
+        signs=Sign(
+            "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__", lacks="'expt_tp'"
         ),
-        fixed_by=(Sign(_IS_DUPLICATE, lacks="expert_tp_group"),),  # where ML-5916b says it of all optimizers
+        fixed_by=Sign(_IS_DUPLICATE, lacks="expert_tp_group"),  # where ML-5916b says it of all optimizers
         affects=lambda run: _has_biases(run) and is_layer_wise(run),
         when="--optimizer dist_muon with --num-experts, biases, --tensor-model-parallel-size > 1 and "
         "--expert-tensor-parallel-size 1",
-        links=("NVIDIA/Megatron-LM#6099",),
         state="fixed on main",
         evidence="reproduced",
         instead="--disable-bias-linear",
@@ -95,7 +90,6 @@ DEFECTS = (
         ),
         when="--num-experts with --expert-model-parallel-size 1 and an --expert-tensor-parallel-size other than "
         "--tensor-model-parallel-size",
-        links=("NVIDIA/Megatron-LM#5916",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="count-experts-in-grad-norm",

@@ -33,44 +33,34 @@ def _splits_mask(run: Any) -> bool:
 DEFECTS = (
     Defect(
         id="overlap-padding-mask",
-        effect=(
-            "Routers count padding in their losses and in the load of experts, because scheduled layers call them "
-            "without the padding mask"
-        ),
+        effect="Routers count padding in their losses and in the load of experts, because scheduled layers call them "
+        "without the padding mask",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",
-                has="layer.mlp.route(pre_mlp_layernorm_output)",
-            ),
+        signs=Sign(
+            "megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",
+            has="layer.mlp.route(pre_mlp_layernorm_output)",
         ),
         affects=lambda run: (
             _reads_mask(run) and run.overlap_moe_expert_parallel_comm and not balances_by_quantiles(run)
         ),
         when=f"--overlap-moe-expert-parallel-comm with {_READS_MASK}",
         only_if=_HAS_MASK,
-        links=(),
-        state="unreported",
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
     ),
     Defect(
         id="overlap-padding-mask-quantile-balancing",
-        effect=(
-            "Quantile balancing counts padding in the load of experts, because scheduled layers call routers without "
-            "the padding mask, which it would refuse"
-        ),
+        effect="Quantile balancing counts padding in the load of experts, because scheduled layers call routers "
+        "without the padding mask, which it would refuse",
         kind="wrong numbers",
         severity=2,
-        signs=(Sign(f"{_ROUTER}.routing", has="Quantile balancing routing does not support padding masks yet."),),
+        signs=Sign(f"{_ROUTER}.routing", has="Quantile balancing routing does not support padding masks yet."),
         affects=lambda run: (
             may_mask_padding(run) and run.overlap_moe_expert_parallel_comm and balances_by_quantiles(run)
         ),
         when="--overlap-moe-expert-parallel-comm with --moe-router-load-balancing-type quantile_balancing",
         only_if=_HAS_MASK,
-        links=(),
-        state="unreported",
         evidence="read",
     ),
     Defect(
@@ -78,17 +68,10 @@ DEFECTS = (
         effect="The first step with a padding mask ends in an error about shapes where routers count tokens",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                f"{_ROUTER}._apply_expert_bias",
-                has="routing_map = routing_map & ~padding_mask",
-                lacks="unsqueeze",
-            ),
-        ),
+        signs=Sign(f"{_ROUTER}._apply_expert_bias", has="routing_map = routing_map & ~padding_mask", lacks="unsqueeze"),
         affects=lambda run: may_mask_padding(run) and run.num_experts and run.moe_router_enable_expert_bias,
         when="--moe-router-enable-expert-bias",
         only_if=_HAS_MASK,
-        links=("NVIDIA/Megatron-LM#6114",),
         state="fixed on main",
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
@@ -98,18 +81,15 @@ DEFECTS = (
         effect="Pipeline stages after the first end in an error about shapes, because their padding mask is not split",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.models.gpt.gpt_model:GPTModel._preprocess",
-                has=".transpose(0, 1).contiguous() else: decoder_input = None",  # only where the embedding is
-            ),
+        signs=Sign(
+            "megatron.core.models.gpt.gpt_model:GPTModel._preprocess",
+            has=".transpose(0, 1).contiguous() else: decoder_input = None",  # only where the embedding is
         ),
         affects=lambda run: (
             _splits_mask(run) and not layers_of_hybrid(run) and (run.pipeline_model_parallel_size or 1) > 1
         ),
         when=f"{_READS_MASK} with --sequence-parallel and --pipeline-model-parallel-size > 1",
         only_if=_HAS_MASK,
-        links=("NVIDIA/Megatron-LM#5563",),
         state="open",
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
@@ -128,8 +108,6 @@ DEFECTS = (
         affects=lambda run: _splits_mask(run) and layers_of_hybrid(run),
         when=f"--hybrid-layer-pattern with --sequence-parallel and {_READS_MASK}",
         only_if=_HAS_MASK,
-        links=(),
-        state="unreported",
         evidence="reproduced",
         patch="pass-padding-mask-to-routers",
     ),
@@ -138,17 +116,14 @@ DEFECTS = (
         effect="The routers of MTP heads count padding in their losses and in the load of experts",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                "megatron.core.transformer.multi_token_prediction:MultiTokenPredictionLayer.forward",
-                has="self._get_embeddings(",
-                lacks="padding_mask",
-            ),
+        signs=Sign(
+            "megatron.core.transformer.multi_token_prediction:MultiTokenPredictionLayer.forward",
+            has="self._get_embeddings(",
+            lacks="padding_mask",
         ),
         affects=lambda run: _reads_mask(run) and run.mtp_num_layers,
         when=f"--mtp-num-layers with {_READS_MASK}",
         only_if=_HAS_MASK,
-        links=(),
         state="fixed in 0.18.0",
         evidence="read",
     ),

@@ -28,27 +28,23 @@ DEFECTS = (
         effect="The loss of MTP heads is NaN, and without --calculate-per-token-loss all gradients become NaN",
         kind="wrong numbers",
         severity=3,
-        signs=(Sign(_GPT_LOSS, has="mtp_loss_scale * mtp_loss / num_tokens"),),
+        signs=Sign(_GPT_LOSS, has="mtp_loss_scale * mtp_loss / num_tokens"),
         affects=lambda run: run.mtp_num_layers and (run.sft or run.eod_mask_loss),
         when="--mtp-num-layers with --sft or --eod-mask-loss",
         only_if="a microbatch, or a context-parallel rank's part of one, has no token that counts for a head",
-        links=("NVIDIA/Megatron-LM#3396",),
         state="fixed in 0.17.0",
         evidence="read",
         patch="count-mtp-tokens-over-ranks",
     ),
     Defect(
         id="ML-3159",
-        effect=(
-            "MTP heads count less in the loss than asked for, because their sum over fewer tokens is divided by the "
-            "number of tokens of the main model"
-        ),
+        effect="MTP heads count less in the loss than asked for, because their sum over fewer tokens is divided by the "
+        "number of tokens of the main model",
         kind="wrong numbers",
         severity=2,
-        signs=(Sign(_GPT_LOSS, has="MTPLossAutoScaler.apply(hidden_states, mtp_loss_scale * mtp_loss)"),),
+        signs=Sign(_GPT_LOSS, has="MTPLossAutoScaler.apply(hidden_states, mtp_loss_scale * mtp_loss)"),
         affects=lambda run: run.mtp_num_layers and run.calculate_per_token_loss,
         when="--mtp-num-layers with --calculate-per-token-loss",
-        links=("NVIDIA/Megatron-LM#3159",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
@@ -63,7 +59,6 @@ DEFECTS = (
         when="--mtp-num-layers with --calculate-per-token-loss, --context-parallel-size > 1 and a mask of the loss "
         "(--sft, --eod-mask-loss)",
         only_if=_UNEVEN,
-        links=("NVIDIA/Megatron-LM#7498",),
         state="open",
         evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
@@ -79,7 +74,6 @@ DEFECTS = (
         affects=lambda run: _cuts_sequences_per_token(run) and not masks_loss(run),
         when="--mtp-num-layers with --calculate-per-token-loss and --context-parallel-size > 1, without a mask of the "
         "loss",
-        links=("NVIDIA/Megatron-LM#7498",),
         state="open",
         evidence="read",
         patch="count-mtp-tokens-over-ranks",
@@ -100,7 +94,7 @@ DEFECTS = (
         when="--mtp-num-layers with --calculate-per-token-loss, a mask of the loss (--sft, --eod-mask-loss) and "
         "several microbatches or replicas",
         only_if="the microbatches have different ratios",
-        links=("NVIDIA/Megatron-LM#7452", "NVIDIA/Megatron-LM#7498"),
+        more_links=("NVIDIA/Megatron-LM#7498",),
         state="open",
         evidence="reproduced",
         instead="compare runs with the same --micro-batch-size: upstream means the loss so (NVIDIA/Megatron-LM#7498)",
@@ -116,7 +110,7 @@ DEFECTS = (
         when="--mtp-num-layers with --context-parallel-size > 1 and a mask of the loss (--sft, --eod-mask-loss), "
         "without --calculate-per-token-loss",
         only_if=_UNEVEN,
-        links=("NVIDIA/Megatron-LM#7513", "NVIDIA/Megatron-LM#7498"),
+        more_links=("NVIDIA/Megatron-LM#7498",),
         state="open",
         evidence="reproduced",
         patch="count-mtp-tokens-over-ranks",
@@ -131,7 +125,7 @@ DEFECTS = (
         affects=lambda run: _cuts_sequences_with_a_mean(run) and not masks_loss(run),
         when="--mtp-num-layers with --context-parallel-size > 1, without a mask of the loss and without "
         "--calculate-per-token-loss",
-        links=("NVIDIA/Megatron-LM#7513", "NVIDIA/Megatron-LM#7498"),
+        more_links=("NVIDIA/Megatron-LM#7498",),
         state="open",
         evidence="read",
         patch="count-mtp-tokens-over-ranks",
@@ -149,7 +143,6 @@ DEFECTS = (
         affects=lambda run: False,  # no setting of Megatron's trainer builds a MimoModel
         when="a MimoModel whose language model has MTP layers",
         only_if="its trainer passes a loss_mask",
-        links=("NVIDIA/Megatron-LM#6010",),
         state="fixed on main",
         evidence="read",
     ),

@@ -13,14 +13,12 @@ DEFECTS = (
         "are compared with the labels",
         kind="wrong log",
         severity=2,
-        signs=(Sign(f"{_HELPER}.save_metrics_to_tracker"),),
+        signs=Sign(f"{_HELPER}.save_metrics_to_tracker"),
         affects=lambda run: (
             run.mtp_num_layers and run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te"
         ),
         when="--mtp-num-layers with --cross-entropy-loss-fusion and --cross-entropy-fusion-impl te",
-        links=(),
         introduced_by=("NVIDIA/Megatron-LM#3458",),
-        state="unreported",
         evidence="reproduced",
         instead="--cross-entropy-fusion-impl native",
         patch="mtp-acceptance-rate",

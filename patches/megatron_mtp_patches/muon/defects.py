@@ -27,13 +27,13 @@ DEFECTS = (
         "Newton-Schulz, and Muon stops training them",
         kind="wrong numbers",
         severity=2,
-        signs=(Sign("megatron.core.optimizer.optimizer:MegatronOptimizer.clip_grad_norm"),),
-        fixed_by=(Sign("megatron.core.optimizer.optimizer:MegatronOptimizer.skip_grad_norm_clip"),),
+        signs=Sign("megatron.core.optimizer.optimizer:MegatronOptimizer.clip_grad_norm"),
+        fixed_by=Sign("megatron.core.optimizer.optimizer:MegatronOptimizer.skip_grad_norm_clip"),
         affects=lambda run: (
             "muon" in str(run.optimizer) and (run.clip_grad or 0.0) > 0.0 and not run.clip_orthogonalizing_optimizers
         ),
         when="--optimizer muon or dist_muon with --clip-grad",
-        links=("NVIDIA/Megatron-LM#5394", "NVIDIA/Megatron-LM#5395"),
+        more_links=("NVIDIA/Megatron-LM#5395",),
         state="open",
         evidence="reproduced",
         only_if="the gradients of one module are many orders of magnitude larger than those of the others",
@@ -44,12 +44,11 @@ DEFECTS = (
         "Muon's update shrinks with the gradient where the norm of a matrix is below about 1e-9",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign("emerging_optimizers.orthogonalized_optimizers.muon_utils:newton_schulz", lacks="normalize_in_double"),
+        signs=Sign(
+            "emerging_optimizers.orthogonalized_optimizers.muon_utils:newton_schulz", lacks="normalize_in_double"
         ),
         affects=lambda run: "muon" in str(run.optimizer),
         when="--optimizer muon or dist_muon",
-        links=("NVIDIA-NeMo/Emerging-Optimizers#238",),
         state="fixed in emerging-optimizers 0.4.0",
         evidence="reproduced",
         only_if="the gradient of a matrix has a norm below 1e-9",
@@ -68,7 +67,6 @@ DEFECTS = (
             run.attention_output_gate and "muon" in str(run.optimizer) and run.muon_split_qkv is not False
         ),
         when="--attention-output-gate with --optimizer muon or dist_muon",
-        links=(),
         state="fixed in 0.19.0",
         evidence="reproduced",
         instead="--muon-no-split-qkv",
@@ -79,14 +77,11 @@ DEFECTS = (
         "The first step in which --qk-clip scales a weight ends in an error, as any step in a hybrid or fp32 model",
         kind="crash",
         severity=3,
-        signs=(_VISITS_DECODER,),
+        signs=_VISITS_DECODER,
         affects=lambda run: run.qk_clip and _clip_ends_in_error(run),
-        when=(
-            "--qk-clip with --use-distributed-optimizer (but for Muon), --use-precision-aware-optimizer, "
-            "--tensor-model-parallel-size > 1 (but for --multi-latent-attention) or --attention-output-gate, in a "
-            "hybrid model, or in fp32"
-        ),
-        links=("NVIDIA/Megatron-LM#4646",),
+        when="--qk-clip with --use-distributed-optimizer (but for Muon), --use-precision-aware-optimizer, "
+        "--tensor-model-parallel-size > 1 (but for --multi-latent-attention) or --attention-output-gate, in a "
+        "hybrid model, or in fp32",
         state="open",
         evidence="reproduced",
         only_if="a largest logit is over --qk-clip-threshold (hybrid and fp32 models: always)",
@@ -97,11 +92,9 @@ DEFECTS = (
         "QK clipping leaves out the attention of MTP heads, however large their logits are",
         kind="wrong numbers",
         severity=3,
-        signs=(_VISITS_DECODER,),
+        signs=_VISITS_DECODER,
         affects=lambda run: run.qk_clip and run.mtp_num_layers,
         when="--qk-clip with --mtp-num-layers",
-        links=(),
-        state="unreported",
         evidence="reproduced",
         only_if="the largest logit of a head of their attention is over --qk-clip-threshold",
         patch="clip-qk-of-all-layers",
@@ -112,16 +105,12 @@ DEFECTS = (
         "layer",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.transformer.attention:SelfAttention.clip_qk",
-                has="torch.clamp(self.config.qk_clip_threshold / grouped_max_attn_logits, max=1.0)",
-            ),
+        signs=Sign(
+            "megatron.core.transformer.attention:SelfAttention.clip_qk",
+            has="torch.clamp(self.config.qk_clip_threshold / grouped_max_attn_logits, max=1.0)",
         ),
         affects=lambda run: run.qk_clip,
         when="--qk-clip",
-        links=(),
-        state="unreported",
         evidence="reproduced",
         only_if="all logits of a head, or of all heads of a query group, are negative in a step",
         patch="clip-qk-of-all-layers",
@@ -131,11 +120,9 @@ DEFECTS = (
         "Logits of a validation clip weights after the next training step, and count in its logged maximum",
         kind="wrong numbers",
         severity=2,
-        signs=(_VISITS_DECODER,),
+        signs=_VISITS_DECODER,
         affects=lambda run: (run.qk_clip or run.log_max_attention_logit) and (run.eval_iters or 0) > 0,
         when="--qk-clip or --log-max-attention-logit with validation (--eval-iters > 0)",
-        links=(),
-        state="unreported",
         evidence="reproduced",
         only_if="a logit of the validation is larger than those of the step",
         patch="clip-qk-of-all-layers",
@@ -145,14 +132,12 @@ DEFECTS = (
         "The logged maximum of the attention logits is that of the heads and layers of the last rank",
         kind="wrong log",
         severity=1,
-        signs=(_VISITS_DECODER,),
+        signs=_VISITS_DECODER,
         affects=lambda run: (
             run.log_max_attention_logit
             and (run.tensor_model_parallel_size or 1) * (run.pipeline_model_parallel_size or 1) > 1
         ),
         when=("--log-max-attention-logit with --tensor-model-parallel-size > 1 or --pipeline-model-parallel-size > 1"),
-        links=(),
-        state="unreported",
         evidence="reproduced",
         patch="clip-qk-of-all-layers",
     ),
@@ -163,16 +148,13 @@ DEFECTS = (
         ),
         kind="wrong log",
         severity=2,
-        signs=(
-            Sign(
-                "megatron.core.optimizer.qk_clip:clip_qk",
-                has="log_max_attention_logit = max(",
-                lacks="current_max_attn_logits = None",
-            ),
+        signs=Sign(
+            "megatron.core.optimizer.qk_clip:clip_qk",
+            has="log_max_attention_logit = max(",
+            lacks="current_max_attn_logits = None",
         ),
         affects=lambda run: run.log_max_attention_logit and not run.qk_clip,
         when="--log-max-attention-logit without --qk-clip",
-        links=("NVIDIA/Megatron-LM#5067",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="clip-qk-of-all-layers",

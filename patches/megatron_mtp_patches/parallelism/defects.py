@@ -22,12 +22,10 @@ DEFECTS = (
         "data: wrong losses and gradients, up to NaN",
         kind="wrong numbers",
         severity=5,
-        signs=(
-            Sign(
-                "megatron.core.pipeline_parallel.schedules:forward_backward_pipelining_with_interleaving",
-                has="deallocate_output_tensor(output_tensor, config.deallocate_pipeline_outputs)",
-                lacks="if send_next_wait_handle is not None and config.deallocate_pipeline_outputs:",
-            ),
+        signs=Sign(
+            "megatron.core.pipeline_parallel.schedules:forward_backward_pipelining_with_interleaving",
+            has="deallocate_output_tensor(output_tensor, config.deallocate_pipeline_outputs)",
+            lacks="if send_next_wait_handle is not None and config.deallocate_pipeline_outputs:",
         ),
         affects=_frees_what_it_sends,
         when="--num-virtual-stages-per-pipeline-rank (or another interleaved layout) without "
@@ -35,7 +33,6 @@ DEFECTS = (
         only_if="PyTorch gives the memory of a tensor back while it is being sent (a race: with NCCL it depends on "
         "PyTorch's version and on TORCH_NCCL_AVOID_RECORD_STREAMS)",
         instead="--no-overlap-p2p-communication",
-        links=("NVIDIA/Megatron-LM#4047",),
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="keep-outputs-until-sent",
@@ -46,17 +43,15 @@ DEFECTS = (
         "other in different collectives",
         kind="hang",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.optimizer:_get_param_groups",
-                has="sorted(params_key, key=lambda x: (x[0] is not None, x[0]))",
-            ),
+        signs=Sign(
+            "megatron.core.optimizer:_get_param_groups",
+            has="sorted(params_key, key=lambda x: (x[0] is not None, x[0]))",
         ),
         affects=lambda run: (
             "muon" in str(run.optimizer) and run.num_experts and (run.pipeline_model_parallel_size or 1) > 1
         ),
         when="--optimizer muon or dist_muon with --num-experts and --pipeline-model-parallel-size > 1",
-        links=("NVIDIA/Megatron-LM#6616", "NVIDIA/Megatron-LM#1515"),
+        more_links=("NVIDIA/Megatron-LM#1515",),
         state="open",
         evidence="reproduced",
         only_if="a pipeline stage meets experts before dense weights with the same settings, as where these are frozen",

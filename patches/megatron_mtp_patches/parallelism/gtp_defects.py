@@ -29,12 +29,10 @@ DEFECTS = (
         effect="Gradients of experts are reduced over the wrong ranks",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.extensions.transformer_engine:TELinear.__init__",
-                has="gtp",
-                lacks="expert_gtp_weight_remat_size != self.config.gtp_weight_remat_size",
-            ),
+        signs=Sign(
+            "megatron.core.extensions.transformer_engine:TELinear.__init__",
+            has="gtp",
+            lacks="expert_gtp_weight_remat_size != self.config.gtp_weight_remat_size",
         ),
         affects=lambda run: (
             run.num_experts
@@ -46,7 +44,6 @@ DEFECTS = (
         "--tensor-model-parallel-size, and --expert-tensor-parallel-num-weight-shards other than "
         "--tensor-parallel-num-weight-shards",
         instead="give both the same number of weight shards",
-        links=("NVIDIA/Megatron-LM#6080",),
         state="fixed on main",
         evidence="read",
     ),
@@ -55,19 +52,17 @@ DEFECTS = (
         effect="Neighbouring weights share a buffer, so a layer may compute with the weights of the next one",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                f"{_GTP}:GTPShardedParam",
-                has="prev_w",
-                lacks=("_ensure_distinct_buffer_from_prev", "_ensure_no_shared_buffer_with"),
-            ),
+        signs=Sign(
+            f"{_GTP}:GTPShardedParam",
+            has="prev_w",
+            lacks=("_ensure_distinct_buffer_from_prev", "_ensure_no_shared_buffer_with"),
         ),
         affects=lambda run: _weight_shards(run) > 1,
         when=_DENSE,
         only_if="two weights of one shape follow each other, as the embedding and the output layer with CUDA graphs, "
         "or where layers are recomputed",
         instead="leave out --tensor-parallel-num-weight-shards",
-        links=("NVIDIA/Megatron-LM#6207", "NVIDIA/Megatron-LM#6407"),
+        more_links=("NVIDIA/Megatron-LM#6407",),
         state="fixed on main",
         evidence="read",
     ),
@@ -76,18 +71,13 @@ DEFECTS = (
         effect="A weight may be prefetched before its data-parallel all-gather has ended",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.distributed.distributed_data_parallel:",
-                has="gtp",
-                lacks="class _BucketParamReadyCallback",
-            ),
+        signs=Sign(
+            "megatron.core.distributed.distributed_data_parallel:", has="gtp", lacks="class _BucketParamReadyCallback"
         ),
         affects=lambda run: _has_gtp(run) and run.overlap_param_gather,
         when=f"{_FLAG}, with --overlap-param-gather",
         only_if="the all-gather ends too late (a race)",
         instead="leave out --overlap-param-gather",
-        links=("NVIDIA/Megatron-LM#6388",),
         state="fixed on main",
         evidence="read",
     ),
@@ -96,11 +86,10 @@ DEFECTS = (
         effect="MTP heads that share one layer compute with stale weights from the second depth on",
         kind="wrong numbers",
         severity=4,
-        signs=(Sign(f"{_GTP}:GTPShardedParam", has="prev_w", lacks="_prefetch_available"),),
+        signs=Sign(f"{_GTP}:GTPShardedParam", has="prev_w", lacks="_prefetch_available"),
         affects=lambda run: _has_gtp(run) and repeats_a_head(run),
         when=f"{_FLAG}, with --mtp-use-repeated-layer and --mtp-num-layers > 1",
         instead=_INSTEAD,
-        links=("NVIDIA/Megatron-LM#6242",),
         state="fixed on main",
         evidence="read",
     ),
@@ -109,12 +98,10 @@ DEFECTS = (
         effect="A placeholder, whose memory is not set to zero, is added to the gradients of shared embeddings",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                f"{_GTP}:GTPShardedParam",
-                has="get_dummy_wgrad(list(param.main_grad.shape), param.dtype)",
-                lacks="get_dummy_wgrad(list(param.main_grad.shape), param.dtype, zero=True)",
-            ),
+        signs=Sign(
+            f"{_GTP}:GTPShardedParam",
+            has="get_dummy_wgrad(list(param.main_grad.shape), param.dtype)",
+            lacks="get_dummy_wgrad(list(param.main_grad.shape), param.dtype, zero=True)",
         ),
         affects=lambda run: (
             _weight_shards(run) > 1
@@ -124,7 +111,6 @@ DEFECTS = (
         when=f"{_DENSE}, without pipeline parallelism, with --mtp-num-layers or without "
         "--untie-embeddings-and-output-weights",
         instead="leave out --tensor-parallel-num-weight-shards",
-        links=("NVIDIA/Megatron-LM#6565",),
         state="fixed on main",
         evidence="read",
     ),
@@ -134,17 +120,14 @@ DEFECTS = (
         "precision before they are summed over ranks, though the run accumulates and reduces in fp32",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                f"{_LAYERS}:LinearWithGradAccumulationAndAsyncCommunication.backward",
-                has="gtp_remat_size",
-                lacks="_wgrad_gemm",
-            ),
+        signs=Sign(
+            f"{_LAYERS}:LinearWithGradAccumulationAndAsyncCommunication.backward",
+            has="gtp_remat_size",
+            lacks="_wgrad_gemm",
         ),
         affects=lambda run: _weight_shards(run) > 1 and run.bf16 and run.accumulate_allreduce_grads_in_fp32,
         when=f"{_DENSE}, with --bf16 and without --grad-reduce-in-bf16",
         instead="leave out --tensor-parallel-num-weight-shards",
-        links=("NVIDIA/Megatron-LM#6624",),
         state="fixed on main",
         evidence="read",
     ),
@@ -153,15 +136,11 @@ DEFECTS = (
         effect="The loss of an evaluation is that of a part of its samples",
         kind="wrong log",
         severity=2,
-        signs=(
-            Sign(
-                "megatron.training.training:evaluate",
-                has="torch.distributed.all_reduce(val, group=eval_pgc.dp_cp)",
-            ),
+        signs=Sign(
+            "megatron.training.training:evaluate", has="torch.distributed.all_reduce(val, group=eval_pgc.dp_cp)"
         ),
         affects=lambda run: _weight_shards(run) > 1 and run.eval_iters,
         when=f"{_DENSE}, with --eval-iters",
-        links=("NVIDIA/Megatron-LM#6717",),
         state="fixed on main",
         evidence="read",
     ),
@@ -170,18 +149,13 @@ DEFECTS = (
         effect="Muon scales the update of a padded weight as if the zeros that pad it were rows of it",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                "megatron.core.optimizer.emerging_optimizers:TensorParallelMuon",
-                has="gtp_remat",
-                lacks="_strip_pad",
-            ),
+        signs=Sign(
+            "megatron.core.optimizer.emerging_optimizers:TensorParallelMuon", has="gtp_remat", lacks="_strip_pad"
         ),
         affects=lambda run: _has_gtp(run) and "muon" in str(run.optimizer),
         when=f"{_FLAG}, with --optimizer muon",
         only_if="weights are padded, because their rows do not divide evenly",
         instead=_INSTEAD,
-        links=("NVIDIA/Megatron-LM#6740",),
         state="fixed on main, but for --muon-tp-mode distributed",
         evidence="read",
     ),
@@ -191,16 +165,12 @@ DEFECTS = (
         "your own shards may be missing",
         kind="lost state",
         severity=2,
-        signs=(
-            Sign(
-                f"{_LAYERS}:ColumnParallelLinear.__init__",
-                has='wrap_module_params_gtp(self, ["weight"], gtp_remat_group)',
-            ),
+        signs=Sign(
+            f"{_LAYERS}:ColumnParallelLinear.__init__", has='wrap_module_params_gtp(self, ["weight"], gtp_remat_group)'
         ),
         affects=lambda run: _has_gtp(run) and run.save,
         when=f"{_FLAG}, with --save",
         only_if="the model is built with process groups of its own (pg_collection)",
-        links=("NVIDIA/Megatron-LM#6775",),
         state="fixed on main",
         evidence="read",
     ),

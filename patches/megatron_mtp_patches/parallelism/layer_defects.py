@@ -25,12 +25,9 @@ DEFECTS = (
         "precision; users report diverging losses and gradient norms of 0",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.models.common.language_module.language_module:"
-                "LanguageModule.compute_language_model_loss",
-                has="self.config.cross_entropy_fusion_impl == 'te'",
-            ),
+        signs=Sign(
+            "megatron.core.models.common.language_module.language_module:LanguageModule.compute_language_model_loss",
+            has="self.config.cross_entropy_fusion_impl == 'te'",
         ),
         affects=lambda run: (
             run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te" and run.transformer_engine < (2, 18)
@@ -38,7 +35,10 @@ DEFECTS = (
         when="--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te and TransformerEngine before 2.18 (from "
         "0.18.2 on Megatron's own trainer refuses this, other trainers only warn)",
         instead="--cross-entropy-fusion-impl native",
-        links=("NVIDIA/Megatron-LM#5115", "NVIDIA/Megatron-LM#1627", "NVIDIA/TransformerEngine#3193"),
+        more_links=(
+            "NVIDIA/Megatron-LM#1627",
+            "NVIDIA/TransformerEngine#3193",
+        ),
         state="open",
         evidence="reported",
     ),
@@ -47,15 +47,12 @@ DEFECTS = (
         effect="--fp32-residual-connection has no effect: every layer casts the residual back to half precision",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.fusions.fused_bias_dropout:_bias_dropout_add_func",
-                has="residual = residual if residual.dtype == x.dtype else residual.to(x.dtype)",
-            ),
+        signs=Sign(
+            "megatron.core.fusions.fused_bias_dropout:_bias_dropout_add_func",
+            has="residual = residual if residual.dtype == x.dtype else residual.to(x.dtype)",
         ),
         affects=lambda run: _keeps_residual_in_fp32(run) and not _fuses_norms(run),
         when="--fp32-residual-connection in a hybrid model or with --transformer-impl local",
-        links=("NVIDIA/Megatron-LM#3504",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
@@ -65,15 +62,12 @@ DEFECTS = (
         "weights are not",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.extensions.transformer_engine:TELayerNormColumnParallelLinear.forward",
-                lacks="if x.dtype != self.layer_norm_weight.dtype:",
-            ),
+        signs=Sign(
+            "megatron.core.extensions.transformer_engine:TELayerNormColumnParallelLinear.forward",
+            lacks="if x.dtype != self.layer_norm_weight.dtype:",
         ),
         affects=lambda run: _keeps_residual_in_fp32(run) and _fuses_norms(run),
         when="GPT with --fp32-residual-connection and --transformer-impl transformer_engine",
-        links=("NVIDIA/Megatron-LM#6272",),
         state="fixed on main",
         evidence="reported",
     ),
@@ -83,16 +77,13 @@ DEFECTS = (
         "own part of the sum",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.tensor_parallel.mappings:_reduce",
-                has="torch.distributed.all_reduce(input_.contiguous(), group=group)",
-            ),
+        signs=Sign(
+            "megatron.core.tensor_parallel.mappings:_reduce",
+            has="torch.distributed.all_reduce(input_.contiguous(), group=group)",
         ),
         affects=lambda run: False,  # no layer of Megatron's is known that does it, and no setting tells of others
         when="--tensor-model-parallel-size > 1 without --sequence-parallel",
         only_if="a layer of your own reduces a tensor that is not contiguous in memory",
-        links=("NVIDIA/Megatron-LM#5338",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="reduce-tensors-with-gaps",
@@ -102,17 +93,14 @@ DEFECTS = (
         effect="The norm before a Mamba layer has the epsilon of its class and not --norm-epsilon",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                "megatron.core.ssm.mamba_layer:MambaLayer.__init__",
-                has="self.norm = ",
-                lacks="eps=self.config.layernorm_epsilon",
-            ),
+        signs=Sign(
+            "megatron.core.ssm.mamba_layer:MambaLayer.__init__",
+            has="self.norm = ",
+            lacks="eps=self.config.layernorm_epsilon",
         ),
         affects=lambda run: False,  # Megatron's specs fuse this norm with the projection behind it
         when="--norm-epsilon in hybrid models",
         only_if="a spec of your own gives MambaLayer a separate norm",
-        links=("NVIDIA/Megatron-LM#5750",),
         state="fixed in 0.19.0",
         evidence="read",
     ),

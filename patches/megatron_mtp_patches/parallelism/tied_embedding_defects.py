@@ -27,51 +27,39 @@ DEFECTS = (
         effect="Under Megatron-FSDP a tied embedding gets no gradient from the look-up, only that of the output layer",
         kind="wrong numbers",
         severity=5,
-        signs=(
-            Sign(
-                "megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp:MegatronFSDP._register_fsdp_hooks",
-                has="if param.grad_added_to_main_grad and param.grad is not None: del param.grad",
-                lacks="zero_out_wgrad",
-            ),
+        signs=Sign(
+            "megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp:MegatronFSDP._register_fsdp_hooks",
+            has="if param.grad_added_to_main_grad and param.grad is not None: del param.grad",
+            lacks="zero_out_wgrad",
         ),
         affects=lambda run: has_megatron_fsdp(run) and _fuses_gradient_of_tied_weight(run),
         when="--use-megatron-fsdp with tied embeddings, without --no-gradient-accumulation-fusion",
-        links=(),
-        state="unreported",
         evidence="reproduced",
         instead=_INSTEAD,
         patch=_PATCH,
     ),
     Defect(
         id="mtp-tied-embeddings",
-        effect=(
-            "With tied embeddings the pipeline stage of the MTP heads loses the gradient of their look-up, so its copy "
-            "of the embedding gets that of the output layer alone"
-        ),
+        effect="With tied embeddings the pipeline stage of the MTP heads loses the gradient of their look-up, so its "
+        "copy of the embedding gets that of the output layer alone",
         kind="wrong numbers",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.models.common.language_module.language_module:"
-                "LanguageModule.setup_embeddings_and_output_layer",
-                has=(
-                    "if self.config.pipeline_model_parallel_size == 1: "
-                    "self.shared_embedding_or_output_weight().zero_out_wgrad = True"
-                ),
-                lacks="weight.zero_out_wgrad = True",
+        signs=Sign(
+            "megatron.core.models.common.language_module.language_module:"
+            "LanguageModule.setup_embeddings_and_output_layer",
+            has=(
+                "if self.config.pipeline_model_parallel_size == 1: "
+                "self.shared_embedding_or_output_weight().zero_out_wgrad = True"
             ),
+            lacks="weight.zero_out_wgrad = True",
         ),
         affects=lambda run: (
             _trains_copy_of_embedding_in_heads(run)
             and _fuses_gradient_of_tied_weight(run)
             and (run.gtp_weight_remat_size or 1) == 1
         ),
-        when=(
-            "--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and the heads on the last "
-            "stage, without --mtp-detach-heads and --no-gradient-accumulation-fusion"
-        ),
-        links=(),
-        state="unreported",
+        when="--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and the heads on the last "
+        "stage, without --mtp-detach-heads and --no-gradient-accumulation-fusion",
         evidence="reproduced",
         instead=_INSTEAD,
         patch=_PATCH,

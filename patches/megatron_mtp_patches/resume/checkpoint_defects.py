@@ -28,11 +28,9 @@ DEFECTS = (
         "first one with padding are shifted, and the first step after a resume writes these into the model",
         kind="lost state",
         severity=5,
-        signs=(
-            Sign(
-                "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.sharded_param_state_fully_reshardable",
-                has="world_tensors[state_key][param_world_start:param_world_end]",
-            ),
+        signs=Sign(
+            "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.sharded_param_state_fully_reshardable",
+            has="world_tensors[state_key][param_world_start:param_world_end]",
         ),
         affects=lambda run: (
             _saves_optimizer(run)
@@ -44,7 +42,6 @@ DEFECTS = (
         when="--dist-ckpt-optim-fully-reshardable with --use-distributed-optimizer and --overlap-grad-reduce",
         only_if="a bucket before the last one has padding: its number of elements is not a multiple of 128 and of the "
         "data-parallel size, or --ddp-pad-buckets-for-high-nccl-busbw",
-        links=("NVIDIA/Megatron-LM#5077",),
         state="fixed on main",
         evidence="reproduced",
         patch="save-own-state-of-each-param",
@@ -55,19 +52,16 @@ DEFECTS = (
         "it is being written",
         kind="lost state",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.dist_checkpointing.strategies.async_utils:TemporalAsyncCaller.schedule_async_call",
-                has="async_req.preload_fn()",
-                lacks="preloaded_holder",
-            ),
+        signs=Sign(
+            "megatron.core.dist_checkpointing.strategies.async_utils:TemporalAsyncCaller.schedule_async_call",
+            has="async_req.preload_fn()",
+            lacks="preloaded_holder",
         ),
         affects=lambda run: run.async_save and not run.use_persistent_ckpt_worker,
         when="--async-save without --use-persistent-ckpt-worker, in other trainers than Megatron's, which then saves "
         "synchronously",
         only_if="the process reuses that memory before the write ends (a race)",
         instead="--use-persistent-ckpt-worker",
-        links=("NVIDIA/Megatron-LM#2288",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
@@ -76,12 +70,10 @@ DEFECTS = (
         effect="A checkpoint in the old format lacks the shards of some tensor-parallel ranks",
         kind="lost state",
         severity=3,
-        signs=(
-            Sign(
-                f"{_CHECKPOINTING}:save_checkpoint",
-                has="mpu.get_expert_data_parallel_rank() == 0",
-                lacks="mpu.get_data_parallel_rank() == 0 or mpu.get_expert_data_parallel_rank() == 0",
-            ),
+        signs=Sign(
+            f"{_CHECKPOINTING}:save_checkpoint",
+            has="mpu.get_expert_data_parallel_rank() == 0",
+            lacks="mpu.get_data_parallel_rank() == 0 or mpu.get_expert_data_parallel_rank() == 0",
         ),
         affects=lambda run: (
             run.save
@@ -92,7 +84,6 @@ DEFECTS = (
         when="--ckpt-format torch with --num-experts, and --tensor-model-parallel-size greater than "
         "--expert-model-parallel-size times --expert-tensor-parallel-size",
         instead="--ckpt-format torch_dist",
-        links=("NVIDIA/Megatron-LM#4678",),
         state="fixed in 0.18.0",
         evidence="read",
     ),
@@ -102,13 +93,12 @@ DEFECTS = (
         "loaded with another tensor-parallel size",
         kind="lost state",
         severity=3,
-        signs=(Sign(f"{_FSDP}:", has="def handle_swiglu_in_state_dict(", lacks="def handle_gdn_in_state_dict("),),
+        signs=Sign(f"{_FSDP}:", has="def handle_swiglu_in_state_dict(", lacks="def handle_gdn_in_state_dict("),
         affects=lambda run: (
             run.use_megatron_fsdp and (run.save or run.load) and run.experimental_attention_variant == "gated_delta_net"
         ),
         when="--use-megatron-fsdp with --experimental-attention-variant gated_delta_net",
         only_if="the checkpoint is loaded with another --tensor-model-parallel-size",
-        links=("NVIDIA/Megatron-LM#3936",),
         state="fixed in 0.18.0",
         evidence="read",
     ),
@@ -118,12 +108,10 @@ DEFECTS = (
         "tensor-parallel sizes reads it rightly",
         kind="lost state",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.transformer.mlp:apply_swiglu_sharded_factory",
-                has="torch.chunk(",
-                lacks="is_torch_fsdp2_param",
-            ),
+        signs=Sign(
+            "megatron.core.transformer.mlp:apply_swiglu_sharded_factory",
+            has="torch.chunk(",
+            lacks="is_torch_fsdp2_param",
         ),
         affects=lambda run: (
             run.use_torch_fsdp2
@@ -134,7 +122,6 @@ DEFECTS = (
         when="--use-torch-fsdp2 with --swiglu and --ckpt-format torch_dist",
         only_if="ML-4953 is fixed there, and the checkpoint is converted, or loaded with another data- or "
         "tensor-parallel size",
-        links=("NVIDIA/Megatron-LM#5714",),
         state="fixed in 0.19.0",
         evidence="read",
     ),
@@ -144,14 +131,12 @@ DEFECTS = (
         "heads of 0.16, or MLA's down projections after a change of --mla-down-proj-fusion",
         kind="lost state",
         severity=2,
-        signs=(
-            Sign(
-                f"{_CHECKPOINTING}:",
-                has="allow_partial_load = not getattr(args, 'strict_fsdp_dtensor_load', False)",
-                lacks="validate_fsdp_dtensor_model_load(",
-            ),
+        signs=Sign(
+            f"{_CHECKPOINTING}:",
+            has="allow_partial_load = not getattr(args, 'strict_fsdp_dtensor_load', False)",
+            lacks="validate_fsdp_dtensor_model_load(",
         ),
-        fixed_by=(Sign("megatron.core.transformer.multi_token_prediction:", lacks="mtp_model_layer"),),  # 0.16
+        fixed_by=Sign("megatron.core.transformer.multi_token_prediction:", lacks="mtp_model_layer"),  # 0.16
         affects=lambda run: (
             run.use_megatron_fsdp
             and run.load
@@ -162,7 +147,6 @@ DEFECTS = (
         "--multi-latent-attention",
         only_if="the checkpoint was saved by 0.16, or with the other setting of --mla-down-proj-fusion",
         instead="leave out --no-strict-fsdp-dtensor-load: loading then ends in an error",
-        links=("NVIDIA/Megatron-LM#6271",),
         state="fixed on main",
         evidence="read",
     ),
@@ -172,12 +156,12 @@ DEFECTS = (
         "by 0.17 or newer",
         kind="lost state",
         severity=2,
-        signs=(Sign(f"{_CHECKPOINTING}:get_rng_state", has="if ep_size > 1:"),),
+        signs=Sign(f"{_CHECKPOINTING}:get_rng_state", has="if ep_size > 1:"),
         affects=lambda run: _keeps_random_state(run) and run.ckpt_format == "torch_dist" and expert_parallel(run) > 1,
         when="--ckpt-format torch_dist with --expert-model-parallel-size > 1",
         only_if="the checkpoint is loaded with another number of ranks, or by 0.17 or newer",
         instead="--no-load-rng in the run that loads it",
-        links=("NVIDIA/Megatron-LM#3736", "NVIDIA/Megatron-LM#2658"),
+        more_links=("NVIDIA/Megatron-LM#2658",),
         state="fixed in 0.17.0",
         evidence="read",
     ),
@@ -186,11 +170,9 @@ DEFECTS = (
         effect="Loading ends in a TypeError, because torch 2.15 has a property of tensors that torch.empty lacks",
         kind="crash",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.dist_checkpointing.strategies.torch:TorchDistLoadShardedStrategy.load_tensors_metadata",
-                has="torch.empty(tp.size, **tp.properties.__dict__, device='meta')",
-            ),
+        signs=Sign(
+            "megatron.core.dist_checkpointing.strategies.torch:TorchDistLoadShardedStrategy.load_tensors_metadata",
+            has="torch.empty(tp.size, **tp.properties.__dict__, device='meta')",
         ),
         affects=lambda run: (
             run.load
@@ -200,9 +182,7 @@ DEFECTS = (
         when="--load with a --dist-ckpt-strictness other than assume_ok_unexpected",
         only_if="torch is 2.15 or newer",
         instead="leave out --dist-ckpt-strictness, and compare nothing",
-        links=(),
         introduced_by=("pytorch/pytorch#194251",),
-        state="unreported",
         evidence="reproduced",
         patch="read-tensor-metadata-of-newer-torch",
     ),

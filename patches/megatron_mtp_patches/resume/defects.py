@@ -28,13 +28,12 @@ DEFECTS = (
         effect="After a resume all parameters have the learning rate of one group: --decoupled-lr and muP are lost",
         kind="wrong numbers",
         severity=5,
-        signs=(Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),),
+        signs=Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),
         affects=lambda run: (  # a checkpoint of Megatron-FSDP has the settings of each parameter
             loads_optimizer(run) and _has_learning_rates_of_groups(run) and not has_megatron_fsdp(run)
         ),
         when="--load (without --no-load-optim or --finetune) with --decoupled-lr or --use-mup, without "
         "--use-megatron-fsdp",
-        links=("NVIDIA/Megatron-LM#4705",),
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="keep-learning-rates-at-resume",
@@ -45,12 +44,15 @@ DEFECTS = (
         "checkpoint's",
         kind="wrong numbers",
         severity=4,
-        signs=(Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),),
-        fixed_by=(Sign(_LOADING, has='param_group["max_lr"] = max_lr'),),
+        signs=Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),
+        fixed_by=Sign(_LOADING, has='param_group["max_lr"] = max_lr'),
         affects=lambda run: loads_optimizer(run) and run.override_opt_param_scheduler,
         when="--load with --override-opt-param-scheduler",
         only_if="--lr or --min-lr differs from the checkpoint's",
-        links=("NVIDIA/Megatron-LM#1138", "NVIDIA/Megatron-LM#1284", "NVIDIA/Megatron-LM#3720"),
+        more_links=(
+            "NVIDIA/Megatron-LM#1138",
+            "NVIDIA/Megatron-LM#1284",
+        ),
         state="fixed in 0.19.0",  # where such a resume ends in an error: ML-3720b
         evidence="reproduced",
         patch="keep-learning-rates-at-resume",
@@ -60,13 +62,12 @@ DEFECTS = (
         effect="A resume with another --lr or --min-lr ends in an error: no parameter group of the checkpoint fits",
         kind="crash",
         severity=3,
-        signs=(Sign(_KEYS, has="_param_group_override_keys"),),
+        signs=Sign(_KEYS, has="_param_group_override_keys"),
         affects=lambda run: (
             loads_optimizer(run) and (run.override_opt_param_scheduler or run.use_checkpoint_opt_param_scheduler)
         ),
         when="--load with --override-opt-param-scheduler or --use-checkpoint-opt-param-scheduler",
         only_if="--lr or --min-lr differs from the checkpoint's",
-        links=("NVIDIA/Megatron-LM#3720",),
         state="open",
         evidence="reproduced",
         patch="keep-learning-rates-at-resume",
@@ -77,12 +78,12 @@ DEFECTS = (
         "and muP are lost",
         kind="wrong numbers",
         severity=4,
-        signs=(Sign(_LOADING, has='param_group["max_lr"] = max_lr'),),
+        signs=Sign(_LOADING, has='param_group["max_lr"] = max_lr'),
         affects=lambda run: (
             loads_optimizer(run) and run.override_opt_param_scheduler and _has_learning_rates_of_groups(run)
         ),
         when="--load with --override-opt-param-scheduler, and --decoupled-lr or --use-mup",
-        links=("NVIDIA/Megatron-LM#7173", "NVIDIA/Megatron-LM#3720"),
+        more_links=("NVIDIA/Megatron-LM#3720",),
         state="open",
         evidence="read",
         patch="keep-learning-rates-at-resume",
@@ -93,11 +94,9 @@ DEFECTS = (
         "CPU is not refreshed",
         kind="lost state",
         severity=4,
-        signs=(
-            Sign(
-                "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
-                has="self.optimizer.update_fp32_param_by_new_param() return",
-            ),
+        signs=Sign(
+            "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
+            has="self.optimizer.update_fp32_param_by_new_param() return",
         ),
         affects=lambda run: (
             run.optimizer_cpu_offload
@@ -106,7 +105,6 @@ DEFECTS = (
         ),
         when="--optimizer-cpu-offload with --finetune or --no-load-optim, and --fp8-param-gather or (in other trainers "
         "than Megatron's) without --use-precision-aware-optimizer",
-        links=("NVIDIA/Megatron-LM#5071",),
         state="open",
         evidence="reproduced",
         patch="refresh-offloaded-params",
@@ -116,10 +114,9 @@ DEFECTS = (
         effect="--load-main-params-from-ckpt makes the experts' main parameters of weights in half precision",
         kind="wrong numbers",
         severity=2,
-        signs=(Sign(f"{_OPTIMIZER}:ChainedOptimizer._split_state_dict", has="state_dicts[0] = state_dict"),),
+        signs=Sign(f"{_OPTIMIZER}:ChainedOptimizer._split_state_dict", has="state_dicts[0] = state_dict"),
         affects=lambda run: _loads_main_params_of_experts(run) and not run.virtual_pipeline_model_parallel_size,
         when="--load-main-params-from-ckpt with --num-experts and --expert-model-parallel-size > 1",
-        links=("NVIDIA/Megatron-LM#3676",),
         state="fixed in 0.18.0",
         evidence="read",
     ),
@@ -128,10 +125,9 @@ DEFECTS = (
         effect="--load-main-params-from-ckpt ends in an error: Wrong state_dict format",
         kind="crash",
         severity=3,
-        signs=(Sign(f"{_OPTIMIZER}:ChainedOptimizer._split_state_dict", has="state_dicts[0] = state_dict"),),
+        signs=Sign(f"{_OPTIMIZER}:ChainedOptimizer._split_state_dict", has="state_dicts[0] = state_dict"),
         affects=lambda run: _loads_main_params_of_experts(run) and run.virtual_pipeline_model_parallel_size,
         when="--load-main-params-from-ckpt with --num-experts, --expert-model-parallel-size > 1 and interleaved stages",
-        links=("NVIDIA/Megatron-LM#3676",),
         state="fixed in 0.18.0",
         evidence="read",
     ),

@@ -14,12 +14,7 @@ DEFECTS = (
         effect="The bias of each expert's second layer is not multiplied by the router's probability",
         kind="wrong numbers",
         severity=3,
-        signs=(
-            Sign(
-                "megatron.core.transformer.moe.experts:TEGroupedMLP._is_fused_impl_supported",
-                lacks="scale_bias",
-            ),
-        ),
+        signs=Sign("megatron.core.transformer.moe.experts:TEGroupedMLP._is_fused_impl_supported", lacks="scale_bias"),
         affects=lambda run: (
             run.use_transformer_engine_op_fuser
             and run.num_experts
@@ -32,7 +27,6 @@ DEFECTS = (
         "--disable-bias-linear, and TransformerEngine 2.14 or newer",
         only_if="the activation is one that TransformerEngine fuses (SwiGLU, quick GEGLU or squared ReLU)",
         instead="leave out --use-transformer-engine-op-fuser",
-        links=("NVIDIA/Megatron-LM#5850",),
         state="fixed in 0.19.0",
         evidence="read",
     ),
@@ -41,7 +35,7 @@ DEFECTS = (
         effect="A dense MLP computes with weights whose all-gather may not have ended",
         kind="wrong numbers",
         severity=3,
-        signs=(Sign(f"{_TE}:TEFusedMLP._register_hooks_on_fused_impl", has="for submodule in self.modules():"),),
+        signs=Sign(f"{_TE}:TEFusedMLP._register_hooks_on_fused_impl", has="for submodule in self.modules():"),
         affects=lambda run: (
             run.use_transformer_engine_op_fuser
             and run.overlap_param_gather
@@ -52,7 +46,7 @@ DEFECTS = (
         only_if="the gather ends too late (a race) and dense layers are fused, as Megatron's own trainer "
         "does from 0.19 on",
         instead="leave out --use-transformer-engine-op-fuser",
-        links=("NVIDIA/Megatron-LM#6132", "NVIDIA/Megatron-LM#6654"),
+        more_links=("NVIDIA/Megatron-LM#6654",),
         state="fixed on main",
         evidence="read",
     ),
@@ -62,16 +56,13 @@ DEFECTS = (
         "those that are used",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                "megatron.core.transformer.moe.experts:TEGroupedMLP._make_fused_ops",
-                has="fc1_single_grouped_weight",
-                lacks="register_grouped_linear_params",
-            ),
+        signs=Sign(
+            "megatron.core.transformer.moe.experts:TEGroupedMLP._make_fused_ops",
+            has="fc1_single_grouped_weight",
+            lacks="register_grouped_linear_params",
         ),
         affects=lambda run: run.moe_single_grouped_weight and run.use_transformer_engine_op_fuser,
         when="moe_single_grouped_weight with --use-transformer-engine-op-fuser",
-        links=("NVIDIA/Megatron-LM#5487",),
         state="fixed in 0.19.0",
         evidence="reported",
     ),
@@ -80,11 +71,9 @@ DEFECTS = (
         effect="Layers with SiLU compute ReLU",
         kind="wrong numbers",
         severity=2,
-        signs=(
-            Sign(
-                f"{_TE}:TEActivationOp.__new__",
-                has="elif config.activation_func == F.silu: layer_type = te.pytorch.ops.ReLU",
-            ),
+        signs=Sign(
+            f"{_TE}:TEActivationOp.__new__",
+            has="elif config.activation_func == F.silu: layer_type = te.pytorch.ops.ReLU",
         ),
         affects=lambda run: (
             run.use_te_activation_func
@@ -93,7 +82,6 @@ DEFECTS = (
         ),
         when="use_te_activation_func with activation_func=F.silu that is not gated",
         instead="leave use_te_activation_func out",
-        links=("NVIDIA/Megatron-LM#5999",),
         state="open",
         evidence="read",
     ),
@@ -103,11 +91,10 @@ DEFECTS = (
         "its part of the fused down projection of MLA for all of it",
         kind="crash",
         severity=3,
-        signs=(Sign(f"{_FUSED_MLA}._qkv_down_projection", lacks="tp_size"),),
+        signs=Sign(f"{_FUSED_MLA}._qkv_down_projection", lacks="tp_size"),
         affects=lambda run: run.mla_down_proj_fusion and tensor_parallel(run) > 1,
         when="--mla-down-proj-fusion with --tensor-model-parallel-size > 1",
         instead="leave out --mla-down-proj-fusion",
-        links=("NVIDIA/Megatron-LM#5383",),
         state="fixed in 0.19.0",
         evidence="reproduced",
     ),
@@ -117,11 +104,10 @@ DEFECTS = (
         "down projection does not have",
         kind="crash",
         severity=3,
-        signs=(Sign(_FUSED_MLA, lacks="def backward_dw("),),
+        signs=Sign(_FUSED_MLA, lacks="def backward_dw("),
         affects=lambda run: run.mla_down_proj_fusion and run.delay_wgrad_compute,
         when="--mla-down-proj-fusion with --delay-wgrad-compute",
         instead="leave out --mla-down-proj-fusion",
-        links=("NVIDIA/Megatron-LM#5273",),
         state="fixed in 0.19.0",
         evidence="reproduced",
     ),
