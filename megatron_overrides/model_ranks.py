@@ -1,11 +1,13 @@
-"""Agree with the other ranks of a model on what one of them has seen, so that all of them raise or none."""
+"""What one rank has seen: raised by all ranks of a model or none, and warned of by the rank that writes the log."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.utils import log_single_rank
 
 
 def is_on_any_rank(is_here: bool, process_groups: Any) -> bool:
@@ -36,3 +38,12 @@ def _global_groups() -> list[Any]:
         parallel_state.get_pipeline_model_parallel_group(),
         parallel_state.get_data_parallel_group(with_context_parallel=True),
     ]
+
+
+def warn_on_last_rank(logger: logging.Logger, text: str) -> None:
+    """Log `text` as a warning on the last rank alone; without torch.distributed, on this one.
+
+    It writes Megatron's log: with pipeline stages the first rank has no heads.
+    """
+    last = torch.distributed.get_world_size() - 1 if torch.distributed.is_initialized() else 0
+    log_single_rank(logger, logging.WARNING, text, rank=last)

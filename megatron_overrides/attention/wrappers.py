@@ -115,3 +115,14 @@ def configure_rope_scaling_factor(call: Call) -> Any:
     if getattr(call["args"], "rope_scaling_factor", None) is not None:
         config.rope_scaling_factor = call["args"].rope_scaling_factor
     return config
+
+
+def count_gradient_once(call: Call) -> Any:
+    """Wraps flash_attn_a2a_communicate_softmax_offset of TransformerEngine.
+
+    It deals out the sinks, [1, heads, 1, 1], over the context-parallel ranks, and gathers their gradient and the
+    largest logits, [heads]. Megatron adds up the gradients of all ranks, so each gets its share of the gathered one.
+    """
+    gathered = call.proceed()
+    is_gradient = call["tensor"] is not None and call["h_dim"] == 1 and not call["before_attn"]
+    return gathered / call["cp_size"] if is_gradient else gathered

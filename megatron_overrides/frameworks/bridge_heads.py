@@ -10,9 +10,8 @@ import torch
 from megatron.core.utils import get_model_config, unwrap_model
 
 from megatron_overrides.call import Call
-from megatron_overrides.last_rank import warn_on_last_rank
 from megatron_overrides.model_chunks import as_list
-from megatron_overrides.model_ranks import is_on_any_rank
+from megatron_overrides.model_ranks import is_on_any_rank, warn_on_last_rank
 from megatron_overrides.mtp.heads.finite_heads import listed, parameters_of_heads
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.moe.expert_parameters import mark_expert_parameters
-from megatron_overrides.moe.moe_layers import count_moe_layers
 from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled, is_main_model_frozen
 from megatron_overrides.report.metrics import MEGATRON_TRAINER, logging_trainer
 
@@ -121,3 +120,20 @@ def average_over_layers_with_losses(call: Call) -> Any:
 
 def _has_losses_of_a_part(run: Any) -> bool:
     return is_main_model_frozen(run) or are_heads_disabled(run)
+
+
+def count_moe_layers(run: Any) -> int:
+    """How many layers and heads of a run with Megatron's arguments have an auxiliary loss.
+
+    A frozen main model and disabled heads compute none.
+    """
+    is_frozen = is_main_model_frozen(run)
+    heads = 0 if are_heads_disabled(run) else run.mtp_num_layers or 0
+    if getattr(run, "mtp_use_repeated_layer", False):
+        heads = min(heads, 1)
+    if pattern := getattr(run, "hybrid_layer_pattern", None) or getattr(run, "hybrid_override_pattern", None):
+        main, *patterns_of_heads = pattern.split("/")
+        return main.count("E") * (not is_frozen) + heads * "".join(patterns_of_heads[:1]).count("E")
+    frequency = run.moe_layer_freq
+    layers = frequency if isinstance(frequency, list) else [i % (frequency or 1) == 0 for i in range(run.num_layers)]
+    return sum(layers) * (not is_frozen) + heads * layers[-1]  # a head is like the last layer of the main model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -119,3 +120,14 @@ def changed_settings(*configs: Any) -> dict[str, Any]:
         for declared in declared_settings(type(config))
         if (value := getattr(config, declared.name, declared.default)) != declared.default
     }
+
+
+def captures_whole_iteration(settings: Any) -> bool:
+    """Whether a CUDA graph repeats a whole training iteration, the losses included.
+
+    Args:
+        settings: a TransformerConfig or Megatron's args. The graph is a `cuda_graph_scope` up to 0.17, and a
+            `cuda_graph_impl` from 0.18 on; "full_iteration_inference" is another one.
+    """
+    graphs = (str(getattr(settings, f"cuda_graph_{kind}", "")) for kind in ("impl", "scope", "modules"))
+    return any(re.search(r"full_iteration\b", graph) for graph in graphs)

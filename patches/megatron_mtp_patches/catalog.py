@@ -146,7 +146,7 @@ BASE = (
             ),
             Wrap(
                 "megatron.training.checkpointing:check_checkpoint_args",
-                "megatron_mtp_patches.run_record.resumed_run:warn_of_differences",
+                "megatron_mtp_patches.run_record.provenance:warn_of_differences",
                 check_source=False,
             ),
         ),

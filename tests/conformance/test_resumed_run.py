@@ -1,7 +1,7 @@
 """What a run says when it goes on from a checkpoint that was saved with other patches or settings."""
 
 import pytest
-from megatron_mtp_patches.run_record.resumed_run import describe_differences
+from megatron_mtp_patches.run_record.provenance import describe_differences
 
 pytestmark = pytest.mark.forked("python")
 

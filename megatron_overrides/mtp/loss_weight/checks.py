@@ -8,8 +8,7 @@ from typing import Any
 
 from megatron_overrides.mtp.heads.detached_heads import are_detached
 from megatron_overrides.mtp.loss_weight.schedule import NAME, STYLE, Schedule
-from megatron_overrides.settings.checks import refuse_others, spell
-from megatron_overrides.settings.cuda_graphs import captures_whole_iteration
+from megatron_overrides.settings.checks import captures_whole_iteration, refuse_others, spell
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 
-from megatron_overrides.last_rank import warn_on_last_rank
+from megatron_overrides.model_ranks import warn_on_last_rank
 from megatron_overrides.mtp.forward_pass import recorded_pass
 from megatron_overrides.mtp.frozen.frozen_main_model import attach_loss, gradients_of_heads
 from megatron_overrides.mtp.heads.detached_heads import are_detached

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_overrides.settings.checks import spell
-from megatron_overrides.settings.cuda_graphs import captures_whole_iteration
+from megatron_overrides.settings.checks import captures_whole_iteration, spell
 
 # The smallest interval that decides in each step whether to measure. Every step can be captured where it measures the
 # same; label agreement does with interval 1.

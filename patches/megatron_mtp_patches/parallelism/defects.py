@@ -6,8 +6,6 @@ from typing import Any
 
 from ..defects.declare import Defect, Sign
 
-_PLAN = "megatron.core.models.common.model_chunk_schedule_plan"
-
 
 def _frees_what_it_sends(run: Any) -> bool:
     """Whether interleaved stages send asynchronously and free what they sent."""
