@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from scripts import study
-from scripts.bench import record
+from scripts.bench import results
 from scripts.common.arguments import positive
 
 LIMIT = 1.5  # times one read of the logits
@@ -27,7 +27,7 @@ REPEATS, WARM_UP = 20, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    record.add_arguments(parser)
+    results.add_arguments(parser)
     parser.add_argument("--tokens", type=positive, default=64, help="rows of the logits (default: 64)")
     parser.add_argument("--vocabulary", type=positive, default=131072, help="their columns (default: 131072)")
     parser.add_argument("--hidden", type=positive, default=1024, help="hidden size of the projection (default: 1024)")
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
     python, device = options.python[release], options.device
     shape = {"tokens": options.tokens, "vocabulary": options.vocabulary, "hidden": options.hidden}
     seconds = study.measure(python, "scripts.bench.acceptance", *shape.values(), device=device)
-    record.report("acceptance", [row(release, device, shape, **seconds)], options)
+    results.report("acceptance", [row(release, device, shape, **seconds)], options)
 
 
 def row(
@@ -48,7 +48,7 @@ def row(
     counting: list[float],
     copying: list[float],
     projecting: list[float],
-) -> record.Row:
+) -> results.Row:
     taken, read = median(counting), median(copying) / 2  # a copy reads and writes
     ratio = taken / read
     misses = [f"{ratio:.2f} times one read, not at most {LIMIT:g}"] if device == "gpu" and ratio > LIMIT else []

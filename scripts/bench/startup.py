@@ -13,7 +13,7 @@ from statistics import median
 
 from scripts.common.process import environment, run_or_exit
 
-from . import record
+from . import results
 
 IMPORT_LIMIT = 60.0  # ms
 APPLY_LIMIT = 1.2  # CPU-seconds
@@ -40,24 +40,24 @@ megatron_mtp_patches.apply("all")
 print(time.process_time() - start)
 """
 
-add_arguments = record.add_arguments
+add_arguments = results.add_arguments
 
 
 def run(options: argparse.Namespace) -> None:
     from rich.progress import track
 
     rows = [measure(release, python) for release, python in track(options.python.items(), "importing")]
-    record.report("import", rows, options)
+    results.report("import", rows, options)
 
 
-def measure(release: str, python: str) -> record.Row:
+def measure(release: str, python: str) -> results.Row:
     imports = _run_in_fresh(python, IMPORT, "all", IMPORTS)
     applies = _run_in_fresh(python, APPLY, "none", APPLIES)
     loads_torch = any(loaded == "True" for _, loaded in imports)
     return row(release, [float(ms) for ms, _ in imports], loads_torch, [float(seconds) for (seconds,) in applies])
 
 
-def row(release: str, import_ms: list[float], loads_torch: bool, apply_seconds: list[float]) -> record.Row:
+def row(release: str, import_ms: list[float], loads_torch: bool, apply_seconds: list[float]) -> results.Row:
     taken, applying = median(import_ms), median(apply_seconds)
     misses = [f"{taken:.1f} ms, not under {IMPORT_LIMIT:g}"] if taken >= IMPORT_LIMIT else []
     misses += ["it imports torch"] if loads_torch else []

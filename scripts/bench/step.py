@@ -28,7 +28,7 @@ from scripts import study
 from scripts.common.arguments import numbers, positive
 from scripts.common.process import end, environment
 
-from . import record
+from . import results
 from .ratios import Side, step_row
 
 COUNTED = 2  # steps
@@ -75,7 +75,7 @@ class Worker:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    record.add_arguments(parser)
+    results.add_arguments(parser)
     parser.add_argument("--ranks", type=numbers, default=[1], help="numbers of ranks (default: 1)")
     parser.add_argument("--parameters", type=positive, default=2000, help="how many the optimizer has (default: 2000)")
     parser.add_argument("--starts", type=positive, default=3, help="of all processes (default: 3)")
@@ -96,14 +96,14 @@ def run(options: argparse.Namespace) -> None:
                     progress.update(bar, description=f"{where}, {text}", advance=1)
 
                 for versions, row in measure(release, ranks, options, tell):
-                    record.write("step", [row], options, {release: versions})
+                    results.write("step", [row], options, {release: versions})
                     rows.append(row)
-    record.show("step", rows)
+    results.show("step", rows)
 
 
 def measure(
     release: str, ranks: int, options: argparse.Namespace, tell: Any
-) -> Iterator[tuple[dict[str, str], record.Row]]:
+) -> Iterator[tuple[dict[str, str], results.Row]]:
     """Yield (versions, row) of each case: a release without and with the patches, and the native one in --python.
 
     `tell` hears of each start. Where the release is the native one it is started twice without the patches.

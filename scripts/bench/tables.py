@@ -1,4 +1,4 @@
-"""The tables of a record, ratios first."""
+"""The tables of results, ratios first."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ WITHOUT_KERNELS = (
 )
 
 
-def tables(record: dict[str, Any]) -> list[Table]:
+def tables(results: dict[str, Any]) -> list[Table]:
     makers = {"step": _steps, "import": _imports, "acceptance": _acceptance}
-    return [table for name, make in makers.items() if name in record for table in make(record[name])]
+    return [table for name, make in makers.items() if name in results for table in make(results[name])]
 
 
 def _steps(rows: list[Row]) -> list[Table]:

@@ -47,7 +47,7 @@ def record_all(options: Namespace) -> Records:
     records: Records = {}
     for release, ranks, patched in track(todo, "recording"):
         patches = "all" if patched else "none"
-        words = ["scripts.compare_releases.record", options.device, *options.cases]
+        words = ["scripts.compare_releases.run_cases", options.device, *options.cases]
         record = study.measure(options.python[release], *words, ranks=ranks, patches=patches)
         study.check_release(release, record["megatron-core"])
         records[release, ranks, patched] = record

@@ -23,7 +23,7 @@ LIMITS = (
     "One GPU and one rank: nothing was sent between GPUs. Adam is torch's unless Apex or TransformerEngine is named."
 )
 BASES = ("unpatched", "unpatched, again")
-Record = dict[str, Any]
+Results = dict[str, Any]
 
 
 def take(folders: list[Path]) -> None:
@@ -32,18 +32,18 @@ def take(folders: list[Path]) -> None:
     Raises:
         MachineError: a folder has no results, those of a rehearsal, or those of another machine than the others.
     """
-    record = read_kept() or {"stages": {}}
+    results = read_kept() or {"stages": {}}
     for folder in folders:
         files = sorted(folder.glob("*.json"))
         if not files:
             raise MachineError(f"{folder} has no results: give the OUT of `python -m scripts.gpu run`")
         for file in files:
-            merge(record, file)
-    study.write(KEPT.with_suffix(""), record, "What was seen on a GPU", make_tables(record), about(record))
+            merge(results, file)
+    study.write(KEPT.with_suffix(""), results, "What was seen on a GPU", make_tables(results), about(results))
     print(f"{KEPT.with_suffix('.md')} is written. `PYTHONPATH=patches python3 -m scripts.docs` makes the pages say it.")
 
 
-def merge(record: Record, file: Path) -> None:
+def merge(results: Results, file: Path) -> None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         machine, versions = found["machine"], found["stages"]["install"]["versions"]
@@ -52,20 +52,20 @@ def merge(record: Record, file: Path) -> None:
     if machine == A_CPU:
         raise MachineError(f"{file} is of a rehearsal on a CPU, which shows nothing of a GPU")
     place = {"machine": machine, "versions": versions}
-    if record.setdefault("place", place) != place:
+    if results.setdefault("place", place) != place:
         raise MachineError(f"{file} is of another machine or other versions than {KEPT}: remove that, or take neither")
     for name, outcome in found["stages"].items():
-        if name != "install" and not outcome["state"].startswith("left out") or name not in record["stages"]:
-            record["stages"][name] = outcome
+        if name != "install" and not outcome["state"].startswith("left out") or name not in results["stages"]:
+            results["stages"][name] = outcome
 
 
-def read_kept() -> Record | None:
+def read_kept() -> Results | None:
     return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else None
 
 
-def about(record: Record) -> str:
+def about(results: Results) -> str:
     """The machine, what it had, and what it lacked."""
-    machine, versions = record["place"]["machine"], record["place"]["versions"]
+    machine, versions = results["place"]["machine"], results["place"]["versions"]
     absent = [
         name
         for name, package in (("TransformerEngine", "transformer-engine"), ("Apex", "apex"))
@@ -77,8 +77,8 @@ def about(record: Record) -> str:
     )
 
 
-def make_tables(record: Record) -> list[Table]:
-    stages = record["stages"]
+def make_tables(results: Results) -> list[Table]:
+    stages = results["stages"]
     tables = [outcomes(stages)]
     for release, variants in trainings(stages).items():
         tables += [summary(release, variants), steps(release, variants)]
@@ -98,7 +98,7 @@ def make_tables(record: Record) -> list[Table]:
     return tables
 
 
-def outcomes(stages: Record) -> Table:
+def outcomes(stages: Results) -> Table:
     rows = []
     for name, one in stages.items():
         counts = (one.get("result") or {}).get("counts")
@@ -107,9 +107,9 @@ def outcomes(stages: Record) -> Table:
     return Table("Stages", ["stage", "outcome", "seconds", "tests"], rows, right=[2])
 
 
-def trainings(stages: Record) -> dict[str, dict[str, Record]]:
+def trainings(stages: Results) -> dict[str, dict[str, Results]]:
     """{release: {variant: what its training wrote}}"""
-    releases: dict[str, dict[str, Record]] = {}
+    releases: dict[str, dict[str, Results]] = {}
     for name, outcome in stages.items():
         match, result = re.fullmatch(r"training ([\d.]+), (.*)", name), outcome.get("result")
         if match and result and result["steps"]:
@@ -117,7 +117,7 @@ def trainings(stages: Record) -> dict[str, dict[str, Record]]:
     return releases
 
 
-def summary(release: str, variants: dict[str, Record]) -> Table:
+def summary(release: str, variants: dict[str, Results]) -> Table:
     """Each variant against the first unpatched run."""
     base = variants.get(BASES[0]) or next(iter(variants.values()))
     rows = []
@@ -142,7 +142,7 @@ def describe(difference: float) -> str:
     return f"{difference:.1e}" if isfinite(difference) else "not finite"
 
 
-def steps(release: str, variants: dict[str, Record]) -> Table:
+def steps(release: str, variants: dict[str, Results]) -> Table:
     rows = [
         [str(number), *(f"{one['loss']!r}, {one['norm']!r}" for one in row)]
         for number, row in enumerate(zip(*(run["steps"] for run in variants.values()), strict=False), 1)
@@ -150,12 +150,12 @@ def steps(release: str, variants: dict[str, Record]) -> Table:
     return Table(f"Loss and gradient norm of each step, {release}", ["step", *variants], rows)
 
 
-def step_ms(run: Record) -> float:
+def step_ms(run: Results) -> float:
     """The median of a run's steps after the first ones; of all, if it was ended among those."""
     return median(step["ms"] for step in run["steps"][WARM_UP:] or run["steps"])
 
 
-def pairs(run: Record, base: Record, what: str) -> Iterator[tuple[int, float, float]]:
+def pairs(run: Results, base: Results, what: str) -> Iterator[tuple[int, float, float]]:
     """(step, number of this run, number of the other run)"""
     for number, (ours, theirs) in enumerate(zip(run["steps"], base["steps"], strict=False), 1):
         if what == "heads":
@@ -164,13 +164,13 @@ def pairs(run: Record, base: Record, what: str) -> Iterator[tuple[int, float, fl
             yield number, ours[what], theirs[what]
 
 
-def largest_difference(run: Record, base: Record, what: str) -> float:
+def largest_difference(run: Results, base: Results, what: str) -> float:
     """Relative; infinity where a number is not finite."""
     differences = [abs(ours - theirs) / abs(theirs or 1.0) for _, ours, theirs in pairs(run, base, what)]
     return max((one if isfinite(one) else inf for one in differences), default=0.0)
 
 
-def first_difference(run: Record, base: Record) -> str:
+def first_difference(run: Results, base: Results) -> str:
     """The first step with another loss or norm; '' if all are the same bits."""
     different = [
         number for what in ("loss", "heads", "norm") for number, one, other in pairs(run, base, what) if one != other
@@ -178,7 +178,7 @@ def first_difference(run: Record, base: Record) -> str:
     return str(min(different)) if different else ""
 
 
-def upstream_tables(result: Record) -> list[Table]:
+def upstream_tables(result: Results) -> list[Table]:
     (counts,) = result["totals"].values()
     causes = result["causes of the rest"].get("1", {})
     rows = [[word, cause, str(count)] for word, by_cause in causes.items() for cause, count in by_cause.items()]
@@ -190,7 +190,7 @@ def upstream_tables(result: Record) -> list[Table]:
     ]
 
 
-def losses_table(result: Record) -> Table:
+def losses_table(result: Results) -> Table:
     whole, read = result["rows"][0], result["one read ms"]
     rows = [
         [
@@ -210,19 +210,19 @@ def losses_table(result: Record) -> Table:
     return Table("Losses of heads", columns, rows, range(1, 5), note=note)
 
 
-def sentence(record: Record | None, docs: str, ci: str) -> str:
+def sentence(results: Results | None, docs: str, ci: str) -> str:
     """What the pages say: nothing has run, or what was seen, whatever it was.
 
     Args:
         docs: the path of the folder of the pages, from the page with the sentence.
         ci: that of the tables.
     """
-    if record is None:
+    if results is None:
         return (
             f"**Nothing has been run on a GPU yet**, nor with Apex. [Two commands]({docs}gpu.md) are prepared for a "
             f"machine with one GPU, not run."
         )
-    stages, machine = record["stages"], record["place"]["machine"]
+    stages, machine = results["stages"], results["place"]["machine"]
     passed = sum(one["state"] == "passed" for one in stages.values())
     parts = [f"On one GPU ({machine}; no second rank) {passed} of {len(stages)} stages passed"]
     for release, variants in trainings(stages).items():

@@ -46,13 +46,13 @@ def run_command(options: argparse.Namespace) -> int:
     if options.out.is_file():
         raise MachineError(f"{options.out} is a file: give a folder for the results")
     options.out.mkdir(parents=True, exist_ok=True)
-    record = Record(options.out / f"{options.command}.json", machine)
+    outcomes = Outcomes(options.out / f"{options.command}.json", machine)
     installed = install(options.folder.resolve(), WORK)
-    record.add("install", state=PASSED, seconds=round(time.monotonic() - start, 1), versions=versions(installed))
+    outcomes.add("install", state=PASSED, seconds=round(time.monotonic() - start, 1), versions=versions(installed))
     (WORK / "results").mkdir()
     for stage in command.stages(installed, options.device, WORK):
-        run_stage(stage, until, record)
-    return int(any(outcome["state"] != PASSED for outcome in record.stages.values()))
+        run_stage(stage, until, outcomes)
+    return int(any(outcome["state"] != PASSED for outcome in outcomes.stages.values()))
 
 
 def versions(installed: Installed) -> dict[str, str]:
@@ -61,7 +61,7 @@ def versions(installed: Installed) -> dict[str, str]:
     return {**shared, "megatron-core": " and ".join(installed.pythons)}
 
 
-class Record:
+class Outcomes:
     """What came of each stage, in one file; what they printed is in another one beside it."""
 
     def __init__(self, file: Path, machine: str) -> None:
@@ -82,19 +82,19 @@ class Record:
             log.write(f"=== {name}\n{output[-LOG_OF_A_STAGE:]}\n")
 
 
-def run_stage(stage: Stage, until: float, record: Record) -> None:
+def run_stage(stage: Stage, until: float, outcomes: Outcomes) -> None:
     """Run it for its limit, or until time.monotonic() is `until`; what it had written then is kept."""
     start = time.monotonic()
     left = min(stage.limit, until - start)
     if stage.lacks or left < LEAST:
-        record.add(stage.name, state=f"left out: {stage.lacks or 'time is up'}", seconds=0)
+        outcomes.add(stage.name, state=f"left out: {stage.lacks or 'time is up'}", seconds=0)
         return
     result = run(stage.command, environment(**{**VARIABLES, **stage.variables}), timeout=left, cwd=ROOT)
     state = {0: PASSED, None: f"ended after {left:.0f} s"}.get(result.code, f"failed with exit code {result.code}")
-    record.log(stage.name, result.output)
+    outcomes.log(stage.name, result.output)
     if state != PASSED:
         print(result.tail)
-    record.add(stage.name, state=state, seconds=round(time.monotonic() - start, 1), result=read(stage.result))
+    outcomes.add(stage.name, state=state, seconds=round(time.monotonic() - start, 1), result=read(stage.result))
 
 
 def read(file: Path | None) -> Any:

@@ -123,9 +123,17 @@ def make_pairs(options: argparse.Namespace, repository: Repository, tree: Tree, 
             continue
         files = [repository.take(tree, ref, file) for file in suite["files"]] if ref else shares[name]
         files = [file for file in files if file and file in (options.file or [file])]
-        record = options.work / "records" / f"{tree.folder.name} {ranks} {name}"
+        outcome_file = options.work / "records" / f"{tree.folder.name} {ranks} {name}"
         plain, patched = (
-            Job(tree.folder, files, ranks, options.device, patches, Path(f"{record} {word}"), suite.get("only", ""))
+            Job(
+                tree.folder,
+                files,
+                ranks,
+                options.device,
+                patches,
+                Path(f"{outcome_file} {word}"),
+                suite.get("only", ""),
+            )
             for word, patches in (("plain", "none"), ("patched", "all"))
         )
         if files:
@@ -183,9 +191,9 @@ def replay(pairs: list[Pair], what: str, options: argparse.Namespace, console: C
 
 
 def by_name(job: Job, tests: list[str], word: str) -> Job:
-    """The same job with `tests` alone, and nothing before them; `word` tells its record from the job's own."""
+    """The same job with `tests` alone, and nothing before them; `word` tells its outcome file from the job's own."""
     names = [test.removeprefix(f"{UNIT_TESTS}/") for test in tests]
-    return replace(job, files=names, record=Path(f"{job.record} {word}"), outcomes={})
+    return replace(job, files=names, outcome_file=Path(f"{job.outcome_file} {word}"), outcomes={})
 
 
 def kind_of_table(device: str) -> str:

@@ -33,7 +33,7 @@ class Job:
 
     Attributes:
         patches: the value of MEGATRON_MTP_PATCHES.
-        record: the path that the ranks write beside, with an ending.
+        outcome_file: the path that the ranks write beside, with an ending.
         only: a pattern of the tests that run.
     """
 
@@ -42,7 +42,7 @@ class Job:
     ranks: int
     device: str
     patches: str
-    record: Path
+    outcome_file: Path
     only: str = ""
     outcomes: Outcomes = field(default_factory=dict)
 
@@ -55,11 +55,11 @@ def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) ->
 
     Args:
         until: a time.monotonic().
-        resume: take the outcomes in the job's record, and run only the tests for which there was no time, and those
-            named by the job that the record lacks.
+        resume: take the outcomes in the job's outcome files, and run only the tests for which there was no time, and those
+            named by the job that they lack.
         advance: is told how many tests have ended.
     """
-    job.record.parent.mkdir(parents=True, exist_ok=True)
+    job.outcome_file.parent.mkdir(parents=True, exist_ok=True)
     kept = _beside(job, "outcomes.json")
     late: set[str] = set()
     if resume and kept.is_file():
@@ -74,14 +74,14 @@ def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) ->
     _beside(job, "log").unlink(missing_ok=True)
     tests: set[str] = set()  # ranks that end before they have collected anything do not say what they leave out
     with (
-        # Not beside the record: a socket in it has a name of 108 characters at most. Each job has its own, because
+        # Not beside the outcome file: a socket in it has a name of 108 characters at most. Each job has its own, because
         # upstream's tests share folders by name.
         tempfile.TemporaryDirectory(prefix="replay-", ignore_cleanup_errors=True) as temporary,
         Ranks(job.ranks, job.device, job.tree, _environment(job, temporary), _beside(job, "log")) as ranks,
     ):
         while job.files:
             before = len(job.outcomes)
-            for old in _records(job):
+            for old in _outcome_files(job):
                 old.unlink(missing_ok=True)
             _beside(job, "done").write_text("\n".join(job.outcomes), encoding="utf-8")
             end = _run_once(job, ranks, until, advance)
@@ -131,10 +131,10 @@ def _run_once(job: Job, ranks: Ranks, until: float, advance: Callable[[int], Non
 
     def should_stop() -> bool:
         nonlocal size, heard
-        records = [path for path in _records(job) if path.is_file()]
-        if sum(path.stat().st_size for path in records) != size:
-            size, heard = sum(path.stat().st_size for path in records), time.monotonic()
-            advance(len(job.outcomes) + min((path.read_text().count('"ended"') for path in records), default=0))
+        files = [path for path in _outcome_files(job) if path.is_file()]
+        if sum(path.stat().st_size for path in files) != size:
+            size, heard = sum(path.stat().st_size for path in files), time.monotonic()
+            advance(len(job.outcomes) + min((path.read_text().count('"ended"') for path in files), default=0))
         patience = PATIENCE_OF_ONE_RANK if job.ranks == 1 else PATIENCE
         silence = time.monotonic() - heard
         return time.monotonic() > until or silence > (patience if size else PATIENCE_TO_COLLECT)
@@ -146,7 +146,7 @@ def _run_once(job: Job, ranks: Ranks, until: float, advance: Callable[[int], Non
 
 def _arguments(job: Job) -> list[str]:
     """The words after pytest."""
-    options = ["-p", "scripts.replay.recorder", "-p", "no:cacheprovider", "-q", "--tb=short", "-W", "ignore"]
+    options = ["-p", "scripts.replay.outcomes_plugin", "-p", "no:cacheprovider", "-q", "--tb=short", "-W", "ignore"]
     options += ["-o", "addopts=", "--continue-on-collection-errors", "--rootdir", str(job.tree)]
     return [*options, *(f"tests/unit_tests/{file}" for file in job.files)]
 
@@ -155,7 +155,7 @@ def _environment(job: Job, temporary: str) -> dict[str, str]:
     variables = process.environment(
         job.patches,
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        REPLAY_RECORD=str(job.record),
+        REPLAY_OUTCOMES=str(job.outcome_file),
         REPLAY_DONE=str(_beside(job, "done")),
         REPLAY_ONLY=job.only,
         REPLAY_DEVICE=job.device,
@@ -167,12 +167,12 @@ def _environment(job: Job, temporary: str) -> dict[str, str]:
     return {**variables, "PYTHONPATH": f"{job.tree}{os.pathsep}{variables['PYTHONPATH']}"}
 
 
-def _records(job: Job) -> list[Path]:
+def _outcome_files(job: Job) -> list[Path]:
     return [_beside(job, f"{rank}.jsonl") for rank in range(job.ranks)]
 
 
 def _beside(job: Job, ending: str) -> Path:
-    return Path(f"{job.record}.{ending}")
+    return Path(f"{job.outcome_file}.{ending}")
 
 
 def _read(job: Job, end: str) -> tuple[set[str], bool]:
@@ -181,7 +181,7 @@ def _read(job: Job, end: str) -> tuple[set[str], bool]:
     finished = 0
     started: dict[str, int] = {}
     ended: dict[str, list[tuple[str, str]]] = {}
-    for path in _records(job):
+    for path in _outcome_files(job):
         for entry in _entries(path):
             if entry["event"] == "collected":
                 collected |= set(entry["tests"])

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from scripts.bench import acceptance, record, startup, step
+from scripts.bench import acceptance, results, startup, step
 from scripts.bench.ratios import Side, ratio, step_row
 from scripts.bench.tables import tables
 
@@ -99,10 +99,10 @@ def test_rows_that_were_not_measured_stay_in_the_file(tmp_path):
 
     measured = {"about": {"device": "new", "versions": {"0.18.2": 2}}, "step": [row("0.18.2", 5), row("0.18.2", 6, 2)]}
     file = tmp_path / "cpu.json"
-    assert record.update(file, measured) == measured
+    assert results.update(file, measured) == measured
     before = {"about": {"device": "old", "versions": {"0.17.1": 1, "0.18.2": 1}}, "import": [row("0.18.2", 1)]}
     file.write_text(json.dumps({**before, "step": [row("0.17.1", 3), row("0.18.2", 4), row("0.19.2", 7)]}))
-    assert record.update(file, measured) == {
+    assert results.update(file, measured) == {
         "about": {"device": "new", "versions": {"0.17.1": 1, "0.18.2": 2}},
         "import": [row("0.18.2", 1)],
         "step": [row("0.17.1", 3), row("0.18.2", 5), row("0.19.2", 7), row("0.18.2", 6, 2)],

@@ -84,7 +84,7 @@ def test_the_first_command_is_rehearsed(packed, tmp_path):
 
 def test_no_stage_takes_another_along(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(running, "LEAST", 0)
-    record = running.Record(tmp_path / "first.json", "a GPU")
+    outcomes = running.Outcomes(tmp_path / "first.json", "a GPU")
     write = f"open({str(tmp_path / 'half')!r}, 'w').write('[1]'); "
     programs = {
         "dies": "import os; os.abort()",
@@ -97,12 +97,12 @@ def test_no_stage_takes_another_along(tmp_path, capsys, monkeypatch):
     for name, program in programs.items():
         limit = 2 if name == "hangs" else 100
         stage = Stage(name, limit, [sys.executable, "-c", program], result=files.get(name))
-        running.run_stage(stage, until, record)
-    running.run_stage(Stage("lacks", 100, lacks="no wheel of it"), until, record)
+        running.run_stage(stage, until, outcomes)
+    running.run_stage(Stage("lacks", 100, lacks="no wheel of it"), until, outcomes)
     monkeypatch.setattr(running, "LEAST", 10)
-    running.run_stage(Stage("is late", 100, [sys.executable, "-c", "exit(1)"]), time.monotonic() + 9, record)
-    assert json.loads((tmp_path / "first.json").read_text())["stages"] == record.stages
-    assert {name: one["state"] for name, one in record.stages.items()} == {
+    running.run_stage(Stage("is late", 100, [sys.executable, "-c", "exit(1)"]), time.monotonic() + 9, outcomes)
+    assert json.loads((tmp_path / "first.json").read_text())["stages"] == outcomes.stages
+    assert {name: one["state"] for name, one in outcomes.stages.items()} == {
         "dies": "failed with exit code -6",
         "hangs": "ended after 2 s",
         "writes half": "failed with exit code 1",
@@ -110,7 +110,7 @@ def test_no_stage_takes_another_along(tmp_path, capsys, monkeypatch):
         "lacks": "left out: no wheel of it",
         "is late": "left out: time is up",
     }
-    assert record.stages["hangs"]["result"] == [1] and record.stages["writes half"]["result"] is None
+    assert outcomes.stages["hangs"]["result"] == [1] and outcomes.stages["writes half"]["result"] is None
     assert "=== hangs\nnow\n" in (tmp_path / "first.log").read_text()
     assert "no way\nwrites half: failed" in capsys.readouterr().out
 

@@ -22,7 +22,7 @@ def make_job(write_tree, tree, tmp_path):
     def make(source="", ranks=1, device="gpu"):
         """A rehearsal, on cpu, imports torch first."""
         write_tree(tree, **{"optimizer/test_all": source})
-        return jobs.Job(tree, ["optimizer/test_all.py"], ranks, device, "none", tmp_path / "record")
+        return jobs.Job(tree, ["optimizer/test_all.py"], ranks, device, "none", tmp_path / "outcomes")
 
     return make
 
@@ -63,7 +63,7 @@ def test_they_meet():
 
 def test_sockets_fit_into_the_temporary_folder(make_job):
     job = make_job("import multiprocessing\ndef test_starts_a_manager(): multiprocessing.Manager()")
-    job.record = job.record.parent / ("a long name " * 8) / "record"
+    job.outcome_file = job.outcome_file.parent / ("a long name " * 8) / "outcomes"
     assert by_name(jobs.run(job, math.inf, False, print)) == {"test_starts_a_manager": ("passed", "")}
 
 
@@ -93,14 +93,14 @@ def ended(test, outcome="passed", cause=""):
 
 @pytest.fixture
 def run_job(make_job, monkeypatch):
-    """run_job((records of each rank, how it ended), ...): the outcomes of a job whose processes write that."""
+    """run_job((outcomes of each rank, how it ended), ...): the outcomes of a job whose processes write that."""
 
     def run(*processes, ranks=1, resume=False):
         remaining = iter(processes)
 
         def run_once(job, ranks, until, advance):
-            records, end = next(remaining)
-            for path, entries in zip(jobs._records(job), records, strict=True):
+            outcomes, end = next(remaining)
+            for path, entries in zip(jobs._outcome_files(job), outcomes, strict=True):
                 path.write_text("\n".join(map(json.dumps, entries)))
             return end
 

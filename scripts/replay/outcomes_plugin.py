@@ -1,6 +1,6 @@
 """A pytest plugin that writes the outcome of each test as a line, so that a process that dies loses nothing.
 
-REPLAY_RECORD names the file (each rank adds its number), REPLAY_DONE a file of test ids to leave out. REPLAY_ONLY is
+REPLAY_OUTCOMES names the file (each rank adds its number), REPLAY_DONE a file of test ids to leave out. REPLAY_ONLY is
 a pattern of the tests that run. REPLAY_DEVICE is cpu (everything runs in a rehearsal) or gpu. MEGATRON_MTP_PATCHES
 decides what is patched.
 
@@ -32,7 +32,7 @@ absent.install(Path.cwd() / "tests")
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core files
 _RANK = os.environ.get("RANK", "0")
 _RANKS = int(os.environ.get("WORLD_SIZE", "1"))
-_RECORD = Path(f"{os.environ['REPLAY_RECORD']}.{_RANK}.jsonl")
+_FILE = Path(f"{os.environ['REPLAY_OUTCOMES']}.{_RANK}.jsonl")
 FAILED_FOR = timedelta(seconds=3)  # for so long a rank that failed waits for the others, which may wait for it
 ENDED_FOR = timedelta(seconds=150)  # and for so long one that did not fail
 
@@ -48,8 +48,8 @@ _STORE = _launcher_store() if _RANKS > 1 else None
 
 
 def _write(**entry: Any) -> None:
-    with _RECORD.open("a", encoding="utf-8") as record:
-        record.write(json.dumps(entry) + "\n")
+    with _FILE.open("a", encoding="utf-8") as outcomes:
+        outcomes.write(json.dumps(entry) + "\n")
 
 
 def pytest_collection_modifyitems(config: Any, items: list) -> None:

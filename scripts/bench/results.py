@@ -1,4 +1,4 @@
-"""The record of step, import and acceptance: DEVICE.json, and DEVICE.md with the tables of it."""
+"""The results of step, import and acceptance: DEVICE.json, and DEVICE.md with the tables of it."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def show(kind: str, rows: list[Row]) -> None:
 
 
 def write(kind: str, rows: list[Row], options: argparse.Namespace, versions: dict[str, Any] | None = None) -> None:
-    """With --out, write these rows and the others of the record, and its tables."""
+    """With --out, write these rows beside the others, and their tables."""
     if options.out:
         about = {"device": _device_name(options.device), **({"versions": versions} if versions else {})}
-        record = update(options.out / f"{options.device}.json", {"about": about, kind: rows})
-        title = f"What the patches cost on {record['about']['device']}"
-        study.write(options.out / options.device, record, title, tables(record))
+        results = update(options.out / f"{options.device}.json", {"about": about, kind: rows})
+        title = f"What the patches cost on {results['about']['device']}"
+        study.write(options.out / options.device, results, title, tables(results))
 
 
-def update(file: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """`record`, and the rows of `file` that were not measured now. A row that was takes the place of the one before."""
+def update(file: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """`results`, and the rows of `file` that were not measured now; a new row takes the place of an old one."""
     if not file.is_file():
-        return record
+        return results
     before = json.loads(file.read_text(encoding="utf-8"))
-    versions = {**before["about"].get("versions", {}), **record["about"].get("versions", {})}
-    about = {**before["about"], **record["about"], **({"versions": versions} if versions else {})}
+    versions = {**before["about"].get("versions", {}), **results["about"].get("versions", {})}
+    about = {**before["about"], **results["about"], **({"versions": versions} if versions else {})}
     rows = {
-        kind: list(_by_place(before.get(kind, []), measured)) for kind, measured in record.items() if kind != "about"
+        kind: list(_by_place(before.get(kind, []), measured)) for kind, measured in results.items() if kind != "about"
     }
     return {**before, **rows, "about": about}
 

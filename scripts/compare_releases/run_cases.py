@@ -1,6 +1,6 @@
 """Run cases on every rank of one release; rank 0 writes what all ranks have seen.
 
-    python -m scripts.compare_releases.record FILE cpu|gpu PATTERN...
+    python -m scripts.compare_releases.run_cases FILE cpu|gpu PATTERN...
 
 MEGATRON_MTP_PATCHES decides what is patched; with "none" 0.19.2 gives upstream's own numbers.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Record the cases for this number of ranks whose names fit one of the patterns."""
+    """Run the cases for this number of ranks whose names fit one of the patterns."""
     file, device, *patterns = sys.argv[1:]
     if device == "cpu":
         sys.modules["transformer_engine"] = None  # type: ignore[assignment]  # its versions keep norms in other places
