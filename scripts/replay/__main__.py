@@ -123,7 +123,7 @@ def make_pairs(options: argparse.Namespace, repository: Repository, tree: Tree, 
             continue
         files = [repository.take(tree, ref, file) for file in suite["files"]] if ref else shares[name]
         files = [file for file in files if file and file in (options.file or [file])]
-        outcome_file = options.work / "records" / f"{tree.folder.name} {ranks} {name}"
+        base = options.work / "records" / f"{tree.folder.name} {ranks} {name}"
         plain, patched = (
             Job(
                 tree.folder,
@@ -131,7 +131,7 @@ def make_pairs(options: argparse.Namespace, repository: Repository, tree: Tree, 
                 ranks,
                 options.device,
                 patches,
-                Path(f"{outcome_file} {word}"),
+                Path(f"{base} {word}"),
                 suite.get("only", ""),
             )
             for word, patches in (("plain", "none"), ("patched", "all"))

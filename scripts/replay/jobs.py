@@ -55,8 +55,8 @@ def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) ->
 
     Args:
         until: a time.monotonic().
-        resume: take the outcomes in the job's outcome files, and run only the tests for which there was no time, and those
-            named by the job that they lack.
+        resume: take the outcomes in the job's files, and run only the tests for which there was no time, and those
+            named by the job that the files lack.
         advance: is told how many tests have ended.
     """
     job.outcome_file.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def run(job: Job, until: float, resume: bool, advance: Callable[[int], None]) ->
     _beside(job, "log").unlink(missing_ok=True)
     tests: set[str] = set()  # ranks that end before they have collected anything do not say what they leave out
     with (
-        # Not beside the outcome file: a socket in it has a name of 108 characters at most. Each job has its own, because
+        # Not beside that file: a socket in it has a name of 108 characters at most. Each job has its own, because
         # upstream's tests share folders by name.
         tempfile.TemporaryDirectory(prefix="replay-", ignore_cleanup_errors=True) as temporary,
         Ranks(job.ranks, job.device, job.tree, _environment(job, temporary), _beside(job, "log")) as ranks,
