@@ -51,7 +51,6 @@ DEFECTS = (
         id="ML-6839",
         effect="The positional key of MLA, and through it the down projection, the norm before it and all earlier "
         "layers, learn from the heads of one tensor-parallel rank, so the copies of these weights drift apart",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(
             _MLA,
@@ -70,7 +69,6 @@ DEFECTS = (
         id="ML-1699",
         effect="The part of a split down projection that makes the positional key of MLA learns from the heads of one "
         "tensor-parallel rank, and with it the norm before it and all earlier layers",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(
             _MLA,
@@ -90,7 +88,6 @@ DEFECTS = (
         id="sinks-with-cp",
         effect="The gradient of learnable attention sinks is as many times too large as there are context-parallel "
         "ranks: TransformerEngine gives each rank the whole, and Megatron adds the gradients of all ranks up",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             "megatron.core.extensions.transformer_engine:TEDotProductAttention.__init__",
@@ -106,7 +103,6 @@ DEFECTS = (
         id="ML-3794",
         effect="Fused rotary embeddings of packed sequences rotate the halves of each head, though the model's are "
         "interleaved, so all positions are wrong",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
@@ -123,7 +119,6 @@ DEFECTS = (
     Defect(
         id="ML-6306",
         effect="--rope-scaling-factor does not reach the model, which scales its rotary embeddings by 8",
-        kind="wrong numbers",
         severity=4,
         signs=(
             Sign(
@@ -147,7 +142,6 @@ DEFECTS = (
         effect="The loss of the sparse attention's indexer is not divided by the number of microbatches, nor "
         "multiplied by the loss scale of FP16, so its gradients are too large or too small against those of the main "
         "loss",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
@@ -164,7 +158,6 @@ DEFECTS = (
     Defect(
         id="ML-3026a",
         effect="The sparse attention's indexer gets the latent query before its normalization, unlike DeepSeek's",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(f"{_SPECS}:get_dsa_module_spec_for_backend", has="q_layernorm=IdentityOp"),
         fixed_by=_BUILDS_NO_SPARSE_ATTENTION,
@@ -179,7 +172,6 @@ DEFECTS = (
         id="ML-3026b",
         effect="The sparse attention's indexer interleaves its rotary embeddings, unlike DeepSeek's, so it selects "
         "other tokens than those that the weights were trained for",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
@@ -197,7 +189,6 @@ DEFECTS = (
         id="ML-4395",
         effect="The vision encoder uses a causal mask: each image patch attends only to earlier ones, so a pretrained "
         "encoder gives wrong features",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             "megatron.core.models.vision.vit_layer_specs:get_vit_layer_with_local_spec", has="AttnMaskType.causal"
@@ -212,7 +203,6 @@ DEFECTS = (
         id="ML-7452k",
         effect="Each tensor-parallel rank updates the output norm of GatedDeltaNet with the gradient of its own heads "
         "only, so the copies of its weight drift apart",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             "megatron.core.distributed.finalize_model_grads:_allreduce_non_tensor_model_parallel_grads",
@@ -230,7 +220,6 @@ DEFECTS = (
         id="ML-7530",
         effect="The gradient norm counts the learnable attention sinks of the first tensor-parallel rank only, so "
         "gradients are clipped slightly too little",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             "megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",

@@ -9,7 +9,6 @@ DEFECTS = (
     Defect(
         id="ML-6586",
         effect="pretrain_vlm.py ignores --rotary-base and --rope-scaling-factor: the language model uses 10000 and 8",
-        kind="wrong numbers",
         severity=3,
         signs=Sign("pretrain_vlm:", has="LLaVAModel(", lacks="language_rotary_base"),
         affects=lambda run: (

@@ -35,7 +35,6 @@ DEFECTS = (
         id="ML-4103",
         effect="On the last pipeline stage all tensor-parallel ranks but the first let tokens attend to other packed "
         "sequences, so the heads of attention disagree about where sequences end",
-        kind="wrong numbers",
         severity=4,
         signs=_LAST_STAGE_HAS_NO_ENDS,
         affects=lambda run: (
@@ -68,7 +67,6 @@ DEFECTS = (
         id="ML-7513",
         effect="Each context-parallel rank divides its loss by its own number of tokens, so tokens on ranks with few "
         "tokens count more, and a rank without any makes all gradients too small",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
@@ -90,7 +88,6 @@ DEFECTS = (
         id="inter-document-masking-with-cp",
         effect="Each context-parallel rank takes its part of the whole sequence, but attention takes the documents for "
         "sequences, so tokens have wrong positions and attend to the wrong ones",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.utils:get_batch_on_this_cp_rank",
@@ -128,7 +125,6 @@ DEFECTS = (
     Defect(
         id="ML-3526",
         effect="The model learns an end-of-document token after each conversation that its template does not ask for",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(_SFT_DATA, has="if tokens_list[-1] != eod:"),
         affects=lambda run: run.sft,

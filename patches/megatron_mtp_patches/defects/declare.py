@@ -89,12 +89,12 @@ class Defect:
 
     id: str
     effect: str
-    kind: Kind
     severity: int
     signs: Sign | tuple[Sign, ...]
     affects: Callable[[Any], object]
     when: str
     evidence: Evidence
+    kind: Kind = "wrong numbers"
     state: str = "unreported"
     more_links: tuple[str, ...] = ()
     fixed_by: Sign | tuple[Sign, ...] = ()

@@ -28,7 +28,6 @@ DEFECTS = (
     Defect(
         id="ML-4054",
         effect="Gradients may be wrong, because a third unit takes a gradient buffer that is still being reduced",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(_LIMIT, has="if len(double_buf_units) > 2:"),
         fixed_by=Sign(f"{_BUFFERS}:", has="p._megatron_fsdp_model.grad_reduce_pipeline"),
@@ -42,7 +41,6 @@ DEFECTS = (
     Defect(
         id="ML-5222",
         effect="Weight gradients may be wrong, because a buffer that is still in use is handed out again",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(_LIMIT, has="if len(double_buf_units) > 1:"),
         affects=_has_double_buffer,
@@ -68,7 +66,6 @@ DEFECTS = (
     Defect(
         id="ML-4990",
         effect="The backward pass of experts may read weights that are not gathered",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(_MEGATRON_FSDP, has="enable_fine_grained_param_gather", lacks="fine_grained_recurse_module_types"),
         affects=lambda run: _gathers_in_parts(run) and run.num_experts,
@@ -81,7 +78,6 @@ DEFECTS = (
     Defect(
         id="ML-3991",
         effect="Recomputation and the backward pass may use MXFP8 weights of the wrong layout",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             _MEGATRON_FSDP,
@@ -103,7 +99,6 @@ DEFECTS = (
         id="ML-2904",
         effect="Gradients are wrong, because TransformerEngine before 2.10 adds weight gradients to a buffer whose "
         "content it should overwrite",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             _ADAPTER, has="class FullyShardedDataParallel(_BaseDataParallel):", lacks="is_te_min_version('2.10')"
@@ -120,7 +115,6 @@ DEFECTS = (
         id="ML-3191",
         effect="Parameters that all tensor-parallel ranks have are taken for shards, or shards for copies, so the "
         "norms and the checkpoint of the model may be wrong",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(f"{_ADAPTER}FullyShardedDataParallel.__init__", has="self._fix_tensor_parallel_attributes(module)"),
         affects=lambda run: run.use_megatron_fsdp and tensor_parallel(run) > 1,

@@ -35,7 +35,6 @@ DEFECTS = (
     Defect(
         id="ML-3067",
         effect="Each data-parallel rank adds its own gradient to the mean of all, so gradients are too large",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             _REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")
@@ -51,7 +50,6 @@ DEFECTS = (
         id="ML-5462",
         effect="Gradients are added up and reduced in bf16, although the log says fp32, so small gradients vanish "
         "next to the sum of many microbatches",
-        kind="wrong numbers",
         severity=4,
         signs=tuple(
             Sign(
@@ -76,7 +74,6 @@ DEFECTS = (
     Defect(
         id="ML-6357b",
         effect="Gradients are reduced twice, so they are too small, or those of experts are",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             f"{_FSDP}.megatron_fsdp:", has="if grad_reduce_every_bprop or is_last_microbatch or self.model_auto_sync:"
@@ -93,7 +90,6 @@ DEFECTS = (
         id="ML-3754a",
         effect="The gradient norm counts each data-parallel rank once, though all have the same gradients, so it is "
         "too large and gradients are clipped too much",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(_SETUP, has="use_megatron_fsdp", lacks="effective_intra_dist_opt_group"),
         affects=lambda run: (
@@ -109,7 +105,6 @@ DEFECTS = (
     Defect(
         id="ML-3754b",
         effect="Gradients are never reduced, so each data-parallel rank trains a model of its own",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(f"{_BUFFERS}:ParamAndGradBuffer.all_reduce_gradients", has="if gbuf is not None:\n    continue"),
         affects=lambda run: (
@@ -139,7 +134,6 @@ DEFECTS = (
     Defect(
         id="fsdp-counts-experts-twice",
         effect="The gradient norm counts experts several times, so gradients are clipped too much",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(_SETUP, has="effective_intra_dist_opt_group"),
         affects=lambda run: (
@@ -157,7 +151,6 @@ DEFECTS = (
         id="fsdp-norm-without-other-experts",
         effect="The gradient norm of each rank counts its own experts only, so ranks clip by different norms and their "
         "copies of all other weights drift apart",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(_SETUP, has="effective_intra_dist_opt_group"),
         affects=lambda run: (

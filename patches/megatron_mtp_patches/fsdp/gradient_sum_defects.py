@@ -50,7 +50,6 @@ DEFECTS = (
         id="ML-6660",
         effect="The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
         "parallelism, are doubled with each microbatch",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(
             _REDUCE, has=("local_grad += reduced_grad", "grad_buffer.append(gbuf.get_shard_from_local_buffer())")
@@ -66,7 +65,6 @@ DEFECTS = (
         id="ML-6660b",
         effect="The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
         "parallelism, are doubled with each microbatch",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(_REDUCE, has="if gbuf.is_data_distributed or custom_grad_comm_dtype:"),
         affects=lambda run: _shards_gradients(run) and _has_single_replica(run) and _reduces_in_another_type(run),
@@ -83,7 +81,6 @@ DEFECTS = (
         id="fsdp-gradients-of-single-replicas",
         effect="Of the gradients of layers with one replica, as experts have where expert parallelism is as large as "
         "data parallelism, only those of the last microbatch count, or those of earlier ones are scaled with each",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(
             f"{_BUFFERS}:ParamAndGradBuffer._init_each_parameter_group_buffers",
@@ -98,7 +95,6 @@ DEFECTS = (
     Defect(
         id="ML-6357a",
         effect="Each microbatch overwrites the weight gradients of the one before, so only the last one counts",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(f"{_FSDP}.megatron_fsdp:", has="param.overwrite_main_grad = True"),
         affects=lambda run: (
@@ -119,7 +115,6 @@ DEFECTS = (
         id="fsdp-own-layers-keep-last-microbatch",
         effect="The output layer, and other linear layers of Megatron's own, keep the weight gradient of the last "
         "microbatch only",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.tensor_parallel.layers:LinearWithGradAccumulationAndAsyncCommunication.backward",
@@ -137,7 +132,6 @@ DEFECTS = (
     Defect(
         id="fsdp-fused-experts-keep-last-microbatch",
         effect="Grouped experts under the operation fuser keep the weight gradient of the last microbatch only",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.transformer.moe.experts:TEGroupedMLP._ensure_main_grad",

@@ -27,7 +27,6 @@ DEFECTS = (
         id="ML-4891",
         effect="The gradient norm of each optimizer instance counts its own gradients only, so instances clip parts of "
         "the model by different norms",
-        kind="wrong numbers",
         severity=3,
         signs=tuple(
             Sign(f"{_OPTIMIZER}.{name}", has="._local_tensor")
@@ -43,7 +42,6 @@ DEFECTS = (
         id="ML-4891b",
         effect="Gradients are never summed over the optimizer instances, so each trains its model, or its part of one, "
         "on its own data only",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(
             f"{_FSDP}.megatron_fsdp:MegatronFSDP.finish_grad_sync",
@@ -59,7 +57,6 @@ DEFECTS = (
         id="fsdp-instances-sum-gradients",
         effect="Gradients are summed over all data-parallel ranks and not averaged, so they are as many times too "
         "large as there are such ranks, and are clipped too much",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(f"{_FSDP}.param_and_grad_buffer:_create_hfsdp_helper_buffer", lacks="gradient_scaling_factor"),
         affects=lambda run: _is_sharded_over_instances(run) and not run.calculate_per_token_loss,

@@ -12,7 +12,6 @@ DEFECTS = (
     Defect(
         "ML-4133",
         "Megatron-FSDP trains nothing and prints no error: FusedAdam looks for the gradients under another name",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(_MAKE, lacks=_NO_MASTER_WEIGHTS),
         affects=lambda run: (  # the optimizer on the CPU looks for either name

@@ -33,7 +33,6 @@ DEFECTS = (
         id="ML-3673",
         effect="Routers round the scores of experts to 16 bits before they choose, so experts with almost the same "
         "score are chosen by their index, and small changes of the expert bias have no effect",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             f"{_MOE_UTILS}:topk_routing_with_score_function",
@@ -51,7 +50,6 @@ DEFECTS = (
     Defect(
         id="ML-2765",
         effect="The MoE auxiliary losses take the sigmoid of the router's logits in 16 bits",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(f"{_MOE_UTILS}:compute_routing_scores_for_aux_loss", has="scores = torch.sigmoid(logits)"),
         affects=lambda run: (
@@ -67,7 +65,6 @@ DEFECTS = (
         id="ML-2977",
         effect="The two latent projections of each MoE layer never get a gradient; with --overlap-grad-reduce an "
         "assertion of DDP fails",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             "megatron.core.transformer.moe.moe_layer:MoELayer.backward_dw",
@@ -83,7 +80,6 @@ DEFECTS = (
     Defect(
         id="ML-4500",
         effect="Routers get no gradient of the main loss, because the experts use a detached copy of the probabilities",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             f"{_MOE_LAYER}._forward_mlp_router",
@@ -100,7 +96,6 @@ DEFECTS = (
         id="ML-3373",
         effect="Experts may read the token counts of an earlier microbatch, because nothing waits until the CUDA "
         "graph of the router has copied them to the host",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             f"{_MOE_LAYER}._forward_mlp",
@@ -136,7 +131,6 @@ DEFECTS = (
         effect="The second layer of each latent expert starts with weights that are too small by the square root of "
         "twice the number of layers (of that number in a hybrid model), which is meant for the latent output "
         "projection only",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             "megatron.core.transformer.moe.experts:TEGroupedMLP.__init__",
@@ -151,7 +145,6 @@ DEFECTS = (
     Defect(
         id="ML-5761",
         effect="The model runs without autocast, because the schedule enters only one of its two contexts",
-        kind="wrong numbers",
         severity=2,
         signs=Sign("megatron.core.pipeline_parallel.combined_1f1b:", has="with context_manager and outer_fp8_context:"),
         affects=lambda run: run.enable_autocast and run.overlap_moe_expert_parallel_comm,

@@ -70,7 +70,6 @@ DEFECTS = (
     Defect(
         "ML-6748b",
         "A repeated head of a hybrid model trains with its auxiliary loss as many times as it has passes",
-        kind="wrong numbers",
         severity=3,
         signs=_DIVIDES_BY_LAYERS,
         fixed_by=Sign("megatron.core.transformer.transformer_config:TransformerConfig", lacks="mtp_use_repeated_layer"),

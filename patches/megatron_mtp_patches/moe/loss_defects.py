@@ -32,7 +32,6 @@ DEFECTS = (
         id="ML-5047",
         effect="The gradients of the MoE auxiliary losses and of the z loss are too small by the product of tensor and "
         "context parallelism, so experts are balanced less than the coefficients ask for",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(_ATTACH, has="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)"),
         affects=lambda run: (
@@ -51,7 +50,6 @@ DEFECTS = (
         id="ML-7481",
         effect="With a padding mask the gradients of the MoE auxiliary losses are too large by the product of tensor "
         "and context parallelism, that of global_aux_loss by data parallelism as well",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             f"{_MOE_UTILS}:get_tokens_per_expert_and_token_count",
@@ -82,7 +80,6 @@ DEFECTS = (
         id="ML-5007",
         effect="The gradient of global_aux_loss is divided by the data-parallel size once too often, so the same "
         "coefficient balances experts less the more replicas there are",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             f"{_ROUTER}._apply_global_aux_loss",
@@ -102,7 +99,6 @@ DEFECTS = (
         id="ML-5798",
         effect="The gradient of seq_aux_loss is too small by the micro batch size, so experts are balanced less than "
         "the coefficient asks for",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             f"{_ROUTER}._apply_seq_aux_loss", has=", valid_token_count=local_num_tokens", lacks="local_num_tokens * bsz"
@@ -120,7 +116,6 @@ DEFECTS = (
         id="z-loss-of-each-rank",
         effect="The z-loss of a padded sequence is the mean of the means of the ranks that share the sequence, so "
         "tokens count more on a rank with more padding",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(_Z_LOSS_FUNC, has="num_valid_tokens = valid_mask.sum()"),
         affects=lambda run: (
@@ -135,7 +130,6 @@ DEFECTS = (
         id="ML-7213",
         effect="global_aux_loss divides the mean of the expert counts of all microbatches so far by the number of "
         "tokens of the current one, so it weights microbatches of different lengths wrongly",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             f"{_ROUTER}._apply_global_aux_loss",
@@ -156,7 +150,6 @@ DEFECTS = (
         id="ML-5696",
         effect="seq_aux_loss mixes the samples of a micro batch, because it counts the tokens of this rank as if they "
         "were those of whole samples",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             "megatron.core.transformer.transformer_layer:", has="mbs = hidden_states.shape[0] // tokens_per_sample"
@@ -176,7 +169,6 @@ DEFECTS = (
     Defect(
         id="ML-6115",
         effect="seq_aux_loss balances experts over a pack of sequences, not over each sequence",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             f"{_ROUTER}._apply_seq_aux_loss",

@@ -39,7 +39,6 @@ DEFECTS = (
         "ML-5916",
         "The gradient norm leaves out the experts of all tensor-parallel ranks but the first, so gradients are clipped "
         "too little",
-        kind="wrong numbers",
         severity=4,
         signs=_MARKS_NO_EXPERTS,
         affects=lambda run: _has_grouped_experts(run) and run.transformer_engine >= (2, 13),
@@ -51,7 +50,6 @@ DEFECTS = (
     Defect(
         "ML-5916b",
         "The gradient norm leaves out the biases of experts",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(_IS_DUPLICATE, lacks="expert_tp_group"),
         affects=lambda run: _has_biases(run) and run.transformer_impl != "local",
@@ -64,7 +62,6 @@ DEFECTS = (
     Defect(
         "ML-6099",
         "The gradient norm of dist_muon leaves out the biases of experts",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer.__init__", lacks="'expt_tp'"
@@ -82,7 +79,6 @@ DEFECTS = (
         "ML-5916c",
         "Gradients of experts are averaged over the wrong ranks, so copies of an expert drift apart, or shards of one "
         "are mixed",
-        kind="wrong numbers",
         severity=5,
         signs=_MARKS_NO_EXPERTS,
         affects=lambda run: (

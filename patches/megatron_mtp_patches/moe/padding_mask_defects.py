@@ -35,7 +35,6 @@ DEFECTS = (
         id="overlap-padding-mask",
         effect="Routers count padding in their losses and in the load of experts, because scheduled layers call them "
         "without the padding mask",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             "megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",
@@ -53,7 +52,6 @@ DEFECTS = (
         id="overlap-padding-mask-quantile-balancing",
         effect="Quantile balancing counts padding in the load of experts, because scheduled layers call routers "
         "without the padding mask, which it would refuse",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(f"{_ROUTER}.routing", has="Quantile balancing routing does not support padding masks yet."),
         affects=lambda run: (
@@ -114,7 +112,6 @@ DEFECTS = (
     Defect(
         id="mtp-heads-without-padding-mask",
         effect="The routers of MTP heads count padding in their losses and in the load of experts",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             "megatron.core.transformer.multi_token_prediction:MultiTokenPredictionLayer.forward",

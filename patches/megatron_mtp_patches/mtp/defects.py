@@ -26,7 +26,6 @@ DEFECTS = (
     Defect(
         id="ML-3396",
         effect="The loss of MTP heads is NaN, and without --calculate-per-token-loss all gradients become NaN",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(_GPT_LOSS, has="mtp_loss_scale * mtp_loss / num_tokens"),
         affects=lambda run: run.mtp_num_layers and (run.sft or run.eod_mask_loss),
@@ -40,7 +39,6 @@ DEFECTS = (
         id="ML-3159",
         effect="MTP heads count less in the loss than asked for, because their sum over fewer tokens is divided by the "
         "number of tokens of the main model",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(_GPT_LOSS, has="MTPLossAutoScaler.apply(hidden_states, mtp_loss_scale * mtp_loss)"),
         affects=lambda run: run.mtp_num_layers and run.calculate_per_token_loss,
@@ -52,7 +50,6 @@ DEFECTS = (
         "ML-7498",
         "With a per-token loss each context-parallel rank scales its MTP loss by its own ratio of main tokens to MTP "
         "tokens, so a token counts more on one rank than on another, and not at all on a rank without main tokens",
-        kind="wrong numbers",
         severity=3,
         signs=_RATIO_OF_RANK,
         affects=lambda run: _cuts_sequences_per_token(run) and masks_loss(run),
@@ -68,7 +65,6 @@ DEFECTS = (
         "With a per-token loss each context-parallel rank scales its MTP loss by its own ratio of main tokens to MTP "
         "tokens, so a token counts slightly more on the rank where a sequence ends (by 1/2000 if that rank has 2,000 "
         "tokens)",
-        kind="wrong numbers",
         severity=1,
         signs=_RATIO_OF_RANK,
         affects=lambda run: _cuts_sequences_per_token(run) and not masks_loss(run),
@@ -82,7 +78,6 @@ DEFECTS = (
         "ML-7452c",
         "With a per-token loss each microbatch scales its MTP loss by its own ratio of main tokens to MTP tokens, so "
         "the gradients of MTP heads depend on the micro-batch size",
-        kind="wrong numbers",
         severity=2,
         signs=_RATIO_OF_RANK,
         affects=lambda run: (
@@ -103,7 +98,6 @@ DEFECTS = (
         "ML-7513b",
         "Each context-parallel rank divides its MTP loss by its own number of tokens, so gradients and logged losses "
         "of MTP heads depend on how sequences and masks lie on the ranks",
-        kind="wrong numbers",
         severity=3,
         signs=_MEAN_OF_RANK,
         affects=lambda run: _cuts_sequences_with_a_mean(run) and masks_loss(run),
@@ -119,7 +113,6 @@ DEFECTS = (
         "ML-7513c",
         "Each context-parallel rank divides its MTP loss by its own number of tokens, so a token counts slightly more "
         "on the rank where a sequence ends (by 1/2000 if that rank has 2,000 tokens)",
-        kind="wrong numbers",
         severity=1,
         signs=_MEAN_OF_RANK,
         affects=lambda run: _cuts_sequences_with_a_mean(run) and not masks_loss(run),
@@ -134,7 +127,6 @@ DEFECTS = (
         id="ML-6010",
         effect="MTP layers of a MimoModel also train on tokens that the loss mask leaves out, such as those of images, "
         "because their language model does not get the mask",
-        kind="wrong numbers",
         severity=3,
         signs=tuple(
             Sign(f"megatron.core.models.mimo.model.base:MimoModel.{name}", has="labels=labels, attention_mask=")

@@ -38,7 +38,6 @@ DEFECTS = (
         "ML-4494",
         "MTP heads train on tokens of other sequences and on padding, because packed sequences are rolled as if they "
         "had no padding",
-        kind="wrong numbers",
         severity=4,
         # from 0.18 on the trainer gives both sets of lengths with padding
         signs=Sign("megatron.core.utils:get_thd_batch_on_this_cp_rank", has="cu_seqlens_q_padded=cu_seqlens_padded"),
@@ -69,7 +68,6 @@ DEFECTS = (
     Defect(
         "ML-4593",
         "MTP heads get no gradient, because TransformerEngine's checkpoint does not see their tensors",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(f"{_MTP}:MultiTokenPredictionLayer._checkpointed_forward", lacks="custom_forward"),
         affects=lambda run: recomputes_heads(run) and run.fp8,
@@ -96,7 +94,6 @@ DEFECTS = (
         "ML-6965",
         "A repeated MTP head loses the gradients of all depths but one: in bf16 in the first step, in fp8 and fp4 in "
         "the first microbatch of each step",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(f"{_MTP}:MultiTokenPredictionBlock._build_layers", has="self.mtp_use_repeated_layer"),
         affects=lambda run: (
@@ -114,7 +111,6 @@ DEFECTS = (
     Defect(
         "fsdp-output-weight",
         "Under Megatron-FSDP the output weight of attached MTP heads keeps the gradient of only one of its uses",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.tensor_parallel.layers:LinearWithGradAccumulationAndAsyncCommunication.backward",
@@ -129,7 +125,6 @@ DEFECTS = (
     Defect(
         "fsdp-repeated-head",
         "Under Megatron-FSDP a repeated MTP head keeps the gradient of only one of its depths",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(f"{_MTP}:MultiTokenPredictionBlock._build_layers", has="self.mtp_use_repeated_layer"),
         affects=lambda run: repeats_a_head(run) and run.use_megatron_fsdp and fuses_weight_gradients(run),
@@ -141,7 +136,6 @@ DEFECTS = (
     Defect(
         "detached-overlap",
         "The MTP loss trains the main model although the heads are detached",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(_DETACHED),
         affects=lambda run: run.mtp_detach_heads and run.overlap_moe_expert_parallel_comm,
@@ -190,7 +184,6 @@ DEFECTS = (
         "ML-5034",
         "The first stage and the MTP stage train their copies of the word embedding by different rules, and the copies "
         "drift apart",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(_SETUP, lacks="self.pre_process or getattr(self, 'mtp_process', False)"),
         affects=lambda run: (

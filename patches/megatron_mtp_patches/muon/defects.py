@@ -25,7 +25,6 @@ DEFECTS = (
         "ML-5394",
         "If the gradients of one module explode, clipping shrinks those of all others below the floor of "
         "Newton-Schulz, and Muon stops training them",
-        kind="wrong numbers",
         severity=2,
         signs=Sign("megatron.core.optimizer.optimizer:MegatronOptimizer.clip_grad_norm"),
         fixed_by=Sign("megatron.core.optimizer.optimizer:MegatronOptimizer.skip_grad_norm_clip"),
@@ -42,7 +41,6 @@ DEFECTS = (
     Defect(
         "EO-238",
         "Muon's update shrinks with the gradient where the norm of a matrix is below about 1e-9",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             "emerging_optimizers.orthogonalized_optimizers.muon_utils:newton_schulz", lacks="normalize_in_double"
@@ -57,7 +55,6 @@ DEFECTS = (
     Defect(
         "ML-gated-qkv",
         "Muon orthogonalizes rows of query, gate, key and value together, or its first step raises an error",
-        kind="wrong numbers",
         severity=4,
         signs=(
             Sign("megatron.core.optimizer.emerging_optimizers:_get_qkv_split_shapes", lacks="'attention_output_gate'"),
@@ -90,7 +87,6 @@ DEFECTS = (
     Defect(
         "qk-clip-heads",
         "QK clipping leaves out the attention of MTP heads, however large their logits are",
-        kind="wrong numbers",
         severity=3,
         signs=_VISITS_DECODER,
         affects=lambda run: run.qk_clip and run.mtp_num_layers,
@@ -103,7 +99,6 @@ DEFECTS = (
         "qk-clip-negative-logits",
         "A head whose largest logit is negative gets weights of NaN as soon as QK clipping scales another head of its "
         "layer",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.transformer.attention:SelfAttention.clip_qk",
@@ -118,7 +113,6 @@ DEFECTS = (
     Defect(
         "qk-clip-validation",
         "Logits of a validation clip weights after the next training step, and count in its logged maximum",
-        kind="wrong numbers",
         severity=2,
         signs=_VISITS_DECODER,
         affects=lambda run: (run.qk_clip or run.log_max_attention_logit) and (run.eval_iters or 0) > 0,

@@ -48,7 +48,6 @@ DEFECTS = (
     Defect(
         "ML-3460b",
         "An update whose gradient norm is NaN is not skipped",
-        kind="wrong numbers",
         severity=3,
         signs=_SKIPS_IN_CHAIN,
         affects=_has_threshold,
@@ -60,7 +59,6 @@ DEFECTS = (
     Defect(
         "ML-3460c",
         "Megatron-FSDP ignores --grad-norm-skip-threshold",
-        kind="wrong numbers",
         severity=3,
         signs=_SKIPS_IN_CHAIN,
         affects=lambda run: _has_threshold(run) and run.use_megatron_fsdp,
@@ -72,7 +70,6 @@ DEFECTS = (
     Defect(
         "ML-4116",
         "Ranks clip the MTP heads by different norms, because that norm is reduced over the wrong ranks",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(f"{_OPTIMIZER}:copy_optimizer_param_metadata"),
         affects=lambda run: run.mtp_detach_heads and is_layer_wise(run),
@@ -84,7 +81,6 @@ DEFECTS = (
     Defect(
         "ML-4116b",
         "The MTP heads are clipped by the norm of the main model, because Megatron-FSDP loses their tag",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(f"{_OPTIMIZER}:copy_optimizer_param_metadata"),
         affects=lambda run: run.mtp_detach_heads and run.use_megatron_fsdp,
@@ -97,7 +93,6 @@ DEFECTS = (
         "ML-7338",
         "The norm of gradients in bf16 and fp32 is wrong and clipping changes some of them wrongly, because a kernel "
         "reads all of them in the dtype of the first; or the step ends in an illegal memory access",
-        kind="wrong numbers",
         severity=3,
         signs=Sign("megatron.core.optimizer.clip_grads:get_grad_norm_fp32", has="[grads_for_norm], False"),
         affects=lambda run: run.use_precision_aware_optimizer and type_name(run.main_grads_dtype) == "bfloat16",
@@ -128,7 +123,6 @@ DEFECTS = (
         id="ML-4084",
         effect="The gradient norm counts the embedding and the output layer, with the local implementation all linear "
         "layers, of the first tensor-parallel rank only, so gradients are clipped too little",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             f"{_LAYERS}:VocabParallelEmbedding.__init__",
@@ -146,7 +140,6 @@ DEFECTS = (
         id="ML-3213",
         effect="The gradient norm counts the down projections of MLA and the latent projections of experts once for "
         "each tensor-parallel rank, so gradients are clipped too much",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             "megatron.core.extensions.transformer_engine:TELinear.__init__",

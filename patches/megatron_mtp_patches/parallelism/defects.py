@@ -18,7 +18,6 @@ DEFECTS = (
         id="ML-4047",
         effect="A pipeline stage frees its output while it is still sending it, so the next stage may compute on other "
         "data: wrong losses and gradients, up to NaN",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(
             "megatron.core.pipeline_parallel.schedules:forward_backward_pipelining_with_interleaving",

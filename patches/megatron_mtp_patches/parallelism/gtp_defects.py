@@ -27,7 +27,6 @@ DEFECTS = (
     Defect(
         id="ML-6080",
         effect="Gradients of experts are reduced over the wrong ranks",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.extensions.transformer_engine:TELinear.__init__",
@@ -50,7 +49,6 @@ DEFECTS = (
     Defect(
         id="ML-6207",
         effect="Neighbouring weights share a buffer, so a layer may compute with the weights of the next one",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             f"{_GTP}:GTPShardedParam",
@@ -69,7 +67,6 @@ DEFECTS = (
     Defect(
         id="ML-6388",
         effect="A weight may be prefetched before its data-parallel all-gather has ended",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.distributed.distributed_data_parallel:", has="gtp", lacks="class _BucketParamReadyCallback"
@@ -84,7 +81,6 @@ DEFECTS = (
     Defect(
         id="ML-6242",
         effect="MTP heads that share one layer compute with stale weights from the second depth on",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(f"{_GTP}:GTPShardedParam", has="prev_w", lacks="_prefetch_available"),
         affects=lambda run: _has_gtp(run) and repeats_a_head(run),
@@ -96,7 +92,6 @@ DEFECTS = (
     Defect(
         id="ML-6565",
         effect="A placeholder, whose memory is not set to zero, is added to the gradients of shared embeddings",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             f"{_GTP}:GTPShardedParam",
@@ -118,7 +113,6 @@ DEFECTS = (
         id="ML-6624",
         effect="Gradients of the output layer, and of other linear layers of Megatron's own, are rounded to half "
         "precision before they are summed over ranks, though the run accumulates and reduces in fp32",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             f"{_LAYERS}:LinearWithGradAccumulationAndAsyncCommunication.backward",
@@ -147,7 +141,6 @@ DEFECTS = (
     Defect(
         id="ML-6740",
         effect="Muon scales the update of a padded weight as if the zeros that pad it were rows of it",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             "megatron.core.optimizer.emerging_optimizers:TensorParallelMuon", has="gtp_remat", lacks="_strip_pad"

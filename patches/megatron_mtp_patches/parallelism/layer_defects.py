@@ -23,7 +23,6 @@ DEFECTS = (
         id="ML-5115",
         effect="The fused cross entropy of TransformerEngine before 2.18 keeps the gradient of the logits in half "
         "precision; users report diverging losses and gradient norms of 0",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.models.common.language_module.language_module:LanguageModule.compute_language_model_loss",
@@ -45,7 +44,6 @@ DEFECTS = (
     Defect(
         id="ML-3504",
         effect="--fp32-residual-connection has no effect: every layer casts the residual back to half precision",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             "megatron.core.fusions.fused_bias_dropout:_bias_dropout_add_func",
@@ -75,7 +73,6 @@ DEFECTS = (
         id="ML-5338",
         effect="An all-reduce over tensor-parallel ranks returns its input unreduced, so each rank goes on with its "
         "own part of the sum",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             "megatron.core.tensor_parallel.mappings:_reduce",
@@ -91,7 +88,6 @@ DEFECTS = (
     Defect(
         id="ML-5750",
         effect="The norm before a Mamba layer has the epsilon of its class and not --norm-epsilon",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             "megatron.core.ssm.mamba_layer:MambaLayer.__init__",

@@ -25,7 +25,6 @@ DEFECTS = (
     Defect(
         id="fsdp-tied-embeddings",
         effect="Under Megatron-FSDP a tied embedding gets no gradient from the look-up, only that of the output layer",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(
             "megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp:MegatronFSDP._register_fsdp_hooks",
@@ -42,7 +41,6 @@ DEFECTS = (
         id="mtp-tied-embeddings",
         effect="With tied embeddings the pipeline stage of the MTP heads loses the gradient of their look-up, so its "
         "copy of the embedding gets that of the output layer alone",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             "megatron.core.models.common.language_module.language_module:"

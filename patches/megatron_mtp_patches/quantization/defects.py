@@ -34,7 +34,6 @@ DEFECTS = (
         id="ML-5236",
         effect="Each save overwrites all MXFP8 weights with gradients: the checkpoint has these, and so has the next "
         "step's forward pass",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(_START_SYNC, has="self._post_param_sync()"),
         fixed_by=Sign(f"{_DDP}.reset_param_sync_dispatch_state"),
@@ -49,7 +48,6 @@ DEFECTS = (
         id="ML-5487a",
         effect="After each save and each evaluation the next step's gradients contain the weights, which the gradient "
         "norm shows as a spike; in 0.16 and 0.17 its forward pass also uses old weights",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(_DDP, has="def start_param_sync(", lacks="def reset_param_sync_dispatch_state("),
         affects=lambda run: _gathers_late(run) and (_saves(run) or _evaluates(run)),
@@ -63,7 +61,6 @@ DEFECTS = (
         id="ML-5642",
         effect="Layers that only --te-precision-config-file quantizes keep the quantized weights of the first "
         "microbatch of the run, so they do not learn",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(
             "megatron.core.transformer.module:MegatronModule.set_is_first_microbatch",
@@ -81,7 +78,6 @@ DEFECTS = (
         id="ML-4800",
         effect="Each step sets the weights of dense layers to zero, because the step of the experts gathers them again "
         "from a buffer that is empty by then",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             f"{_DISTRIBUTED}.step_with_ready_grads", has="model_chunk.start_param_sync()", lacks="_defer_param_sync"
@@ -101,7 +97,6 @@ DEFECTS = (
     Defect(
         id="ML-3007",
         effect="Each step shifts weights: they are read from the buffer as if it had no padding",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(
             f"{_BUFFER}:_ParamAndGradBucket.__init__",
@@ -131,7 +126,6 @@ DEFECTS = (
         id="ML-6135a",
         effect="--fp4-format has no effect: with overlapped communication of experts all layers compute in half "
         "precision",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             "megatron.core.models.common.model_chunk_schedule_plan:TransformerLayerSchedulePlan.get_fp8_context",
@@ -147,7 +141,6 @@ DEFECTS = (
         id="ML-6135b",
         effect="MTP heads compute in half precision: with overlapped communication of experts they count as the first "
         "layer, which --first-last-layers-bf16 leaves out",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             "megatron.core.models.common.model_chunk_schedule_plan:TransformerLayerSchedulePlan.get_fp8_context",
@@ -169,7 +162,6 @@ DEFECTS = (
     Defect(
         id="ML-2604",
         effect="--fp4-format has no effect in a hybrid model, which computes in half precision",
-        kind="wrong numbers",
         severity=2,
         signs=Sign("megatron.core.ssm.mamba_block:MambaStack.forward", has="use_inner_fp8_context", lacks="fp4"),
         affects=lambda run: run.fp4 and is_hybrid(run),
@@ -180,7 +172,6 @@ DEFECTS = (
     Defect(
         id="ML-3363",
         effect="fp8_dot_product_attention has no effect with NVFP4: attention computes in half precision",
-        kind="wrong numbers",
         severity=1,
         signs=Sign("megatron.core.fp4_utils:", has="NVFP4BlockScaling()", lacks="fp8_dpa="),
         affects=lambda run: run.fp4 and run.fp8_dot_product_attention,
@@ -191,7 +182,6 @@ DEFECTS = (
     Defect(
         id="ML-4066",
         effect="fp8_dot_product_attention has no effect with MXFP8: attention computes in half precision",
-        kind="wrong numbers",
         severity=1,
         signs=Sign("megatron.core.fp8_utils:", has="MXFP8BlockScaling(fp8_format=fp8_format)"),
         affects=lambda run: run.fp8 and run.fp8_recipe == "mxfp8" and run.fp8_dot_product_attention,
@@ -203,7 +193,6 @@ DEFECTS = (
         id="ML-6666",
         effect="The first step after a resume computes with weights that were quantized from the checkpoint's half "
         "precision, not from the main parameters",
-        kind="wrong numbers",
         severity=1,
         signs=Sign(_DISTRIBUTED, lacks="quantize_and_sync_model_params_from_main_params"),
         affects=lambda run: (

@@ -26,7 +26,6 @@ DEFECTS = (
     Defect(
         id="ML-4705a",
         effect="After a resume all parameters have the learning rate of one group: --decoupled-lr and muP are lost",
-        kind="wrong numbers",
         severity=5,
         signs=Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),
         affects=lambda run: (  # a checkpoint of Megatron-FSDP has the settings of each parameter
@@ -42,7 +41,6 @@ DEFECTS = (
         id="ML-3720a",
         effect="--override-opt-param-scheduler does not bring in a new --lr or --min-lr: the run goes on with the "
         "checkpoint's",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(_KEYS, has="is_decoupled_lr", lacks=("max_lr", "_param_group_override_keys")),
         fixed_by=Sign(_LOADING, has='param_group["max_lr"] = max_lr'),
@@ -76,7 +74,6 @@ DEFECTS = (
         id="ML-7173",
         effect="--override-opt-param-scheduler gives all parameters --lr and --min-lr after a resume: --decoupled-lr "
         "and muP are lost",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(_LOADING, has='param_group["max_lr"] = max_lr'),
         affects=lambda run: (
@@ -112,7 +109,6 @@ DEFECTS = (
     Defect(
         id="ML-3676a",
         effect="--load-main-params-from-ckpt makes the experts' main parameters of weights in half precision",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(f"{_OPTIMIZER}:ChainedOptimizer._split_state_dict", has="state_dicts[0] = state_dict"),
         affects=lambda run: _loads_main_params_of_experts(run) and not run.virtual_pipeline_model_parallel_size,

@@ -31,7 +31,6 @@ DEFECTS = (
         id="ML-4433a",
         effect="The input of a captured layer is overwritten by another graph's before its backward pass, so gradients "
         "are wrong",
-        kind="wrong numbers",
         severity=4,
         signs=Sign(f"{_RUNNER}.create_fwd_graph", has="_CudagraphGlobalRecord.tensor_reuse_pool.insert(buf)"),
         affects=_captures_layers,
@@ -44,7 +43,6 @@ DEFECTS = (
         id="ML-4433b",
         effect="The passes that warm up a graph change the buffers of a layer, as the counts of tokens by which the "
         "expert bias is updated, or those of global_aux_loss",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(f"{_RUNNER}.create_fwd_graph", has="grad_backup", lacks="buffer_backup"),
         affects=lambda run: (
@@ -91,7 +89,6 @@ DEFECTS = (
     Defect(
         id="ML-5975",
         effect="Graphs share memory that is still needed: what a layer saved for its backward pass may be overwritten",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             f"{_GRAPHS}:CudagraphBufferMetadata", has="cudagraph_reuse_ref_count", lacks="is_saved_for_backward"
@@ -105,7 +102,6 @@ DEFECTS = (
     Defect(
         id="ML-6373",
         effect="Parameters of a recomputed part of a captured layer get no gradient",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(
             f"{_RUNNER}.create_fwd_graph",
@@ -122,7 +118,6 @@ DEFECTS = (
         id="ML-6643",
         effect="With generalized tensor parallelism graphs of different layers may run on one stream, which PyTorch "
         "hands out twice",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(_RUNNER, has="self.stream = torch.cuda.Stream()", lacks="_get_cuda_graph_stream"),
         affects=lambda run: _captures_layers(run) and (run.gtp_weight_remat_size or 1) > 1,

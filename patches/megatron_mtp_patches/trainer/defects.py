@@ -11,7 +11,6 @@ DEFECTS = (
         id="ML-3693",
         effect="Gradients may be reduced before they are computed, because the reduction waits for the default CUDA "
         "stream, not for the one on which backward runs",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(f"{_BUCKETS}:", has="self.communication_stream.wait_stream(torch.cuda.default_stream())"),
         affects=lambda run: run.overlap_grad_reduce and (run.num_distributed_optimizer_instances or 1) > 1,
@@ -42,7 +41,6 @@ DEFECTS = (
     Defect(
         id="ML-5926",
         effect="--freeze-all-layers is ignored, so the model that should stay as it is trains",
-        kind="wrong numbers",
         severity=3,
         signs=Sign("megatron.training.training:", has=("if args.freeze_all_layers:", "build_distributed_models(")),
         fixed_by=Sign("megatron.training.training:", has="pre_wrap_hooks.append(_freeze_all_model_chunks)"),

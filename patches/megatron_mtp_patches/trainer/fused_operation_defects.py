@@ -12,7 +12,6 @@ DEFECTS = (
     Defect(
         id="ML-5850",
         effect="The bias of each expert's second layer is not multiplied by the router's probability",
-        kind="wrong numbers",
         severity=3,
         signs=Sign("megatron.core.transformer.moe.experts:TEGroupedMLP._is_fused_impl_supported", lacks="scale_bias"),
         affects=lambda run: (
@@ -33,7 +32,6 @@ DEFECTS = (
     Defect(
         id="ML-6132",
         effect="A dense MLP computes with weights whose all-gather may not have ended",
-        kind="wrong numbers",
         severity=3,
         signs=Sign(f"{_TE}:TEFusedMLP._register_hooks_on_fused_impl", has="for submodule in self.modules():"),
         affects=lambda run: (
@@ -54,7 +52,6 @@ DEFECTS = (
         id="ML-5487b",
         effect="Fused experts keep stale weights of their own beside the grouped one, so a step may train others than "
         "those that are used",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             "megatron.core.transformer.moe.experts:TEGroupedMLP._make_fused_ops",
@@ -69,7 +66,6 @@ DEFECTS = (
     Defect(
         id="ML-5999",
         effect="Layers with SiLU compute ReLU",
-        kind="wrong numbers",
         severity=2,
         signs=Sign(
             f"{_TE}:TEActivationOp.__new__",
