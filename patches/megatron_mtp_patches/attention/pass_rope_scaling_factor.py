@@ -8,21 +8,17 @@ PATCH = Patch(
     id="pass-rope-scaling-factor",
     summary="Let --rope-scaling-factor reach the model",
     upstream=(PullRequest(6306),),
-    problem=(
-        "The builders of Megatron pass `--use-rope-scaling` to the model, but not `--rope-scaling-factor`. So "
-        "every model scales its rotary embeddings by 8. A run of Llama 3.2, whose factor is 32, trains with wrong low "
-        "frequencies, and no error. Upstream's main has the same defect. Up to 0.19 pretrain_vlm.py does not pass "
-        "`--rotary-base` either (#6586): its language model uses 10000."
-    ),
+    problem="The builders of Megatron pass `--use-rope-scaling` to the model, but not `--rope-scaling-factor`. So "
+    "every model scales its rotary embeddings by 8. A run of Llama 3.2, whose factor is 32, trains with wrong low "
+    "frequencies, and no error. Upstream's main has the same defect. Up to 0.19 pretrain_vlm.py does not pass "
+    "`--rotary-base` either (#6586): its language model uses 10000.",
     adds=(
         "A GPT that a run builds with `rope_scaling` has the factor of the run, unless its builder passes one.",
         "The language model of a LLaVAModel has the factor and the `--rotary-base` of the run, unless the script "
         "passes them.",
     ),
-    numerics=(
-        "With `--use-rope-scaling` and a `--rope-scaling-factor` other than 8, and in pretrain_vlm.py with a "
-        "`--rotary-base` other than 10000: all, from the first step on."
-    ),
+    numerics="With `--use-rope-scaling` and a `--rope-scaling-factor` other than 8, and in pretrain_vlm.py with a "
+    "`--rotary-base` other than 10000: all, from the first step on.",
     notes=(
         "A checkpoint that was trained with 8 goes on with the factor of its flags. `--rope-scaling-factor 8` restores "
         "what it was trained with, and in pretrain_vlm.py `--rotary-base 10000`.",

@@ -17,10 +17,8 @@ PATCH = Patch(
     id="initialize-mtp-heads-in-megatron-bridge",
     summary="Give MTP heads to a Hugging Face model that has none, in Megatron-Bridge",
     package="Megatron-Bridge",
-    problem=(
-        "`--mtp-init` acts in Megatron-LM's trainer alone. Megatron-Bridge leaves MTP heads (Megatron's MTP layers) "
-        "uninitialized if a Hugging Face checkpoint lacks their weights."
-    ),
+    problem="`--mtp-init` acts in Megatron-LM's trainer alone. Megatron-Bridge leaves MTP heads (Megatron's MTP "
+    "layers) uninitialized if a Hugging Face checkpoint lacks their weights.",
     adds=(
         "`model.mtp_init`: after Bridge has loaded such a checkpoint, the heads are initialized. `random` leaves them "
         "as they were built; `last-layer` copies the last decoder layer and the final norm of the main model into each "

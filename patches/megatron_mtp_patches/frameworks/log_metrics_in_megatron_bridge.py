@@ -10,11 +10,9 @@ PATCH = Patch(
     id="log-metrics-in-megatron-bridge",
     summary="Log the metrics of the patches in Megatron-Bridge",
     package="Megatron-Bridge",
-    problem=(
-        "Megatron-Bridge has its own training log, so the metrics of the patches are missing there: the gradient "
-        "norm of the MTP heads, skipped updates, the norm by which Muon's gradients are clipped, and in the log line "
-        "the acceptance rate. Validation reports nothing of the heads."
-    ),
+    problem="Megatron-Bridge has its own training log, so the metrics of the patches are missing there: the gradient "
+    "norm of the MTP heads, skipped updates, the norm by which Muon's gradients are clipped, and in the log line "
+    "the acceptance rate. Validation reports nothing of the heads.",
     adds=(
         "The log line, TensorBoard, W&B, MLflow and Comet get the metrics that Megatron-LM's own trainer gets.",
         "Validation runs the heads and reports their losses and accepted lengths, unless `model.mtp_eval` is False.",

@@ -9,11 +9,10 @@ PATCH = Patch(
     id="pass-loss-mask-in-megatron-bridge",
     summary="Give the loss mask of Megatron-Bridge's gpt_step to the MTP loss",
     package="Megatron-Bridge",
-    problem=(
-        "Megatron-Bridge's `gpt_step` gives the loss mask to the main loss alone (NVIDIA-NeMo/Megatron-Bridge#6103). "
-        "So the MTP heads (Megatron's MTP layers) train on every position: in SFT on prompts and on padding. Their "
-        "loss and the acceptance rate also count these positions, and padding is easy to predict."
-    ),
+    problem="Megatron-Bridge's `gpt_step` gives the loss mask to the main loss alone "
+    "(NVIDIA-NeMo/Megatron-Bridge#6103). So the MTP heads (Megatron's MTP layers) train on every position: in SFT on "
+    "prompts and on padding. Their loss and the acceptance rate also count these positions, and padding is easy to "
+    "predict.",
     adds=(
         "`gpt_step` passes the mask to a model with heads, as NVIDIA-NeMo/Megatron-Bridge#6105 does and Megatron-LM's "
         "own trainer: in training and validation, with packed sequences, and under context parallelism as the part "

@@ -6,12 +6,10 @@ PATCH = Patch(
     id="refuse-uninitialized-heads-in-megatron-bridge",
     summary="Refuse MTP heads that a Hugging Face checkpoint lacks and Megatron-Bridge does not initialize",
     package="Megatron-Bridge",
-    problem=(
-        "Megatron-Bridge builds a model that it loads from Hugging Face without initializing it. If config.json "
-        "declares MTP heads (Megatron's MTP layers) whose weights the checkpoint lacks, as transformers saves "
-        "DeepSeek-V3, Bridge warns `Can't find ... in hf_keys` and the heads stay uninitialized memory: whatever was "
-        "there is trained, saved and exported."
-    ),
+    problem="Megatron-Bridge builds a model that it loads from Hugging Face without initializing it. If config.json "
+    "declares MTP heads (Megatron's MTP layers) whose weights the checkpoint lacks, as transformers saves "
+    "DeepSeek-V3, Bridge warns `Can't find ... in hf_keys` and the heads stay uninitialized memory: whatever was "
+    "there is trained, saved and exported.",
     adds=("The load ends with an error on all ranks that names the parameters and what to set.",),
     undetected="Only runs under Megatron-Bridge have the defect, and only the checkpoint tells.",
     refuses=(

@@ -8,11 +8,9 @@ PATCH = Patch(
     id="skip-updates-in-verl",
     summary="Let verl continue after a skipped update, and report the metrics of the patches",
     package="verl",
-    problem=(
-        "verl's Megatron engine ends the run with `NotImplementedError: Megatron optimizer step failed. This should "
-        "not happen` as soon as an update is skipped: by `grad_norm_skip_threshold`, which Megatron has since 0.18, or "
-        "by the loss scaler of fp16."
-    ),
+    problem="verl's Megatron engine ends the run with `NotImplementedError: Megatron optimizer step failed. This "
+    "should not happen` as soon as an update is skipped: by `grad_norm_skip_threshold`, which Megatron has since "
+    "0.18, or by the loss scaler of fp16.",
     adds=(
         "After a skipped update verl continues with the next batch, and reports its gradient norm.",
         "verl's metrics get `megatron/mtp_grad_norm`, `megatron/updates_skipped_for_grad_norm` and the like.",

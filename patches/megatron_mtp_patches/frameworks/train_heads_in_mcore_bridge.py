@@ -11,13 +11,11 @@ PATCH = Patch(
     id="train-heads-in-mcore-bridge",
     summary="Let the settings of MTP heads act in the models of mcore-bridge (ms-swift)",
     package="mcore-bridge",
-    problem=(
-        "mcore-bridge, with which ms-swift trains Megatron models, has its own MTP layer and its own MTP loss. "
-        "`mtp_detach_heads` is accepted there and detaches nothing, on native 0.19 too, while the heads are clipped "
-        "separately and missing in the grad norm. Under tensor parallelism mcore-bridge counts the acceptance rate on "
-        "each rank's part of the vocabulary. Under context parallelism it weighs tokens of heads by the counts of one "
-        "rank. In passes without gradients it computes losses of the heads that nobody sees."
-    ),
+    problem="mcore-bridge, with which ms-swift trains Megatron models, has its own MTP layer and its own MTP loss. "
+    "`mtp_detach_heads` is accepted there and detaches nothing, on native 0.19 too, while the heads are clipped "
+    "separately and missing in the grad norm. Under tensor parallelism mcore-bridge counts the acceptance rate on "
+    "each rank's part of the vocabulary. Under context parallelism it weighs tokens of heads by the counts of one "
+    "rank. In passes without gradients it computes losses of the heads that nobody sees.",
     adds=(
         "Its GPT models train their heads by the losses of Megatron's models: `mtp_detach_heads`, `mtp_loss_type`, "
         "`mtp_depth_weights`, `mtp_position_weights`, `mtp_dpace_alpha`, `mtp_logits_chunk_size`, "
@@ -30,10 +28,8 @@ PATCH = Patch(
         "`mtp_loss_scaling_schedule`, `mtp_eval`, `disable_mtp_loss`.",
     ),
     undetected="Only runs under mcore-bridge have the defect.",
-    numerics=(
-        "With the settings, as on their pages; the acceptance rate, as above; under context parallelism, as on the "
-        "page of `count-mtp-tokens-over-ranks`."
-    ),
+    numerics="With the settings, as on their pages; the acceptance rate, as above; under context parallelism, as on "
+    "the page of `count-mtp-tokens-over-ranks`.",
     notes=("It patches mcore-bridge. If the package is not installed, the patch is pending.",),
     edits=(
         Wrap(f"{_MODEL}.__init__", f"{_OVERRIDES}:refuse_settings"),

@@ -11,22 +11,18 @@ PATCH = Patch(
     id="add-fsdp-gradients-of-all-microbatches",
     summary="Add up the gradients of all microbatches under Megatron-FSDP's optim and no_shard",
     upstream=(PullRequest(6357, native_since="main", part="gradients are reduced as often as before"),),
-    problem=(
-        "With `--data-parallel-sharding-strategy optim`, and without `--no-gradient-accumulation-fusion`, each "
-        "microbatch overwrites the weight gradients of the one before (TransformerEngine from 2.10 on). Only the last "
-        "one counts, and its gradients are divided by the number of all. Megatron's own linear layers, as the output "
-        "layer is, do so with `no_shard`, too, and on main. So do grouped experts under the operation fuser of "
-        "TransformerEngine with `optim`, on 0.19.2 and main. Nothing in the log shows it."
-    ),
+    problem="With `--data-parallel-sharding-strategy optim`, and without `--no-gradient-accumulation-fusion`, each "
+    "microbatch overwrites the weight gradients of the one before (TransformerEngine from 2.10 on). Only the last "
+    "one counts, and its gradients are divided by the number of all. Megatron's own linear layers, as the output "
+    "layer is, do so with `no_shard`, too, and on main. So do grouped experts under the operation fuser of "
+    "TransformerEngine with `optim`, on 0.19.2 and main. Nothing in the log shows it.",
     adds=("A step sums the weight gradients of all its microbatches.",),
     repairs=(
         "Megatron's own linear layers, the output layer among them, keep the gradient of the last microbatch.",
         "So do grouped experts under the operation fuser of TransformerEngine.",
     ),
-    numerics=(
-        "With `optim` or `no_shard`, several microbatches and without `--no-gradient-accumulation-fusion`: the weight "
-        "gradients, and with them the gradient norm."
-    ),
+    numerics="With `optim` or `no_shard`, several microbatches and without `--no-gradient-accumulation-fusion`: the "
+    "weight gradients, and with them the gradient norm.",
     notes=(
         "Megatron's own linear layers do not fuse their weight gradients then: each has its gradient in the dtype of "
         "the weight for a moment, before it is added. Those of TransformerEngine stay fused.",

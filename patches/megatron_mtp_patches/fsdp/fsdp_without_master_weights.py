@@ -17,12 +17,10 @@ PATCH = Patch(
         PullRequest(4427, native_since="0.18.0"),
         PullRequest(4802, native_since="0.19.0"),
     ),
-    problem=(
-        "On 0.16.1 and 0.17.1 `--use-megatron-fsdp` with `--use-precision-aware-optimizer` trains nothing and prints "
-        "no error: FusedAdam reads `param.decoupled_grad`, but Megatron-FSDP sets `param.grad`. The loss in the log "
-        "is that of the initial weights, and the norm looks healthy. In addition FusedAdam copies the fp32 main "
-        "weights, which Megatron-FSDP already has: 4 bytes for each element of a rank's shard."
-    ),
+    problem="On 0.16.1 and 0.17.1 `--use-megatron-fsdp` with `--use-precision-aware-optimizer` trains nothing and "
+    "prints no error: FusedAdam reads `param.decoupled_grad`, but Megatron-FSDP sets `param.grad`. The loss in the "
+    "log is that of the initial weights, and the norm looks healthy. In addition FusedAdam copies the fp32 main "
+    "weights, which Megatron-FSDP already has: 4 bytes for each element of a rank's shard.",
     adds=(
         "Megatron-FSDP provides its gradients under the name that FusedAdam reads. The norm, clipping, the threshold "
         "of `--grad-norm-skip-threshold`, the separate norm of MTP heads (Megatron's MTP layers) and "

@@ -13,15 +13,13 @@ PATCH = Patch(
     id="count-experts-in-grad-norm",
     summary="Count all gradients of experts in the gradient norm, and train replicas of an expert alike",
     upstream=(PullRequest(6099, native_since="main"), PullRequest(5916, native_since="0.19.0")),
-    problem=(
-        "With tensor parallelism, grouped experts and TransformerEngine 2.13 or newer, the gradient norm leaves out "
-        "the experts of all tensor-parallel ranks but the first (0.16 to 0.18). Gradients are then clipped less than "
-        "asked for, and nothing in the log shows it. The number of zeros and the norm of the parameters leave them out "
-        "as well. Biases of experts are left out with any TransformerEngine and, in dist_muon, in 0.19.2, too. If "
-        "EP is 1 and experts are split over another number of ranks than dense layers, their gradients are averaged "
-        "over the wrong ranks (0.16 to 0.18): with TP 2 and ETP 1 each tensor-parallel rank trains a different copy of "
-        "the same expert, with TP 1 and ETP 2 the gradients of different shards are mixed."
-    ),
+    problem="With tensor parallelism, grouped experts and TransformerEngine 2.13 or newer, the gradient norm leaves "
+    "out the experts of all tensor-parallel ranks but the first (0.16 to 0.18). Gradients are then clipped less than "
+    "asked for, and nothing in the log shows it. The number of zeros and the norm of the parameters leave them out "
+    "as well. Biases of experts are left out with any TransformerEngine and, in dist_muon, in 0.19.2, too. If EP is "
+    "1 and experts are split over another number of ranks than dense layers, their gradients are averaged over the "
+    "wrong ranks (0.16 to 0.18): with TP 2 and ETP 1 each tensor-parallel rank trains a different copy of the same "
+    "expert, with TP 1 and ETP 2 the gradients of different shards are mixed.",
     adds=(
         "The parameters of experts are marked as 0.19 marks them: `tensor_model_parallel`, `partition_dim` and "
         "`partition_stride` on shards; `allreduce` is false if the gradients of experts are reduced over other ranks "
@@ -29,12 +27,10 @@ PATCH = Patch(
         "no `MoELayer` has built are also marked: adapters added later, layers of other libraries.",
         "`param_is_not_tensor_parallel_duplicate` takes `expert_tp_group`.",
     ),
-    numerics=(
-        "With TP > 1 and experts: the gradient norm, the MTP norm, the number of zeros and the norm of the parameters "
-        "grow to those of all experts, and gradients above `--clip-grad` are clipped more. With EP 1 and an expert "
-        "tensor parallelism other than TP, gradients of experts are averaged over all replicas. Muon with "
-        "`--muon-tp-mode` other than blockwise puts the shards of an expert together along the right dimension."
-    ),
+    numerics="With TP > 1 and experts: the gradient norm, the MTP norm, the number of zeros and the norm of the "
+    "parameters grow to those of all experts, and gradients above `--clip-grad` are clipped more. With EP 1 and an "
+    "expert tensor parallelism other than TP, gradients of experts are averaged over all replicas. Muon with "
+    "`--muon-tp-mode` other than blockwise puts the shards of an expert together along the right dimension.",
     notes=(
         "Checkpoints: with EP 1 and an expert tensor parallelism other than TP, the optimizer state of experts is in "
         "other buffers with the patch than without it (as in 0.19). A checkpoint of the distributed optimizer from the "

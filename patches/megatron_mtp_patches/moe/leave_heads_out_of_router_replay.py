@@ -10,12 +10,10 @@ PATCH = Patch(
     id="leave-heads-out-of-router-replay",
     summary="Replay the routes of the main model's experts where the model has MTP heads",
     upstream=(PullRequest(7404),),
-    problem=(
-        "With `moe_enable_routing_replay` (rollout routing replay, R3) `RouterReplay` keeps one list of all routers, "
-        "those of MTP heads (Megatron's MTP layers) among them. Routes that an inference engine has recorded have no "
-        "heads, so `set_replay_data` raises ValueError. Heads that do not run record None, with which the dynamic "
-        "inference engine of 0.19 ends in a TypeError and a replay in an AttributeError."
-    ),
+    problem="With `moe_enable_routing_replay` (rollout routing replay, R3) `RouterReplay` keeps one list of all "
+    "routers, those of MTP heads (Megatron's MTP layers) among them. Routes that an inference engine has recorded "
+    "have no heads, so `set_replay_data` raises ValueError. Heads that do not run record None, with which the "
+    "dynamic inference engine of 0.19 ends in a TypeError and a replay in an AttributeError.",
     adds=(
         "The routers of heads are not in the list, so `set_replay_data` takes and `get_recorded_data` gives the layers "
         "of the main model on this pipeline stage, and no action of `RouterReplay` changes how heads route.",

@@ -53,12 +53,10 @@ DEFECTS = (
         severity=4,
         signs=Sign(
             f"{_MOE_UTILS}:get_tokens_per_expert_and_token_count",
-            has=(
-                "global_tokens_per_expert = "
-                "reduce_from_tensor_model_parallel_region(local_tokens_per_expert, reduce_group)\n"
-                "if with_padding_mask:\n"
-                "    local_num_tokens = local_tokens_per_expert.sum() / topk"
-            ),
+            has="global_tokens_per_expert = "
+            "reduce_from_tensor_model_parallel_region(local_tokens_per_expert, reduce_group)\n"
+            "if with_padding_mask:\n"
+            "    local_num_tokens = local_tokens_per_expert.sum() / topk",
         ),
         # There the factor that is missing makes up for it.
         fixed_by=Sign(_ATTACH, has="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_tokens)"),

@@ -9,13 +9,11 @@ PATCH = Patch(
     id="pass-padding-mask-to-routers",
     summary="Give each router the padding mask of its tokens",
     upstream=(PullRequest(6114, native_since="main"),),
-    problem=(
-        "Where a trainer gives the model a padding mask, as verl does under dynamic context parallelism, the first "
-        "step ends in an error about shapes with `--moe-router-enable-expert-bias`, and with MoE losses and "
-        "`--sequence-parallel` on later pipeline stages and in hybrid models. With "
-        "`--overlap-moe-expert-parallel-comm` routers get no mask at all, so padding counts in the auxiliary losses, "
-        "in the z-loss and in the load of experts. Megatron's own trainer passes no mask."
-    ),
+    problem="Where a trainer gives the model a padding mask, as verl does under dynamic context parallelism, the first "
+    "step ends in an error about shapes with `--moe-router-enable-expert-bias`, and with MoE losses and "
+    "`--sequence-parallel` on later pipeline stages and in hybrid models. With "
+    "`--overlap-moe-expert-parallel-comm` routers get no mask at all, so padding counts in the auxiliary losses, "
+    "in the z-loss and in the load of experts. Megatron's own trainer passes no mask.",
     adds=(
         "Routers get the mask of the tokens that their rank has: those of the main model, and from 0.18 on those of "
         "MTP heads.",
@@ -25,10 +23,8 @@ PATCH = Patch(
         "not split the mask for sequence parallelism.",
         "`--overlap-moe-expert-parallel-comm` called routers without the mask.",
     ),
-    numerics=(
-        "With `--overlap-moe-expert-parallel-comm` and a padding mask: the gradients of MoE losses, what is logged of "
-        "them, and the expert bias are those without the overlap."
-    ),
+    numerics="With `--overlap-moe-expert-parallel-comm` and a padding mask: the gradients of MoE losses, what is "
+    "logged of them, and the expert bias are those without the overlap.",
     notes=(
         "Layers that CUDA graphs replay keep what they captured. Quantile balancing (0.19 and later) refuses a mask; "
         "with the overlap its routers get none.",

@@ -9,12 +9,10 @@ PATCH = Patch(
     upstream=(
         PullRequest(5007, part="its loss and what is logged of it; it needs a flag, because it changes tuned runs"),
     ),
-    problem=(
-        "global_aux_loss balances experts over the tokens of all data-parallel ranks: each rank has the part of the "
-        "loss that its own tokens make. The parts have to be added up, but their gradients are averaged as all others "
-        "are. So with N replicas the gradient is 1/N of what the coefficient says: the same coefficient balances less "
-        "the more replicas there are. The logged loss looks right."
-    ),
+    problem="global_aux_loss balances experts over the tokens of all data-parallel ranks: each rank has the part of "
+    "the loss that its own tokens make. The parts have to be added up, but their gradients are averaged as all "
+    "others are. So with N replicas the gradient is 1/N of what the coefficient says: the same coefficient balances "
+    "less the more replicas there are. The logged loss looks right.",
     adds=(
         "`--moe-global-aux-loss-over-data-parallel` (`config.moe_global_aux_loss_over_data_parallel`): the gradient is "
         "that of the loss over the tokens of all ranks, and does not depend on how many ranks there are.",
@@ -22,10 +20,8 @@ PATCH = Patch(
     refuses=(
         "The flag in a model with experts whose `--moe-router-load-balancing-type` does not name global_aux_loss.",
     ),
-    numerics=(
-        "Only with the flag: the gradients of global_aux_loss are larger by the data-parallel size. Divide a "
-        "coefficient that was tuned on N replicas by N. The logged loss stays as it is."
-    ),
+    numerics="Only with the flag: the gradients of global_aux_loss are larger by the data-parallel size. Divide a "
+    "coefficient that was tuned on N replicas by N. The logged loss stays as it is.",
     notes=("No collective and no host-device sync is added.",),
     edits=(
         *model_setting(

@@ -8,14 +8,12 @@ PATCH = Patch(
     id="count-mtp-tokens-over-ranks",
     summary="Weight the tokens of MTP heads alike, however context-parallel ranks cut the sequences of a microbatch",
     upstream=(PullRequest(7498), PullRequest(7513)),
-    problem=(
-        "Megatron counts the tokens of a head (one of its MTP layers) on each rank, but context-parallel ranks have "
-        "parts of the same sequences. Without `--calculate-per-token-loss` each of them divides its part of the loss "
-        "by its own tokens, and DDP averages the parts as if they had the same number. With it (from 0.17 on), a rank "
-        "weights its tokens by its own ratio of main tokens to a head's tokens. A mask that lies unevenly over the "
-        "ranks then weights tokens wrongly; so does, slightly, a mask of ones, because the roll takes a token from one "
-        "rank only. Per token, a rank whose main tokens are all masked loses the gradient of its heads."
-    ),
+    problem="Megatron counts the tokens of a head (one of its MTP layers) on each rank, but context-parallel ranks "
+    "have parts of the same sequences. Without `--calculate-per-token-loss` each of them divides its part of the "
+    "loss by its own tokens, and DDP averages the parts as if they had the same number. With it (from 0.17 on), a "
+    "rank weights its tokens by its own ratio of main tokens to a head's tokens. A mask that lies unevenly over the "
+    "ranks then weights tokens wrongly; so does, slightly, a mask of ones, because the roll takes a token from one "
+    "rank only. Per token, a rank whose main tokens are all masked loses the gradient of its heads.",
     adds=(
         "A head's tokens are counted over the context-parallel ranks, which share the sequences of a microbatch. Each "
         "microbatch of each replica has one mean, so at a given micro-batch size the gradient of a position depends "
@@ -28,11 +26,9 @@ PATCH = Patch(
         "`--hybrid-context-parallel` with MTP heads. It deals each sequence to a separate group of ranks, but "
         "Megatron's heads roll over the context-parallel group of the model.",
     ),
-    numerics=(
-        "With MTP heads and more than one context-parallel rank: gradients and logged losses of the heads. Elsewhere "
-        "every number stays as it is, to the bit. 0.16.1 does not weight heads by a ratio with "
-        "`--calculate-per-token-loss`; there its gradient stays, and its logged loss changes."
-    ),
+    numerics="With MTP heads and more than one context-parallel rank: gradients and logged losses of the heads. "
+    "Elsewhere every number stays as it is, to the bit. 0.16.1 does not weight heads by a ratio with "
+    "`--calculate-per-token-loss`; there its gradient stays, and its logged loss changes.",
     notes=(
         "The micro-batch size still matters, as in the releases and in NVIDIA/Megatron-LM#7498: the sequences of one "
         "microbatch share a mean. With a per-token loss and a mask that is ML-7452c, which `doctor` names.",

@@ -9,10 +9,8 @@ PATCH = Patch(
     id="derive-mtp-labels",
     summary="Train MTP heads without labels: derive them from the tokens",
     upstream=(PullRequest(3457, native_since="0.19.0"),),
-    problem=(
-        "RL trainers call the model without labels and compute their own loss from the logits. Then 0.17 and 0.18 do "
-        "not train the MTP heads (Megatron's MTP layers), and 0.16 crashes."
-    ),
+    problem="RL trainers call the model without labels and compute their own loss from the logits. Then 0.17 and 0.18 "
+    "do not train the MTP heads (Megatron's MTP layers), and 0.16 crashes.",
     adds=(
         "With `labels=None` the heads derive their labels from the tokens: the target of head k at position i is "
         "token i + k + 1 of `input_ids`. This holds within each packed sequence, and across context-parallel ranks.",
@@ -33,10 +31,8 @@ PATCH = Patch(
         "strategy) the block runs, and only its logits and its loss are skipped: Megatron-FSDP gathers the weights of "
         "the heads before they run and releases them after.",
     ),
-    numerics=(
-        "If labels are None, the heads get a gradient: the same as with the labels that a data set makes from these "
-        "tokens (tested to the bit). Passes without gradients no longer log an MTP loss. Nothing else changes."
-    ),
+    numerics="If labels are None, the heads get a gradient: the same as with the labels that a data set makes from "
+    "these tokens (tested to the bit). Passes without gradients no longer log an MTP loss. Nothing else changes.",
     notes=(
         "The arguments of `process_mtp_loss` after `config` are keyword-only, because releases differ in their order.",
     ),

@@ -10,12 +10,10 @@ PATCH = Patch(
     id="detach-mtp-heads",
     summary="Train the MTP heads without training the main model with their loss",
     upstream=(PullRequest(3456, native_since="0.19.0"),),
-    problem=(
-        "The loss of the MTP heads (Megatron's MTP layers) also trains the main model, the embedding and the output "
-        "layer. In RL that is a second, unwanted objective of the policy; and heads cannot be added to a trained "
-        "model without changing it. In a small GPT whose MTP loss weighs three times the main loss, the main "
-        "model's validation loss is 3.72 bits per byte instead of 3.42."
-    ),
+    problem="The loss of the MTP heads (Megatron's MTP layers) also trains the main model, the embedding and the "
+    "output layer. In RL that is a second, unwanted objective of the policy; and heads cannot be added to a trained "
+    "model without changing it. In a small GPT whose MTP loss weighs three times the main loss, the main model's "
+    "validation loss is 3.72 bits per byte instead of 3.42.",
     adds=(
         "`config.mtp_detach_heads`: no gradient of the MTP loss leaves the heads. The main model, the shared "
         "embedding and the output layer train as if there were no heads. A deeper head still trains the heads before "
@@ -31,11 +29,9 @@ PATCH = Patch(
         "zero.",
     ),
     refuses=("`--mtp-detach-heads` together with `--defer-embedding-wgrad-compute`.",),
-    numerics=(
-        "Only with the flag. The gradients of the main model then equal, to the bit, those of a model without heads, "
-        "and the gradients of the heads equal those of heads that are not detached. Detached heads are also clipped "
-        "separately, and the reported grad norm leaves them out: see `clip-mtp-grads-separately`."
-    ),
+    numerics="Only with the flag. The gradients of the main model then equal, to the bit, those of a model without "
+    "heads, and the gradients of the heads equal those of heads that are not detached. Detached heads are also "
+    "clipped separately, and the reported grad norm leaves them out: see `clip-mtp-grads-separately`.",
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_detach_heads"),
     edits=(
         *model_setting(

@@ -20,11 +20,9 @@ PATCH = Patch(
     id="disable-mtp-loss",
     summary="Train the main model without its MTP heads, which stay in the model and in checkpoints",
     upstream=(PullRequest(7384, ended="closed"),),
-    problem=(
-        "In RL and SFT of the main model its MTP heads (Megatron's MTP layers) are not to train. Without "
-        "`--mtp-num-layers` the model and its checkpoints have none. With `--mtp-loss-scaling-factor 0` they run, take "
-        "gradients and optimizer state, and weight decay changes them."
-    ),
+    problem="In RL and SFT of the main model its MTP heads (Megatron's MTP layers) are not to train. Without "
+    "`--mtp-num-layers` the model and its checkpoints have none. With `--mtp-loss-scaling-factor 0` they run, take "
+    "gradients and optimizer state, and weight decay changes them.",
     adds=(
         "`config.disable_mtp_loss`: in training the heads do not run. They get no gradient and no optimizer state, and "
         "stay as they are, to the bit, with the biases of their routers. The main model trains as one without heads.",

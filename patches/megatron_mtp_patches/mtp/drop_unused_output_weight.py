@@ -7,13 +7,11 @@ from ..engine import Patch, Wrap
 PATCH = Patch(
     id="drop-unused-output-weight",
     summary="Save MTP models with tied embeddings over several pipeline stages",
-    problem=(
-        "With tied embeddings the stage of the MTP heads (Megatron's MTP layers) computes logits with its copy of the "
-        "word embedding. Its output layer has a weight nevertheless, which nothing uses. Saving a checkpoint in the "
-        "format torch_dist fails, because an assertion expects no such weight. With `--overlap-grad-reduce` and no "
-        "distributed optimizer an assertion of DDP fails in the second step, because the weight gets no gradient. "
-        "Otherwise it takes memory for its gradient and its optimizer state."
-    ),
+    problem="With tied embeddings the stage of the MTP heads (Megatron's MTP layers) computes logits with its copy of "
+    "the word embedding. Its output layer has a weight nevertheless, which nothing uses. Saving a checkpoint in the "
+    "format torch_dist fails, because an assertion expects no such weight. With `--overlap-grad-reduce` and no "
+    "distributed optimizer an assertion of DDP fails in the second step, because the weight gets no gradient. "
+    "Otherwise it takes memory for its gradient and its optimizer state.",
     adds=("On that stage `output_layer.weight` is None, as it is on a first stage that is the last one as well.",),
     numerics="None: the weight takes part in no computation.",
     notes=(

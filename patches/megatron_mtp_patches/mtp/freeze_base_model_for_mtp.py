@@ -21,13 +21,11 @@ PATCH = Patch(
     id="freeze-base-model-for-mtp",
     summary="Train the MTP heads alone; the main model runs without gradients and stays bit-identical",
     upstream=(PullRequest(7021, ended="merged after 2026-08-22"), PullRequest(4785, native_since="0.19.0")),
-    problem=(
-        "To add MTP heads (Megatron's MTP layers) to a trained model, or to train them again, only the heads have to "
-        "train. With `--mtp-detach-heads` the main model trains as well, or, with a learning rate of zero, still pays "
-        "for its backward pass, its gradients and its optimizer state. `--freeze-base-for-mtp` of 0.19 belongs to "
-        "megatron.post_training; by its source, the backward pass goes through the output layer of the main model and, "
-        "on later pipeline stages, through its layers."
-    ),
+    problem="To add MTP heads (Megatron's MTP layers) to a trained model, or to train them again, only the heads have "
+    "to train. With `--mtp-detach-heads` the main model trains as well, or, with a learning rate of zero, still pays "
+    "for its backward pass, its gradients and its optimizer state. `--freeze-base-for-mtp` of 0.19 belongs to "
+    "megatron.post_training; by its source, the backward pass goes through the output layer of the main model and, "
+    "on later pipeline stages, through its layers.",
     adds=(
         "`config.freeze_base_model_for_mtp`: only the parameters of the MTP heads train. The main model runs without "
         "gradients and keeps no activations. Its parameters get no gradient buffer, no optimizer state and no part in "
@@ -47,11 +45,9 @@ PATCH = Patch(
         "A checkpoint of a run with `--freeze-base-model-for-mtp` in a run without it, and the other way around, "
         "unless `--finetune` or `--no-load-optim` leaves the optimizer state out.",
     ),
-    numerics=(
-        "Only with the flag. The heads then train to the bit as `--mtp-detach-heads` trains them over a main model "
-        "that does not change. Without `--mtp-detach-heads` beside it, `grad norm` and `--clip-grad` are those of "
-        "the heads."
-    ),
+    numerics="Only with the flag. The heads then train to the bit as `--mtp-detach-heads` trains them over a main "
+    "model that does not change. Without `--mtp-detach-heads` beside it, `grad norm` and `--clip-grad` are those of "
+    "the heads.",
     notes=(
         "#7021 was merged after the newest release. Its description and a later HybridModel were read: only "
         "`mtp.layers.*` trains (all parameters of an MTP block are there), the decoder runs under `no_grad`, the "

@@ -9,12 +9,10 @@ _WRAPPERS = "megatron_overrides.mtp.new_heads.wrappers"
 PATCH = Patch(
     id="initialize-mtp-heads",
     summary="Load a checkpoint without MTP heads into a model that has some, and initialize them",
-    problem=(
-        "A checkpoint without MTP heads (Megatron's MTP layers) cannot be loaded into a model that has some. In the "
-        "format torch_dist Megatron stops at the first tensor that is missing. In the format torch it loads what is "
-        "there and continues, whatever is missing; a pipeline stage's copy of the embedding, which only the heads use, "
-        "then keeps its random values."
-    ),
+    problem="A checkpoint without MTP heads (Megatron's MTP layers) cannot be loaded into a model that has some. In "
+    "the format torch_dist Megatron stops at the first tensor that is missing. In the format torch it loads what is "
+    "there and continues, whatever is missing; a pipeline stage's copy of the embedding, which only the heads use, "
+    "then keeps its random values.",
     adds=(
         "`--mtp-init random|last-layer`: a checkpoint in which exactly the heads are missing is loaded as with "
         "`--finetune`, without iteration, random state and optimizer. Then the heads are initialized: `random` leaves "

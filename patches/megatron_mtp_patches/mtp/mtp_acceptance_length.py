@@ -7,11 +7,9 @@ from ..engine import Patch, Probe, Wrap
 PATCH = Patch(
     id="mtp-acceptance-length",
     summary="Log and validate the accepted length of speculative decoding with the MTP heads",
-    problem=(
-        "The acceptance rate compares each MTP head (Megatron's MTP layers) with the data. Speculative decoding "
-        "compares it with the main model, and a head counts only if all heads before it were accepted. And validation "
-        "reports nothing of the heads."
-    ),
+    problem="The acceptance rate compares each MTP head (Megatron's MTP layers) with the data. Speculative decoding "
+    "compares it with the main model, and a head counts only if all heads before it were accepted. And validation "
+    "reports nothing of the heads.",
     adds=(
         "`mtp acceptance length`: 1 plus the expected number of draft tokens that rejection sampling accepts, a mean "
         "over the positions of the product of the acceptances sum over v of min(p, q).",
@@ -29,10 +27,8 @@ PATCH = Patch(
     ),
     undetected="It adds metrics; no number is wrong without it.",
     refuses=("`--mtp-acceptance-length-interval` N > 0 with a CUDA graph of the whole iteration.",),
-    numerics=(
-        "Training does not change. The lengths are means over the positions whose heads all count, summed in float64 "
-        "over data- and context-parallel ranks."
-    ),
+    numerics="Training does not change. The lengths are means over the positions whose heads all count, summed in "
+    "float64 over data- and context-parallel ranks.",
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_acceptance_length_interval"),
     edits=(
         *model_setting(

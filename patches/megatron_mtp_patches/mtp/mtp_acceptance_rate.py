@@ -15,10 +15,8 @@ PATCH = Patch(
     id="mtp-acceptance-rate",
     summary="Log the acceptance rate of the MTP heads",
     upstream=(PullRequest(3458, native_since="0.19.0"),),
-    problem=(
-        "The MTP loss does not say whether the MTP heads (Megatron's MTP layers) would speed up speculative decoding, "
-        "and there is nothing else to see."
-    ),
+    problem="The MTP loss does not say whether the MTP heads (Megatron's MTP layers) would speed up speculative "
+    "decoding, and there is nothing else to see.",
     adds=(
         "The acceptance rate of each head: how often its most likely token is the label, in percent of the positions "
         "that its loss counts.",
@@ -38,10 +36,8 @@ PATCH = Patch(
         "When a CUDA graph replayed the whole iteration, rates were no longer reduced over the ranks.",
     ),
     refuses=("`--mtp-acceptance-interval` N > 1 with a CUDA graph of the whole iteration.",),
-    numerics=(
-        "Training does not change. Counts are exact integers, the same on every tensor-parallel rank and added over "
-        "data- and context-parallel ranks."
-    ),
+    numerics="Training does not change. Counts are exact integers, the same on every tensor-parallel rank and added "
+    "over data- and context-parallel ranks.",
     notes=(
         "Megatron's trainer of 0.19 and main refuses `--cross-entropy-fusion-impl te`, so `doctor` finds the first "
         "defect in the configurations of other trainers only.",

@@ -9,13 +9,11 @@ _PIPELINES = ("no_pipelining", "pipelining_without_interleaving", "pipelining_wi
 PATCH = Patch(
     id="report-nonfinite-mtp-heads",
     summary="Name MTP heads that are not finite before the first step, and keep their NaN losses in the log",
-    problem=(
-        "MTP heads (Megatron's MTP layers) that nothing has initialized may hold NaN. If the main model is frozen, its "
-        "loss stays finite. Then Megatron's check of the gradients ends the run without a name, or, where it is off "
-        "(`check_for_nan_in_grad`), the run continues to its end: the log has `grad norm: nan`, no `mtp_1 loss` and 0 "
-        "nan iterations, and the checkpoint has heads of NaN. The loss is missing because Megatron and "
-        "Megatron-Bridge print a loss only if it is at least 0 (0.16: larger), and NaN is not."
-    ),
+    problem="MTP heads (Megatron's MTP layers) that nothing has initialized may hold NaN. If the main model is "
+    "frozen, its loss stays finite. Then Megatron's check of the gradients ends the run without a name, or, where it "
+    "is off (`check_for_nan_in_grad`), the run continues to its end: the log has `grad norm: nan`, no `mtp_1 loss` "
+    "and 0 nan iterations, and the checkpoint has heads of NaN. The loss is missing because Megatron and "
+    "Megatron-Bridge print a loss only if it is at least 0 (0.16: larger), and NaN is not.",
     adds=(
         "Before the first training step all ranks raise an error if a parameter of the heads is inf or NaN. It names "
         "the parameters and what to set.",

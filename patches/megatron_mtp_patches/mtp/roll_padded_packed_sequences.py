@@ -10,14 +10,12 @@ PATCH = Patch(
     id="roll-padded-packed-sequences",
     summary="Train MTP heads on the right tokens of packed sequences with padding",
     upstream=(PullRequest(4494), PullRequest(3035, native_since="0.17.0")),
-    problem=(
-        "MTP heads (Megatron's MTP layers) get their inputs and targets by rolling tokens, labels and masks to the "
-        "left. For packed sequences the roll reads `cu_seqlens_q`, but where sequences are padded their tokens lie at "
-        "`cu_seqlens_q_padded`. So heads train on tokens of other sequences and on padding, and other targets are "
-        "lost; under context parallelism ranks exchange the wrong tokens, and a sequence that is short enough raises "
-        "an IndexError. Of the 42 targets of three heads in a pack of four sequences, 11 are lost and 23 positions "
-        "train on a wrong one; with the patch none."
-    ),
+    problem="MTP heads (Megatron's MTP layers) get their inputs and targets by rolling tokens, labels and masks to the "
+    "left. For packed sequences the roll reads `cu_seqlens_q`, but where sequences are padded their tokens lie at "
+    "`cu_seqlens_q_padded`. So heads train on tokens of other sequences and on padding, and other targets are "
+    "lost; under context parallelism ranks exchange the wrong tokens, and a sequence that is short enough raises "
+    "an IndexError. Of the 42 targets of three heads in a pack of four sequences, 11 are lost and 23 positions "
+    "train on a wrong one; with the patch none.",
     adds=(
         "If `packed_seq_params` has a separate `cu_seqlens_q_padded`, tokens lie at its offsets, and each sequence has "
         "the length that `cu_seqlens_q` gives: padding is neither a target nor an input, and the loss and the "
@@ -36,12 +34,10 @@ PATCH = Patch(
         "The pull request sends a message to each neighbour for each sequence, with a host-device sync for its "
         "bounds. With this patch there is one message to each neighbour for all sequences, and no host-device sync.",
     ),
-    numerics=(
-        "Only for packed sequences with a `cu_seqlens_q_padded` that is not the same tensor as `cu_seqlens_q`: there "
-        "the loss of the heads, their acceptance rate and their gradient change (the page has figures). With a "
-        "`padding_mask`, the router of a head no longer sees the last slot of a packed sequence as a token. All else "
-        "rolls as before, to the bit."
-    ),
+    numerics="Only for packed sequences with a `cu_seqlens_q_padded` that is not the same tensor as `cu_seqlens_q`: "
+    "there the loss of the heads, their acceptance rate and their gradient change (the page has figures). With a "
+    "`padding_mask`, the router of a head no longer sees the last slot of a packed sequence as a token. All else "
+    "rolls as before, to the bit.",
     notes=("The reports are NVIDIA/Megatron-LM#4495, #6205, #6912 and #7278.",),
     is_repair=True,
     edits=(

@@ -9,11 +9,9 @@ _CHECK = "megatron_overrides.mtp.loss_weight.checks:check_schedule"
 PATCH = Patch(
     id="schedule-mtp-loss-weight",
     summary="Change the weight of the MTP loss in the course of a run",
-    problem=(
-        "DeepSeek-V3 weights the MTP loss by 0.3 in the first part of its training and by 0.1 in the rest. Megatron "
-        "has one weight for the whole run, `--mtp-loss-scaling-factor`, so such a run has to be stopped, and resumed "
-        "with another flag, in the right iteration."
-    ),
+    problem="DeepSeek-V3 weights the MTP loss by 0.3 in the first part of its training and by 0.1 in the rest. "
+    "Megatron has one weight for the whole run, `--mtp-loss-scaling-factor`, so such a run has to be stopped, and "
+    "resumed with another flag, in the right iteration.",
     adds=(
         "`--mtp-loss-scaling-schedule 0:0.3,60%:0.1` takes the place of `--mtp-loss-scaling-factor`. A point is in per "
         "cent of the run (of `--train-samples`, else of `--train-iters`), or in iterations: from `5000` on is the step "

@@ -38,11 +38,9 @@ PATCH = Patch(
     id="train-mtp-heads-for-acceptance",
     summary="Train the MTP heads to be accepted: total variation, KL, LK and end-to-end losses, D-PACE weights",
     upstream=(PullRequest(6473), PullRequest(6875, twin_of=6473)),
-    problem=(
-        "Speculative decoding accepts a draft token with the probability sum over v of min(p, q), where p is the main "
-        "model's distribution and q that of the MTP head (one of Megatron's MTP layers). Megatron trains the heads by "
-        "cross entropy with the data, which is not that."
-    ),
+    problem="Speculative decoding accepts a draft token with the probability sum over v of min(p, q), where p is the "
+    "main model's distribution and q that of the MTP head (one of Megatron's MTP layers). Megatron trains the heads "
+    "by cross entropy with the data, which is not that.",
     adds=(
         "`--mtp-loss-type` (`config.mtp_loss_type`): `cross_entropy` (default), `tv` (one minus the acceptance), `kl` "
         "(KL divergence of the head from the main model), `lk` (the negative logarithm of the acceptance) or `e2e_tv` "
@@ -69,14 +67,12 @@ PATCH = Patch(
         "`--mtp-position-weights dpace` without MTP heads or with another loss than cross entropy, and "
         "`--mtp-dpace-alpha` that is not above 0 and up to 1 or that has no effect.",
     ),
-    numerics=(
-        "Only with the flags. Cross entropy without weights is computed as before, to the bit. The other losses "
-        "are computed in float32 and agree with float64 autograd on full logits to 1e-6 (value) and 1e-5 (gradient); "
-        "another chunk size changes them by rounding only. With bfloat16 hidden states and weights the loss is within "
-        "0.5 % and the gradient within 3 % of float64, as long as the logits of a head differ from those of the main "
-        "model by much more than the rounding of a logit to bfloat16, 1/256 of it. Nearer to the main model the "
-        "rounding decides, with detached and with attached heads (see Limits)."
-    ),
+    numerics="Only with the flags. Cross entropy without weights is computed as before, to the bit. The other losses "
+    "are computed in float32 and agree with float64 autograd on full logits to 1e-6 (value) and 1e-5 (gradient); "
+    "another chunk size changes them by rounding only. With bfloat16 hidden states and weights the loss is within "
+    "0.5 % and the gradient within 3 % of float64, as long as the logits of a head differ from those of the main "
+    "model by much more than the rounding of a logit to bfloat16, 1/256 of it. Nearer to the main model the "
+    "rounding decides, with detached and with attached heads (see Limits).",
     notes=(
         "Columns of the output layer that only pad the vocabulary are left out of both distributions. Their number is "
         "known from the tokenizer of megatron.training or from `config.vocab_size` (Megatron-Bridge); elsewhere all "

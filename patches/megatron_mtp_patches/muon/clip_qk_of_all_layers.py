@@ -7,16 +7,14 @@ _QK_CLIP = "megatron_overrides.muon.qk_clip.wrappers"
 PATCH = Patch(
     id="clip-qk-of-all-layers",
     summary="Let --qk-clip reach every attention layer, with each optimizer and under tensor parallelism",
-    problem=(
-        "`--qk-clip` (MuonClip) visits `decoder.layers` of a GPT model, so the attention of MTP heads is never "
-        "clipped. A head whose largest logit is negative gets NaN weights as soon as another head of its layer is over "
-        "the threshold. In the first step that clips, the run ends in an error with the distributed optimizer, with a "
-        "precision-aware one, with tensor parallelism (except MLA) and with an output gate; hybrid models and fp32 "
-        "models fail at once. Validation raises the maximum of the next step, the logged one is that of the last rank, "
-        "and up to 0.18 "
-        "`--log-max-attention-logit` alone logs the maximum of all steps so far and keeps the graph of each microbatch "
-        "alive."
-    ),
+    problem="`--qk-clip` (MuonClip) visits `decoder.layers` of a GPT model, so the attention of MTP heads is never "
+    "clipped. A head whose largest logit is negative gets NaN weights as soon as another head of its layer is over "
+    "the threshold. In the first step that clips, the run ends in an error with the distributed optimizer, with a "
+    "precision-aware one, with tensor parallelism (except MLA) and with an output gate; hybrid models and fp32 "
+    "models fail at once. Validation raises the maximum of the next step, the logged one is that of the last rank, "
+    "and up to 0.18 "
+    "`--log-max-attention-logit` alone logs the maximum of all steps so far and keeps the graph of each microbatch "
+    "alive.",
     adds=(
         "Every attention layer is clipped: of the main model and of MTP heads, in GPT and hybrid models, in any "
         "wrappers; multi-head, grouped-query (with an output gate, too) and multi-head latent attention, absorbed as "
@@ -32,11 +30,9 @@ PATCH = Patch(
         "`--qk-clip` with Megatron-FSDP or FSDP2, with `--overlap-param-gather-with-optimizer-step`, with "
         "`--transformer-impl local`, and with CUDA graphs of attention; the last two report no logits.",
     ),
-    numerics=(
-        "With `--qk-clip`: the weights of MTP heads, and biases of queries and keys, in the steps in which a layer is "
-        "over the threshold. With `--log-max-attention-logit`: the logged maximum, up to 0.18, after a validation, or "
-        "with tensor or pipeline parallelism."
-    ),
+    numerics="With `--qk-clip`: the weights of MTP heads, and biases of queries and keys, in the steps in which a "
+    "layer is over the threshold. With `--log-max-attention-logit`: the logged maximum, up to 0.18, after a "
+    "validation, or with tensor or pipeline parallelism.",
     notes=(
         "The first step ends in an error, before a weight is scaled, where attention is not TransformerEngine's or the "
         "rows of a weight are not those of the heads of this rank.",

@@ -10,14 +10,12 @@ PATCH = Patch(
     id="exempt-muon-from-clipping",
     summary="Do not clip the gradients of Muon, nor clip or skip anything by their norm",
     upstream=(PullRequest(5395),),
-    problem=(
-        "Megatron scales all gradients by `clip_grad / norm`, with one norm over all parameters. Muon does not use "
-        "the size of a gradient, so clipping cannot help it. But where the gradients of one module explode, the "
-        "factor pushes those of all other modules below the floor (1e-7) under which Newton-Schulz no longer brings "
-        "them to the same size. These modules stop learning, the norm grows, the factor shrinks further, and no "
-        "number in the log shows it. Where one gradient is 1e12 times the others, the loss of a test stays at 96 % of "
-        "its first value; with the patch it falls to 0.02 %."
-    ),
+    problem="Megatron scales all gradients by `clip_grad / norm`, with one norm over all parameters. Muon does not use "
+    "the size of a gradient, so clipping cannot help it. But where the gradients of one module explode, the "
+    "factor pushes those of all other modules below the floor (1e-7) under which Newton-Schulz no longer brings "
+    "them to the same size. These modules stop learning, the norm grows, the factor shrinks further, and no "
+    "number in the log shows it. Where one gradient is 1e12 times the others, the loss of a test stays at 96 % of "
+    "its first value; with the patch it falls to 0.02 %.",
     adds=(
         "`optimizer.skip_grad_norm_clip`: true for the Muon family (`OrthogonalizedOptimizer` of "
         "emerging_optimizers), false for Adam, SGD, SOAP and Lion. It can be set.",
@@ -41,13 +39,11 @@ PATCH = Patch(
         "In the pull request an optimizer of another library that lacks the attribute raises an error. With this "
         "patch it needs none.",
     ),
-    numerics=(
-        "With Muon and `--clip-grad` > 0, everything changes as soon as the norm exceeds it. A single step of Muon "
-        "does not depend on the size of the gradient. But its momentum and Nesterov mix gradients of several steps, "
-        "and without clipping a large gradient has more weight in that mixture. L2 (not decoupled) weight decay is "
-        "added to the gradient before it is orthogonalized, so there the size also matters. In a chain of exempt and "
-        "other optimizers the last digits of the reported `grad norm` change, because it is now made of two sums."
-    ),
+    numerics="With Muon and `--clip-grad` > 0, everything changes as soon as the norm exceeds it. A single step of "
+    "Muon does not depend on the size of the gradient. But its momentum and Nesterov mix gradients of several steps, "
+    "and without clipping a large gradient has more weight in that mixture. L2 (not decoupled) weight decay is added "
+    "to the gradient before it is orthogonalized, so there the size also matters. In a chain of exempt and other "
+    "optimizers the last digits of the reported `grad norm` change, because it is now made of two sums.",
     notes=("The report is NVIDIA/Megatron-LM#5394.",),
     probe=Probe(f"{OPTIMIZER}:MegatronOptimizer.skip_grad_norm_clip"),
     edits=(

@@ -10,12 +10,10 @@ PATCH = Patch(
     summary="Orthogonalize gradients of any size alike",
     upstream=(PullRequest(238, native_since="0.4.0", repository="NVIDIA-NeMo/Emerging-Optimizers"),),
     package="emerging-optimizers",
-    problem=(
-        "`newton_schulz` of emerging_optimizers (up to 0.3.1) divides a matrix by its norm, but by no less than 1e-7. "
-        "A gradient below that floor, because it was clipped or is just small, is not brought to unit size. Five "
-        "steps of the iteration make up for a factor of about 490; below that, from about 1e-9 on, the update shrinks "
-        "with the gradient."
-    ),
+    problem="`newton_schulz` of emerging_optimizers (up to 0.3.1) divides a matrix by its norm, but by no less than "
+    "1e-7. A gradient below that floor, because it was clipped or is just small, is not brought to unit size. Five "
+    "steps of the iteration make up for a factor of about 490; below that, from about 1e-9 on, the update shrinks "
+    "with the gradient.",
     adds=(
         "A matrix whose norm is below the floor is first multiplied by 2^60, which changes no digit of it. So its "
         "update is the same, to the bit, as that of the larger matrix, and the floor is at 1e-25. This works on one "

@@ -12,27 +12,21 @@ PATCH = Patch(
     upstream=(
         PullRequest(
             6688,
-            part=(
-                "In #6688 `muon_split_glu` is on unless it is turned off; with the patch it is off unless "
-                "`--muon-split-glu` is given. The patch refuses weights that generalized tensor parallelism has "
-                "sliced, where the pull request gathers them."
-            ),
+            part="In #6688 `muon_split_glu` is on unless it is turned off; with the patch it is off unless "
+            "`--muon-split-glu` is given. The patch refuses weights that generalized tensor parallelism has "
+            "sliced, where the pull request gathers them.",
         ),
         PullRequest(
             6326,
-            part=(
-                "Of #6326 the patch brings `muon_split_qkv_per_head`. It does not bring what the pull request changes "
-                "without that flag, where it cuts the weights of multi-latent attention into projections. The patch "
-                "refuses a head that lies on two ranks, where the pull request gathers it."
-            ),
+            part="Of #6326 the patch brings `muon_split_qkv_per_head`. It does not bring what the pull request changes "
+            "without that flag, where it cuts the weights of multi-latent attention into projections. The patch "
+            "refuses a head that lies on two ranks, where the pull request gathers it.",
         ),
     ),
-    problem=(
-        "Megatron stores several matrices in one weight: gate and up of a gated MLP; the heads of query, key and "
-        "value; the projections of GatedDeltaNet. Muon orthogonalizes such a weight as one matrix, and `linear_qkv` as "
-        "three. So the update of a matrix depends on the others in its weight, and is not the one that Muon would make "
-        "if each had a weight to itself."
-    ),
+    problem="Megatron stores several matrices in one weight: gate and up of a gated MLP; the heads of query, key and "
+    "value; the projections of GatedDeltaNet. Muon orthogonalizes such a weight as one matrix, and `linear_qkv` as "
+    "three. So the update of a matrix depends on the others in its weight, and is not the one that Muon would make "
+    "if each had a weight to itself.",
     adds=(
         "`--muon-split-glu`, `--muon-split-qkv-per-head` and `--muon-split-gdn`: each matrix is orthogonalized by "
         "itself and scaled by its own size (`--muon-scale-mode`), also in MTP heads, experts and shared experts.",
@@ -53,11 +47,9 @@ PATCH = Patch(
         "Weights that generalized tensor parallelism has sliced.",
         "`--muon-split-glu` with `moe_use_legacy_grouped_gemm`, which stores all experts in one matrix (0.16).",
     ),
-    numerics=(
-        "Nothing changes without a flag. With one, each update of the weights that it splits changes in its direction. "
-        "Its root mean square stays the same with `--muon-scale-mode spectral` (the default) and `shape_scaling`; with "
-        "`unit_rms_norm` it shrinks where a matrix has fewer rows than columns, as a head does."
-    ),
+    numerics="Nothing changes without a flag. With one, each update of the weights that it splits changes in its "
+    "direction. Its root mean square stays the same with `--muon-scale-mode spectral` (the default) and "
+    "`shape_scaling`; with `unit_rms_norm` it shrinks where a matrix has fewer rows than columns, as a head does.",
     notes=(
         "The momentum has the shape of the weight, so a run can be resumed without a flag that it was started with, "
         "and the other way round.",

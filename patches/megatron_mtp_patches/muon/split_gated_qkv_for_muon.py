@@ -13,24 +13,18 @@ PATCH = Patch(
         PullRequest(
             4728,
             native_since="0.19.0",
-            part=(
-                "Of #4728 the patch brings the four sizes. It does not bring `qkv_split_shapes` on each parameter and "
-                "its main copy: one configuration decides for all QKV weights of the optimizer, and a weight whose "
-                "rows these sizes do not divide raises an error, where upstream leaves it whole."
-            ),
+            part="Of #4728 the patch brings the four sizes. It does not bring `qkv_split_shapes` on each parameter and "
+            "its main copy: one configuration decides for all QKV weights of the optimizer, and a weight whose "
+            "rows these sizes do not divide raises an error, where upstream leaves it whole.",
         ),
     ),
-    problem=(
-        "Muon splits the fused QKV weight into query, key and value, and orthogonalizes each. With "
-        "`attention_output_gate` (Qwen3-Next, Qwen3.5) the weight also holds the gate, which is as large as the query, "
-        "and Megatron splits as if it were not there. Where the rows happen to divide, pieces are made of rows of the "
-        "query, the gate, the key and the value; where they do not, the first step raises an error."
-    ),
+    problem="Muon splits the fused QKV weight into query, key and value, and orthogonalizes each. With "
+    "`attention_output_gate` (Qwen3-Next, Qwen3.5) the weight also holds the gate, which is as large as the query, "
+    "and Megatron splits as if it were not there. Where the rows happen to divide, pieces are made of rows of the "
+    "query, the gate, the key and the value; where they do not, the first step raises an error.",
     adds=("With `attention_output_gate`, `qkv_split_shapes` of Muon has four sizes: query, gate, key and value.",),
-    numerics=(
-        "Only with Muon, `attention_output_gate` and without `--muon-no-split-qkv`: the update of the QKV weights, if "
-        "there was one. All other updates are the same to the bit."
-    ),
+    numerics="Only with Muon, `attention_output_gate` and without `--muon-no-split-qkv`: the update of the QKV "
+    "weights, if there was one. All other updates are the same to the bit.",
     is_repair=True,
     probe=Probe(_SHAPES, contains="getattr(model_cfg, 'attention_output_gate', False)"),
     edits=(

@@ -20,12 +20,10 @@ PATCH = Patch(
     id="clip-mtp-grads-separately",
     summary="Clip MTP gradients separately from the main model's",
     upstream=(PullRequest(4116, native_since="0.19.0"),),
-    problem=(
-        "One gradient norm for all parameters decides how far each gradient is clipped. Gradients of the MTP heads "
-        "(Megatron's MTP layers) that have another magnitude over-clip or under-clip the main model, and the other "
-        "way round. In a small GPT the main model keeps 70 % of its gradient where detached heads share its norm, and "
-        "81 % where they have a separate norm."
-    ),
+    problem="One gradient norm for all parameters decides how far each gradient is clipped. Gradients of the MTP heads "
+    "(Megatron's MTP layers) that have another magnitude over-clip or under-clip the main model, and the other "
+    "way round. In a small GPT the main model keeps 70 % of its gradient where detached heads share its norm, and "
+    "81 % where they have a separate norm.",
     adds=(
         '`param.grad_norm_group == "mtp"` and `param.is_mtp_param` on the parameters of MTP heads, if these are '
         "detached (`--mtp-detach-heads`) or `--separate-mtp-grad-clip` is given.",
@@ -49,10 +47,8 @@ PATCH = Patch(
         "`--mtp-clip-grad` or `--mtp-grad-norm-skip-threshold` where nothing clips the heads separately: neither "
         "`--mtp-detach-heads` nor `--separate-mtp-grad-clip` is given.",
     ),
-    numerics=(
-        "Tagged parameters are clipped by a separate norm, and the reported grad norm no longer includes them. "
-        f"{ROUNDED_NORM}"
-    ),
+    numerics="Tagged parameters are clipped by a separate norm, and the reported grad norm no longer includes them. "
+    f"{ROUNDED_NORM}",
     probe=Probe(f"{OPTIMIZER}:copy_optimizer_param_metadata"),
     edits=(
         *model_setting(

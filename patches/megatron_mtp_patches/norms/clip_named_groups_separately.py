@@ -7,11 +7,9 @@ from ..engine import Patch, Wrap
 PATCH = Patch(
     id="clip-named-groups-separately",
     summary="Clip named groups of parameters separately from all others",
-    problem=(
-        "One norm decides how far every gradient is scaled down. In NVIDIA/Megatron-LM#5431 the gradient norm of the "
-        "`in_proj` weights of gated delta net is about 5e7: with `--clip-grad 1` all other gradients are multiplied by "
-        "2e-8, and the rest of the model stops learning."
-    ),
+    problem="One norm decides how far every gradient is scaled down. In NVIDIA/Megatron-LM#5431 the gradient norm of "
+    "the `in_proj` weights of gated delta net is about 5e7: with `--clip-grad 1` all other gradients are multiplied "
+    "by 2e-8, and the rest of the model stops learning.",
     adds=(
         "`OptimizerConfig.grad_norm_group`: the named parameters leave the main norm, and each group is clipped by "
         "its separate norm. MTP heads (Megatron's MTP layers) with a separate norm stay in their group, `mtp`.",

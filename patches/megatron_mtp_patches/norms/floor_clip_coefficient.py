@@ -7,12 +7,10 @@ from ..engine import Patch
 PATCH = Patch(
     id="floor-clip-coefficient",
     summary="Set a lower bound for the clipping factor",
-    problem=(
-        "If one module has very large gradients, Megatron scales all other gradients down by the same tiny factor. "
-        "The size of a gradient does not matter to Adam until it comes near its epsilon (1e-8); below that, "
-        "parameters hardly move. Where one gradient is 1e14 times the others, the loss of a test stays at 99 % of its "
-        "first value; with a floor of 0.001 it falls to 2 %."
-    ),
+    problem="If one module has very large gradients, Megatron scales all other gradients down by the same tiny factor. "
+    "The size of a gradient does not matter to Adam until it comes near its epsilon (1e-8); below that, "
+    "parameters hardly move. Where one gradient is 1e14 times the others, the loss of a test stays at 99 % of its "
+    "first value; with a floor of 0.001 it falls to 2 %.",
     adds=(
         "`OptimizerConfig.min_clip_coefficient`: gradients are scaled by max(clip_grad / norm, X), those of MTP heads "
         "(Megatron's MTP layers) too.",

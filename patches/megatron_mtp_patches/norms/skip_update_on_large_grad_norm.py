@@ -10,11 +10,9 @@ PATCH = Patch(
     id="skip-update-on-large-grad-norm",
     summary="Skip the update when the gradient norm is too large",
     upstream=(PullRequest(3460, native_since="0.18.0"),),
-    problem=(
-        "One bad batch or one flipped bit takes a full, clipped step in a wrong direction, and stays in Adam's "
-        "moments for a hundred steps. On a small GPT 24 batches of compressed bytes raise the mean training loss on "
-        "text from 2.58 to 2.63 bits per byte."
-    ),
+    problem="One bad batch or one flipped bit takes a full, clipped step in a wrong direction, and stays in Adam's "
+    "moments for a hundred steps. On a small GPT 24 batches of compressed bytes raise the mean training loss on "
+    "text from 2.58 to 2.63 bits per byte.",
     adds=(
         "`OptimizerConfig.grad_norm_skip_threshold`.",
         "A skipped step leaves parameters, optimizer state and learning rate schedule unchanged. It is counted, "
@@ -34,11 +32,9 @@ PATCH = Patch(
         "The mean of the MTP losses in the log line counted skipped steps in its sum but not in its number.",
     ),
     refuses=("A finite threshold together with `--optimizer-cuda-graph`.",),
-    numerics=(
-        "With a finite threshold, and in the two precision-aware cases above, which are clipped now. Without a "
-        "threshold: after a step that the loss scaler skipped, QK clipping no longer rescales weights, and the logged "
-        "MTP loss leaves the step out."
-    ),
+    numerics="With a finite threshold, and in the two precision-aware cases above, which are clipped now. Without a "
+    "threshold: after a step that the loss scaler skipped, QK clipping no longer rescales weights, and the logged "
+    "MTP loss leaves the step out.",
     probe=Probe(f"{OPTIMIZER_CONFIG}.grad_norm_skip_threshold"),
     edits=(
         *optimizer_setting(

@@ -6,12 +6,10 @@ PATCH = Patch(
     id="keep-outputs-until-sent",
     summary="Keep the output of a pipeline stage in memory until it is sent",
     upstream=(PullRequest(4047, native_since="0.18.0", part="without waiting for the send"),),
-    problem=(
-        "With interleaved pipeline stages, and without `--no-overlap-p2p-communication`, 0.16 and 0.17 free "
-        "the output of a stage while it is being sent. The allocator gives its memory to other tensors, so the next "
-        "stage may compute on what these write: wrong losses and gradients, up to NaN. Whether it happens is a race. "
-        "With NCCL, versions of PyTorch that mark what they send as in use by the stream (`record_stream`) hide it."
-    ),
+    problem="With interleaved pipeline stages, and without `--no-overlap-p2p-communication`, 0.16 and 0.17 free "
+    "the output of a stage while it is being sent. The allocator gives its memory to other tensors, so the next "
+    "stage may compute on what these write: wrong losses and gradients, up to NaN. Whether it happens is a race. "
+    "With NCCL, versions of PyTorch that mark what they send as in use by the stream (`record_stream`) hide it.",
     adds=("What is sent stays in memory until the send is done.",),
     numerics="With interleaved stages: all, where memory was written over while it was sent.",
     notes=(

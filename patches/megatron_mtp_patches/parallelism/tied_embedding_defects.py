@@ -45,10 +45,8 @@ DEFECTS = (
         signs=Sign(
             "megatron.core.models.common.language_module.language_module:"
             "LanguageModule.setup_embeddings_and_output_layer",
-            has=(
-                "if self.config.pipeline_model_parallel_size == 1: "
-                "self.shared_embedding_or_output_weight().zero_out_wgrad = True"
-            ),
+            has="if self.config.pipeline_model_parallel_size == 1: "
+            "self.shared_embedding_or_output_weight().zero_out_wgrad = True",
             lacks="weight.zero_out_wgrad = True",
         ),
         affects=lambda run: (

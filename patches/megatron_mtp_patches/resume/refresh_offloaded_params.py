@@ -12,18 +12,14 @@ PATCH = Patch(
             "without offloading",
         ),
     ),
-    problem=(
-        "With `--optimizer-cpu-offload`, loading a model alone (`--finetune`, `--no-load-optim`, "
-        "`--pretrained-checkpoint`) does not refresh the main weights of the optimizer nor their copies on the CPU, "
-        "unless the optimizer is precision-aware. The first step writes the initial weights, plus one update, back "
-        "into the model. Nothing in the log but the loss shows it. Megatron's own trainer insists on "
-        "`--use-precision-aware-optimizer`; Megatron-Bridge and NeMo-RL do not."
-    ),
+    problem="With `--optimizer-cpu-offload`, loading a model alone (`--finetune`, `--no-load-optim`, "
+    "`--pretrained-checkpoint`) does not refresh the main weights of the optimizer nor their copies on the CPU, "
+    "unless the optimizer is precision-aware. The first step writes the initial weights, plus one update, back "
+    "into the model. Nothing in the log but the loss shows it. Megatron's own trainer insists on "
+    "`--use-precision-aware-optimizer`; Megatron-Bridge and NeMo-RL do not.",
     adds=("After such a load the first step starts from the weights that were loaded.",),
-    numerics=(
-        "With `--optimizer-cpu-offload` and a load without the optimizer's state, where the main weights are not the "
-        "optimizer's own: all weights, from the first step on."
-    ),
+    numerics="With `--optimizer-cpu-offload` and a load without the optimizer's state, where the main weights are not "
+    "the optimizer's own: all weights, from the first step on.",
     notes=("Each load copies the main weights once. Steps are as they were.",),
     is_repair=True,
     edits=(

@@ -6,12 +6,10 @@ PATCH = Patch(
     id="log-first-step-once",
     summary="Leave the first step of a process out of its second log line",
     upstream=(PullRequest(7092),),
-    problem=(
-        "Megatron prints a line for the first step of a process, whatever the interval, and keeps its sums for the "
-        "line at the end of the interval. If the interval ends with this step, as with `--log-interval 1`, the second "
-        "line counts it again: its losses and its step time are means over both steps, so a resumed run seems to have "
-        "another loss there than the run that it resumes. TensorBoard and Weights & Biases get the right losses."
-    ),
+    problem="Megatron prints a line for the first step of a process, whatever the interval, and keeps its sums for the "
+    "line at the end of the interval. If the interval ends with this step, as with `--log-interval 1`, the second "
+    "line counts it again: its losses and its step time are means over both steps, so a resumed run seems to have "
+    "another loss there than the run that it resumes. TensorBoard and Weights & Biases get the right losses.",
     adds=("A first step that ends an interval is followed by a new interval.",),
     numerics="The second line of a log with `--log-interval 1`. Training itself does not change.",
     notes=(
