@@ -8,12 +8,13 @@ from itertools import pairwise
 
 from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import BASE, CATALOG
-from megatron_mtp_patches.declarations.description import SettingText, sections, settings
-from megatron_mtp_patches.declarations.states_by_release import KNOWN, state_in
+from megatron_mtp_patches.cli.explain import sections
+from megatron_mtp_patches.declarations.description import SettingText, settings
 from megatron_mtp_patches.defects.catalog import removed_by
 from megatron_mtp_patches.engine import AddField, AddFlag, Edit, Override, Patch, PullRequest, Wrap
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE
+from megatron_mtp_patches.megatrons.states_by_release import KNOWN, state_in
 
 from scripts.common.markdown import table
 from scripts.common.process import ROOT

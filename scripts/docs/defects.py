@@ -7,8 +7,8 @@ from types import ModuleType
 
 from megatron_mtp_patches.defects.catalog import defect_modules, known_defects, read_releases, releases_with
 from megatron_mtp_patches.defects.declare import Defect
-from megatron_mtp_patches.defects.runner import has_program
 from megatron_mtp_patches.megatrons.known import DEFAULT
+from megatron_mtp_patches.reproductions.runner import has_program
 
 from scripts.common.markdown import table
 

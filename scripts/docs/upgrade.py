@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.declarations.states_by_release import KNOWN, state_in
 from megatron_mtp_patches.engine import Patch
 from megatron_mtp_patches.engine.state import State
+from megatron_mtp_patches.megatrons.states_by_release import KNOWN, state_in
 
 from .addresses import address
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from megatron_mtp_patches.cli.reproduce import write_standalone
-from megatron_mtp_patches.defects import needs, runner
 from megatron_mtp_patches.defects.catalog import known_defects
 from megatron_mtp_patches.defects.probe import has_defect
-from megatron_mtp_patches.defects.standalone import needs_gpus
+from megatron_mtp_patches.reproductions import needs, runner
+from megatron_mtp_patches.reproductions.standalone import needs_gpus
 
 from scripts.common.process import ROOT
 

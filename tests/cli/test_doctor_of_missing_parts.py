@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from megatron_mtp_patches.engine.source import find_file
+from megatron_mtp_patches.megatrons.environment import IMPORTS_OF_TRANSFORMER_ENGINE
 from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE
-from megatron_mtp_patches.rehearsal.transformer_engine import NEEDED
 
 from .fresh_start import REPOSITORY, run_command, standard_library
 
@@ -90,7 +90,7 @@ def test_a_version_that_does_not_fit_has_its_cost_beside_it(
 ):
     if release not in releases:
         pytest.skip(f"says nothing of {release}")
-    furnish("wrapt", "triton", "emerging_optimizers", "transformer_engine", *NEEDED)
+    furnish("wrapt", "triton", "emerging_optimizers", "transformer_engine", *IMPORTS_OF_TRANSFORMER_ENGINE)
     write_metadata(tmp_path, name, number)
     done = doctor()
     assert done.code == 0, done.output

@@ -9,7 +9,7 @@ from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.declarations.description import settings
 from megatron_mtp_patches.defects.catalog import known_defects
 from megatron_mtp_patches.defects.probe import has_defect
-from megatron_mtp_patches.defects.runner import has_program
+from megatron_mtp_patches.reproductions.runner import has_program
 
 pytestmark = pytest.mark.forked("patched")
 

@@ -22,7 +22,7 @@ def without_transformer_engine(monkeypatch):
 @pytest.fixture
 def outcomes(monkeypatch):
     """outcomes(as it is, with the patches): what each program that runs gives."""
-    from megatron_mtp_patches.defects import runner
+    from megatron_mtp_patches.reproductions import runner
 
     def give(*pair):
         monkeypatch.setattr(runner, "prepare", lambda: None)
@@ -55,7 +55,7 @@ def test_a_program_that_needs_transformer_engine_says_what_to_install_and_ends_w
     ],
 )
 def test_a_package_that_is_missing_is_named(command, monkeypatch, defect, needed):
-    from megatron_mtp_patches.defects import needs
+    from megatron_mtp_patches.reproductions import needs
 
     monkeypatch.setattr(needs, "find_version", lambda distribution, module: None)
     (report,) = json.loads(command("reproduce", defect, "--json").out)
@@ -73,7 +73,7 @@ def test_a_package_that_is_missing_is_named(command, monkeypatch, defect, needed
     ],
 )
 def test_a_version_that_does_not_fit_is_named(monkeypatch, defect, installed, megatron, reason):
-    from megatron_mtp_patches.defects import needs, runner
+    from megatron_mtp_patches.reproductions import needs, runner
 
     monkeypatch.setattr(needs, "find_version", lambda distribution, module: installed)
     monkeypatch.setattr(needs, "find_releases", lambda: frozenset({megatron}))

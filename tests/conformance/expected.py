@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.declarations.states_by_release import state_in
 from megatron_mtp_patches.engine import Patch
 from megatron_mtp_patches.engine.source import find_file
 from megatron_mtp_patches.engine.state import State
+from megatron_mtp_patches.megatrons.states_by_release import state_in
 
 IDS = [patch.id for patch in CATALOG]
 EXPECTED = {patch.id: state_in(patch, version("megatron-core")) for patch in CATALOG}

@@ -6,9 +6,9 @@ ways on each from the first that has it, and again with all patches. One that ne
 """
 
 import pytest
-from megatron_mtp_patches.defects import needs, runner
 from megatron_mtp_patches.defects.catalog import known_defects, read_releases, releases_with
 from megatron_mtp_patches.megatrons.installed import find_releases
+from megatron_mtp_patches.reproductions import needs, runner
 
 pytestmark = pytest.mark.forked("megatron")
 

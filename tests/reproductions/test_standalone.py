@@ -18,10 +18,10 @@ from queue import SimpleQueue
 
 import pytest
 from megatron_mtp_patches.cli import main
-from megatron_mtp_patches.defects import needs, runner
 from megatron_mtp_patches.defects.catalog import known_defects, releases_with
-from megatron_mtp_patches.defects.standalone import needs_gpus
 from megatron_mtp_patches.megatrons.installed import find_releases
+from megatron_mtp_patches.reproductions import needs, runner
+from megatron_mtp_patches.reproductions.standalone import needs_gpus
 
 from .test_programs import runs_on
 

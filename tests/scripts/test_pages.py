@@ -14,9 +14,9 @@ from megatron_mtp_patches import functional
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import make_parser
 from megatron_mtp_patches.declarations.description import settings
-from megatron_mtp_patches.declarations.states_by_release import state_in
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatrons.known import MEGATRONS
+from megatron_mtp_patches.megatrons.states_by_release import state_in
 
 from scripts.common.toml import read_toml
 from tests.pages import PAGES, ROOT, blocks, shown

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from megatron_mtp_patches.megatrons.environment import IMPORTS_OF_TRANSFORMER_ENGINE
 from megatron_mtp_patches.rehearsal import transformer_engine
 
 from tests.transformer_engine import spawned
@@ -84,7 +85,7 @@ def test_a_spawned_process_has_the_extension_and_no_patches():
 def test_the_advice_names_what_is_missing(monkeypatch):
     assert transformer_engine.available()
     original = transformer_engine.find_spec
-    for module, name in transformer_engine.NEEDED.items():
+    for module, name in IMPORTS_OF_TRANSFORMER_ENGINE.items():
         monkeypatch.setattr(
             transformer_engine, "find_spec", lambda asked, module=module: None if asked == module else original(asked)
         )

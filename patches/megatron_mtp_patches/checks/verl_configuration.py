@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ..cli.zero_touch import VARIABLE
+from ..applied import ENGINE
 from ..declarations.settings import OPTIMIZER_CONFIG, TRANSFORMER_CONFIG
 from ..engine import UsageError
 from .configuration import Configuration, make_dtype, make_source, misplaced_settings, read_hugging_face_sizes
@@ -76,7 +76,9 @@ def _read_role(section: dict[str, Any], content: dict[str, Any]) -> Configuratio
         *_missing_variable(variables),
     ]
     sizes, notes = read_hugging_face_sizes(model.get("path"), bool(heads.get("enable")))
-    return Configuration([*sources, *sizes], hints, str(variables.get(VARIABLE) or "").strip(), notes)
+    return Configuration(
+        [*sources, *sizes], hints, str(variables.get(ENGINE.project.choice_variable) or "").strip(), notes
+    )
 
 
 def _read_variables(content: dict[str, Any]) -> dict[str, Any]:

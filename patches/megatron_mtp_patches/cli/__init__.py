@@ -18,8 +18,8 @@ from pathlib import Path
 from .. import __version__, apply
 from ..applied import ENGINE
 from ..catalog import CATALOG
-from ..declarations.states_by_release import KNOWN
 from ..engine import PatchError, UsageError
+from ..megatrons.states_by_release import KNOWN
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,10 +15,10 @@ from .. import __version__
 from ..defects.catalog import known_defects
 from ..defects.declare import Defect
 from ..defects.probe import has_defect, locate
-from ..defects.runner import has_program
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 from ..megatrons.installed import describe_megatron
+from ..reproductions.runner import has_program
 from .console import make_console
 
 LEVELS = {5: "error", 4: "error", 3: "warning", 2: "note", 1: "note"}  # of SARIF, by severity

@@ -12,10 +12,9 @@ from rich.table import Table
 
 from ..applied import ENGINE
 from ..engine.fingerprints import KnownSources
-from ..megatrons.environment import PARTS, Limit, Part, find_version
+from ..megatrons.environment import IMPORTS_OF_TRANSFORMER_ENGINE, PARTS, Limit, Part, find_version
 from ..megatrons.installed import PACKAGES, describe_megatron, find_releases
 from ..megatrons.known import since
-from ..rehearsal.transformer_engine import NEEDED
 from .console import make_console
 from .zero_touch import describe_zero_touch
 
@@ -90,7 +89,7 @@ def _judge(part: Part, installed: str | None, needed: bool, megatron: frozenset[
         return f"[{'red' if needed else 'yellow'}]missing[/]", "; ".join([part.cost, *fits])
     costs = [limit.cost for limit in part.broken_limits(installed, megatron)]
     imports = [module for place in ("", *sorted(megatron)) for module in part.imports.get(place, ())]
-    names = PACKAGES | NEEDED
+    names = PACKAGES | IMPORTS_OF_TRANSFORMER_ENGINE
     absent = [names.get(module, module) for module in imports if importlib.util.find_spec(module) is None]
     costs += [f"does not import without {' and '.join(absent)}: {part.cost}"] if absent else []
     return f"[yellow]{installed}[/]" if costs else installed, "; ".join(costs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
@@ -10,16 +12,16 @@ from .. import apply
 from ..applied import ENGINE
 from ..catalog import CATALOG
 from ..checks.hints import did_you_mean
-from ..declarations.description import sections, settings
-from ..defects.catalog import known_defects
+from ..declarations.description import settings
+from ..defects.catalog import known_defects, removed_by, span_of
 from ..defects.declare import Defect
 from ..defects.probe import has_defect
-from ..defects.runner import has_program
 from ..engine import AddField, AddFlag, Patch, UsageError
 from ..engine.declare import Edit
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
 from ..engine.state import State
 from ..megatrons.installed import describe_megatron, import_targets, known_sources
+from ..reproductions.runner import has_program
 from .console import make_console
 
 
@@ -47,6 +49,29 @@ def explain(patch: Patch) -> int:
         table.add_row(_describe(edit), edit.target, report.targets[edit.target], _source_releases(edit, sources))
     console.print(table)
     return int(report.state is State.REFUSED)
+
+
+def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(heading, paragraphs), for each text that the patch has."""
+    is_native = any(change.native_since for change in patch.upstream)
+    for heading, paragraphs in (
+        ("Without it", (patch.problem,)),
+        ("Found by `doctor`", tuple(map(_describe_defect, removed_by(patch)))),
+        ("Not found by `doctor`", (patch.undetected,)),
+        ("Adds", patch.adds),
+        ("Upstream's change in part", tuple(change.part for change in patch.upstream if change.part)),
+        ("Repairs, where native" if is_native else "Better than the pull request", patch.repairs),
+        ("Refused at start", patch.refuses),
+        ("Changes numbers", (patch.numerics,)),
+        ("Note", patch.notes),
+    ):
+        if any(paragraphs):
+            yield heading, paragraphs
+
+
+def _describe_defect(defect: Defect) -> str:
+    left = f"; not removed with {defect.not_removed_with}" if defect.unless else ""
+    return f"{defect.effect} ({span_of(defect)}{left})."
 
 
 def explain_defect(defect: Defect) -> int:

@@ -11,14 +11,14 @@ from types import ModuleType
 from typing import Any
 
 from ..checks.hints import did_you_mean
-from ..defects import needs, runner
 from ..defects.catalog import known_defects, releases_with
 from ..defects.declare import Defect
 from ..defects.probe import has_defect
-from ..defects.standalone import make_standalone, needs_gpus
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 from ..megatrons.installed import describe_megatron, find_releases
+from ..reproductions import needs, runner
+from ..reproductions.standalone import make_standalone, needs_gpus
 from .console import make_say
 
 WIDTH = 100  # of the text in a standalone file

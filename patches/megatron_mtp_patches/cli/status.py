@@ -11,12 +11,12 @@ from rich.table import Column, Table
 
 from .. import __version__, apply, rehearsal, status
 from ..catalog import CATALOG
-from ..declarations.states_by_release import KNOWN, advice, state_in
 from ..engine import Patch
 from ..engine.report import Report
 from ..engine.source import find_file
 from ..engine.state import State, TargetState
 from ..megatrons.installed import describe_megatron, find_releases, import_targets
+from ..megatrons.states_by_release import KNOWN, advice, state_in
 from ..rehearsal import transformer_engine
 from .console import make_console
 from .zero_touch import describe_zero_touch

@@ -1,37 +1,11 @@
-"""Describes a patch: the texts under their headings, and its flags. `explain` and the pages are made of these."""
+"""Describes the settings of a patch. `explain` and the pages are made of this."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..defects.catalog import removed_by, span_of
-from ..defects.declare import Defect
 from ..engine import AddField, AddFlag, Patch
 from .settings import TRANSFORMER_CONFIG
-
-
-def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(heading, paragraphs), for each text that the patch has."""
-    is_native = any(change.native_since for change in patch.upstream)
-    for heading, paragraphs in (
-        ("Without it", (patch.problem,)),
-        ("Found by `doctor`", tuple(map(_describe_defect, removed_by(patch)))),
-        ("Not found by `doctor`", (patch.undetected,)),
-        ("Adds", patch.adds),
-        ("Upstream's change in part", tuple(change.part for change in patch.upstream if change.part)),
-        ("Repairs, where native" if is_native else "Better than the pull request", patch.repairs),
-        ("Refused at start", patch.refuses),
-        ("Changes numbers", (patch.numerics,)),
-        ("Note", patch.notes),
-    ):
-        if any(paragraphs):
-            yield heading, paragraphs
-
-
-def _describe_defect(defect: Defect) -> str:
-    left = f"; not removed with {defect.not_removed_with}" if defect.unless else ""
-    return f"{defect.effect} ({span_of(defect)}{left})."
 
 
 class SettingText(NamedTuple):

@@ -9,9 +9,18 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
 from ..engine.source import find_file
-from ..rehearsal import LOWEST_TORCH
-from ..rehearsal.transformer_engine import NEEDED
 from .known import TRANSFORMER_ENGINE, since
+
+LOWEST_TORCH = (2, 11)  # of a rehearsal: the first whose gloo averages
+# The modules that transformer_engine.pytorch imports at its top, and the names that pip knows them by.
+IMPORTS_OF_TRANSFORMER_ENGINE = {
+    "onnxscript": "onnxscript",
+    "onnx": "onnx",
+    "pydantic": "pydantic",
+    "einops": "einops",
+    "nvdlfw_inspect": "nvdlfw-inspect",
+    "packaging": "packaging",
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ PARTS = (
                 megatron=since("0.17"),
             ),
         ),
-        imports={"": tuple(NEEDED)},
+        imports={"": tuple(IMPORTS_OF_TRANSFORMER_ENGINE)},
         made_for=TRANSFORMER_ENGINE,
     ),
     Part(

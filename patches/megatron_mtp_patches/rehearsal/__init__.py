@@ -21,8 +21,8 @@ import sys
 from importlib.util import find_spec
 
 from ..engine import PatchError
+from ..megatrons.environment import LOWEST_TORCH
 
-LOWEST_TORCH = (2, 11)
 _LOWEST = ".".join(map(str, LOWEST_TORCH))
 _installed = False
 _with_transformer_engine = False

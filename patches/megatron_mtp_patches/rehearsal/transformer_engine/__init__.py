@@ -20,17 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ...engine.import_hook import when_imported
-
-# The modules that transformer_engine.pytorch imports at its top, and the names that pip knows them by.
-NEEDED = {
-    "onnxscript": "onnxscript",
-    "onnx": "onnx",
-    "pydantic": "pydantic",
-    "einops": "einops",
-    "nvdlfw_inspect": "nvdlfw-inspect",
-    "packaging": "packaging",
-}
-
+from ...megatrons.environment import IMPORTS_OF_TRANSFORMER_ENGINE
 
 ORIGIN = f"{__name__}.extension"  # the origin in the stand-in's module spec
 
@@ -42,7 +32,7 @@ def has_python() -> bool:
 
 def missing() -> list[str]:
     """List what TransformerEngine's Python imports and this environment lacks, by pip's names."""
-    return [name for module, name in NEEDED.items() if find_spec(module) is None]
+    return [name for module, name in IMPORTS_OF_TRANSFORMER_ENGINE.items() if find_spec(module) is None]
 
 
 def version() -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..declarations.description import settings
 from ..engine import Patch
 from ..engine.state import State
-from ..megatrons.known import RELEASES, since
-from .description import settings
+from .known import RELEASES, since
 
 # Known Megatrons, from the oldest to the newest.
 KNOWN = (*RELEASES, "main")
