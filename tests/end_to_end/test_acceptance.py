@@ -6,7 +6,11 @@ import pytest
 
 from .test_training import needs_trainer
 
-pytestmark = [pytest.mark.forked("megatron"), needs_trainer]
+pytestmark = [
+    pytest.mark.forked("megatron"),
+    pytest.mark.guards("mtp-acceptance-length", "train-mtp-heads-for-acceptance"),
+    needs_trainer,
+]
 
 EVALUATE = ["--eval-interval", "6", "--eval-iters", "2", "--mtp-num-layers", "2"]
 LENGTH = re.compile(r" mtp acceptance length: (\S+) \| mtp greedy acceptance length: (\S+) \|")

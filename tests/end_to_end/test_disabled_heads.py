@@ -6,6 +6,7 @@ from .conftest import HAS_TRAINER, HEADS
 
 pytestmark = [
     pytest.mark.forked("megatron"),
+    pytest.mark.guards("disable-mtp-loss"),
     pytest.mark.skipif(not HAS_TRAINER, reason="the 0.16.1 wheel has no megatron.training"),
 ]
 DISABLED = "--disable-mtp-loss"

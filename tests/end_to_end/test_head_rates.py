@@ -6,6 +6,7 @@ from .conftest import HAS_TRAINER
 
 pytestmark = [
     pytest.mark.forked("megatron"),
+    pytest.mark.guards("train-mtp-heads-at-own-rate"),
     pytest.mark.skipif(not HAS_TRAINER, reason="the 0.16.1 wheel has no megatron.training"),
 ]
 RATES = ["--mtp-lr", "2e-2", "--mtp-min-lr", "1e-2", "--mtp-weight-decay", "0.3"]

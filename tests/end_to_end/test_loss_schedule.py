@@ -10,6 +10,7 @@ from .conftest import HAS_TRAINER, HEADS
 
 pytestmark = [
     pytest.mark.forked("megatron"),
+    pytest.mark.guards("schedule-mtp-loss-weight"),
     pytest.mark.skipif(not HAS_TRAINER, reason="the 0.16.1 wheel has no megatron.training"),
 ]
 # of the optimizer each parameter's state, and no gaps of memory that nothing has written to

@@ -10,6 +10,7 @@ from .conftest import HAS_TRAINER
 
 pytestmark = [
     pytest.mark.forked("megatron"),
+    pytest.mark.guards("initialize-mtp-heads", "freeze-base-model-for-mtp"),
     pytest.mark.skipif(
         not HAS_TRAINER,
         reason="the 0.16.1 wheel has no megatron.training; tests/multirank/mtp/test_new_heads.py tests its functions",

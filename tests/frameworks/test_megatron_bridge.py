@@ -13,7 +13,7 @@ from tests.end_to_end.conftest import run_command
 from tests.pages import ROOT
 from tests.warm.processes import LIMIT, run_ranks
 
-pytestmark = pytest.mark.forked("bridge")
+pytestmark = [pytest.mark.forked("bridge"), pytest.mark.guards("log-metrics-in-megatron-bridge")]
 
 HERE = Path(__file__).parent
 SETTINGS = (
@@ -122,6 +122,7 @@ def test_heads_train_for_acceptance(resumed):
     assert all(1.0 < float(metrics[lengths[0]]) < 2.0 for _, metrics in resumed[0].values())
 
 
+@pytest.mark.guards("schedule-mtp-loss-weight-in-megatron-bridge")
 def test_the_loss_has_the_weight_of_its_schedule(resumed):
     """80 % of six iterations: the last one has the weight 0."""
     weights = [metrics["mtp loss scaling factor"] for _, metrics in resumed[0].values()]
@@ -226,6 +227,7 @@ def rank_lines(output):
     return {title: [texts[0], texts[1]] for title, texts in lines.items()}
 
 
+@pytest.mark.guards("pass-loss-mask-in-megatron-bridge")
 def test_the_loss_mask_reaches_the_heads():
     """As the part of each context-parallel rank, packed or not; the heads get the gradient of Megatron-LM's trainer."""
     words = ["run", "--device", "cpu", str(HERE / "bridge_masks.py")]

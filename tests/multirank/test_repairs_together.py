@@ -24,7 +24,11 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from scripts.tiny_gpt import causal_inputs, make_config, run_microbatches
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(4)]
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("count-moe-tokens-once", "weight-moe-losses-by-token"),
+    pytest.mark.ranks(4),
+]
 
 pytest.importorskip("transformer_engine", reason="norms under sequence parallelism are TransformerEngine's")
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")

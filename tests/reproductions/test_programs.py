@@ -10,7 +10,18 @@ from megatron_mtp_patches.defects.catalog import known_defects, read_releases, r
 from megatron_mtp_patches.megatrons.installed import find_releases
 from megatron_mtp_patches.reproductions import needs, runner
 
-pytestmark = pytest.mark.forked("megatron")
+pytestmark = [
+    pytest.mark.forked("megatron"),
+    pytest.mark.guards(
+        "add-fsdp-gradients-of-single-replicas",
+        "replace-fsdp-gradients-by-their-mean",
+        "scale-sparse-indexer-loss",
+        "reduce-tensors-with-gaps",
+        "keep-outputs-until-sent",
+        "save-own-state-of-each-param",
+        "quantize-weights-of-each-step",
+    ),
+]
 
 
 def pytest_generate_tests(metafunc):

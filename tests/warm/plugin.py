@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "forked(level): run in a fork of a process that has imported this much")
     config.addinivalue_line("markers", "ranks(n, ...): run on n forked ranks, once for each n")
+    config.addinivalue_line("markers", "guards(id, ...): notices that these patches do not do what they are for")
     config.addinivalue_line("markers", "real_process(why): starts interpreters, where a fork would not do")
     if config.option.inside:
         levels.climb(config.option.inside)

@@ -13,7 +13,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 
 from .conftest import BATCH, LENGTH, VOCABULARY
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(1, 2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("train-heads-in-mcore-bridge"), pytest.mark.ranks(1, 2)]
 
 
 def reached(model, batch, main_loss=0.0):

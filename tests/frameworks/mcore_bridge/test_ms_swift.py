@@ -14,7 +14,7 @@ from transformers import HfArgumentParser
 
 from megatron_overrides.settings.checks import declared_settings
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(1)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("add-settings-to-ms-swift"), pytest.mark.ranks(1)]
 
 WORDS = """--mtp_detach_heads true --mtp_clip_grad 0.05 --grad_norm_skip_threshold 100 --min_clip_coefficient 0.01
     --mtp_grad_norm_skip_threshold 5 --clip_orthogonalizing_optimizers true

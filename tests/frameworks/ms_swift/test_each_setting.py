@@ -6,7 +6,7 @@ from megatron_mtp_patches.declarations.settings import OPTIMIZER_CONFIG
 
 from tests.conformance.inspection import choose_value
 
-pytestmark = pytest.mark.forked("torch")
+pytestmark = [pytest.mark.forked("torch"), pytest.mark.guards("add-settings-to-ms-swift")]
 
 EDITS = [edit for edit, setting in SETTINGS.items() if edit.target == OPTIMIZER_CONFIG or setting.in_ms_swift]
 DETACHED, MUON = ("--mtp_detach_heads", "true"), ("--optimizer", "muon")

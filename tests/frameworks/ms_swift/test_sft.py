@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.forked("torch")
+pytestmark = [pytest.mark.forked("torch"), pytest.mark.guards("add-settings-to-ms-swift")]
 
 ARGUMENTS = """
     --tensor_model_parallel_size 2 --split_dataset_ratio 0.1

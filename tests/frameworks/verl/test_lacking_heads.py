@@ -5,7 +5,7 @@ import pytest
 from ..byte_tokenizer import save_tokenizer
 from .ppo import changed, parameters, update
 
-pytestmark = pytest.mark.forked("verl")
+pytestmark = [pytest.mark.forked("verl"), pytest.mark.guards("refuse-heads-that-verl-cannot-save")]
 
 REFUSAL = r"lacking lacks weights of the MTP heads.*mtp\.layers\.0.*verl saves.*add-heads-to-a-hugging-face-model"
 

@@ -7,7 +7,7 @@ import torch
 from .conftest import PROMPTS, RESPONSES
 from .ppo import changed, gae, gradients, grpo, log_probs, model_of, parameters, update
 
-pytestmark = pytest.mark.forked("verl")
+pytestmark = [pytest.mark.forked("verl"), pytest.mark.guards("skip-updates-in-verl")]
 
 DETACHED = {"mtp_detach_heads": True}
 CLIPPED = {"mtp_clip_grad": 0.05, "grad_norm_skip_threshold": 100.0}
@@ -118,6 +118,7 @@ def test_heads_train_for_acceptance(make_worker, make_batch):
     assert 0.0 < loss < 1.0 and length == pytest.approx(2.0 - loss, abs=1e-3)
 
 
+@pytest.mark.guards("schedule-mtp-loss-weight-in-verl")
 def test_the_loss_has_the_weight_of_its_schedule(make_worker, make_batch):
     """An iteration is a batch, from which two updates are made here."""
     worker = make_worker({**DETACHED, "mtp_loss_scaling_schedule": "0:0.5,1:0"})

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-attention-sinks", "pass-rope-scaling-factor")]
 
 
 @pytest.mark.parametrize(

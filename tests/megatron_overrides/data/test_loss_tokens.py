@@ -6,7 +6,7 @@ from megatron.core import ModelParallelConfig, parallel_state
 from megatron.core.pipeline_parallel.schedules import forward_step_calc_loss
 from megatron.core.transformer import TransformerConfig
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-loss-tokens-over-cp")]
 
 
 def test_without_process_groups_the_tokens_of_this_rank_count(monkeypatch):

@@ -20,7 +20,15 @@ from megatron_overrides.frameworks.bridge_heads import (
 from megatron_overrides.frameworks.bridge_loss_mask import note_loss_mask, pass_loss_mask
 from megatron_overrides.mtp.new_heads.initialization import initialize_from_last_layer
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards(
+        "refuse-uninitialized-heads-in-megatron-bridge",
+        "initialize-mtp-heads-in-megatron-bridge",
+        "name-heads-left-out-in-megatron-bridge",
+        "pass-loss-mask-in-megatron-bridge",
+    ),
+]
 
 SOURCE = SimpleNamespace(model_name_or_path="org/model")
 

@@ -6,7 +6,7 @@ from megatron_mtp_patches.engine.call import Call
 
 from megatron_overrides.fsdp.wrappers import create_state_without_a_step
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-no-step-in-fully-shard-optimizer")]
 
 
 class CountingInGroups(torch.optim.SGD):

@@ -8,7 +8,7 @@ from megatron.core.transformer.moe.experts import TEGroupedMLP
 
 from megatron_overrides.fsdp.gradient_sums import add_gradients_of_backward_passes
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("add-fsdp-gradients-of-all-microbatches")]
 
 
 class Gathering(dict):

@@ -9,7 +9,7 @@ from megatron_mtp_patches.engine.call import Call
 
 from megatron_overrides.fsdp.wrappers import build_without_master_weights, reload_main_weights, sum_gradients_in_fp32
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("fsdp-without-master-weights")]
 
 
 def build(inner, chunk, **config):

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-experts-in-grad-norm")]
 
 SHARDS = {"linear_fc1.weight": 0, "linear_fc1.bias": 0, "linear_fc2.weight": 1}
 

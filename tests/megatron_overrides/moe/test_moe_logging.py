@@ -12,7 +12,7 @@ from megatron_overrides.report.metrics import MEGATRON_BRIDGE, logging_trainer
 from megatron_overrides.report.wrappers import mark_training_log
 from megatron_overrides.scoped import scoped
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("average-aux-loss-over-moe-layers")]
 
 MOE = "megatron.core.transformer.moe"
 HAS_TRACKER = bool(find_file(f"{MOE}.moe_logging"))  # since 0.18; 0.16 and 0.17 have functions in its place

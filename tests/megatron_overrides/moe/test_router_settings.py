@@ -3,7 +3,7 @@
 import pytest
 from megatron.core.transformer import TransformerConfig
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("sum-global-aux-loss-over-replicas")]
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("score-experts-in-fp32")]
 
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid"])

@@ -9,7 +9,7 @@ from megatron_mtp_patches.engine.source import find_file
 
 from megatron_overrides.mtp import forward_pass
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("derive-mtp-labels", "mtp-acceptance-length")]
 
 OTHER_MODELS = (
     "megatron.core.models.hybrid.hybrid_model:HybridModel",

@@ -6,7 +6,7 @@ import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from megatron_mtp_patches import mtp_pass
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("mtp-acceptance-length")]
 
 
 @pytest.fixture

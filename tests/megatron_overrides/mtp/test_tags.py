@@ -8,7 +8,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, opt
 from megatron_overrides.norms.groups import tagged_group
 from megatron_overrides.norms.optimizer_tree import leaves
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-mtp-grads-separately")]
 
 
 @pytest.mark.parametrize("flags", [{"mtp_detach_heads": True}, {"separate_mtp_grad_clip": True}])

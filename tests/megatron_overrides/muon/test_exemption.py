@@ -11,7 +11,7 @@ from megatron.core.optimizer.optimizer import ChainedOptimizer, Float16Optimizer
 from megatron_overrides.norms.step_state import last_step_state
 from megatron_overrides.report.metrics import step_metrics
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("exempt-muon-from-clipping")]
 
 FAMILY = "emerging_optimizers.orthogonalized_optimizers"
 

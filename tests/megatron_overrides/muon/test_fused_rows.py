@@ -14,7 +14,7 @@ from megatron_overrides.muon.fused_weights.layers import CannotSplitError, fused
 from megatron_overrides.muon.fused_weights.rows import FusedRows, halves, orthogonalize_pieces
 from tests.oracles.muon.updates import CHANNELS, FFN, POSITION, QUERY, SPLITS, VALUE, make_model
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("split-fused-weights-for-muon")]
 
 pytest.importorskip("transformer_engine", reason="grouped experts and GatedDeltaNet are TransformerEngine's")
 

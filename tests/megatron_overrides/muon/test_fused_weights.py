@@ -16,7 +16,7 @@ from tests.oracles.muon.updates import (
     updates,
 )
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("split-fused-weights-for-muon")]
 
 pytest.importorskip("transformer_engine", reason="grouped experts and GatedDeltaNet are TransformerEngine's")
 

@@ -9,7 +9,7 @@ from megatron_mtp_patches.defects.labs.lab import make_optimizer
 from megatron_overrides.norms.optimizer_tree import leaves
 from tests.oracles.experts.norms import why_not
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("split-gated-qkv-for-muon")]
 
 CHANNELS, HIDDEN = 4, 24
 # Query heads and query groups. Without the gate, the rows of the first still divide into three pieces.

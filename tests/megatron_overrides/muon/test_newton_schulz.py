@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("keep-newton-schulz-scale-invariant")]
 
 pytest.importorskip("emerging_optimizers", reason="emerging_optimizers needs Python 3.12")
 

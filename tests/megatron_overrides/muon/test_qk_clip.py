@@ -17,7 +17,7 @@ from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 from megatron_overrides.norms.step_decision import Excess, StepDecision
 from megatron_overrides.norms.step_state import StepState
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-qk-of-all-layers")]
 
 LAYERS, THRESHOLD, ALPHA = 2, 3.5, 0.5
 

@@ -10,7 +10,7 @@ from megatron_overrides.norms.groups import tag
 from megatron_overrides.norms.step_state import last_step_state
 from megatron_overrides.report.metrics import step_metrics
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-mtp-grads-separately")]
 
 every_kind = pytest.mark.parametrize("kind", ["chained", "fp32", "float16", "distributed"])
 MAIN, HEADS = 3.0, 40.0

@@ -7,7 +7,7 @@ import torch
 
 from megatron_overrides.norms.dropped_gradients import drop_gradients, keep_in_step
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-mtp-grads-separately")]
 
 
 def make_params(number):

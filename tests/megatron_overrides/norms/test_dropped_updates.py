@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-mtp-grads-separately")]
 
 
 @pytest.mark.parametrize("kind", ["fp32", "float16"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from megatron.core.optimizer import OptimizerConfig
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("floor-clip-coefficient")]
 
 
 @pytest.mark.parametrize(

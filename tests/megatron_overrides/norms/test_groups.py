@@ -15,7 +15,7 @@ from megatron_overrides.norms.groups import (
 )
 from megatron_overrides.norms.tags import tag_named_groups
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-named-groups-separately")]
 
 
 def config(*groups, **settings):

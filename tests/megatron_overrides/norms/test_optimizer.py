@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("skip-update-on-large-grad-norm")]
 
 every_kind = pytest.mark.parametrize("kind", ["chained", "fp32", "float16", "distributed"])
 
@@ -136,6 +136,7 @@ def give_gradients_of_two_dtypes(params):
         param.decoupled_grad = torch.full_like(param, 3.0 / param.numel() ** 0.5, dtype=dtype)
 
 
+@pytest.mark.guards("read-gradients-in-their-dtype")
 @pytest.mark.parametrize("in_one_leaf", [True, False])
 def test_gradients_of_two_dtypes_are_measured_and_clipped(make_optimizer, monkeypatch, in_one_leaf):
     """The kernel reads a list by the dtype of its first tensor; what stands for it refuses such a list."""

@@ -8,7 +8,10 @@ from hypothesis import given
 from random_optimizers import STEPS, Built, cases, examples
 from reference_norms import about, assert_close
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("skip-update-on-large-grad-norm", "clip-mtp-grads-separately", "clip-named-groups-separately"),
+]
 
 
 @examples(250)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-experts-in-grad-norm")]
 
 FIRST, SECOND = (SimpleNamespace(rank=lambda rank=rank: rank) for rank in (0, 1))
 

@@ -8,7 +8,7 @@ import pytest
 from megatron_overrides.norms.step_decision import decide, needs_norms
 from megatron_overrides.norms.values import GradNorms
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("skip-update-on-large-grad-norm")]
 
 
 class OnTheGpu(float):

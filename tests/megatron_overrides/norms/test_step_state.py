@@ -11,7 +11,7 @@ from megatron_overrides.norms.step_state import last_step_state, publish, set_no
 from megatron_overrides.norms.values import Census, GradNorms
 from megatron_overrides.report.metrics import step_metrics
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("skip-update-on-large-grad-norm")]
 
 SKIPPED = StepDecision(Excess(3.25, 2.0))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-uninitialized-shards")]
 
 
 @pytest.mark.parametrize("is_initialized", [True, False])

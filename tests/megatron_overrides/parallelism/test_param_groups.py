@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("order-param-groups-alike")]
 
 
 @pytest.fixture

@@ -101,6 +101,7 @@ def run_arguments():
     return args
 
 
+@pytest.mark.guards("train-mtp-heads-for-acceptance")
 @pytest.mark.parametrize("loss_type", ["cross_entropy", "kl", "tv", "lk", "e2e_tv"])
 def test_flops_count_the_main_model_s_logits_where_a_loss_needs_them(run_arguments, loss_type):
     expected = training.num_floating_point_operations(run_arguments, 3)
@@ -109,6 +110,7 @@ def test_flops_count_the_main_model_s_logits_where_a_loss_needs_them(run_argumen
     assert more == (0 if loss_type == "cross_entropy" else 2 * 3 * 16 * 8 * 64)
 
 
+@pytest.mark.guards("freeze-base-model-for-mtp")
 def test_flops_count_no_backward_pass_of_a_frozen_main_model(run_arguments):
     """The forward pass of two layers and an output layer, the heads, and no gradient of the weight for their logits."""
     tokens, logits = 3 * 16, 2 * 3 * 16 * 8 * 64
@@ -137,6 +139,7 @@ def test_flops_of_a_frozen_hybrid_model(run_arguments):
     assert frozen == counted[None] / 3 + (counted[2] - counted[None]) - 2 * logits
 
 
+@pytest.mark.guards("disable-mtp-loss")
 def test_flops_count_no_disabled_heads(run_arguments):
     run_arguments.mtp_num_layers = None
     main_model = training.num_floating_point_operations(run_arguments, 3)

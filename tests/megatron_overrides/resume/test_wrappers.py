@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("keep-learning-rates-at-resume")]
 DECOUPLED = {"lr": 1e-3, "decoupled_lr": 1e-4}
 
 

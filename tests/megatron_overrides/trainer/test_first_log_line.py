@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("log-first-step-once")]
 pytest.importorskip("megatron.training.training", reason="the 0.16.1 wheel has no megatron.training")
 
 

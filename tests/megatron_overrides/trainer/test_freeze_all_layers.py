@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("freeze-all-layers")]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 from megatron.core import parallel_state
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2, 4)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-sink-gradients-once"), pytest.mark.ranks(2, 4)]
 
 context_parallel = pytest.importorskip(
     "transformer_engine.pytorch.attention.dot_product_attention.context_parallel", reason="it deals out the sinks"

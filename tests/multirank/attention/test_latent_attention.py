@@ -20,7 +20,11 @@ from megatron.core.transformer import MLATransformerConfig
 
 from scripts.tiny_gpt import causal_inputs, run_microbatches
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("sum-gradients-of-shared-latents", "count-duplicated-weights-once"),
+    pytest.mark.ranks(2),
+]
 
 te = pytest.importorskip("megatron.core.extensions.transformer_engine", reason="MLA has layers of TransformerEngine")
 pytest.importorskip("transformer_engine", reason="MLA has layers of TransformerEngine")

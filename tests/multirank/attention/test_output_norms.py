@@ -7,7 +7,7 @@ import torch
 from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
 from megatron.core.transformer import TransformerConfig
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("sum-gradients-of-output-norms"), pytest.mark.ranks(2)]
 
 
 class GatedDeltaNet(torch.nn.Module):

@@ -8,7 +8,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel.schedules import forward_step_calc_loss
 from megatron.core.transformer import TransformerConfig
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2, 4)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-loss-tokens-over-cp"), pytest.mark.ranks(2, 4)]
 
 
 @pytest.fixture

@@ -21,7 +21,11 @@ from fsdp_training import (
 
 from megatron_overrides.norms.groups import tagged_group
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("fsdp-without-master-weights", "sum-fsdp-gradients-in-fp32"),
+    pytest.mark.ranks(2),
+]
 
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
 pytest.importorskip("transformer_engine", reason="a precision-aware optimizer is TransformerEngine's FusedAdam")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fsdp_training import Reference, about, assert_same, backward, batch_of, both_overlaps, every_strategy, train, whole
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("fsdp-without-master-weights"), pytest.mark.ranks(2)]
 
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
 pytest.importorskip("transformer_engine", reason="a precision-aware optimizer is TransformerEngine's FusedAdam")

@@ -9,7 +9,11 @@ import torch.distributed as dist
 from fsdp_training import CLIP, LR, STRATEGIES, WEIGHT_DECAY, both_overlaps, every_strategy
 from megatron_mtp_patches import mtp_pass
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("detach-mtp-heads", "freeze-base-model-for-mtp", "disable-mtp-loss"),
+    pytest.mark.ranks(2),
+]
 
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
 

@@ -8,7 +8,11 @@ from fsdp_training import STRATEGIES, every_strategy
 from megatron.core.transformer import TransformerConfig
 from megatron_mtp_patches import rehearsal
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("sum-gradients-of-repeated-weights", "keep-gradients-of-tied-embeddings"),
+    pytest.mark.ranks(2),
+]
 
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
 needs_transformer_engine = pytest.mark.skipif(

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-fsdp-replicas-once")]
 
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
 pytest.importorskip("transformer_engine", reason="its layers")

@@ -8,7 +8,11 @@ from fsdp_training import Reference, backward
 from megatron.core.transformer import TransformerConfig
 from megatron_mtp_patches import diagnose
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("reduce-fsdp-gradients-of-replicas"),
+    pytest.mark.ranks(2),
+]
 
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
 param_and_grad_buffer = pytest.importorskip("megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer")

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(4)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-experts-in-grad-norm"), pytest.mark.ranks(4)]
 
 # (TP, ETP): two ranks hold replicas of an expert, or its shards while each holds whole dense layers.
 SIZES = [(2, 1), (1, 2)]

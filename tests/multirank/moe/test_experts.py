@@ -8,7 +8,7 @@ import pytest
 
 from tests.oracles.experts.conditions import LAYOUTS, RANKS, WITH_REPLICAS, conditions
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(RANKS)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-experts-in-grad-norm"), pytest.mark.ranks(RANKS)]
 
 pytest.importorskip("transformer_engine", reason="grouped experts are TransformerEngine's")
 

@@ -6,7 +6,11 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.router import TopKRouter
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("sum-global-aux-loss-over-replicas", "count-tokens-of-all-microbatches"),
+    pytest.mark.ranks(2),
+]
 EXPERTS, TOP, WEIGHT = 4, 2, 0.5
 
 

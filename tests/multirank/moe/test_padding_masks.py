@@ -13,7 +13,7 @@ from megatron_mtp_patches.defects.labs.lab import make_config
 
 from tests.hybrid_model import find_hybrid_model
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("pass-padding-mask-to-routers"), pytest.mark.ranks(2)]
 
 pytest.importorskip("transformer_engine", reason="Megatron's own layers have no nodes for this overlap")
 VOCABULARY, LENGTH, EXPERTS = 32, 16, 4

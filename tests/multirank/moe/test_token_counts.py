@@ -9,7 +9,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer import multi_token_prediction as mtp
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2, 4)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-mtp-tokens-over-ranks"), pytest.mark.ranks(2, 4)]
 
 DEPTHS, LENGTH = 2, 16
 # Which positions of each microbatch of a step count: all, a few, those of one of four ranks, those at the end, none.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("freeze-base-model-for-mtp"), pytest.mark.ranks(2)]
 
 STEPS = 5
 BF16 = {"bf16": True, "params_dtype": torch.bfloat16}

@@ -4,7 +4,11 @@ import pytest
 
 from tests.oracles.losses.conditions import LAYOUTS, LOSSES, RANKS, SHARING_LAYOUTS, conditions, sharing_conditions
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(RANKS)]
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("train-mtp-heads-for-acceptance"),
+    pytest.mark.ranks(RANKS),
+]
 
 
 def compare(condition):

@@ -5,7 +5,7 @@ import torch
 
 from .test_frozen_main_model import LAYOUTS, layout, make  # noqa: F401
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("train-mtp-heads-for-acceptance"), pytest.mark.ranks(2)]
 
 IN_PIPELINES = ("PP2", "PP2, tied", "PP2, interleaved")
 

@@ -6,7 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("mtp-acceptance-rate", "detach-mtp-heads", "drop-unused-output-weight"),
+    pytest.mark.ranks(2),
+]
 
 VOCABULARY, LENGTH, BATCH = 32, 16, 2
 

@@ -5,7 +5,7 @@ import torch
 
 from megatron_overrides.mtp.new_heads import initialization as new_heads
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("initialize-mtp-heads"), pytest.mark.ranks(2)]
 
 VOCABULARY, LENGTH = 32, 16
 STAGES = {"pipeline_model_parallel_size": 2}

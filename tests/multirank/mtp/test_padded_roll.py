@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from packed_batches import DEPTHS, Pack, expected_heads, expected_layer_inputs, heads, layer_inputs, packs
 from random_optimizers import examples
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2, 4)]
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("roll-padded-packed-sequences"),
+    pytest.mark.ranks(2, 4),
+]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from megatron_mtp_patches import rehearsal
 
 pytestmark = [
     pytest.mark.forked("patched"),
+    pytest.mark.guards("recompute-quantized-mtp-heads"),
     pytest.mark.ranks(4),
     pytest.mark.skipif(not rehearsal.with_transformer_engine(), reason="TransformerEngine is not installed"),
 ]

@@ -11,7 +11,7 @@ import torch
 
 from .test_frozen_main_model import BF16, DISTRIBUTED, LAYOUTS, Layout, layout, make  # noqa: F401
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("train-mtp-heads-at-own-rate"), pytest.mark.ranks(2)]
 
 RESUMED = {
     "DP2, distributed optimizer": Layout({}, BF16, {"bf16": True, **DISTRIBUTED}),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("tag-mtp-stage-embedding"), pytest.mark.ranks(2)]
 
 
 @pytest.fixture

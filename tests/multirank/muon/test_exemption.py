@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("exempt-muon-from-clipping"), pytest.mark.ranks(2)]
 
 # Of Adam's parameters, rank by rank; Muon's is 1e5 on rank 0. Narrowed: sqrt(30^2 + 0.4^2) = 30.0027.
 ADAM = (30.0, 0.4, 0.0, 0.0)
@@ -179,6 +179,7 @@ def test_a_chain_of_layer_wise_and_distributed(make_layer_wise, make_ddp_model, 
     ] * len(results)
 
 
+@pytest.mark.guards("keep-newton-schulz-scale-invariant")
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("exponent", [0, -30, -60])
 def test_newton_schulz_of_shards_is_the_same_for_a_small_matrix(

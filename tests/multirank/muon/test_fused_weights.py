@@ -8,6 +8,7 @@ from tests.oracles.muon.updates import HAS, SHARDED, SPLITS, assert_split, make_
 
 pytestmark = [
     pytest.mark.forked("patched"),
+    pytest.mark.guards("split-fused-weights-for-muon"),
     pytest.mark.ranks(2),
     pytest.mark.skipif(bool(why_not("muon")), reason=why_not("muon") or "Muon"),
 ]

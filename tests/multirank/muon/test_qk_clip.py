@@ -14,7 +14,7 @@ from megatron.core.optimizer import qk_clip
 
 from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-qk-of-all-layers"), pytest.mark.ranks(2)]
 
 pytest.importorskip("transformer_engine", reason="TransformerEngine's attention reports the largest logits")
 from tests.oracles.qk_clip.trainings import (  # noqa: E402

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-named-groups-separately"), pytest.mark.ranks(2)]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-mtp-grads-separately"), pytest.mark.ranks(2)]
 
 
 def check(optimizer, from_all_ranks, main, mtp, updated=True):
@@ -47,6 +47,7 @@ def test_nobody_owns_heads(make_leaf, from_all_ranks, count_collectives, world_s
     assert count_collectives == ["all_reduce"]
 
 
+@pytest.mark.guards("read-gradients-in-their-dtype")
 def test_gradients_of_two_dtypes_on_one_rank_only(make_leaf, from_all_ranks, count_collectives, rank):
     """As with a precision-aware optimizer whose main gradients are bf16, and fp32 for some parameters."""
     from megatron_overrides.norms.measuring import measure

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from random_optimizers import STEPS, Built, cases, examples
 from reference_norms import about, assert_close
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [
+    pytest.mark.forked("patched"),
+    pytest.mark.guards("skip-update-on-large-grad-norm", "clip-mtp-grads-separately", "clip-named-groups-separately"),
+    pytest.mark.ranks(2),
+]
 
 
 @pytest.fixture(scope="module")

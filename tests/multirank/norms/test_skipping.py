@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from megatron_overrides.norms.step_state import step_state_of
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("skip-update-on-large-grad-norm"), pytest.mark.ranks(2)]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from megatron_mtp_patches import rehearsal
 
 pytestmark = [
     pytest.mark.forked("patched"),
+    pytest.mark.guards("keep-gradients-of-tied-embeddings"),
     pytest.mark.ranks(2),
     pytest.mark.skipif(not rehearsal.with_transformer_engine(), reason="nothing stands for Apex's fused gradients"),
 ]

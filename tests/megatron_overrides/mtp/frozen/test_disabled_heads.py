@@ -9,7 +9,7 @@ from head_training import LENGTH, VOCABULARY, HeadTraining, kept_bytes, train_di
 from megatron.core.transformer import TransformerConfig
 from megatron_mtp_patches import mtp_pass
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("disable-mtp-loss")]
 
 DISABLED = {"disable_mtp_loss": True}
 WITHOUT_HEADS = {"mtp_num_layers": None}

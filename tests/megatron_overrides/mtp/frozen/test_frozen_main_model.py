@@ -10,7 +10,7 @@ from head_training import LENGTH, VOCABULARY, HeadTraining, kept_bytes, train_de
 from megatron.core.transformer import TransformerConfig
 from megatron_mtp_patches.engine.call import Call
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("freeze-base-model-for-mtp")]
 
 STEPS, COMPARED = 10, 5
 ROUTED = {"num_moe_experts": 4, "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}

@@ -10,7 +10,7 @@ from megatron_mtp_patches.engine.call import Call
 from megatron_overrides.mtp.heads.detached_heads import TAKES_MAIN_HIDDEN_STATES
 from megatron_overrides.mtp.heads.wrappers import detach_scheduled_layer
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("detach-mtp-heads")]
 
 FULL_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 REPEATED = "mtp_use_repeated_layer"

@@ -5,7 +5,7 @@ import torch
 
 from megatron_overrides.mtp.heads.detached_output import call_detached
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("detach-mtp-heads")]
 
 
 class Adapted(torch.nn.Module):

@@ -13,6 +13,7 @@ from megatron.core.transformer.multi_token_prediction import MultiTokenPredictio
 BLOCK = inspect.signature(MultiTokenPredictionBlock.__init__).parameters
 pytestmark = [
     pytest.mark.forked("patched"),
+    pytest.mark.guards("average-aux-loss-over-moe-layers"),
     pytest.mark.skipif("mtp_layer_pattern" not in BLOCK, reason="0.16 has no heads of hybrid models"),
 ]
 EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.01, "add_bias_linear": False}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("derive-mtp-labels")]
 
 
 @pytest.mark.parametrize("with_padding", [False, True])

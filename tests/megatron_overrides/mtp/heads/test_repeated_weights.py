@@ -9,6 +9,7 @@ from megatron_mtp_patches import rehearsal
 
 pytestmark = [
     pytest.mark.forked("patched"),
+    pytest.mark.guards("sum-gradients-of-repeated-weights"),
     pytest.mark.skipif(not rehearsal.with_transformer_engine(), reason="TransformerEngine is not installed"),
     pytest.mark.skipif(
         "mtp_use_repeated_layer" not in {field.name for field in dataclasses.fields(TransformerConfig)},

@@ -5,7 +5,7 @@ import torch
 from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.transformer import TransformerConfig
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("tag-mtp-stage-embedding")]
 
 
 class MiddleStage(LanguageModule):

@@ -16,7 +16,7 @@ from megatron_overrides.mtp.loss_weight.checks import (
 from megatron_overrides.mtp.loss_weight.current import set_scheduled_weight
 from megatron_overrides.mtp.loss_weight.schedule import Progress
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("schedule-mtp-loss-weight")]
 SCHEDULE = "0:0.25,2:0.5"
 
 

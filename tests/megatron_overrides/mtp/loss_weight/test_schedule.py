@@ -4,7 +4,7 @@ import pytest
 
 from megatron_overrides.mtp.loss_weight.schedule import Progress, Schedule
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("schedule-mtp-loss-weight")]
 
 
 @pytest.mark.parametrize(

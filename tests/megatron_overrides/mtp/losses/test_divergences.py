@@ -6,7 +6,7 @@ import torch
 from megatron_overrides.mtp.losses.divergences import OBJECTIVES, Divergence
 from megatron_overrides.mtp.losses.vocabulary import Vocabulary
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("train-mtp-heads-for-acceptance")]
 
 
 def divergence(logits, teacher_logits, objective, size=None):

@@ -10,7 +10,7 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.heterogeneous.heterogeneous_config import HeterogeneousTransformerConfig
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("scale-mtp-loss-separately")]
 
 CPU = torch.device("cpu")
 

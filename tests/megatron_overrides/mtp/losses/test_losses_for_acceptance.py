@@ -15,7 +15,7 @@ from tests.oracles.losses.conditions import LAYOUTS, LOSSES, Condition, Layout
 from tests.oracles.losses.packs import Pack
 from tests.oracles.losses.reference import make_problem
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("train-mtp-heads-for-acceptance", "chunk-mtp-logits")]
 
 ONE_RANK = LAYOUTS[0]
 

@@ -5,7 +5,7 @@ import torch
 from head_training import LENGTH, VOCABULARY, HeadTraining
 from megatron_mtp_patches.functional import mtp_loss
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("detach-mtp-heads")]
 
 TOKENS, HIDDEN, ROWS = 4096, 32, 24
 

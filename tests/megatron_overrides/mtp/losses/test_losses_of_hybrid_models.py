@@ -4,7 +4,7 @@ import pytest
 import torch
 from whole_logits import expected_losses, whole_logits
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("train-mtp-heads-for-acceptance")]
 
 
 @pytest.mark.parametrize("is_detached", [False, True], ids=["attached", "detached"])

@@ -8,7 +8,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, 
 
 from megatron_overrides.mtp.losses import process_mtp_loss as override
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("derive-mtp-labels")]
 
 LENGTH = 8
 

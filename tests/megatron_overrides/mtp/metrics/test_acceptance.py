@@ -8,7 +8,7 @@ from megatron.core.transformer.multi_token_prediction import (
     _mtp_logits_are_vocab_sharded,
 )
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("mtp-acceptance-rate")]
 
 
 class OutputLayer:

@@ -7,7 +7,7 @@ from megatron_mtp_patches.engine.call import Call
 
 from megatron_overrides.report.wrappers import append_to_log_line, mark_training_log
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("report-nonfinite-mtp-heads")]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 
 from megatron_overrides.report.metrics import training_metrics
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("mtp-acceptance-rate")]
 
 
 class Writer:

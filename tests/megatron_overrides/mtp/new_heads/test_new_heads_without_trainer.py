@@ -5,7 +5,7 @@ import argparse
 import pytest
 from megatron_mtp_patches.engine.call import Call
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("initialize-mtp-heads")]
 
 checkpointing = pytest.importorskip(
     "megatron.training.checkpointing", reason="the 0.16.1 wheel has no megatron.training"

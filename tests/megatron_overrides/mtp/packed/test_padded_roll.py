@@ -15,7 +15,7 @@ from megatron.core.transformer.multi_token_prediction import process_mtp_loss, r
 from packed_batches import DEPTHS, Pack, expected_heads, expected_layer_inputs, heads, layer_inputs, packs
 from random_optimizers import examples
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("roll-padded-packed-sequences")]
 
 PACK = Pack(((5, 8), (3, 4), (8, 8), (6, 8)))
 TOKENS = list(range(1, PACK.size + 1))

@@ -9,7 +9,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megatron_overrides.mtp.rates.head_groups import Rates, changed_settings, separate_heads
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("train-mtp-heads-at-own-rate")]
 RUN = {"optimizer": "adam", "lr": 0.1, "min_lr": 0.01, "weight_decay": 0.5}
 
 
