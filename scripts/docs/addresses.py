@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import megatron_mtp_patches
-
-PACKAGE = Path(megatron_mtp_patches.__file__).parent
+from megatron_mtp_patches.cli.places import declaration_of
 
 
 def topic(patch: str) -> str:
     """The folder that declares the patch of this id."""
-    (file,) = PACKAGE.glob(f"*/{patch.replace('-', '_')}.py")
-    return file.parent.name
+    return declaration_of(patch).parent.name
 
 
 def address(patch: str) -> str:

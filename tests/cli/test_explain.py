@@ -52,3 +52,36 @@ def test_explain_says_what_a_known_defect_is_and_what_removes_it(command, name):
     assert f"megatron-mtp-patches explain {defect.patch}`" in done.out or not defect.patch
     assert ("it has this defect" in done.out) is bool(has_defect(defect))
     assert (f"reproduce {name}`" in done.out) is has_program(name)
+
+
+def lines_of_places(done):
+    """{kind of place: what stands after it}, from the end of what `explain` printed."""
+    return dict(line.split(maxsplit=1) for line in done.out.rpartition("\n\n")[2].splitlines())
+
+
+def test_an_id_leads_to_all_that_belongs_to_it(command, monkeypatch):
+    attention = "patches/megatron_mtp_patches/attention"
+    patch, defect = (lines_of_places(command("explain", name)) for name in ("scale-sparse-indexer-loss", "ML-4070"))
+    assert patch.pop("defects") == "ML-4070" and defect.pop("patch") == "scale-sparse-indexer-loss"
+    assert patch.pop("declaration") == f"{attention}/scale_sparse_indexer_loss.py"
+    assert defect.pop("declaration") == f"{attention}/defects.py"
+    assert (
+        patch
+        == defect
+        == {
+            "programs": f"{attention}/programs/ml_4070.py",
+            "overrides": "megatron_overrides.attention.wrappers",
+            "tests": "tests/reproductions/test_programs.py",
+            "page": "docs/attention.md#scale-sparse-indexer-loss",
+        }
+    )
+    monkeypatch.setattr("megatron_mtp_patches.cli.places.IS_CLONE", False)  # installed from a wheel
+    installed = lines_of_places(command("explain", "ML-4070"))
+    assert installed.keys() == defect.keys() - {"tests"} | {"patch", "declaration"}
+    assert installed["declaration"] == "megatron_mtp_patches/attention/defects.py"
+
+
+def test_a_defect_without_a_patch_leads_to_the_page_of_defects(command):
+    (defect, *_) = [one for one in known_defects() if not one.patch and not has_program(one.id)]
+    places = lines_of_places(command("explain", defect.id))
+    assert places.keys() == {"declaration", "page"} and places["page"] == "docs/known-defects.md"

@@ -15,12 +15,14 @@ MEAN, TWICE, INDEX = "divided by more than", "as many times as it has passes", "
 @pytest.fixture
 def find():
     """find(patch, release, settings): the defects that the patch removes from such a run of this release."""
+    from megatron_mtp_patches.catalog import CATALOG
     from megatron_mtp_patches.checks.diagnosis import Settings
-    from megatron_mtp_patches.defects.catalog import known_defects, releases_with
+    from megatron_mtp_patches.defects.catalog import releases_with, removed_by
 
     def search(patch, release, settings):
         run = Settings([SimpleNamespace(**settings)], "2.16.1")
-        defects = [one for one in known_defects() if one.patch == patch and release in releases_with(one)]
+        (declared,) = [one for one in CATALOG if one.id == patch]
+        defects = [one for one in removed_by(declared) if release in releases_with(one)]
         return [defect.effect for defect in defects if defect.affects(run)]
 
     return search

@@ -9,6 +9,7 @@ import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import BASE, CATALOG, _declared_in
+from megatron_mtp_patches.cli.places import read_guards
 from megatron_mtp_patches.declarations.description import settings
 from megatron_mtp_patches.engine.fingerprints import KnownSources
 
@@ -53,3 +54,18 @@ def test_the_page_that_says_what_to_turn_on_links_every_patch_with_a_flag():
     linked = set(re.findall(r"\]\([\w.]*#([\w-]+)\)", "".join(pages)))
     missing = {patch.id for patch in CATALOG if settings(patch)} - linked
     assert not missing, "docs/which-patch.md says what to turn on for what, docs/frameworks.md for a framework"
+
+
+def test_each_patch_has_a_test_that_is_marked_with_it():
+    guards, ids = read_guards(ROOT / "tests"), {patch.id for patch in CATALOG}
+    assert guards.keys() - ids == set(), "a mark names what is no patch"
+    assert ids - guards.keys() == set(), "mark a test that notices its lack with pytest.mark.guards(ID)"
+
+
+def test_marks_are_read_of_files_and_of_tests(tmp_path):
+    file = tmp_path / "tests" / "norms" / "test_it.py"
+    file.parent.mkdir(parents=True)
+    marks = 'pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("one", "two")]\n'
+    file.write_text(f'import absent\n{marks}\n@pytest.mark.guards("one")\ndef test_a(): ...\ndef test_b(): ...\n')
+    it = "tests/norms/test_it.py"
+    assert read_guards(tmp_path / "tests") == {"one": [it, f"{it}::test_a"], "two": [it]}

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..applied import ENGINE
 from ..catalog import CATALOG
-from ..defects.catalog import known_defects, span_of
+from ..defects.catalog import known_defects, remover_of, span_of
 from ..defects.declare import Defect
 from ..defects.probe import has_defect
 from ..engine import Patch
@@ -102,9 +102,8 @@ def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[
 
 def find_defects(settings: Settings) -> Iterator[Finding]:
     """The defects of the installed Megatron that affect a run with these settings, the most severe first."""
-    patches = {patch.id: patch for patch in CATALOG}
     defects = [one for one in known_defects() if one.affects(settings) and has_defect(one)]  # a run is read quicker
-    findings = {one.id: _judge(one, patches.get(one.patch), settings) for one in defects}
+    findings = {one.id: _judge(one, remover_of(one, CATALOG), settings) for one in defects}
     for defect in defects:
         finding, other = findings[defect.id], findings.get(defect.after)
         if finding.is_removed and other and not other.is_removed:

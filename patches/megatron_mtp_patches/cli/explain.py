@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich.console import Console
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
@@ -23,6 +24,7 @@ from ..engine.state import State
 from ..megatrons.installed import describe_megatron, import_targets, known_sources
 from ..reproductions.runner import has_program
 from .console import make_console
+from .places import places_of
 
 
 def explain(patch: Patch) -> int:
@@ -48,6 +50,7 @@ def explain(patch: Patch) -> int:
     for edit in patch.edits:
         table.add_row(_describe(edit), edit.target, report.targets[edit.target], _source_releases(edit, sources))
     console.print(table)
+    _print_places(console, patch)
     return int(report.state is State.REFUSED)
 
 
@@ -88,8 +91,17 @@ def explain_defect(defect: Defect) -> int:
     ]
     if has_program(defect.id):
         lines.append(f"`megatron-mtp-patches reproduce {defect.id}` shows it.")
-    make_console().print("\n".join(lines), markup=False, soft_wrap=True)
+    console = make_console()
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
+    _print_places(console, defect)
     return 0
+
+
+def _print_places(console: Console, named: Patch | Defect) -> None:
+    console.print()
+    for kind, places in places_of(named).items():
+        if places:
+            console.print(f"{kind:<11} {', '.join(places)}", markup=False, soft_wrap=True)
 
 
 def explain_function(name: str) -> int:

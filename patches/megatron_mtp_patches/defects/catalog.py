@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -29,9 +30,14 @@ def known_defects() -> tuple[Defect, ...]:
     return tuple(sorted(defects, key=lambda defect: -defect.severity))
 
 
+def remover_of(defect: Defect, patches: Iterable[Patch]) -> Patch | None:
+    """The one of these patches that removes a defect; None if none does. Nothing else joins the two."""
+    return next((patch for patch in patches if patch.id == defect.patch), None)
+
+
 def removed_by(patch: Patch) -> list[Defect]:
     """The known defects that a patch removes."""
-    return [defect for defect in known_defects() if defect.patch == patch.id]
+    return [defect for defect in known_defects() if remover_of(defect, [patch])]
 
 
 @functools.cache

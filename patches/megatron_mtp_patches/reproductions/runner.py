@@ -38,18 +38,19 @@ def program_names() -> list[str]:
 
 def has_program(identifier: str) -> bool:
     """Whether a CPU can show the defect; nothing is imported for it."""
-    return _find_file(identifier) is not None
+    return program_file(identifier) is not None
 
 
 def find_program(identifier: str) -> ModuleType | None:
     """The program of a defect; None where a CPU cannot show it."""
-    file = _find_file(identifier)
+    file = program_file(identifier)
     if file is None:
         return None
     return importlib.import_module(".".join((_PACKAGE.name, *file.relative_to(_PACKAGE).with_suffix("").parts)))
 
 
-def _find_file(identifier: str) -> Path | None:
+def program_file(identifier: str) -> Path | None:
+    """The file of that program."""
     return next(_PACKAGE.glob(f"*/programs/{identifier.lower().replace('-', '_')}.py"), None)
 
 
