@@ -174,10 +174,21 @@ def run_with_all_releases(session: nox.Session, module: str) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
+def new(session: nox.Session) -> None:
+    """The files of a new patch or known defect: nox -s new -- patch ID TOPIC, or defect ID TOPIC."""
+    session.run(sys.executable, "-m", "scripts.new", *session.posargs)
+
+
+@nox.session(venv_backend="none", default=False)
 def accept(session: nox.Session) -> None:
-    """Read the sources of every known Megatron again: nox -s accept -- CLONE, a git repository of Megatron-LM."""
-    words = [*python_options(), *(f"--megatron={clone}" for clone in session.posargs)]
-    session.run(str(python_of("tests", TORCH_RELEASE)), "-m", "scripts.read_sources", *words)
+    """All that is made of declarations, again: nox -s accept -- CLONE, a git repository of Megatron-LM.
+
+    What the sources of every known Megatron say, the generated parts of the pages, and which tests notice new edits.
+    """
+    python = [str(python_of("tests", TORCH_RELEASE)), "-m"]
+    session.run(*python, "scripts.read_sources", *python_options(), *(f"--megatron={one}" for one in session.posargs))
+    session.run(*python, "scripts.docs")
+    session.run(*python, "scripts.noticed_edits", *python_options())
 
 
 @nox.session(tags=TOGETHER_TAG if os.environ.get("MEGATRON_LM") else [])

@@ -16,6 +16,7 @@ from megatron_mtp_patches.engine.fingerprints import KnownSources
 pytestmark = pytest.mark.forked("python")
 
 PACKAGE = Path(megatron_mtp_patches.__file__).parent
+WRITTEN = ("patches/**/*.py", "megatron_overrides/**/*.py", "tests/**/*.py", "docs/*.md", "CHANGELOG.md")
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = KnownSources.read(Path(ENGINE.table_file))
 
@@ -62,6 +63,12 @@ def test_each_patch_has_a_test_that_is_marked_with_it():
     assert ids - guards.keys() == set(), "mark a test that notices its lack with pytest.mark.guards(ID)"
 
 
+def test_a_test_is_known_to_notice_each_edit():
+    from scripts.noticed_edits import find_new_edits
+
+    assert find_new_edits() == {}, "nox -s accept looks for the tests that notice these"
+
+
 def test_marks_are_read_of_files_and_of_tests(tmp_path):
     file = tmp_path / "tests" / "norms" / "test_it.py"
     file.parent.mkdir(parents=True)
@@ -69,3 +76,11 @@ def test_marks_are_read_of_files_and_of_tests(tmp_path):
     file.write_text(f'import absent\n{marks}\n@pytest.mark.guards("one")\ndef test_a(): ...\ndef test_b(): ...\n')
     it = "tests/norms/test_it.py"
     assert read_guards(tmp_path / "tests") == {"one": [it, f"{it}::test_a"], "two": [it]}
+
+
+def test_nothing_is_left_to_say():
+    """`nox -s new` marks what only a person can say."""
+    files = (file for pattern in WRITTEN for file in ROOT.glob(pattern) if file != Path(__file__))
+    lines = ((file, number, line) for file in files for number, line in enumerate(file.open(encoding="utf-8"), 1))
+    left = [f"{file}:{number}: {line}" for file, number, line in lines if re.search("(?i)fill[ _]in", line)]
+    assert not left, "\n".join(left)
