@@ -7,7 +7,7 @@ import pytest
 from .test_training import needs_trainer
 
 pytestmark = [
-    pytest.mark.forked("megatron"),
+    pytest.mark.forked("patched"),
     pytest.mark.guards("mtp-acceptance-length", "train-mtp-heads-for-acceptance"),
     needs_trainer,
 ]
@@ -58,31 +58,6 @@ def test_attached_heads_train_alike_with_gradients_reduced_early(train):
     assert len(late) == 12 and early == late
 
 
-def test_verification_finds_that_detached_heads_alone_are_trained_for_acceptance(train):
-    flags = ["--mtp-num-layers", "2", "--mtp-loss-type", "e2e_tv"]
-    _, output = train(*flags, "--mtp-detach-heads", command="verify-mtp")
-    assert re.search(r"verify-mtp: the MTP loss has reached \d+ parameters of the heads and nothing else", output)
-    _, output = train(*flags, command="verify-mtp", code=1)
+def test_verification_finds_that_attached_heads_are_not_trained_alone(train):
+    _, output = train("--mtp-num-layers", "2", "--mtp-loss-type", "e2e_tv", command="verify-mtp", code=1)
     assert re.search(r"parameters of the heads and \d+ others:", output)
-
-
-def test_the_logarithm_of_the_acceptance_and_weighed_positions_train_the_heads(train):
-    def losses(*flags):
-        _, output = train("--mtp-num-layers", "2", "--mtp-detach-heads", *flags)
-        logged = re.findall(r" mtp_1 loss: (\S+) \|.* mtp_2 loss: (\S+) \|", output)
-        assert len(logged) == 12
-        return [tuple(map(float, pair)) for pair in logged]
-
-    first, *_, last = losses("--mtp-loss-type", "lk")
-    assert last < first and last[1] < first[1]
-    plain, weighed = losses(), losses("--mtp-position-weights", "dpace", "--mtp-dpace-alpha", "0.2")
-    assert weighed[0] == plain[0] and weighed[-1] != plain[-1]  # the log has no weights, the heads are trained by them
-    assert weighed[-1] < weighed[0] and weighed[-1][1] < weighed[0][1]
-
-
-def test_heads_are_trained_for_acceptance_by_muon(train):
-    pytest.importorskip("emerging_optimizers")
-    flags = ["--optimizer", "muon", "--mtp-num-layers", "2", "--mtp-detach-heads", "--disable-bias-linear"]
-    lines, _ = train(*flags, "--mtp-loss-type", "tv", "--normalization", "RMSNorm")
-    lengths = [float(match[0]) for match in LENGTH.findall("".join(rest for *_, rest in lines.values()))]
-    assert len(lengths) == 12 and lengths[-1] > lengths[0]

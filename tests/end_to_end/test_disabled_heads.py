@@ -2,28 +2,26 @@
 
 import pytest
 
-from .conftest import HAS_TRAINER, HEADS
+from .conftest import HAS_TRAINER
 
 pytestmark = [
-    pytest.mark.forked("megatron"),
+    pytest.mark.forked("patched"),
     pytest.mark.guards("disable-mtp-loss"),
     pytest.mark.skipif(not HAS_TRAINER, reason="the 0.16.1 wheel has no megatron.training"),
 ]
 DISABLED = "--disable-mtp-loss"
-NO_HEADS, DETACHED = {"heads": ()}, (*HEADS, "--mtp-detach-heads", "--mtp-clip-grad", "1.0")
-# Flags, and a run of the same main model. Without heads an output layer that is not tied starts from other weights.
+# tests/multirank/mtp/test_frozen_main_model.py has more layouts.
 LAYOUTS = {
-    "DP2": (["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--bf16"], NO_HEADS),
-    "PP2": (["--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights"], {"heads": DETACHED}),
-    "TP2, layer-wise Muon": (["--tensor-model-parallel-size", "2", "--bf16", "--optimizer", "dist_muon"], NO_HEADS),
+    "DP2": ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--bf16"],
+    "TP2, layer-wise Muon": ["--tensor-model-parallel-size", "2", "--bf16", "--optimizer", "dist_muon"],
 }
 SAVED_AT = 6
 
 
-@pytest.mark.parametrize("flags, main_model", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_run_goes_as_without_heads_and_is_resumed(train, tmp_path, flags, main_model):
+@pytest.mark.parametrize("flags", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_run_goes_as_without_heads_and_is_resumed(train, tmp_path, flags):
     flags = [*flags, "--ckpt-format", "torch_dist"]
-    alone, _ = train(*flags, **main_model, ranks=2)
+    alone, _ = train(*flags, heads=(), ranks=2)
     straight, _ = train(*flags, DISABLED, "--save", str(tmp_path), ranks=2)
     assert not any("mtp" in line[3] for line in straight.values())
     assert [line[:3] for line in straight.values()] == [line[:3] for line in alone.values()]

@@ -5,15 +5,15 @@ import pytest
 from .conftest import HAS_TRAINER
 
 pytestmark = [
-    pytest.mark.forked("megatron"),
+    pytest.mark.forked("patched"),
     pytest.mark.guards("train-mtp-heads-at-own-rate"),
     pytest.mark.skipif(not HAS_TRAINER, reason="the 0.16.1 wheel has no megatron.training"),
 ]
 RATES = ["--mtp-lr", "2e-2", "--mtp-min-lr", "1e-2", "--mtp-weight-decay", "0.3"]
 DETACHED = ["--mtp-detach-heads", "--mtp-clip-grad", "1.0"]
+# tests/multirank/mtp/test_resumed_head_rates.py has more layouts.
 LAYOUTS = {
     "DP2": ["--use-distributed-optimizer", "--bf16"],
-    "PP2": ["--pipeline-model-parallel-size", "2"],
     "TP2, layer-wise Muon": ["--tensor-model-parallel-size", "2", "--bf16", "--optimizer", "dist_muon"],
 }
 SAVED_AT = 6

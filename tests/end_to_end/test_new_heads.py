@@ -9,7 +9,7 @@ import torch
 from .conftest import HAS_TRAINER
 
 pytestmark = [
-    pytest.mark.forked("megatron"),
+    pytest.mark.forked("patched"),
     pytest.mark.guards("initialize-mtp-heads", "freeze-base-model-for-mtp"),
     pytest.mark.skipif(
         not HAS_TRAINER,

@@ -7,7 +7,7 @@ import pytest
 
 from .conftest import HAS_TRAINER
 
-pytestmark = pytest.mark.forked("megatron")
+pytestmark = pytest.mark.forked("patched")
 needs_trainer = pytest.mark.skipif(
     not HAS_TRAINER,
     reason="the 0.16.1 wheel has no megatron.training; test_layouts.py trains with its checkout's",

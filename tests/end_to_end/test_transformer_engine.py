@@ -8,7 +8,7 @@ from megatron_mtp_patches import rehearsal
 from .test_training import needs_trainer
 
 pytestmark = [
-    pytest.mark.forked("megatron"),
+    pytest.mark.forked("patched"),
     needs_trainer,
     pytest.mark.skipif(not rehearsal.with_transformer_engine(), reason="TransformerEngine is not installed"),
 ]

@@ -7,7 +7,10 @@ import torch.distributed as dist
 LR, WEIGHT_DECAY, CLIP = 0.05, 0.1, 1.0
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
-both_overlaps = pytest.mark.parametrize("overlap", [True, False])
+# Gradients are reduced, and weights gathered, beside the backward pass or after it.
+strategies_and_overlaps = pytest.mark.parametrize(
+    "overlap, strategy", [(True, "optim"), (False, "optim_grads"), (True, "optim_grads_params")]
+)
 
 
 class Block(torch.nn.Module):

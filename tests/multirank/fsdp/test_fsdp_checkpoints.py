@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fsdp_training import Reference, about, assert_same, backward, batch_of, both_overlaps, every_strategy, train, whole
+from fsdp_training import Reference, about, assert_same, backward, batch_of, every_strategy, strategies_and_overlaps, train, whole
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("fsdp-without-master-weights"), pytest.mark.ranks(2)]
 
@@ -42,8 +42,7 @@ def test_training_goes_on_from_loaded_weights_without_the_optimizer_s(make, load
     assert train(training, range(4)) == about(right)
 
 
-@every_strategy
-@both_overlaps
+@strategies_and_overlaps
 def test_weights_loaded_in_place_reach_the_model(make, strategy, overlap):
     """0.19 leaves load_state_dict out where it has loaded a GPT checkpoint into a hybrid model's buffers."""
     training, reference = make(strategy, overlap=overlap), Reference(torch.bfloat16)
@@ -74,8 +73,7 @@ def change_model_weights(training, factor):
         group.model_weight_buffer.data.mul_(factor)
 
 
-@every_strategy
-@both_overlaps
+@strategies_and_overlaps
 def test_changed_model_weights_are_taken_over(make, strategy, overlap):
     training, reference = make(strategy, overlap=overlap), Reference(torch.bfloat16)
     change_model_weights(training, -2.0)

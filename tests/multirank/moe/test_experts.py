@@ -6,11 +6,18 @@ on PYTHONPATH), Muon without the emerging-optimizers of that release.
 
 import pytest
 
-from tests.oracles.experts.conditions import LAYOUTS, RANKS, WITH_REPLICAS, conditions
+from tests.oracles.experts.conditions import LAYOUTS, RANKS, WITH_REPLICAS, conditions, sample
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-experts-in-grad-norm"), pytest.mark.ranks(RANKS)]
 
 pytest.importorskip("transformer_engine", reason="grouped experts are TransformerEngine's")
+
+
+def pytest_generate_tests(metafunc):
+    if "condition" in metafunc.fixturenames:
+        option = metafunc.config.option
+        choose = conditions if option.write_tables or option.everywhere else sample
+        metafunc.parametrize("condition", [one for layout in LAYOUTS for one in choose(layout)], ids=str)
 
 
 @pytest.fixture
@@ -40,7 +47,6 @@ def both_sides(pytestconfig):
     return measure_both
 
 
-@pytest.mark.parametrize("condition", [one for layout in LAYOUTS for one in conditions(layout)], ids=str)
 def test_what_is_reported_is_what_all_gradients_give(initialize, condition, both_sides, record_property):
     from tests.oracles.experts.norms import by_hand, reported, why_not
 

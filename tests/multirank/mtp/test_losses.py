@@ -30,12 +30,14 @@ def assert_close(differences):
 @pytest.mark.parametrize("loss_type", LOSSES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_loss_and_gradient_are_those_of_full_logits(parallel, layout, loss_type, record_property, pytestconfig):
-    """With --write-tables in bfloat16, too."""
+    """With --write-tables in bfloat16, too; without it two of the four conditions where there are several ranks."""
     parallel(tensor_model_parallel_size=layout.tensor, context_parallel_size=layout.context)
+    takes_all = pytestconfig.option.write_tables or layout is LAYOUTS[0]
     for dtype in ("float32", "bfloat16") if pytestconfig.option.write_tables else ("float32",):
         chosen = [condition for condition in conditions(layout, dtype) if condition.loss_type == loss_type]
+        chosen = [one for one in chosen if takes_all or one.is_tied is one.is_detached]
         differences = {str(condition): compare(condition) for condition in chosen}
-        assert len(differences) == 4
+        assert len(differences) == (4 if takes_all else 2)
         for row, difference in differences.items():
             record_property("losses", [row, [*difference]])
         if dtype == "float32":

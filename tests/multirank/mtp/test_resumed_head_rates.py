@@ -19,7 +19,7 @@ RESUMED = {
     "PP2": LAYOUTS["PP2"],
 }
 RATES = {"lr": 1e-2, "min_lr": 1e-3, "mtp_lr": 2e-2, "mtp_min_lr": 1e-2, "mtp_weight_decay": 0.3}
-STEPS, SAVED_AT = 6, 3
+STEPS, SAVED_AT = 4, 2
 
 
 @pytest.fixture

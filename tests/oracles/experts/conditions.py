@@ -43,6 +43,12 @@ class Condition(NamedTuple):
         )
 
 
+def sample(layout: Layout) -> list[Condition]:
+    """One condition of each optimizer; biases and separate norms take turns."""
+    of_each = [[one for one in conditions(layout) if one.optimizer == name] for name in OPTIMIZERS]
+    return [some[(place + LAYOUTS.index(layout)) % len(some)] for place, some in enumerate(of_each)]
+
+
 def conditions(layout: Layout) -> list[Condition]:
     """All conditions of a layout. Megatron refuses biases of experts that are split (ETP2)."""
     biases = (False, True) if layout.expert_tensor == 1 else (False,)
