@@ -7,7 +7,7 @@ from scripts.demo import experiments, plots, runs
 from .conftest import HAS_TRAINER
 
 pytestmark = [
-    pytest.mark.forked("patched"),
+    pytest.mark.forked("megatron"),
     pytest.mark.skipif(not HAS_TRAINER, reason="the 0.16.1 wheel has no megatron.training"),
 ]
 TINY = """

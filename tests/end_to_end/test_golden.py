@@ -14,7 +14,7 @@ from megatron_mtp_patches import rehearsal
 
 from .test_training import LAYOUTS, needs_trainer
 
-pytestmark = pytest.mark.forked("patched")
+pytestmark = pytest.mark.forked("megatron")
 GOLDEN = Path(__file__).resolve().parents[2] / "ci" / "golden.json"
 NAMES = ("lm loss", "mtp_1 loss", "grad norm", "mtp grad norm", "mtp_1 acceptance %")
 KEY = metadata.version("megatron-core")

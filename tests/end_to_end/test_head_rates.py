@@ -5,7 +5,7 @@ import pytest
 from .conftest import HAS_TRAINER
 
 pytestmark = [
-    pytest.mark.forked("patched"),
+    pytest.mark.forked("megatron"),
     pytest.mark.guards("train-mtp-heads-at-own-rate"),
     pytest.mark.skipif(not HAS_TRAINER, reason="the 0.16.1 wheel has no megatron.training"),
 ]

@@ -23,7 +23,7 @@ from .conversations import write_conversations
 
 UPSTREAM = find_spec("pretrain_gpt")
 pytestmark = [
-    pytest.mark.forked("patched"),
+    pytest.mark.forked("megatron"),
     pytest.mark.skipif(UPSTREAM is None, reason="no pretrain_gpt.py: PYTHONPATH names no checkout of Megatron-LM"),
     pytest.mark.skipif(not rehearsal.with_transformer_engine(), reason="TransformerEngine is not installed"),
 ]

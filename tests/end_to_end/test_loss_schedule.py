@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from .conftest import HAS_TRAINER, HEADS
 
 pytestmark = [
-    pytest.mark.forked("patched"),
+    pytest.mark.forked("megatron"),
     pytest.mark.guards("schedule-mtp-loss-weight"),
     pytest.mark.skipif(not HAS_TRAINER, reason="the 0.16.1 wheel has no megatron.training"),
 ]

@@ -9,7 +9,7 @@ import torch
 from .conftest import HAS_TRAINER
 
 pytestmark = [
-    pytest.mark.forked("patched"),
+    pytest.mark.forked("megatron"),
     pytest.mark.guards("initialize-mtp-heads", "freeze-base-model-for-mtp"),
     pytest.mark.skipif(
         not HAS_TRAINER,
@@ -18,12 +18,11 @@ pytestmark = [
 ]
 PP2 = ["--pipeline-model-parallel-size", "2"]
 UNTIED = ["--untie-embeddings-and-output-weights"]
+TORCH, TORCH_DIST = (["--ckpt-format", name] for name in ("torch", "torch_dist"))
 LAYOUTS = {
-    "1 rank, torch": (1, ["--ckpt-format", "torch"]),
-    "1 rank, torch_dist": (1, ["--ckpt-format", "torch_dist"]),
-    "PP2, untied, torch_dist": (2, ["--ckpt-format", "torch_dist", *PP2, *UNTIED]),
-    "PP2, tied, bf16, torch_dist": (2, ["--ckpt-format", "torch_dist", "--bf16", *PP2]),
-    "PP2, tied, torch": (2, ["--ckpt-format", "torch", *PP2]),
+    "1 rank, torch": (1, TORCH),
+    "PP2, untied, torch_dist": (2, [*TORCH_DIST, *PP2, *UNTIED]),
+    "PP2, tied, bf16, torch_dist": (2, [*TORCH_DIST, "--bf16", *PP2]),
 }
 ITERATIONS = ["--train-iters", "4", "--save-interval", "2"]
 FROZEN = "--freeze-base-model-for-mtp"
@@ -32,13 +31,12 @@ NEW_HEADS = [FROZEN, "--mtp-init", "last-layer", *ITERATIONS]
 
 @pytest.fixture(scope="module")
 def make_base(train, tmp_path_factory):
-    """make_base(layout): the checkpoint of a model without heads, made once for each layout."""
+    """make_base(flags, ranks): the checkpoint of a model without heads, made once for each."""
     checkpoints = {}
 
-    def make(layout, heads=()):
-        key = (layout, tuple(heads))
+    def make(flags=TORCH, ranks=1, heads=()):
+        key = (*flags, ranks, *heads)
         if key not in checkpoints:
-            ranks, flags = LAYOUTS[layout]
             checkpoints[key] = tmp_path_factory.mktemp("base")
             train(*flags, *ITERATIONS, "--save", str(checkpoints[key]), ranks=ranks, heads=heads)
         return checkpoints[key]
@@ -49,7 +47,7 @@ def make_base(train, tmp_path_factory):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_heads_are_added_trained_saved_and_resumed(train, make_base, tmp_path, layout):
     ranks, flags = LAYOUTS[layout]
-    base = make_base(layout)
+    base = make_base(flags, ranks)
     command = [*flags, *NEW_HEADS, "--pretrained-checkpoint", str(base), "--load", str(tmp_path)]
     command += ["--save", str(tmp_path)]
     straight, output = train(*command, ranks=ranks)
@@ -84,47 +82,40 @@ def assert_main_model_is(base, trained):
     assert files
 
 
-@pytest.mark.parametrize("layout", ["1 rank, torch", "PP2, untied, torch_dist"])
-def test_an_unpatched_megatron_loads_what_was_saved(train, make_base, tmp_path, layout):
-    ranks, flags = LAYOUTS[layout]
-    train(*flags, *NEW_HEADS, "--load", str(make_base(layout)), "--save", str(tmp_path), ranks=ranks)
-    load = [*flags, "--load", str(tmp_path), "--no-load-optim", "--no-load-rng", "--train-iters", "5"]
+def test_an_unpatched_megatron_loads_what_was_saved(train, make_base, tmp_path):
+    train(*TORCH, *NEW_HEADS, "--load", str(make_base()), "--save", str(tmp_path))
+    load = [*TORCH, "--load", str(tmp_path), "--no-load-optim", "--no-load-rng", "--train-iters", "5"]
     seen = []
     for patches in ("all", "none"):
         for more in ([], ["--use-checkpoint-args"]):
-            lines, output = train(*load, *more, patches=patches, ranks=ranks)
+            lines, output = train(*load, *more, patches=patches)
             ((_, loss, norm, _),) = lines.values()
             seen.append((loss, norm, re.findall(r"mtp_1 loss: (\S+)", output)))
     assert seen == [seen[0]] * 4
 
 
 def test_the_command_line_says_how_many_heads_there_are(train, make_base, tmp_path):
-    _, flags = LAYOUTS["1 rank, torch"]
-    load = ["--load", str(make_base("1 rank, torch")), "--save", str(tmp_path), "--use-checkpoint-args"]
-    _, output = train(*flags, *NEW_HEADS, *load, "--mtp-num-layers", "2")
+    load = ["--load", str(make_base()), "--save", str(tmp_path), "--use-checkpoint-args"]
+    _, output = train(*TORCH, *NEW_HEADS, *load, "--mtp-num-layers", "2")
     assert re.search(r"mtp_2 loss: \d", output)
 
 
-@pytest.mark.parametrize("layout", ["1 rank, torch", "1 rank, torch_dist"])
-def test_a_checkpoint_with_some_of_the_heads_is_refused(train, make_base, layout):
-    _, flags = LAYOUTS[layout]
-    base = make_base(layout, heads=("--mtp-num-layers", "1"))
-    load = [*flags, *NEW_HEADS, "--load", str(base), "--mtp-num-layers", "2"]
+def test_a_checkpoint_with_some_of_the_heads_is_refused(train, make_base):
+    base = make_base(heads=("--mtp-num-layers", "1"))
+    load = [*TORCH, *NEW_HEADS, "--load", str(base), "--mtp-num-layers", "2"]
     _, output = train(*load, code=1)
     assert "initializes all 2 MTP heads, but the checkpoint has only the MTP heads [0]" in output
     _, output = train(*load, "--use-checkpoint-args", code=1)
     assert "initializes all 2 MTP heads, but the checkpoint has 1 MTP heads" in output
 
 
-@pytest.mark.parametrize("layout", ["1 rank, torch", "1 rank, torch_dist"])
-def test_the_optimizer_state_of_other_parameters_is_refused(train, make_base, tmp_path, layout):
+def test_the_optimizer_state_of_other_parameters_is_refused(train, make_base, tmp_path):
     """From all parameters to those of the heads, and back; --finetune and --no-load-optim leave the state out."""
-    _, flags = LAYOUTS[layout]
-    load_whole = [*flags, "--load", str(make_base(layout, heads=("--mtp-num-layers", "1"))), FROZEN]
+    load_whole = [*TORCH, "--load", str(make_base(heads=("--mtp-num-layers", "1"))), FROZEN]
     _, output = train(*load_whole, code=1)
     assert "is of a run without --freeze-base-model-for-mtp, so it has the optimizer state of the whole" in output
     train(*load_whole, "--finetune", "--train-iters", "1", "--save", str(tmp_path))
-    load_heads = [*flags, "--load", str(tmp_path), "--train-iters", "2", "--override-opt_param-scheduler"]
+    load_heads = [*TORCH, "--load", str(tmp_path), "--train-iters", "2", "--override-opt_param-scheduler"]
     _, output = train(*load_heads, code=1)
     assert "is of a run with --freeze-base-model-for-mtp, so it has the optimizer state of the MTP heads" in output
     lines, _ = train(*load_heads, "--no-load-optim")
@@ -132,23 +123,21 @@ def test_the_optimizer_state_of_other_parameters_is_refused(train, make_base, tm
 
 
 def test_a_checkpoint_without_a_part_of_the_main_model_is_refused(train, make_base, tmp_path):
-    _, flags = LAYOUTS["1 rank, torch"]
-    base = make_base("1 rank, torch")
+    base = make_base()
     state = torch.load(base / "iter_0000004" / "mp_rank_00" / "model_optim_rng.pt", weights_only=False)
     del state["model"]["decoder.layers.1.mlp.linear_fc1.weight"]
     folder = tmp_path / "iter_0000004" / "mp_rank_00"
     folder.mkdir(parents=True)
     torch.save(state, folder / "model_optim_rng.pt")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("4")
-    _, output = train(*flags, *NEW_HEADS, "--load", str(tmp_path), code=1)
+    _, output = train(*TORCH, *NEW_HEADS, "--load", str(tmp_path), code=1)
     assert "lacks decoder.layers.1.mlp.linear_fc1.weight" in output
 
 
 def test_without_mtp_init_the_error_of_missing_heads_names_it(train, make_base):
     """In the format torch Megatron loads the rest, and the heads start at random."""
-    layout = "1 rank, torch_dist"
-    _, flags = LAYOUTS[layout]
-    _, output = train(*flags, *ITERATIONS, "--pretrained-checkpoint", str(make_base(layout)), "--finetune", code=1)
+    load = ["--pretrained-checkpoint", str(make_base(TORCH_DIST)), "--finetune"]
+    _, output = train(*TORCH_DIST, *ITERATIONS, *load, code=1)
     assert "If the checkpoint has no MTP heads, --mtp-init initializes them." in output
 
 

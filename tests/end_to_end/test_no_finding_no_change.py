@@ -17,7 +17,7 @@ from tests.warm.processes import run_ranks
 from .conftest import ARGUMENTS, HEADS, run_command
 from .test_training import needs_trainer
 
-pytestmark = [pytest.mark.forked("patched"), needs_trainer]
+pytestmark = [pytest.mark.forked("megatron"), needs_trainer]
 STEPS = 3
 COMPARED = (1, 3)  # the log line of step 2 has the losses of two steps without log-first-step-once
 ALWAYS = f"""

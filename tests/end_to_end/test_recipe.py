@@ -9,7 +9,7 @@ from tests.pages import shown
 from .conftest import ARGUMENTS, HAS_TRAINER, ROOT
 
 pytestmark = [
-    pytest.mark.forked("patched"),
+    pytest.mark.forked("megatron"),
     pytest.mark.skipif(not HAS_TRAINER, reason="the 0.16.1 wheel has no megatron.training"),
 ]
 SMALL = ["--ckpt-format", "torch", "--train-iters", "4", "--save-interval", "4"]

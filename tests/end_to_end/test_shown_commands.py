@@ -17,7 +17,7 @@ from tests.warm.processes import run_ranks
 from .conftest import HAS_TRAINER, run_command
 
 pytestmark = [
-    pytest.mark.forked("patched"),
+    pytest.mark.forked("megatron"),
     pytest.mark.skipif(not HAS_TRAINER, reason="the 0.16.1 wheel has no megatron.training"),
 ]
 ARGS = shown("cpu-command").rpartition("megatron-mtp-patches")[0]  # the variable alone

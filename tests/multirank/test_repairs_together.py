@@ -33,7 +33,7 @@ pytestmark = [
 pytest.importorskip("transformer_engine", reason="norms under sequence parallelism are TransformerEngine's")
 pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
 
-STEPS, STEPS_OF_TABLE = 3, 10
+STEPS, STEPS_OF_TABLE = 2, 10
 BATCH, MICROBATCHES, LENGTH, VOCABULARY, EXPERTS = 2, 2, 16, 32, 4
 
 

@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from fsdp_training import Reference, about, assert_same, backward, batch_of, every_strategy, strategies_and_overlaps, train, whole
+from fsdp_training import (
+    Reference,
+    about,
+    assert_same,
+    backward,
+    batch_of,
+    every_strategy,
+    strategies_and_overlaps,
+    train,
+    whole,
+)
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("fsdp-without-master-weights"), pytest.mark.ranks(2)]
 

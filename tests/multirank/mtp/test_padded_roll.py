@@ -32,7 +32,7 @@ def cut(parallel, rank, world_size):
     )
 
 
-@examples(60)
+@examples(15)
 @given(data=st.data(), dtype=st.sampled_from([torch.int64, torch.float32, torch.bool]))
 def test_every_depth_is_the_unsharded_roll(data, dtype, cut, world_size, from_all_ranks):
     from megatron.core.transformer.multi_token_prediction import roll_tensor
@@ -49,7 +49,7 @@ def test_every_depth_is_the_unsharded_roll(data, dtype, cut, world_size, from_al
     assert from_all_ranks(seen) == [[(True, True, True)] * DEPTHS] * world_size
 
 
-@examples(40)
+@examples(15)
 @given(data=st.data(), with_labels=st.booleans(), with_mask=st.booleans())
 def test_heads_see_the_targets_and_weights_of_the_unsharded_pack(
     data, with_labels, with_mask, cut, world_size, from_all_ranks
@@ -72,7 +72,7 @@ def test_heads_see_the_targets_and_weights_of_the_unsharded_pack(
         torch.testing.assert_close(here.weights, reference.weights, rtol=1e-6, atol=0)
 
 
-@examples(30)
+@examples(15)
 @given(data=st.data())
 def test_an_mtp_layer_gets_the_inputs_of_the_unsharded_pack(data, cut, world_size, from_all_ranks):
     pack = data.draw(packs(world_size))
@@ -96,7 +96,7 @@ def test_each_neighbour_gets_one_message_for_all_sequences(cut, rank, world_size
     assert sorted(message.peer for message in sent) == sorted(2 * peers)
 
 
-@examples(40)
+@examples(15)
 @given(data=st.data())
 def test_without_padded_bounds_sequences_are_rolled_and_empty_ones_left_out(data, cut, world_size, from_all_ranks):
     """Megatron's own roll; that of 0.16 fails on an empty sequence."""

@@ -56,8 +56,8 @@ LAYOUTS = (
 # Where ranks have parts of a batch, or a batch each.
 _CP2, _PACKED_CP2 = LAYOUTS[3], LAYOUTS[5]
 SHARING_LAYOUTS = {
-    2: (_CP2, _PACKED_CP2, Layout("DP2", _WHOLE, data=2)),
-    4: (Layout("CP4", _WHOLE, context=4), Layout("DP2 x CP2", _WHOLE, context=2, data=2)),
+    2: (_CP2, _PACKED_CP2),
+    4: (Layout("DP2 x CP2", _WHOLE, context=2, data=2),),
 }
 # Which positions count: all; the first two thirds; those of one context-parallel rank; those of one batch; none.
 MASKS = ("ones", "tail", "one rank", "one batch", "none")
@@ -95,8 +95,11 @@ def conditions(layout: Layout, dtype: str = "float32") -> list[Condition]:
 
 
 def sharing_conditions(layout: Layout) -> list[Condition]:
-    """Return the conditions under which the tokens that count lie unevenly on ranks and batches."""
+    """Return the conditions under which the tokens that count lie unevenly on ranks and batches.
+
+    Detached and attached heads take turns.
+    """
     return [
-        Condition(layout, loss_type, is_tied=False, is_detached=is_detached, mask=mask, is_per_token=is_per_token)
-        for loss_type, is_detached, mask, is_per_token in product(LOSSES, (True, False), MASKS, (True, False))
+        Condition(layout, loss_type, False, (place + is_per_token) % 2 == 0, mask=mask, is_per_token=is_per_token)
+        for loss_type, (place, mask), is_per_token in product(LOSSES, enumerate(MASKS), (True, False))
     ]
