@@ -16,10 +16,10 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "uv"
-# What `nox` runs without names. scripts/test.sh runs the first two, about equally long, side by side: each waits for
-# what it installs and imports. Then it runs what compares the environments that they have made.
-REFERENCE_TAG, OTHERS_TAG, TOGETHER_TAG = ["reference"], ["others"], ["together"]
-nox.options.tags = REFERENCE_TAG + OTHERS_TAG + TOGETHER_TAG
+# What `nox` runs without names: the reference release, the other releases, what depends on no release or has another
+# environment, and what compares the environments of the releases.
+REFERENCE_TAG, RELEASES_TAG, OTHERS_TAG, TOGETHER_TAG = ["reference"], ["releases"], ["others"], ["together"]
+nox.options.tags = REFERENCE_TAG + RELEASES_TAG + OTHERS_TAG + TOGETHER_TAG
 
 MATRIX = nox.project.load_toml("ci/matrix.toml")
 LIST = Path("patches", "megatron_mtp_patches", "megatrons.json")
@@ -48,6 +48,7 @@ EVERYTHING = bool(os.environ.get("ALL_TESTS"))  # every suite, and every test on
 ENVIRONMENTS = [
     one for one in MATRIX["environment"] if one["release"] in RELEASES and (EVERYTHING or not one.get("scheduled"))
 ]
+CONFORMANCE = "tests/conformance"
 COMPARED = {MEGATRONS["default"], MEGATRONS["reference"]}
 
 
@@ -87,20 +88,24 @@ def python(session: nox.Session) -> None:
 
 @nox.session
 @nox.parametrize(
-    "release", [nox.param(one, tags=REFERENCE_TAG if one == REFERENCE else OTHERS_TAG) for one in RELEASES]
+    "release", [nox.param(one, tags=REFERENCE_TAG if one == REFERENCE else RELEASES_TAG) for one in RELEASES]
 )
 def tests(session: nox.Session, release: str) -> None:
-    """The tests that a release runs, or what is named after --; with -- --quick, the suites of the inner loop.
+    """The tests that a release runs, or what is named after --.
 
+    With -- --quick, the suites of the inner loop; with --conformance, that suite; with --rest, all but that suite.
     Its TransformerEngine lacks the compiled extension: outside a rehearsal this Megatron cannot be imported.
     """
     install(session, release, extras="demo,test,te")
     session.install("--no-deps", transformer_engine(release))
-    if session.posargs == ["--quick"]:
+    name, chosen = release, session.posargs or tests_of(release)
+    if chosen == ["--quick"]:
         chosen = paths("python", "release", quick=True)
-    else:
-        chosen = session.posargs or tests_of(release)
-    run_pytest(session, release, chosen)
+    elif chosen == ["--conformance"]:
+        name, chosen = f"{release} conformance", [CONFORMANCE]
+    elif chosen == ["--rest"]:
+        chosen = [test for test in tests_of(release) if test != CONFORMANCE]
+    run_pytest(session, name, chosen)
 
 
 @nox.session(tags=OTHERS_TAG)

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # The test matrix: every release of megatron-core that the newest usable Python can run, through nox and uv.
 #
-#   scripts/test.sh                            what CI runs: every test on the reference release, on others what differs
-#   scripts/test.sh --all                      every test on each release, and the scheduled suites
+#   scripts/test.sh                            does it work here? The reference release, and conformance to the others
+#   scripts/test.sh --others                   the rest that CI runs: what differs on others, frameworks, lint, docs, wheel
+#   scripts/test.sh --all                      both, with every test on each release and the scheduled suites
 #   scripts/test.sh 0.18.2                     one release, as CI runs it
 #   scripts/test.sh --quick [0.18.2]           the inner loop: engine, conformance and overrides of one release
 #   PYTHON=/path/to/python scripts/test.sh     with this Python
-#   MEGATRON_LM=DIR[:DIR...] scripts/test.sh   also upstream's own unit tests
+#   MEGATRON_LM=DIR[:DIR...] scripts/test.sh --others   also upstream's own unit tests
 #
 # Environments stay in .nox. They are brought up to date each time, but for --quick, which takes them as they are.
 set -euo pipefail
@@ -32,27 +33,52 @@ export UV_PYTHON_DOWNLOADS=never  # a Python that is not installed is left out
 export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}"
 [ -n "$UV_FIND_LINKS" ] || unset UV_FIND_LINKS
 
-rm -rf .nox/results
+[ "${1:-}" = --others ] || rm -rf .nox/results
 # On CI, nox would fail for each Python that is not installed.
 run_sessions() {
     nox -r --no-error-on-missing-interpreters --no-stop-on-first-error "$@"
 }
 
-# The reference release, and beside it what else there is, whose output follows; then what needs both.
-run_everything() {
-    local status=0
+# The releases other than the reference release; with 0.16.1 alone there are none.
+run_releases() {
+    [ "$newest" = 0.16.1 ] || run_sessions -t releases -- "$1"
+}
+
+# Two commands side by side, because each waits for what it installs and imports. The output of the first follows.
+run_both() {
+    local status=0 output
     output=$(mktemp)
-    run_sessions -t others > "$output" 2>&1 &
-    trap 'kill $! 2> /dev/null || true; cat "$output"; rm "$output"' EXIT
-    run_sessions -t reference || status=$?
+    $1 > "$output" 2>&1 &
+    trap "kill $! 2> /dev/null || true" EXIT
+    $2 || status=$?
     wait $! || status=$?
+    trap - EXIT
+    cat "$output"
+    rm "$output"
+    return $status
+}
+
+run_reference() {
+    run_both "run_releases --conformance" "run_sessions -t reference"
+}
+
+run_others() {
+    local status=0
+    run_both "run_sessions -t others" "run_releases --rest" || status=$?
     run_sessions -t together || status=$?
     return $status
 }
 
 case "${1:-}" in
     --quick) nox -R --no-error-on-missing-interpreters -s "tests(release='${2:-$newest}')" -- --quick ;;
-    --all) ALL_TESTS=1 run_everything ;;
-    "") run_everything ;;
+    --all)
+        export ALL_TESTS=1
+        status=0
+        run_reference || status=$?
+        run_others || status=$?
+        exit $status
+        ;;
+    --others) run_others ;;
+    "") run_reference ;;
     *) run_sessions -s "tests(release='$1')" ;;
 esac
