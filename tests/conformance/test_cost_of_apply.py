@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.applied import ENGINE
-from megatron_mtp_patches.engine import copies
+from megatron_mtp_patches.engine import copies, source
 from megatron_mtp_patches.engine.source import find_file
 
 pytestmark = pytest.mark.forked("megatron")
@@ -36,7 +36,9 @@ def modules(monkeypatch):
 
 @pytest.fixture(scope="module")
 def opened():
-    """How often each of Megatron's sources was opened, as of now."""
+    """How often each of Megatron's sources was opened, as of now. The process that this is a fork of has read them."""
+    source._answer.cache_clear()
+    source._parse.cache_clear()
     sources = {str(find_file(module)): module for module in ENGINE.modules if find_file(module)}
     counts = Counter()
 
