@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_training import CLIP, LR, STRATEGIES, WEIGHT_DECAY, strategies_and_overlaps
+from fsdp_training import CLIP, LR, STRATEGIES, STRATEGIES_AND_OVERLAPS, WEIGHT_DECAY, strategies_and_overlaps
 from megatron_mtp_patches import mtp_pass
 
 pytestmark = [
@@ -179,7 +179,7 @@ def test_the_layers_of_the_heads_run_without_their_logits(make):
 
 
 @pytest.mark.parametrize("make_net", [{"freeze_base_model_for_mtp": True}], indirect=True, ids=["frozen"])
-@strategies_and_overlaps
+@pytest.mark.parametrize("overlap, strategy", [(False, "optim"), *STRATEGIES_AND_OVERLAPS])
 def test_heads_that_train_alone_do_so_as_under_ddp(make, ddp, strategy, overlap):
     train_a_part(make(strategy, overlap), ddp)
 
