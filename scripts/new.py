@@ -76,12 +76,10 @@ DEFECT = """\
     Defect(
         id="{id}",
         effect="{MARK} what it does to the numbers, or to the run",
-        kind="wrong numbers",
         severity=3,
-        signs=(Sign("{MARK}: package.module:Class.function", has="the wrong code", lacks="the right code"),),
+        signs=Sign("{MARK}: package.module:Class.function", has="the wrong code", lacks="the right code"),
         affects=lambda run: False,  # {MARK}: the runs that meet it
         when="{MARK} flags, as a user writes them",
-        links=({link}),
         state="{state}",
         evidence="reproduced",
         patch="",  # {MARK}: the id of the patch that removes it, or leave this out
@@ -110,8 +108,8 @@ def reproduce():
 def words_of(identifier: str, topic: str) -> dict[str, str]:
     """Return what the texts above are filled with."""
     name, number = identifier.lower().replace("-", "_"), re.fullmatch(r"ML-(\d+)[a-z]?", identifier)
-    link, state = (f'"NVIDIA/Megatron-LM#{number[1]}",', "open") if number else ("", "unreported")
-    return {"id": identifier, "topic": topic, "name": name, "link": link, "state": state, "MARK": MARK}
+    state = "open" if number else "unreported"
+    return {"id": identifier, "topic": topic, "name": name, "state": state, "MARK": MARK}
 
 
 def write_patch(words: dict[str, str], root: Path) -> dict[str, str]:

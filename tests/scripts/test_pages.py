@@ -48,6 +48,7 @@ OTHERS = {
     "ms-swift": {"--packing", "--rlhf-type"},
     "verl": {"--cfg"},
     "scripts.bench": {"--kind", "--out", "--parameters", "--python", "--turns"},
+    "scripts/test.sh": {"--others"},
     "scripts.docs": {"--runs"},  # of a former commit
     "scripts.gpu": {"--all", "--device", "--first", "--megatron", "--rest", "--seconds"},
     "scripts.pins": {"--check"},
