@@ -19,7 +19,7 @@ from typing import Any
 from scripts.common.arguments import add_pythons, make_parser
 from scripts.common.process import ROOT, environment
 
-from .record import cases
+from .run_cases import cases
 
 CASES = ("optimizer/bf16/data/upstream", "model/detached/bf16")
 
