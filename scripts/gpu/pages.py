@@ -44,9 +44,10 @@ def take(folders: list[Path]) -> None:
 
 
 def merge(results: Results, file: Path) -> None:
+    """Add the stages of one command to `results`."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        machine, versions = found["machine"], found["stages"]["install"]["versions"]
+        command = json.loads(file.read_text(encoding="utf-8"))
+        machine, versions = command["machine"], command["stages"]["install"]["versions"]
     except (ValueError, TypeError, KeyError) as error:
         raise MachineError(f"{file} is not what `python -m scripts.gpu run` writes") from error
     if machine == A_CPU:
@@ -54,7 +55,7 @@ def merge(results: Results, file: Path) -> None:
     place = {"machine": machine, "versions": versions}
     if results.setdefault("place", place) != place:
         raise MachineError(f"{file} is of another machine or other versions than {KEPT}: remove that, or take neither")
-    for name, outcome in found["stages"].items():
+    for name, outcome in command["stages"].items():
         if name != "install" and not outcome["state"].startswith("left out") or name not in results["stages"]:
             results["stages"][name] = outcome
 
@@ -102,8 +103,8 @@ def outcomes(stages: Results) -> Table:
     rows = []
     for name, one in stages.items():
         counts = (one.get("result") or {}).get("counts")
-        found = ", ".join(f"{count} {what}" for what, count in counts.items()) if counts else ""
-        rows.append([name, one["state"], f"{one['seconds']:.0f}", found])
+        tests = ", ".join(f"{count} {what}" for what, count in counts.items()) if counts else ""
+        rows.append([name, one["state"], f"{one['seconds']:.0f}", tests])
     return Table("Stages", ["stage", "outcome", "seconds", "tests"], rows, right=[2])
 
 

@@ -245,8 +245,8 @@ def test_the_predicate_of_a_defect_reads_each_flag_that_its_words_name():
     for defect in known_defects():
         names = names_in(defect.affects.__code__, defect.affects.__globals__)
         flags = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--(\w[\w-]*)", defect.when)}
-        known = names.union(*(DECIDED_BY.get(name, ()) for name in names))
-        if left := {flag for flag in flags if not {flag, flag.removeprefix("no_")} & known}:
+        readable = names.union(*(DECIDED_BY.get(name, ()) for name in names))
+        if left := {flag for flag in flags if not {flag, flag.removeprefix("no_")} & readable}:
             unread[defect.id] = left
     never = {defect.id for defect in known_defects() if not defect.affects.__code__.co_names}
     assert {id: flags for id, flags in unread.items() if id not in never} == {}

@@ -171,5 +171,5 @@ def test_functions_are_found_wherever_statements_are():
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
     assert len(firsts) == 11
-    found = first_lines(tree)
-    assert (found.keys(), sorted(found["f"])) == ({"f"}, sorted(firsts))
+    lines = first_lines(tree)
+    assert (lines.keys(), sorted(lines["f"])) == ({"f"}, sorted(firsts))

@@ -70,12 +70,12 @@ def test_the_first_command_is_rehearsed(packed, tmp_path):
     files = list((tmp_path / "out").rglob("*"))
     assert {file.name for file in files} == {"first.json", "first.log"} and len(files) <= MOST_FILES
     assert all(file.stat().st_size < LARGEST and NAME.fullmatch(file.name) for file in files)
-    found = json.loads((tmp_path / "out" / "first.json").read_text())["stages"]
+    stages_run = json.loads((tmp_path / "out" / "first.json").read_text())["stages"]
     names = ["install", "status", f"conformance {DEFAULT}"]
     trainings = [f"training {DEFAULT}, {patches}" for patches in ("unpatched", "repairs")]
-    assert [*found] == [*names, *trainings] and {one["state"] for one in found.values()} == {"passed"}
-    assert found[f"conformance {DEFAULT}"]["result"]["counts"]["passed"] > 0
-    runs = [found[name]["result"] for name in trainings]
+    assert [*stages_run] == [*names, *trainings] and {one["state"] for one in stages_run.values()} == {"passed"}
+    assert stages_run[f"conformance {DEFAULT}"]["result"]["counts"]["passed"] > 0
+    runs = [stages_run[name]["result"] for name in trainings]
     assert [run["patches"] for run in runs] == ["none", "repairs"]
     assert [len(run["steps"]) for run in runs] == [4, 4]
     numbers = [[(step["loss"], step["heads"], step["norm"]) for step in run["steps"]] for run in runs]
@@ -254,8 +254,8 @@ def results(tmp_path, monkeypatch):
     def write(name, **commands):
         folder = tmp_path / "out"
         folder.mkdir(exist_ok=True)
-        for command, found in commands.items():
-            (folder / f"{command}.json").write_text(json.dumps({"machine": name, "stages": found}))
+        for command, outcomes in commands.items():
+            (folder / f"{command}.json").write_text(json.dumps({"machine": name, "stages": outcomes}))
         return folder
 
     return write
@@ -276,11 +276,11 @@ def test_what_was_seen_is_taken_whatever_it_was(results):
     assert "On one GPU (a GPU of 1 GiB; no second rank) 6 of 7 stages passed; a step of 0.18.2 with the repairs" in said
     assert "took 1.100 of its time without, and its losses differed by at most 0e+00 in 2 steps" in said
     assert "2 of upstream's tests newly failed" in said
-    broken = stage(training([nan], "repairs", 11.0), "ended after 75 s")
+    broken = stage(training([3.0, nan], "repairs", 11.0), "ended after 75 s")
     pages.take([results("a GPU of 1 GiB", first={**FIRST, "training 0.18.2, repairs": broken})])
     text = pages.KEPT.with_suffix(".md").read_text()
-    assert "| repairs | 1, ended after 75 s | 11.0 | 1.100 | 1.00 | not finite | not finite | 0.0e+00 | 1 |" in text
-    assert "its losses were not all finite in 1 steps" in pages.sentence(pages.read_kept(), "docs/", "ci/")
+    assert "| repairs | 2, ended after 75 s | 11.0 | 1.100 | 1.00 | not finite | not finite | 0.0e+00 | 2 |" in text
+    assert "its losses were not all finite in 2 steps" in pages.sentence(pages.read_kept(), "docs/", "ci/")
 
 
 def test_what_is_no_evidence(results, ended, tmp_path):

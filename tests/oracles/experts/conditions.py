@@ -45,8 +45,8 @@ class Condition(NamedTuple):
 
 def sample(layout: Layout) -> list[Condition]:
     """One condition of each optimizer; biases and separate norms take turns."""
-    of_each = [[one for one in conditions(layout) if one.optimizer == name] for name in OPTIMIZERS]
-    return [some[(place + LAYOUTS.index(layout)) % len(some)] for place, some in enumerate(of_each)]
+    conditions_by_optimizer = [[one for one in conditions(layout) if one.optimizer == name] for name in OPTIMIZERS]
+    return [some[(place + LAYOUTS.index(layout)) % len(some)] for place, some in enumerate(conditions_by_optimizer)]
 
 
 def conditions(layout: Layout) -> list[Condition]:
