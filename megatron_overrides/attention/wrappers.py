@@ -105,7 +105,7 @@ def pass_rotary_settings_to_language_model(call: Call) -> None:
 
 
 def _is_passed(call: Call, name: str) -> bool:
-    """Whether the caller gives this argument itself."""
+    """True if the caller gives this argument itself."""
     return name in call.kwargs or len(call.args) > list(call.parameters).index(name)
 
 

@@ -64,7 +64,7 @@ def return_from_skipped_update(call: Call) -> Any:
 
 
 def trains_heads(model: Any, mtp: Any) -> bool:
-    """Whether the heads of `model`, a GPTModel or HybridModel that trains, train under verl.
+    """True if the heads of `model`, a GPTModel or HybridModel that trains, train under verl.
 
     With mtp.enable_train=false verl gives its models no labels. A GPTModel, whose method verl has replaced, runs no
     head then. Another one (HybridModel) derives the labels from its tokens (derive-mtp-labels).

@@ -71,7 +71,7 @@ def build_without_master_weights(call: Call) -> Any:
 
 
 def _is_megatron_fsdp(chunk: Any) -> bool:
-    """Whether `chunk` is a model in Megatron-FSDP. Its version 2, of main, manages gradients in another way."""
+    """True if `chunk` is a model in Megatron-FSDP. Its version 2, of main, manages gradients in another way."""
     ddp_config = getattr(chunk, "ddp_config", None)  # of a chunk that nothing wraps there is none
     return getattr(ddp_config, "use_megatron_fsdp", False) and hasattr(chunk, "param_and_grad_buffer")
 

@@ -35,7 +35,7 @@ def schedule_with_mask(call: Call) -> Any:
 
 @functools.cache
 def _heads_have_masks() -> bool:
-    """Whether MTP heads route with a mask where nothing overlaps; from 0.18 on, and the overlap rolls it for them."""
+    """True if MTP heads route with a mask where nothing overlaps; from 0.18 on, and the overlap rolls it for them."""
     from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 
     return "padding_mask" in inspect.signature(MultiTokenPredictionLayer.forward).parameters
@@ -57,7 +57,7 @@ def _mask_of(call: Call) -> torch.Tensor | None:
 
 
 def _takes_mask(config: Any) -> bool:
-    """Whether the router does not refuse one."""
+    """True if the router does not refuse one."""
     return "quantile_balancing" not in config.moe_router_load_balancing_type
 
 

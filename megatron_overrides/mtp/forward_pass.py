@@ -69,7 +69,7 @@ class ForwardPass(NamedTuple):
 
     @property
     def trains_heads(self) -> bool:
-        """Whether there are gradients. A frozen main model runs without them also where its heads train."""
+        """True if there are gradients. A frozen main model runs without them also where its heads train."""
         return torch.is_grad_enabled() or self.head_losses is not None
 
     def targets(
@@ -125,7 +125,7 @@ def recorded_pass() -> ForwardPass:
 
 
 def modelopt_observes(block: torch.nn.Module) -> bool:
-    """Whether the block has quantizers or hooks of nvidia-modelopt.
+    """True if the block has quantizers or hooks of nvidia-modelopt.
 
     modelopt calibrates quantizers, ranks channels and runs a teacher without gradients. If the heads did not run, they
     would get no ranges, no ranks and no outputs.
@@ -134,7 +134,7 @@ def modelopt_observes(block: torch.nn.Module) -> bool:
 
 
 def megatron_fsdp_releases(block: torch.nn.Module) -> bool:
-    """Whether Megatron-FSDP releases weights of the block after each forward of the layer that has them (ZeRO-3).
+    """True if Megatron-FSDP releases weights of the block after each forward of the layer that has them (ZeRO-3).
 
     It gathers them beforehand, while earlier layers run. If the heads did not run, the weights would stay allocated,
     and the heads would later run with them although the optimizer has stepped in between. The hooks of Megatron-FSDP

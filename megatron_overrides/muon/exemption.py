@@ -30,7 +30,7 @@ def _set(self: Any, value: bool) -> None:
 skip_grad_norm_clip = property(
     _get,
     _set,
-    doc="""Whether this optimizer is exempt from clipping and from the skip threshold; set it to decide otherwise.
+    doc="""True if this optimizer is exempt from clipping and from the skip threshold; set it to decide otherwise.
 
     By default those of the Muon family (OrthogonalizedOptimizer of emerging_optimizers) are, unless
     `config.clip_orthogonalizing_optimizers`. SOAP, Lion, PolarGrad and MOP take the size of a gradient into account.
@@ -52,7 +52,7 @@ skip_grad_norm_clip_of_chain = property(
 
 
 def _orthogonalizes(optimizer: Any) -> bool:
-    """Whether the torch optimizer, however wrapped, is one of the Muon family.
+    """True if the torch optimizer, however wrapped, is one of the Muon family.
 
     Megatron's own name for the base class is `object` where emerging_optimizers is missing, so the package is asked;
     one of its optimizers can exist only if the package was imported.

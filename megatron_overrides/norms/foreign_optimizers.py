@@ -12,12 +12,12 @@ from megatron_overrides.norms.groups import Group
 
 
 def is_overridden(owner: Any, name: str, ours: Any) -> bool:
-    """Whether a class, or an object, has another method of this name than `ours`."""
+    """True if a class, or an object, has another method of this name than `ours`."""
     return inspect.getattr_static(owner, name, ours) is not ours
 
 
 def is_foreign(owner: Any, name: str, ours: Any) -> bool:
-    """Whether a method is neither ours nor Megatron's own, which is there if the patch with ours is not applied."""
+    """True if a method is neither ours nor Megatron's own, which is there if the patch with ours is not applied."""
     method = inspect.getattr_static(owner, name, ours)
     return method is not ours and not getattr(method, "__module__", "").startswith("megatron.core.")
 

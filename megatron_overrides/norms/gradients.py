@@ -28,7 +28,7 @@ def local_part(tensor: Any) -> Any:
 
 
 def has_decoupled_grad(param: Any, config: Any) -> bool:
-    """Whether a precision-aware optimizer reads `decoupled_grad` of this parameter.
+    """True if a precision-aware optimizer reads `decoupled_grad` of this parameter.
 
     The parameter itself is asked: the releases differ in when such an optimizer uses the attribute, and Megatron-FSDP
     differs again.

@@ -141,7 +141,7 @@ def _reduce(reduction: Reduction, root: Any, separate: tuple[str, ...], owned: s
 
 
 def measures_itself(leaf: Any) -> bool:
-    """Whether the class of `leaf` overrides get_grad_norm, as optimizers of other libraries may."""
+    """True if the class of `leaf` overrides get_grad_norm, as optimizers of other libraries may."""
     return is_foreign(type(leaf), "get_grad_norm", get_grad_norm)
 
 
@@ -207,7 +207,7 @@ def _get_grad_norm_over(self: Any, optimizers: list[Any]) -> GradNorm:
 
 
 def has_grad_norm_group(self: Any, grad_norm_group: str) -> bool:
-    """Whether any rank has a parameter of this group. A collective at the first call."""
+    """True if any rank has a parameter of this group. A collective at the first call."""
     groups = separate_groups(getattr(self, "config", None))
     check_group(grad_norm_group, groups)
     cache = vars(self).setdefault("_has_grad_norm_group_cache", {})

@@ -60,7 +60,7 @@ def leaves(optimizer: Any) -> Iterator[Any]:
 
 
 def is_exempt(leaf: Any) -> bool:
-    """Whether the gradients of `leaf` are not clipped, and count in the norms that clip and skip only if NaN or inf."""
+    """True if the gradients of `leaf` are not clipped, and count in the norms that clip and skip only if NaN or inf."""
     return getattr(leaf, "skip_grad_norm_clip", False) is True  # a mock has every attribute, but not this value
 
 

@@ -8,7 +8,7 @@ import torch
 
 
 def param_is_not_tensor_parallel_duplicate(param: Any, tp_group: Any = None, expert_tp_group: Any = None) -> bool:
-    """Whether this rank counts `param`, a shard or the first of its replicas, in a norm.
+    """True if this rank counts `param`, a shard or the first of its replicas, in a norm.
 
     Args:
         param: a parameter, or its shard or main copy.

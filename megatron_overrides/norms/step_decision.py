@@ -54,12 +54,12 @@ def mtp_skip_threshold(config: Any) -> float:
 
 
 def reads_norms(config: Any) -> bool:
-    """Whether a finite threshold has the norms read on the host in each step."""
+    """True if a finite threshold has the norms read on the host in each step."""
     return math.isfinite(skip_threshold(config)) or math.isfinite(mtp_skip_threshold(config))
 
 
 def needs_norms(config: Any) -> bool:
-    """Whether a step has to measure norms: to clip, to compare them with a finite threshold, or for a named group."""
+    """True if a step has to measure norms: to clip, to compare them with a finite threshold, or for a named group."""
     limits = (clip_limit(config, group) for group in (None, *separate_groups(config)))
     return max(limits) > 0.0 or reads_norms(config) or bool(named_groups(config))
 

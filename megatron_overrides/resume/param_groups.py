@@ -40,7 +40,7 @@ def pair_groups(current: list[Group], saved: list[Group]) -> list[Group] | None:
 
 
 def are_divided_otherwise(current: list[Group], saved: list[Group]) -> bool:
-    """Whether of the groups with some `KEYS` the checkpoint has another number than this run, and at least one."""
+    """True if of the groups with some `KEYS` the checkpoint has another number than this run, and at least one."""
     before = Counter(map(_key, saved))
     return any(before.get(key, number) != number for key, number in Counter(map(_key, current)).items())
 

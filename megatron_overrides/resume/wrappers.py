@@ -104,7 +104,7 @@ def override_learning_rates_of_groups(call: Call) -> Any:
 
 
 def _restore_learning_rates(scheduler: Any) -> bool:
-    """Whether --override-opt-param-scheduler asks for the rates of the run, which are put into the groups then."""
+    """True if --override-opt-param-scheduler asks for the rates of the run, which are put into the groups then."""
     rates = getattr(scheduler, "_mtp_patches_rates_of_run", None)
     if rates is None or not scheduler.override_opt_param_scheduler:  # another class than Megatron's has neither
         return False

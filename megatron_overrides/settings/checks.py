@@ -123,7 +123,7 @@ def changed_settings(*configs: Any) -> dict[str, Any]:
 
 
 def captures_whole_iteration(settings: Any) -> bool:
-    """Whether a CUDA graph repeats a whole training iteration, the losses included.
+    """True if a CUDA graph repeats a whole training iteration, the losses included.
 
     Args:
         settings: a TransformerConfig or Megatron's args. The graph is a `cuda_graph_scope` up to 0.17, and a

@@ -240,7 +240,7 @@ def _import_overrides() -> None:
 
 
 def _is_command() -> bool:
-    """Whether this process is `megatron-mtp-patches` or `python -m megatron_mtp_patches`."""
+    """True if this process is `megatron-mtp-patches` or `python -m megatron_mtp_patches`."""
     words = getattr(sys, "argv", None) or [""]
     if words[0] == "-m":  # as long as Python looks for the module to run, which stands before its arguments
         return sys.orig_argv[-len(words)].removeprefix("-m") == __name__

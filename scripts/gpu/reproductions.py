@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def can_run(defect: Any) -> bool:
-    """Whether this Megatron has it, and one rank of this machine can show it."""
+    """True if this Megatron has it, and one rank of this machine can show it."""
     program = runner.find_program(defect.id)
     if program is None or getattr(program, "RANKS", 1) > 1 or has_defect(defect) is False:
         return False

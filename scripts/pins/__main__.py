@@ -83,7 +83,7 @@ def find_newer_pin(pin: Pin) -> str:
 
 
 def stands_there(pin: Pin, folder: str) -> bool:
-    """Whether the file of what was fetched into `folder`, or the submodule there, says what `pin` says."""
+    """True if the file of what was fetched into `folder`, or the submodule there, says what `pin` says."""
     entry = git(folder, "ls-tree", "FETCH_HEAD", pin["file"])
     text = git(folder, "show", f"FETCH_HEAD:{pin['file']}") if " blob " in entry else entry
     return pin["says"] in text

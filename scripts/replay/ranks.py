@@ -43,7 +43,7 @@ class Ranks:
         self.connection: Connection
 
     def run(self, arguments: list[str], should_stop: Callable[[], bool]) -> bool:
-        """Whether all ranks ended before `should_stop`, which is called several times in a second, was true."""
+        """True if all ranks ended before `should_stop`, which is called several times in a second, was true."""
         from torch.distributed import TCPStore
 
         if self.process is None:

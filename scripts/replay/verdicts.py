@@ -67,7 +67,7 @@ def judge(plain: tuple[str, str], patched: tuple[str, str], causes: list[dict], 
 
 
 def doubtful(test: str, plain: Outcomes, patched: Outcomes) -> bool:
-    """Whether one run alone failed, hung or crashed: under load a collective may time out."""
+    """True if one run alone failed, hung or crashed: under load a collective may time out."""
     before, after = _outcome(test, plain)[0], _outcome(test, patched)[0]
     if before == after:
         return False
@@ -76,7 +76,7 @@ def doubtful(test: str, plain: Outcomes, patched: Outcomes) -> bool:
 
 
 def all_ranks_say(store: Any, keys: list[str], rank: int, text: str, patience: timedelta) -> bool:
-    """Whether every rank writes `text` under its key of torch's `store`, in time."""
+    """True if every rank writes `text` under its key of torch's `store`, in time."""
     store.set(keys[rank], text)
     try:
         store.wait(keys, patience)

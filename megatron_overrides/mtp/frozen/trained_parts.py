@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 
 def is_main_model_frozen(settings: Any) -> bool:
-    """Whether only the MTP heads train by `settings`, a TransformerConfig or Megatron's args."""
+    """True if only the MTP heads train by `settings`, a TransformerConfig or Megatron's args."""
     return bool(getattr(settings, "freeze_base_model_for_mtp", False))
 
 
 def are_heads_disabled(settings: Any) -> bool:
-    """Whether MTP heads stay in the model and do not run by `settings`, a TransformerConfig or Megatron's args."""
+    """True if MTP heads stay in the model and do not run by `settings`, a TransformerConfig or Megatron's args."""
     return bool(getattr(settings, "disable_mtp_loss", False))
 
 

@@ -28,7 +28,7 @@ def refuse_deferred_output_layer(settings: Any, name: str) -> None:
 
 
 def _clips_heads_separately() -> bool:
-    """Whether the patch that clips heads separately is applied, or this Megatron does so itself (from 0.19 on)."""
+    """True if the patch that clips heads separately is applied, or this Megatron does so itself (from 0.19 on)."""
     optimizer = sys.modules.get("megatron.core.optimizer.optimizer")
     return optimizer is None or hasattr(optimizer, "MTP_GRAD_NORM_GROUP")
 

@@ -21,7 +21,7 @@ REPORTS_ZERO_EMBEDDING_GRAD = "_reports_zero_gradient_of_embedding"
 
 
 def are_detached(config: Any) -> bool:
-    """Whether no gradient of the MTP loss leaves the heads of a model with this TransformerConfig."""
+    """True if no gradient of the MTP loss leaves the heads of a model with this TransformerConfig."""
     return bool(getattr(config, "mtp_detach_heads", False)) or is_main_model_frozen(config)
 
 

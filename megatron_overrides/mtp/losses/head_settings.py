@@ -40,7 +40,7 @@ class HeadSettings(NamedTuple):
 
     @property
     def compares(self) -> bool:
-        """Whether the main model's logits are needed."""
+        """True if the main model's logits are needed."""
         return self.objective != "cross_entropy" or self.measures_lengths
 
     @classmethod
@@ -93,5 +93,5 @@ class HeadSettings(NamedTuple):
 
 
 def _falls_due(interval: int) -> bool:
-    """Whether this step is one of those that are `interval` steps apart; 0 stands for no step."""
+    """True if this step is one of those that are `interval` steps apart; 0 stands for no step."""
     return bool(interval) and mtp.MTPLossLoggingHelper.tracker.get("steps", 0) % interval == 0

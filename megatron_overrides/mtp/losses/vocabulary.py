@@ -70,7 +70,7 @@ class Vocabulary(NamedTuple):
 
 
 def _mtp_logits_are_vocab_sharded(output_layer: Callable[..., Any] | None, runtime_gather_output: bool | None) -> bool:
-    """Whether each tensor-parallel rank holds only the logits of its part of the vocabulary."""
+    """True if each tensor-parallel rank holds only the logits of its part of the vocabulary."""
     if runtime_gather_output is not None:
         return not runtime_gather_output
     return not getattr(output_layer, "gather_output", False)

@@ -30,7 +30,7 @@ def name_mtp_init() -> Iterator[None]:
 
 
 def lacks_heads(chunks: Sequence[Any], settings: Any) -> bool:
-    """Whether the checkpoint that load_checkpoint is about to load has no heads at all."""
+    """True if the checkpoint that load_checkpoint is about to load has no heads at all."""
     base, file = _find_checkpoint(settings)
     names: Iterable[str] = ()
     missing: set[str] = set()

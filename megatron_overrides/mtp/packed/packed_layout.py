@@ -35,12 +35,12 @@ class PackedLayout(NamedTuple):
     chunk: torch.Tensor
 
     def ends_chunk(self, number: int) -> torch.Tensor:
-        """Whether each slot is the last one of the first (1) or the second (2) chunk of its sequence."""
+        """True if each slot is the last one of the first (1) or the second (2) chunk of its sequence."""
         return self.offset + 1 == number * self.chunk[self.sequence]
 
 
 def has_padding(packed_seq_params: Any) -> bool:
-    """Whether the tokens of the sequences may end before their slots.
+    """True if the tokens of the sequences may end before their slots.
 
     Hybrid context parallelism gives each sample separate ranks and both bounds, which are equal.
     """

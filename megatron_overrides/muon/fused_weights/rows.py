@@ -30,7 +30,7 @@ class FusedRows(NamedTuple):
     in_batches: bool = True
 
     def divide(self, rows: int) -> bool:
-        """Whether so many rows are whole groups."""
+        """True if so many rows are whole groups."""
         return rows % sum(self.sizes) == 0
 
 

@@ -57,7 +57,7 @@ def _mark(model_chunks: list[Any], config: Any, splits: list[str], process_group
 
 
 def _takes_batches() -> bool:
-    """Whether the installed emerging_optimizers orthogonalizes several matrices in one call (from 0.3 on)."""
+    """True if the installed emerging_optimizers orthogonalizes several matrices in one call (from 0.3 on)."""
     try:
         from emerging_optimizers.orthogonalized_optimizers import muon_utils
     except ImportError:

@@ -53,7 +53,7 @@ def row_factors(attention: Any, largest_logits: torch.Tensor) -> dict[str, torch
 
 
 def shares_group_between_ranks(attention: Any) -> bool:
-    """Whether tensor-parallel ranks have heads of the same query group."""
+    """True if tensor-parallel ranks have heads of the same query group."""
     groups = attention.config.num_query_groups
     return hasattr(attention, "linear_qkv") and groups < attention.config.tensor_model_parallel_size
 

@@ -69,7 +69,7 @@ def _scale_shard(optimizer: Any, param: torch.nn.Parameter, column: torch.Tensor
 
 
 def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether one is a view of the other. Quantized weights of TransformerEngine have no data pointer to compare."""
+    """True if one is a view of the other. Quantized weights of TransformerEngine have no data pointer to compare."""
     return bool(torch._C._is_alias_of(tensor, other))
 
 

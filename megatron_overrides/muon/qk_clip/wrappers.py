@@ -74,7 +74,7 @@ def attention_layers(model: list[torch.nn.Module]) -> Iterator[Any]:
 
 
 def _asks(layer: Any) -> bool:
-    """Whether its own configuration asks for its logits; that of an encoder in a multimodal model may not."""
+    """True if its own configuration asks for its logits; that of an encoder in a multimodal model may not."""
     config = getattr(layer, "config", None)
     return any(getattr(config, name, False) for name in ("qk_clip", "log_max_attention_logit"))
 

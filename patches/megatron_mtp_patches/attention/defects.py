@@ -23,24 +23,24 @@ def _has_sparse_attention(run: Any) -> bool:
 
 
 def _scales_indexer_loss(run: Any) -> bool:
-    """Whether the loss of the indexer should be scaled, as the main loss is."""
+    """True if the loss of the indexer should be scaled, as the main loss is."""
     is_mean = not run.calculate_per_token_loss and microbatches(run) > 1
     return bool(_has_sparse_attention(run) and run.dsa_indexer_loss_coeff and (is_mean or run.fp16))
 
 
 def _splits_latents(run: Any) -> bool:
-    """Whether the heads of MLA are split over ranks, and the down projection of their latents is as well."""
+    """True if the heads of MLA are split over ranks, and the down projection of their latents is as well."""
     return bool(run.multi_latent_attention and tensor_parallel(run) > 1 and run.mla_down_proj_fusion)
 
 
 def _duplicates_latents(run: Any) -> bool:
-    """Whether the heads of MLA are split over ranks that have the whole sequence and a copy of the down projection."""
+    """True if the heads of MLA are split over ranks that have the whole sequence and a copy of the down projection."""
     is_split = run.multi_latent_attention and tensor_parallel(run) > 1
     return bool(is_split and not run.mla_down_proj_fusion and not run.sequence_parallel)
 
 
 def _splits_sinks(run: Any) -> bool:
-    """Whether context-parallel ranks share out learnable sinks by an all-to-all of TransformerEngine."""
+    """True if context-parallel ranks share out learnable sinks by an all-to-all of TransformerEngine."""
     kinds = run.cp_comm_type if isinstance(run.cp_comm_type, (list, tuple)) else [run.cp_comm_type]
     is_parallel = context_parallel(run) > 1 and "a2a" in kinds
     return bool(run.softmax_type == "learnable" and is_parallel and run.transformer_engine >= (2, 8))

@@ -93,7 +93,7 @@ class Command(NamedTuple):
         return math.prod(map(int, options.values()))
 
     def loads_patches(self, folder: Path) -> bool:
-        """Whether its launcher starts the script with the patches, or the script, if it is found, names them.
+        """True if its launcher starts the script with the patches, or the script, if it is found, names them.
 
         `folder` is that of the launch script.
         """

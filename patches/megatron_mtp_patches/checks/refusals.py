@@ -30,7 +30,7 @@ def reason(error: BaseException) -> str:
 
 
 def is_silent_refusal(error: AssertionError) -> bool:
-    """Whether Megatron's check of the flags has raised it without a word."""
+    """True if Megatron's check of the flags has raised it without a word."""
     file = traceback.extract_tb(error.__traceback__)[-1].filename
     return not str(error) and file.replace("\\", "/").endswith("megatron/training/arguments.py")
 

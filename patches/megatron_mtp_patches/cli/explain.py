@@ -127,7 +127,7 @@ def explain_function(name: str) -> int:
 
 
 def _is_named(target: str, name: str) -> bool:
-    """Whether `name` is `target` (package.module:Class.function), or the end of it from a dot or colon on."""
+    """True if `name` is `target` (package.module:Class.function), or the end of it from a dot or colon on."""
     return target == name or target.endswith((f".{name}", f":{name}"))
 
 

@@ -83,12 +83,12 @@ def _find_enabled() -> list[Path]:
 
 
 def is_enabled() -> bool:
-    """Whether this interpreter applies the patches as it starts, where the variable is set."""
+    """True if this interpreter applies the patches as it starts, where the variable is set."""
     return bool(_find_enabled())
 
 
 def describe_zero_touch() -> str:
-    """Whether it is enabled here, where, and whether this environment asks for it."""
+    """True if it is enabled here, where, and whether this environment asks for it."""
     enabled = _find_enabled()
     is_asked = bool(os.environ.get(VARIABLE, "").strip())
     choice = f"{VARIABLE}={os.environ[VARIABLE]}" if is_asked else f"{VARIABLE} is not set"

@@ -26,7 +26,7 @@ def _splits_packs(run: Any) -> bool:
 
 
 def _has_middle_stages(run: Any) -> bool:
-    """Whether some stage is neither the first nor the last one; virtual stages count."""
+    """True if some stage is neither the first nor the last one; virtual stages count."""
     return bool(pipeline_parallel(run) * (run.virtual_pipeline_model_parallel_size or 1) > 2)
 
 

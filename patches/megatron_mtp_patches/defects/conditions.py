@@ -46,32 +46,32 @@ def microbatches(run: Any) -> int:
 
 
 def masks_loss(run: Any) -> bool:
-    """Whether the loss leaves positions out; a trainer that has no `--sft` may."""
+    """True if the loss leaves positions out; a trainer that has no `--sft` may."""
     return bool(run.sft is not False or run.eod_mask_loss)
 
 
 def shares_gradient_buffer(run: Any) -> bool:
-    """Whether MXFP8 parameters are gathered through the buffer of the gradients."""
+    """True if MXFP8 parameters are gathered through the buffer of the gradients."""
     return bool(run.fp8_recipe == "mxfp8" and run.fp8_param_gather and run.reuse_grad_buf_for_mxfp8_param_ag)
 
 
 def loads_optimizer(run: Any) -> bool:
-    """Whether the run resumes with the state of an optimizer."""
+    """True if the run resumes with the state of an optimizer."""
     return bool(run.load and not (run.no_load_optim or run.finetune))
 
 
 def loads_model_only(run: Any) -> bool:
-    """Whether the run starts from the weights of a checkpoint without its optimizer."""
+    """True if the run starts from the weights of a checkpoint without its optimizer."""
     return bool(run.pretrained_checkpoint or (run.load and (run.finetune or run.no_load_optim)))
 
 
 def is_layer_wise(run: Any) -> bool:
-    """Whether ranks share out whole parameters: dist_muon, which 0.19 reads as muon with this setting."""
+    """True if ranks share out whole parameters: dist_muon, which 0.19 reads as muon with this setting."""
     return bool(run.use_layer_wise_distributed_optimizer) or str(run.optimizer).startswith("dist_")
 
 
 def has_heads_on_last_stage(run: Any) -> bool:
-    """Whether the MTP heads are on the last pipeline stage, as they are unless a layout puts them on another one."""
+    """True if the MTP heads are on the last pipeline stage, as they are unless a layout puts them on another one."""
     layout = run.pipeline_model_parallel_layout
     layout = getattr(layout, "input_data", layout)  # Megatron's object keeps what it was made of
     if not run.mtp_num_layers or not layout:
@@ -82,22 +82,22 @@ def has_heads_on_last_stage(run: Any) -> bool:
 
 
 def recomputes_heads(run: Any) -> bool:
-    """Whether the MTP heads run again in backward; `--recompute-method block` leaves them out."""
+    """True if the MTP heads run again in backward; `--recompute-method block` leaves them out."""
     return bool(run.mtp_num_layers and run.recompute_granularity == "full" and run.recompute_method != "block")
 
 
 def repeats_a_head(run: Any) -> bool:
-    """Whether one MTP head runs for several depths."""
+    """True if one MTP head runs for several depths."""
     return bool(run.mtp_use_repeated_layer and (run.mtp_num_layers or 0) > 1)
 
 
 def fuses_weight_gradients(run: Any) -> bool:
-    """Whether a backward pass adds weight gradients to `main_grad` itself, as it does by default."""
+    """True if a backward pass adds weight gradients to `main_grad` itself, as it does by default."""
     return run.gradient_accumulation_fusion is not False
 
 
 def has_aux_loss(run: Any, *kinds: str) -> bool:
-    """Whether one of these losses balances the load of experts: "aux_loss", "seq_aux_loss", "global_aux_loss"."""
+    """True if one of these losses balances the load of experts: "aux_loss", "seq_aux_loss", "global_aux_loss"."""
     named, weights = run.moe_router_load_balancing_type, run.moe_aux_loss_coeff
     named = list(named) if isinstance(named, (list, tuple)) else [named]
     weights = list(weights) if isinstance(weights, (list, tuple)) else [weights] * len(named)
@@ -105,12 +105,12 @@ def has_aux_loss(run: Any, *kinds: str) -> bool:
 
 
 def has_any_aux_loss(run: Any) -> bool:
-    """Whether any loss balances the load of experts."""
+    """True if any loss balances the load of experts."""
     return has_aux_loss(run, "aux_loss", "seq_aux_loss", "global_aux_loss")
 
 
 def has_z_loss(run: Any) -> bool:
-    """Whether the logits of routers have a loss of their own."""
+    """True if the logits of routers have a loss of their own."""
     return bool(run.num_experts and run.moe_z_loss_coeff)
 
 
@@ -124,34 +124,34 @@ VLM_FLAGS = ("freeze_LM", "freeze_ViT", "disable_vision_class_token", "dataloade
 
 
 def is_vlm(run: Any) -> bool:
-    """Whether pretrain_vlm.py, or another script with its flags, trains a vision-language model."""
+    """True if pretrain_vlm.py, or another script with its flags, trains a vision-language model."""
     return any(getattr(run, name) is not None for name in VLM_FLAGS)
 
 
 def is_hybrid(run: Any) -> bool:
-    """Whether the model is a hybrid one, of Mamba and other layers."""
+    """True if the model is a hybrid one, of Mamba and other layers."""
     return bool(layers_of_hybrid(run) or run.is_hybrid_model)
 
 
 def may_mask_padding(run: Any) -> bool:
-    """Whether the model may get a padding mask, which Megatron's trainer never gives it."""
+    """True if the model may get a padding mask, which Megatron's trainer never gives it."""
     return not run.is_of_megatron_trainer
 
 
 def balances_by_quantiles(run: Any) -> bool:
-    """Whether routers balance experts by quantiles of their scores (0.19 and later), which refuses a padding mask."""
+    """True if routers balance experts by quantiles of their scores (0.19 and later), which refuses a padding mask."""
     return "quantile_balancing" in (run.moe_router_load_balancing_type or "")
 
 
 def has_graph_scope(run: Any, *names: str) -> bool:
-    """Whether CUDA graphs capture one of these parts of a layer: "moe_router", "attn"."""
+    """True if CUDA graphs capture one of these parts of a layer: "moe_router", "attn"."""
     scope = run.cuda_graph_scope
     parts = scope if isinstance(scope, (list, tuple)) else [scope]
     return any(getattr(part, "name", part) in names for part in parts)
 
 
 def has_low_precision(run: Any) -> bool:
-    """Whether the model computes in fp8 or fp4."""
+    """True if the model computes in fp8 or fp4."""
     return bool(run.fp8 or run.fp4)
 
 
@@ -162,7 +162,7 @@ def type_name(value: object) -> str:
 
 
 def has_megatron_fsdp(run: Any) -> bool:
-    """Whether the run has Megatron-FSDP as releases do; `--megatron-fsdp-version 2` of main shares no code with it."""
+    """True if the run has Megatron-FSDP as releases do; `--megatron-fsdp-version 2` of main shares no code with it."""
     return bool(run.use_megatron_fsdp) and run.megatron_fsdp_version != 2
 
 

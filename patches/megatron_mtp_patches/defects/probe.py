@@ -1,4 +1,4 @@
-"""Whether the source of a Megatron has a defect. Nothing is imported."""
+"""True if the source of a Megatron has a defect. Nothing is imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .declare import Defect, Sign, each
 
 
 def has_defect(defect: Defect, path: list[str] | None = None) -> bool | None:
-    """Whether a Megatron has `defect`; None where its tree lacks the package that would show it.
+    """True if a Megatron has `defect`; None where its tree lacks the package that would show it.
 
     `path` reads these directories instead of the running interpreter's.
     """
@@ -24,7 +24,7 @@ def has_defect(defect: Defect, path: list[str] | None = None) -> bool | None:
 
 
 def is_there(sign: Sign, path: list[str] | None = None) -> bool | None:
-    """Whether a source has `sign`; None where not even the package of its module is there.
+    """True if a source has `sign`; None where not even the package of its module is there.
 
     A wheel has no scripts (gpt_builders.py), that of 0.16.1 no megatron.training.
 

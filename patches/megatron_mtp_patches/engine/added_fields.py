@@ -28,7 +28,7 @@ class AddedFields:
         self._signatures: dict[Any, inspect.Signature] = {}  # of those own ones: hundreds of parameters each
 
     def has(self, cls: Any) -> bool:
-        """Whether a field of `cls` was asked for."""
+        """True if a field of `cls` was asked for."""
         return cls in self._added
 
     def add(self, cls: Any, edit: AddField) -> None:

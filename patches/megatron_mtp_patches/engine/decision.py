@@ -27,7 +27,7 @@ class Decision:
 
     @property
     def installs(self) -> bool:
-        """Whether the edits of the patch are made, now that what it edits is there."""
+        """True if the edits of the patch are made, now that what it edits is there."""
         return self.state in (State.APPLIED, State.REPAIRED)
 
 

@@ -73,12 +73,12 @@ class Edit:
 
     @property
     def check_source(self) -> bool:
-        """Whether a patch is refused where the target has an unknown source."""
+        """True if a patch is refused where the target has an unknown source."""
         return True
 
     @property
     def adds_name(self) -> bool:
-        """Whether the target may be missing, and is added then."""
+        """True if the target may be missing, and is added then."""
         return False
 
     @property
@@ -131,7 +131,7 @@ class Override(Edit):
 
     @property
     def replaces(self) -> bool:
-        """Whether a target that exists gives way to the override."""
+        """True if a target that exists gives way to the override."""
         return self.where != "missing"
 
     @property
@@ -275,7 +275,7 @@ class Patch:
 
     @property
     def is_native_anywhere(self) -> bool:
-        """Whether a known release has the change."""
+        """True if a known release has the change."""
         return bool(self.upstream) and self.upstream[0].native_since is not None
 
     @property

@@ -45,7 +45,7 @@ class Engine:
 
     @property
     def is_active(self) -> bool:
-        """Whether patches are applied to each module that is imported."""
+        """True if patches are applied to each module that is imported."""
         return self._choice is not None
 
     @property

@@ -28,7 +28,7 @@ def fingerprint(edit: Edit, path: list[str] | None = None) -> str:
 
 
 def target_exists(edit: Edit, path: list[str] | None = None) -> bool:
-    """Whether this release has what `edit` changes or, where it may add the name, the class or module for it."""
+    """True if this release has what `edit` changes or, where it may add the name, the class or module for it."""
     if edit.check_source and not edit.adds_name:
         return fingerprint(edit, path) != ABSENT
     return bool(ask(has_definition, edit.module, edit.needed_name, path=path))

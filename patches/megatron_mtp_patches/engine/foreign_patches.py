@@ -31,7 +31,7 @@ def find_foreign_patch(value: Any, module: ModuleType, deep: bool) -> str | None
 
 
 def _is_defined_by(file: str, module: ModuleType) -> bool:
-    """Whether code of `file` is that of `module`, or of one of torch's decorators."""
+    """True if code of `file` is that of `module`, or of one of torch's decorators."""
     torch_file = getattr(sys.modules.get("torch"), "__file__", None)
     torch_root = torch_file.rpartition("__init__")[0] if torch_file else None
     return file == module.__file__ or bool(torch_root and file.startswith(torch_root))

@@ -106,7 +106,7 @@ class Installer:
         return list(dict.fromkeys(edit.implementation_module for edit in edits))
 
     def has_missing_edits(self, module: str) -> bool:
-        """Whether an edit of `module` that should be there is not."""
+        """True if an edit of `module` that should be there is not."""
         return any(
             edit.module == module and not self.is_installed(edit, patch) and self._target_exists(edit)
             for patch in self._patches_by_module.get(module, ())
@@ -179,7 +179,7 @@ class Installer:
         self._asked_by.setdefault(edit, []).append(patch.id)
 
     def _forget_if_executed_again(self, module: ModuleType) -> bool:
-        """Whether `module` was executed again, which undid its edits: they are no longer noted."""
+        """True if `module` was executed again, which undid its edits: they are no longer noted."""
         gone = [edit for edit in self._asked_by if edit.module == module.__name__ and self._is_gone(edit, module)]
         for edit in gone:
             del self._asked_by[edit]
@@ -218,11 +218,11 @@ class Installer:
     # -- installed edits ----------------------------------------------------------------------------------------
 
     def is_installed(self, edit: Edit, patch: Patch) -> bool:
-        """Whether `edit` is in for the sake of `patch`."""
+        """True if `edit` is in for the sake of `patch`."""
         return patch.id in self._asked_by.get(edit, ())
 
     def lacks_target(self, edit: Edit) -> bool:
-        """Whether `edit` was noted without anything to change: the module has another object in place of its class."""
+        """True if `edit` was noted without anything to change: the module has another object in place of its class."""
         return not isinstance(edit, AddField) and edit.target not in self._attributes
 
     def changed_since(self, edit: Edit) -> list[str]:

@@ -83,7 +83,7 @@ class PatchedAttribute:
         self._put(value)
 
     def is_gone(self, module: ModuleType) -> bool:
-        """Whether this attribute is no longer that of `module`, which was executed again."""
+        """True if this attribute is no longer that of `module`, which was executed again."""
         owner: Any = module
         for name in self._parents:
             owner = getattr(owner, name, None)
@@ -91,7 +91,7 @@ class PatchedAttribute:
 
     @property
     def is_changed_since(self) -> bool:
-        """Whether another library has put something else here since the last edit."""
+        """True if another library has put something else here since the last edit."""
         return self.value is not self.original and vars(self.owner).get(self.name, MISSING) is not self.value
 
     def _put(self, value: Any) -> None:
@@ -112,12 +112,12 @@ class PatchedAttribute:
 
 
 def _replaces(edit: Edit) -> bool:
-    """Whether a value that is there already gives way to the edit's override."""
+    """True if a value that is there already gives way to the edit's override."""
     return isinstance(edit, Override) and edit.replaces
 
 
 def _code_matches_source(code: CodeType, module: str) -> bool:
-    """Whether a function of that name begins in the same line of the source: the code may come from an older file."""
+    """True if a function of that name begins in the same line of the source: the code may come from an older file."""
     lines = (ask(first_lines, module) or {}).get(code.co_name)
     return not lines or code.co_firstlineno in lines
 
@@ -136,7 +136,7 @@ def _apply(edit: Edit, value: Any) -> Any:
 
 
 def is_bound(module: ModuleType, name: str) -> bool:
-    """Whether the imported `module` has the qualified `name`."""
+    """True if the imported `module` has the qualified `name`."""
     try:
         functools.reduce(inspect.getattr_static, filter(None, name.split(".")), module)
     except AttributeError:
@@ -145,7 +145,7 @@ def is_bound(module: ModuleType, name: str) -> bool:
 
 
 def owner_is_class(edit: Edit, module: ModuleType) -> bool:
-    """Whether the class whose attribute `edit` changes is a class in `module`; of other edits always.
+    """True if the class whose attribute `edit` changes is a class in `module`; of other edits always.
 
     Where an optional package is not installed, a library may have None or a mock in the place of classes made from it.
     """

@@ -33,7 +33,7 @@ class Project:
         return self.library if package == self.library_package else package
 
     def is_optional(self, module: str) -> bool:
-        """Whether a module is in the part that not every installation has."""
+        """True if a module is in the part that not every installation has."""
         return bool(self.optional_part) and module.startswith(f"{self.optional_part}.")
 
     def pull_request_url(self, change: PullRequest) -> str:

@@ -131,13 +131,13 @@ def is_docstring(node: object) -> bool:
 
 
 def has_definition(tree: ast.Module, name: str, expression: str = "") -> bool:
-    """Whether there is a definition of the qualified `name`, and `expression`, where one is given, occurs in it."""
+    """True if there is a definition of the qualified `name`, and `expression`, where one is given, occurs in it."""
     node = find_definition(tree, name)
     return node is not None and (not expression or contains_expression(node, expression))
 
 
 def contains_expression(node: ast.AST, expression: str) -> bool:
-    """Whether `expression` occurs under `node`, whatever its formatting."""
+    """True if `expression` occurs under `node`, whatever its formatting."""
     wanted = ast.parse(expression, mode="eval").body
     text = ast.dump(wanted)
     return any(ast.dump(child) == text for child in ast.walk(node) if type(child) is type(wanted))

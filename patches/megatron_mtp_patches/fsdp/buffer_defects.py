@@ -20,7 +20,7 @@ def _has_double_buffer(run: Any) -> bool:
 
 
 def _gathers_in_parts(run: Any) -> bool:
-    """Whether the layers of an FSDP unit gather their parameters one by one."""
+    """True if the layers of an FSDP unit gather their parameters one by one."""
     return bool(sharding_strategy(run) == "optim_grads_params" and run.overlap_moe_expert_parallel_comm)
 
 

@@ -25,21 +25,21 @@ def _shards_gradients(run: Any) -> bool:
 
 
 def _has_single_replica(run: Any) -> bool:
-    """Whether the dense layers or the experts have one replica."""
+    """True if the dense layers or the experts have one replica."""
     if not (run.data_parallel_size or run.world_size):
         return False
     return data_parallel(run) * context_parallel(run) == 1 or bool(run.num_experts and expert_data_parallel(run) == 1)
 
 
 def _reduces_in_another_type(run: Any) -> bool:
-    """Whether gradients are reduced in another type than that in which they are kept."""
+    """True if gradients are reduced in another type than that in which they are kept."""
     kept, sent = (type_name(run.megatron_fsdp_main_grads_dtype), type_name(run.megatron_fsdp_grad_comm_dtype))
     kept = kept or ("bfloat16" if run.bf16 else "float16" if run.fp16 else "float32")
     return bool(sent) and sent != kept
 
 
 def _loses_microbatches(run: Any) -> bool:
-    """Whether a microbatch overwrites the gradients of those before, or their sum is scaled with each."""
+    """True if a microbatch overwrites the gradients of those before, or their sum is scaled with each."""
     is_overwritten = fuses_weight_gradients(run) and run.transformer_engine >= (2, 10)
     is_scaled = not run.calculate_per_token_loss and data_parallel(run) * context_parallel(run) > 1
     return microbatches(run) > 1 and bool(is_overwritten or is_scaled)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_mtp_parameter(name: str) -> bool:
-    """Whether a parameter belongs to the MTP heads, which Megatron's models keep in a module `mtp`.
+    """True if a parameter belongs to the MTP heads, which Megatron's models keep in a module `mtp`.
 
     Args:
         name: a string of `model.named_parameters()`, of any wrapper of the model, or of its state dict.

@@ -92,7 +92,7 @@ def known_sources() -> KnownSources:
 
 
 def _is_known() -> bool:
-    """Whether each function that the patches compare is, in this Megatron, that of some known release."""
+    """True if each function that the patches compare is, in this Megatron, that of some known release."""
     sources = known_sources()
     edits = (edit for patch in ENGINE.catalog if not patch.package for edit in patch.edits if edit.check_source)
     return all(sources.releases_with(edit.target, fingerprint(edit)) for edit in edits)

@@ -13,12 +13,12 @@ _MOE_LAYER = "megatron.core.transformer.transformer_layer:MoETransformerLayer"
 
 
 def _rounds_router(run: Any) -> bool:
-    """Whether the logits of routers have 16 bits."""
+    """True if the logits of routers have 16 bits."""
     return bool(run.num_experts and not run.moe_router_dtype and not run.moe_router_fusion and (run.bf16 or run.fp16))
 
 
 def _captures_router(run: Any) -> bool:
-    """Whether Megatron's own CUDA graphs capture the router, and the experts run between two of them."""
+    """True if Megatron's own CUDA graphs capture the router, and the experts run between two of them."""
     return bool(
         run.num_experts and run.cuda_graph_impl == "local" and has_graph_scope(run, "moe_router", "moe_preprocess")
     )

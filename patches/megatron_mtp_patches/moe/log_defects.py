@@ -21,7 +21,7 @@ def _experts_of_hybrid_head(run: Any) -> str:
 
 
 def _ends_dense(run: Any) -> bool:
-    """Whether the last layer of the main model, which heads are like, has no experts."""
+    """True if the last layer of the main model, which heads are like, has no experts."""
     frequency = run.moe_layer_freq
     if isinstance(frequency, str):  # "2" or "([0]*1+[1]*23)": a configuration that Megatron's parser has not read
         last = frequency.rpartition("[")[2].partition("]")[0].split(",")[-1:]
@@ -32,7 +32,7 @@ def _ends_dense(run: Any) -> bool:
 
 
 def _is_divided_wrongly(run: Any) -> bool:
-    """Whether the number of MoE layers that the trainer counts is not that of the model."""
+    """True if the number of MoE layers that the trainer counts is not that of the model."""
     if not (run.num_experts and run.mtp_num_layers):
         return False
     return bool(run.hybrid_layer_pattern) or repeats_a_head(run) or _ends_dense(run)

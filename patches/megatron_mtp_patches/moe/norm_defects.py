@@ -13,12 +13,12 @@ _MARKS_NO_EXPERTS = (
 
 
 def _splits(run: Any) -> bool:
-    """Whether the run has experts and dense layers that are split over ranks."""
+    """True if the run has experts and dense layers that are split over ranks."""
     return bool(run.num_experts and tensor_parallel(run) > 1)
 
 
 def _has_grouped_experts(run: Any) -> bool:
-    """Whether these experts are grouped layers of TransformerEngine."""
+    """True if these experts are grouped layers of TransformerEngine."""
     is_megatrons = run.transformer_impl == "local" or run.moe_use_legacy_grouped_gemm
     return bool(_splits(run) and run.moe_grouped_gemm and not is_megatrons)
 
@@ -30,7 +30,7 @@ _IS_DUPLICATE = f"{_LAYERS}:param_is_not_tensor_parallel_duplicate"
 
 
 def _has_biases(run: Any) -> bool:
-    """Whether these experts have biases, which Megatron refuses if it splits each expert."""
+    """True if these experts have biases, which Megatron refuses if it splits each expert."""
     return bool(_splits(run) and run.add_bias_linear and run.expert_tensor_parallel_size == 1)
 
 

@@ -20,13 +20,13 @@ _HAS_MASK = "the model gets a padding mask, which Megatron's trainer does not gi
 
 
 def _reads_mask(run: Any) -> bool:
-    """Whether the model may get a padding mask, and routers do something with it."""
+    """True if the model may get a padding mask, and routers do something with it."""
     has_reader = has_any_aux_loss(run) or has_z_loss(run) or run.num_experts and run.moe_router_enable_expert_bias
     return may_mask_padding(run) and bool(has_reader)
 
 
 def _splits_mask(run: Any) -> bool:
-    """Whether a rank has a part of each sequence, and routers want the mask of this part."""
+    """True if a rank has a part of each sequence, and routers want the mask of this part."""
     return bool(_reads_mask(run) and run.sequence_parallel and tensor_parallel(run) > 1)
 
 

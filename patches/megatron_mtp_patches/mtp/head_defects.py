@@ -19,7 +19,7 @@ _DETACHED = "megatron.core.transformer.transformer_config:TransformerConfig.mtp_
 
 
 def _has_unused_weight(run: Any) -> bool:
-    """Whether the last pipeline stage has MTP heads and takes the word embedding for the output layer."""
+    """True if the last pipeline stage has MTP heads and takes the word embedding for the output layer."""
     return has_heads_on_last_stage(run) and pipeline_parallel(run) > 1 and not run.untie_embeddings_and_output_weights
 
 

@@ -12,7 +12,7 @@ _VISITS_DECODER = Sign(_CLIP_QK, has="model_chunk.module.module.decoder.layers")
 
 
 def _clip_ends_in_error(run: Any) -> bool:
-    """Whether the run lacks what Megatron's clip expects: a GPT in bf16 or fp16, whole main weights, whole groups."""
+    """True if the run lacks what Megatron's clip expects: a GPT in bf16 or fp16, whole main weights, whole groups."""
     is_sharded = run.use_distributed_optimizer and "muon" not in str(run.optimizer)
     divides_groups = (run.tensor_model_parallel_size or 1) > 1 and not run.multi_latent_attention
     is_fp32 = not (run.bf16 or run.fp16)

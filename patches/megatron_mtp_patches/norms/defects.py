@@ -23,7 +23,7 @@ def _has_threshold(run: Any) -> bool:
 
 
 def _has_duplicated_layers(run: Any) -> bool:
-    """Whether TransformerEngine has layers of which each tensor-parallel rank has a copy."""
+    """True if TransformerEngine has layers of which each tensor-parallel rank has a copy."""
     has_latent_attention = run.multi_latent_attention and run.transformer_impl != "local"
     return bool(tensor_parallel(run) > 1 and (has_latent_attention or (run.num_experts and run.moe_latent_size)))
 

@@ -8,7 +8,7 @@ from ..defects.declare import Defect, Sign
 
 
 def _frees_what_it_sends(run: Any) -> bool:
-    """Whether interleaved stages send asynchronously and free what they sent."""
+    """True if interleaved stages send asynchronously and free what they sent."""
     is_overlapped = run.virtual_pipeline_model_parallel_size and run.overlap_p2p_comm
     return bool(is_overlapped and run.deallocate_pipeline_outputs is not False)  # no argument: Megatron sets it
 

@@ -9,12 +9,12 @@ from ..defects.declare import Defect, Sign
 
 
 def _keeps_residual_in_fp32(run: Any) -> bool:
-    """Whether the residual should be in float32 though the weights are not."""
+    """True if the residual should be in float32 though the weights are not."""
     return bool(run.fp32_residual_connection and (run.bf16 or run.fp16))
 
 
 def _fuses_norms(run: Any) -> bool:
-    """Whether each layer begins with TransformerEngine's norm and linear in one, as in GPT."""
+    """True if each layer begins with TransformerEngine's norm and linear in one, as in GPT."""
     return run.transformer_impl != "local" and not layers_of_hybrid(run)
 
 

@@ -17,7 +17,7 @@ def _fuses_gradient_of_tied_weight(run: Any) -> bool:
 
 
 def _trains_copy_of_embedding_in_heads(run: Any) -> bool:
-    """Whether heads on the last of several stages train the copy of the embedding that computes the logits."""
+    """True if heads on the last of several stages train the copy of the embedding that computes the logits."""
     return pipeline_parallel(run) > 1 and has_heads_on_last_stage(run) and not run.mtp_detach_heads
 
 

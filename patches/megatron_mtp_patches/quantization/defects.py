@@ -17,7 +17,7 @@ _NOT_SHARED = "leave out --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param
 
 
 def _gathers_late(run: Any) -> bool:
-    """Whether MXFP8 parameters are gathered in the next forward pass, through the buffer of the gradients."""
+    """True if MXFP8 parameters are gathered in the next forward pass, through the buffer of the gradients."""
     return shares_gradient_buffer(run) and bool(run.overlap_param_gather)
 
 

@@ -29,7 +29,7 @@ _with_transformer_engine = False
 
 
 def installed() -> bool:
-    """Whether torch.cuda resolves to the CPU in this process."""
+    """True if torch.cuda resolves to the CPU in this process."""
     return _installed
 
 
@@ -52,7 +52,7 @@ def install(*, megatron_flags: bool = True) -> None:
 
 
 def with_transformer_engine() -> bool:
-    """Whether TransformerEngine's own Python runs in this rehearsal; see transformer_engine/."""
+    """True if TransformerEngine's own Python runs in this rehearsal; see transformer_engine/."""
     return _with_transformer_engine
 
 

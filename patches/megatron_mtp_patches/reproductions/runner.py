@@ -37,7 +37,7 @@ def program_names() -> list[str]:
 
 
 def has_program(identifier: str) -> bool:
-    """Whether a CPU can show the defect; nothing is imported for it."""
+    """True if a CPU can show the defect; nothing is imported for it."""
     return program_file(identifier) is not None
 
 
@@ -96,7 +96,7 @@ def run(program: ModuleType, patches: str = "none") -> Outcome:
 
 
 def is_same(expected: Any, seen: Any) -> bool:
-    """Whether they are equal, numbers within TOLERANCE."""
+    """True if they are equal, numbers within TOLERANCE."""
     if isinstance(expected, (list, tuple)) and isinstance(seen, (list, tuple)):
         return len(expected) == len(seen) and all(map(is_same, expected, seen))
     if isinstance(expected, (int, float)) and isinstance(seen, (int, float)):
@@ -105,7 +105,7 @@ def is_same(expected: Any, seen: Any) -> bool:
 
 
 def _has_lost_another(outcome: Outcome) -> bool:
-    """Whether what was seen is only that another rank has ended, which then says why."""
+    """True if what was seen is only that another rank has ended, which then says why."""
     return "gloo/transport" in str(outcome.seen)
 
 

@@ -39,7 +39,7 @@ def make_standalone(program: ModuleType, head: str) -> str:
 
 
 def needs_gpus(program: ModuleType) -> bool:
-    """Whether Megatron calls torch.cuda in it: `reproduce` has that on a CPU, a file that is posted has not."""
+    """True if Megatron calls torch.cuda in it: `reproduce` has that on a CPU, a file that is posted has not."""
     return not getattr(program, "WITHOUT_CUDA", False)
 
 

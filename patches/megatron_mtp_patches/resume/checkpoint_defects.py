@@ -17,7 +17,7 @@ def _saves_optimizer(run: Any) -> bool:
 
 
 def _keeps_random_state(run: Any) -> bool:
-    """Whether the state of the random generators is saved or loaded."""
+    """True if the state of the random generators is saved or loaded."""
     return bool((run.save and not run.no_save_rng) or (run.load and not (run.no_load_rng or run.finetune)))
 
 

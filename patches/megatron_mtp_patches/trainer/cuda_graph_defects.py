@@ -21,7 +21,7 @@ def _scopes(run: Any) -> set[str]:
 
 
 def _captures_layers(run: Any) -> bool:
-    """Whether Megatron's own graphs capture layers in training; a run that pads experts for graphs generates text."""
+    """True if Megatron's own graphs capture layers in training; a run that pads experts for graphs generates text."""
     captures = run.cuda_graph_impl == "local" and not run.moe_pad_experts_for_cuda_graph_inference
     return bool(captures and not _scopes(run) & {"full_iteration", "full_iteration_inference"})
 

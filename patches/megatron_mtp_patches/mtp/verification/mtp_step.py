@@ -56,7 +56,7 @@ class Verification(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the MTP loss has trained heads and nothing else."""
+        """True if the MTP loss has trained heads and nothing else."""
         return bool(self.heads) and not self.others
 
     @property

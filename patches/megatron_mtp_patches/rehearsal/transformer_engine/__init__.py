@@ -26,7 +26,7 @@ ORIGIN = f"{__name__}.extension"  # the origin in the stand-in's module spec
 
 
 def has_python() -> bool:
-    """Whether TransformerEngine's Python is installed."""
+    """True if TransformerEngine's Python is installed."""
     return find_spec("transformer_engine") is not None
 
 
@@ -64,7 +64,7 @@ def _fitting_version() -> str | None:
 
 
 def available() -> bool:
-    """Whether this layer can be on: TransformerEngine's Python is installed and complete, its extension is not."""
+    """True if this layer can be on: TransformerEngine's Python is installed and complete, its extension is not."""
     return has_python() and not _has_extension() and not missing()
 
 

@@ -65,7 +65,7 @@ def _check(
 
 
 def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
-    """Whether neither has gaps, and the elements of one place in memory are those of one place in the tensors."""
+    """True if neither has gaps, and the elements of one place in memory are those of one place in the tensors."""
     if tensor.is_contiguous() and other.is_contiguous():
         return True
     same = tensor.shape == other.shape and tensor.stride() == other.stride()

@@ -36,7 +36,7 @@ def install(interpreter: ModuleType) -> None:
 
 
 def _is_bfloat16(interpreter: ModuleType, value: Any) -> bool:
-    """Whether `value` holds bf16; the result of a comparison has the dtype of what it compared, and holds bools."""
+    """True if `value` holds bf16; the result of a comparison has the dtype of what it compared, and holds bools."""
     return (
         isinstance(value, interpreter.TensorHandle)
         and value.dtype.scalar == interpreter.tl.bfloat16
