@@ -1,4 +1,4 @@
-"""What a wrapper gets of the call that it answers."""
+"""The call that a wrapper answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank has seen: raised by all ranks of a model or none, and warned of by the rank that writes the log."""
+"""Errors of one rank that all ranks of a model raise or none, and warnings by the rank that writes the log."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def read_value(text):
 
 
 def count_saved_heads(heads_folder):
-    """How many heads the newest checkpoint has; None where there is none."""
+    """The number of heads in the newest checkpoint; None if there is none."""
     import yaml
 
     saved = sorted(Path(heads_folder).glob("iter_*/run_config.yaml"))  # an iteration has seven digits

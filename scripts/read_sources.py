@@ -51,7 +51,7 @@ def accept(release: str, *folders: Path) -> None:
 
 
 def site_packages(python: str) -> Path:
-    """Where the environment of a Python has its packages."""
+    """The folder of packages in the environment of a Python."""
     (folder,) = Path(python).parents[1].glob("lib/python*/site-packages")
     return folder
 

@@ -1,4 +1,4 @@
-"""What the studies share: measuring in the ranks of another Python, and writing what was measured."""
+"""Measuring in the ranks of another Python, and writing the result, for all studies."""
 
 from __future__ import annotations
 

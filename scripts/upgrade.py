@@ -33,7 +33,7 @@ NUMBER = re.compile(r"(learning rate|lm loss|mtp_\d loss|grad norm|mtp_\d accept
 
 
 def rehearse(python: str, ranks: int, script: str, *words: str) -> str:
-    """What a script of the demo prints."""
+    """The output of a script of the demo."""
     program = ["-m", "megatron_mtp_patches", "run", "--device", "cpu", str(DEMO / script)]
     variables = environment(CUDA_DEVICE_MAX_CONNECTIONS="1")
     return run_or_exit([*launcher(python, ranks), *program, *words], variables)

@@ -1,4 +1,4 @@
-"""What is called in place of Megatron's functions for attention and its position embeddings."""
+"""Replacements of Megatron's functions for attention and its position embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is called in place of Megatron's functions for batches and their tokens."""
+"""Replacements of Megatron's functions for batches and their tokens."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class _NoProjection(torch.nn.Module):
 
 
 def _scale_of_logits(model: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What a class of models does to its logits (Gemma 4 and Muse Glimmer cap them), or None."""
+    """Return the function that a class of models applies to its logits (Gemma 4 and Muse Glimmer cap them), or None."""
     from mcore_bridge.model.gpt_model import GPTModel
 
     if type(model)._forward_output_layer is GPTModel._forward_output_layer:

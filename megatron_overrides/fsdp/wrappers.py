@@ -220,7 +220,7 @@ def create_state_without_a_step(call: Call) -> torch.optim.Optimizer:
 
 
 def _places_with_steps(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
-    """Where steps are counted: the parameters' states in PyTorch's optimizers, the groups in FusedAdam."""
+    """The dictionaries that count steps: the parameters' states in PyTorch's optimizers, the groups in FusedAdam."""
     for place in (*optimizer.param_groups, *optimizer.state.values()):
         if "step" in place:
             yield place

@@ -123,7 +123,7 @@ def _has_losses_of_a_part(run: Any) -> bool:
 
 
 def count_moe_layers(run: Any) -> int:
-    """How many layers and heads of a run with Megatron's arguments have an auxiliary loss.
+    """Count the layers and heads of a run with Megatron's arguments that have an auxiliary loss.
 
     A frozen main model and disabled heads compute none.
     """

@@ -1,4 +1,4 @@
-"""Which modules of a model are its MTP heads."""
+"""The modules of a model that are its MTP heads."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """What the caller of some forward passes wants of the heads; see `megatron_mtp_patches.mtp_pass`."""
+    """The caller's requests to the heads in some forward passes; see `megatron_mtp_patches.mtp_pass`."""
 
     compute: bool
     metrics: PassMetrics

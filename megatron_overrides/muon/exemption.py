@@ -1,4 +1,4 @@
-"""Which optimizers orthogonalize their update, so that clipping their gradient by its norm does nothing for them.
+"""Optimizers that orthogonalize their update, so that clipping their gradient by its norm does nothing for them.
 
 NVIDIA/Megatron-LM#5395: Newton-Schulz makes an update of the same size from a gradient of any size. But if another
 module's large norm clips the gradient below the floor of the iteration (#5394), the update becomes almost zero.

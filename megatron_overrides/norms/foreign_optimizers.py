@@ -1,4 +1,4 @@
-"""What optimizer classes of other libraries do by methods of their own, which the norms of a step have to respect."""
+"""Methods of other libraries' optimizer classes that the norms of a step have to respect."""
 
 from __future__ import annotations
 

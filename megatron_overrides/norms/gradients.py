@@ -1,4 +1,4 @@
-"""Which gradients an optimizer will use, and which of them enter a norm."""
+"""The gradients that an optimizer will use, and those of them that enter a norm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def local_gradient(param: Any, config: Any) -> torch.Tensor | None:
 
 
 def local_part(tensor: Any) -> Any:
-    """What this rank has of a DTensor; any other tensor, or None, itself.
+    """Return this rank's part of a DTensor; any other tensor, or None, itself.
 
     Megatron's to_local_if_dtensor is too slow for a call for each parameter in each step.
     """

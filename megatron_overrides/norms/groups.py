@@ -25,7 +25,7 @@ Group: TypeAlias = "str | None"
 
 
 class NamedGroup(NamedTuple):
-    """What --grad-norm-group NAME=REGEX:LIMIT asks for; LIMIT 0 measures the group and does not clip it."""
+    """A group of --grad-norm-group NAME=REGEX:LIMIT; LIMIT 0 measures the group and does not clip it."""
 
     name: str
     pattern: re.Pattern[str]

@@ -56,7 +56,7 @@ def measure(optimizer: Any) -> GradNorms:
 def _take_census(
     sums: list[list[GradNorm]], separate: tuple[str, ...], owned: set[Group], may_skip: bool, last: Census | None
 ) -> Census:
-    """What there is on any rank in this step, from the owners that were summed along with the squares.
+    """Return what any rank has in this step, from the owners that were summed along with the squares.
 
     Owners on the device are read once, and again only in steps that compare norms with a threshold (`may_skip`), which
     reads those anyway. In other steps a rank adds the groups that it has `owned` to the `last` census: a group that

@@ -1,4 +1,4 @@
-"""Which rank counts a parameter that ranks replicate, tensor-parallel ones or those of Megatron-FSDP's no_shard."""
+"""The rank that counts a parameter that tensor-parallel ranks, or those of Megatron-FSDP's no_shard, replicate."""
 
 from __future__ import annotations
 

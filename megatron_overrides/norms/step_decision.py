@@ -1,4 +1,4 @@
-"""What a step does, decided from its reduced norms alone, so every rank decides the same."""
+"""The decision about a step, made from its reduced norms alone, so that every rank decides the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Excess(NamedTuple):
 
 
 class StepDecision(NamedTuple):
-    """Why the whole update is skipped, or that of the MTP heads; None for an update that is taken.
+    """The reasons to skip the whole update, and that of the MTP heads; None for an update that is taken.
 
     `overflowed`: the loss scaler found inf or NaN, which skips the update before anything is measured.
     """

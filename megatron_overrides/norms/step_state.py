@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class SkipCounter(NamedTuple):
-    """How often an update was skipped, and how a skip is reported."""
+    """The number of skipped updates, and the report of a skip."""
 
     warning: str
     total: int = 0

@@ -13,7 +13,7 @@ GradNorm: TypeAlias = float | torch.Tensor
 
 
 class Census(NamedTuple):
-    """Which groups have parameters on any rank, and whether any rank has leaf optimizers that are clipped or exempt."""
+    """The groups with parameters on any rank, and whether any rank has leaf optimizers that are clipped or exempt."""
 
     groups: frozenset[Group]
     has_clipped: bool

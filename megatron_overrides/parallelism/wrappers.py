@@ -1,4 +1,4 @@
-"""What is called in place of Megatron's functions for tensor, context and pipeline parallelism."""
+"""Replacements of Megatron's functions for tensor, context and pipeline parallelism."""
 
 from __future__ import annotations
 

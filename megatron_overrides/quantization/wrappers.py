@@ -1,4 +1,4 @@
-"""What is called in place of Megatron's functions for quantized layers."""
+"""Replacements of Megatron's functions for quantized layers."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def report_heads(call: Call) -> Any:
 
 
 def _suffix(number: int, settings: Any) -> str:
-    """What Megatron writes after "validation" for one of several validation sets."""
+    """Return the words that Megatron writes after "validation" for one of several validation sets."""
     if not getattr(settings, "multiple_validation_sets", False):
         return ""
     names = getattr(settings, "validation_set_names", None)

@@ -1,4 +1,4 @@
-"""Where a parameter is in the gathered state of a distributed optimizer (NVIDIA/Megatron-LM#5077).
+"""The place of a parameter in the gathered state of a distributed optimizer (NVIDIA/Megatron-LM#5077).
 
 The state of a buffer is gathered without the padding at the end of each bucket. Its index of parameters counts that
 padding, so from the second bucket on it points behind each parameter.

@@ -1,4 +1,4 @@
-"""Which parameter group of a checkpoint belongs to which group of the run that loads it.
+"""The match between the parameter groups of a checkpoint and those of the run that loads it.
 
 NVIDIA/Megatron-LM#4705. Megatron up to 0.18 tells groups by `KEYS` alone, which are the same for all learning rates.
 0.19 adds the learning rates, so a run with other ones finds no group.
@@ -40,7 +40,7 @@ def pair_groups(current: list[Group], saved: list[Group]) -> list[Group] | None:
 
 
 def are_divided_otherwise(current: list[Group], saved: list[Group]) -> bool:
-    """True if of the groups with some `KEYS` the checkpoint has another number than this run, and at least one."""
+    """True if the checkpoint has groups with some `KEYS`, but not as many as this run."""
     before = Counter(map(_key, saved))
     return any(before.get(key, number) != number for key, number in Counter(map(_key, current)).items())
 
@@ -68,5 +68,5 @@ def with_steps(groups: list[Group]) -> list[Group]:
 
 
 def settings_of(group: Group) -> Group:
-    """What a group has beside its parameters and their step."""
+    """Return the settings of a group: all but its parameters and their step."""
     return {name: value for name, value in group.items() if name not in ("params", "step")}

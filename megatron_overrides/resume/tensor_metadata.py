@@ -1,4 +1,4 @@
-"""What a checkpoint of the format torch_dist says of its tensors."""
+"""The metadata of tensors in a checkpoint of the format torch_dist."""
 
 from __future__ import annotations
 

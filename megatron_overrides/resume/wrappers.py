@@ -1,4 +1,4 @@
-"""What is called in place of Megatron's functions where a run resumes."""
+"""Replacements of Megatron's functions that resume a run."""
 
 from __future__ import annotations
 

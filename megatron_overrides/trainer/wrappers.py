@@ -1,4 +1,4 @@
-"""What is called in place of Megatron's functions where its trainer sets up a run and writes its log."""
+"""Replacements of Megatron's functions with which its trainer sets up a run and writes its log."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def verify(model: Any, tokens: torch.Tensor, lengths: torch.Tensor, sampler: tor
 
 
 class Decoded(NamedTuple):
-    """What was decoded: [b, n] tokens with the prompt; and the mean number of tokens of a verification step."""
+    """The decoded tokens: [b, n] tokens with the prompt; and the mean number of tokens of a verification step."""
 
     tokens: torch.Tensor
     tokens_per_step: float

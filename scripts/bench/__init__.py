@@ -1,1 +1,1 @@
-"""What the patches cost: time, bytes and collectives. `python -m scripts.bench --help`."""
+"""The cost of the patches: time, bytes and collectives. `python -m scripts.bench --help`."""

@@ -1,4 +1,4 @@
-"""What the losses of MTP heads cost: bytes of fake tensors, and seconds of real ones.
+"""The cost of the losses of MTP heads: bytes of fake tensors, and seconds of real ones.
 
     python -m scripts.bench losses [--out ci/losses]
 

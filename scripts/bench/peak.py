@@ -1,4 +1,4 @@
-"""How many bytes live at a time: counted from the tensors that torch makes, which may be fake."""
+"""The bytes that live at a time, counted from the tensors that torch makes, which may be fake."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the scripts share."""
+"""Code that the scripts share."""

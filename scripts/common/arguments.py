@@ -1,4 +1,4 @@
-"""What the command lines of the scripts have in common."""
+"""Arguments that the command lines of the scripts have in common."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _reservations: list[socket.socket] = []
 
 
 class Result(NamedTuple):
-    """How a command ended.
+    """The end of a command.
 
     Attributes:
         code: its exit code; negative, the signal that ended it; None, it was killed by `run`.

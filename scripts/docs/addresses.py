@@ -1,4 +1,4 @@
-"""Where a patch is described: `docs/TOPIC.md#ID`; the topic is the folder of its declaration."""
+"""The address of a patch's section: `docs/TOPIC.md#ID`; the topic is the folder of its declaration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the declarations say, as Markdown: tables of patches and flags, the first part of the section of each patch."""
+"""The declarations as Markdown: tables of patches and flags, the first part of the section of each patch."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ def _owner(patch: Patch, setting: SettingText) -> str:
 
 
 def worker(edit: Edit) -> str:
-    """What does the work of an edit; with its target, the name of the edit."""
+    """The code of an edit; with its target, the name of the edit."""
     if isinstance(edit, AddField):
         return f"the field {edit.field}"
     return f"the flag {edit.flag}" if isinstance(edit, AddFlag) else edit.implementation
 
 
 def unchecked_edits() -> str:
-    """Which edits are made whatever the source of their target is, and why that is safe."""
+    """The edits that are made whatever the source of their target is, and why that is safe."""
     edits = {(edit.target, worker(edit)): edit for patch in (*BASE, *CATALOG) for edit in patch.edits}.values()
     counts = Counter(type(edit) for edit in edits if not edit.check_source)
     wraps = sum(type(edit) is Wrap for edit in edits)
@@ -141,7 +141,7 @@ def unchecked_edits() -> str:
 
 
 def head(patch: Patch) -> str:
-    """What stands under the title of the patch's section."""
+    """The text under the title of the patch's section."""
     shown = [text for text in sections(patch) if text[0] in (OF_REPAIRS if patch.is_repair else OF_OTHERS)]
     parts = [*_summary(patch), *(_section(heading, list(paragraphs)) for heading, paragraphs in shown)]
     if removed := [defect.id for defect in removed_by(patch)]:

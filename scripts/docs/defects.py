@@ -39,7 +39,7 @@ def by_release() -> str:
 
 
 def removed(release: str) -> str:
-    """How many of its known defects the patches remove, and what upstream has of these, for README."""
+    """The number of its known defects that the patches remove, and that upstream has fixed, for README."""
     answers = read_releases()[release]
     here = [defect for defect in known_defects() if answers[defect.id]]
     states = [defect.state.split()[0] for defect in here if defect.patch]

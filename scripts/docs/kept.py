@@ -31,7 +31,7 @@ def blocks() -> dict[str, str]:
 
 
 def pins() -> str:
-    """What `python -m scripts.pins` found."""
+    """The results of `python -m scripts.pins`."""
     return make_page(read_toml(CI / "pins.toml")["pin"], _read_pins())
 
 

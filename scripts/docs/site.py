@@ -1,4 +1,4 @@
-"""What stands on the site alone: long lists, and all that a patch declares.
+"""The pages of the site alone: long lists, and all that a patch declares.
 
 A list takes the place of the sentence between `<!-- made by nox -s docs: NAME -->` and `<!-- end -->`.
 """
@@ -29,7 +29,7 @@ def blocks() -> dict[str, str]:
 
 
 def changed_functions() -> str:
-    """Which code changes which function of Megatron's."""
+    """The changed functions of Megatron, and the code that changes each."""
     patches: dict[tuple[str, str], list[str]] = {}
     for patch in (*BASE, *CATALOG):
         for edit in patch.edits:

@@ -1,4 +1,4 @@
-"""What an upgrade of Megatron changes, as Markdown: which patches it makes unnecessary, and what checkpoints need."""
+"""The effects of an upgrade of Megatron, as Markdown: superfluous patches, and the needs of checkpoints."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def run_stage(stage: Stage, until: float, outcomes: Outcomes) -> None:
 
 
 def read(file: Path | None) -> Any:
-    """What a stage has written; None if it has written nothing, or was ended while it wrote."""
+    """The output of a stage; None if it has written nothing, or was ended while it wrote."""
     try:
         return json.loads(file.read_text(encoding="utf-8")) if file else None
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Which commands run on the machine, the most useful first, and for how many seconds each."""
+"""The commands that run on the machine, the most useful first, and the seconds that each may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `python -m scripts.pins` found, as Markdown."""
+"""The results of `python -m scripts.pins`, as Markdown."""
 
 from __future__ import annotations
 

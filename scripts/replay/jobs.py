@@ -126,7 +126,7 @@ def _files_of(job: Job, collected: set[str]) -> list[str]:
 
 
 def _run_once(job: Job, ranks: Ranks, until: float, advance: Callable[[int], None]) -> str:
-    """How it ended, if not all ranks have finished: "late", "hung" or "crashed"."""
+    """The kind of end, if not all ranks have finished: "late", "hung" or "crashed"."""
     size, heard = -1, time.monotonic()
 
     def should_stop() -> bool:

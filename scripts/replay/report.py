@@ -69,7 +69,7 @@ def _counted_causes(tests: dict[str, Verdict]) -> dict[str, dict[str, int]]:
 
 
 def _counts(ranks: int, verdicts: dict[str, Verdict]) -> Table:
-    """How many tests of each file have which verdict."""
+    """The number of tests with each verdict, by file."""
     files: dict[str, Counter] = {}
     for test, verdict in verdicts.items():
         files.setdefault(_file(test), Counter())[verdict.word] += 1
@@ -97,7 +97,7 @@ def _tests(word: str, verdicts: Verdicts) -> Table:
 
 
 def _causes(word: str, verdicts: Verdicts) -> Table:
-    """How many tests have this verdict for which cause."""
+    """The number of tests with this verdict, by cause."""
     files: dict[str, set[str]] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for (test, cause), ranks in _by_test(verdicts, word).items():

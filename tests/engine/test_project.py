@@ -1,4 +1,4 @@
-"""Where an upstream change can be read."""
+"""The address of an upstream change."""
 
 from megatron_mtp_patches.engine import PullRequest
 

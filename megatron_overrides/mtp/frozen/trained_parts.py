@@ -1,4 +1,4 @@
-"""What trains: all of a model, only its MTP heads, or only its main model."""
+"""The trained part of a model: all of it, only its MTP heads, or only its main model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def are_heads_disabled(settings: Any) -> bool:
 
 
 class TrainedParts(NamedTuple):
-    """What has an optimizer state in a run; `flag` is the one that leaves something out."""
+    """The parts of a model with an optimizer state in a run; `flag` is the one that leaves something out."""
 
     main_model: bool
     heads: bool
@@ -24,7 +24,7 @@ class TrainedParts(NamedTuple):
 
     @classmethod
     def read(cls, settings: Any) -> TrainedParts:
-        """What trains by Megatron's arguments."""
+        """Return the parts that train by Megatron's arguments."""
         if is_main_model_frozen(settings):
             return cls(False, True, "--freeze-base-model-for-mtp")
         has_heads = bool(getattr(settings, "mtp_num_layers", None))

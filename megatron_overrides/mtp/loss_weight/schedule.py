@@ -13,7 +13,7 @@ STYLE = f"{NAME}_style"
 
 
 class Progress(NamedTuple):
-    """How far a run has come before a training step.
+    """The progress of a run before a training step.
 
     Attributes:
         iterations: the iterations before this step. Those whose update was skipped count.

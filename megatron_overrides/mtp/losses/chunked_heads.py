@@ -29,7 +29,7 @@ from megatron_overrides.mtp.losses.vocabulary import most_likely_token
 
 
 class HeadRows(NamedTuple):
-    """What the heads predict at each position, [D, b, s] or D times [b, s] each; None where it was not asked for.
+    """The heads' predictions at each position, [D, b, s] or D times [b, s] each; None if not asked for.
 
     Attributes:
         loss: the loss of each head, with a gradient: its cross entropy or its divergence from the main model.
@@ -45,7 +45,7 @@ class HeadRows(NamedTuple):
 
 
 class ChunkedHeads(NamedTuple):
-    """How the heads go through the output layer.
+    """The way of the heads through the output layer.
 
     Attributes:
         cross_entropy: (labels [b, s], logits [s, b, v]) -> loss [b, s]. It may overwrite the logits.

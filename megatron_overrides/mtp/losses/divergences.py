@@ -19,7 +19,7 @@ _LOWEST_ACCEPTANCE = torch.finfo(torch.float32).tiny
 
 
 class Divergence(torch.autograd.Function):
-    """How far a head is from the main model, row by row: Divergence.apply(logits, teacher, vocabulary, objective).
+    """The distance of a head from the main model in each row: Divergence.apply(logits, teacher, vocabulary, objective).
 
     Takes the head's logits [..., v] and the main model's log probabilities [..., v'] (`Vocabulary.log_softmax`), which
     get no gradient. Returns (divergence [...], acceptance [...] without a gradient, the head's most likely token [...]

@@ -61,7 +61,7 @@ class HeadLosses(NamedTuple):
 
 
 class MTPLoss(NamedTuple):
-    """What `megatron_mtp_patches.functional.mtp_loss` returns.
+    """The result of `megatron_mtp_patches.functional.mtp_loss`.
 
     Attributes:
         loss: scalar, the mean over the heads of their means, times the scaling factor. Its average over the

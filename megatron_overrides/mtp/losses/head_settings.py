@@ -1,4 +1,4 @@
-"""What the configuration and the forward pass ask of the heads' losses."""
+"""The settings of the heads' losses, from the configuration and the forward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_CHUNK_SIZE = 1024
 
 
 class HeadSettings(NamedTuple):
-    """How to compute the losses of this forward pass.
+    """The settings of the losses of this forward pass.
 
     Attributes:
         objective: "cross_entropy", "kl", "tv" or "lk"; None to compare the heads with the main model and no more.

@@ -1,4 +1,4 @@
-"""What is measured of the heads in one microbatch, and where it goes: Megatron's tracker, or an `mtp_pass`."""
+"""Metrics of the heads in one microbatch, and their recipient: Megatron's tracker, or an `mtp_pass`."""
 
 from __future__ import annotations
 

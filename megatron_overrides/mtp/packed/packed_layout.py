@@ -1,4 +1,4 @@
-"""Where the tokens of packed sequences with padding lie, on one rank or on those of context parallelism.
+"""The positions of the tokens of packed sequences with padding, on one rank or on those of context parallelism.
 
 `cu_seqlens_q_padded` is where each sequence begins in the pack, `cu_seqlens_q` how many tokens it has. Under context
 parallelism over R ranks, TransformerEngine cuts each padded sequence into 2 R chunks of one length. Rank r has chunk r

@@ -10,7 +10,7 @@ Group = dict[str, Any]
 
 
 class Rates(NamedTuple):
-    """What the heads have in place of what a run's OptimizerConfig says; None: the same.
+    """The heads' values of settings of a run's OptimizerConfig; None: the same value.
 
     Attributes:
         lr: the highest learning rate of the schedule.

@@ -1,4 +1,4 @@
-"""Which weights of a model hold several matrices, layer by layer, and where in them each lies.
+"""The weights of a model that hold several matrices, by layer, and the place of each matrix in them.
 
 A layer is known by its attributes, so the layers of MTP heads, hybrid models and experts are found as those of the main
 model are. The sizes are those of this tensor-parallel rank. Megatron gives each rank the rows of its own heads, and a

@@ -1,4 +1,4 @@
-"""Which rows of a fused weight make up each of the matrices that it holds, and the weight put together from them.
+"""The rows of a fused weight that make up each of its matrices, and the weight put together from them.
 
 The rows of a weight [rows, columns] are a sequence of equal groups: heads, for example, or one group that is all of it.
 A group consists of pieces, each a number of rows one after the other.

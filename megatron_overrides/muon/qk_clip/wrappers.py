@@ -1,4 +1,4 @@
-"""What is called in place of, and around, Megatron's functions for QK clipping.
+"""Replacements and wrappers of Megatron's functions for QK clipping.
 
 Megatron's clip_qk visits `decoder.layers` of a model in two wrappers; here every attention layer below a model chunk is
 visited, also in MTP heads and hybrid models.

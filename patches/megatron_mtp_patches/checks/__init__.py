@@ -1,1 +1,1 @@
-"""Which known defects affect a run: readers of flags, launch scripts and configurations, and the diagnosis."""
+"""The known defects that affect a run: readers of flags, launch scripts and configurations, and the diagnosis."""

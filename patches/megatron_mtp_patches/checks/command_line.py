@@ -51,7 +51,7 @@ class UnknownFlags(NamedTuple):
     is_sized: bool
 
     def hints(self) -> Iterator[str]:
-        """What they are, and what may be meant instead; nothing where there are none."""
+        """Yield a line for the unknown flags, and one for each flag that resembles a known one."""
         if self.names:
             yield f"unknown to Megatron, ignored: {' '.join(self.names)}"
         for name, flag in self.similar.items():
@@ -172,7 +172,7 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
 
 
 def _describe_failure(error: Exception) -> str:
-    """Which module has failed to import, how, and what to do about it."""
+    """Name the module that has failed to import, the error, and the way out."""
     frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     module = [name for name in frames if name.partition(".")[0] != "importlib"][-1]
     if isinstance(error, ModuleNotFoundError):
@@ -211,7 +211,7 @@ def _sections(arguments: Any) -> list[object]:
 
 @contextlib.contextmanager
 def _as_first_rank(words: list[str]) -> Iterator[None]:
-    """What Megatron asks the process for: the flags, and its rank."""
+    """Set what Megatron asks the process for: the flags, and its rank."""
     environment, argv = dict(os.environ), sys.argv
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
     sys.argv = ["doctor", *words]

@@ -72,7 +72,7 @@ def read_hugging_face_sizes(folder: object, has_heads: bool) -> tuple[list[Simpl
 
 
 def misplaced_settings(section: dict[Any, Any], place: str, classes: tuple[str, ...]) -> list[str]:
-    """What to change about settings of the patches that are misspelt or invalid, or that these classes lack.
+    """Say how to correct settings of the patches that are misspelt or invalid, or that these classes lack.
 
     Args:
         section: what becomes an object of one of the classes.
@@ -99,7 +99,7 @@ def _same_words(name: str) -> list[str]:
 
 
 def _refusals(name: str, section: dict[Any, Any]) -> list[str]:
-    """Why the value of a setting is refused."""
+    """The reason why the value of a setting is refused; none if it is not."""
     from megatron_overrides.settings.checks import check
 
     try:

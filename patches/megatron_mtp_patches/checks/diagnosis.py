@@ -1,4 +1,4 @@
-"""Which known defects of a Megatron affect a run, and which patch removes each of them."""
+"""The known defects of a Megatron that affect a run, and the patch that removes each of them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def check_version(version: object) -> None:
 
 
 def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[Finding]:
-    """What `find_defects` finds on the installed Megatron and, if no version is given, TransformerEngine.
+    """Return the findings of `find_defects` on the installed Megatron and, if no version is given, TransformerEngine.
 
     Raises:
         TypeError: a source is no object with settings as attributes, or there is none.

@@ -1,4 +1,4 @@
-"""What a user may have meant by a name that nothing has."""
+"""Known names that a user may have meant by an unknown one."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Command(NamedTuple):
     variables: Mapping[str, str] = {}
 
     def hints(self, is_sized: bool, has_patches: bool) -> Iterator[str]:
-        """What the script leaves open, and what to do.
+        """Say what the script leaves open, and what to do.
 
         The number of its ranks is known if `is_sized`, and that it loads the patches if `has_patches`.
         """
@@ -259,5 +259,5 @@ def _statements(text: str) -> Iterator[tuple[list[str], dict[str, list[str]]]]:
 
 
 def _unescape(text: str) -> str:
-    """What stands in double quotes."""
+    """Return the value of a text in double quotes."""
     return re.sub(r'\\([\\"$`\n])', lambda match: match[1].strip("\n"), text)

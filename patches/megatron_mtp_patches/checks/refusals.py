@@ -1,4 +1,4 @@
-"""What to change on a command line that Megatron refuses, where Megatron's own message does not tell."""
+"""Advice for a command line that Megatron refuses without saying what to change."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def log_known_defects(call: Call) -> Any:
 
 
 def describe(arguments: object) -> str:
-    """How many known defects the patches remove from a run with these arguments, and how many they do not.
+    """Say how many known defects the patches remove from a run with these arguments, and how many they do not.
 
     The patches and the most severe defects are named. Nothing, '', if there are none.
     """

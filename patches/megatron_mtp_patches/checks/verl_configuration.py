@@ -90,7 +90,7 @@ def _read_variables(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _missing_variable(variables: dict[str, Any]) -> list[str]:
-    """What to add where no variable of the workers has them import the patches."""
+    """Say what to add where no variable of the workers has them import the patches."""
     if _PACKAGE in str(variables.get(_VARIABLE, "")).split(","):
         return []
     setting = f"{'.'.join(_PLACES)}.{_VARIABLE}={_PACKAGE}"

@@ -1,4 +1,4 @@
-"""Where the commands print."""
+"""The consoles that the commands print to."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ FAILS_FROM = 3  # the severity of a defect from which on the command ends with 1
 
 
 class Diagnosis(NamedTuple):
-    """What is known of the run of a file: why it is refused; else its defects.
+    """The diagnosis of a run in a file: the reason why it is refused, or else its defects.
 
     Attributes:
         run: its name, after the file.

@@ -83,7 +83,7 @@ def examine() -> int:
 
 
 def _judge(part: Part, installed: str | None, needed: bool, megatron: frozenset[str]) -> tuple[str, str]:
-    """What stands beside the part: its version, and what is lost."""
+    """Return the version of the part, and what is lost with it."""
     if installed is None:
         fits = [f"{name} was made for {part.made_for[name]}" for name in sorted(megatron & part.made_for.keys())]
         return f"[{'red' if needed else 'yellow'}]missing[/]", "; ".join([part.cost, *fits])

@@ -1,4 +1,4 @@
-"""Where what an id stands for is written: declaration, defects, programs, override modules, page; in a clone, tests.
+"""The files of an id: declaration, defects, programs, override modules, page; in a clone, tests.
 
 A test says which patches it guards by `pytest.mark.guards("ID", ...)`: in the `pytestmark` of its file or above itself.
 """

@@ -83,7 +83,7 @@ def write_standalone(identifier: str, file: Path) -> int:
 
 
 def _describe(defect: Defect, program: ModuleType) -> str:
-    """What the defect is, which Megatrons have it, and how a file of its program is run."""
+    """Describe the defect, the Megatrons that have it, and how a file of its program is run."""
     ranks = getattr(program, "RANKS", 1)
     gpus = f"{ranks} GPU{'s' * (ranks > 1)}"
     machine = (
@@ -125,7 +125,7 @@ def _find_programs(identifier: str | None) -> dict[Defect, ModuleType]:
 
 
 def _report(defect: Defect, program: ModuleType, missing: str) -> dict[str, Any]:
-    """What was seen; nothing where packages are `missing`."""
+    """Run the program and return what was seen; nothing where packages are `missing`."""
     about = {
         "id": defect.id,
         "effect": defect.effect,

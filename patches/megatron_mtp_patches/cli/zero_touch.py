@@ -88,7 +88,7 @@ def is_enabled() -> bool:
 
 
 def describe_zero_touch() -> str:
-    """True if it is enabled here, where, and whether this environment asks for it."""
+    """Say whether it is enabled here, in which folder, and whether this environment asks for it."""
     enabled = _find_enabled()
     is_asked = bool(os.environ.get(VARIABLE, "").strip())
     choice = f"{VARIABLE}={os.environ[VARIABLE]}" if is_asked else f"{VARIABLE} is not set"

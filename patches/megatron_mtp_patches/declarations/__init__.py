@@ -1,1 +1,1 @@
-"""What declarations of patches share: settings, edits that several patches need, and what is said of them."""
+"""Common parts of declarations: settings, edits that several patches need, and their descriptions."""

@@ -9,7 +9,7 @@ from .settings import TRANSFORMER_CONFIG
 
 
 class SettingText(NamedTuple):
-    """What is said of a flag, or of a config field that has none.
+    """The description of a flag, or of a config field that has none.
 
     Attributes:
         name: `--flag X`, or the field.
@@ -29,7 +29,7 @@ class SettingText(NamedTuple):
 
 
 def settings(patch: Patch) -> list[SettingText]:
-    """What the patch lets a user of Megatron or of another package set.
+    """The settings that the patch adds to Megatron or to another package.
 
     Megatron makes flags of the fields of its TransformerConfig itself.
     """

@@ -66,7 +66,7 @@ class Setting:
 
     @property
     def field_metadata(self) -> dict[str, object]:
-        """What Megatron reads off the field to make its flag."""
+        """The metadata from which Megatron makes the flag of the field."""
         return {"argparse_meta": {"help": self.help}}
 
     def field_edit(self, configuration: str) -> AddField:

@@ -1,4 +1,4 @@
-"""What several defects ask of the settings of a run."""
+"""Conditions on the settings of a run that several defects share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def expert_tensor_parallel(run: Any) -> int:
 
 
 def data_parallel(run: Any) -> int:
-    """How many replicas of the dense layers there are, without those of context parallelism; 1 if unknown."""
+    """The number of replicas of the dense layers, without those of context parallelism; 1 if unknown."""
     ranks = run.world_size or 1
     return run.data_parallel_size or max(
         1, ranks // (tensor_parallel(run) * pipeline_parallel(run) * context_parallel(run))
@@ -39,7 +39,7 @@ def data_parallel(run: Any) -> int:
 
 
 def microbatches(run: Any) -> int:
-    """How many microbatches a step has; 1 if unknown."""
+    """The number of microbatches of a step; 1 if unknown."""
     if not run.global_batch_size or not run.micro_batch_size:
         return 1
     return max(1, run.global_batch_size // (run.micro_batch_size * data_parallel(run)))
@@ -167,11 +167,11 @@ def has_megatron_fsdp(run: Any) -> bool:
 
 
 def sharding_strategy(run: Any) -> str:
-    """What Megatron-FSDP shards; '' without Megatron-FSDP, and if unknown."""
+    """The sharding strategy of Megatron-FSDP; '' without Megatron-FSDP, and if unknown."""
     return str(run.data_parallel_sharding_strategy or "") if has_megatron_fsdp(run) else ""
 
 
 def expert_data_parallel(run: Any) -> int:
-    """How many replicas of the experts there are; 1 if unknown."""
+    """The number of replicas of the experts; 1 if unknown."""
     ranks = data_parallel(run) * context_parallel(run) * tensor_parallel(run)
     return max(1, ranks // (expert_parallel(run) * expert_tensor_parallel(run)))

@@ -25,7 +25,7 @@ def each(value: T | tuple[T, ...]) -> tuple[T, ...]:
 
 @dataclass(frozen=True)
 class Sign:
-    """What the source of a Megatron with a defect has in one place. All that is said of it must hold.
+    """A place in the source by which a Megatron with a defect is known. All attributes that are given must hold.
 
     Code is compared after normalisation: formatting, comments and docstrings do not matter.
 

@@ -1,4 +1,4 @@
-"""True if the source of a Megatron has a defect. Nothing is imported."""
+"""Probes of a Megatron's source for a defect. Nothing is imported."""
 
 from __future__ import annotations
 

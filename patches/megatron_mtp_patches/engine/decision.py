@@ -1,4 +1,4 @@
-"""What becomes of a patch here, read from the source that it would change before anything is changed."""
+"""The decision about a patch, read from the source that it would change before anything is changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Decision:
 
 
 def decide(patch: Patch, sources: KnownSources, project: Project, path: list[str] | None = None) -> Decision:
-    """Whether to apply, leave alone or refuse `patch` in the library that an import would find.
+    """Decide to apply, leave alone or refuse `patch` in the library that an import would find.
 
     `path` reads these directories instead of the running interpreter's.
     """
@@ -96,7 +96,7 @@ def is_present(probe: Probe, path: list[str] | None = None) -> bool:
 
 
 def find_drift(patch: Patch, sources: KnownSources, project: Project, path: list[str] | None = None) -> str | None:
-    """Why the patch may not be applied to this source, or None. The sentence includes what to do."""
+    """Say why the patch may not be applied to this source and what to do, or return None."""
     for edit in patch.edits:
         if edit.check_source:
             digest = fingerprint(edit, path)

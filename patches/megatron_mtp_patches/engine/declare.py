@@ -53,7 +53,7 @@ class PullRequest:
 
     @property
     def fate(self) -> str:
-        """What became of it."""
+        """The state of the pull request upstream, in words."""
         if self.twin_of:
             return f"the same as #{self.twin_of}"
         if self.native_since == "main":
@@ -93,7 +93,7 @@ class Edit:
 
     @property
     def needed_name(self) -> str:
-        """What has to be there: the target or, where it may be missing, the class for it; '' for the module."""
+        """The name that must exist: the target or, where it may be missing, its class; '' for the module."""
         return self.name.rpartition(".")[0] if self.adds_name else self.name
 
     @property
@@ -220,7 +220,7 @@ class AddFlag(Edit):
 
 @dataclass(frozen=True)
 class Probe:
-    """How to see in the source that a release has a change.
+    """A sign in the source that a release has a change.
 
     Attributes:
         target: what exists then.

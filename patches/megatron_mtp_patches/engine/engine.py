@@ -137,7 +137,7 @@ class Engine:
     # -- reporting --------------------------------------------------------------------------------------------------
 
     def report(self, patch: Patch) -> Report:
-        """Where `patch` stands."""
+        """Return the state of `patch`, with its reason and targets."""
         with self._lock:
             return report_on(patch, self._load_installer())
 

@@ -22,7 +22,7 @@ from .state import State
 
 
 class Installer:
-    """What has been decided and installed since the last `apply()`.
+    """The decisions and the installed edits since the last `apply()`.
 
     Each edit is put in once, for however many patches, and taken out when the last of them no longer wants it. An edit
     whose target is missing here is noted, too. The patches of `base` and `added` cannot be left out. Edits of one
@@ -70,7 +70,7 @@ class Installer:
     # -- deciding -----------------------------------------------------------------------------------------------
 
     def decision(self, patch: Patch) -> Decision:
-        """What becomes of `patch`.
+        """Return the decision about `patch`.
 
         It is read from the source once that is there, so it stays true while modules are imported.
         """

@@ -123,7 +123,7 @@ def _code_matches_source(code: CodeType, module: str) -> bool:
 
 
 def _apply(edit: Edit, value: Any) -> Any:
-    """What the attribute becomes by this edit."""
+    """Return the value of the attribute after this edit."""
     if isinstance(edit, Override):
         return load(edit.override) if value is MISSING or _replaces(edit) else value
     if value is MISSING:

@@ -6,7 +6,7 @@ from .declare import PullRequest
 
 
 class Project:
-    """What the engine is told about the project that uses it.
+    """The engine's description of the project that uses it.
 
     Args:
         package: the project's own package; its command and its environment variables have the same name.
@@ -29,7 +29,7 @@ class Project:
         self.drift_variable = f"{self.choice_variable}_ON_DRIFT"  # decides what a refused patch does
 
     def display_name(self, package: str) -> str:
-        """How users call a top-level package."""
+        """The name by which users know a top-level package."""
         return self.library if package == self.library_package else package
 
     def is_optional(self, module: str) -> bool:
@@ -37,5 +37,5 @@ class Project:
         return bool(self.optional_part) and module.startswith(f"{self.optional_part}.")
 
     def pull_request_url(self, change: PullRequest) -> str:
-        """Where an upstream change can be read."""
+        """The address of an upstream change."""
         return f"https://github.com/{change.repository or self.repository}/pull/{change.number}"

@@ -21,7 +21,7 @@ _LEFT_OUT = Decision(State.DISABLED, "left out")
 
 @dataclass(frozen=True)
 class Report:
-    """Where one patch stands in this process.
+    """The state of one patch in this process.
 
     Attributes:
         id: what the user calls the patch.
@@ -41,7 +41,7 @@ class Report:
 
 
 def report_on(patch: Patch, installer: Installer | None) -> Report:
-    """Where `patch` stands. Without an installer nothing is applied."""
+    """Return the state of `patch`, with its reason and targets. Without an installer nothing is applied."""
     decision = installer.decision(patch) if installer else _LEFT_OUT
     targets = {edit.target: _target_state(edit, patch, installer) for edit in patch.edits}
     state, reason = decision.state, decision.reason

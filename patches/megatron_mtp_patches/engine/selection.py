@@ -1,4 +1,4 @@
-"""Which patches the user wants, and what happens when one is refused."""
+"""The patches that the user wants, and the policy when one is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Selection:
-    """What the user has chosen: `ids`; with the profile 'repairs' those of them that are repairs, or are `added`."""
+    """The user's choice: `ids`; with the profile 'repairs' those of them that are repairs, or are `added`."""
 
     ids: frozenset[str]
     profile: str

@@ -56,7 +56,7 @@ def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
 
 
 def ask(question: Callable[..., Any], module: str, *words: str, path: list[str] | None = None) -> Any:
-    """What `question(tree, *words)` finds in the source of `module`; None where it has no source; `path` as above.
+    """Return `question(tree, *words)` of the source of `module`; None if it has no source; `path` as above.
 
     The answer is kept until the file changes.
 

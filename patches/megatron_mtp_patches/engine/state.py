@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class State(str, Enum):
-    """Where a patch stands. A decision is applied or repaired before the modules of the patch are imported, too."""
+    """The state of a patch. A decision may be applied or repaired before the modules of the patch are imported."""
 
     PENDING = "pending"  # what it edits is not installed, or not imported yet
     APPLIED = "applied"  # this release lacks the change
@@ -19,7 +19,7 @@ class State(str, Enum):
 
 
 class TargetState(str, Enum):
-    """Where one target of a patch stands."""
+    """The state of one target of a patch."""
 
     PENDING = "pending"
     APPLIED = "applied"

@@ -1,4 +1,4 @@
-"""What takes a function's place where an edit wraps it: a wrapper, or a parser with one more flag."""
+"""The replacement of a function that an edit wraps: a wrapper, or a parser with one more flag."""
 
 from __future__ import annotations
 

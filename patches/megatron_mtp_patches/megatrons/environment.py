@@ -25,7 +25,7 @@ IMPORTS_OF_TRANSFORMER_ENGINE = {
 
 @dataclass(frozen=True)
 class Limit:
-    """What is lost with a version below `lowest`, or from `first_unfit` on; `megatron`: only with these releases."""
+    """The cost of a version below `lowest`, or from `first_unfit` on; `megatron`: only with these releases."""
 
     cost: str
     lowest: tuple[int, ...] = ()

@@ -42,7 +42,7 @@ def import_targets(packages: tuple[str, ...] = ("",)) -> dict[str, str]:
 
 
 def describe_megatron() -> str:
-    """Which Megatron it is and where it lies."""
+    """Return the name of this Megatron and its folder."""
     file = find_file("megatron.core")
     if file is None:
         return "megatron-core is not installed (pip install megatron-core, or put a Megatron-LM checkout on PYTHONPATH)"
@@ -55,7 +55,7 @@ def describe_megatron() -> str:
 
 
 def describe_mixture() -> str:
-    """How megatron.core and megatron.training, which lie in two folders, differ in their release; '' where they do not.
+    """Say how the releases of megatron.core and megatron.training, in two folders, differ; '' if they do not.
 
     The trainer's release is that of the megatron.core beside it, which another one hides.
     """

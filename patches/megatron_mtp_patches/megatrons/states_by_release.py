@@ -28,7 +28,7 @@ def state_in(patch: Patch, release: str) -> State:
 
 
 def advice(patch: Patch, release: str) -> str:
-    """What to do with a patch whose change `release` has."""
+    """Say what to do with a patch whose change `release` has."""
     theirs, ours = (
         ", ".join(f"`{one.name}`" for one in settings(patch) if one.is_upstream is whose) for whose in (True, False)
     )

@@ -1,4 +1,4 @@
-"""What the log says of MTP heads."""
+"""Wrong numbers of MTP heads in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program needs beside megatron.core, and what to do where it is missing."""
+"""The packages that a program needs beside megatron.core, and advice where one is missing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def needs_of(program: ModuleType) -> tuple[str, ...]:
 
 
 def find_missing(program: ModuleType) -> str:
-    """What a program needs and this environment lacks, and what to do about each; '' if it has all."""
+    """Name what a program needs and this environment lacks, and what to do about each; '' if it has all."""
     reasons = {need: _why_not(Requirement(need)) for need in needs_of(program)}
     return "; ".join(f"it needs {need}: {reason}" for need, reason in reasons.items() if reason)
 
 
 def _why_not(need: Requirement) -> str:
-    """Why the program cannot have what it needs, and what to do about it; '' if it can."""
+    """Say why the program cannot have what it needs, and what to do about it; '' if it can."""
     part = PARTS_BY_NAME[need.name]
     installed = find_version(part.distribution, part.module)
     if need.name == TRANSFORMER_ENGINE and not transformer_engine.available():

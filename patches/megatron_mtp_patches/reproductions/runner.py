@@ -24,7 +24,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 class Outcome(NamedTuple):
-    """What a program expects and what it has seen, on the first rank on which they differ, or on rank 0."""
+    """The values that a program expects and has seen, on the first rank on which they differ, or on rank 0."""
 
     expected: Any
     seen: Any

@@ -44,7 +44,7 @@ def needs_gpus(program: ModuleType) -> bool:
 
 
 class Parts:
-    """What goes into the file, each definition after those that it uses."""
+    """The statements of the file, each definition after those that it uses."""
 
     def __init__(self) -> None:
         self.definitions: list[str] = []
@@ -73,7 +73,7 @@ class Parts:
 
 @functools.cache
 def read_names(module: str) -> dict[str, Imported | Defined]:
-    """What the names at the top of a module of ours stand for."""
+    """Map the names at the top of a module of ours to their imports or definitions."""
     source = inspect.getsource(importlib.import_module(module))
     names: dict[str, Imported | Defined] = {}
     for statement in ast.parse(source).body:

@@ -1,1 +1,1 @@
-"""What a run says of its patches: that all ranks have the same, which, and how they differ from a resumed run's."""
+"""A run's record of its patches: all ranks have the same ones, and differences from a resumed run are named."""

@@ -30,7 +30,7 @@ def refuse_settings_left_out(call: Call) -> Any:
 
 
 def describe_setting_left_out(config: Any) -> str:
-    """Which attribute of a configuration is no field because its patch is left out, and what to do; '' for none."""
+    """Name an attribute of `config` that is no field because its patch is left out, and the way out; '' for none."""
     fields = getattr(type(config), "__dataclass_fields__", None)
     strays = vars(config).keys() - fields.keys() if fields else set()
     for patch in CATALOG if strays else ():

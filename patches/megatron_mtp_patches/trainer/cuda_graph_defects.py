@@ -14,7 +14,7 @@ _OTHERS = "--cuda-graph-impl transformer_engine or none"
 
 
 def _scopes(run: Any) -> set[str]:
-    """What is captured, by the names of 0.16 to 0.19: attn, moe_router, full_iteration, ..."""
+    """The captured parts, by the names of 0.16 to 0.19: attn, moe_router, full_iteration, ..."""
     scopes = run.cuda_graph_modules or run.cuda_graph_scope or ()
     scopes = scopes if isinstance(scopes, (list, tuple, set, frozenset)) else [scopes]
     return {str(getattr(scope, "name", scope)) for scope in scopes}

@@ -1,4 +1,4 @@
-"""What fused operations, most of them TransformerEngine's, compute in place of Megatron's layers."""
+"""Defects of fused operations, most of them TransformerEngine's, that replace Megatron's layers."""
 
 from __future__ import annotations
 

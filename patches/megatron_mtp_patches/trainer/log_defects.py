@@ -1,4 +1,4 @@
-"""What the log says: losses, norms and counts."""
+"""Wrong numbers in the log: losses, norms and counts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the programs of several defects share."""
+"""Code that the programs of several defects share."""

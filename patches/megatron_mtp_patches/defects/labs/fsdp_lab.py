@@ -1,4 +1,4 @@
-"""What reproductions of Megatron-FSDP share."""
+"""Code that reproductions of Megatron-FSDP share."""
 
 from __future__ import annotations
 

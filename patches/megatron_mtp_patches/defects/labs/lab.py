@@ -1,4 +1,4 @@
-"""What reproductions share: process groups, small models, and plain references beside them."""
+"""Code that reproductions share: process groups, small models, and plain references beside them."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def compute_gradients(model: Any, microbatches: int = 1) -> None:
 
 
 def mean_mtp_loss(loss_mask: Any, loss: float, **settings: Any) -> float:
-    """What this rank contributes to the mean loss of an MTP head if each of its tokens has the same loss.
+    """Return this rank's part of the mean loss of an MTP head if each of its tokens has the same loss.
 
     It is the gradient of a factor of all losses. `loss_mask` has the form [length].
     """

@@ -1,4 +1,4 @@
-"""What reproductions with multi-latent attention (MLA) share."""
+"""Code that reproductions with multi-latent attention (MLA) share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reproductions of experts share: the losses of routers, and models whose experts' communication overlaps."""
+"""Losses of routers, and models whose experts' communication overlaps, for reproductions of experts."""
 
 from __future__ import annotations
 

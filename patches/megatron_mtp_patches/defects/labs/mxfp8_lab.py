@@ -1,4 +1,4 @@
-"""What reproductions of MXFP8 parameters share: parameters in bf16 stand for them, which need a newer GPU."""
+"""Code that reproductions of MXFP8 share: parameters in bf16 stand for MXFP8 ones, which need a newer GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def gather_for_save(model: Any, optimizer: Any) -> None:
 
 
 def count_own_weights(model: Any, optimizer: Any) -> tuple[int, int]:
-    """How many weights a rank keeps for the optimizer, and how many of them the model also has."""
+    """Count the weights that a rank keeps for the optimizer, and those of them that the model also has."""
     kept = own = 0
     for part in optimizer.chained_optimizers:
         for weights, shards in zip(part.model_float16_groups, part.shard_fp32_from_float16_groups, strict=True):

@@ -1,4 +1,4 @@
-"""What reproductions of QK clipping share: a model whose largest attention logits are set, and its clipped weights."""
+"""A model whose largest attention logits are set, and its clipped weights, for reproductions of QK clipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reproductions of Megatron's trainer share. It is in the wheels from 0.17 on."""
+"""Code that reproductions of Megatron's trainer share. The trainer is in the wheels from 0.17 on."""
 
 from __future__ import annotations
 

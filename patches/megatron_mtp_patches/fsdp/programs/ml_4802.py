@@ -1,4 +1,4 @@
-"""How many gradients are 0 in a step of Megatron-FSDP, without and with --use-precision-aware-optimizer."""
+"""The number of gradients that are 0 in a step of Megatron-FSDP, without and with --use-precision-aware-optimizer."""
 
 from ...defects.labs.fsdp_lab import step_in_bf16
 from ...defects.labs.lab import start

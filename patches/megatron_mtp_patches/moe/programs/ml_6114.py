@@ -1,4 +1,4 @@
-"""How many choices a router with an expert bias counts: of 16 tokens 5 are padding, and each of the others chooses two
+"""The choices that a router with an expert bias counts: of 16 tokens 5 are padding, and each of the others chooses two
 experts.
 """
 

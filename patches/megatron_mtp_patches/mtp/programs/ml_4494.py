@@ -18,7 +18,7 @@ def reproduce():
 
 
 def pack(ends, padded_ends):
-    """What the trainer gives to the model."""
+    """Return the packed sequences' parameters as the trainer gives them to the model."""
     import torch
     from megatron.core import utils
     from megatron.core.packed_seq_params import PackedSeqParams

@@ -1,4 +1,4 @@
-"""Which parameters does the MTP loss train? Answered in a step in which only that loss has a gradient.
+"""The parameters that the MTP loss trains, seen in a step in which only that loss has a gradient.
 
 `megatron-mtp-patches verify-mtp` asks in the first step of a script, `megatron_mtp_patches.verify` in a running
 process. The idea is slime's check for "only .mtp. gradients" (THUDM/slime), for all that trains with Megatron's

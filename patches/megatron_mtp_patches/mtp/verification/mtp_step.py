@@ -21,7 +21,7 @@ from .traces import without_traces
 
 
 class Positions(NamedTuple):
-    """How many positions of the MTP losses count, and how many there are; `masked`: there was a loss mask."""
+    """The positions of the MTP losses that count, and all positions; `masked`: there was a loss mask."""
 
     counted: int
     total: int
@@ -37,7 +37,7 @@ class MTPStep:
 
 
 class Verification(NamedTuple):
-    """Which parameters the MTP loss has reached, the same on every rank; str() describes it.
+    """The parameters that the MTP loss has reached, the same on every rank; str() describes them.
 
     Attributes:
         heads: the names of the parameters of MTP heads that got a gradient, on any rank.

@@ -1,4 +1,4 @@
-"""What a training step changes besides gradients, and how it is restored after a step that must leave no trace."""
+"""The state that a training step changes besides gradients, restored after a step that must leave no trace."""
 
 from __future__ import annotations
 

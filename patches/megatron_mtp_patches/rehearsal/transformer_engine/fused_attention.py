@@ -78,7 +78,7 @@ def get_fused_attn_backend(
 
 @dataclass
 class _Call:
-    """What forward and backward share: the places of the tokens, the scores that count, and their scale."""
+    """Values that forward and backward share: the places of the tokens, the scores that count, and their scale."""
 
     arguments: dict[str, Any]
 

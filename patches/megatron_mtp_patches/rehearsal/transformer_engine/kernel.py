@@ -1,4 +1,4 @@
-"""What the kernels share: they compute in fp32 and round once; what has no stand-in raises an error that names it.
+"""Parts of all kernels: they compute in fp32 and round once; what has no stand-in raises an error that names it.
 
 What a kernel refuses, or reads wrongly without an error, the stand-ins refuse by a RuntimeError (`require`).
 """

@@ -1,4 +1,4 @@
-"""What kernels over lists of tensors take. Source: multi_tensor_apply.cuh and the checks of its callers.
+"""The arguments of kernels over lists of tensors. Source: multi_tensor_apply.cuh and the checks of its callers.
 
 A launch gets the address and the number of elements of each tensor of the first list, the addresses of the others, and
 one dtype for each list. Whatever differs from that is read wrongly, or out of bounds, without an error; here it is one.

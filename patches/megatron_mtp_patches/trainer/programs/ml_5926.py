@@ -1,4 +1,4 @@
-"""How many parameters train in a GPT that a ModelBuilder has built for a run with --freeze-all-layers."""
+"""The number of parameters that train in a GPT that a ModelBuilder has built for a run with --freeze-all-layers."""
 
 from ...defects.labs.lab import LENGTH, VOCABULARY, make_config, start
 
