@@ -16,10 +16,10 @@ _masks: ContextVar[list[Any]] = ContextVar("masks")
 
 def note_loss_mask(call: Call) -> Any:
     """Wraps get_batch, which returns tokens, labels, loss_mask and others; all None where the stage reads no batch."""
-    return _noted(call.proceed())
+    return _note_mask(call.proceed())
 
 
-def _noted(batch: Any) -> Any:
+def _note_mask(batch: Any) -> Any:
     masks = _masks.get(None)
     if masks is not None:
         masks.append(batch[2])
@@ -36,7 +36,7 @@ def pass_loss_mask(call: Call) -> Any:
         return call.proceed()
     own_get_batch = call.get("_get_batch_fn")
     if own_get_batch is not None:
-        call["_get_batch_fn"] = lambda *args, **kwargs: _noted(own_get_batch(*args, **kwargs))
+        call["_get_batch_fn"] = lambda *args, **kwargs: _note_mask(own_get_batch(*args, **kwargs))
 
     def add_mask(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, {"loss_mask": masks[-1], **kwargs} if masks else kwargs

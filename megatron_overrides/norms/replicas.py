@@ -14,7 +14,7 @@ def param_is_not_tensor_parallel_duplicate(param: Any, tp_group: Any = None, exp
         param: a parameter, or its shard or main copy.
         tp_group: the tensor-parallel group of dense layers; None for the one of parallel_state.
         expert_tp_group: that of experts, over which their row biases are replicated (NVIDIA/Megatron-LM#5916). None
-            for the one of parallel_state, so that a caller that knows only `tp_group` counts them once, too
+            for the one of parallel_state, so that a caller that knows only `tp_group` also counts them once
             (NVIDIA/Megatron-LM#6099).
     """
     from megatron.core import parallel_state

@@ -216,7 +216,7 @@ def verify(model: Module | Sequence[Module], optimizer: object, forward_backward
 def _import_overrides() -> None:
     """Import megatron_overrides, which has what the patches call, from beside this package, whatever the path has.
 
-    In a clone whose package is installed, too, `python -m` would find that of the clone first.
+    In a clone whose package is also installed, `python -m` would find that of the clone first.
 
     Raises:
         PatchError: it is imported already, from another copy, or it is missing.

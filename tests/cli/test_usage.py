@@ -60,7 +60,7 @@ def test_a_name_that_is_neither_a_patch_nor_a_function_says_what_lists_both(caps
         (
             "ML-3693",
             "new.py",
-            "there is no program for ML-3693: a CPU cannot show it, or nobody has written one. It was re",
+            "there is no program for ML-3693: a CPU cannot show it, or none is written yet. It was re",
         ),
         ("ML-5338", "old.py", "old.py exists already"),
         ("ML-5338", ".", ". is a folder: give the name of a file"),

@@ -92,7 +92,7 @@ def share_plain_values(state: Any, has_heads: bool) -> Any:
     stages: list[Any] = [None] * group.size()
     dist.all_gather_object(stages, _plain(state) if has_heads else None, group=group)
     shared = next((plain for plain in stages if plain is not None), _NOT_PLAIN)
-    return state if has_heads else _put_in(shared, state)
+    return state if has_heads else _merge_plain(shared, state)
 
 
 def _plain(state: Any) -> Any:
@@ -117,7 +117,7 @@ def _is_plain(state: Any) -> bool:
     return all(map(_is_plain, state)) if isinstance(state, list) else True
 
 
-def _put_in(shared: Any, own: Any) -> Any:
+def _merge_plain(shared: Any, own: Any) -> Any:
     """Return `own` with the plain values of `shared`; lists of another length stay, and are not saved.
 
     What neither of them has is _NOT_PLAIN.
@@ -126,10 +126,10 @@ def _put_in(shared: Any, own: Any) -> Any:
         return own
     if isinstance(shared, dict):
         own = own if isinstance(own, dict) else {}
-        merged = own | {name: _put_in(value, own.get(name, _NOT_PLAIN)) for name, value in shared.items()}
+        merged = own | {name: _merge_plain(value, own.get(name, _NOT_PLAIN)) for name, value in shared.items()}
         return {name: value for name, value in merged.items() if value is not _NOT_PLAIN}
     if isinstance(shared, list) and isinstance(own, list):
         if len(shared) != len(own):  # lists of tensors; empty ones must not be saved as plain values
             return LocalNonpersistentObject(own)
-        return [_put_in(value, mine) for value, mine in zip(shared, own, strict=True)]
+        return [_merge_plain(value, mine) for value, mine in zip(shared, own, strict=True)]
     return own if isinstance(shared, _PartlyPlain) else shared

@@ -144,7 +144,7 @@ def _warn_of_derived_labels() -> None:
     """Warn once that a loss that the trainer did not ask for trains its model: an RL policy, for example."""
     text = (
         "The model gets no labels, so the MTP heads derive theirs from the tokens, and their loss trains the main "
-        "model, too. --mtp-detach-heads (config.mtp_detach_heads) keeps it in the heads"
+        "model as well. --mtp-detach-heads (config.mtp_detach_heads) keeps it in the heads"
     )
     warn_on_last_rank(logger, text)
 

@@ -23,12 +23,12 @@ def hidden_heads(chunks: Sequence[Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for chunk in chunks:
             if getattr(chunk, "mtp_process", False):
-                stack.enter_context(_hidden(chunk))
+                stack.enter_context(_hidden_heads(chunk))
         yield
 
 
 @contextmanager
-def _hidden(chunk: Any) -> Iterator[None]:
+def _hidden_heads(chunk: Any) -> Iterator[None]:
     modules = dict(chunk._modules)
     output_weight = chunk.output_layer.weight if chunk.post_process else None
     del chunk._modules["mtp"]

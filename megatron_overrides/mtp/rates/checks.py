@@ -19,7 +19,7 @@ def check_rates(settings: Any) -> None:
                 f"{spell(name)} takes a finite number from 0 on, not {value!r}; where it is left out, MTP heads have "
                 f"that of {spell(name.removeprefix('mtp_'))}"
             )
-    rate, lowest = (_of_heads(settings, name) for name in ("lr", "min_lr"))
+    rate, lowest = (_value_for_heads(settings, name) for name in ("lr", "min_lr"))
     if None not in (rate, lowest) and rate < lowest and _asks_for_rates(settings):
         raise ValueError(
             f"the learning rate of MTP heads would rise from {rate} ({spell('mtp_lr')}, else {spell('lr')}) to "
@@ -31,6 +31,6 @@ def _asks_for_rates(settings: Any) -> bool:
     return any(getattr(settings, name, None) is not None for name in ("mtp_lr", "mtp_min_lr"))
 
 
-def _of_heads(settings: Any, name: str) -> Any:
+def _value_for_heads(settings: Any, name: str) -> Any:
     own = getattr(settings, f"mtp_{name}", None)
     return getattr(settings, name, None) if own is None else own

@@ -1,4 +1,4 @@
-"""The wrapper that gives the parameters of MTP heads groups of their own in the optimizer."""
+"""The wrapper that puts the parameters of MTP heads into separate groups of the optimizer."""
 
 from __future__ import annotations
 

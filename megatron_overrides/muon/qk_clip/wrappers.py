@@ -46,9 +46,9 @@ def clip_qk(model: list[torch.nn.Module], log_max_only: bool = False) -> float:
     """
     from megatron.core import parallel_state
 
-    layers = [layer for layer in attention_layers(model) if _asks(layer)]
+    layers = [layer for layer in attention_layers(model) if _wants_logits(layer)]
     if log_max_only:
-        layers = [layer for layer in layers if _reports(layer)]
+        layers = [layer for layer in layers if _reports_logits(layer)]
     else:
         for layer in layers:
             _check(layer)
@@ -73,13 +73,13 @@ def attention_layers(model: list[torch.nn.Module]) -> Iterator[Any]:
         yield from (module for module in chunk.modules() if hasattr(module, "core_attention"))
 
 
-def _asks(layer: Any) -> bool:
+def _wants_logits(layer: Any) -> bool:
     """True if its own configuration asks for its logits; that of an encoder in a multimodal model may not."""
     config = getattr(layer, "config", None)
     return any(getattr(config, name, False) for name in ("qk_clip", "log_max_attention_logit"))
 
 
-def _reports(layer: Any) -> bool:
+def _reports_logits(layer: Any) -> bool:
     if hasattr(layer.core_attention, _LARGEST):
         return True
     if not getattr(layer, "_says_that_it_reports_no_logits", False):
@@ -111,7 +111,7 @@ def _weight(layer: Any, name: str) -> torch.nn.Parameter:
     if weight is None:
         raise ValueError(
             f"--qk-clip: {name} of layer {layer.layer_number} is a {type(getattr(layer, name)).__name__} without a "
-            "weight of its own, an adapter say; leave --qk-clip out"
+            "weight of its own, as adapters are; leave --qk-clip out"
         )
     return weight
 
@@ -127,17 +127,17 @@ def _reduce_over_replicas(layers: list[Any], log_max_only: bool) -> list[torch.T
     if not layers:
         return []
     device = _device(layers)
-    measured = [_measured(layer, device, log_max_only) for layer in layers]
+    measured = [_largest_logits(layer, device, log_max_only) for layer in layers]
     together = torch.cat(measured)
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     torch.distributed.all_reduce(together, op=torch.distributed.ReduceOp.MAX, group=group)
     parts = together.split([logits.numel() for logits in measured])
     if log_max_only:
         return list(parts)
-    return [_of_shared_groups(layer, logits) for layer, logits in zip(layers, parts, strict=True)]
+    return [_gather_shared_groups(layer, logits) for layer, logits in zip(layers, parts, strict=True)]
 
 
-def _measured(layer: Any, device: torch.device, log_max_only: bool) -> torch.Tensor:
+def _largest_logits(layer: Any, device: torch.device, log_max_only: bool) -> torch.Tensor:
     logits, heads = getattr(layer.core_attention, _LARGEST), 1 if log_max_only else _heads(layer)
     if logits is None:
         return torch.full((heads,), -math.inf, device=device)
@@ -155,7 +155,7 @@ def _device(modules: list[Any]) -> torch.device:
     return next(param.device for module in modules for param in module.parameters())
 
 
-def _of_shared_groups(layer: Any, logits: torch.Tensor) -> torch.Tensor:
+def _gather_shared_groups(layer: Any, logits: torch.Tensor) -> torch.Tensor:
     """The logits of all heads, where tensor-parallel ranks share query groups; else those of this rank."""
     if not shares_group_between_ranks(layer):
         return logits

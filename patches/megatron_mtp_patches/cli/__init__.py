@@ -2,7 +2,7 @@
 
 Exit codes: 0 all is well; 1 a patch is refused, a source has drifted or something needed is missing; 2 wrong usage.
 `run` exits with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads, or no step;
-`reproduce` with 125 if a package is missing that its program needs. Where nobody reads what a command prints any more,
+`reproduce` with 125 if a package is missing that its program needs. If the reader of a command's output has ended,
 as after `| head -1`, it ends with 141, as a program that SIGPIPE ends: it has not said all, so 0 would be too much.
 """
 

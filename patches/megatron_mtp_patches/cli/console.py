@@ -23,11 +23,11 @@ def make_console() -> Console:
     return console
 
 
-def make_say() -> Callable[..., None]:
-    """Return `say(text, style=None)`, which prints text as it is: rich neither wraps it nor reads markup in it."""
+def make_printer() -> Callable[..., None]:
+    """Return `show(text, style=None)`, which prints text as it is: rich neither wraps it nor reads markup in it."""
     console = make_console()
 
-    def say(text: str, style: str | None = None) -> None:
+    def show(text: str, style: str | None = None) -> None:
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    return say
+    return show

@@ -27,7 +27,7 @@ from ..checks.run_files import read_runs
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 from ..megatrons.installed import MEGATRON, describe_megatron, find_releases, find_transformer_engine, import_targets
-from .console import make_say
+from .console import make_printer
 from .zero_touch import VARIABLE, is_enabled
 
 FAILS_FROM = 3  # the severity of a defect from which on the command ends with 1
@@ -245,48 +245,48 @@ def _silence() -> Iterator[None]:
 
 
 def _show_flags(line: CommandLine, findings: list[Finding], transformer_engine: str) -> None:
-    say = make_say()
-    say(f"{describe_megatron()}\n{transformer_engine}; {line.world_size} rank{'s' * (line.world_size > 1)}")
+    show = make_printer()
+    show(f"{describe_megatron()}\n{transformer_engine}; {line.world_size} rank{'s' * (line.world_size > 1)}")
     if line.environment:
-        say(f"assumed in the environment of the run: {' '.join(map('='.join, line.environment.items()))}")
+        show(f"assumed in the environment of the run: {' '.join(map('='.join, line.environment.items()))}")
     for hint in line.unknown.hints():
-        say(hint, "yellow")
+        show(hint, "yellow")
     for flag in line.without_effect():
-        say(f"{flag} has no effect: the model has no MTP heads; add --mtp-num-layers", "yellow")
+        show(f"{flag} has no effect: the model has no MTP heads; add --mtp-num-layers", "yellow")
     if decided := line.decided_by_checkpoint():
-        say(f"the checkpoint decides {', '.join(decided)} and more: also give them as flags", "yellow")
-    _show_findings(say, findings)
+        show(f"the checkpoint decides {', '.join(decided)} and more: also give them as flags", "yellow")
+    _show_findings(show, findings)
     left = sum(not finding.is_removed for finding in findings)
     total = f"Known defects that affect these flags: {len(findings)}"
     if not findings:
-        say("No known defect of this Megatron affects these flags.")
+        show("No known defect of this Megatron affects these flags.")
     elif left:
-        say(f"{total}; {left} of them the patches do not remove.")
+        show(f"{total}; {left} of them the patches do not remove.")
     else:
-        say(f"{total}. `import megatron_mtp_patches` removes all of them.")
+        show(f"{total}. `import megatron_mtp_patches` removes all of them.")
 
 
 def _show_files(diagnoses: list[Diagnosis]) -> None:
-    say = make_say()
-    say(describe_megatron())
+    show = make_printer()
+    show(describe_megatron())
     for one in diagnoses:
         problem = one.unusable or one.refusal
-        say(f"{one.run}: {problem or f'known defects: {len(one.findings)}'}", "yellow" if problem else "bold")
+        show(f"{one.run}: {problem or f'known defects: {len(one.findings)}'}", "yellow" if problem else "bold")
         for hint in one.hints:
-            say(hint, "yellow")
-        _show_findings(say, one.findings)
+            show(hint, "yellow")
+        _show_findings(show, one.findings)
     refused = sum(bool(one.refusal) for one in diagnoses)
     affected = sum(any(not finding.is_removed for finding in one.findings) for one in diagnoses)
     severe = sum(any(map(_is_severe, one.findings)) for one in diagnoses)
     unusable = sum(bool(one.unusable) for one in diagnoses)
     without_run = f" Files without a run: {unusable}." if unusable else ""
-    say(
+    show(
         f"Runs: {len(diagnoses) - unusable}; {affected} with a defect that is not removed, {severe} with one of "
         f"severity {FAILS_FROM} or more, {refused} that are refused.{without_run}"
     )
 
 
-def _show_findings(say: Callable[..., None], findings: Iterable[Finding]) -> None:
+def _show_findings(show: Callable[..., None], findings: Iterable[Finding]) -> None:
     """A line for each, coloured by what is left to do."""
     for finding in findings:
         removed = f"removed by {finding.patch}" + (f"; {finding.remedy}" if finding.remedy else "")
@@ -294,4 +294,4 @@ def _show_findings(say: Callable[..., None], findings: Iterable[Finding]) -> Non
         condition = f", if {finding.only_if}" if finding.only_if else ""
         sure = {"read": "; read in the source", "reported": "; reported by others"}.get(finding.evidence, "")
         text = f"* {finding.id}, severity {finding.severity}: {finding.text}{condition} ({finding.releases}{sure})"
-        say(f"{text}: {answer}", None if finding.is_removed else "red" if _is_severe(finding) else "yellow")
+        show(f"{text}: {answer}", None if finding.is_removed else "red" if _is_severe(finding) else "yellow")

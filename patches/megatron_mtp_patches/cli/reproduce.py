@@ -19,7 +19,7 @@ from ..engine.source import find_file
 from ..megatrons.installed import describe_megatron, find_releases
 from ..reproductions import needs, runner
 from ..reproductions.standalone import make_standalone, needs_gpus
-from .console import make_say
+from .console import make_printer
 
 WIDTH = 100  # of the text in a standalone file
 _EVIDENCE = {
@@ -118,7 +118,7 @@ def _find_programs(identifier: str | None) -> dict[Defect, ModuleType]:
     if not programs:
         (defect,) = chosen
         raise UsageError(
-            f"there is no program for {identifier}: a CPU cannot show it, or nobody has written one. It was "
+            f"there is no program for {identifier}: a CPU cannot show it, or none is written yet. It was "
             f"{_EVIDENCE[defect.evidence]}: {defect.effect}"
         )
     return programs
@@ -146,19 +146,19 @@ def _report(defect: Defect, program: ModuleType, missing: str) -> dict[str, Any]
 
 
 def _show(reports: list[dict[str, Any]]) -> None:
-    say = make_say()
-    say(describe_megatron())
+    show = make_printer()
+    show(describe_megatron())
     for report in reports:
-        say(f"\n{report['id']}: {report['effect']}", "bold")
-        say(f"{report['program']} ({report['ranks']} rank{'s' * (report['ranks'] > 1)})")
+        show(f"\n{report['id']}: {report['effect']}", "bold")
+        show(f"{report['program']} ({report['ranks']} rank{'s' * (report['ranks'] > 1)})")
         if report["cannot run"]:
-            say(f"    cannot run here: {report['cannot run']}", "yellow")
+            show(f"    cannot run here: {report['cannot run']}", "yellow")
             continue
-        say(f"    expected          {report['expected']}")
+        show(f"    expected          {report['expected']}")
         for name in ("as it is", "with the patches"):
             outcome = report[name]
-            say(f"    {name:<17} {outcome['seen']}", "green" if outcome["right"] else "red")
+            show(f"    {name:<17} {outcome['seen']}", "green" if outcome["right"] else "red")
         if report["has defect"] is False:
-            say("    The source of this Megatron does not have the defect.")
+            show("    The source of this Megatron does not have the defect.")
         elif not report["patch"]:
-            say("    No patch removes it.")
+            show("    No patch removes it.")

@@ -35,7 +35,7 @@ class Setting:
     Attributes:
         name: that of the field; the flag is spelled alike.
         type: the field's annotation. A bool takes True and False only, and its flag is a switch.
-        default: its value where nobody sets it, with which it does nothing new.
+        default: its value if it is not set, with which it does nothing new.
         help: what it does, in a sentence, for `--help` and the pages.
         unit: of an int, what it counts and what 0 means, for the message that refuses other numbers.
         choices: the values that it takes, if they are few.

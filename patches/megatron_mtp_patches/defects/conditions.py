@@ -110,7 +110,7 @@ def has_any_aux_loss(run: Any) -> bool:
 
 
 def has_z_loss(run: Any) -> bool:
-    """True if the logits of routers have a loss of their own."""
+    """True if the logits of routers have a separate loss."""
     return bool(run.num_experts and run.moe_z_loss_coeff)
 
 

@@ -172,7 +172,7 @@ class AddField(Edit):
         named_in: the number of an upstream change that has a field of this name and is in no known release; 0 for none.
         check_source: as in Wrap.
         setting: what the field's metadata has under "setting", also where the field is native. If it has
-            `field_metadata`, a new field gets that, too.
+            `field_metadata`, a new field gets that as well.
     """
 
     field: str

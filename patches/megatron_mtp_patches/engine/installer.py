@@ -25,7 +25,7 @@ class Installer:
     """The decisions and the installed edits since the last `apply()`.
 
     Each edit is put in once, for however many patches, and taken out when the last of them no longer wants it. An edit
-    whose target is missing here is noted, too. The patches of `base` and `added` cannot be left out. Edits of one
+    whose target is missing here is also noted. The patches of `base` and `added` cannot be left out. Edits of one
     target are stacked in the order of the patches.
     """
 

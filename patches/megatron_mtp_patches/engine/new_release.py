@@ -42,7 +42,7 @@ def add_release(
     targets = targets.intersection(only) if only else targets
     rows = {target: deepcopy(sources_before.targets.get(target, {})) for target in sorted(checked)}
     for target in targets if only else checked:
-        rows[target] = _without(release, rows[target])
+        rows[target] = _without_release(release, rows[target])
     for folder in folders:
         for target in sorted(targets):
             if folder == folders[0] or find_file(checked[target].module, [folder]):
@@ -50,7 +50,7 @@ def add_release(
                 if release not in names:
                     names.append(release)
     releases = {*sources_before.releases} if only or package else {*sources_before.releases, release}
-    return KnownSources(tuple(sorted(releases, key=_age)), _in_order(rows))
+    return KnownSources(tuple(sorted(releases, key=_order)), _in_order(rows))
 
 
 def write_known_sources(sources: KnownSources, file: Path) -> None:
@@ -59,7 +59,7 @@ def write_known_sources(sources: KnownSources, file: Path) -> None:
     file.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
-def _without(release: str, row: dict[str, list[str]]) -> dict[str, list[str]]:
+def _without_release(release: str, row: dict[str, list[str]]) -> dict[str, list[str]]:
     others = {digest: [other for other in releases if other != release] for digest, releases in row.items()}
     return {digest: releases for digest, releases in others.items() if releases}
 
@@ -68,10 +68,10 @@ def _in_order(rows: Rows) -> Rows:
     """The oldest release first, in each row and among the fingerprints of a target."""
     for row in rows.values():
         for releases in row.values():
-            releases.sort(key=_age)
-    return {target: dict(sorted(row.items(), key=lambda item: _age(item[1][0]))) for target, row in rows.items()}
+            releases.sort(key=_order)
+    return {target: dict(sorted(row.items(), key=lambda item: _order(item[1][0]))) for target, row in rows.items()}
 
 
-def _age(release: str) -> tuple[bool, list[int]]:
+def _order(release: str) -> tuple[bool, list[int]]:
     """Numbers count as numbers; what has no number, as main, is newest."""
     return not release[:1].isdigit(), [int(number) for number in re.findall(r"\d+", release)]

@@ -15,7 +15,7 @@ PATCH = Patch(
     "`mtp_detach_heads` is accepted there and detaches nothing, on native 0.19 too, while the heads are clipped "
     "separately and missing in the grad norm. Under tensor parallelism mcore-bridge counts the acceptance rate on "
     "each rank's part of the vocabulary. Under context parallelism it weighs tokens of heads by the counts of one "
-    "rank. In passes without gradients it computes losses of the heads that nobody sees.",
+    "rank. In passes without gradients it computes losses of the heads that are not used.",
     adds=(
         "Its GPT models train their heads by the losses of Megatron's models: `mtp_detach_heads`, `mtp_loss_type`, "
         "`mtp_depth_weights`, `mtp_position_weights`, `mtp_dpace_alpha`, `mtp_logits_chunk_size`, "

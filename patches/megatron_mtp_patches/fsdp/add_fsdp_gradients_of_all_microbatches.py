@@ -14,7 +14,7 @@ PATCH = Patch(
     problem="With `--data-parallel-sharding-strategy optim`, and without `--no-gradient-accumulation-fusion`, each "
     "microbatch overwrites the weight gradients of the one before (TransformerEngine from 2.10 on). Only the last "
     "one counts, and its gradients are divided by the number of all. Megatron's own linear layers, as the output "
-    "layer is, do so with `no_shard`, too, and on main. So do grouped experts under the operation fuser of "
+    "layer is, also do so with `no_shard`, and on main. So do grouped experts under the operation fuser of "
     "TransformerEngine with `optim`, on 0.19.2 and main. Nothing in the log shows it.",
     adds=("A step sums the weight gradients of all its microbatches.",),
     repairs=(

@@ -14,7 +14,7 @@ PATCH = Patch(
     "`--megatron-fsdp-grad-comm-dtype` differs from the type of the gradients (NVIDIA/Megatron-LM#6660). Nothing "
     "in the log shows it.",
     adds=("Such gradients have a shard, which is all of them, and each microbatch is added to it.",),
-    numerics="With Megatron-FSDP's `optim_grads` and `optim_grads_params`, several microbatches (0.16.1: one, too) and "
+    numerics="With Megatron-FSDP's `optim_grads` and `optim_grads_params`, several microbatches (0.16.1: also one) and "
     "layers with one replica: their gradients, and with them the gradient norm.",
     notes=(
         "These gradients take one more temporary buffer of the size of a bucket, as sharded ones do, and each "

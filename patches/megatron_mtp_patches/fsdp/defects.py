@@ -104,7 +104,7 @@ DEFECTS = (
     ),
     Defect(
         id="ML-3754b",
-        effect="Gradients are never reduced, so each data-parallel rank trains a model of its own",
+        effect="Gradients are never reduced, so each data-parallel rank trains a different model",
         severity=5,
         signs=Sign(f"{_BUFFERS}:ParamAndGradBuffer.all_reduce_gradients", has="if gbuf is not None:\n    continue"),
         affects=lambda run: (

@@ -11,7 +11,7 @@ PATCH = Patch(
     summary="Train with Megatron-FSDP's no_shard whatever is overlapped",
     upstream=(PullRequest(3754, native_since="0.18.0"),),
     problem="On 0.16 and 0.17 `no_shard`, the default of `--data-parallel-sharding-strategy`, never reduces gradients "
-    "without `--overlap-grad-reduce`, so each data-parallel rank trains a model of its own; nothing in the log "
+    "without `--overlap-grad-reduce`, so each data-parallel rank trains a different model; nothing in the log "
     "shows it. Without `--overlap-param-gather` the first step ends in an AttributeError about fetch_bucket.",
     adds=("Gradients are reduced once, at the end of a step, and parameters that are not sharded are not gathered.",),
     numerics="Only with no_shard and without one of the two flags, where training was wrong or ended.",

@@ -16,7 +16,7 @@ PATCH = Patch(
     problem="With tensor parallelism, grouped experts and TransformerEngine 2.13 or newer, the gradient norm leaves "
     "out the experts of all tensor-parallel ranks but the first (0.16 to 0.18). Gradients are then clipped less than "
     "asked for, and nothing in the log shows it. The number of zeros and the norm of the parameters leave them out "
-    "as well. Biases of experts are left out with any TransformerEngine and, in dist_muon, in 0.19.2, too. If EP is "
+    "as well. Biases of experts are left out with any TransformerEngine and, in dist_muon, also in 0.19.2. If EP is "
     "1 and experts are split over another number of ranks than dense layers, their gradients are averaged over the "
     "wrong ranks (0.16 to 0.18): with TP 2 and ETP 1 each tensor-parallel rank trains a different copy of the same "
     "expert, with TP 1 and ETP 2 the gradients of different shards are mixed.",

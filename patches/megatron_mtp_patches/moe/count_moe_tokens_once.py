@@ -15,7 +15,7 @@ PATCH = Patch(
     problem="With a padding mask and `--calculate-per-token-loss` a router takes the tokens of all tensor- and "
     "context-parallel ranks for its own, because the all-reduce of its counts is in place. On 0.19.2 and main the "
     "gradients of the auxiliary losses are too large by the number of these ranks, those of global_aux_loss by the "
-    "data-parallel ones, too. Megatron's own trainer passes no mask; Megatron-Bridge, NeMo-RL and verl do.",
+    "data-parallel ones as well. Megatron's own trainer passes no mask; Megatron-Bridge, NeMo-RL and verl do.",
     adds=(
         "A router weights its loss with the mean number of tokens of the ranks in its group. The gradients are those "
         "of a run without `--calculate-per-token-loss`.",

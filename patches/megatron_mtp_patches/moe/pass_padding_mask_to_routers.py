@@ -28,7 +28,7 @@ PATCH = Patch(
     notes=(
         "Layers that CUDA graphs replay keep what they captured. Quantile balancing (0.19 and later) refuses a mask; "
         "with the overlap its routers get none.",
-        "A microbatch of padding alone gives NaN in the gradients of the auxiliary losses with the overlap, too, as it "
+        "A microbatch of padding alone gives NaN in the gradients of the auxiliary losses also with the overlap, as it "
         "does without it.",
     ),
     is_repair=True,

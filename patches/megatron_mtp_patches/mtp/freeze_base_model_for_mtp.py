@@ -53,7 +53,7 @@ PATCH = Patch(
         "`mtp.layers.*` trains (all parameters of an MTP block are there), the decoder runs under `no_grad`, the "
         "biases of the main model's routers stay and those of the heads' routers move, MTP heads are required, and "
         "`--freeze-all-layers` is refused. There the output layer and the main loss run with gradients; here they run "
-        "without. In a Megatron that has the setting by itself the patch is refused: nobody has run the two side by "
+        "without. In a Megatron that has the setting by itself the patch is refused: the two were never run side by "
         "side.",
         "To train the heads of a checkpoint that has them again, or its main model after its heads, add `--finetune`: "
         "its optimizer state is that of other parameters.",

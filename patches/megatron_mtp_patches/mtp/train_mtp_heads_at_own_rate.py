@@ -7,12 +7,12 @@ _CHECK = "megatron_overrides.mtp.rates.checks:check_rates"
 
 PATCH = Patch(
     id="train-mtp-heads-at-own-rate",
-    summary="Give MTP heads a learning rate and a weight decay of their own",
+    summary="Give MTP heads a separate learning rate and weight decay",
     problem="MTP heads train with the learning rate and the weight decay of the main model. New heads on a trained "
     "model need a higher rate than it, and heads that are trained alone often another schedule; draft trainers "
     "(NeMo-RL, Automodel, SpecForge) have one, Megatron has none.",
     adds=(
-        "`--mtp-lr`, `--mtp-min-lr` and `--mtp-weight-decay`: the parameters of heads are groups of their own in the "
+        "`--mtp-lr`, `--mtp-min-lr` and `--mtp-weight-decay`: the parameters of heads are separate groups in the "
         "optimizer and in its schedule, whichever optimizer it is. Warm-up and decay are those of the run.",
         "`--mtp-lr` takes the place of `--lr` before the multiplier of muP, and precedence over `--decoupled-lr`. "
         "`--mtp-weight-decay` stays the same in the course of the run; biases and norms have none, as before.",

@@ -17,10 +17,10 @@ PATCH = Patch(
     "alive.",
     adds=(
         "Every attention layer is clipped: of the main model and of MTP heads, in GPT and hybrid models, in any "
-        "wrappers; multi-head, grouped-query (with an output gate, too) and multi-head latent attention, absorbed as "
+        "wrappers; multi-head, grouped-query (also with an output gate) and multi-head latent attention, absorbed as "
         "well; also where tensor-parallel ranks share a query group.",
         "Main weights are scaled with the model's: those of Float16 and layer-wise optimizers, shards of the "
-        "distributed optimizer, the states of a precision-aware one (with remainders, too), copies on the CPU.",
+        "distributed optimizer, the states of a precision-aware one (also with remainders), copies on the CPU.",
         "Weights that are frozen stay as they are. Biases are scaled with their rows, because they are part of the "
         "queries and keys.",
         "The maximum that is logged, and that clips, is that of the training microbatches of this step. "

@@ -126,14 +126,14 @@ def install() -> None:
         _replace(name, lambda *args, **kwargs: 0)
     for name in _NO_OPS:
         _replace(name, lambda *args, **kwargs: None)
-    for name, value in _answers().items():
+    for name, value in _cuda_functions().items():
         _replace(name, value)
     # torch.accelerator says there is none: otherwise the DataLoader pins memory and libraries choose GPU kernels.
     torch.accelerator.is_available = lambda: False
     torch.accelerator.current_accelerator = lambda check_available=False: None
 
 
-def _answers() -> dict[str, Any]:
+def _cuda_functions() -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,

@@ -63,7 +63,7 @@ class _Refusal(NamedTuple):
     advice: str
 
 
-def _given(value: Any) -> bool:
+def _is_set(value: Any) -> bool:
     return bool(value)
 
 
@@ -76,24 +76,24 @@ _NCCL = "there is no NCCL on a CPU: leave it out"
 _TE = "it needs a kernel of TransformerEngine that has no stand-in: leave it out"
 # Refusals that depend on whether TransformerEngine runs are in _transformer_engine_refusals().
 _REFUSALS = (
-    _Refusal("use_flash_attn", _given, "FlashAttention needs a GPU: leave it out"),
-    _Refusal("fp8", _given, "fp8 needs a GPU: train in bf16"),
-    _Refusal("fp4", _given, "fp4 needs a GPU: train in bf16"),
-    _Refusal("te_precision_config_file", _given, _TE),
-    _Refusal("use_transformer_engine_op_fuser", _given, _TE),
-    _Refusal("tp_comm_overlap", _given, "it overlaps inside TransformerEngine: leave it out"),
-    _Refusal("enable_cuda_graph", _given, _GRAPHS),
-    _Refusal("external_cuda_graph", _given, _GRAPHS),
+    _Refusal("use_flash_attn", _is_set, "FlashAttention needs a GPU: leave it out"),
+    _Refusal("fp8", _is_set, "fp8 needs a GPU: train in bf16"),
+    _Refusal("fp4", _is_set, "fp4 needs a GPU: train in bf16"),
+    _Refusal("te_precision_config_file", _is_set, _TE),
+    _Refusal("use_transformer_engine_op_fuser", _is_set, _TE),
+    _Refusal("tp_comm_overlap", _is_set, "it overlaps inside TransformerEngine: leave it out"),
+    _Refusal("enable_cuda_graph", _is_set, _GRAPHS),
+    _Refusal("external_cuda_graph", _is_set, _GRAPHS),
     _Refusal("cuda_graph_impl", _other_than(None, "none"), _GRAPHS),
-    _Refusal("optimizer_cuda_graph", _given, _GRAPHS),
-    _Refusal("nccl_ub", _given, _NCCL),
-    _Refusal("use_sharp", _given, _NCCL),
-    _Refusal("nccl_communicator_config_path", _given, _NCCL),
-    _Refusal("high_priority_stream_groups", _given, _NCCL),
+    _Refusal("optimizer_cuda_graph", _is_set, _GRAPHS),
+    _Refusal("nccl_ub", _is_set, _NCCL),
+    _Refusal("use_sharp", _is_set, _NCCL),
+    _Refusal("nccl_communicator_config_path", _is_set, _NCCL),
+    _Refusal("high_priority_stream_groups", _is_set, _NCCL),
     _Refusal("moe_token_dispatcher_type", _other_than("allgather", "alltoall"), "it needs DeepEP: use `alltoall`"),
-    _Refusal("moe_enable_deepep", _given, "DeepEP needs a GPU: leave it out"),
+    _Refusal("moe_enable_deepep", _is_set, "DeepEP needs a GPU: leave it out"),
     _Refusal("refit_method", _other_than("gloo", "nccl"), "there is no NVSHMEM on a CPU: use `gloo`"),
-    _Refusal("record_memory_history", _given, "there is no GPU memory to record: leave it out"),
+    _Refusal("record_memory_history", _is_set, "there is no GPU memory to record: leave it out"),
 )
 
 
@@ -173,7 +173,7 @@ def _transformer_engine_refusals() -> tuple[_Refusal, ...]:
     return (
         _Refusal("transformer_impl", _other_than("local"), f"use `local`, or {instead}"),
         _Refusal("attention_backend", _other_than("unfused", "local", "auto"), f"use `unfused`, or {instead}"),
-        _Refusal("use_precision_aware_optimizer", _given, f"leave it out, or {instead}"),
+        _Refusal("use_precision_aware_optimizer", _is_set, f"leave it out, or {instead}"),
     )
 
 

@@ -24,11 +24,11 @@ def needs_of(program: ModuleType) -> tuple[str, ...]:
 
 def find_missing(program: ModuleType) -> str:
     """Name what a program needs and this environment lacks, and what to do about each; '' if it has all."""
-    reasons = {need: _why_not(Requirement(need)) for need in needs_of(program)}
+    reasons = {need: _missing_reason(Requirement(need)) for need in needs_of(program)}
     return "; ".join(f"it needs {need}: {reason}" for need, reason in reasons.items() if reason)
 
 
-def _why_not(need: Requirement) -> str:
+def _missing_reason(need: Requirement) -> str:
     """Say why the program cannot have what it needs, and what to do about it; '' if it can."""
     part = PARTS_BY_NAME[need.name]
     installed = find_version(part.distribution, part.module)

@@ -13,12 +13,12 @@ _KEYS = f"{_OPTIMIZER}:param_group_identifier_keys"
 
 
 def _has_learning_rates_of_groups(run: Any) -> bool:
-    """True if some parameters have learning rates of their own."""
+    """True if some parameters have separate learning rates."""
     return bool(run.decoupled_lr or run.use_mup)
 
 
 def _loads_main_params_of_experts(run: Any) -> bool:
-    """True if main parameters are made of a checkpoint's model, and experts have an optimizer of their own."""
+    """True if main parameters are made of a checkpoint's model, and experts have a separate optimizer."""
     return bool(run.load_main_params_from_ckpt and run.num_experts and expert_parallel(run) > 1)
 
 

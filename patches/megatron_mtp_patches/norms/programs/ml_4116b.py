@@ -1,4 +1,4 @@
-"""The gradient norm that detached MTP heads have of their own, under DDP and under Megatron-FSDP."""
+"""The separate gradient norm of detached MTP heads, under DDP and under Megatron-FSDP."""
 
 from ...defects.labs.fsdp_lab import make_fsdp
 from ...defects.labs.lab import compute_gradients, make_config, make_ddp, make_gpt, make_optimizer, start

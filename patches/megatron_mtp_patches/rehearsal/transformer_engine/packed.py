@@ -49,7 +49,7 @@ def swap_first_dims(tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
     return swapped.contiguous() if out is None else out.copy_(swapped)
 
 
-def _half(cu_seqlens: Tensor, half: int) -> Tensor:
+def _tokens_of_half(cu_seqlens: Tensor, half: int) -> Tensor:
     """Return the rank's tokens that are in the first (0) or the second (1) chunk of their sequence."""
     parts = [torch.arange(begin, end).chunk(2)[half] for begin, end in _spans(cu_seqlens) if end > begin]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
@@ -79,21 +79,21 @@ def _check_statistics(kernel: str, cu_seqlens: Tensor, lse_packed: bool, **stati
 def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> Tensor:
     """Return one chunk of each sequence of [tokens, heads, width], or of two such tensors stacked."""
     _check_packed("thd_read_half_tensor", cu_seqlens, tensor)
-    return tensor.index_select(tensor.dim() - 3, _half(cu_seqlens, half_idx))
+    return tensor.index_select(tensor.dim() - 3, _tokens_of_half(cu_seqlens, half_idx))
 
 
 def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, lse_packed: bool) -> None:
     """Add the statistics of a step that saw only second chunks to those of all tokens, in place."""
     kernel = "thd_second_half_lse_correction"
     _check_statistics(kernel, cu_seqlens, lse_packed, lse=lse, lse_per_step=lse_per_step)
-    at = _half(cu_seqlens, 1)
+    at = _tokens_of_half(cu_seqlens, 1)
     lse[:, at] = torch.logaddexp(lse[:, at], lse_per_step[:, : len(at)])
 
 
 def thd_read_second_half_lse(lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int) -> Tensor:
     """Return [heads, second_half_lse_seqlen]: the statistics of the second chunks."""
     _check_statistics("thd_read_second_half_lse", cu_seqlens, lse_packed, lse=lse)
-    at = _half(cu_seqlens, 1)
+    at = _tokens_of_half(cu_seqlens, 1)
     second_half = lse.new_zeros(lse.shape[0], second_half_lse_seqlen)
     second_half[:, : len(at)] = lse[:, at]
     return second_half
@@ -112,7 +112,7 @@ def thd_out_correction(
     _check_statistics("thd_out_correction", cu_seqlens, lse_packed, lse=lse, lse_per_step=lse_per_step)
     require_dtype("thd_out_correction", (out.dtype,), out_per_step=out_per_step)
     require_contiguous("thd_out_correction", out=out, out_per_step=out_per_step)
-    at = _half(cu_seqlens, 1) if only_second_half else torch.arange(int(cu_seqlens[-1]))
+    at = _tokens_of_half(cu_seqlens, 1) if only_second_half else torch.arange(int(cu_seqlens[-1]))
     share = torch.exp(lse_per_step[:, : len(at)] - lse[:, at]).t()[..., None]
     step = out_per_step.view(-1, *out.shape[-2:])[: len(at)].float()
     out[at] += torch.where(step == 0, 0.0, step * share).to(out.dtype)
@@ -129,7 +129,7 @@ def thd_grad_correction(
     require_dtype("thd_grad_correction", (grad.dtype,), grad_per_step=grad_per_step)
     require_contiguous("thd_grad_correction", grad_per_step=grad_per_step)
     along = grad.dim() - 3
-    halves = [_half(cu_seqlens, half) for half in (0, 1)]
+    halves = [_tokens_of_half(cu_seqlens, half) for half in (0, 1)]
     whole = "none" not in (first_half, second_half)
     for at, action in zip(halves, (first_half, second_half), strict=True):
         if action == "none":
