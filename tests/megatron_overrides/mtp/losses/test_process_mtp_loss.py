@@ -128,7 +128,7 @@ def test_derived_labels_that_train_the_main_model_are_warned_about_once(run, cap
     for _ in range(2):
         run(input_ids=TOKENS)
     (record,) = caplog.records
-    assert "derive theirs from the tokens, and their loss trains the main model, too" in record.getMessage()
+    assert "derive theirs from the tokens, and their loss trains the main model as well" in record.getMessage()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
