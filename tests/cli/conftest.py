@@ -53,6 +53,18 @@ def doctor(command, trainer):
     return lambda flags, *words: command("doctor", *words, "--", *flags.split())
 
 
+@pytest.fixture
+def doctor_of_file(command, trainer, tmp_path):
+    """doctor_of_file(text, *words, name="run.sh"): what `doctor *words --batch` returns and prints of such a file."""
+
+    def run(text, *words, name="run.sh"):
+        file = tmp_path / name
+        file.write_text(text)
+        return command("doctor", *words, "--batch", str(file))
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def forked_command():
     """forked_command(*words, first=[folder], **environment): run it in a fork, which imports the package again."""

@@ -68,15 +68,15 @@ def test_the_configuration_of_a_run_of_bridge(diagnose):
     "text, hint",
     [
         ("model: {mtp_init: random, mtp_detach_heads: true}\noptimizer: {mtp_clip_grad: 0.1}\n", ""),
+        ("model: {}\noptimizer: {mtp_loss_type: kl}\n", "is not read there: it is a setting of TransformerConfig"),
         ("model: {detach_mtp_heads: true}\n", "model.detach_mtp_heads: did you mean mtp_detach_heads?"),
         ("model: {}\ntrain: {grad_norm_skip_threshold: 3.0}\n", "train.grad_norm_skip_threshold is not read there: "),
         ("model: {}\nmtp_detach_heads: true\n", "mtp_detach_heads is not read there: "),
         ("model: {mtp_clip_grad: 0.1}\n", "model.mtp_clip_grad is not read there: it is a setting of OptimizerConfig"),
     ],
 )
-def test_settings_that_bridge_does_not_read_end_with_2(command, tmp_path, text, hint):
-    (tmp_path / "run_config.yaml").write_text(text)
-    done = command("doctor", "--batch", str(tmp_path / "run_config.yaml"))
+def test_settings_that_bridge_does_not_read_end_with_2(doctor_of_file, text, hint):
+    done = doctor_of_file(text, name="run_config.yaml")
     assert done.code == (2 if hint else 0) and hint in done.out
     assert ("did you mean" in done.out or "not read there" in done.out) is bool(hint)
 
@@ -113,38 +113,20 @@ def test_the_critic_of_verl_is_a_run_where_verl_trains_it(diagnose, critic, role
     assert list(diagnose(verl_yaml=ACTOR + critic)) == [f"verl.yaml {role}" for role in roles]
 
 
-def test_what_keeps_the_settings_of_verl_from_acting_is_named(command, tmp_path):
+def test_what_keeps_the_settings_of_verl_from_acting_is_named(doctor_of_file):
     variables = "ray_kwargs: {ray_init: {runtime_env: {env_vars: {VERL_USE_EXTERNAL_MODULES: %s}}}}\n"
-    file = tmp_path / "verl.yaml"
-    file.write_text(ACTOR)
-    told = command("doctor", "--batch", str(file)).out
+    told = doctor_of_file(ACTOR, name="verl.yaml").out
     assert "override_transformer_config.mtp_detach_head: did you mean mtp_detach_heads?\n" in told
     assert "override_transformer_config.mtp_clip_grad is not read there: it is a setting of OptimizerConfig\n" in told
     variable = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES=megatron_mtp_patches"
     assert f"the workers import the patches only where zero-touch is enabled: set {variable}\n" in told
-    file.write_text(ACTOR + variables % '"mine,megatron_mtp_patches"')
-    assert "the workers import" not in command("doctor", "--batch", str(file)).out
+    chosen = variables % '"mine,megatron_mtp_patches"'
+    assert "the workers import" not in doctor_of_file(ACTOR + chosen, name="verl.yaml").out
 
 
-@pytest.mark.parametrize(
-    "name, text, hint",
-    [
-        ("run.yaml", "model: {_target_: x.P, mtp_loss_typ: kl}\n", "model.mtp_loss_typ: did you mean mtp_loss_type?"),
-        (
-            "run.yaml",
-            "model: {_target_: x.P}\noptimizer: {mtp_loss_type: kl}\n",
-            "optimizer.mtp_loss_type is not read there: it is a setting of TransformerConfig",
-        ),
-        (
-            "args.json",
-            '{"model": "x", "tensor_model_parallel_size": 1, "mtp_clip_grads": 0.1}',
-            "mtp_clip_grads: did you mean mtp_clip_grad?",
-        ),
-    ],
-)
-def test_a_setting_that_bridge_or_ms_swift_would_not_read_is_named(command, tmp_path, name, text, hint):
-    (tmp_path / name).write_text(text)
-    assert f"{hint}\n" in command("doctor", "--batch", str(tmp_path / name)).out
+def test_a_setting_that_ms_swift_would_not_read_is_named(doctor_of_file):
+    text = '{"model": "x", "tensor_model_parallel_size": 1, "mtp_clip_grads": 0.1}'
+    assert "mtp_clip_grads: did you mean mtp_clip_grad?\n" in doctor_of_file(text, name="args.json").out
 
 
 def test_the_arguments_of_ms_swift(diagnose):
@@ -157,31 +139,14 @@ def test_what_megatron_refuses_is_said_and_the_others_are_diagnosed(diagnose):
     assert "invalid int value: 'x'" in findings["bad"] and "ML-5394" in findings["good"]
 
 
-def test_a_line_break_ends_no_run_and_no_word(diagnose):
-    flags = SMALL.replace(" --", " \\\n--")
-    assert "ML-5394" in diagnose(run=f"{flags} \\\n--optimizer muon\n")["run"]
-
-
-def test_a_flag_that_megatron_does_not_know_is_named_with_what_may_be_meant(command, tmp_path):
-    (tmp_path / "run").write_text(f"{SMALL} --context-paralel-size 2")
-    done = command("doctor", "--batch", str(tmp_path / "run"))
-    assert "--context-paralel-size: did you mean --context-parallel-size?" in done.out
-
-
-def test_a_run_that_megatron_refuses_ends_with_2(command, tmp_path):
-    (tmp_path / "run").write_text(f"{SMALL} --num-layers x")
-    assert command("doctor", "--batch", str(tmp_path / "run")).code == 2
-
-
-def test_what_no_patch_removes_ends_with_1_from_severity_3_on(command, tmp_path, monkeypatch):
+def test_what_no_patch_removes_ends_with_1_from_severity_3_on(doctor_of_file, monkeypatch):
     from megatron_mtp_patches.checks.diagnosis import Finding
     from megatron_mtp_patches.cli import diagnose
 
-    (tmp_path / "run").write_text(SMALL)
     for severity in (2, 3):
         finding = Finding("ML-1", "It fails", "crash", severity, "read", "", "0.18.2", None, False, "no patch")
         monkeypatch.setattr(diagnose, "find_defects", lambda settings, finding=finding: [finding])
-        done = command("doctor", "--batch", str(tmp_path / "run"))
+        done = doctor_of_file(SMALL)
         assert done.code == (severity >= 3)
         severe = int(severity >= 3)
         assert (
@@ -218,11 +183,10 @@ def test_files_and_flags_are_not_both_given(command, tmp_path):
 VARIABLES = "ray_kwargs: {ray_init: {runtime_env: {env_vars: {VERL_USE_EXTERNAL_MODULES: megatron_mtp_patches%s}}}}\n"
 
 
-def test_the_patches_are_those_that_verl_s_workers_get(command, tmp_path):
+def test_the_patches_are_those_that_verl_s_workers_get(doctor_of_file):
     def ask(choice):
         text = ACTOR.replace("mtp_detach_head: true, mtp_clip_grad: 0.1", "mtp_detach_heads: true") + VARIABLES % choice
-        (tmp_path / "verl.yaml").write_text(text)
-        return command("doctor", "--batch", str(tmp_path / "verl.yaml"))
+        return doctor_of_file(text, name="verl.yaml")
 
     removed = "removed by exempt-muon-from-clipping"
     assert removed in ask("").out and ask("").code == 0
@@ -241,20 +205,19 @@ def test_the_patches_are_those_that_verl_s_workers_get(command, tmp_path):
         ("optim: {override_optimizer_config: {grad_norm_skip_threshold: 0.0}}", "would skip every update"),
     ],
 )
-def test_what_verl_would_not_read_or_megatron_refuse_ends_with_2(command, tmp_path, place, hint):
+def test_what_verl_would_not_read_or_megatron_refuse_ends_with_2(doctor_of_file, place, hint):
     text = f"actor_rollout_ref: {{actor: {{strategy: megatron, {place}}}}}\n"
-    (tmp_path / "verl.yaml").write_text(text + VARIABLES % "")
-    done = command("doctor", "--batch", str(tmp_path / "verl.yaml"))
+    done = doctor_of_file(text + VARIABLES % "", name="verl.yaml")
     assert done.code == 2 and hint in done.out
 
 
-def test_experts_and_heads_of_verl_are_those_of_the_model_of_hugging_face(diagnose, command, tmp_path):
+def test_experts_and_heads_of_verl_are_those_of_the_model_of_hugging_face(diagnose, doctor_of_file, tmp_path):
     text = ACTOR.replace("mtp_num_layers: 1, mtp_detach_head: true, mtp_clip_grad: 0.1", "")
     text += f"  model: {{path: {tmp_path}, mtp: {{enable: true}}}}\n" + VARIABLES % ""
     text = text.replace("trainer: {nnodes: 1, n_gpus_per_node: 8}\n", "")
     assert "ML-7513b" not in diagnose(verl_yaml=text)["verl.yaml actor"]
     note = f"there is no {tmp_path / 'config.json'} to read"
-    assert note in command("doctor", "--batch", str(tmp_path / "verl.yaml")).out
+    assert note in doctor_of_file(text, name="verl.yaml").out
     (tmp_path / "config.json").write_text('{"n_routed_experts": 8, "num_nextn_predict_layers": 1}')
     assert "ML-7513b" in diagnose(verl_yaml=text)["verl.yaml actor"]
-    assert note not in command("doctor", "--batch", str(tmp_path / "verl.yaml")).out
+    assert note not in doctor_of_file(text, name="verl.yaml").out

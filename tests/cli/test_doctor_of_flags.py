@@ -264,12 +264,6 @@ def test_hybrid_context_parallelism_is_refused_for_the_heads_of_a_pattern_too(do
     assert done.code == 2 and "-count-mtp-tokens-over-ranks" in done.err
 
 
-def test_heads_on_a_pipeline_stage_of_their_own_leave_no_unused_output_weight(defects):
-    flags = f"{SMALL} --mtp-num-layers 1 --overlap-grad-reduce --pipeline-model-parallel-size 3"
-    assert "drop-unused-output-weight" in defects(f"{flags} --pipeline-model-parallel-layout Ett|tt|mL")
-    assert "drop-unused-output-weight" not in defects(f"{flags} --pipeline-model-parallel-layout Ett|ttm|L")
-
-
 @pytest.mark.parametrize(
     "flags, hint",
     [

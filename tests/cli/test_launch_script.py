@@ -43,10 +43,19 @@ def test_it_reads_what_bash_runs(tmp_path, text):
 
 
 def test_what_only_bash_could_tell_is_left_as_it_is():
-    text = "ID=$(date +%s)\ntorchrun --nnodes 2 train.py --a $UNSET --b ${UNSET%/*} --c $((2 ** 4)) --d $ID --e $1\n"
+    text = "ID=$(date +%s)\ntorchrun --nnodes 2 train.py --a $UNSET --b ${UNSET%/*} --c $((2 ** 4)) --d $ID --e $1"
+    text += " --f $((UNSET + 1)) --g $((8 / 0))\n"
     (command,) = read_commands(text, {})
     assert command.launcher == ["torchrun", "--nnodes", "2"]
-    assert command.parameters_left() == ["$UNSET", "${UNSET%/*}", "$((2 ** 4))", "$(date +%s)", "$1"]
+    assert command.parameters_left() == [
+        "$UNSET",
+        "${UNSET%/*}",
+        "$((2 ** 4))",
+        "$(date +%s)",
+        "$1",
+        "$((UNSET + 1))",
+        "$((8 / 0))",
+    ]
 
 
 def test_each_command_with_flags_of_its_own_is_a_run():

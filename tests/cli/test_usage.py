@@ -14,7 +14,6 @@ pytestmark = pytest.mark.forked("python")
     [
         ([], "required: command"),
         (["stauts"], "invalid choice: 'stauts'"),
-        (["status", "--jsno"], "unrecognized arguments: --jsno"),
         (["explain"], "required: ID_OR_FUNCTION"),
         (["drift", "--against"], "expected one argument"),
         (["doctor", "now"], "unrecognized arguments: now"),
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.forked("python")
         (["doctor", "--world-size", "two", "--", "--num-layers"], "invalid int value: 'two'"),
         (["reproduce", "--standalone", "x.py"], "one of the arguments ID --all is required"),
         (["reproduce", "ML-5338", "--json", "--standalone", "x.py"], "not allowed with argument --json"),
-        (["run"], "required: SCRIPT"),
         (["run", "--device", "tpu", "x.py"], "invalid choice: 'tpu'"),
     ],
     ids=" ".join,
