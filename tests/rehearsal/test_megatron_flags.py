@@ -154,8 +154,6 @@ def test_with_transformer_engine_its_layers_and_optimizer_are_accepted():
             "--transformer-impl inference_optimized: use `transformer_engine`",
         ),
         ({"attention_backend": Backend.flash}, "--attention-backend flash: use `auto`, `fused` or `unfused`"),
-        ({"fp8": "hybrid"}, "--fp8-format hybrid: "),
-        ({"cuda_graph_impl": "local"}, "--cuda-graph-impl local: CUDA graphs"),
         ({"tensor_model_parallel_size": 2}, "leave it out, or use `--transformer-impl transformer_engine"),
     ],
 )
