@@ -170,6 +170,6 @@ def test_a_misspelt_flag_of_a_patch_is_named_with_what_may_be_meant(script):
 
 
 def test_an_option_of_ours_after_the_script_is_named(script):
-    script.write_text("import argparse; argparse.ArgumentParser().parse_args()")
+    script.write_text(UNKNOWN)
     (done,) = run_ranks(1, lambda: run_script(str(script), ["--device", "cpu"], None))
     assert done.code == 2 and "megatron-mtp-patches: --device goes before the name of the script\n" in done.output

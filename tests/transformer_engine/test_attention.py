@@ -11,6 +11,8 @@ tex = pytest.importorskip("transformer_engine_torch")
 pytestmark = pytest.mark.forked("torch")
 LENGTH, BATCH, HEADS, WIDTH = 16, 2, 4, 8
 PADDED_FROM = 10  # in the second sequence
+ENDS = torch.arange(0, (BATCH + 1) * LENGTH, LENGTH, dtype=torch.int32)
+PACKED = {"cu_seqlens_q": ENDS, "cu_seqlens_kv": ENDS, "max_seqlen_q": LENGTH, "max_seqlen_kv": LENGTH}
 
 
 @pytest.fixture
@@ -79,14 +81,11 @@ def test_dot_product_attention(dtype, mask, kv_heads, fused_calls, assert_same, 
 def test_each_format_gives_the_same_attention(form, fused_calls, assert_same, assert_same_gradients):
     q, k, v = make_inputs(torch.bfloat16)
     inputs = [one if form == "sbhd" else one.transpose(0, 1).contiguous() for one in (q, k, v)]
-    more = {}
     if form == "thd":
         inputs = [one.flatten(0, 1) for one in inputs]
-        ends = torch.arange(0, (BATCH + 1) * LENGTH, LENGTH, dtype=torch.int32)
-        more = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": LENGTH, "max_seqlen_kv": LENGTH}
     mask = "padding_causal" if form == "thd" else "causal"
     module = te.DotProductAttention(HEADS, WIDTH, attention_dropout=0.0, qkv_format=form, attn_mask_type=mask)
-    out = module(*inputs, **more)
+    out = module(*inputs, **(PACKED if form == "thd" else {}))
     assert len(fused_calls) == 1 and form.upper() in fused_calls[0]
     if form != "sbhd":
         out = out.view(BATCH, LENGTH, -1).transpose(0, 1)
@@ -101,9 +100,7 @@ def test_the_largest_logit_of_each_head(form, dtype, fused_calls, assert_same, a
     q, k, v = make_inputs(dtype)
     inputs, sequences, mask = [q, k, v], {}, "causal"
     if form == "thd":
-        inputs, mask = [one.transpose(0, 1).flatten(0, 1) for one in inputs], "padding_causal"
-        ends = torch.arange(0, (BATCH + 1) * LENGTH, LENGTH, dtype=torch.int32)
-        sequences = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": LENGTH, "max_seqlen_kv": LENGTH}
+        inputs, sequences, mask = [one.transpose(0, 1).flatten(0, 1) for one in inputs], PACKED, "padding_causal"
     module = te.DotProductAttention(
         HEADS, WIDTH, attention_dropout=0.0, qkv_format=form, attn_mask_type=mask, return_max_logit=True
     )
@@ -162,7 +159,6 @@ def test_a_softmax_with_one_more_score(kind, assert_same):
     """gpt-oss's sinks: the statistics count a score that has no value. TransformerEngine requires a newer device."""
     q, k, v = (one.detach() for one in make_inputs(torch.bfloat16))
     offset = torch.randn(1, HEADS, 1, 1) if kind == "learnable" else torch.zeros(1, HEADS, 1, 1)
-    ends = torch.arange(0, (BATCH + 1) * LENGTH, LENGTH, dtype=torch.int32)
     from transformer_engine.pytorch.cpp_extensions.fused_attn import FusedAttnBackend, fused_attn_bwd, fused_attn_fwd
 
     how = {
@@ -171,7 +167,7 @@ def test_a_softmax_with_one_more_score(kind, assert_same):
         "softmax_type": kind,
         "fused_attention_backend": FusedAttnBackend["F16_arbitrary_seqlen"],
     }
-    out, aux = fused_attn_fwd(True, LENGTH, LENGTH, ends, ends, q, k, v, torch.bfloat16, softmax_offset=offset, **how)[
+    out, aux = fused_attn_fwd(True, LENGTH, LENGTH, ENDS, ENDS, q, k, v, torch.bfloat16, softmax_offset=offset, **how)[
         :2
     ]
     leaves = [one.float().requires_grad_() for one in (q, k, v)] + [offset.clone().requires_grad_()]
@@ -186,10 +182,7 @@ def test_a_softmax_with_one_more_score(kind, assert_same):
     wanted = torch.autograd.grad(expected, leaves, grad.float())
     names = fused_attn_bwd.__code__.co_varnames[: fused_attn_bwd.__code__.co_argcount]
     arguments = {
-        "max_seqlen_q": LENGTH,
-        "max_seqlen_kv": LENGTH,
-        "cu_seqlens_q": ends,
-        "cu_seqlens_kv": ends,
+        **PACKED,
         "q": q,
         "k": k,
         "v": v,
