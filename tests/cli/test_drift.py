@@ -118,7 +118,7 @@ def test_since_compares_a_folder_as_it_does_the_installed_megatron(command, site
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("--since 1.2.3", "--since '1.2.3': the releases are 0.16.1, "),
+        ("--since 1.2.3", f"--since '1.2.3': the releases are {RELEASES[0]}, "),
         ("--against 0.18.2 --since 0.17.1", "--since goes with a folder"),
         ("--against 1.2.3", "'1.2.3' is neither a folder with megatron/core or another package in it that is patched"),
         ("--against {empty}", "is neither a folder with megatron/core"),
