@@ -11,11 +11,15 @@ pytestmark = pytest.mark.forked("torch")
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 norms = pytest.mark.parametrize("norm", ["LayerNorm", "RMSNorm"])
 
-# Without a gate and with one; test_kernels.py compares the formula of each.
 ACTIVATIONS = {
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "relu": torch.relu,
+    "silu": F.silu,
+    "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "srelu": lambda x: torch.relu(x) ** 2,
     "swiglu": lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "geglu": lambda x: F.gelu(x.chunk(2, -1)[0], approximate="tanh") * x.chunk(2, -1)[1],
+    "reglu": lambda x: torch.relu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
 }
 
 
