@@ -106,57 +106,6 @@ def left(chain):
     return [pytest.approx(float(param.grad.norm()), rel=1e-5) for param in chain.get_parameters()]
 
 
-def test_only_what_is_not_exempt_is_clipped_and_by_the_norm_without_the_exempt(make_chain):
-    chain = make_chain(ALL, clip_grad=1.0, mtp_clip_grad=2.0)
-    updated, norm, _ = chain.step()
-    assert updated and norm == pytest.approx((1e10 + 900) ** 0.5)
-    assert chain.mtp_grad_norm == pytest.approx((1e8 + 1600) ** 0.5)
-    assert left(chain) == [1e5, 1e4, 1.0, 2.0]
-    (metric,) = (metric for metric in step_metrics(last_step_state()) if metric.label == "clippable grad norm")
-    assert metric.value == pytest.approx(30.0)
-
-
-def test_where_nothing_is_exempt_one_norm_clips_all(make_chain):
-    chain = make_chain({(True, None): 40.0, (False, None): 30.0}, clip_grad=1.0)
-    for leaf in chain.chained_optimizers:
-        leaf.skip_grad_norm_clip = False
-    assert chain.step()[1] == pytest.approx(50.0)
-    assert left(chain) == [0.8, 0.6]
-
-
-def test_clip_grad_norm_leaves_them_alone(make_chain):
-    chain = make_chain(ALL, clip_grad=1.0)
-    chain.prepare_grads()
-    assert chain.clip_grad_norm(3.0) == pytest.approx((1e10 + 900) ** 0.5)
-    assert left(chain) == [1e5, 1e4, 3.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    "norms, updated",
-    [
-        ({(True, None): 1e5, (False, None): 30.0}, True),
-        ({(True, None): 1.0, (False, None): 50.0}, False),
-        ({(True, None): float("nan"), (False, None): 30.0}, False),
-        ({(True, None): float("inf"), (False, None): 30.0}, False),
-        ({(True, None): 1e5}, True),
-        ({(True, None): float("nan")}, False),
-    ],
-)
-def test_the_threshold_is_for_the_rest_but_a_gradient_must_be_a_number(make_chain, norms, updated):
-    assert make_chain(norms, grad_norm_skip_threshold=40.0).step()[0] is updated
-
-
-@pytest.mark.parametrize(
-    "exempt, rest, updated", [(1e4, 1.0, True), (1.0, 50.0, False), (float("nan"), 1.0, False), (1e4, None, True)]
-)
-def test_heads_are_dropped_for_the_rest_of_them_or_for_what_is_no_number(make_chain, exempt, rest, updated):
-    norms = {(True, None): 1.0, (True, "mtp"): exempt, (False, None): 1.0}
-    chain = make_chain(norms if rest is None else norms | {(False, "mtp"): rest}, mtp_grad_norm_skip_threshold=40.0)
-    assert chain.step()[0] is True
-    heads = [param for param in chain.get_parameters() if hasattr(param, "grad_norm_group")]
-    assert [not torch.equal(head, torch.ones(4)) for head in heads] == [updated] * len(heads)
-
-
 def test_the_norm_over_some_of_a_chain(make_chain):
     chain = make_chain({(True, None): 1e5, (False, None): 30.0})
     chain.prepare_grads()

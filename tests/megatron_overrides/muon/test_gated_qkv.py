@@ -3,7 +3,6 @@
 import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.tensor_parallel import layers
 from megatron_mtp_patches.defects.labs.lab import make_optimizer
 
 from megatron_overrides.norms.optimizer_tree import leaves
@@ -14,11 +13,6 @@ pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("split-gated-qkv
 CHANNELS, HIDDEN = 4, 24
 # Query heads and query groups. Without the gate, the rows of the first still divide into three pieces.
 DIVIDES, DOES_NOT_DIVIDE = (4, 2), (6, 2)
-needs_defect = pytest.mark.skipif(
-    hasattr(layers, "_MODEL_PARALLEL_ATTRIBUTE_DEFAULTS")
-    and "qkv_split_shapes" in layers._MODEL_PARALLEL_ATTRIBUTE_DEFAULTS,
-    reason="0.19 has the change",
-)
 
 
 @pytest.fixture
@@ -80,20 +74,3 @@ def test_a_weight_that_is_not_split_stays_whole(make):
     optimizer, weight = make(DIVIDES, muon_split_qkv=False)
     gradient = local_gradient(weight)
     assert torch.equal(optimizer.orthogonalize(weight, gradient), optimizer.scaled_orthogonalize_fn(gradient, None))
-
-
-@needs_defect
-def test_without_the_patch_the_pieces_are_mixed(unpatched, make):
-    with unpatched():
-        optimizer, weight = make(DIVIDES)
-        gradient = local_gradient(weight)
-        actual, right = optimizer.orthogonalize(weight, gradient), by_hand(optimizer, gradient, DIVIDES)
-        assert (actual - right).norm() > 0.1 * right.norm()
-
-
-@needs_defect
-def test_without_the_patch_rows_that_do_not_divide_raise_an_error(unpatched, make):
-    with unpatched():
-        optimizer, weight = make(DOES_NOT_DIVIDE)
-        with pytest.raises(RuntimeError, match="invalid for input of size"):
-            optimizer.orthogonalize(weight, local_gradient(weight))

@@ -30,13 +30,6 @@ def test_gradients_are_scaled_by_no_less_than_the_floor(monkeypatch, limit, norm
     assert taken == [pytest.approx(factor, rel=1e-6)]
 
 
-def test_the_floor_holds_in_a_step_for_heads_too(make_chain):
-    chain = make_chain({(False, None): 30.0, (False, "mtp"): 40.0}, clip_grad=1.0, min_clip_coefficient=0.1)
-    chain.step()
-    norms = [float(param.grad.norm()) for param in chain.get_parameters()]
-    assert norms == pytest.approx([3.0, 4.0])
-
-
 @pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, float("nan"), "0.1"])
 def test_a_floor_that_is_no_factor_is_refused(bad):
     with pytest.raises(ValueError, match="--min-clip-coefficient .* between 0 and 1"):

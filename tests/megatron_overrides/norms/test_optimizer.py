@@ -36,8 +36,7 @@ def clip_by(optimizer, norms):
 
 
 @every_kind
-@pytest.mark.parametrize("clip_grad", [0.0, 1.0, 1e6])
-@pytest.mark.parametrize("log_num_zeros_in_grad", [False, True])
+@pytest.mark.parametrize("clip_grad, log_num_zeros_in_grad", [(0.0, False), (1.0, True)])
 def test_without_a_threshold_a_step_is_upstreams_to_the_bit(
     run, unpatched, assert_same, kind, clip_grad, log_num_zeros_in_grad
 ):
@@ -80,24 +79,6 @@ def test_a_norm_that_is_no_number_is_skipped(run, assert_same, kind, bad):
     assert results[-1][0] is False
     assert not math.isfinite(results[-1][1])
     assert_same(after, before)
-
-
-@every_kind
-def test_training_goes_on_after_a_skipped_step(run, assert_same, kind):
-    config = {"clip_grad": 1.0, "grad_norm_skip_threshold": 50.0}
-    _, without = run(kind, [1.0, 2.0], **config)
-    results, with_skip = run(kind, [1.0, 1e4, 2.0], **config)
-    assert [updated for updated, _, _ in results] == [True, False, True]
-    assert_same(with_skip, without)
-
-
-def test_a_norm_at_the_threshold_is_not_over_it(run):
-    ((_, norm, _),), _ = run("chained", [1.0])
-    ((updated, _, _),), _ = run("chained", [1.0], grad_norm_skip_threshold=float(norm))
-    assert updated is True
-    below = torch.nextafter(torch.tensor(float(norm)), torch.tensor(0.0))  # norms are float32
-    ((updated, _, _),), _ = run("chained", [1.0], grad_norm_skip_threshold=float(below))
-    assert updated is False
 
 
 def test_the_gradients_of_a_skipped_step_are_not_clipped(make_optimizer, give_gradients):
@@ -191,29 +172,6 @@ def test_empty_gradients_are_given_to_no_kernel(make_optimizer):
     assert float(measure(optimizer).total[None]) == pytest.approx(norm)
     clip_by(optimizer, {None: norm})
     assert float(full.grad.norm()) == pytest.approx(1.0, rel=1e-5)
-
-
-def test_a_separate_group_is_clipped_by_its_norm(make_optimizer):
-    optimizer, (main, mtp) = make_optimizer("fp32", clip_grad=1.0)
-    mtp.grad_norm_group = "mtp"
-    main.grad, mtp.grad = torch.full_like(main, 10.0), torch.full_like(mtp, 10.0)
-    clip_by(optimizer, {None: 100.0, "mtp": 5.0})
-    torch.testing.assert_close(main.grad, torch.full_like(main, 0.1))
-    torch.testing.assert_close(mtp.grad, torch.full_like(mtp, 2.0))
-
-
-def test_parameters_of_nested_optimizers_are_all_clipped(make_optimizer):
-    from megatron.core.optimizer.optimizer import ChainedOptimizer
-
-    from megatron_overrides.norms.optimizer_tree import leaves
-
-    inner, params = make_optimizer("chained", clip_grad=1.0)
-    outer = ChainedOptimizer([inner])
-    for param in params:
-        param.grad = torch.full_like(param, 10.0)
-    assert list(leaves(outer)) == inner.chained_optimizers
-    clip_by(outer, {None: 10.0})
-    assert all(torch.allclose(param.grad, torch.ones_like(param)) for param in params)
 
 
 @every_kind

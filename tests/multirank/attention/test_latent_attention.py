@@ -168,14 +168,13 @@ LAYERS = {"recompute_granularity": "full", "recompute_method": "uniform", "recom
 SAME = pytest.approx(0.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("is_sequence_parallel", [False, True])
 @pytest.mark.parametrize(
-    "kind, model, recomputation",
+    "kind, model, recomputation, is_sequence_parallel",
     [
-        ("duplicated", {}, {}),
-        ("duplicated", {"q_lora_rank": None, "calculate_per_token_loss": True}, UP_PROJECTION),
-        ("split", {}, LAYERS),
-        pytest.param("fused", {}, UP_PROJECTION, marks=needs_fused_projection),
+        ("duplicated", {}, {}, False),
+        ("duplicated", {"q_lora_rank": None, "calculate_per_token_loss": True}, UP_PROJECTION, True),
+        ("split", {}, LAYERS, True),
+        pytest.param("fused", {}, UP_PROJECTION, False, marks=needs_fused_projection),
     ],
 )
 def test_the_latents_learn_from_the_heads_of_all_ranks(

@@ -11,7 +11,6 @@ from fsdp_training import (
     about,
     assert_same,
     backward,
-    every_strategy,
     gradient,
     make_net,
     strategies_and_overlaps,
@@ -48,20 +47,6 @@ def test_ten_steps_are_those_of_plain_pytorch(make, from_all_ranks, strategy, dt
     assert_same(whole(training), reference.weights, **CLOSE)
 
 
-def test_without_the_patch_nothing_trains(make, unpatched):
-    """From 0.18 on so it is where the model is built without megatron_fsdp_use_decoupled_grad, as here.
-
-    Clipping is off: it would give TransformerEngine's kernel lists without a tensor, of which that reads the first.
-    """
-    with unpatched():
-        training = make(clip_grad=0.0)
-        before = whole(training)
-        assert len(train(training, range(3))) == 3
-        assert_same(whole(training), before, rtol=0, atol=0)
-        backward(training, 3)
-        assert not any(len(elements) for elements in whole(training, gradient).values())
-
-
 def test_heads_are_clipped_separately(make):
     def mark(net):
         for param in net[1].parameters():
@@ -91,18 +76,6 @@ def test_a_norm_over_the_threshold_updates_nothing(make):
     before = whole(training)
     assert train(training, range(2)) == [None, None]
     assert_same(whole(training), before, rtol=0, atol=0)
-
-
-@every_strategy
-def test_zeros_are_counted_once_also_by_a_rank_that_owns_none_of_a_parameter(make, from_all_ranks, strategy):
-    training = make(strategy)
-    ((_, _, zeros),) = train(training, [0])
-    empty = [param._local_tensor.numel() == 0 for param in training.optimizer.get_parameters()]
-    everyones = from_all_ranks(empty)
-    assert any(map(any, everyones)) and not all(map(all, everyones))
-    reference = Reference(torch.bfloat16)
-    reference.gradients(0)
-    assert zeros == reference.clip()[1] >= 9
 
 
 @pytest.mark.parametrize("chained", [False, True])
@@ -156,19 +129,6 @@ def test_the_optimizer_s_state_is_two_moments_and_nothing_else(make, strategy, m
     total = torch.tensor(elements)
     dist.all_reduce(total)
     assert int(total) == sum(param.numel() for param in make_net(torch.float32).parameters())
-
-
-def test_without_the_patch_four_bytes_more_for_each_element(make, unpatched):
-    from megatron.core.distributed import DistributedDataParallelConfig
-
-    from tests.oracles.optimizer_state import shard_elements, state_bytes
-
-    if hasattr(DistributedDataParallelConfig(), "megatron_fsdp_use_decoupled_grad"):
-        pytest.skip("from 0.18 on Megatron drops the master weights itself")
-    with unpatched():
-        training = make(clip_grad=0.0)
-        train(training, range(2))
-    assert state_bytes(training.optimizer) == (2 * 4 + 4) * shard_elements(training.optimizer)
 
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "blockwise"])

@@ -66,15 +66,6 @@ def test_weights_loaded_in_place_reach_the_model(make, strategy, overlap):
     assert backward(training, 0) == pytest.approx(right, rel=1e-5)
 
 
-def test_without_the_patch_a_load_without_the_optimizer_fails_where_newer(make, load, unpatched):
-    with unpatched():
-        training = make()
-        load(training)
-        if hasattr(training.model.ddp_config, "megatron_fsdp_use_decoupled_grad"):
-            with pytest.raises(NotImplementedError):
-                training.optimizer.reload_model_params()
-
-
 def change_model_weights(training, factor):
     """After a forward pass the model shows the weights that it computes with; change those."""
     with torch.no_grad():

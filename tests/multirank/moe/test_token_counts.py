@@ -9,7 +9,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer import multi_token_prediction as mtp
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-mtp-tokens-over-ranks"), pytest.mark.ranks(2, 4)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-mtp-tokens-over-ranks"), pytest.mark.ranks(2)]
 
 DEPTHS, LENGTH = 2, 16
 # Which positions of each microbatch of a step count: all, a few, those of one of four ranks, those at the end, none.
@@ -55,6 +55,7 @@ def run():
     return process
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("is_per_token", [False, True], ids=["mean", "per token"])
 def test_the_loss_of_a_step_depends_on_neither_replicas_nor_context_parallel_ranks(
     parallel, run, world_size, is_per_token, count_collectives

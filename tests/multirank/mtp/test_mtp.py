@@ -61,9 +61,7 @@ def run(model, tokens):
     return {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
 
 
-@pytest.mark.ranks(2, 4)
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied, sequence_parallel", [(False, False), (True, True)])
 def test_tensor_parallel_heads_are_detached_and_count_as_on_one_rank(
     parallel,
     make_model,
@@ -155,7 +153,6 @@ def test_context_parallel_ranks_derive_the_labels_of_one_rank(parallel, tokens, 
         assert torch.equal(part, whole[:, mine])
 
 
-@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("tied", [False, True])
 def test_pipeline_stages_with_overlapped_gradients_train_the_heads_alone(parallel, make_model, tokens, rank, tied):
     """Twice, because DDP asserts in the second step that each parameter has reported a gradient."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("scatter-mtp-embeddings"), pytest.mark.ranks(2, 4)]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("scatter-mtp-embeddings"), pytest.mark.ranks(2)]
 
 VOCABULARY, LENGTH, BATCH = 32, 16, 2
 

@@ -71,26 +71,6 @@ def test_every_rank_narrows_to_the_same_norm(make_layer_wise, from_all_ranks, co
     assert from_all_ranks(optimizer._get_grad_norm_over([rest])) == [pytest.approx(NARROWED, rel=1e-6)] * world_size
 
 
-@pytest.mark.parametrize("threshold, updated", [(30.001, False), (30.004, True)])
-def test_all_ranks_decide_alike(make_layer_wise, from_all_ranks, world_size, threshold, updated):
-    """Between the two thresholds lies what the ranks have in common and no rank sees alone."""
-    optimizer = make_layer_wise(clip_grad=1.0, grad_norm_skip_threshold=threshold)
-    results = from_all_ranks(optimizer.step()[:2])
-    assert results == [(updated, pytest.approx(WHOLE))] * world_size
-
-
-def test_heads_are_narrowed_too(make_layer_wise, from_all_ranks, world_size):
-    optimizer = make_layer_wise(tag="mtp", clip_grad=1.0, mtp_grad_norm_skip_threshold=30.004)
-    assert optimizer.step()[0] is True
-    mine = [child.get_parameters() for child in optimizer.chained_optimizers]
-    kept, clipped = ([float(param.grad.norm()) for param in params] for params in mine)
-    assert optimizer.mtp_grad_norm == pytest.approx(WHOLE)
-    everyones = from_all_ranks((kept, clipped))
-    assert sorted(sum((kept for kept, _ in everyones), [])) == pytest.approx([0.0] * (world_size - 1) + [MUON])
-    scaled = sorted(norm / (NARROWED + 1e-6) for norm in ADAM[:world_size])
-    assert sorted(sum((clipped for _, clipped in everyones), [])) == pytest.approx(scaled)
-
-
 def test_muon_alone_measures_what_it_reports_and_nothing_else(
     make_layer_wise, from_all_ranks, count_collectives, world_size, monkeypatch
 ):

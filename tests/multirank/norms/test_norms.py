@@ -17,36 +17,6 @@ def check(optimizer, from_all_ranks, main, mtp, updated=True):
     assert results == [expected] * len(results)
 
 
-@pytest.mark.ranks(2, 4)
-@pytest.mark.parametrize("standing_alone", [False, True])
-def test_heads_on_one_rank_only_and_a_rank_without_parameters(
-    make_leaf, from_all_ranks, count_collectives, rank, world_size, standing_alone
-):
-    """As with the heads on the last pipeline stage alone. Rank 0 owns nothing if another rank owns the main model."""
-    from megatron.core.optimizer.optimizer import ChainedOptimizer
-
-    norms = {} if rank == 0 and world_size > 2 else {None: 3.0}
-    if rank == world_size - 1:
-        norms["mtp"] = 40.0
-    optimizer = make_leaf(norms, clip_grad=1.0)
-    optimizer = optimizer if standing_alone else ChainedOptimizer([optimizer])
-    owners = world_size - (world_size > 2)
-    for _ in range(2):
-        count_collectives.clear()
-        check(optimizer, from_all_ranks, 3.0 * math.sqrt(owners), 40.0)
-        assert count_collectives == ["all_reduce"]
-        for param in optimizer.get_parameters():
-            param.grad = None
-            param.main_grad.fill_(20.0 if hasattr(param, "grad_norm_group") else 1.5)
-
-
-def test_nobody_owns_heads(make_leaf, from_all_ranks, count_collectives, world_size):
-    from megatron.core.optimizer.optimizer import ChainedOptimizer
-
-    check(ChainedOptimizer([make_leaf({None: 2.0})]), from_all_ranks, 2.0 * math.sqrt(world_size), None)
-    assert count_collectives == ["all_reduce"]
-
-
 @pytest.mark.guards("read-gradients-in-their-dtype")
 def test_gradients_of_two_dtypes_on_one_rank_only(make_leaf, from_all_ranks, count_collectives, rank):
     """As with a precision-aware optimizer whose main gradients are bf16, and fp32 for some parameters."""
@@ -61,28 +31,6 @@ def test_gradients_of_two_dtypes_on_one_rank_only(make_leaf, from_all_ranks, cou
     total = measure(optimizer).total[None]
     assert from_all_ranks(float(total)) == [pytest.approx(1.0)] * 2  # four gradients, each with the norm 0.5
     assert count_collectives == ["all_reduce"]
-
-
-@pytest.mark.parametrize("bad", [50.0, math.nan])
-def test_heads_over_their_threshold_are_dropped_on_every_rank(make_leaf, from_all_ranks, rank, world_size, bad):
-    """The norm is over it because of one rank; the heads of all ranks must stay as they are."""
-    optimizer = make_leaf({None: 1.0, "mtp": bad if rank == 1 else 1.0}, mtp_grad_norm_skip_threshold=20.0)
-    main, heads = optimizer.get_parameters()
-    assert optimizer.step()[0] is True
-    assert torch.equal(heads, torch.ones(4)) and not torch.equal(main, torch.ones(4))
-
-
-@pytest.mark.ranks(4)
-def test_two_sets_of_ranks_reduce_once_each(make_leaf, from_all_ranks, count_collectives, rank):
-    """Dense parameters over the world, experts over pairs of ranks."""
-    from megatron.core.optimizer.optimizer import ChainedOptimizer
-
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    dense = [make_leaf({None: 1.0, "mtp": 2.0}), make_leaf({None: 1.0})]
-    experts = make_leaf({None: 3.0, "mtp": 4.0}, group=pairs[rank // 2])
-    count_collectives.clear()
-    check(ChainedOptimizer([*dense, experts]), from_all_ranks, math.sqrt(8 * 1 + 2 * 9), math.sqrt(4 * 4 + 2 * 16))
-    assert count_collectives == ["all_reduce"] * 2
 
 
 def test_sharded_gradients_are_summed_over_their_shards(parallel, from_all_ranks, world_size):

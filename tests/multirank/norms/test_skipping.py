@@ -11,56 +11,6 @@ from megatron_overrides.norms.step_state import step_state_of
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("skip-update-on-large-grad-norm"), pytest.mark.ranks(2)]
 
 
-@pytest.fixture
-def make_uneven_chain(world_norm, rank):
-    """make_uneven_chain(grad): a chain whose parameters, with `grad` in all 16 elements, lie on rank 1 alone."""
-    from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer
-
-    def make(grad, **settings):
-        config = OptimizerConfig(optimizer="adam", lr=0.1, **settings)
-        params = [torch.nn.Parameter(torch.ones(4, 4))] if rank == 1 else []
-        for param in params:
-            param.main_grad = torch.full_like(param, grad)
-            param.tensor_model_parallel = True
-        # torch refuses an optimizer with no parameters at all, Megatron makes one with an empty group
-        adam = torch.optim.AdamW([{"params": params}], lr=0.1)
-        optimizer = FP32Optimizer(adam, config, lambda *args: None)
-        optimizer.grad_stats_parallel_group = world_norm
-        return ChainedOptimizer([optimizer]), params
-
-    return make
-
-
-@pytest.mark.ranks(2, 4)
-@pytest.mark.parametrize("grad", [25.0, math.nan, math.inf])
-def test_a_rank_without_parameters_skips_with_the_others(make_uneven_chain, from_all_ranks, grad):
-    chain, params = make_uneven_chain(grad, grad_norm_skip_threshold=50.0, clip_grad=1.0)
-    updated, norm, _ = chain.step()
-    assert not any(from_all_ranks(updated))
-    norms = from_all_ranks(float(norm))
-    assert norms == [100.0] * len(norms) or not any(map(math.isfinite, norms))
-    assert all(torch.equal(param, torch.ones_like(param)) for param in params)
-
-
-def test_a_rank_without_parameters_updates_with_the_others(make_uneven_chain, from_all_ranks):
-    chain, params = make_uneven_chain(25.0, grad_norm_skip_threshold=150.0, clip_grad=1.0)
-    assert all(from_all_ranks(chain.step()[0]))
-    assert not any(torch.equal(param, torch.ones_like(param)) for param in params)
-
-
-def test_upstreams_own_step_would_let_ranks_disagree(make_uneven_chain, unpatched, from_all_ranks):
-    """The defect that the repair removes is there. A release that lacks the change skips nowhere."""
-    import megatron_mtp_patches
-
-    chain, _ = make_uneven_chain(25.0, grad_norm_skip_threshold=50.0, clip_grad=1.0)
-    state = megatron_mtp_patches.status()[0].state
-    with unpatched():
-        updated = from_all_ranks(chain.step()[0])
-    expected = {"applied": [True, True], "repaired": [True, False]}[state]
-    assert updated[:2] == expected
-
-
 @pytest.mark.parametrize("chained", [True, False])
 def test_distributed_optimizer_skips_everywhere_when_one_shard_blows_up(
     parallel, make_ddp_model, fill_gradients, from_all_ranks, rank, chained

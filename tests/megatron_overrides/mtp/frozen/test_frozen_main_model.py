@@ -29,13 +29,6 @@ def make(make_gpt):
     return build
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("model", [{}, ROUTED], ids=["dense", "experts"])
-def test_training_leaves_the_bits_of_the_main_model(make, model, tied):
-    train_frozen(make(tied=tied, **model, **FROZEN), STEPS)
-
-
-@pytest.mark.parametrize("clip", [0.0, 1e-3], ids=["not clipped", "clipped"])
 @pytest.mark.parametrize(
     "model",
     [
@@ -49,11 +42,11 @@ def test_training_leaves_the_bits_of_the_main_model(make, model, tied):
     ],
     ids=["dense", "tied", "experts", "recomputed", "tv", "e2e_tv", "chunked"],
 )
-def test_heads_train_as_detached_heads_over_a_main_model_that_is_put_back(make, model, clip):
-    frozen, detached = make(clip, **model, **FROZEN), make(clip, **model, **DETACHED)
+def test_heads_train_as_detached_heads_over_a_main_model_that_is_put_back(make, model):
+    """`train_frozen` compares the bits of the main model."""
+    frozen, detached = make(**model, **FROZEN), make(**model, **DETACHED)
     actual, right = train_frozen(frozen, COMPARED), train_detached(detached, COMPARED)
     assert frozen.losses == detached.losses and len(frozen.losses) == COMPARED
-    assert not clip or min(frozen.norms) > clip
     assert all(torch.equal(tensor, right[name]) for name, tensor in actual.items())
 
 

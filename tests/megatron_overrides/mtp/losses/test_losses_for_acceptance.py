@@ -33,7 +33,7 @@ def assert_close(actual, expected, tolerance):
         assert (one - other).norm() <= tolerance * other.norm()
 
 
-@examples(60)
+@examples(25)
 @given(
     loss_type=st.sampled_from(list(LOSSES)),
     sequences=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=4),
@@ -118,17 +118,6 @@ def with_loss(make_model, loss_type, **more):
     return make_model(mtp_loss_type=loss_type, mtp_loss_scaling_factor=1.0, **more)
 
 
-@pytest.mark.parametrize("overrides", [{}, {"mtp_detach_heads": True}])
-def test_end_to_end_with_one_head_is_total_variation(make_model, batch, gradients, overrides):
-    actual = []
-    for loss_type in ("tv", "e2e_tv"):
-        model = with_loss(make_model, loss_type, mtp_num_layers=1, **overrides)
-        actual.append(gradients(model, model(**batch), weight=0.0))
-    assert actual[0]["mtp.layers.0.eh_proj.weight"].any()
-    for name, gradient in actual[0].items():
-        torch.testing.assert_close(actual[1][name], gradient, rtol=1e-5, atol=1e-9)
-
-
 @pytest.mark.parametrize("loss_type", ["kl", "tv", "e2e_tv"])
 def test_a_detached_head_trains_nothing_but_itself(make_model, batch, gradients, loss_type):
     model = with_loss(make_model, loss_type, mtp_detach_heads=True)
@@ -136,26 +125,7 @@ def test_a_detached_head_trains_nothing_but_itself(make_model, batch, gradients,
         assert bool(gradient.any()) == name.startswith("mtp."), name
 
 
-@pytest.mark.parametrize("loss_type", ["kl", "tv", "e2e_tv"])
-def test_an_attached_head_trains_the_output_layer_too(make_model, batch, gradients, loss_type):
-    model = with_loss(make_model, loss_type)
-    actual = gradients(model, model(**batch), weight=0.0)
-    assert actual["output_layer.weight"].any() and actual["decoder.layers.0.mlp.linear_fc1.weight"].any()
-
-
-@pytest.mark.parametrize("loss_type", ["kl", "tv", "e2e_tv"])
-def test_without_labels_the_loss_is_that_of_derived_labels(make_model, batch, gradients, loss_type):
-    model = with_loss(make_model, loss_type, mtp_detach_heads=True)
-    from_tokens = gradients(model, model(**{**batch, "labels": None, "loss_mask": None}), weight=0.0)
-    known = torch.ones(2, 12)
-    known[:, -1] = 0
-    from_labels = gradients(model, model(**{**batch, "loss_mask": known}), weight=0.0)
-    assert all(torch.equal(gradient, from_labels[name]) for name, gradient in from_tokens.items())
-
-
-@pytest.mark.parametrize("loss_type", ["kl", "e2e_tv"])
-@pytest.mark.parametrize("is_detached", [True, False])
-@pytest.mark.parametrize("is_per_token", [True, False])
+@pytest.mark.parametrize("loss_type, is_detached, is_per_token", [("kl", True, False), ("e2e_tv", False, True)])
 @pytest.mark.parametrize(
     "settings",
     [
