@@ -9,14 +9,21 @@ import torch
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
 
-@pytest.fixture(params=[{}, {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}], ids=str)
+in_each_layout = pytest.mark.parametrize(
+    "make", [{}, {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}], indirect=True, ids=str
+)
+
+
+@pytest.fixture
 def make(request, parallel, make_gpt):
-    """make(**settings): a HeadTraining on these ranks."""
+    """make(**settings): a HeadTraining on these ranks, in a layout if the test asks for one."""
     from head_training import LENGTH, VOCABULARY, HeadTraining
 
-    parallel(**request.param)
-    layout = {**request.param, **({"pipeline_dtype": torch.float32} if "pipeline" in str(request.param) else {})}
-    return lambda **settings: HeadTraining([make_gpt(VOCABULARY, LENGTH, **layout, **settings)])
+    sizes = getattr(request, "param", {})
+    parallel(**sizes)
+    return lambda **settings: HeadTraining(
+        [make_gpt(VOCABULARY, LENGTH, pipeline_dtype=torch.float32, **sizes, **settings)]
+    )
 
 
 def drop_groups(tracker):
@@ -36,6 +43,7 @@ def verify(training):
     return verification
 
 
+@in_each_layout
 def test_detached_heads_train_alone(make):
     verification = verify(make(mtp_detach_heads=True))
     assert verification.ok and len(verification.heads) > 10 and not verification.others
@@ -50,6 +58,7 @@ def test_disabled_heads_are_refused(make):
         verify(training)
 
 
+@in_each_layout
 def test_attached_heads_also_train_the_main_model(make):
     verification = verify(make())
     assert not verification.ok and "output_layer.weight" in verification.others
@@ -75,6 +84,7 @@ def test_a_gradient_of_another_loop_is_not_silenced(make):
     assert not verification.ok and "No step of Megatron's schedules was seen" in str(verification)
 
 
+@in_each_layout
 def test_a_step_that_would_update_is_an_error_and_changes_nothing(make):
     training = make(mtp_detach_heads=True)
     before = [param.detach().clone() for chunk in training.model for param in chunk.parameters()]
