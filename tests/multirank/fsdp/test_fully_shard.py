@@ -52,27 +52,3 @@ def test_training_is_that_of_plain_pytorch(parallel, name):
     plain = make_net(torch.float32)
     expected = losses(plain, OPTIMIZERS[name](plain.parameters(), **SETTINGS))
     assert losses(*make(name)) == pytest.approx(expected, rel=1e-5)
-
-
-def first_update():
-    """The largest change of a parameter of this rank in the first step, divided by the learning rate."""
-    model, optimizer = make("Adam", lr=0.01, weight_decay=0.0)
-    if not optimizer.state:
-        pytest.skip("0.16 creates the state in the first step")
-    params = [param.to_local() for param in model.parameters()]
-    before = [param.clone() for param in params]
-    loss_of(model, batch_of(0, 0, torch.float32)).backward()
-    optimizer.step()
-    return max(float((b - a).abs().max()) for a, b in zip(before, params, strict=True) if a.numel()) / 0.01
-
-
-def test_the_first_update_of_adam_is_the_learning_rate(parallel):
-    parallel()
-    assert first_update() == pytest.approx(1.0, rel=1e-3)
-
-
-def test_without_the_patch_the_first_update_is_too_small(parallel, unpatched):
-    """Corrected as in the second step: (1 - 0.9) / (1 - 0.9^2) over the root of (1 - 0.999) / (1 - 0.999^2)."""
-    parallel()
-    with unpatched():
-        assert first_update() == pytest.approx(0.744, rel=1e-3)
