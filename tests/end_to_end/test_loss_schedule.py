@@ -22,12 +22,8 @@ PIPELINE = ("--pipeline-model-parallel-size", "2")
 SHARDED = ("--use-distributed-optimizer", "--bf16")
 LAYOUTS = {
     "alone": (1, ()),
-    "DP2": (2, ()),
     "DP2, distributed optimizer": (2, SHARDED),
-    "PP2": (2, PIPELINE),
     "PP2, two chunks each": (2, (*PIPELINE, "--num-layers", "4", "--num-layers-per-virtual-pipeline-stage", "1")),
-    "TP2, distributed optimizer": (2, (*SHARDED, "--tensor-model-parallel-size", "2")),
-    "DP2, layer-wise Muon": (2, ("--bf16", "--optimizer", "dist_muon")),
     "TP2, layer-wise Muon": (2, ("--bf16", "--optimizer", "dist_muon", "--tensor-model-parallel-size", "2")),
 }
 SAVED_AT = 6

@@ -166,6 +166,60 @@ def world_norm(parallel, world_size):
 
 
 @pytest.fixture
+def make_layer_wise(parallel, make_ddp_model, fill_gradients):
+    """make_layer_wise(*torch optimizers, **config): LayerWise, which deals their parameters out to all ranks.
+
+    `beside`: the gradients of another model, whose DistributedOptimizer is in a chain with it.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    parallel()
+
+    def make(*optimizers, beside=None, **settings):
+        is_chained = beside is not None
+        if is_chained and "step_with_ready_grads" not in vars(LayerWiseDistributedOptimizer):
+            pytest.skip("before 0.18 LayerWise gathers in its own step, so it is never nested")
+        config = OptimizerConfig(optimizer="adam", lr=0.1, bf16=True, use_distributed_optimizer=is_chained, **settings)
+        groups = ProcessGroupCollection()
+        groups.dp_cp = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        groups.expt_dp = parallel_state.get_expert_data_parallel_group()
+        layer_wise = LayerWiseDistributedOptimizer(list(optimizers), config, groups)
+        if not is_chained:
+            return layer_wise
+        model = make_ddp_model()
+        fill_gradients(model, beside)
+        return ChainedOptimizer([layer_wise, *get_megatron_optimizer(config, [model]).chained_optimizers])
+
+    return make
+
+
+@pytest.fixture
+def make_mimo(parallel, rank, world_size):
+    """make_mimo(params, **config): (a Mimo optimizer with a module on each rank, the optimizer of this rank's)."""
+    import torch
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import FP32Optimizer
+
+    mimo = pytest.importorskip("megatron.core.models.mimo.optimizer", reason="0.16.1 has no MimoOptimizer")
+    parallel()
+
+    def make(params, **settings):
+        config = OptimizerConfig(optimizer="adam", lr=0.1, **settings)
+        mine = FP32Optimizer(torch.optim.AdamW(params, lr=0.1), config, lambda *args: None)
+        infos = {
+            f"module{index}": mimo.ModuleOptimizerInfo(mine if index == rank else None, None, None, index == rank)
+            for index in range(world_size)
+        }
+        return mimo.MimoOptimizer(infos, config), mine
+
+    return make
+
+
+@pytest.fixture
 def make_fsdp(parallel):
     """make_fsdp(strategy, dtype, **config): a model (or `net`) in Megatron-FSDP, and its optimizer.
 

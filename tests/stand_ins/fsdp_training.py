@@ -8,8 +8,9 @@ LR, WEIGHT_DECAY, CLIP = 0.05, 0.1, 1.0
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 # Gradients are reduced, and weights gathered, beside the backward pass or after it.
-STRATEGIES_AND_OVERLAPS = [(True, "optim"), (False, "optim_grads"), (True, "optim_grads_params")]
-strategies_and_overlaps = pytest.mark.parametrize("overlap, strategy", STRATEGIES_AND_OVERLAPS)
+strategies_and_overlaps = pytest.mark.parametrize(
+    "overlap, strategy", [(True, "optim"), (False, "optim_grads"), (True, "optim_grads_params")]
+)
 
 
 class Block(torch.nn.Module):

@@ -113,20 +113,6 @@ def test_clip_grad_norm_clips_each_and_returns_the_main_one(make, kind):
     assert norms_left(optimizer) == about([2.0, 5.0])
 
 
-@every_kind
-@pytest.mark.parametrize(
-    "threshold, bad", [({"mtp_grad_norm_skip_threshold": 10.0}, math.nan), ({"grad_norm_skip_threshold": 10.0}, HEADS)]
-)
-def test_heads_over_their_threshold_are_not_updated_and_the_main_model_is(make, kind, bad, threshold):
-    optimizer, main, heads = make(kind, heads=bad, clip_grad=1.0, **threshold)
-    before = [param.detach().clone() for param in heads]
-    main_before = [param.detach().clone() for param in main]
-    assert optimizer.step()[0] is True
-    assert all(torch.equal(old, new) for old, new in zip(before, heads, strict=True))
-    assert not any(torch.equal(old, new) for old, new in zip(main_before, main, strict=True))
-    assert "mtp updates skipped for grad norm" in {metric.label for metric in step_metrics(last_step_state())}
-
-
 def test_an_unknown_group_is_an_error(make):
     optimizer, main, _ = make("fp32")
     main[0].grad_norm_group = "heads"

@@ -251,10 +251,3 @@ def test_split_latents_of_absorbed_layers_learn_from_the_heads_of_all_ranks(grad
     expected = gradient_of_down_projection(te.TELinear, ranks=1).chunk(2)[rank]
     gradient = gradient_of_down_projection(te.TEColumnParallelLinear, ranks=2)
     assert float((gradient - expected).norm() / expected.norm()) == SAME
-
-
-def test_latents_of_absorbed_layers_learn_from_the_heads_of_all_ranks(gradient_of_down_projection, from_all_ranks):
-    """Megatron does it by itself."""
-    expected = gradient_of_down_projection(te.TELinear, ranks=1)
-    gradient = sum(from_all_ranks(gradient_of_down_projection(te.TELinear, ranks=2)))
-    assert float((gradient - expected).norm() / expected.norm()) == SAME

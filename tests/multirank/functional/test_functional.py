@@ -4,7 +4,6 @@ import pytest
 import torch
 from megatron.core.transformer import multi_token_prediction as mtp
 from megatron_mtp_patches import functional
-from optimizer_steps import by_functions, by_patches
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.ranks(2)]
 
@@ -76,45 +75,3 @@ def test_the_loss_has_the_bits_of_the_patches(rank, parallel, make_gpt, unpatche
     logged = sums["losses"] * groups["cp_group"].size() / tokens
     torch.testing.assert_close(logged, expected[2]["loss_values"], rtol=1e-6, atol=0)
     assert torch.equal(sums["lengths"], expected[2]["length_values"])
-
-
-@pytest.mark.parametrize("threshold", [float("inf"), 1e-3])
-@pytest.mark.parametrize("is_distributed", [False, True], ids=["replicated", "distributed"])
-def test_a_step_has_the_bits_of_the_patches(rank, parallel, unpatched, is_distributed, threshold):
-    parallel()
-    expected = train(rank, is_distributed, threshold, by_patches)
-    with unpatched():
-        actual = train(rank, is_distributed, threshold, by_functions)
-    assert actual[0] == expected[0] and actual[0][0] is (threshold > 1)
-    assert all(map(torch.equal, actual[1], expected[1]))
-
-
-def train(rank, is_distributed, threshold, step):
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.transformer import TransformerConfig
-
-    torch.manual_seed(4)
-    parts = torch.nn.ModuleDict({"main": torch.nn.Linear(5, 3), "mtp": torch.nn.Linear(3, 7)}).bfloat16()
-    model = DistributedDataParallel(
-        TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1),
-        DistributedDataParallelConfig(use_distributed_optimizer=is_distributed),
-        parts,
-    )
-    config = OptimizerConfig(
-        optimizer="adam", lr=0.1, bf16=True, clip_grad=1.0, use_distributed_optimizer=is_distributed
-    )
-    config.mtp_clip_grad, config.grad_norm_skip_threshold = 0.05, threshold
-    if step is by_patches:
-        functional.tag(model)
-    optimizer = get_megatron_optimizer(config, [model])
-    if step is by_functions:
-        functional.tag(model, optimizer)
-    for number in range(2):
-        generator = torch.Generator().manual_seed(2 * number + rank)
-        for param in model.parameters():
-            param.main_grad.copy_(torch.randn(param.shape, generator=generator))
-        model.finish_grad_sync()
-        result = step(optimizer)
-        model.zero_grad_buffer()
-    return result, [param.detach().clone() for param in model.parameters()]

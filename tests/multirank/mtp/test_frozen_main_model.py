@@ -33,7 +33,6 @@ class Layout(NamedTuple):
 DISTRIBUTED = {"use_distributed_optimizer": True}
 LAYOUTS = {
     "DP2": Layout({}),
-    "DP2, distributed optimizer": Layout({}, optimizer=DISTRIBUTED),
     "DP2, overlapped": Layout({}, optimizer={"overlap_grad_reduce": True, "overlap_param_gather": True, **DISTRIBUTED}),
     "TP2, sequence parallel": Layout({"tensor_model_parallel_size": 2}, {"sequence_parallel": True}),
     "PP2": Layout({"pipeline_model_parallel_size": 2}, {"pipeline_dtype": torch.float32}),
@@ -112,6 +111,12 @@ def test_heads_train_on_a_stage_without_the_main_model(make):
     test_heads_train_as_detached_heads_over_a_main_model_that_is_put_back(make)
 
 
+FOR_THE_MAIN_MODEL = ("DP2, overlapped", "TP2, sequence parallel", "PP2, tied", "PP2, interleaved", "CP2", "EP2")
+
+
+@pytest.mark.parametrize(
+    "layout", [LAYOUTS[name] for name in FOR_THE_MAIN_MODEL], indirect=True, ids=FOR_THE_MAIN_MODEL
+)
 def test_the_main_model_trains_and_its_heads_stay(make):
     """All of its embeddings are the same on each stage that has one, as in the first step."""
     from head_training import train_disabled

@@ -61,52 +61,6 @@ def run(model, tokens):
     return {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
 
 
-@pytest.mark.parametrize("tied, sequence_parallel", [(False, False), (True, True)])
-def test_tensor_parallel_heads_are_detached_and_count_as_on_one_rank(
-    parallel,
-    make_model,
-    norms_for_sequence_parallel,
-    tokens,
-    world_size,
-    from_all_ranks,
-    tied,
-    sequence_parallel,
-):
-    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-
-    parallel(tensor_model_parallel_size=2)
-    size = {"tensor_model_parallel_size": 2, "sequence_parallel": sequence_parallel}
-    gradients = run(make_model(tied, mtp_detach_heads=True, **size), tokens)
-    assert {name for name, gradient in gradients.items() if gradient.any()} == {
-        name for name in gradients if name.startswith("mtp.")
-    }
-    counts = from_all_ranks([MTPLossLoggingHelper.tracker[f"{key}_values"].tolist() for key in ("correct", "total")])
-    assert counts == [counts[0]] * world_size
-    assert counts[0][1] == [BATCH * (LENGTH - 1), BATCH * (LENGTH - 2)]
-
-
-def test_context_parallel_heads_are_detached(parallel, make_model, tokens):
-    """The gradient stops at the hidden states of the main model, although each rank's attention sees its part alone."""
-    parallel(context_parallel_size=2)
-    model = make_model(mtp_detach_heads=True)
-    hidden = torch.randn(LENGTH, BATCH, 16, requires_grad=True)
-    output = model._postprocess(
-        hidden_states=hidden,
-        input_ids=tokens[:, :-1].contiguous(),
-        position_ids=torch.arange(LENGTH).expand(BATCH, -1),
-        labels=tokens[:, 1:].contiguous(),
-        attention_mask=torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not(),
-        rotary_pos_emb=None,
-        rotary_pos_cos=None,
-        rotary_pos_sin=None,
-        mtp_in_postprocess=True,
-    )
-    (0.0 * output.mean()).backward()
-    reached = {name for name, param in model.named_parameters() if param.grad is not None and param.grad.any()}
-    assert reached == {name for name, _ in model.named_parameters() if name.startswith("mtp.")}
-    assert not hidden.grad.any()
-
-
 def test_data_parallel_ranks_add_their_counts(parallel, make_model, tokens, from_all_ranks, count_collectives):
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper as Helper
 

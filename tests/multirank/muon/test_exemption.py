@@ -23,43 +23,30 @@ def muon():
 
 
 @pytest.fixture
-def make_layer_wise(parallel, muon, world_size):
-    """make_layer_wise(tag=None, with_adam=True): bf16 Muon and Adam, whose whole parameters are dealt out to ranks."""
-    from megatron.core import parallel_state
-    from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
-    from megatron.core.process_groups_config import ProcessGroupCollection
+def deal_out(make_layer_wise, muon, world_size):
+    """deal_out(with_adam=True): bf16 Muon and Adam, whose whole parameters are dealt out to ranks."""
 
-    def make(tag=None, with_adam=True, **settings):
-        parallel()
-        groups = ProcessGroupCollection()
-        groups.dp_cp = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        groups.expt_dp = parallel_state.get_expert_data_parallel_group()
+    def make(with_adam=True, **settings):
         # The same names on all ranks; which rank gets which is LayerWise's to say.
         matrices, vectors = (
             [torch.nn.Parameter(torch.ones(*shape, dtype=torch.bfloat16)) for _ in range(world_size)]
             for shape in ((4, 4), (16,))
         )
-        if tag:
-            for param in (*matrices, *vectors):
-                param.grad_norm_group = tag
-        config = OptimizerConfig(optimizer="adam", lr=0.1, bf16=True, **settings)
-        groups_of = [{"params": list(matrices), "is_expert_parallel": False}]
-        children = [muon(groups_of, lr=0.1)]
+        children = [muon([{"params": list(matrices), "is_expert_parallel": False}], lr=0.1)]
         if with_adam:
             children.append(torch.optim.AdamW([{"params": list(vectors), "is_expert_parallel": False}], lr=0.1))
-        optimizer = LayerWiseDistributedOptimizer(children, config, groups)
+        optimizer = make_layer_wise(*children, clip_grad=1.0, **settings)
         for params, norms in ((matrices, (MUON, 0.0, 0.0, 0.0)), (vectors, ADAM)):
-            for index, param in enumerate(params):
-                param.main_grad = torch.full(param.shape, norms[index] / 4)
+            for param, norm in zip(params, norms, strict=False):
+                param.main_grad = torch.full(param.shape, norm / 4)
         return optimizer
 
     return make
 
 
 @pytest.mark.ranks(2, 4)
-def test_every_rank_narrows_to_the_same_norm(make_layer_wise, from_all_ranks, count_collectives, world_size):
-    optimizer = make_layer_wise(clip_grad=1.0)
+def test_every_rank_narrows_to_the_same_norm(deal_out, from_all_ranks, count_collectives, world_size):
+    optimizer = deal_out()
     assert [child.skip_grad_norm_clip for child in optimizer.chained_optimizers] == [True, False]
     optimizer.prepare_grads()
     count_collectives.clear()
@@ -72,9 +59,9 @@ def test_every_rank_narrows_to_the_same_norm(make_layer_wise, from_all_ranks, co
 
 
 def test_muon_alone_measures_what_it_reports_and_nothing_else(
-    make_layer_wise, from_all_ranks, count_collectives, world_size, monkeypatch
+    deal_out, from_all_ranks, count_collectives, world_size, monkeypatch
 ):
-    optimizer = make_layer_wise(with_adam=False, clip_grad=1.0)
+    optimizer = deal_out(with_adam=False)
     assert optimizer.skip_grad_norm_clip is True
 
     def must_not_be_called():
@@ -111,52 +98,29 @@ def test_ranks_of_different_kinds_enter_the_same_reductions(parallel, from_all_r
         assert len(set(from_all_ranks(tuple(count_collectives)))) == 1
 
 
-def test_a_mimo_model_narrows_over_all_its_modules(parallel, from_all_ranks, rank, world_size):
+def test_a_mimo_model_narrows_over_all_its_modules(make_mimo, from_all_ranks, rank, world_size):
     """Rank 0's module is exempt; the others clip by the norm of theirs."""
-    mimo = pytest.importorskip("megatron.core.models.mimo.optimizer", reason="0.16.1 has no MimoOptimizer")
-    from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.optimizer.optimizer import FP32Optimizer
-
-    parallel()
     param = torch.nn.Parameter(torch.ones(4))
     param.main_grad = torch.full((4,), (3.0 if rank else MUON) / 2)
-    config = OptimizerConfig(optimizer="sgd", lr=0.1, clip_grad=1.0)
-    mine = FP32Optimizer(torch.optim.SGD([{"params": [param]}], lr=0.1), config, lambda *args: None)
+    optimizer, mine = make_mimo([param], clip_grad=1.0)
     mine.skip_grad_norm_clip = rank == 0
-    infos = {
-        f"module{index}": mimo.ModuleOptimizerInfo(mine if index == rank else None, None, None, index == rank)
-        for index in range(world_size)
-    }
     others = world_size - 1
-    updated, norm, _ = mimo.MimoOptimizer(infos, config).step()
+    updated, norm, _ = optimizer.step()
     assert from_all_ranks((updated, norm)) == [(True, pytest.approx(math.hypot(MUON, *[3.0] * others)))] * world_size
     assert float(param.grad.norm()) == pytest.approx(1 / math.sqrt(others) if rank else MUON, rel=1e-5)
 
 
-def test_a_chain_of_layer_wise_and_distributed(make_layer_wise, make_ddp_model, from_all_ranks, count_collectives):
+def test_a_chain_of_layer_wise_and_distributed(deal_out, make_ddp_model, from_all_ranks, count_collectives):
     """As Megatron chains them from 0.18 on: Muon dealt out to ranks, Adam sharded over them."""
-    from megatron.core.optimizer import get_megatron_optimizer
-    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
-    from megatron.core.optimizer.optimizer import ChainedOptimizer
-
-    if "step_with_ready_grads" not in vars(LayerWiseDistributedOptimizer):
-        pytest.skip("before 0.18 LayerWise gathers in its own step, so it is never nested")
-    layer_wise = make_layer_wise(with_adam=False, clip_grad=1.0, use_distributed_optimizer=True)
-    model = make_ddp_model()
-    config = layer_wise.config
-    optimizer = ChainedOptimizer([layer_wise, *get_megatron_optimizer(config, [model]).chained_optimizers])
-    for buffer in model.buffers:
-        buffer.grad_data.fill_(1.0)
-    elements = sum(param.numel() for param in model.parameters())
+    optimizer = deal_out(with_adam=False, beside=1.0)
+    of_adam = math.sqrt(sum(param.numel() for param in make_ddp_model().parameters()))
     optimizer.prepare_grads()
     count_collectives.clear()
     norm = optimizer.get_grad_norm()
     # Without model parallelism all ranks share Adam too: one reduction for both.
     assert count_collectives == ["all_reduce"]
     results = from_all_ranks((norm, optimizer.clippable_grad_norms[None]))
-    assert results == [
-        (pytest.approx(math.hypot(MUON, math.sqrt(elements))), pytest.approx(math.sqrt(elements)))
-    ] * len(results)
+    assert results == [(pytest.approx(math.hypot(MUON, of_adam)), pytest.approx(of_adam))] * 2
 
 
 @pytest.mark.guards("keep-newton-schulz-scale-invariant")

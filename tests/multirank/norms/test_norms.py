@@ -4,17 +4,8 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-mtp-grads-separately"), pytest.mark.ranks(2)]
-
-
-def check(optimizer, from_all_ranks, main, mtp, updated=True):
-    results = from_all_ranks(
-        (*(optimizer.step()[:2]), {group: float(norm) for group, norm in optimizer.grad_norms_by_group.items()})
-    )
-    expected = (updated, pytest.approx(main), {} if mtp is None else {"mtp": pytest.approx(mtp)})
-    assert results == [expected] * len(results)
 
 
 @pytest.mark.guards("read-gradients-in-their-dtype")
@@ -56,31 +47,15 @@ def test_sharded_gradients_are_summed_over_their_shards(parallel, from_all_ranks
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_layer_wise_reduces_the_heads_over_all_ranks(parallel, make_ddp_model, from_all_ranks, unpatched, nested):
+def test_layer_wise_reduces_the_heads_over_all_ranks(make_layer_wise, from_all_ranks, unpatched, nested):
     """Rank r owns the r-th parameter, one of the heads, with a gradient norm of r + 1."""
-    from megatron.core import parallel_state
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
     from megatron.core.optimizer.optimizer import ChainedOptimizer
-    from megatron.core.process_groups_config import ProcessGroupCollection
 
-    if nested and "step_with_ready_grads" not in vars(LayerWiseDistributedOptimizer):
-        pytest.skip("before 0.18 LayerWise gathers in its own step, so it is never nested")
-    parallel()
-    config = OptimizerConfig(optimizer="adam", lr=0.1, bf16=True, use_distributed_optimizer=nested)
-    groups = ProcessGroupCollection()
-    groups.dp_cp = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    groups.expt_dp = parallel_state.get_expert_data_parallel_group()
-    params = [torch.nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16)) for _ in range(dist.get_world_size())]
+    params = [torch.nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16)) for _ in range(2)]
     for param in params:
         param.grad_norm_group = "mtp"
     adam = torch.optim.AdamW([{"params": list(params), "is_expert_parallel": False}], lr=0.1)
-    optimizer = LayerWiseDistributedOptimizer([adam], config, groups)
-    if nested:
-        model = make_ddp_model()
-        for buffer in model.buffers:
-            buffer.grad_data.zero_()
-        optimizer = ChainedOptimizer([optimizer, *get_megatron_optimizer(config, [model]).chained_optimizers])
+    optimizer = make_layer_wise(adam, beside=0.0 if nested else None)
 
     def measure():
         for index, param in enumerate(params):
@@ -88,30 +63,21 @@ def test_layer_wise_reduces_the_heads_over_all_ranks(parallel, make_ddp_model, f
         optimizer.prepare_grads()
         return from_all_ranks(float(optimizer._compute_grad_norms_by_group()["mtp"]))
 
-    right = math.sqrt(sum((r + 1) ** 2 for r in range(dist.get_world_size())))
-    assert measure() == [pytest.approx(right)] * dist.get_world_size()
+    assert measure() == [pytest.approx(math.hypot(1, 2))] * 2
     with unpatched():
         if nested and hasattr(ChainedOptimizer, "_get_grad_norm_for_group"):
             assert len(set(measure())) > 1, "upstream has fixed it: the repair can go"
 
 
-def test_mimo_clips_the_heads_separately(parallel, rank, world_size, from_all_ranks):
-    mimo = pytest.importorskip("megatron.core.models.mimo.optimizer", reason="0.16.1 has no MimoOptimizer")
-    from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.optimizer.optimizer import FP32Optimizer
-
-    parallel()
-    config = OptimizerConfig(optimizer="adam", lr=0.1, clip_grad=1.0)
+def test_mimo_clips_the_heads_separately(make_mimo, world_size, from_all_ranks):
     params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
     params[1].grad_norm_group = "mtp"
     for param, norm in zip(params, (3.0, 4.0), strict=True):
         param.main_grad = torch.full((4,), norm / 2)
-    mine = FP32Optimizer(torch.optim.AdamW(params, lr=0.1), config, lambda *args: None)
-    infos = {
-        f"module{index}": mimo.ModuleOptimizerInfo(mine if index == rank else None, None, None, index == rank)
-        for index in range(world_size)
-    }
-    optimizer = mimo.MimoOptimizer(infos, config)
-    check(optimizer, from_all_ranks, 3.0 * math.sqrt(world_size), 4.0 * math.sqrt(world_size))
+    optimizer, _ = make_mimo(params, clip_grad=1.0)
+    updated, norm, _ = optimizer.step()
+    results = from_all_ranks((updated, float(norm), float(optimizer.mtp_grad_norm)))
+    main, heads = pytest.approx(3.0 * math.sqrt(world_size)), pytest.approx(4.0 * math.sqrt(world_size))
+    assert results == [(True, main, heads)] * world_size
     for param in params:
         assert float(param.grad.norm()) == pytest.approx(1 / math.sqrt(world_size), rel=1e-4)

@@ -81,12 +81,6 @@ def test_layers_of_one_head_share_its_slot(make_hybrid, losses):
     assert all(0.9 < loss < 1.2 for loss in actual[:2]) and all(1.8 < loss < 2.4 for loss in actual[2:])
 
 
-def test_without_the_patch_both_passes_of_a_repeated_head_count_for_the_second_layer(unpatched, make_hybrid, losses):
-    with unpatched():
-        actual = losses(make_hybrid("-E", mtp_use_repeated_layer=True))
-    assert 2.7 < actual[1] < 3.6 and actual[2:] == [0.0, 0.0]
-
-
 def test_a_repeated_head_counts_once(make_hybrid, losses):
     actual = losses(make_hybrid("--E", mtp_use_repeated_layer=True))
     assert all(0.9 < loss < 1.2 for loss in actual[:3])
