@@ -4,8 +4,8 @@ The largest logits are those that TransformerEngine's attention reports in a for
 weights, head by head, in float64.
 """
 
-import itertools
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,11 +20,10 @@ pytest.importorskip("transformer_engine", reason="TransformerEngine's attention 
 from tests.oracles.qk_clip.trainings import (  # noqa: E402
     HEADS,
     HIDDEN,
-    KINDS,
+    LAYOUTS,
     TRAININGS,
     Training,
     build,
-    layout_of,
     run,
     train,
     why_not,
@@ -41,21 +40,10 @@ def start(parallel, record_property):
             if training in TRAININGS:
                 record_property("qk_clip", [str(training), {"not run": reason}])
             pytest.skip(reason)
-        parallel(**layout_of(training))
+        parallel(**LAYOUTS[training.layout])
         return build(training)
 
     return make
-
-
-def test_each_pair_of_kinds_is_in_some_training():
-    rows = [
-        tuple(KINDS.get(kind, kind) for kind in (one.attention, one.layout, one.optimizer)) + (one.hybrid,)
-        for one in TRAININGS
-    ]
-    for first, second in itertools.combinations(range(4), 2):
-        pairs = {(row[first], row[second]) for row in rows}
-        possible = set(itertools.product({row[first] for row in rows}, {row[second] for row in rows}))
-        assert pairs == possible, possible - pairs
 
 
 def set_threshold(chunks):
@@ -74,38 +62,54 @@ def set_threshold(chunks):
     return layers, largest
 
 
-def measure(chunks, optimizer, from_all_ranks):
-    """Clip as the largest logits of a pass ask for.
+class Differences(NamedTuple):
+    """How far clipping is from the rule, on the rank where it is farthest.
 
-    Returns:
-        the error of a rank, or None;
-        how far off the reported maximum is;
-        the largest relative differences from the rule of the model's and of the optimizer's weights.
+    Attributes:
+        reported: the difference of the reported maximum.
+        model: the largest relative difference of the weights that the model has.
+        optimizer: that of the weights in fp32 that its optimizer has.
+        error: what a rank has raised in place of clipping.
     """
+
+    reported: float = 0.0
+    model: float = 0.0
+    optimizer: float = 0.0
+    error: str = ""
+
+
+def clip_and_compare(chunks, optimizer, from_all_ranks):
+    """Clip as the largest logits of a pass ask for: the Differences."""
     run(chunks)
     layers, largest = set_threshold(chunks)
-    before = [[(*pair, *whole(optimizer, pair[1])) for pair in scaled_params(layer)] for layer in layers]
+    params = [
+        (name, param, layer.config, logits)
+        for layer, logits in zip(layers, largest, strict=True)
+        for name, param in scaled_params(layer)
+    ]
+    before = [whole(optimizer, param) for _, param, *_ in params]
     maximum = max(from_all_ranks(max(float(logits.max()) for logits in largest)))
     reported, error = clip(chunks)
     if errors := [one for one in from_all_ranks(error) if one]:
-        return errors[0], None, None, None
-    differences, factors = [(0.0, 0.0)], [1.0]
-    for layer, logits, params in zip(layers, largest, before, strict=True):
-        for name, param, *old in params:
-            right = [
-                scale_by_rule(layer.config, name, weight, logits, layer.config.qk_clip_threshold) for weight in old
-            ]
-            new = whole(optimizer, param)
-            differences.append(tuple(relative_difference(*pair) for pair in zip(new, right, strict=True)))
-            factors.append(float((right[1] / old[1]).nan_to_num(1.0).min()))
+        return Differences(error=errors[0])
+    of_model, of_optimizer, factors = [0.0], [0.0], [1.0]
+    for (name, param, config, logits), old in zip(params, before, strict=True):
+        right = [scale_by_rule(config, name, weight, logits, config.qk_clip_threshold) for weight in old]
+        new = whole(optimizer, param)
+        of_model.append(relative_difference(new[0], right[0]))
+        of_optimizer.append(relative_difference(new[1], right[1]))
+        factors.append(float((right[1] / old[1]).nan_to_num(1.0).min()))
     assert min(from_all_ranks(min(factors))) < 0.95, "no weight is to be scaled"
-    farthest = (max(from_all_ranks(max(column))) for column in zip(*differences, strict=True))
-    return None, max(from_all_ranks(abs(reported - maximum))), *farthest
+    return Differences(
+        reported=max(from_all_ranks(abs(reported - maximum))),
+        model=max(from_all_ranks(max(of_model))),
+        optimizer=max(from_all_ranks(max(of_optimizer))),
+    )
 
 
 def clip(chunks):
     try:
-        return qk_clip.clip_qk(chunks), None
+        return qk_clip.clip_qk(chunks), ""
     except (AssertionError, AttributeError, RuntimeError) as error:
         return None, type(error).__name__
 
@@ -120,16 +124,16 @@ def test_weights_are_those_of_the_rule(start, from_all_ranks, unpatched, trainin
     copies = 1 if "PP" in training.layout else 2
     layers = sum(from_all_ranks(len(list(attention_layers(chunks)))))
     assert layers == copies * ((4 if training.layout == "VPP2" else 2) + training.heads)
-    error, reported, model_error, optimizer_error = measure(chunks, optimizer, from_all_ranks)
-    assert (error, reported) == (None, 0.0)
+    differences = clip_and_compare(chunks, optimizer, from_all_ranks)
+    assert (differences.error, differences.reported) == ("", 0.0)
     assert all(layer.core_attention.current_max_attn_logits is None for layer in attention_layers(chunks))
-    assert model_error < (2.0**-8 if chunks[0].config.bf16 else 1e-6)
-    assert optimizer_error < (2.0**-8 if training.optimizer == "remainders" else 1e-6)
-    row = {"patched": optimizer_error}
+    assert differences.model < (2.0**-8 if chunks[0].config.bf16 else 1e-6)
+    assert differences.optimizer < (2.0**-8 if training.optimizer == "remainders" else 1e-6)
+    row = {"patched": differences.optimizer}
     if pytestconfig.option.write_tables:
         with unpatched():
-            error, *_, optimizer_error = measure(*build(training), from_all_ranks)
-        row["unpatched"] = error or optimizer_error
+            plain = clip_and_compare(*build(training), from_all_ranks)
+        row["unpatched"] = plain.error or plain.optimizer
     record_property("qk_clip", [str(training), row])
 
 

@@ -40,6 +40,7 @@ _ATTENTION = {
     "latent without query rank": {**_LATENT, "q_lora_rank": None},
 }
 _HALF = {"bf16": True}
+_SPLIT = {"muon_split_glu": True, "muon_split_qkv_per_head": True}
 _SHARDED = {**_HALF, "use_distributed_optimizer": True}
 _OFFLOADED = {**_SHARDED, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
 _OPTIMIZERS = {
@@ -53,21 +54,14 @@ _OPTIMIZERS = {
     "offloaded, precision-aware": {**_OFFLOADED, "use_precision_aware_optimizer": True},
     "muon": {**_HALF, "optimizer": "muon"},
     "layer-wise": {**_HALF, "optimizer": "dist_muon"},
-    "layer-wise, split": {
-        **_HALF,
-        "optimizer": "dist_muon",
-        "muon_split_glu": True,
-        "muon_split_qkv_per_head": True,
-    },
+    "layer-wise, split": {**_HALF, "optimizer": "dist_muon", **_SPLIT},
 }
-PIPELINE, INTERLEAVED = (
-    {"pipeline_model_parallel_size": 2},
-    {
-        "pipeline_model_parallel_size": 2,
-        "virtual_pipeline_model_parallel_size": 2,
-    },
-)
-_LAYOUTS = {"DP2": {}, "TP2": {"tensor_model_parallel_size": 2}, "PP2": PIPELINE, "VPP2": INTERLEAVED}
+LAYOUTS = {
+    "DP2": {},
+    "TP2": {"tensor_model_parallel_size": 2},
+    "PP2": {"pipeline_model_parallel_size": 2},
+    "VPP2": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+}
 
 
 class Training(NamedTuple):
@@ -75,7 +69,7 @@ class Training(NamedTuple):
 
     Attributes:
         attention: one of _ATTENTION.
-        layout: DP2, TP2, PP2, or VPP2, which is PP2 with two chunks on each rank.
+        layout: one of LAYOUTS; VPP2 is PP2 with two chunks on each rank.
         optimizer: one of _OPTIMIZERS.
         heads: the number of MTP heads.
         hybrid: the model has a layer of attention or of an MLP alone where another has both.
@@ -125,20 +119,6 @@ TRAININGS = [
 ]
 
 
-# What pairs are of: kinds that are one in them.
-KINDS = {
-    "one group": "grouped",
-    "latent without query rank": "latent",
-    "VPP2": "PP2",
-    "fp32": "plain",
-    "bf16": "plain",
-    "muon": "plain",
-    "distributed, fp32": "distributed",
-    "remainders": "precision-aware",
-    "offloaded, precision-aware": "offloaded",
-}
-
-
 def why_not(training: Training) -> str:
     """Why this Megatron cannot run the training with the packages that are installed; '' if it can."""
     if training.hybrid and "latent" in training.attention and not _has_latent_hybrid():
@@ -167,11 +147,6 @@ def build(training: Training) -> tuple[list[Any], Any]:
         chunk.finish_grad_sync()
     optimizer.step()
     return chunks, optimizer
-
-
-def layout_of(training: Training) -> dict[str, int]:
-    """The sizes of Megatron's groups."""
-    return _LAYOUTS[training.layout]
 
 
 def run(chunks: list[Any], forward_only: bool = True) -> float | None:
@@ -234,7 +209,7 @@ def _wrap(chunk: torch.nn.Module, settings: dict[str, Any]) -> Any:
 
 
 def _make_chunks(training: Training, is_half: bool) -> list[torch.nn.Module]:
-    sizes = layout_of(training)
+    sizes = LAYOUTS[training.layout]
     is_latent = "latent" in training.attention
     stages = sizes.get("virtual_pipeline_model_parallel_size", 1)
     config = (MLATransformerConfig if is_latent else TransformerConfig)(
