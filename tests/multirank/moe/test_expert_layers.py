@@ -1,5 +1,7 @@
 """A linear layer of an expert that no MoELayer built trains as the experts of a MoELayer do (#5916)."""
 
+from pkgutil import resolve_name
+
 import pytest
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-experts-in-grad-norm"), pytest.mark.ranks(4)]
@@ -7,21 +9,32 @@ pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-experts-i
 # (TP, ETP): two ranks hold replicas of an expert, or its shards while each holds whole dense layers.
 SIZES = [(2, 1), (1, 2)]
 LAYERS = ["native", "transformer engine", "grouped"]
+ON_THE_CPU = " on the CPU"
 # The second replaces its bias where weights are initialized on the CPU; the third is for other libraries' layers.
 MORE_LAYERS = ["native on the CPU", "transformer engine on the CPU", "TELinear"]
+CLASSES = {
+    ("native", "column"): "megatron.core.tensor_parallel.layers:ColumnParallelLinear",
+    ("native", "row"): "megatron.core.tensor_parallel.layers:RowParallelLinear",
+    ("transformer engine", "column"): "megatron.core.extensions.transformer_engine:TEColumnParallelLinear",
+    ("transformer engine", "row"): "megatron.core.extensions.transformer_engine:TERowParallelLinear",
+    ("grouped", "column"): "megatron.core.extensions.transformer_engine:TEColumnParallelGroupedLinear",
+    ("grouped", "row"): "megatron.core.extensions.transformer_engine:TERowParallelGroupedLinear",
+    ("TELinear", "column"): "megatron.core.extensions.transformer_engine:TELinear",
+    ("TELinear", "row"): "megatron.core.extensions.transformer_engine:TELinear",
+}
 
 
 @pytest.fixture
 def make_layer(parallel):
     """make_layer(kind, direction, (TP, ETP), bias): the config and a layer of experts that stands alone."""
+    import torch
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer import TransformerConfig
 
     def make(kind, direction, sizes, bias=False):
-        import torch
-        from megatron.core.process_groups_config import ProcessGroupCollection
-        from megatron.core.tensor_parallel import layers
-        from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-        from megatron.core.transformer import TransformerConfig
-
+        if "native" not in kind:
+            pytest.importorskip("transformer_engine", reason="its layers")
         tensor, expert_tensor = sizes
         state = parallel(
             tensor_model_parallel_size=tensor, expert_model_parallel_size=1, expert_tensor_parallel_size=expert_tensor
@@ -38,35 +51,30 @@ def make_layer(parallel):
             calculate_per_token_loss=True,  # DDP adds the gradients up
             gradient_accumulation_fusion=False,
             add_bias_linear=False,
-            use_cpu_initialization=kind.endswith("on the CPU"),
+            use_cpu_initialization=kind.endswith(ON_THE_CPU),
             bf16=True,
             params_dtype=torch.bfloat16,
         )
-        settings = {
-            "input_size": 8,
-            "output_size": 16,
-            "config": config,
-            "init_method": config.init_method,
-            "bias": bias,
-            "skip_bias_add": False,
-            "is_expert": True,
-        }
         if kind == "grouped":
-            settings |= {"num_gemms": 2, "pg_collection": ProcessGroupCollection.use_mpu_process_groups()}
+            more = {"num_gemms": 2, "pg_collection": ProcessGroupCollection.use_mpu_process_groups()}
         else:
-            split = {"column": {"gather_output": False}, "row": {"input_is_parallel": True}}[direction]
-            alone = {"parallel_mode": direction, "skip_weight_param_allocation": False}
-            settings |= alone if kind == "TELinear" else split
-            settings["tp_group"] = state.get_expert_tensor_parallel_group()
-        if kind.startswith("native"):
-            module, name = layers, f"{direction.capitalize()}ParallelLinear"
-        else:
-            pytest.importorskip("transformer_engine", reason="its layers")
-            from megatron.core.extensions import transformer_engine as module
-
-            name = f"TE{direction.capitalize()}Parallel{'Grouped' if kind == 'grouped' else ''}Linear"
-            name = kind if kind == "TELinear" else name
-        return config, getattr(module, name)(**settings)
+            more = {"tp_group": state.get_expert_tensor_parallel_group()}
+        if kind == "TELinear":
+            more |= {"parallel_mode": direction, "skip_weight_param_allocation": False}
+        elif kind != "grouped":
+            more |= {"gather_output": False} if direction == "column" else {"input_is_parallel": True}
+        make_linear = resolve_name(CLASSES[kind.removesuffix(ON_THE_CPU), direction])
+        layer = make_linear(
+            input_size=8,
+            output_size=16,
+            config=config,
+            init_method=config.init_method,
+            bias=bias,
+            skip_bias_add=False,
+            is_expert=True,
+            **more,
+        )
+        return config, layer
 
     return make
 
