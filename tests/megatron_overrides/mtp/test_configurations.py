@@ -10,6 +10,12 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 pytestmark = pytest.mark.forked("patched")
 
 
+def build(chunk, config):
+    """The optimizer of a model in DDP."""
+    model = DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)
+    return get_megatron_optimizer(config, [model])
+
+
 @pytest.fixture
 def make_optimizer(make_model):
     """make_optimizer(model={}, changes={}, **settings): `changes` are made to a configuration that was checked."""
@@ -19,9 +25,7 @@ def make_optimizer(make_model):
         config = OptimizerConfig(optimizer="adam", lr=0.1, **settings)
         for name, value in dict(changes).items():
             setattr(chunk.config if hasattr(chunk.config, name) else config, name, value)
-        return get_megatron_optimizer(
-            config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)]
-        )
+        return build(chunk, config)
 
     return make
 
@@ -69,7 +73,7 @@ def test_a_setting_of_the_other_configuration_is_refused(make_model, name, value
     chunk, config = make_model(), OptimizerConfig(optimizer="adam", lr=0.1)
     setattr(config if place == "OptimizerConfig" else chunk.config, name, value)
     with pytest.raises(ValueError, match=rf"\(\w+Config.{name}\) is set on the {place}, where nothing reads it"):
-        get_megatron_optimizer(config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)])
+        build(chunk, config)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,7 @@ def test_a_misspelt_setting_is_refused(make_model, name, meant, place):
     setattr(config if place == "OptimizerConfig" else chunk.config, name, True)
     message = rf"config.{name} is set on the {place}, which .* Did you mean .*\(\w+Config.{meant}\)\?"
     with pytest.raises(ValueError, match=message):
-        get_megatron_optimizer(config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)])
+        build(chunk, config)
 
 
 @pytest.mark.parametrize("choice", ["-train-mtp-heads-at-own-rate", "repairs", "none"])
@@ -101,9 +105,7 @@ def test_a_setting_of_a_patch_that_is_left_out_is_refused(make_model, choice):
             "config.mtp_lr is set on the OptimizerConfig, but train-mtp-heads-at-own-rate, which would read it, is"
         )
         with pytest.raises(ValueError, match=f"{message} disabled: .*MEGATRON_MTP_PATCHES"):
-            get_megatron_optimizer(
-                config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)]
-            )
+            build(chunk, config)
     finally:
         megatron_mtp_patches.revert()
         megatron_mtp_patches.apply()
@@ -121,9 +123,7 @@ def test_an_attribute_that_is_no_setting_may_be_anywhere(make_model):
     chunk, config = make_model(), OptimizerConfig(optimizer="adam", lr=0.1)
     config.num_layers, chunk.config.lr, config.note = 7, 0.2, "x"
     chunk.config.weight_decay, chunk.config.clip_grad, chunk.config.min_lr = 0.1, 1.0, 0.0
-    assert get_megatron_optimizer(
-        config, [DistributedDataParallel(chunk.config, DistributedDataParallelConfig(), chunk)]
-    )
+    assert build(chunk, config)
 
 
 @pytest.mark.parametrize("detaches", [False, True])

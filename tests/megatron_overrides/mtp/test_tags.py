@@ -57,14 +57,6 @@ def test_parameters_created_again_after_the_model_was_built_are_tagged(make_mode
     assert count_tagged_elements(optimizer) == sum(param.numel() for param in model.mtp.parameters())
 
 
-def test_a_shard_of_megatron_fsdp_takes_the_tag_of_its_orig_param():
-    shard, whole = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(2))
-    shard.orig_param = whole
-    assert tagged_group(shard) is None
-    whole.grad_norm_group = "mtp"
-    assert tagged_group(shard) == "mtp"
-
-
 def test_a_shard_gets_the_tag_and_the_other_attributes():
     whole, shard, other = (torch.nn.Parameter(torch.ones(1)) for _ in range(3))
     whole.grad_norm_group, whole.tensor_model_parallel, whole.allreduce = "mtp", True, False

@@ -12,7 +12,7 @@ from megatron_mtp_patches.defects.labs.lab import make_optimizer
 from megatron_overrides.muon.fused_weights.checks import asked_splits, check_muon_splits
 from megatron_overrides.muon.fused_weights.layers import CannotSplitError, fused_weights
 from megatron_overrides.muon.fused_weights.rows import FusedRows, halves, orthogonalize_pieces
-from tests.oracles.muon.updates import CHANNELS, FFN, POSITION, QUERY, SPLITS, VALUE, make_model
+from tests.oracles.muon.updates import CHANNELS, FFN, SPLITS, make_model
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("split-fused-weights-for-muon")]
 
@@ -47,33 +47,6 @@ def pieces_of(rows, matrix):
 )
 def test_the_rows_of_each_matrix(rows, expected):
     assert pieces_of(rows, torch.arange(8.0)[:, None].expand(8, 3).contiguous()) == expected
-
-
-@pytest.mark.parametrize(
-    "kind, setting, expected",
-    [
-        ("dense", GLU, {"linear_fc1": (FFN, FFN)}),
-        ("dense", HEADS, {"linear_qkv": (CHANNELS,)}),
-        (
-            "multi-latent attention",
-            HEADS,
-            {"linear_q_up_proj": (QUERY, POSITION), "linear_kv_up_proj": (QUERY, VALUE)},
-        ),
-        ("GatedDeltaNet", GDN, {"in_proj": (8, 8, 24, 24, 4, 4)}),
-        ("GatedDeltaNet", GLU, {}),
-    ],
-)
-def test_the_weights_that_a_setting_splits(kind, setting, expected):
-    weights = list(fused_weights(make_model(kind), setting))
-    assert {one.name.partition(".")[0]: one.rows.sizes for one in weights} == expected
-    # one in the main model, one in its MTP head
-    assert len(weights) == len(expected) * (1 if kind == "GatedDeltaNet" else 2)
-
-
-def test_experts_and_shared_experts_are_found():
-    names = [one.name for one in fused_weights(make_model("grouped experts"), GLU)]
-    assert names == ["linear_fc1.weight0", "linear_fc1.weight1", "linear_fc1.weight"] * 2
-    assert len(list(fused_weights(make_model("single experts"), GLU))) == 6
 
 
 def test_grouped_experts_may_be_interleaved():

@@ -59,14 +59,3 @@ def test_a_run_goes_on_unsplit_and_back(needs_muon):
         resumed = updates(optimizer, model)
         for name, right in taken[splits].items():
             torch.testing.assert_close(resumed[name], right, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def test_what_is_split_is_another_update(needs_muon):
-    taken = []
-    for splits in ((), SPLITS[:2]):
-        optimizer, model = make_muon(make_model("dense"), **dict.fromkeys(splits, True))
-        give_gradients(model)
-        taken.append(updates(optimizer, model))
-    for name, whole in taken[0].items():
-        is_fused = "linear_fc1" in name or "linear_qkv" in name
-        assert ((taken[1][name] - whole).norm() > 0.1 * whole.norm()) == is_fused, name

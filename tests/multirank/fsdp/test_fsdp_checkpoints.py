@@ -21,11 +21,6 @@ pytest.importorskip("transformer_engine", reason="a precision-aware optimizer is
 
 
 @pytest.fixture
-def make(make_fsdp):
-    return make_fsdp
-
-
-@pytest.fixture
 def load():
     """load(training): weights that are no bf16 numbers, loaded as Megatron loads a checkpoint; returns them."""
 
@@ -40,9 +35,9 @@ def load():
 
 
 @every_strategy
-def test_training_goes_on_from_loaded_weights_without_the_optimizer_s(make, load, strategy):
+def test_training_goes_on_from_loaded_weights_without_the_optimizer_s(make_fsdp, load, strategy):
     """As with --finetune and --no-load-optim."""
-    training, reference = make(strategy), Reference(torch.bfloat16)
+    training, reference = make_fsdp(strategy), Reference(torch.bfloat16)
     loaded = load(training)
     training.optimizer.reload_model_params()
     assert_same(whole(training), loaded, rtol=0, atol=0)
@@ -53,9 +48,9 @@ def test_training_goes_on_from_loaded_weights_without_the_optimizer_s(make, load
 
 
 @strategies_and_overlaps
-def test_weights_loaded_in_place_reach_the_model(make, strategy, overlap):
+def test_weights_loaded_in_place_reach_the_model(make_fsdp, strategy, overlap):
     """0.19 leaves load_state_dict out where it has loaded a GPT checkpoint into a hybrid model's buffers."""
-    training, reference = make(strategy, overlap=overlap), Reference(torch.bfloat16)
+    training, reference = make_fsdp(strategy, overlap=overlap), Reference(torch.bfloat16)
     change_model_weights(training, 1.0)  # also after a forward pass, which gathers weights
     training.model.state_dict_for_save_checkpoint()
     for _, param in training.model.module.param_and_grad_buffer.optimizer_named_parameters:
@@ -75,8 +70,8 @@ def change_model_weights(training, factor):
 
 
 @strategies_and_overlaps
-def test_changed_model_weights_are_taken_over(make, strategy, overlap):
-    training, reference = make(strategy, overlap=overlap), Reference(torch.bfloat16)
+def test_changed_model_weights_are_taken_over(make_fsdp, strategy, overlap):
+    training, reference = make_fsdp(strategy, overlap=overlap), Reference(torch.bfloat16)
     change_model_weights(training, -2.0)
     training.optimizer.reload_model_params()
     changed = {name: -2.0 * weight for name, weight in reference.weights.items()}
@@ -87,8 +82,8 @@ def test_changed_model_weights_are_taken_over(make, strategy, overlap):
 
 
 @every_strategy
-def test_main_weights_keep_the_bits_that_the_model_s_have_not(make, strategy):
-    training = make(strategy)
+def test_main_weights_keep_the_bits_that_the_model_s_have_not(make_fsdp, strategy):
+    training = make_fsdp(strategy)
     train(training, range(2))
     before = whole(training)
     change_model_weights(training, 1.0)

@@ -58,24 +58,15 @@ def test_all_ranks_raise_and_one_names_the_parameter(make, rank, sizes, value):
     assert all(map(torch.equal, before, training.main_model().values()))
 
 
-def test_the_first_step_alone_pays_for_it(make, count_collectives):
-    training = make(LAYOUTS["DP2"])
+@pytest.mark.parametrize("heads, in_first_step", [(2, 1), (None, 0)])
+def test_the_first_step_of_a_model_with_heads_alone_pays_for_it(make, count_collectives, heads, in_first_step):
+    training = make(LAYOUTS["DP2"], mtp_num_layers=heads, mtp_detach_heads=heads is not None)
     in_steps = []
     for number in range(3):
         count_collectives.clear()
         training.run_schedule(number)
         in_steps.append(len(count_collectives))
-    assert in_steps[0] == in_steps[1] + 1 and in_steps[1] == in_steps[2]
-
-
-def test_a_model_without_heads_pays_nothing(make, count_collectives):
-    training = make(LAYOUTS["DP2"], mtp_num_layers=None, mtp_detach_heads=False)
-    in_steps = []
-    for number in range(2):
-        count_collectives.clear()
-        training.run_schedule(number)
-        in_steps.append(len(count_collectives))
-    assert in_steps[0] == in_steps[1]
+    assert in_steps[0] == in_steps[1] + in_first_step and in_steps[1] == in_steps[2]
 
 
 def test_evaluation_does_not_look_at_them(make, rank):

@@ -103,13 +103,6 @@ def test_wrong_arguments_are_an_error(make):
         megatron_mtp_patches.verify(training.model, training.optimizer, training.run_schedule(0))
 
 
-def test_training_goes_on_with_the_main_loss(make):
-    training = make(mtp_detach_heads=True)
-    verify(training)
-    training.step(1)
-    assert training.norms[-1] > 0
-
-
 EXPERTS = {
     "num_moe_experts": 4,
     "moe_router_enable_expert_bias": True,

@@ -70,39 +70,6 @@ def test_the_heads_train_as_they_do_without_detaching(make_model, batch, gradien
     assert all(torch.equal(heads[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("has_labels", [True, False])
-def test_packed_sequences_are_detached_too(make_model, batch, has_labels):
-    """Starts from the hidden states of the main model. An identity replaces attention, which packs on a GPU only."""
-    from megatron.core.packed_seq_params import PackedSeqParams
-
-    class Identity(torch.nn.Module):
-        def forward(self, hidden_states, **_):
-            return hidden_states, None
-
-    model = make_model(mtp_detach_heads=True)
-    for layer in model.mtp.layers:
-        setattr(layer, "mtp_model_layer" if hasattr(layer, "mtp_model_layer") else "transformer_layer", Identity())
-    ends = torch.tensor([0, 5, 12])
-    hidden = torch.randn(
-        12, 1, 16, generator=torch.Generator(torch.get_default_device()).manual_seed(1), requires_grad=True
-    )
-    inputs = {name: batch[name][:1] for name in ("input_ids", "position_ids", "labels", "loss_mask")}
-    inputs |= {"labels": inputs["labels"] if has_labels else None}
-    output = model._postprocess(
-        hidden_states=hidden,
-        rotary_pos_emb=None,
-        rotary_pos_cos=None,
-        rotary_pos_sin=None,
-        mtp_in_postprocess=True,
-        packed_seq_params=PackedSeqParams(qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends),
-        **inputs,
-    )
-    (0.0 * output.float().mean()).backward()
-    main, heads = split({name: param.grad for name, param in model.named_parameters() if param.grad is not None})
-    assert not hidden.grad.any() and not any(gradient.any() for gradient in main.values())
-    assert all(heads[f"mtp.layers.{depth}.eh_proj.weight"].any() for depth in range(2))
-
-
 def test_a_deeper_head_trains_the_heads_before_it(make_model, batch, monkeypatch):
     from megatron.core.transformer import multi_token_prediction as mtp
 

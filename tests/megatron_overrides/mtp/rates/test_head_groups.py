@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 from megatron.core.optimizer import OptimizerConfig, _get_param_groups, get_standard_config_overrides
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
@@ -102,30 +101,6 @@ def test_groups_are_the_same_on_ranks_without_heads():
     group = {"params": [1], "max_lr": 0.1, "default_config": True}
     (others, heads) = separate_heads([group], [], lambda _: {"max_lr": 0.4}, lambda flags: [True, True])
     assert (others["params"], heads["params"], heads["max_lr"]) == ([1], [], 0.4)
-
-
-def test_the_main_model_takes_the_same_steps_and_the_heads_larger_ones(make_model, batch, gradients):
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import get_megatron_optimizer
-
-    steps = []
-    for settings in ({}, {"mtp_lr": 0.2}):
-        model = make_model(mtp_detach_heads=True)
-        wrapped = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
-        optimizer = get_megatron_optimizer(OptimizerConfig(**RUN, **settings), [wrapped])
-        before = {name: param.detach().clone() for name, param in model.named_parameters()}
-        for param in model.parameters():
-            param.main_grad.fill_(1.0)
-        for group in optimizer.param_groups:
-            group["lr"], group["weight_decay"] = group["max_lr"], 0.0
-        optimizer.step()
-        steps.append({name: param.detach() - before[name] for name, param in model.named_parameters()})
-    plain, separate = steps
-    for name in plain:
-        if name.startswith("mtp."):
-            torch.testing.assert_close(separate[name], 2 * plain[name])
-        else:
-            assert torch.equal(separate[name], plain[name])
 
 
 @pytest.mark.parametrize(
