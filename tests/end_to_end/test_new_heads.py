@@ -17,9 +17,11 @@ pytestmark = [
     ),
 ]
 PP2 = ["--pipeline-model-parallel-size", "2"]
+UNTIED = ["--untie-embeddings-and-output-weights"]
 TORCH, TORCH_DIST = (["--ckpt-format", name] for name in ("torch", "torch_dist"))
 LAYOUTS = {
     "1 rank, torch": (1, TORCH),
+    "PP2, untied, torch_dist": (2, [*TORCH_DIST, *PP2, *UNTIED]),
     "PP2, tied, bf16, torch_dist": (2, [*TORCH_DIST, "--bf16", *PP2]),
 }
 ITERATIONS = ["--train-iters", "4", "--save-interval", "2"]

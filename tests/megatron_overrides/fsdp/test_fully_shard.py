@@ -54,12 +54,6 @@ def test_parameters_settings_and_the_count_of_a_group_stay(lr):
     assert group["step"] == 0 and type(group["step"]) is type(lr * 0)
 
 
-def test_the_count_of_a_parameter_stays():
-    optimizer = call(create_state, make(torch.optim.AdamW))
-    (state,) = optimizer.state.values()
-    assert state["step"] == 0 and not state["exp_avg"].any()
-
-
 @pytest.mark.parametrize("kind", [CountingInGroups, torch.optim.AdamW])
 def test_an_optimizer_that_has_stepped_keeps_its_count(kind):
     optimizer = make(kind)

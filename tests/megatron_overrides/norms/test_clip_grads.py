@@ -7,8 +7,6 @@ import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from megatron_overrides.norms.groups import tag
-from megatron_overrides.norms.step_state import last_step_state
-from megatron_overrides.report.metrics import step_metrics
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-mtp-grads-separately")]
 

@@ -184,13 +184,6 @@ def test_the_latents_learn_from_the_heads_of_all_ranks(
     assert by_name == dict.fromkeys(by_name, SAME)
 
 
-@pytest.mark.ranks(4)
-@pytest.mark.parametrize("kind, is_sequence_parallel", [("duplicated", False), ("split", True)])
-def test_four_ranks_have_a_head_each(deviations, kind, is_sequence_parallel):
-    by_name = deviations(kind, {}, sequence_parallel=is_sequence_parallel)
-    assert by_name == dict.fromkeys(by_name, SAME)
-
-
 @pytest.mark.parametrize("is_sequence_parallel", [False, True])
 def test_the_gradient_norm_counts_copies_once(parallel, world_size, gradients_of_whole, is_sequence_parallel):
     expected = sum(float(gradient.norm() ** 2) for gradient in gradients_of_whole("duplicated").values()) ** 0.5

@@ -74,7 +74,9 @@ def test_a_step_reduces_once_and_costs_no_collective_more_than_upstreams(
 
 
 @pytest.mark.parametrize("bad_rank", [0, 1])
-@pytest.mark.parametrize("bad, norm_of_all", [(math.nan, math.nan), (math.inf, math.inf), (25.0, math.hypot(100.0, 0.4))])
+@pytest.mark.parametrize(
+    "bad, norm_of_all", [(math.nan, math.nan), (math.inf, math.inf), (25.0, math.hypot(100.0, 0.4))]
+)
 def test_a_norm_over_the_threshold_on_one_rank_skips_every_module_of_a_mimo_model(
     make_mimo, rank, from_all_ranks, bad, norm_of_all, bad_rank
 ):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer import multi_token_prediction as mtp
-from megatron.core.transformer.multi_token_prediction import process_mtp_loss, roll_tensor
+from megatron.core.transformer.multi_token_prediction import roll_tensor
 from packed_batches import DEPTHS, Pack, expected_heads, expected_layer_inputs, heads, layer_inputs, packs
 from random_optimizers import examples
 
@@ -87,42 +87,6 @@ def test_where_the_patch_is_left_out_padding_counts_as_before():
         megatron_mtp_patches.apply()
     assert sum(map(bool, actual.weights[0])) > sum(map(bool, expected.weights[0]))
     assert heads(PACK, labels=TOKENS).targets == expected.targets != actual.targets
-
-
-@pytest.mark.parametrize("with_labels", [True, False])
-def test_the_loss_of_a_pack_is_the_mean_of_its_sequences_weighted_by_tokens(with_labels):
-    torch.manual_seed(3)
-    vocabulary = PACK.size + 1
-    hidden = torch.randn((1 + DEPTHS), PACK.size, 1, vocabulary)
-    config = TransformerConfig(num_layers=1, hidden_size=vocabulary, num_attention_heads=1, mtp_num_layers=DEPTHS)
-
-    def lose(part, packed):
-        """Return the losses and the (correct, total) predictions of the heads."""
-        mtp.MTPLossLoggingHelper.tracker = {}
-        tokens = torch.tensor([TOKENS])[:, part]
-        process_mtp_loss(
-            hidden[:, part].flatten(0, 1).requires_grad_(),
-            tokens if with_labels else None,
-            None,
-            lambda head, weight, runtime_gather_output: (head, None),
-            None,
-            True,
-            True,
-            lambda labels, logits: torch.nn.functional.cross_entropy(
-                logits.transpose(0, 1).flatten(0, 1), labels.flatten(), reduction="none"
-            ).view(labels.shape),
-            config,
-            packed_seq_params=packed,
-            input_ids=tokens,
-        )
-        names = ("loss_values", "correct_values", "total_values")
-        return [mtp.MTPLossLoggingHelper.tracker[name].double() for name in names]
-
-    loss, correct, total = lose(slice(None), PACK.params())
-    singles = [lose(slice(begin, end), None) for begin, end, _ in PACK.spans]
-    assert torch.equal(correct, sum(single[1] for single in singles))
-    assert torch.equal(total, sum(single[2] for single in singles))
-    torch.testing.assert_close(loss, sum(one * tokens for one, _, tokens in singles) / total, rtol=1e-6, atol=0)
 
 
 def test_a_model_counts_the_targets_of_each_sequence(make_gpt):
