@@ -126,9 +126,7 @@ def test_a_detached_head_trains_nothing_but_itself(make_model, batch, gradients,
 
 
 @pytest.mark.parametrize("loss_type, is_detached, is_per_token", [("kl", True, False), ("e2e_tv", False, True)])
-def test_recomputed_layers_have_the_same_gradients(
-    make_model, batch, gradients, loss_type, is_detached, is_per_token
-):
+def test_recomputed_layers_have_the_same_gradients(make_model, batch, gradients, loss_type, is_detached, is_per_token):
     fields = {"mtp_detach_heads": is_detached, "calculate_per_token_loss": is_per_token}
     recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     plain, other = (with_loss(make_model, loss_type, **fields, **more) for more in ({}, recompute))
