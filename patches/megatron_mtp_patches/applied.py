@@ -1,7 +1,5 @@
 """The engine that applies the catalog to Megatron: one for the process, which knows what it has patched."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .catalog import BASE, CATALOG

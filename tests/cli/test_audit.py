@@ -1,7 +1,5 @@
 """`audit` lists the known defects of a Megatron from its sources."""
 
-from __future__ import annotations
-
 import json
 import re
 

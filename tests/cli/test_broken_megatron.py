@@ -1,7 +1,5 @@
 """`status` and `explain` where every target is missing: nothing of Megatron can be imported, and nothing raises."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A command whose output nobody reads any more ends without a traceback, as a program that SIGPIPE ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`diagnose` names the defects that affect the configurations of a trainer without a command line."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

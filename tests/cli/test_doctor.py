@@ -1,7 +1,5 @@
 """`doctor` in this environment, which can train."""
 
-from __future__ import annotations
-
 import configparser
 import platform
 from importlib.metadata import version

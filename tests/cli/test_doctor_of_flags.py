@@ -1,7 +1,5 @@
 """`doctor -- FLAGS` names the defects that a command line meets on the installed release, and what removes them."""
 
-from __future__ import annotations
-
 import json
 import os
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`doctor --batch` of launch scripts: which run they start, with which patches, and what is not known of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from .training_flags import SMALL

@@ -1,7 +1,5 @@
 """`drift`: the installed Megatron, another folder, or a known release. tests/engine shows what a table becomes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

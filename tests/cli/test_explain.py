@@ -1,7 +1,5 @@
 """`explain`: what a patch does and where it stands on the installed Megatron, or which code changes a function."""
 
-from __future__ import annotations
-
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.applied import ENGINE

@@ -1,7 +1,5 @@
 """The words of a launch script are those that bash would give the training."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A Python that pip would refuse finds the package by PYTHONPATH, and is told which it needs."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

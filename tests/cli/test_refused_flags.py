@@ -1,7 +1,5 @@
 """`doctor -- FLAGS` ends with 2 where the flags are refused, and says what to change."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """`reproduce` says what to install where a program needs a package that is not here."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

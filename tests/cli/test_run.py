@@ -1,7 +1,5 @@
 """`run`: a script runs as `python SCRIPT` would run it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

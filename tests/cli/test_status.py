@@ -1,7 +1,5 @@
 """`status`, which applies the patches to the installed Megatron."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """A megatron.core that hides the one of another release, whose megatron.training is found."""
 
-from __future__ import annotations
-
 import atexit
 import sys
 from types import SimpleNamespace

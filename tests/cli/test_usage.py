@@ -1,7 +1,5 @@
 """Wrong usage exits with 2 and says what is right."""
 
-from __future__ import annotations
-
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.cli import main

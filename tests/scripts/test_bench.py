@@ -1,7 +1,5 @@
 """python -m scripts.bench: what it counts, and the targets that its rows are held against."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

@@ -1,7 +1,5 @@
 """python -m scripts.compare_releases: what differs is found and named, whatever else is equal."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

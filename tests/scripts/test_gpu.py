@@ -1,7 +1,5 @@
 """python -m scripts.gpu: packed, rehearsed on a CPU and taken; no stage takes another along."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """python -m scripts.pins on repositories that are a framework and Megatron-LM in name only."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """TransformerEngine's Python with the stand-ins of a rehearsal for its kernels, compared with plain torch."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Attention: the fused path, which a GPU takes in 16 bits, and the unfused path in fp32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Apex makes no difference to what is applied, with TransformerEngine beside it or without. It is a stand-in here."""
 
-from __future__ import annotations
-
 import importable_apex
 import megatron_mtp_patches
 import pytest

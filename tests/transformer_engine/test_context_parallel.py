@@ -1,7 +1,5 @@
 """Context parallelism: ranks with chunks of the sequences compute what one rank computes with the whole sequences."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

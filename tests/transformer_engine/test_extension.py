@@ -1,7 +1,5 @@
 """The module that stands for the extension: what it refuses, and that these tests call each of its kernels."""
 
-from __future__ import annotations
-
 import inspect
 import multiprocessing
 from importlib.machinery import ModuleSpec

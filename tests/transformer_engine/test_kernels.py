@@ -1,7 +1,5 @@
 """Kernels with options that the modules of the other files do not use: these tests call the kernels directly."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """TransformerEngine's modules, forward and backward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

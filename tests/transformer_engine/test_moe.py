@@ -1,7 +1,5 @@
 """Permutation of tokens: TransformerEngine's Triton kernels, interpreted and replaced by torch."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """FusedAdam, FusedSGD and the kernels over lists of tensors, compared with torch's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

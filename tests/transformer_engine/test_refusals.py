@@ -1,7 +1,5 @@
 """What a kernel refuses, or reads wrongly without an error, its stand-in refuses. The lists: test_optimizers.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Rotary position embedding: fused kernels against TransformerEngine's unfused ones, two ranks against one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

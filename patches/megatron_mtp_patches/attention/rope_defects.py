@@ -1,7 +1,5 @@
 """Rotary position embeddings."""
 
-from __future__ import annotations
-
 from ..defects.conditions import is_vlm
 from ..defects.declare import Defect, Sign
 

@@ -1,7 +1,5 @@
 """The words for what becomes of a patch, and of each of its targets: everything that speaks of them uses these."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -1,7 +1,5 @@
 """The optimizer under Megatron-FSDP."""
 
-from __future__ import annotations
-
 from ..defects.conditions import has_megatron_fsdp, loads_model_only
 from ..defects.declare import Defect, Sign
 

@@ -1,7 +1,5 @@
 """Declares average-aux-loss-over-moe-layers."""
 
-from __future__ import annotations
-
 from ..declarations.shared_edits import MARK_TRAINING_LOG, MOE_LOGGING, MTP, REPORTS_OF_AUX_LOSSES
 from ..engine import Patch, Probe, PullRequest, Wrap
 

@@ -1,7 +1,5 @@
 """Declares count-experts-in-grad-norm."""
 
-from __future__ import annotations
-
 from ..engine import Override, Patch, Probe, PullRequest, Wrap
 
 _LAYERS = "megatron.core.tensor_parallel.layers"

@@ -1,7 +1,5 @@
 """Declares drop-unused-output-weight."""
 
-from __future__ import annotations
-
 from ..engine import Patch, Wrap
 
 PATCH = Patch(

@@ -1,7 +1,5 @@
 """Wrong numbers of MTP heads in the log."""
 
-from __future__ import annotations
-
 from ..defects.declare import Defect, Sign
 
 _HELPER = "megatron.core.transformer.multi_token_prediction:MTPLossLoggingHelper"

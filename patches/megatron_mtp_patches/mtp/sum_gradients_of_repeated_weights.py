@@ -1,7 +1,5 @@
 """Declares sum-gradients-of-repeated-weights."""
 
-from __future__ import annotations
-
 from ..declarations.shared_edits import MEGATRON_FSDP, MTP
 from ..engine import Patch, PullRequest, Wrap
 

@@ -4,8 +4,6 @@ It installs the rehearsal when pytest loads it, before any conftest imports torc
 change: its tests set what they need.
 """
 
-from __future__ import annotations
-
 from megatron_mtp_patches import rehearsal
 
 rehearsal.install(megatron_flags=False)

@@ -1,7 +1,5 @@
 """The training scripts, and the reduction of gradients in data parallelism."""
 
-from __future__ import annotations
-
 from ..defects.declare import Defect, Sign
 
 _BUCKETS = "megatron.core.distributed.param_and_grad_buffer"

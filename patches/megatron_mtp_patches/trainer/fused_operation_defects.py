@@ -1,7 +1,5 @@
 """Defects of fused operations, most of them TransformerEngine's, that replace Megatron's layers."""
 
-from __future__ import annotations
-
 from ..defects.conditions import expert_tensor_parallel, tensor_parallel
 from ..defects.declare import Defect, Sign
 

@@ -1,7 +1,5 @@
 """Wrong numbers in the log: losses, norms and counts."""
 
-from __future__ import annotations
-
 from ..defects.conditions import has_any_aux_loss
 from ..defects.declare import Defect, Sign
 
