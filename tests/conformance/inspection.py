@@ -12,8 +12,6 @@ import importlib
 import inspect
 import sys
 import typing
-from collections.abc import Iterable
-from types import ModuleType
 from typing import Any
 
 from megatron_mtp_patches import Patch, Report, status
@@ -34,9 +32,10 @@ VALUES_OF_TYPE = {bool: (True, False), int: (1, 3), float: (0.5, 0.25), str: ("1
 NEEDED = {"num_layers", "hidden_size", "num_attention_heads"}
 
 
-def import_targets() -> list[ModuleType]:
+def import_targets() -> None:
     """Import every module of this Megatron that the patches touch."""
-    return [importlib.import_module(module) for module in MODULES if find_file(module)]
+    for module in filter(find_file, MODULES):
+        importlib.import_module(module)
 
 
 def reports() -> dict[str, Report]:
@@ -109,6 +108,7 @@ def count(edit: Edit) -> int | str | None:
         if fields:
             needed = dict.fromkeys(NEEDED.intersection(inspect.signature(value).parameters), 1)
             value_to_set = choose_value(edit)
+            assert value_to_set != edit.default or edit.setting.example == edit.default
             assert getattr(value(**needed, **{edit.field: value_to_set}), edit.field) == value_to_set
             assert getattr(value(**needed), edit.field) == edit.default
             assert inspect.signature(value).parameters[edit.field].default == edit.default
@@ -142,7 +142,7 @@ def make_parser(add_arguments: Identity) -> argparse.ArgumentParser:
 
 
 def choose_value(edit: AddField) -> object:
-    """A valid value of the field, chosen by its type; it is not the default."""
+    """A valid value of the field, chosen by its type; the default only where no other is valid alone."""
     if edit.field in VALUES:
         return VALUES[edit.field]
     if getattr(edit.setting, "example", None) is not None:
@@ -188,24 +188,3 @@ def changes_since(before: list[tuple]) -> list[str]:
         if old.get(name, MISSING) is not new.get(name, MISSING)
         and name not in ("__abstractmethods__", "__warningregistry__")
     ]
-
-
-def hold(modules: Iterable[ModuleType]) -> dict[str, object]:
-    """Every name in these modules, and in their classes, with what it is bound to."""
-    held: dict[str, object] = {}
-    for module in modules:
-        held |= {f"{module.__name__}:{name}": value for name, value in vars(module).items()}
-        for cls in (value for value in vars(module).values() if isinstance(value, type)):
-            held |= {f"{cls.__module__}:{cls.__qualname__}.{name}": value for name, value in vars(cls).items()}
-    return held
-
-
-def names_changed_since(before: dict[str, object], modules: Iterable[ModuleType]) -> list[str]:
-    """The names that are no longer bound to the same object as when `before` was made, by `hold`."""
-    after = hold(modules)
-    passing = ("__annotations__", "__abstractmethods__", "_abc_impl", "__warningregistry__")
-    return sorted(
-        name
-        for name in before.keys() | after.keys()
-        if before.get(name, MISSING) is not after.get(name, MISSING) and not name.endswith(passing)
-    )

@@ -11,7 +11,7 @@ from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import BASE, CATALOG, _declared_in
 from megatron_mtp_patches.cli.places import read_guards
 from megatron_mtp_patches.declarations.description import settings
-from megatron_mtp_patches.engine.fingerprints import KnownSources
+from megatron_mtp_patches.engine.fingerprints import ABSENT, KnownSources
 
 pytestmark = pytest.mark.forked("python")
 
@@ -41,6 +41,7 @@ def test_the_source_of_every_target_is_known_in_every_release(patch):
     for edit in (edit for edit in patch.edits if edit.check_source):
         known = {release for releases in KNOWN.targets[edit.target].values() for release in releases}
         missing = set(KNOWN.package_releases(patch.package)) - known
+        assert not patch.package or ABSENT not in KNOWN.targets[edit.target]
         assert not missing, f"{edit.target}: run megatron-mtp-patches drift --against FOLDER --accept RELEASE for these"
 
 

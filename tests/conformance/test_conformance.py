@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import sys
 from types import ModuleType
 
@@ -14,45 +13,9 @@ from megatron_mtp_patches.catalog import BASE
 from megatron_mtp_patches.engine.source import find_file
 
 from .expected import IDS
-from .inspection import (
-    changes_since,
-    count,
-    hold,
-    import_targets,
-    names_changed_since,
-    reports,
-    snapshot,
-)
+from .inspection import PATCHES, changes_since, count, import_targets, reports, snapshot
 
 pytestmark = pytest.mark.forked("megatron")
-
-# What Megatron-Bridge, mcore-bridge, ms-swift and verl take by value of what the patches touch, and when.
-BY_VALUE = {
-    "megatron.core": ["DistributedDataParallel", "ModelParallelConfig"],
-    "megatron.core.distributed": ["DistributedDataParallel"],
-    "megatron.core.models.common.language_module.language_module": ["LanguageModule"],
-    "megatron.core.models.gpt": ["GPTModel"],
-    "megatron.core.models.gpt.gpt_model": ["GPTModel"],
-    "megatron.core.optimizer": [
-        "ChainedOptimizer",
-        "DistributedOptimizer",
-        "OptimizerConfig",
-        "get_megatron_optimizer",
-    ],
-    "megatron.core.optimizer.layer_wise_optimizer": ["LayerWiseDistributedOptimizer"],
-    "megatron.core.optimizer.optimizer": ["ChainedOptimizer"],
-    "megatron.core.optimizer.qk_clip": ["clip_qk"],
-    "megatron.core.transformer": ["TransformerConfig"],
-    "megatron.core.transformer.multi_token_prediction": [
-        "MTPLossLoggingHelper",
-        "MultiTokenPredictionBlock",
-        "MultiTokenPredictionLayer",
-        "_compute_mtp_acceptance_counts",
-        "process_mtp_loss",
-        "roll_tensor",
-    ],
-    "megatron.training.arguments": ["validate_args", "add_megatron_arguments"],
-}
 
 
 @pytest.fixture
@@ -64,34 +27,35 @@ def apply():
 
 @pytest.fixture
 def user(monkeypatch):
-    """A module that did `from megatron... import ...`, before anything is applied."""
+    """A module that has imported by value, from Megatron as it was, each function and class that patches edit."""
+    import_targets()
     module = ModuleType("user_of_megatron")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for source, names in BY_VALUE.items():
-        with contextlib.suppress(ModuleNotFoundError):
-            loaded = vars(importlib.import_module(source))
-            vars(module).update({name: loaded[name] for name in names if name in loaded})
+    for edit in (edit for patch in PATCHES for edit in patch.edits):
+        if edit.name in vars(sys.modules.get(edit.module, module)):
+            setattr(module, edit.target, vars(sys.modules[edit.module])[edit.name])
     return module
 
 
 def stale_names(user):
-    """The names of the user's that are not what Megatron has under that name now."""
-    return [
-        name
-        for module, names in BY_VALUE.items()
-        for name in names
-        if hasattr(user, name) and vars(user)[name] is not vars(sys.modules[module])[name]
-    ]
+    """The targets of which the user has something else than Megatron now."""
+    targets = [target for target in vars(user) if ":" in target]
+    return [target for target in targets if vars(user)[target] is not now_at(target)]
+
+
+def now_at(target):
+    module, _, name = target.partition(":")
+    return vars(sys.modules[module])[name]
 
 
 def test_revert_puts_every_original_back(apply):
-    modules = import_targets()
-    original, contents = snapshot(), hold(modules)
+    import_targets()
+    original = snapshot()
     for _ in range(2):
         apply()
         assert "ChainedOptimizer.step" in changes_since(original)
         megatron_mtp_patches.revert()
-        assert changes_since(original) == names_changed_since(contents, modules) == []
+        assert changes_since(original) == []
         assert {report.state for report in reports().values()} == {"disabled"}
 
 
@@ -100,26 +64,24 @@ def test_names_that_were_imported_by_value_are_rebound(apply, user):
     taken = dict(vars(user))
     apply()
     assert stale_names(user) == []
-    followed = {name for name, value in vars(user).items() if value is not taken[name]}
-    assert {"clip_qk", "roll_tensor"} <= followed
-    assert [name for name in followed if name[0].isupper()] == []
+    followed = [target for target, value in vars(user).items() if value is not taken[target]]
+    assert "megatron.core.optimizer.qk_clip:clip_qk" in followed
+    assert not [target for target in followed if isinstance(taken[target], type)]
     megatron_mtp_patches.revert()
-    assert stale_names(user) == []
     assert vars(user) == taken
+    assert stale_names(user) == []
 
 
 def test_none_leaves_megatron_untouched_except_for_the_check_of_the_ranks(apply, monkeypatch):
-    modules = import_targets()
-    contents = hold(modules)
+    import_targets()
+    original = snapshot()
     monkeypatch.setenv("MEGATRON_MTP_PATCHES", "none")
     apply()
     assert {report.state for report in reports().values()} == {"disabled"}
     base = [edit for patch in BASE for edit in patch.edits if find_file(edit.module)]
     assert base and [count(edit) for edit in base] == [1] * len(base)
-    changed = {name.rpartition(":")[2] for name in names_changed_since(contents, modules)}
-    assert changed == {edit.name for edit in base}
-    megatron_mtp_patches.revert()
-    assert names_changed_since(contents, modules) == []
+    changed = {name.rpartition(".")[2] for name in changes_since(original)}
+    assert changed == {edit.name.rpartition(".")[2] for edit in base}
 
 
 def test_the_record_is_in_megatron_s_arguments(apply):

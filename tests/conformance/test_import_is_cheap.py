@@ -32,14 +32,3 @@ print(*set(sys.modules) - before, *(file for file in opened if file.endswith(".j
     assert "megatron_mtp_patches.catalog" in loaded
     assert loaded & HEAVY == set()
     assert not [name for name in loaded if name.startswith("megatron_overrides.") or name.endswith(".json")]
-
-
-@pytest.mark.parametrize("words", ["typo", "-typo"])
-def test_an_unknown_patch_in_the_environment_is_an_error_that_names_the_command_with_the_ids(words):
-    environment = {**ENVIRONMENT, "MEGATRON_MTP_PATCHES": words}
-    code = "import megatron_mtp_patches"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert "PatchError: unknown patch" in last and repr(words) in last
-    assert "megatron-mtp-patches status" in last
