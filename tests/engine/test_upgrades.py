@@ -34,8 +34,12 @@ def test_a_reload_of_a_changed_source_refuses_whole_patches_and_keeps_the_others
     assert (module.f(1), lib2.g()) == ("changed 1", "g")
     assert (module.C().method(), module.Config().depth) == ("method 1!", 7)
     assert [engine.report(patch).state for patch in engine.catalog] == ["refused", "applied"]
-    engine.revert()
+    library.edit("lib.py", CHANGED_LINE, F_LINE)
+    engine.apply("none", policy)
     assert (module.C().method(), hasattr(module.Config, "depth")) == ("method 1", False)
+    importlib.reload(module)
+    engine.apply("all", policy)
+    assert (module.f(1), lib2.g(1), module.C().method()) == ("override 1", "new", "method 1!")
 
 
 def test_a_reload_of_an_unchanged_source_is_patched_again(library):

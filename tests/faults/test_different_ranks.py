@@ -27,16 +27,19 @@ def compare_as_rank(store, rank: int, records: list[str | None], patience: float
     return ""
 
 
-def compare_all(records: list[str]) -> list[str]:
+def compare_all(records: list[str], store: dist.Store | None = None) -> list[str]:
     """What each rank ends with."""
-    store = dist.HashStore()
+    store = store or dist.HashStore()
     with ThreadPoolExecutor(len(records)) as pool:
         return list(pool.map(lambda rank: compare_as_rank(store, rank, records), range(len(records))))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_same_patches_everywhere_pass(size):
-    assert compare_all(["a=applied b=native"] * size) == [""] * size
+    store = dist.HashStore()
+    before = store.num_keys()
+    assert compare_all(["a=applied b=native"] * size, store) == [""] * size
+    assert store.num_keys() == before, "nothing is left in the store"
 
 
 def test_a_rank_that_differs_is_named_on_every_rank():
@@ -97,11 +100,3 @@ def test_two_processes_agree_and_then_differ(caplog, monkeypatch):
 
     ranks = run_ranks(2, be_one_of_two)
     assert [rank.code for rank in ranks] == [0, 0], ranks
-
-
-def test_nothing_is_left_in_the_store():
-    store = dist.HashStore()
-    before = store.num_keys()
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda rank: compare(store, rank, 3, "a=applied", "check", timedelta(seconds=LIMIT)), range(3)))
-    assert store.num_keys() == before

@@ -7,7 +7,6 @@ import warnings
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches import PatchError
 from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.engine import AddField, AddFlag
 from megatron_mtp_patches.engine.fingerprints import target_exists
@@ -94,22 +93,3 @@ def test_the_other_patches_apply_and_a_warning_names_the_refused_one(patch, comp
     assert re.search(rf"{patch.id} is refused, and the run goes on without it: .*{re.escape(edit.target)}", warning)
     assert reports()[patch.id].state == "refused"
     assert {**edits_in_force(), patch.id: []} == {**complete, patch.id: []}
-
-
-@pytest.mark.parametrize("patch", [pytest.param(patch, id=patch.id) for patch in APPLIED if not patch.is_repair])
-def test_an_error_names_the_refused_patch_and_nothing_is_left_applied(patch, original):
-    edit = [edit for edit in patch.edits if target_exists(edit)][-1]
-    with failing(patch, edit, late=True), pytest.raises(PatchError) as refused:
-        megatron_mtp_patches.apply()
-    assert re.match(rf"{patch.id} is refused: .*{re.escape(edit.target)}", str(refused.value))
-    assert changes_since(original) == []
-
-
-@pytest.mark.parametrize("patch", [pytest.param(patch, id=patch.id) for patch in APPLIED if patch.is_repair])
-def test_a_repair_that_is_refused_is_left_out_with_a_warning(patch, warned):
-    edit = [edit for edit in patch.edits if target_exists(edit)][-1]
-    with failing(patch, edit, late=True):
-        megatron_mtp_patches.apply()
-    (warning,) = warned()
-    assert re.search(rf"{patch.id} is refused, and the run goes on without it: .*{re.escape(edit.target)}", warning)
-    assert reports()[patch.id].state == "refused"

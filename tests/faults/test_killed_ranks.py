@@ -45,7 +45,8 @@ def end_in_the_last_step(folder, place, how):
     [(before_the_norms, KILLED), (in_the_update, KILLED), (before_the_norms, STOPPED)],
     ids=["killed before the norms", "killed in the update", "stopped before the norms"],
 )
-def test_the_survivor_ends_with_an_error_that_names_the_connection_and_the_checkpoint_is_whole(place, ending, tmp_path):
+def test_the_survivor_ends_with_an_error_and_the_checkpoint_is_whole(place, ending, tmp_path):
+    """A step whose norms were not reduced has updated nothing."""
     how, timeout = ending
 
     def survive():
@@ -55,30 +56,15 @@ def test_the_survivor_ends_with_an_error_that_names_the_connection_and_the_check
         assert len(saved) == 5
         training.run(LAST - 1)
         training.wait_at_most(timeout)
-        with pytest.raises(RuntimeError, match=CONNECTION):
+        before = training.copy_parameters()
+        with pytest.raises(RuntimeError, match=CONNECTION) as raised:
             training.step()
         assert digest(tmp_path) == saved
+        if place is before_the_norms:
+            assert {"step_norms", "_reduce", "all_reduce"} <= {frame.name for frame in traceback.extract_tb(raised.tb)}
+            assert all(map(torch.equal, before, training.model.parameters()))
 
     survivor = run_pair(survive, lambda: end_in_the_last_step(tmp_path, place, how))
-    assert survivor.code == 0, survivor.output
-
-
-@pytest.mark.parametrize("ending", [KILLED, STOPPED], ids=["killed", "stopped"])
-def test_a_step_whose_norms_were_not_reduced_has_updated_nothing(ending, tmp_path):
-    how, timeout = ending
-
-    def survive():
-        training = Training(tmp_path)
-        training.run(LAST - 1)
-        training.wait_at_most(timeout)
-        before = training.copy_parameters()
-        with pytest.raises(RuntimeError) as raised:
-            training.step()
-        waited_in = {frame.name for frame in traceback.extract_tb(raised.tb)}
-        assert {"step_norms", "_reduce", "all_reduce"} <= waited_in, "it waited for the norms"
-        assert all(map(torch.equal, before, training.model.parameters()))
-
-    survivor = run_pair(survive, lambda: end_in_the_last_step(tmp_path, before_the_norms, how))
     assert survivor.code == 0, survivor.output
 
 
