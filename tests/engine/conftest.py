@@ -16,7 +16,7 @@ from megatron_mtp_patches.engine.new_release import make_known_sources, write_kn
 
 PROJECT = Project(package="lib_patches", library="Lib", library_package="lib", repository="example/lib")
 
-# The library to patch, and the overrides.
+# The library to patch, of two modules, and the overrides.
 LIB = '''
 import argparse
 from dataclasses import dataclass
@@ -52,6 +52,10 @@ class Config:
     def __post_init__(self):
         self.seen = getattr(self, "depth", "nothing")
 '''
+LIB2 = """
+def g():
+    return "g"
+"""
 OVERRIDES = """
 def f(x):
     return f"override {x}"
@@ -84,6 +88,7 @@ class Library:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.write("lib.py", LIB)
+        self.write("lib2.py", LIB2)
         self.write("overrides.py", OVERRIDES)
 
     def write(self, file: str, source: str) -> Path:
@@ -107,6 +112,12 @@ class Library:
         file = self.folder.parent / "fingerprints.json"
         write_known_sources(make_known_sources((*catalog, *base), {"1.0": [str(self.folder)]}), file)
         return Engine(PROJECT, catalog, str(file), base=base)
+
+    def snapshot(self) -> list[dict[str, object]]:
+        """What the library and its classes hold."""
+        module, other = self.load(), self.load("lib2")
+        owners = (module, module.C, module.Config, other)
+        return [*(dict(vars(owner)) for owner in owners), dict(module.Config.__dataclass_fields__)]
 
     def applied(self, *edits: Edit) -> Engine:
         """An engine that has applied one patch made of `edits`."""

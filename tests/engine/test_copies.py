@@ -18,7 +18,6 @@ G = Override("lib2:g", "overrides:new_method")
 @pytest.fixture
 def user(library):
     """A module with copies, one of them under another name."""
-    library.write("lib2.py", "def g():\n    return 'g'\n")
     library.write("user.py", "from lib import make_parser, f as copy_of_f\nfrom lib2 import g\nother = copy_of_f\n")
     return library.load("user")
 
@@ -51,7 +50,6 @@ def test_one_scan_serves_all_modules_that_are_imported_already(library, user, sc
 
 
 def test_each_later_import_takes_one_scan(library, scans):
-    library.write("lib2.py", "def g():\n    return 'g'\n")
     engine = library.engine(library.patch(REPLACE_F, PARSER, METHOD, G))
     engine.apply("all", "raise")
     assert scans == []

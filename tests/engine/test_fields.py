@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import pickle
 import typing
 
 import pytest
@@ -89,14 +88,6 @@ def test_fields_replace_asdict_and_signature_include_the_field(config):
     parameter = inspect.signature(config).parameters["depth"]
     assert (parameter.kind, parameter.default, parameter.annotation) == (parameter.KEYWORD_ONLY, 7, int)
     assert config.depth == 7
-
-
-def test_instances_with_the_field_pickle(config):
-    assert pickle.loads(pickle.dumps(config(depth=2))).depth == 2
-
-
-def test_post_init_sees_the_value_of_the_field(config):
-    assert (config().seen, config(depth=2).seen) == (7, 2)
 
 
 def test_older_instances_have_the_default(library):

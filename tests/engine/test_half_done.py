@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
-import types
 
 import pytest
 from megatron_mtp_patches.engine import AddField, Override, PatchError, Wrap
@@ -13,11 +11,6 @@ REPLACE_F = Override("lib:f", "overrides:f")
 METHOD = Wrap("lib:C.method", "overrides:add_mark")
 DEPTH = AddField("lib:Config", field="depth", type=int, default=7, doc="")
 HEIGHT = AddField("lib:Config", field="height", type=int, default=3, doc="")
-
-
-def snapshot(module):
-    owners = (module, module.C, module.Config)
-    return [dict(vars(owner)) for owner in owners] + [dict(module.Config.__dataclass_fields__)]
 
 
 def cover_function(module):
@@ -38,12 +31,11 @@ def cover_constructor(module):
     [(cover_function, "lib:f"), (cover_method, "lib:C.method"), (cover_constructor, "lib:Config.__init__")],
 )
 def test_revert_changes_nothing_where_another_library_patched_after_us(library, cover, place):
-    library.write("lib2.py", "def g():\n    return 'g'\n")
     engine = library.applied(REPLACE_F, METHOD, DEPTH, HEIGHT, Override("lib2:g", "overrides:new_method"))
     module = library.load()
-    originals = snapshot(module)
+    originals = library.snapshot()
     cover(module)
-    covered = snapshot(module)
+    covered = library.snapshot()
     report = engine.report(engine.catalog[0])
     assert report.state == "applied"
     changed = [
@@ -53,7 +45,7 @@ def test_revert_changes_nothing_where_another_library_patched_after_us(library, 
     for _ in range(2):
         with pytest.raises(PatchError, match=rf"^{place} was changed by another library.*undo that first"):
             engine.revert()
-    assert snapshot(module) == covered
+    assert library.snapshot() == covered
     assert library.load("lib2").g(1) == "new", "the patch is not half reverted: what is still to come is patched"
     for owner, old in zip((module, module.C, module.Config), originals, strict=False):
         for name, value in old.items():
@@ -73,7 +65,6 @@ def test_revert_ignores_changes_of_what_a_patch_left_alone(library):
 
 
 def test_a_refusal_names_what_cannot_be_undone_because_of_another_library(library):
-    library.write("lib2.py", "def g():\n    return 'g'\n")
     engine = library.applied(REPLACE_F, METHOD, Override("lib2:g", "overrides:nowhere"))
     module = library.load()
     mine = vars(module.C)["method"]
@@ -96,23 +87,8 @@ def test_a_field_that_a_subclass_cannot_take_is_removed_again(library):
     odd = type(
         "Odd", (module.Config,), {"__init__": __init__, "__dataclass_fields__": module.Config.__dataclass_fields__}
     )
-    before = snapshot(module)
+    before = library.snapshot()
     engine = library.engine(library.patch(DEPTH))
     engine.apply("all", "skip")
     assert engine.report(engine.catalog[0]).state == "refused"
-    assert snapshot(module) == before and vars(odd)["__init__"] is __init__
-
-
-def test_an_edit_is_undone_where_a_copy_cannot_be_rebound(library, monkeypatch):
-    class Closed(types.ModuleType):
-        def __getattribute__(self, name):
-            raise RuntimeError("closed")
-
-    module = library.load()
-    before = snapshot(module)
-    engine = library.engine(library.patch(REPLACE_F))
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "zzz_closed", Closed("zzz_closed"))
-        with pytest.raises(Exception, match="closed"):
-            engine.apply("all", "raise")
-    assert snapshot(module) == before
+    assert library.snapshot() == before and vars(odd)["__init__"] is __init__

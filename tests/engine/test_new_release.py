@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from megatron_mtp_patches.engine import Override, Wrap
 from megatron_mtp_patches.engine.fingerprints import KnownSources
-from megatron_mtp_patches.engine.new_release import add_release, make_known_sources, write_known_sources
+from megatron_mtp_patches.engine.new_release import add_release, make_known_sources
 
 REPLACE_F = Override("lib:f", "overrides:f")
 METHOD = Wrap("lib:C.method", "overrides:add_mark")
@@ -36,7 +36,6 @@ def test_a_release_may_be_in_several_folders(library, tmp_path):
     wheel.mkdir()
     source = (library.folder / "lib.py").read_text()
     (wheel / "lib.py").write_text(source.replace("original", "older"))
-    library.write("lib2.py", "def g():\n    return 'g'\n")
     folders = [str(library.folder), str(wheel)]
     known = make_known_sources(
         [library.patch(REPLACE_F, METHOD, G, Override("absent:f", "overrides:new_method"))],
@@ -71,7 +70,6 @@ def test_what_was_known_of_a_release_is_replaced(library, folder_with, tmp_path)
 
 
 def test_a_release_of_another_package_is_about_the_targets_of_its_patches(library, folder_with):
-    library.write("lib2.py", "def g():\n    return 'g'\n")
     patches = [library.patch(REPLACE_F), replace(library.patch(G), package="a-package")]
     before = make_known_sources(patches, {"1.0": folder_with("old")})
     assert before.targets["lib2:g"] == {}, "that a release of the library has none says nothing of the package"
@@ -85,7 +83,6 @@ def test_a_release_of_another_package_is_about_the_targets_of_its_patches(librar
 
 def test_of_what_is_no_release_only_the_targets_that_are_named_become_known(library, folder_with):
     patches = [library.patch(REPLACE_F, METHOD, G)]
-    library.write("lib2.py", "def g():\n    return 'g'\n")
     old = folder_with("old")
     Path(*old, "lib2.py").write_text("# a comment\ndef g():\n    return 'g'\n", encoding="utf-8")
     before = make_known_sources(patches, {"1.0": old})
@@ -112,22 +109,7 @@ def test_a_single_target_of_what_is_known_already_is_replaced_and_the_others_sta
 
 
 def test_targets_that_no_patch_checks_are_left_out(library, folder_with):
-    library.write("lib2.py", "def g():\n    return 'g'\n")
     folder = [str(library.folder)]
     before = make_known_sources([library.patch(REPLACE_F, G)], {"1.0": folder})
     after = add_release(before, [library.patch(REPLACE_F)], "1.0", folder)
     assert (set(before.targets), set(after.targets)) == ({"lib:f", "lib2:g"}, {"lib:f"})
-
-
-def test_a_new_target_is_asked_of_files_that_are_known_already(library, folder_with):
-    folder = folder_with("old")
-    before = make_known_sources([library.patch(REPLACE_F)], {"1.0": folder})
-    both = [library.patch(REPLACE_F, METHOD)]
-    assert add_release(before, both, "1.0", folder) == make_known_sources(both, {"1.0": folder})
-
-
-def test_what_is_written_is_what_is_read(library, folder_with, tmp_path):
-    known = make_known_sources([library.patch(REPLACE_F, G)], {"1.0": folder_with("old"), "2.0": folder_with("new")})
-    file = tmp_path / "known.json"
-    write_known_sources(known, file)
-    assert KnownSources.read(file) == known

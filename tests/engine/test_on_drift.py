@@ -10,7 +10,6 @@ from megatron_mtp_patches.engine.engine import Engine
 
 
 def drifted(library, is_repair=False) -> Engine:
-    library.write("lib2.py", "def g():\n    return 'g'\n")
     bad = library.patch(
         Override("lib:f", "overrides:f"), Override("lib2:g", "overrides:new_method"), id="bad", is_repair=is_repair
     )

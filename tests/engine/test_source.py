@@ -40,16 +40,6 @@ def test_a_checkout_earlier_on_the_path_shadows_the_wheel(two_folders, monkeypat
     assert not imported()
 
 
-def test_the_file_found_is_the_file_that_an_import_takes(two_folders, monkeypatch):
-    monkeypatch.syspath_prepend(str(two_folders[0]))
-    actual = find_file("pkg.sub.mod")
-    monkeypatch.delitem(sys.modules, "pkg", raising=False)
-    import pkg.sub.mod
-
-    assert str(actual) == pkg.sub.mod.__file__
-    assert pkg.sub.mod.origin == "checkout"
-
-
 def test_an_imported_module_is_where_it_was_imported_from(two_folders, library, monkeypatch):
     library.load("pkg.sub.mod")
     monkeypatch.syspath_prepend(str(two_folders[0]))

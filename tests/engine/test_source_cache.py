@@ -52,7 +52,6 @@ def record():
 @pytest.fixture
 def engine(library):
     """Three patches that share edits of every kind, in two modules that are imported, as are the overrides."""
-    library.write("lib2.py", "def g():\n    return 'g'\n")
     for module in ("lib", "lib2", "overrides"):
         library.load(module)
     engine = library.engine(
@@ -111,7 +110,7 @@ def test_a_record_depends_on_the_sources_of_what_is_applied(engine, library):
 
     before = {choice: sources(choice) for choice in ("all", "one", "three", "none")}
     assert len(set(before.values())) == 4
-    library.edit("lib2.py", "'g'", "'other'")
+    library.edit("lib2.py", '"g"', '"other"')
     assert {choice for choice, digest in before.items() if sources(choice) != digest} == {"all", "three"}
 
 

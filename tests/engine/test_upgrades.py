@@ -18,7 +18,6 @@ CHANGED_LINE = 'return f"changed {x}"'
 
 @pytest.mark.parametrize("policy", ["raise", "warn", "skip"])
 def test_a_reload_of_a_changed_source_refuses_whole_patches_and_keeps_the_others(library, policy, recwarn):
-    library.write("lib2.py", "def g():\n    return 'g'\n")
     changed = library.patch(Override("lib2:g", "overrides:new_method"), REPLACE_F, id="changed")
     engine = library.engine(changed, library.patch(METHOD, DEPTH, id="other"))
     engine.apply("all", policy)
