@@ -18,5 +18,5 @@ The processes, and the files with their code. From "python" on each is a fork of
     processes.py      forked ranks for tests that start some themselves (trainings, ranks that are killed)
     dropped_edits.py  pytest --drop-edits: runs tests without one edit of the patches, until one fails
     noticed.py        which test noticed which edit the last time
-    edits.py          the names of the edits; leaves one out in a fork, or sees which a test calls
+    edits.py          the names of the edits; leaves one out in a fork
 """

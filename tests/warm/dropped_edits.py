@@ -2,17 +2,17 @@
 
 Each item of such a run is one edit that changes something in this Megatron. Forks of a Megatron without patches apply
 the patches without this edit, and run the collected tests until one fails: first the test that noticed it the last
-time, then those that call the edit's function, then those in files that name it or lie near it. The run writes which
-test noticed which edit (ci/noticed_edits.json). An edit that no test notices needs a reason in ci/dropped_edits.toml.
+time, then those of the file that mirrors its override, of files that name it, and of those that lie near. The run
+writes which test noticed which edit (ci/noticed_edits.json). An edit that no test notices needs a reason in
+ci/dropped_edits.toml.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
@@ -24,7 +24,6 @@ from scripts.common.toml import read_toml
 from . import edits
 from .noticed import Noticed
 from .plugin import Controller, ForkedFile, ForkedTest, Job, Jobs, tests_by_file
-from .rank import CALLED
 from .reports import Reports, first_failure
 
 SURVIVORS = "ci/dropped_edits.toml"
@@ -38,7 +37,6 @@ class DropEdits:
         self.controller = controller
         self.tests: Tests = {}
         self.is_sound: dict[str, bool] = {}  # does a test pass with every edit?
-        self.seconds: Counter[ForkedFile] = Counter()  # that the tests of a file take
         self.noticed = Noticed(controller.config.rootpath, metadata.version("megatron-core"))
 
     @pytest.hookimpl(tryfirst=True)  # -k and --deselect choose edits
@@ -65,23 +63,7 @@ class DropEdits:
         nearest = sort_by_distance(edit, self.tests, self.controller.config.rootpath)
         if is_excused:
             return self.first_failure(self.tests[nearest[0]], edit)
-        likely = self.callers.get(edit, [])
-        if not likely and ":" in edit.split()[1]:  # a function that only trainings in forks of a test call
-            calling = {test.parent for tests in self.callers.values() for test in tests}
-            nearest.sort(key=lambda file: (file in calling, self.seconds[file]))
-        others = [test for file in nearest for test in self.tests[file] if test not in likely]
-        return self.first_failure(likely, edit) or self.first_failure(others, edit)
-
-    @cached_property
-    def callers(self) -> dict[str, list[ForkedTest]]:
-        """{edit: the tests that call its function}, the quickest file first. For this, all run with every edit."""
-        callers: dict[str, list[ForkedTest]] = {}
-        every_test = [test for tests in self.tests.values() for test in tests]
-        for test, reports in self.run_tests(every_test, watched=True):
-            self.seconds[test.parent] += sum(report.duration for report in reports)
-            for edit in dict(reports[0].user_properties).get(CALLED, ()):
-                callers.setdefault(edit, []).append(test)
-        return {edit: sorted(tests, key=lambda test: self.seconds[test.parent]) for edit, tests in callers.items()}
+        return self.first_failure([test for file in nearest for test in self.tests[file]], edit)
 
     def first_failure(self, tests: list[ForkedTest], without: str) -> ForkedTest | None:
         """One of these tests that fails without this edit, and passes with every edit; None if there is none."""
@@ -90,11 +72,9 @@ class DropEdits:
                 return test
         return None
 
-    def run_tests(
-        self, tests: list[ForkedTest], without: str | None = None, watched: bool = False
-    ) -> Iterator[tuple[ForkedTest, Reports]]:
+    def run_tests(self, tests: list[ForkedTest], without: str | None = None) -> Iterator[tuple[ForkedTest, Reports]]:
         """Yield each test with its reports, as they come."""
-        start = partial(self.controller.fork, without=without, watched=watched)
+        start = partial(self.controller.fork, without=without)
         by_file = tests_by_file(tests)
         jobs = Jobs(
             self.controller.warm,

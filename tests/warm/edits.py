@@ -1,9 +1,7 @@
-"""The edits that the patches declare, by name; what a fork does to leave one out, or to see which it calls."""
+"""The edits that the patches declare, by name, and how a fork leaves one out."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import sys
 from multiprocessing.connection import Client
@@ -35,39 +33,6 @@ def leave_out(name: str) -> None:
     left_out = [edit for _, edit in declared()[name]]
     for patch in (*BASE, *CATALOG):
         object.__setattr__(patch, "edits", tuple(edit for edit in patch.edits if edit not in left_out))
-
-
-called: set[str] = set()  # edits whose functions this process has called since the set was cleared
-
-
-def watch() -> None:
-    """From now on, note in `called` each edit whose override, wrapper or property is called."""
-    monitoring = sys.monitoring
-    monitoring.use_tool_id(monitoring.PROFILER_ID, "edits")
-    names: dict[Any, set[str]] = {}
-    for name, [(_, edit), *_] in declared().items():
-        if edit.target.partition(":")[0] not in sys.modules:  # the override may import a framework that is not here
-            continue
-        for code in _code_of(_added(edit)):
-            names.setdefault(code, set()).add(name)
-            monitoring.set_local_events(monitoring.PROFILER_ID, code, monitoring.events.PY_START)
-    monitoring.register_callback(
-        monitoring.PROFILER_ID, monitoring.events.PY_START, lambda code, _: called.update(names.get(code, ()))
-    )
-
-
-def _code_of(reference: str) -> list[Any]:
-    """The code of what MODULE:NAME names; none of a field, a flag or a class."""
-    module, is_reference, name = reference.partition(":")
-    if not is_reference or importlib.util.find_spec(module) is None:
-        return []
-    value: Any = importlib.import_module(module)
-    for part in name.split("."):
-        value = inspect.getattr_static(value, part)
-    if isinstance(value, property):
-        return [function.__code__ for function in (value.fget, value.fset) if function]
-    code = getattr(getattr(value, "__func__", value), "__code__", None)
-    return [code] if code else []
 
 
 def send_effective(address: str) -> None:

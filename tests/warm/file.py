@@ -29,7 +29,7 @@ import pytest
 from scripts.common.forks import fork, kill
 from scripts.common.process import free_port
 
-from . import rank
+from . import edits, rank
 from .reports import Reports, fail, first_failure, merge
 
 OTHERS_MAY_TAKE = 10.0  # seconds to end a test that has failed on another rank
@@ -43,7 +43,6 @@ def run(
     file: Path,
     level: str,
     without: str | None,
-    watched: bool,
     options: dict[str, Any],
     limit: float,
 ) -> None:
@@ -52,15 +51,12 @@ def run(
     Args:
         words: of the command line of its pytest.
         without: an edit that is left out of the patches.
-        watched: the reports say which edits a test calls.
         options: that it shares with the first pytest.
         limit: the seconds after which a test counts as hanging.
     """
     with Client(address) as connection:
-        if without or watched:
-            from . import edits
-
-            edits.leave_out(without) if without else edits.watch()
+        if without:
+            edits.leave_out(without)
         sys.argv[:] = ["pytest", str(file)]
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         off = ("-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:faulthandler")

@@ -76,8 +76,8 @@ class Controller:
         self.files: list[ForkedFile] = []
         self.jobs: Jobs | None = None
 
-    def fork(self, path: Path, level: str, without: str | None = None, watched: bool = False) -> Connection:
-        """The process of a file: `without` an edit of the patches, or with all edits `watched`. Raises LevelFailed."""
+    def fork(self, path: Path, level: str, without: str | None = None) -> Connection:
+        """The process of a file, perhaps `without` an edit of the patches. Raises LevelFailed."""
         config = self.config
         words = ["-q", "--rootdir", str(config.rootpath), *(["-c", str(config.inipath)] if config.inipath else [])]
         options = {name: value for name, value in vars(config.option).items() if name in SHARED_OPTIONS}
@@ -87,7 +87,6 @@ class Controller:
             file=path,
             level=level,
             without=without,
-            watched=watched and level == "patched",
             options=options,
             limit=self.limit,
         )

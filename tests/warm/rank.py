@@ -10,11 +10,9 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from . import edits
 from .processes import be_rank
 
 THREADS_MAY_TAKE = 5.0  # seconds to end
-CALLED = "called edits"  # names a property of a report
 
 
 class Rank:
@@ -44,10 +42,7 @@ class Rank:
         faulthandler.enable(self.log)
         for item, following in zip(items, [*items[1:], None], strict=True):
             faulthandler.dump_traceback_later(self.limit, exit=True, file=self.log)
-            edits.called.clear()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if edits.called:  # this run watches
-                self.reports[0].user_properties.append((CALLED, sorted(edits.called)))
             self.pipe.send(self.reports)
             self.reports = []
 

@@ -27,8 +27,6 @@ MARKS = ("-o", "markers=slow")
         (["-k", "with and not [b]"], ["test_with[a]"]),
         (["-m", "slow"], ["test_fails"]),
         (["-x"], ["test_passes", "test_fails"]),
-        (["--deselect", "test_it.py::test_fails"], ["test_passes", "test_with[a]", "test_with[b]"]),
-        (["test_it.py::test_with"], ["test_with[a]", "test_with[b]"]),
         (["test_it.py::test_with[b]"], ["test_with[b]"]),
     ],
     ids=" ".join,
