@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 
@@ -11,3 +13,19 @@ def patch(request):
     from megatron_mtp_patches.catalog import CATALOG
 
     return next(patch for patch in CATALOG if patch.id == request.param)
+
+
+@pytest.fixture
+def find_affecting():
+    """find_affecting(source, ..., te="2.16.1"): the known defects that affect a run, by their ids.
+
+    A source has settings of the run by name; `te` is the version of TransformerEngine.
+    """
+    from megatron_mtp_patches.checks.diagnosis import Settings
+    from megatron_mtp_patches.defects.catalog import known_defects
+
+    def find(*sources, te="2.16.1"):
+        settings = Settings([SimpleNamespace(**source) for source in sources], te)
+        return {defect.id: defect for defect in known_defects() if defect.affects(settings)}
+
+    return find

@@ -13,17 +13,13 @@ MEAN, TWICE, INDEX = "divided by more than", "as many times as it has passes", "
 
 
 @pytest.fixture
-def find():
-    """find(patch, release, settings): the defects that the patch removes from such a run of this release."""
-    from megatron_mtp_patches.catalog import CATALOG
-    from megatron_mtp_patches.checks.diagnosis import Settings
-    from megatron_mtp_patches.defects.catalog import releases_with, removed_by
+def find(find_affecting):
+    """find(patch, release, run): the effects of the defects that the patch removes from such a run of this release."""
+    from megatron_mtp_patches.defects.catalog import releases_with
 
-    def search(patch, release, settings):
-        run = Settings([SimpleNamespace(**settings)], "2.16.1")
-        (declared,) = [one for one in CATALOG if one.id == patch]
-        defects = [one for one in removed_by(declared) if release in releases_with(one)]
-        return [defect.effect for defect in defects if defect.affects(run)]
+    def search(patch, release, run):
+        removed = [defect for defect in find_affecting(run).values() if defect.patch == patch]
+        return [defect.effect for defect in removed if release in releases_with(defect)]
 
     return search
 
@@ -83,13 +79,8 @@ PER_TOKEN = {**CUT, "calculate_per_token_loss": True}
         ({**PER_TOKEN, "mtp_num_layers": None, "sft": True, "data_parallel_size": 2}, set()),
     ],
 )
-def test_counts_of_the_tokens_of_heads(run, expected):
-    from megatron_mtp_patches.checks.diagnosis import Settings
-    from megatron_mtp_patches.defects.catalog import known_defects
-
-    settings = Settings([SimpleNamespace(**run)], "2.16.1")
-    named = {"ML-7452c", "ML-7498", "ML-7498b", "ML-7513b", "ML-7513c"}
-    assert {one.id for one in known_defects() if one.affects(settings)} & named == expected
+def test_counts_of_the_tokens_of_heads(find_affecting, run, expected):
+    assert find_affecting(run).keys() & {"ML-7452c", "ML-7498", "ML-7498b", "ML-7513b", "ML-7513c"} == expected
 
 
 REPLAYED = {**MOE, "mtp_num_layers": 1, "moe_enable_routing_replay": True}

@@ -40,11 +40,8 @@ FUSED_EXPERTS = {
     [
         ("ML-5975", GRAPHS, True),
         ("ML-5975", {**GRAPHS, "cuda_graph_scope": ["full_iteration"]}, False),
-        (
-            "ML-5975",
-            {**GRAPHS, "moe_pad_experts_for_cuda_graph_inference": True},
-            False,
-        ),  # a recipe that generates text
+        # a recipe that generates text
+        ("ML-5975", {**GRAPHS, "moe_pad_experts_for_cuda_graph_inference": True}, False),
         ("ML-5975", {"cuda_graph_impl": "transformer_engine"}, False),
         ("ML-6238", {"log_interval": 1}, True),
         ("ML-6238", {"log_interval": 1, "load": "x"}, True),
@@ -166,27 +163,18 @@ FUSED_EXPERTS = {
         ("fsdp-fused-experts-keep-last-microbatch", {**FUSED_EXPERTS, "gradient_accumulation_fusion": False}, False),
     ],
 )
-def test_which_settings_decide(id, run, is_affected):
-    from megatron_mtp_patches.checks.diagnosis import Settings
-    from megatron_mtp_patches.defects.catalog import known_defects
-
-    (defect,) = (one for one in known_defects() if one.id == id)
-    assert bool(defect.affects(Settings([SimpleNamespace(**run)], "2.16.1"))) is is_affected
+def test_which_settings_decide(find_affecting, id, run, is_affected):
+    assert (id in find_affecting(run)) is is_affected
 
 
 @pytest.mark.parametrize("version, is_affected", [("2.17.1", True), ("2.18.0", False)])
-def test_the_fused_cross_entropy_depends_on_transformer_engine(version, is_affected):
-    from megatron_mtp_patches.checks.diagnosis import Settings
-    from megatron_mtp_patches.defects.catalog import known_defects
-
-    run = SimpleNamespace(cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="te")
-    affected = {one.id for one in known_defects() if one.affects(Settings([run], version))}
-    assert ("ML-5115" in affected) is is_affected
+def test_the_fused_cross_entropy_depends_on_transformer_engine(find_affecting, version, is_affected):
+    run = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
+    assert ("ML-5115" in find_affecting(run, te=version)) is is_affected
 
 
-def test_what_needs_a_padding_mask_is_not_met_in_megatron_s_trainer():
+def test_what_needs_a_padding_mask_is_not_met_in_megatron_s_trainer(find_affecting):
     """Its flags alone tell that the model gets none; a configuration of another trainer does not."""
-    from megatron_mtp_patches.checks.diagnosis import Settings
     from megatron_mtp_patches.defects.catalog import known_defects
 
     run = {**AUX_LOSS, "moe_router_load_balancing_type": "aux_loss", "moe_router_enable_expert_bias": True}
@@ -197,10 +185,9 @@ def test_what_needs_a_padding_mask_is_not_met_in_megatron_s_trainer():
     runs = [run, *({**run, **one} for one in (*others, {"moe_router_load_balancing_type": "quantile_balancing"}))]
 
     def find(**more):
-        settings = [Settings([SimpleNamespace(**one, **more)], "2.17.1") for one in runs]
-        return {defect for defect in known_defects() if any(map(defect.affects, settings))}
+        return set().union(*(find_affecting({**one, **more}, te="2.17.1") for one in runs))
 
-    need_mask = {defect for defect in known_defects() if "gets a padding mask" in defect.only_if}
+    need_mask = {defect.id for defect in known_defects() if "gets a padding mask" in defect.only_if}
     assert need_mask <= find() and find() - find(yaml_cfg=None) == need_mask
 
 

@@ -55,15 +55,6 @@ def test_what_is_in_force_removes_defects_and_no_other_defect_that_this_megatron
     assert not [patch.id for patch in CATALOG if patch.is_repair and patch.id in POLICIES]
 
 
-def test_a_patch_can_be_left_out_of_the_profile():
-    megatron_mtp_patches.apply("repairs,-count-experts-in-grad-norm")
-    assert reports()["count-experts-in-grad-norm"].reason == "left out by MEGATRON_MTP_PATCHES"
-    assert reports()["exempt-muon-from-clipping"].reason == (
-        "left out by MEGATRON_MTP_PATCHES=repairs; write repairs,exempt-muon-from-clipping to add it to the repairs"
-    )
-    megatron_mtp_patches.revert()
-
-
 def test_a_patch_can_be_added_to_the_profile(repaired):
     before = {id: report.state for id, report in repaired.items()}
     megatron_mtp_patches.apply("repairs,exempt-muon-from-clipping")

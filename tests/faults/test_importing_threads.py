@@ -37,14 +37,17 @@ def test_mtp_loss_may_be_the_first_that_needs_megatron_s_module():
     assert ended.code == 0, ended.output
 
 
-@pytest.fixture(scope="module")
-def threads():
-    """Eight threads that have imported Megatron's modules, each others of them; [their errors]."""
+def test_threads_that_import_megatron_at_once_patch_it_once():
+    """Each of eight threads imports others of its modules. None hangs.
+
+    Megatron imports itself in circles, which Python may cut short where threads meet; that is not our fault.
+    """
     megatron_mtp_patches.apply()
     modules = [module for module in MODULES if find_file(module)]
     together = threading.Barrier(THREADS)
+    errors = []
 
-    def run(number, errors):
+    def run(number):
         together.wait()
         for module in modules[number::THREADS]:
             try:
@@ -52,27 +55,13 @@ def threads():
             except Exception as error:
                 errors.append(f"{module}: {type(error).__name__}: {error}")
 
-    errors: list[str] = []
-    started = [threading.Thread(target=run, args=[number, errors], daemon=True) for number in range(THREADS)]
-    for thread in started:
+    threads = [threading.Thread(target=run, args=[number], daemon=True) for number in range(THREADS)]
+    for thread in threads:
         thread.start()
-    for thread in started:
+    for thread in threads:
         thread.join(LIMIT / 2)
-    return started, errors
-
-
-def test_no_thread_hangs(threads):
-    started, _ = threads
-    assert len(started) == THREADS and not any(thread.is_alive() for thread in started)
-
-
-def test_no_patch_fails_in_a_thread(threads):
-    """Megatron imports itself in circles, which Python may cut short where threads meet; that is not our fault."""
-    _, errors = threads
+    assert not any(thread.is_alive() for thread in threads)
     assert [error for error in errors if "PatchError" in error or "megatron_mtp" in error] == []
-
-
-def test_each_patch_is_applied_exactly_once(threads):
     import_targets()
     states = reports()
     for patch in CATALOG:

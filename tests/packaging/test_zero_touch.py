@@ -44,10 +44,6 @@ def files(environment) -> list[Path]:
     return sorted(environment.site.glob("*.pth"))
 
 
-def test_a_variable_alone_does_nothing(environment):
-    assert environment.prints(*LOADED, **ASKED) == "False\n"
-
-
 @pytest.mark.parametrize(
     "words, loaded",
     [
@@ -128,13 +124,6 @@ def test_a_wrong_variable_is_silent_elsewhere_and_forgotten_if_the_script_correc
     assert enabled.prints("-c", "print('works')", **TYPO) == "works\n"
     job = "import os; os.environ['MEGATRON_MTP_PATCHES'] = 'none'; import megatron_mtp_patches, megatron.core; print(1)"
     assert enabled.prints("-c", job, **megatron, **TYPO) == "1\n"
-
-
-@pytest.mark.parametrize("variable", ["MEGATRON_MTP_PATCHES", "MEGATRON_MTP_PATCHES_ON_DRIFT"])
-def test_the_command_reports_it_in_one_line_and_exits_with_2(enabled, variable):
-    done = enabled.command("status", **{**ASKED, variable: "typo"})
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("megatron-mtp-patches: ") and "'typo'" in done.stderr
 
 
 def test_without_the_package_python_starts_silently_and_the_job_fails(make_environment, megatron):
