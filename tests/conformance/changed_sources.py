@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine import Patch
-from megatron_mtp_patches.engine.declare import Edit
 from megatron_mtp_patches.engine.fingerprints import ABSENT, fingerprint
 from megatron_mtp_patches.engine.source import find_definition, find_file
 
 Change = Callable[[str], str]
+_parse = functools.lru_cache(maxsize=1)(ast.parse)
 
 
 def checked_targets() -> dict[str, list[Patch]]:
     """Each target of this Megatron whose source matters, with the patches to which it does."""
     patches: dict[str, list[Patch]] = {}
     for patch in CATALOG:
-        for target in dict.fromkeys(edit.target for edit in patch.edits if edit.check_source and _is_here(edit)):
+        checked = [edit for edit in patch.edits if edit.check_source and fingerprint(edit) != ABSENT]
+        for target in dict.fromkeys(edit.target for edit in checked):
             patches.setdefault(target, []).append(patch)
     return patches
-
-
-def _is_here(edit: Edit) -> bool:
-    return fingerprint(edit) != ABSENT
 
 
 def make_checkout(folder: Path, changes: dict[str, Change]) -> Path:
@@ -64,22 +63,14 @@ def _open_up(link: Path) -> None:
                 _link(entry, link / entry.name)
 
 
-def change_nothing(source: str) -> str:
-    return source
-
-
 def change_line(name: str) -> Change:
     """One more statement in the function of this name (one more decorator on a class)."""
 
     def change(source: str) -> str:
-        node = find_definition(ast.parse(source), name)
-        lines = source.splitlines()
+        node = _definition(source, name)
         if isinstance(node, ast.ClassDef):
-            position, text = node.lineno - 1, " " * node.col_offset + "@(lambda cls: cls)"
-        else:
-            assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            position, text = node.body[0].lineno - 1, " " * node.body[0].col_offset + "assert True"
-        return "\n".join([*lines[:position], text, *lines[position:]]) + "\n"
+            return _insert(source, {node.lineno: [" " * node.col_offset + "@(lambda cls: cls)"]})
+        return _insert(source, {node.body[0].lineno: [" " * node.body[0].col_offset + "assert True"]})
 
     return change
 
@@ -88,13 +79,8 @@ def declare_in_class(name: str, attribute: str) -> Change:
     """One more attribute in the class of this name, which is a field if that is a dataclass."""
 
     def change(source: str) -> str:
-        node = find_definition(ast.parse(source), name)
-        assert isinstance(node, ast.ClassDef)
-        lines = source.splitlines()
-        last = node.body[-1]
-        assert last.end_lineno
-        lines.insert(last.end_lineno, " " * last.col_offset + f"{attribute}: bool = False")
-        return "\n".join(lines) + "\n"
+        last = _definition(source, name).body[-1]
+        return _insert(source, {last.end_lineno + 1: [" " * last.col_offset + f"{attribute}: bool = False"]})
 
     return change
 
@@ -103,15 +89,22 @@ def change_comments(names: Iterable[str]) -> Change:
     """Another comment, docstring and layout in each of these functions and classes, which does not count."""
 
     def change(source: str) -> str:
-        lines, tree = source.splitlines(), ast.parse(source)
-        bodies = []
-        for name in names:
-            node = find_definition(tree, name)
-            assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-            bodies.append((node.body[0].lineno, " " * node.body[0].col_offset))
-        # from the last one on: the lines before it keep their numbers
-        for line, indent in sorted(bodies, reverse=True):
-            lines[line - 1 : line - 1] = ["", f"{indent}# another comment", f'{indent}"""Another docstring."""']
-        return "\n".join(lines) + "\n"
+        firsts = [_definition(source, name).body[0] for name in names]
+        indents = {first.lineno: " " * first.col_offset for first in firsts}
+        comments = ["", "# another comment", '"""Another docstring."""']
+        return _insert(source, {line: [indent + text for text in comments] for line, indent in indents.items()})
 
     return change
+
+
+def _definition(source: str, name: str) -> Any:
+    """The syntax tree of the function or class of this name."""
+    return find_definition(_parse(source), name)
+
+
+def _insert(source: str, texts: dict[int, list[str]]) -> str:
+    """`source` with these lines before the lines of these numbers."""
+    lines = source.splitlines()
+    for number in sorted(texts, reverse=True):  # from the last one on: the lines before it keep their numbers
+        lines[number - 1 : number - 1] = texts[number]
+    return "\n".join(lines) + "\n"

@@ -15,7 +15,6 @@ from megatron_mtp_patches.engine.source import find_file
 from .changed_sources import (
     change_comments,
     change_line,
-    change_nothing,
     checked_targets,
     declare_in_class,
     make_checkout,
@@ -33,7 +32,7 @@ NATIVE_NOWHERE = [patch for patch in CATALOG if patch.probe and not patch.is_nat
 def checkout(tmp_path_factory):
     """A Megatron that shadows the installed one, with copies of the files that matter."""
     folder = tmp_path_factory.mktemp("checkout")
-    make_checkout(folder, {target.partition(":")[0]: change_nothing for target in PATCHES_OF})
+    make_checkout(folder, {target.partition(":")[0]: str for target in PATCHES_OF})
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     yield folder

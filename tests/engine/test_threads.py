@@ -14,15 +14,25 @@ PATIENCE = 20
 
 
 @pytest.fixture
-def meeting(library):
-    """Events by which modules that are being imported wait for each other."""
+def meeting(library, monkeypatch):
+    """Events by which modules that are being imported wait for each other: lib_b waits for the overrides of lib_a."""
     module = types.ModuleType("meeting")
-    for name in ("b_begun", "overrides_begun"):
-        setattr(module, name, threading.Event())
-    sys.modules["meeting"] = module
+    module.b_begun, module.overrides_begun = threading.Event(), threading.Event()
+    monkeypatch.setitem(sys.modules, "meeting", module)
     library.write("lib_a.py", "def a():\n    return 'a'\n")
-    yield module
-    del sys.modules["meeting"]
+    library.write(
+        "lib_b.py",
+        f"""
+        import time, meeting
+        meeting.b_begun.set()
+        meeting.overrides_begun.wait({PATIENCE})
+        time.sleep(0.5)  # until the other thread waits for this module
+
+        def b():
+            return "b"
+        """,
+    )
+    return module
 
 
 @pytest.fixture
@@ -52,17 +62,6 @@ def import_in_threads():
 def test_an_override_that_imports_what_another_thread_is_importing(library, meeting, import_in_threads):
     """lib_a's override imports lib_b, which waits in the other thread to be patched."""
     library.write(
-        "lib_b.py",
-        f"""
-        import meeting
-        meeting.b_begun.set()
-        meeting.overrides_begun.wait({PATIENCE})
-
-        def b():
-            return "b"
-        """,
-    )
-    library.write(
         "overrides_a.py",
         f"""
         import meeting
@@ -83,18 +82,6 @@ def test_an_override_that_imports_what_another_thread_is_importing(library, meet
 
 def test_a_module_whose_override_another_thread_is_importing_is_patched_after_it(library, meeting, import_in_threads):
     """Each thread waits for the other's module, so Python lets one go on with an override that is half imported."""
-    library.write(
-        "lib_b.py",
-        f"""
-        import time, meeting
-        meeting.b_begun.set()
-        meeting.overrides_begun.wait({PATIENCE})
-        time.sleep(0.5)  # until the other thread waits for this module
-
-        def b():
-            return "b"
-        """,
-    )
     library.write(
         "overrides_ab.py",
         f"""
@@ -120,18 +107,7 @@ def test_an_override_that_fails_while_another_thread_imports_is_imported_when_th
 ):
     """Where it was imported once more at once, both threads stood still: one held the lock that the other needed."""
     meeting.attempts = []
-    meeting.second_attempt = threading.Event()
-    library.write(
-        "lib_b.py",
-        """
-        import meeting
-        meeting.b_begun.set()
-        meeting.second_attempt.wait(1)
-
-        def b():
-            return "b"
-        """,
-    )
+    library.edit("lib_b.py", f"wait({PATIENCE})", "wait(1)")
     library.write(
         "overrides_a.py",
         f"""
@@ -139,7 +115,7 @@ def test_an_override_that_fails_while_another_thread_imports_is_imported_when_th
         meeting.attempts.append(meeting.b_begun.wait({PATIENCE}))
         if len(meeting.attempts) == 1:
             raise ImportError("as from a module that the other thread has half imported")
-        meeting.second_attempt.set()
+        meeting.overrides_begun.set()
         import lib_b
 
         def a():

@@ -17,7 +17,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer import TransformerConfig
 
-from scripts.common.forks import fork, kill
+from scripts.common.forks import fork, kill, wait
 from scripts.common.process import free_port
 from tests.warm.processes import LIMIT, Ended, be_rank
 
@@ -92,18 +92,11 @@ def run_pair(rank_0: Callable[[], object], rank_1: Callable[[], object]) -> Ende
     def start(rank: int) -> None:
         be_rank(rank, 2, port)
         (rank_0, rank_1)[rank]()
-        os._exit(0)  # not through atexit: a process group with a broken connection may wait there
 
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, str(rank)) for rank in range(2)]
-        pids = [fork(lambda rank=rank: start(rank), log) for rank, log in enumerate(logs)]
-        until = time.monotonic() + LIMIT * 0.8
-        ended = status = 0
-        while not ended and time.monotonic() < until:
-            time.sleep(0.05)
-            ended, status = os.waitpid(pids[0], os.WNOHANG)
-        for pid in pids if not ended else pids[1:]:
-            kill(pid)
-            os.waitpid(pid, 0)
-        code = os.waitstatus_to_exitcode(status) if ended else None
-        return Ended(code, "".join(log.read_text(errors="replace") for log in logs))
+        first, second = (fork(lambda rank=rank: start(rank), log) for rank, log in enumerate(logs))
+        codes = wait([first], time.monotonic() + LIMIT * 0.8)
+        kill(second)
+        os.waitpid(second, 0)
+        return Ended(codes[first], "".join(log.read_text(errors="replace") for log in logs))
