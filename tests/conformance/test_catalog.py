@@ -12,6 +12,9 @@ from megatron_mtp_patches.catalog import BASE, CATALOG, _declared_in
 from megatron_mtp_patches.cli.places import read_guards
 from megatron_mtp_patches.declarations.description import settings
 from megatron_mtp_patches.engine.fingerprints import ABSENT, KnownSources
+from megatron_mtp_patches.megatrons.known import MEGATRONS
+
+from scripts.common.toml import read_toml
 
 pytestmark = pytest.mark.forked("python")
 
@@ -19,6 +22,8 @@ PACKAGE = Path(megatron_mtp_patches.__file__).parent
 WRITTEN = ("patches/**/*.py", "megatron_overrides/**/*.py", "tests/**/*.py", "docs/*.md", "CHANGELOG.md")
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = KnownSources.read(Path(ENGINE.table_file))
+# emerging-optimizers is none: its patch depends on nothing but names.
+FRAMEWORKS = [patch for patch in CATALOG if patch.package and any(edit.check_source for edit in patch.edits)]
 
 
 def test_every_declared_patch_is_in_the_catalog():
@@ -43,6 +48,21 @@ def test_the_source_of_every_target_is_known_in_every_release(patch):
         missing = set(KNOWN.package_releases(patch.package)) - known
         assert not patch.package or ABSENT not in KNOWN.targets[edit.target]
         assert not missing, f"{edit.target}: run megatron-mtp-patches drift --against FOLDER --accept RELEASE for these"
+
+
+@pytest.fixture(scope="module")
+def tested():
+    """The requirements that the matrix pins, in lower case, and the TransformerEngine of each release."""
+    matrix = read_toml(ROOT / "ci" / "matrix.toml")
+    pinned = {word.lower() for one in matrix["environment"] for word in (*one["installs"], *one.get("alone", ()))}
+    return pinned | {f"transformer-engine=={one['transformer_engine']}" for one in MEGATRONS}
+
+
+@pytest.mark.parametrize("patch", FRAMEWORKS, ids=lambda patch: patch.package)
+def test_the_known_releases_of_a_framework_are_those_that_tests_run(patch, tested):
+    name = patch.package.lower()
+    known = {release.lower().replace(" ", "==") for release in KNOWN.package_releases(patch.package)}
+    assert known and known == {word for word in tested if word.startswith(f"{name}==")}
 
 
 def test_the_changelog_names_every_patch():

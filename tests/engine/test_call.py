@@ -63,26 +63,25 @@ def test_the_method_of_another_object_can_run_instead(call):
     assert one.proceed(Scaled(100)) == 700
 
 
-@pytest.fixture
-def wrapped_twice(library):
-    """wrapped_twice(): an object of a class, a method of which has two wrappers; the outer one takes another object."""
+def test_the_method_of_another_object_has_its_other_wrappers(library):
+    library.write(
+        "overrides_twice.py",
+        """
+        import copy
 
-    def make():
-        source = "import copy\n\ndef rename(call):\n    other = copy.copy(call.instance)\n    other.name = 'copy'\n"
-        source += (
-            "    return call.proceed(other)\n\ndef add_name(call):\n    return call.proceed() + call.instance.name\n"
-        )
-        library.write("overrides_twice.py", source)
-        library.applied(*(Wrap("lib:C.method", f"overrides_twice:{name}") for name in ("add_name", "rename")))
-        one = library.load().C()
-        one.name = "one"
-        return one
+        def rename(call):
+            other = copy.copy(call.instance)
+            other.name = "copy"
+            return call.proceed(other)
 
-    return make
-
-
-def test_the_method_of_another_object_has_its_other_wrappers(wrapped_twice):
-    assert wrapped_twice().method() == "method 1copy"
+        def add_name(call):
+            return call.proceed() + call.instance.name
+        """,
+    )
+    library.applied(Wrap("lib:C.method", "overrides_twice:add_name"), Wrap("lib:C.method", "overrides_twice:rename"))
+    one = library.load().C()
+    one.name = "one"
+    assert one.method() == "method 1copy"
 
 
 def test_a_bound_method_has_no_parameter_for_its_object():

@@ -52,17 +52,6 @@ def test_a_package_that_is_found_only_after_the_patches_came_is_checked_then(lib
     assert state(engine) == "refused"
 
 
-def test_applying_twice_installs_once(library):
-    engine = library.applied(MARK, DEPTH)
-    module = library.load()
-    engine.apply("all", "raise")
-    importlib.import_module("lib")
-    assert module.f(1) == "original 1!"
-    engine.revert()
-    engine.revert()
-    assert module.f(1) == "original 1"
-
-
 def test_only_selected_patches_are_installed(library):
     engine = library.engine(library.patch(REPLACE_F, id="one"), library.patch(METHOD, id="two"))
     engine.apply("-one", "raise")
@@ -118,18 +107,6 @@ def test_an_edit_that_fails_leaves_all_modules_as_they_were(library, position):
     engine.apply("all", "skip")
     assert state(engine) == "refused"
     assert (library.snapshot(), dict(vars(user))) == before
-
-
-def test_a_failure_in_a_later_module_takes_the_patch_out_of_the_earlier_one(library):
-    engine = library.applied(REPLACE_F, Override("lib2:g", "overrides:nowhere"))
-    module = library.load()
-    assert module.f(1) == "override 1"
-    for _ in range(2):
-        with pytest.raises(PatchError, match=r"a-patch is refused.*lib2.*nowhere"):
-            library.load("lib2")
-        assert "lib2" not in sys.modules
-        assert module.f(1) == "original 1"
-    assert state(engine) == "refused"
 
 
 def test_a_target_whose_edit_failed_still_takes_the_edit_of_the_next_patch(library):

@@ -41,15 +41,6 @@ def test_a_reload_of_a_changed_source_refuses_whole_patches_and_keeps_the_others
     assert (module.f(1), lib2.g(1), module.C().method()) == ("override 1", "new", "method 1!")
 
 
-def test_a_reload_of_an_unchanged_source_is_patched_again(library):
-    engine = library.applied(REPLACE_F, METHOD)
-    module = library.load()
-    for _ in range(2):
-        importlib.reload(module)
-        assert (module.f(1), module.C().method()) == ("override 1", "method 1!")
-    assert engine.report(engine.catalog[0]).state == "applied"
-
-
 @pytest.mark.parametrize("edit", [REPLACE_F, METHOD])
 def test_a_file_that_changed_after_its_import_is_refused(library, edit):
     """What runs is not known, though the file is the source of a known release."""
