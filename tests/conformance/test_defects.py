@@ -30,6 +30,7 @@ def test_what_is_said_of_it(defect):
     assert first_word[0].isupper() or {"-", "_"} & set(first_word)  # a sentence, or the name of something
     assert not defect.effect.endswith(".") and not defect.when.endswith(".")
     assert defect.when and defect.signs
+    assert defect.patch in {"", *(patch.id for patch in CATALOG)}
     assert not defect.after or (defect.patch and defect.after in {one.id for one in known_defects()})
     assert defect.unless is None or (defect.patch and defect.unless.when and defect.unless.because)
 
@@ -66,7 +67,3 @@ def test_each_patch_removes_defects_or_says_why_no_setting_tells(patch):
 def test_no_release_in_which_a_patch_is_native_has_what_it_removes(patch):
     for defect in removed_by(patch):
         assert not {release for release in releases_with(defect) if state_in(patch, release) == "native"}
-
-
-def test_a_patch_that_removes_a_defect_exists():
-    assert {defect.patch for defect in known_defects()} <= {"", *(patch.id for patch in CATALOG)}

@@ -232,8 +232,3 @@ def test_a_probe_sees_in_the_source_whether_the_change_is_there(library, probe, 
     sources = known(library.engine(bare))
     assert decide(bare, sources, PROJECT).state is (State.NATIVE if native else State.APPLIED)
     assert decide(repairing, sources, PROJECT).state is (State.REPAIRED if native else State.APPLIED)
-
-
-def test_add_if_missing_needs_no_fingerprint(library):
-    patch = library.patch(Override("lib:C.new_method", "overrides:new_method", where="missing"))
-    assert decide(patch, KnownSources(("1.0",), {}), PROJECT).state is State.APPLIED

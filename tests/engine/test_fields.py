@@ -139,25 +139,6 @@ def test_revert_restores_the_class_and_its_subclasses(library):
     assert config(depth=1, colour="red").seen == 1
 
 
-@pytest.mark.parametrize("first, second", [(DEPTH, COLOUR), (COLOUR, DEPTH)], ids=["depth first", "colour first"])
-def test_two_fields_of_one_class_can_be_removed_in_either_order(library, first, second):
-    config = library.load().Config
-    original = config.__init__
-    fields = AddedFields()
-    fields.add(config, DEPTH)
-    fields.add(config, COLOUR)
-    assert dataclasses.asdict(config(depth=2, colour="red")) == {"width": 1, "depth": 2, "colour": "red"}
-    fields.remove(first)
-    kept = {second.field: second.default}
-    assert dataclasses.asdict(config(**kept)) == {"width": 1, **kept}
-    assert not hasattr(config, first.field)
-    with pytest.raises(TypeError):
-        config(**{first.field: first.default})
-    fields.remove(second)
-    assert config.__init__ is original
-    assert [field.name for field in dataclasses.fields(config)] == ["width"]
-
-
 def test_a_field_that_exists_is_left_alone(library):
     library.edit("lib.py", "width: int = 1", "width: int = 1\n    depth: int = 4")
     config = library.load().Config

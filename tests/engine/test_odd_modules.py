@@ -13,10 +13,6 @@ METHOD = Override("lib:C.method", "overrides:method")
 MARK = Wrap("lib:f", "overrides:add_mark")
 
 
-def state(engine, number=0):
-    return engine.report(engine.catalog[number]).state
-
-
 def test_modules_with_odd_contents_do_not_break_rebinding(library, monkeypatch):
     class Touchy(types.ModuleType):
         def __getattr__(self, name):
@@ -81,7 +77,7 @@ def test_methods_of_a_class_that_is_none_here_are_left_alone(library, stand_in):
         Wrap("lib:f", "overrides:add_mark", check_source=False),
     )
     assert library.load().f() == "f!"
-    assert state(engine) == "applied"
+    assert engine.report(engine.catalog[0]).state == "applied"
     assert engine.report(engine.catalog[0]).targets["lib:Needy.method"] == "absent here"
     engine.revert()
     assert library.load().f() == "f"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-import textwrap
 
 import pytest
 from megatron_mtp_patches.engine.import_hook import on_import
@@ -138,28 +137,36 @@ def test_expressions_are_found_whatever_their_layout():
     assert not contains_expression(cls, "a or h(a)")
 
 
+EVERY_BLOCK = """
+def f(): pass  # begins
+class C:
+    @property  # begins
+    @staticmethod
+    def f(): pass
+try:
+    def f(): pass  # begins
+except Exception:
+    async def f(): pass  # begins
+else:
+    def f(): pass  # begins
+finally:
+    def f(): pass  # begins
+while x:
+    def f(): pass  # begins
+with x:
+    def f(): pass  # begins
+for x in y:
+    def f():  # begins
+        def f(): pass  # begins
+match x:
+    case 1:
+        if y:
+            def f(): pass  # begins
+"""
+
+
 def test_functions_are_found_wherever_statements_are():
-    source = """
-        def f(): pass
-        class C:
-            @property
-            @staticmethod
-            def f(): pass
-        try:
-            def f(): pass
-        except Exception:
-            async def f(): pass
-        """
-    source = textwrap.dedent(source) + (
-        "else:\n def f(): pass\nfinally:\n def f(): pass\nwhile x:\n def f(): pass\nwith x:\n def f(): pass\n"
-        "for x in y:\n def f():\n  def f(): pass\nmatch x:\n case 1:\n  if y:\n   def f(): pass\n"
-    )
-    tree = ast.parse(source)
-    firsts = [
-        min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
-    assert len(firsts) == 11
-    lines = first_lines(tree)
-    assert (lines.keys(), sorted(lines["f"])) == ({"f"}, sorted(firsts))
+    """A function begins with its first decorator."""
+    begins = [number for number, line in enumerate(EVERY_BLOCK.splitlines(), 1) if "# begins" in line]
+    lines = first_lines(ast.parse(EVERY_BLOCK))
+    assert (list(lines), sorted(lines["f"])) == (["f"], begins)

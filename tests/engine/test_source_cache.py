@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -18,33 +19,22 @@ ADD_METHOD = Override("lib:C.new_method", "overrides:new_method", where="missing
 G = Override("lib2:g", "overrides:new_method")
 
 
-class Recorder:
-    """How often Python opens each source."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] | None = None
-        sys.addaudithook(self.hear)
-
-    def hear(self, event: str, arguments: tuple) -> None:
-        file = Path(str(arguments[0])).name if event == "open" else ""
-        if self.counts is not None and file in ("lib.py", "lib2.py", "fingerprints.json"):
-            self.counts[file] += 1
-
-
-RECORDER = Recorder()  # an audit hook cannot be taken out again
-
-
 @pytest.fixture
 def record():
-    """record(action): the counts while `action` runs."""
+    """record(action): how often Python opens each source while `action` runs."""
 
     def run(action):
-        RECORDER.counts = counts = Counter()
-        try:
-            action()
-        finally:
-            RECORDER.counts = None
-        return counts
+        opened, is_over = Counter(), threading.Event()
+
+        def hear(event, arguments):
+            file = Path(str(arguments[0])).name if event == "open" else ""
+            if file in ("lib.py", "lib2.py", "fingerprints.json") and not is_over.is_set():
+                opened[file] += 1
+
+        sys.addaudithook(hear)  # which cannot be taken out again
+        action()
+        is_over.set()
+        return opened
 
     return run
 
