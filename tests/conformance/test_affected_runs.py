@@ -31,7 +31,6 @@ def find(find_affecting):
         ("0.16.1", {**MOE, "moe_layer_freq": 2, "mtp_num_layers": 2}, [MEAN]),
         ("0.16.1", {**MOE, "moe_layer_freq": 3, "mtp_num_layers": 2}, []),
         ("0.16.1", {**MOE, "moe_layer_freq": [1, 1, 1, 0], "mtp_num_layers": 2}, [MEAN]),
-        ("0.16.1", {**MOE, "moe_layer_freq": [1, 1, 1, 0]}, []),
         ("0.16.1", {**MOE, "moe_layer_freq": "([1]*3+[0]*1)", "mtp_num_layers": 2}, [MEAN]),
         ("0.16.1", {**MOE, "moe_layer_freq": "([0]*1+[1]*3)", "mtp_num_layers": 2}, []),
         ("0.16.1", {**MOE, "moe_layer_freq": (1, 1, 1, 0), "mtp_num_layers": 2}, [MEAN]),

@@ -64,12 +64,11 @@ def test_a_module_is_patched_once_its_own_import_error_is_fixed(library):
         (F_LINE, f"{F_LINE}  # a comment"),
         ('"""Docstring."""', '"""Another docstring."""'),
         ('    """Docstring."""\n', ""),
-        (F_LINE, 'return (\n        f"original {x}"\n    )'),
         ("def f(x):", "\n\ndef f(\n    x,\n):"),
         (F_LINE, "return f'original {x}'"),
         ('return f"method {by}"', "return by"),
     ],
-    ids=["comment", "docstring", "no docstring", "parentheses", "layout", "quotes", "another function"],
+    ids=["comment", "docstring", "no docstring", "layout", "quotes", "another function"],
 )
 def test_a_change_without_effect_is_accepted(library, old, new):
     engine = library.engine(library.patch(REPLACE_F))
@@ -223,7 +222,6 @@ def test_the_nearest_release_is_the_one_that_agrees_on_most_targets(library):
         (Probe("lib:C.method", contains="by"), True),
         (Probe("lib:Config.__post_init__", contains="getattr( self,'depth', 'nothing' )"), True),
         (Probe("lib:C.method", contains="x"), False),
-        (Probe("lib:C.absent", contains="by"), False),
     ],
 )
 def test_a_probe_sees_in_the_source_whether_the_change_is_there(library, probe, native):
