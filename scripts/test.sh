@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The test matrix: every release of megatron-core that the newest usable Python can run, through nox and uv.
+# The tests, through nox and uv, on the releases of megatron-core that the newest usable Python can run.
 #
 #   scripts/test.sh                            does it work here? The reference release, and conformance to the others
 #   scripts/test.sh --others                   the rest that CI runs: what differs on others, frameworks, lint, docs, wheel
@@ -15,10 +15,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-$(scripts/find_python.sh)}
 echo "Python: $python ($("$python" -c 'import platform; print(platform.python_version())'))"
-newest=$("$python" -c 'import json; print(json.load(open("patches/megatron_mtp_patches/megatrons.json"))["default"])')
+default_release=$("$python" -c 'import json; print(json.load(open("patches/megatron_mtp_patches/megatrons.json"))["default"])')
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
     echo "Left out: every megatron-core after 0.16.1 needs Python >= 3.12, and none was found. Testing 0.16.1 only."
-    newest=0.16.1
+    default_release=0.16.1
 fi
 
 tools=.nox/tools
@@ -41,7 +41,7 @@ run_sessions() {
 
 # The releases other than the reference release; with 0.16.1 alone there are none.
 run_releases() {
-    [ "$newest" = 0.16.1 ] || run_sessions -t releases -- "$1"
+    [ "$default_release" = 0.16.1 ] || run_sessions -t releases -- "$1"
 }
 
 # Two commands side by side, because each waits for what it installs and imports. The output of the first follows.
@@ -70,7 +70,7 @@ run_others() {
 }
 
 case "${1:-}" in
-    --quick) nox -R --no-error-on-missing-interpreters -s "tests(release='${2:-$newest}')" -- --quick ;;
+    --quick) nox -R --no-error-on-missing-interpreters -s "tests(release='${2:-$default_release}')" -- --quick ;;
     --all)
         export ALL_TESTS=1
         status=0
