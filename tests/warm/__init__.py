@@ -8,6 +8,9 @@ A test file says what its tests need:
 and a test may say it for itself: `@pytest.mark.ranks(2, 4)` runs it on 2 ranks and again on 4. A file without such a
 mark runs in the process of pytest itself, which imports neither torch nor Megatron.
 
+pytest-xdist was measured in its place: of 837 tests on one rank, the forks run all in 59 CPU-seconds, and two workers
+of xdist take 97 before the first one, because each imports and collects everything. Nor does it start ranks.
+
 The processes, and the files with their code. From "python" on each is a fork of the one above it, or of a level:
 
     pytest          plugin.py   collects such files and reports their tests; as many run at once as keep the CPUs busy
