@@ -1,4 +1,4 @@
-"""Replacements of Megatron's functions for attention and its position embeddings."""
+"""The wrappers around Megatron's attention and its position embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacements of Megatron's functions for batches and their tokens."""
+"""The wrapper that counts the tokens of a batch over context-parallel ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacements of Megatron's functions for tensor, context and pipeline parallelism."""
+"""The wrappers around Megatron's communication: reductions, process groups and sends between pipeline stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacements of Megatron's functions for quantized layers."""
+"""The wrapper that begins a step of quantized layers."""
 
 from __future__ import annotations
 

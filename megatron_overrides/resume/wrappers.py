@@ -1,4 +1,4 @@
-"""Replacements of Megatron's functions that resume a run."""
+"""The wrappers around Megatron's functions that save and load a run."""
 
 from __future__ import annotations
 

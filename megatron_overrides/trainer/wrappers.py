@@ -1,4 +1,4 @@
-"""Replacements of Megatron's functions with which its trainer sets up a run and writes its log."""
+"""The wrappers around Megatron's functions that set up a model and write the log."""
 
 from __future__ import annotations
 

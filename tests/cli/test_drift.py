@@ -85,15 +85,15 @@ def test_a_megatron_of_no_known_release_is_called_nearest_to_one(command, releas
 
 
 def test_a_folder_is_read_instead_of_the_installed_megatron(command, rows, sources, site, fork):
-    known = command("drift", "--against", str(site))
-    assert known.code == 0 and str(site) in known.out.splitlines()[0]
-    assert rows(known.out) == rows(command("drift").out)
-    done = command("drift", "--against", str(fork))
-    assert done.code == 1 and rows(done.out)["exempt-muon-from-clipping"] == ["refused"]
-    listed = sources(done.out)
-    assert listed[STEP] == sources(known.out)[STEP] and "no known release" in listed[FP32_STEP]
+    same = command("drift", "--against", str(site))
+    assert same.code == 0 and str(site) in same.out.splitlines()[0]
+    assert rows(same.out) == rows(command("drift").out)
+    changed = command("drift", "--against", str(fork))
+    assert changed.code == 1 and rows(changed.out)["exempt-muon-from-clipping"] == ["refused"]
+    listed = sources(changed.out)
+    assert listed[STEP] == sources(same.out)[STEP] and "no known release" in listed[FP32_STEP]
     unknown = sum("no known release" in text for text in listed.values())
-    assert unknown >= 2 and f"unknown targets: {unknown}" in done.out
+    assert unknown >= 2 and f"unknown targets: {unknown}" in changed.out
 
 
 @pytest.mark.parametrize("against", RELEASES)
@@ -156,9 +156,9 @@ def test_accept_makes_the_sources_of_a_folder_known_as_a_release(command, source
         "known sources of 99.0 that were replaced: 0",
     ]
     assert "restoring" not in accepted.out
-    known = command("drift", "--against", str(fork))
-    assert known.code == 0
-    assert all("99.0" in text for text in sources(known.out).values())
+    afterwards = command("drift", "--against", str(fork))
+    assert afterwards.code == 0
+    assert all("99.0" in text for text in sources(afterwards.out).values())
     assert "targets that differ from 99.0: 0" in command("drift", "--against", str(fork), "--since", "99.0").out
 
 
@@ -200,10 +200,10 @@ def test_a_release_of_another_package_is_about_its_targets_alone(command, rows, 
     before = KnownSources.read(table)
     unknown = command("drift", "--against", str(verl))
     accepted = command("drift", "--against", str(verl), "--accept", "verl 99.0")
-    known = command("drift", "--against", str(verl))
-    assert [(done.code, done.err) for done in (unknown, accepted, known)] == [(1, ""), (0, ""), (0, "")]
+    afterwards = command("drift", "--against", str(verl))
+    assert [(done.code, done.err) for done in (unknown, accepted, afterwards)] == [(1, ""), (0, ""), (0, "")]
     assert rows(unknown.out)["skip-updates-in-verl"] == ["refused"] and "detach-mtp-heads" not in rows(unknown.out)
-    assert rows(known.out)["skip-updates-in-verl"] == ["applied"]
+    assert rows(afterwards.out)["skip-updates-in-verl"] == ["applied"]
     after = KnownSources.read(table)
     assert (after.releases, after.package_releases("verl")) == (before.releases, ("verl 0.9.1", "verl 99.0"))
 
@@ -213,8 +213,8 @@ def test_of_a_folder_that_is_no_release_a_target_can_become_known(command, sourc
     assert (accepted.code, accepted.err) == (0, "")
     assert f"verl's 71e418e is known now, in {table}\nsources that no release had: 1\n    {FP32_STEP}\n" in accepted.out
     assert f"patched modules that {fork} lacks: 0\n" in accepted.out
-    known = command("drift", "--against", str(fork))
-    assert known.code == 1 and "verl's 71e418e" in sources(known.out)[FP32_STEP]
+    afterwards = command("drift", "--against", str(fork))
+    assert afterwards.code == 1 and "verl's 71e418e" in sources(afterwards.out)[FP32_STEP]
 
 
 def test_a_table_that_cannot_be_written_is_named(command, fork, table, monkeypatch):

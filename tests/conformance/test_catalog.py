@@ -51,7 +51,7 @@ def test_the_source_of_every_target_is_known_in_every_release(patch):
 
 
 @pytest.fixture(scope="module")
-def tested():
+def tested_requirements():
     """The requirements that the matrix pins, in lower case, and the TransformerEngine of each release."""
     matrix = read_toml(ROOT / "ci" / "matrix.toml")
     pinned = {word.lower() for one in matrix["environment"] for word in (*one["installs"], *one.get("alone", ()))}
@@ -59,10 +59,10 @@ def tested():
 
 
 @pytest.mark.parametrize("patch", FRAMEWORKS, ids=lambda patch: patch.package)
-def test_the_known_releases_of_a_framework_are_those_that_tests_run(patch, tested):
+def test_the_known_releases_of_a_framework_are_those_that_tests_run(patch, tested_requirements):
     name = patch.package.lower()
-    known = {release.lower().replace(" ", "==") for release in KNOWN.package_releases(patch.package)}
-    assert known and known == {word for word in tested if word.startswith(f"{name}==")}
+    releases = {release.lower().replace(" ", "==") for release in KNOWN.package_releases(patch.package)}
+    assert releases and releases == {word for word in tested_requirements if word.startswith(f"{name}==")}
 
 
 def test_the_changelog_names_every_patch():

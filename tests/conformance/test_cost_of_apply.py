@@ -1,4 +1,4 @@
-"""Every rank calls `apply()`: what its time stands for is how often it reads sources."""
+"""`apply()`, which every rank calls, opens each of Megatron's sources once."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def audit(against: str | None, as_json: bool, as_sarif: bool, fail_on: int | Non
 
 
 def _place(defect: Defect, path: list[str] | None) -> dict[str, Any]:
-    """The line of the source that shows it."""
+    """Return the file and the line of the source that show it."""
     file, line = locate(defect, path)
     return {"file": str(file), "line": line}
 

@@ -113,14 +113,14 @@ def test_a_mimo_model_narrows_over_all_its_modules(make_mimo, from_all_ranks, ra
 def test_a_chain_of_layer_wise_and_distributed(deal_out, make_ddp_model, from_all_ranks, count_collectives):
     """As Megatron chains them from 0.18 on: Muon dealt out to ranks, Adam sharded over them."""
     optimizer = deal_out(with_adam=False, beside=1.0)
-    of_adam = math.sqrt(sum(param.numel() for param in make_ddp_model().parameters()))
+    adam_norm = math.sqrt(sum(param.numel() for param in make_ddp_model().parameters()))
     optimizer.prepare_grads()
     count_collectives.clear()
     norm = optimizer.get_grad_norm()
     # Without model parallelism all ranks share Adam too: one reduction for both.
     assert count_collectives == ["all_reduce"]
     results = from_all_ranks((norm, optimizer.clippable_grad_norms[None]))
-    assert results == [(pytest.approx(math.hypot(MUON, of_adam)), pytest.approx(of_adam))] * 2
+    assert results == [(pytest.approx(math.hypot(MUON, adam_norm)), pytest.approx(adam_norm))] * 2
 
 
 @pytest.mark.guards("keep-newton-schulz-scale-invariant")

@@ -92,18 +92,18 @@ def clip_and_compare(chunks, optimizer, from_all_ranks):
     reported, error = clip(chunks)
     if errors := [one for one in from_all_ranks(error) if one]:
         return Differences(error=errors[0])
-    of_model, of_optimizer, factors = [0.0], [0.0], [1.0]
+    model_errors, optimizer_errors, factors = [0.0], [0.0], [1.0]
     for (name, param, config, logits), old in zip(params, before, strict=True):
         right = [scale_by_rule(config, name, weight, logits, config.qk_clip_threshold) for weight in old]
         new = whole(optimizer, param)
-        of_model.append(relative_difference(new[0], right[0]))
-        of_optimizer.append(relative_difference(new[1], right[1]))
+        model_errors.append(relative_difference(new[0], right[0]))
+        optimizer_errors.append(relative_difference(new[1], right[1]))
         factors.append(float((right[1] / old[1]).nan_to_num(1.0).min()))
     assert min(from_all_ranks(min(factors))) < 0.95, "no weight is to be scaled"
     return Differences(
         reported=max(from_all_ranks(abs(reported - maximum))),
-        model=max(from_all_ranks(max(of_model))),
-        optimizer=max(from_all_ranks(max(of_optimizer))),
+        model=max(from_all_ranks(max(model_errors))),
+        optimizer=max(from_all_ranks(max(optimizer_errors))),
     )
 
 
