@@ -32,7 +32,7 @@ def opened():
 
 
 def test_each_source_is_read_once(opened):
-    """The engine keeps the trees of four files only, so the order in which it asks matters."""
+    """Few syntax trees are kept, so the engine asks all its questions about one source together."""
     megatron_mtp_patches.apply()
     assert "applied" in {report.state for report in megatron_mtp_patches.status()}
     megatron_mtp_patches.record()
