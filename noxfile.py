@@ -69,7 +69,7 @@ def tests_of(release: str) -> list[str]:
     chosen = paths("release", key="each_release")
     rows = json.loads(Path("ci", "noticed_edits.json").read_text(encoding="utf-8"))
     noticing = {test for tests in rows.values() for test, releases in tests.items() if release in releases}
-    return chosen + sorted(test for test in noticing if not test.startswith(tuple(chosen)))
+    return chosen + sorted(test for test in noticing if "::" in test and not test.startswith(tuple(chosen)))
 
 
 def run_pytest(session: nox.Session, name: str, tests: list[str]) -> None:
@@ -180,7 +180,7 @@ def run_with_all_releases(session: nox.Session, module: str) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def new(session: nox.Session) -> None:
-    """The files of a new patch or known defect: nox -s new -- patch ID TOPIC, or defect ID TOPIC."""
+    """The files of a new patch or known defect: nox -s new -- patch ID TOPIC [MODULE], or defect ID TOPIC."""
     session.run(sys.executable, "-m", "scripts.new", *session.posargs)
 
 
@@ -190,8 +190,10 @@ def accept(session: nox.Session) -> None:
 
     What the sources of every known Megatron say, the generated parts of the pages, and which tests notice new edits.
     """
+    if len(session.posargs) != 1:
+        session.error("usage: nox -s accept -- CLONE, where CLONE is a git repository of Megatron-LM or its address")
     python = [str(python_of("tests", TORCH_RELEASE)), "-m"]
-    session.run(*python, "scripts.read_sources", *python_options(), *(f"--megatron={one}" for one in session.posargs))
+    session.run(*python, "scripts.read_sources", *python_options(), f"--megatron={session.posargs[0]}")
     session.run(*python, "scripts.docs")
     session.run(*python, "scripts.noticed_edits", *python_options())
 
@@ -233,10 +235,10 @@ def megatron(session: nox.Session) -> None:
 
 @nox.session(tags=OTHERS_TAG)
 def lint(session: nox.Session) -> None:
-    """Style and types."""
+    """Style and types; with -- --fix, the style is put right."""
     session.install("ruff", "mypy", "rich", "wrapt")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", *session.posargs, ".")
+    session.run("ruff", "format", *([] if session.posargs else ["--check"]), ".")
     session.run("mypy")
 
 

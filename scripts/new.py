@@ -1,9 +1,11 @@
 """Write the files of a new patch, or of a new known defect. What a person has to say is marked with FILL IN or fill_in.
 
-    nox -s new -- patch ID TOPIC        declaration, override, test, section of the page, lines of catalog and CHANGELOG
-    nox -s new -- defect ID TOPIC       the Defect and its program
+    nox -s new -- patch ID TOPIC [MODULE]   declaration, override, test, section of a page, lines of catalog, CHANGELOG
+    nox -s new -- defect ID TOPIC           the Defect and its program
 
-TOPIC is a folder of patches/megatron_mtp_patches. `pytest tests/conformance/test_catalog.py` lists what is marked.
+TOPIC is a folder of patches/megatron_mtp_patches. MODULE is that of megatron_overrides/TOPIC to which the override is
+added, as `wrappers`; without one it gets a module that is named as the patch.
+`pytest tests/conformance/test_catalog.py` lists what is marked.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             "{MARK}: package.module:Class.function",
-            "megatron_overrides.{topic}.{name}:fill_in",
+            "megatron_overrides.{topic}.{module}:fill_in",
         ),
     ),
 )
@@ -46,7 +48,8 @@ OVERRIDE = '''\
 from typing import Any
 
 from megatron_overrides.call import Call
-
+'''
+FUNCTION = '''
 
 def fill_in(call: Call) -> Any:
     """Wraps {MARK}: does what?"""
@@ -80,6 +83,8 @@ DEFECT = """\
         signs=Sign("{MARK}: package.module:Class.function", has="the wrong code", lacks="the right code"),
         affects=lambda run: False,  # {MARK}: the runs that meet it
         when="{MARK} flags, as a user writes them",
+        only_if="{MARK} what flags cannot tell; leave this out where they tell all",
+        instead="{MARK} what to do without a patch; leave this out where nothing helps",
         state="{state}",
         evidence="reproduced",
         patch="",  # {MARK}: the id of the patch that removes it, or leave this out
@@ -105,22 +110,24 @@ def reproduce():
 '''
 
 
-def words_of(identifier: str, topic: str) -> dict[str, str]:
+def words_of(identifier: str, topic: str, module: str) -> dict[str, str]:
     """Return what the texts above are filled with."""
     name, number = identifier.lower().replace("-", "_"), re.fullmatch(r"ML-(\d+)[a-z]?", identifier)
     state = "open" if number else "unreported"
-    return {"id": identifier, "topic": topic, "name": name, "state": state, "MARK": MARK}
+    return {"id": identifier, "topic": topic, "module": module or name, "name": name, "state": state, "MARK": MARK}
 
 
 def write_patch(words: dict[str, str], root: Path) -> dict[str, str]:
     """Return {file: its text} of a new patch."""
     topic, name = words["topic"], words["name"]
     catalog, page = "patches/megatron_mtp_patches/catalog.py", f"docs/{topic}.md"
-    before = (root / page).read_text(encoding="utf-8") if (root / page).is_file() else f"# {topic.capitalize()}\n"
+    before = read(root / page) or f"# {topic.capitalize()}\n"
+    override = f"megatron_overrides/{topic}/{words['module']}.py"
+    functions = read(root / override) or OVERRIDE.format_map(words)
     line = f"* `{words['id']}`: {MARK} what no longer goes wrong, in which releases.\n"
     return {
         f"patches/megatron_mtp_patches/{topic}/{name}.py": DECLARATION.format_map(words),
-        f"megatron_overrides/{topic}/{name}.py": OVERRIDE.format_map(words),
+        override: functions + FUNCTION.format_map(words),
         f"tests/megatron_overrides/{topic}/test_{name}.py": TEST.format_map(words),
         page: before + SECTION.format_map(words),
         catalog: insert(root / catalog, f'    "{topic}.{name}",\n', rf'^    "{topic}\.\w+",.*\n', -1),
@@ -132,13 +139,18 @@ def write_defect(words: dict[str, str], root: Path) -> dict[str, str]:
     """Return {file: its text} of a new defect."""
     folder = f"patches/megatron_mtp_patches/{words['topic']}"
     file = f"{folder}/defects.py"
-    text = (root / file).read_text(encoding="utf-8") if (root / file).is_file() else DEFECTS.format_map(words)
+    text = read(root / file) or DEFECTS.format_map(words)
     declared, end, after = text.rpartition("\n)\n")
     return {
         file: f"{declared}\n{DEFECT.format_map(words)}{end[1:]}{after}",
         f"{folder}/programs/__init__.py": "",
         f"{folder}/programs/{words['name']}.py": PROGRAM.format_map(words),
     }
+
+
+def read(file: Path) -> str:
+    """Return the text of a file; '' where there is none."""
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def insert(file: Path, line: str, pattern: str, which: int) -> str:
@@ -161,6 +173,7 @@ def main(root: Path = ROOT) -> int:
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("id", metavar="ID")
     parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("module", metavar="MODULE", nargs="?", default="")
     options = parser.parse_args()
     catalog = (root / "patches/megatron_mtp_patches/catalog.py").read_text(encoding="utf-8")
     topics = sorted(set(re.findall(r'^    "(\w+)\.\w+",', catalog, re.MULTILINE)))
@@ -170,7 +183,7 @@ def main(root: Path = ROOT) -> int:
         parser.error(f"{options.id} exists: megatron-mtp-patches explain {options.id}")
     if options.topic not in topics:
         parser.error(f"there is no topic {options.topic!r}; there are {', '.join(topics)}")
-    for name, text in kinds[options.kind](words_of(options.id, options.topic), root).items():
+    for name, text in kinds[options.kind](words_of(options.id, options.topic, options.module), root).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
         print(name)

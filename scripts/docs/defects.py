@@ -6,7 +6,7 @@ import re
 from types import ModuleType
 
 from megatron_mtp_patches.defects.catalog import defect_modules, known_defects, read_releases, releases_with
-from megatron_mtp_patches.defects.declare import Defect
+from megatron_mtp_patches.defects.declare import Defect, each
 from megatron_mtp_patches.megatrons.known import DEFAULT
 from megatron_mtp_patches.reproductions.runner import has_program
 
@@ -78,6 +78,9 @@ def line(defect: Defect) -> str:
 def releases_of(defect: Defect) -> str:
     """The known releases that have it; the first and the last, where it is all between them."""
     known, found = list(read_releases()), releases_with(defect)
+    if not found:
+        targets = ", ".join(sign.target for sign in each(defect.signs))
+        raise SystemExit(f"{defect.id}: no known Megatron has what its signs say ({targets}): correct the signs")
     span = known[known.index(found[0]) : known.index(found[-1]) + 1]
     return f"{found[0]} to {found[-1]}" if len(found) > 1 and found == span else ", ".join(found)
 

@@ -236,4 +236,5 @@ def test_the_predicate_of_a_defect_reads_each_flag_that_its_words_name():
         if left := {flag for flag in flags if not {flag, flag.removeprefix("no_")} & readable}:
             unread[defect.id] = left
     never = {defect.id for defect in known_defects() if not defect.affects.__code__.co_names}
-    assert {id: flags for id, flags in unread.items() if id not in never} == {}
+    message = "`affects`, or a function that it calls, reads each of these as an attribute: run.NAME"
+    assert {id: flags for id, flags in unread.items() if id not in never} == {}, message

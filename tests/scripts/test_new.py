@@ -16,6 +16,9 @@ PATCH = {
     "patches/megatron_mtp_patches/parallelism/mend_it.py",
     "megatron_overrides/parallelism/mend_it.py",
     "tests/megatron_overrides/parallelism/test_mend_it.py",
+    "patches/megatron_mtp_patches/norms/floor_it.py",
+    "megatron_overrides/norms/wrappers.py",
+    "tests/megatron_overrides/norms/test_floor_it.py",
     "CHANGELOG.md",
 }
 DEFECTS = {
@@ -40,7 +43,12 @@ def repository(tmp_path_factory):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
     for name in ("CHANGELOG.md", "pyproject.toml"):
         shutil.copy(ROOT / name, root / name)
-    for words in ("patch mend-it parallelism", "defect ML-1b data", "defect it-is-wrong frameworks"):
+    for words in (
+        "patch mend-it parallelism",
+        "patch floor-it norms wrappers",
+        "defect ML-1b data",
+        "defect it-is-wrong frameworks",
+    ):
         run(root, "-m", "scripts.new", *words.split()).check_returncode()
     return root
 

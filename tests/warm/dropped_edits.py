@@ -22,7 +22,7 @@ import pytest
 from scripts.common.toml import read_toml
 
 from . import edits
-from .noticed import Noticed
+from .noticed import CHANGES_NOTHING, Noticed
 from .plugin import Controller, ForkedFile, ForkedTest, Job, Jobs, tests_by_file
 from .reports import Reports, first_failure
 
@@ -47,6 +47,7 @@ class DropEdits:
         kind, effective = warm.receive(warm.fork("megatron", edits.send_effective, "edits"), "edits")
         if kind == "failed":
             raise pytest.UsageError(f"the patches cannot be applied:\n{effective}")
+        self.noticed.record(dict.fromkeys(edits.megatron_edits().keys() - set(effective), CHANGES_NOTHING))
         items[:] = [
             DroppedEdit.from_parent(session, name=name, nodeid=name, reason=reasons.get(name), run=self)
             for name in effective
@@ -89,6 +90,11 @@ class DropEdits:
         finally:
             jobs.close()
 
+    def say_unsound(self) -> str:
+        """The tests that notice nothing because they fail with every edit as well, as the end of a message."""
+        unsound = [name for name, is_sound in self.is_sound.items() if not is_sound]
+        return f". These fail with every edit as well: {', '.join(unsound)}" if unsound else ""
+
     def passes_with_every_edit(self, test: ForkedTest) -> bool:
         if test.nodeid not in self.is_sound:
             ((_, reports),) = self.run_tests([test])
@@ -108,11 +114,12 @@ class DroppedEdit(pytest.Item):
 
     def runtest(self) -> None:
         test = self.run.noticing_test(self.name, bool(self.reason))
-        self.run.noticed.record(self.name, test and test.nodeid)
+        self.run.noticed.record({self.name: test and test.nodeid})
         if test is None:
             if self.reason:
                 pytest.xfail(self.reason)
-            pytest.fail(f"no test notices: write one, or say in {SURVIVORS} why none can", pytrace=False)
+            said = f"no test notices: write one, or say in {SURVIVORS} why none can{self.run.say_unsound()}"
+            pytest.fail(said, pytrace=False)
         self.user_properties.append(("noticed by", test.nodeid))
         if self.reason:
             pytest.fail(f"{test.nodeid} notices: take it out of {SURVIVORS}", pytrace=False)

@@ -22,6 +22,15 @@ def declared() -> dict[str, list[tuple[str, Any]]]:
     return edits
 
 
+def megatron_edits() -> dict[str, list[str]]:
+    """{name of an edit: the ids of its patches}, without the edits of other packages and of the base."""
+    from megatron_mtp_patches.catalog import CATALOG
+
+    megatrons = {patch.id for patch in CATALOG if not patch.package}
+    patches = {name: [patch for patch, _ in some if patch in megatrons] for name, some in declared().items()}
+    return {name: ids for name, ids in patches.items() if ids}
+
+
 def _added(edit: Any) -> str:
     return getattr(edit, edit.__match_args__[1])  # the first field is the target
 

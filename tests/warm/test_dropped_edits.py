@@ -74,7 +74,7 @@ def dropped(run_tests, tmp_path_factory):
         ("mtp_grad_norm_skip_threshold", "failed", "no test notices"),
         ("clip_orthogonalizing_optimizers", "skipped", "because"),
         ("mtp_acceptance_interval", "failed", "test_acceptance notices: take it out of ci/dropped_edits.toml"),
-        ("min_clip_coefficient", "failed", "no test notices"),  # that test fails with this edit, too
+        ("min_clip_coefficient", "failed", "fail with every edit as well: test_it.py::test_that_fails_from_now_on"),
     ],
 )
 def test_an_edit_is_noticed_or_has_a_reason(dropped, field, outcome, text):
