@@ -116,6 +116,7 @@ CATALOG = (
     ),
 )
 
+_CORE, _TRAINING = "megatron.core", "megatron.training"
 # Always applied, not selectable: the check that all ranks have the same patches, their record in each run, the line
 # that counts the known defects of Megatron that affect it, the check that no setting of a patch is set which is left
 # out, and how it differs from the run that saved its checkpoint.
@@ -123,32 +124,18 @@ BASE = (
     Patch(
         id="record-of-the-patches",
         summary="All ranks apply the same patches, and the run says which, and which defects are left",
-        edits=(
-            Wrap(
-                "megatron.core.parallel_state:initialize_model_parallel",
-                "megatron_mtp_patches.run_record.agreement:check_before_model_parallel",
-                check_source=False,
-            ),
-            Wrap(
-                "megatron.training.arguments:validate_args",
-                "megatron_mtp_patches.run_record.provenance:record_in_arguments",
-                check_source=False,
-            ),
-            Wrap(
-                "megatron.training.arguments:validate_args",
-                "megatron_mtp_patches.checks.start_line:log_known_defects",
-                check_source=False,
-            ),
-            Wrap(
-                "megatron.core.optimizer:_get_param_groups",
-                "megatron_mtp_patches.run_record.settings_left_out:refuse_settings_left_out",
-                check_source=False,
-            ),
-            Wrap(
-                "megatron.training.checkpointing:check_checkpoint_args",
-                "megatron_mtp_patches.run_record.provenance:warn_of_differences",
-                check_source=False,
-            ),
+        edits=tuple(
+            Wrap(target, f"megatron_mtp_patches.{override}", check_source=False)
+            for target, override in (
+                (
+                    f"{_CORE}.parallel_state:initialize_model_parallel",
+                    "run_record.agreement:check_before_model_parallel",
+                ),
+                (f"{_TRAINING}.arguments:validate_args", "run_record.provenance:record_in_arguments"),
+                (f"{_TRAINING}.arguments:validate_args", "checks.start_line:log_known_defects"),
+                (f"{_CORE}.optimizer:_get_param_groups", "run_record.settings_left_out:refuse_settings_left_out"),
+                (f"{_TRAINING}.checkpointing:check_checkpoint_args", "run_record.provenance:warn_of_differences"),
+            )
         ),
     ),
 )

@@ -2,6 +2,11 @@
 
 from ..engine import Override, Wrap
 
+_REPORT = "megatron_overrides.report.wrappers"
+_TRAINING = "megatron.training.training"
+_GPT = "megatron.core.models.gpt.gpt_model:GPTModel"
+_STEP = "megatron_overrides.norms.optimizer_step"
+
 # -- multi-token prediction -------------------------------------------------------------------------------------------
 
 MTP = "megatron.core.transformer.multi_token_prediction"
@@ -11,10 +16,7 @@ MTP_LOSS = (
         f"{MTP}:process_mtp_loss", "megatron_overrides.mtp.losses.process_mtp_loss:process_mtp_loss", where="everywhere"
     ),
     # 0.16 has the loss inside GPTModel, which must then call ours.
-    Wrap(
-        "megatron.core.models.gpt.gpt_model:GPTModel._postprocess",
-        "megatron_overrides.mtp.losses.wrappers:call_process_mtp_loss",
-    ),
+    Wrap(f"{_GPT}._postprocess", "megatron_overrides.mtp.losses.wrappers:call_process_mtp_loss"),
 )
 
 _HELPER = f"{MTP}:MTPLossLoggingHelper"
@@ -29,7 +31,7 @@ MTP_TRACKER = (
 # The loss learns which tokens the model sees and whether it is needed; the heads run only if it is.
 _RECORD_INPUTS = "megatron_overrides.mtp.wrappers:record_forward_inputs"
 MTP_FORWARD_PASS = (
-    Wrap("megatron.core.models.gpt.gpt_model:GPTModel._postprocess", _RECORD_INPUTS),
+    Wrap(f"{_GPT}._postprocess", _RECORD_INPUTS),
     Wrap("megatron.core.models.hybrid.hybrid_model:HybridModel.forward", _RECORD_INPUTS),
     Wrap("megatron.core.models.mamba.mamba_model:MambaModel.forward", _RECORD_INPUTS),
     Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", "megatron_overrides.mtp.wrappers:skip_idle_block"),
@@ -96,25 +98,17 @@ SCHEDULED_MTP_LAYER = (
 _MOE = "megatron.core.transformer.moe"
 MOE_LOGGING = "megatron_overrides.moe.wrappers"
 REPORTS_OF_AUX_LOSSES = (f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE}.moe_logging:MoEMetricsTracker.report")
-MARK_TRAINING_LOG = Wrap(
-    "megatron.training.training:training_log",
-    "megatron_overrides.report.wrappers:mark_training_log",
-    check_source=False,
-)
+MARK_TRAINING_LOG = Wrap(f"{_TRAINING}:training_log", f"{_REPORT}:mark_training_log", check_source=False)
 
 # -- the optimizer ----------------------------------------------------------------------------------------------------
 
 OPTIMIZER = "megatron.core.optimizer.optimizer"
 
 OPTIMIZER_STEP = (
-    Override(f"{OPTIMIZER}:ChainedOptimizer.step", "megatron_overrides.norms.optimizer_step:step_chained"),
-    Override(f"{OPTIMIZER}:MixedPrecisionOptimizer.step", "megatron_overrides.norms.optimizer_step:step_alone"),
-    Override(f"{OPTIMIZER}:FP32Optimizer.step", "megatron_overrides.norms.optimizer_step:step_alone"),
-    Override(
-        f"{OPTIMIZER}:ChainedOptimizer.get_parameters",
-        "megatron_overrides.norms.optimizer_step:get_parameters_of_chain",
-        where="missing",
-    ),
+    Override(f"{OPTIMIZER}:ChainedOptimizer.step", f"{_STEP}:step_chained"),
+    Override(f"{OPTIMIZER}:MixedPrecisionOptimizer.step", f"{_STEP}:step_alone"),
+    Override(f"{OPTIMIZER}:FP32Optimizer.step", f"{_STEP}:step_alone"),
+    Override(f"{OPTIMIZER}:ChainedOptimizer.get_parameters", f"{_STEP}:get_parameters_of_chain", where="missing"),
     Override("megatron.core.models.mimo.optimizer:MimoOptimizer.step", "megatron_overrides.norms.mimo_optimizer:step"),
     Override(
         "megatron.core.models.mimo.optimizer:MimoOptimizer.get_grad_norm",
@@ -146,7 +140,7 @@ GRAD_NORMS = (
         Override(f"{owner}._compute_grad_norms_by_group", f"{_NORMS}:_compute_grad_norms_by_group", where="everywhere")
         for owner in (_BASE, _CHAIN)
     ),
-    Override(f"{_BASE}.clip_grad_norm", "megatron_overrides.norms.optimizer_step:clip_grad_norm"),
+    Override(f"{_BASE}.clip_grad_norm", f"{_STEP}:clip_grad_norm"),
 )
 
 # Shards and main copies keep the norm group of their parameter.
@@ -159,12 +153,6 @@ COPY_GRAD_NORM_TAGS = Wrap(
 # -- the log ---------------------------------------------------------------------------------------------------------
 
 SHOW_METRICS = (
-    Wrap(
-        "megatron.training.training:training_log", "megatron_overrides.report.wrappers:log_metrics", check_source=False
-    ),
-    Wrap(
-        "megatron.training.training:print_rank_last",
-        "megatron_overrides.report.wrappers:append_to_log_line",
-        check_source=False,
-    ),
+    Wrap(f"{_TRAINING}:training_log", f"{_REPORT}:log_metrics", check_source=False),
+    Wrap(f"{_TRAINING}:print_rank_last", f"{_REPORT}:append_to_log_line", check_source=False),
 )

@@ -2,6 +2,7 @@
 
 from ..engine import AddField, Patch, Wrap
 
+_REPORT = "megatron_overrides.report.wrappers"
 _TRAIN_UTILS = "megatron.bridge.training.utils.train_utils"
 _CONFIG = "megatron.bridge.training.config"
 _EVAL = "megatron.bridge.training.eval"
@@ -30,10 +31,10 @@ PATCH = Patch(
         Wrap(f"{_TRAIN_UTILS}:training_log", "megatron_overrides.frameworks.bridge:log_metrics"),
         Wrap(  # an imported name; training_log, which prints by it, is checked
             f"{_TRAIN_UTILS}:print_rank_last",
-            "megatron_overrides.report.wrappers:append_to_log_line",
+            f"{_REPORT}:append_to_log_line",
             check_source=False,
         ),
-        Wrap(f"{_EVAL}:evaluate", "megatron_overrides.report.wrappers:measure_heads"),
+        Wrap(f"{_EVAL}:evaluate", f"{_REPORT}:measure_heads"),
         Wrap(f"{_EVAL}:evaluate_and_print_results", "megatron_overrides.frameworks.bridge:report_heads"),
         AddField(
             f"{_CONFIG}:LoggerConfig",

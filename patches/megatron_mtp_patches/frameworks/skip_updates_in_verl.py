@@ -2,6 +2,7 @@
 
 from ..engine import Patch, Wrap
 
+_OVERRIDES = "megatron_overrides.frameworks.verl"
 _WORKERS = "verl.workers"
 
 PATCH = Patch(
@@ -27,16 +28,9 @@ PATCH = Patch(
     edits=(
         Wrap(
             f"{_WORKERS}.engine.megatron.transformer_impl:MegatronEngine.optimizer_step",
-            "megatron_overrides.frameworks.verl:return_from_skipped_update",
+            f"{_OVERRIDES}:return_from_skipped_update",
         ),
-        Wrap(
-            f"{_WORKERS}.engine_workers:TrainingWorker._postprocess_output",
-            "megatron_overrides.frameworks.verl:report_metrics",
-        ),
-        Wrap(
-            "verl.utils.megatron_utils:patch_engine_mtp",
-            "megatron_overrides.frameworks.verl:warn_of_untrained_heads",
-            check_source=False,
-        ),
+        Wrap(f"{_WORKERS}.engine_workers:TrainingWorker._postprocess_output", f"{_OVERRIDES}:report_metrics"),
+        Wrap("verl.utils.megatron_utils:patch_engine_mtp", f"{_OVERRIDES}:warn_of_untrained_heads", check_source=False),
     ),
 )

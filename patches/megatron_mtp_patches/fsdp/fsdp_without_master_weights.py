@@ -56,15 +56,13 @@ PATCH = Patch(
         ),
         Wrap(
             f"{_OPTIMIZER}.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
-            "megatron_overrides.fsdp.wrappers:reload_main_weights",
+            f"{_WRAPPERS}:reload_main_weights",
         ),
         Wrap(f"{_OPTIMIZER}.clip_grads:count_zeros_fp32", "megatron_overrides.norms.wrappers:count_zeros_of_fsdp"),
         Wrap(f"{_OPTIMIZER}.optimizer:MegatronOptimizer.count_zeros", _COUNT_ZEROS),
         Wrap(f"{_OPTIMIZER}.optimizer:ChainedOptimizer.count_zeros", _COUNT_ZEROS),
         Wrap(
-            "megatron.training.arguments:validate_args",
-            "megatron_overrides.fsdp.wrappers:enforce_megatron_fsdp_args",
-            check_source=False,
+            "megatron.training.arguments:validate_args", f"{_WRAPPERS}:enforce_megatron_fsdp_args", check_source=False
         ),
     ),
 )

@@ -42,21 +42,14 @@ PATCH = Patch(
         contains="getattr(self.pg_collection, 'expt_tp', self.tp_group)",
     ),
     edits=(
-        Wrap(
-            "megatron.core.transformer.moe.moe_layer:MoELayer.__init__",
-            "megatron_overrides.moe.wrappers:mark_experts_of_layer",
-        ),
+        Wrap("megatron.core.transformer.moe.moe_layer:MoELayer.__init__", f"{_WRAPPERS}:mark_experts_of_layer"),
         *(
             Wrap(f"{module}:{layer}.__init__", f"{_WRAPPERS}:mark_experts_of_{kind}_layer", check_source=False)
             for module, prefix in ((_LAYERS, ""), (_TRANSFORMER_ENGINE, "TE"))
             for kind, layer in (("column", f"{prefix}ColumnParallelLinear"), ("row", f"{prefix}RowParallelLinear"))
         ),
         *(
-            Wrap(
-                f"{_TRANSFORMER_ENGINE}:{layer}.__init__",
-                "megatron_overrides.moe.wrappers:mark_experts_of_linear",
-                check_source=False,
-            )
+            Wrap(f"{_TRANSFORMER_ENGINE}:{layer}.__init__", f"{_WRAPPERS}:mark_experts_of_linear", check_source=False)
             for layer in ("TELinear", "TEGroupedLinear")
         ),
         Override(f"{_LAYERS}:param_is_not_tensor_parallel_duplicate", _IS_COUNTED, where="everywhere"),

@@ -4,6 +4,9 @@ from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
 from ..declarations.shared_edits import MTP_FORWARD_PASS, MTP_LOSS, MTP_TRACKER, SHOW_METRICS
 from ..engine import Patch, Probe, Wrap
 
+_TRAINING = "megatron.training.training"
+_REPORT = "megatron_overrides.report.wrappers"
+
 PATCH = Patch(
     id="mtp-acceptance-length",
     summary="Log and validate the accepted length of speculative decoding with the MTP heads",
@@ -47,15 +50,7 @@ PATCH = Patch(
         *MTP_FORWARD_PASS,
         *MTP_TRACKER,
         *SHOW_METRICS,
-        Wrap(
-            "megatron.training.training:evaluate",
-            "megatron_overrides.report.wrappers:measure_heads",
-            check_source=False,
-        ),
-        Wrap(
-            "megatron.training.training:evaluate_and_print_results",
-            "megatron_overrides.report.wrappers:report_heads",
-            check_source=False,
-        ),
+        Wrap(f"{_TRAINING}:evaluate", f"{_REPORT}:measure_heads", check_source=False),
+        Wrap(f"{_TRAINING}:evaluate_and_print_results", f"{_REPORT}:report_heads", check_source=False),
     ),
 )

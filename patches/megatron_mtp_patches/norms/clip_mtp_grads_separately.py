@@ -12,6 +12,7 @@ from ..declarations.shared_edits import (
 )
 from ..engine import Override, Patch, Probe, PullRequest, Wrap
 
+_WRAPPERS = "megatron_overrides.norms.wrappers"
 _GROUPS = "megatron_overrides.norms.groups"
 _NORMS = "megatron_overrides.norms.measuring"
 _BASE = f"{OPTIMIZER}:MegatronOptimizer"
@@ -81,16 +82,8 @@ PATCH = Patch(
             )
         ),
         # tags
-        Wrap(
-            f"{MTP}:MultiTokenPredictionBlock.__init__",
-            "megatron_overrides.norms.wrappers:tag_block",
-            check_source=False,
-        ),
-        Wrap(
-            "megatron.core.optimizer:_get_param_groups",
-            "megatron_overrides.norms.wrappers:retag_mtp_heads",
-            check_source=False,
-        ),
+        Wrap(f"{MTP}:MultiTokenPredictionBlock.__init__", f"{_WRAPPERS}:tag_block", check_source=False),
+        Wrap("megatron.core.optimizer:_get_param_groups", f"{_WRAPPERS}:retag_mtp_heads", check_source=False),
         COPY_GRAD_NORM_TAGS,
         *(
             Override(f"{OPTIMIZER}:{name}", f"{_GROUPS}:{name}", where="missing")

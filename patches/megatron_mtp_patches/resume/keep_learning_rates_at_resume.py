@@ -45,10 +45,7 @@ PATCH = Patch(
     is_repair=True,
     probe=Probe(f"{_OPTIMIZER}:_param_group_override_keys"),
     edits=(
-        Wrap(
-            f"{_OPTIMIZER}:MegatronOptimizer._filter_and_reorder_param_groups",
-            f"{_WRAPPERS}:pair_saved_groups",
-        ),
+        Wrap(f"{_OPTIMIZER}:MegatronOptimizer._filter_and_reorder_param_groups", f"{_WRAPPERS}:pair_saved_groups"),
         Wrap(
             "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.load_state_dict",
             f"{_WRAPPERS}:load_groups_in_pairs",
