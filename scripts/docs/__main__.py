@@ -19,7 +19,7 @@ from scripts.common.arguments import make_parser
 from scripts.common.markdown import BLOCK, fill
 from scripts.common.process import ROOT
 
-from . import declared, defects, kept, site, upgrade
+from . import declared, defects, kept, site
 from .addresses import topic
 
 PATCHES = {patch.id for patch in CATALOG}
@@ -29,7 +29,7 @@ def main() -> int:
     parser = make_parser("scripts.docs", __doc__)
     parser.add_argument("--check", action="store_true", help="only say what is out of date")
     options = parser.parse_args()
-    contents = declared.blocks() | defects.blocks() | kept.blocks() | upgrade.blocks()
+    contents = declared.blocks() | defects.blocks() | kept.blocks()
     files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     pages = {file: file.read_text(encoding="utf-8") for file in files}
     makers = dict.fromkeys(contents, "python -m scripts.docs") | dict.fromkeys(site.lists(), "nox -s docs")

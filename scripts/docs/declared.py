@@ -39,7 +39,11 @@ megatron-mtp-patches run --device cpu pretrain_gpt.py $ARGS
 def blocks() -> dict[str, str]:
     """What pages say of all patches, a command, and a block for each patch, under its id."""
     tables = {"patches": patches(), "flag-reference": flag_reference(), "unchecked-edits": unchecked_edits()}
-    return {"cpu-command": CPU, **tables, **{patch.id: head(patch) for patch in CATALOG}}
+    upgrade = {
+        "upgrade-steps": "\n".join(filter(None, map(changes, KNOWN[:-1], KNOWN[1:]))),
+        "checkpoints": checkpoints(),
+    }
+    return {"cpu-command": CPU, **tables, **upgrade, **{patch.id: head(patch) for patch in CATALOG}}
 
 
 def patches() -> str:
@@ -138,6 +142,21 @@ def unchecked_edits() -> str:
         "whatever that is. Where the module is there and lacks the function, the patch is refused all the same."
     )
     return "\n".join([intro, "", *rows])
+
+
+def changes(before: str, after: str) -> str:
+    """The patches whose state changes at the release `after`; '' if it changes for none."""
+    changed = [patch for patch in CATALOG if state_in(patch, before) != state_in(patch, after)]
+    native = [_page(patch) for patch in changed if state_in(patch, after) is State.NATIVE]
+    repaired = [_page(patch) for patch in changed if state_in(patch, after) is not State.NATIVE]
+    parts = [f"drop {', '.join(native)}"] * bool(native) + [f"keep {', '.join(repaired)}"] * bool(repaired)
+    return f"* {after}: {'; '.join(parts)}." if parts else ""
+
+
+def checkpoints() -> str:
+    """The patches that say something of checkpoints."""
+    notes = {_page(patch): None for patch in CATALOG for note in patch.notes if note.startswith("Checkpoint")}
+    return f"{', '.join(notes)}."
 
 
 def head(patch: Patch) -> str:
