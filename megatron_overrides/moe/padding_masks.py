@@ -44,7 +44,8 @@ def _heads_have_masks() -> bool:
 def route_with_mask(call: Call) -> Any:
     """Wraps MoELayer.route(hidden_states, padding_mask=None): the mask is [sequence, samples] there."""
     layer, mask, scheduled_mask = call.instance, _mask_of(call), _scheduled_mask.get()
-    if mask is None and scheduled_mask is not None and _takes_mask(layer.config):
+    refuses_mask = "quantile_balancing" in layer.config.moe_router_load_balancing_type
+    if mask is None and scheduled_mask is not None and not refuses_mask:
         mask = scheduled_mask.transpose(0, 1).bool()
     if mask is not None:
         call["padding_mask"] = _part_of_rank(mask, call["hidden_states"], layer)
@@ -54,11 +55,6 @@ def route_with_mask(call: Call) -> Any:
 def _mask_of(call: Call) -> torch.Tensor | None:
     """The second argument. Most runs have no mask: they do not pay for a look at the signature."""
     return call.args[1] if len(call.args) > 1 else call.kwargs.get("padding_mask")
-
-
-def _takes_mask(config: Any) -> bool:
-    """True if the router does not refuse one."""
-    return "quantile_balancing" not in config.moe_router_load_balancing_type
 
 
 def _part_of_rank(mask: torch.Tensor, hidden_states: torch.Tensor, layer: Any) -> torch.Tensor:

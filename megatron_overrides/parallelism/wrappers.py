@@ -24,12 +24,9 @@ def order_groups_alike(call: Call) -> list[dict[str, Any]]:
     NVIDIA/Megatron-LM#6616: of two groups with the same overrides, that of dense parameters comes before that of
     experts, on all ranks.
     """
-    alike = itertools.groupby(call.proceed(), _overrides)
+    names = ("params", "is_expert_parallel")
+    alike = itertools.groupby(call.proceed(), lambda group: {name: group[name] for name in group if name not in names})
     return [group for _, groups in alike for group in sorted(groups, key=operator.itemgetter("is_expert_parallel"))]
-
-
-def _overrides(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in ("params", "is_expert_parallel")}
 
 
 def send_what_stays_in_memory(call: Call) -> Any:

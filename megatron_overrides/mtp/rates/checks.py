@@ -20,15 +20,12 @@ def check_rates(settings: Any) -> None:
                 f"that of {spell(name.removeprefix('mtp_'))}"
             )
     rate, lowest = (_value_for_heads(settings, name) for name in ("lr", "min_lr"))
-    if None not in (rate, lowest) and rate < lowest and _asks_for_rates(settings):
+    has_rates = any(getattr(settings, name, None) is not None for name in ("mtp_lr", "mtp_min_lr"))
+    if has_rates and None not in (rate, lowest) and rate < lowest:
         raise ValueError(
             f"the learning rate of MTP heads would rise from {rate} ({spell('mtp_lr')}, else {spell('lr')}) to "
             f"{lowest} ({spell('mtp_min_lr')}, else {spell('min_lr')}): give {spell('mtp_min_lr')}, {rate} or less"
         )
-
-
-def _asks_for_rates(settings: Any) -> bool:
-    return any(getattr(settings, name, None) is not None for name in ("mtp_lr", "mtp_min_lr"))
 
 
 def _value_for_heads(settings: Any, name: str) -> Any:

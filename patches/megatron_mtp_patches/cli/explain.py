@@ -43,7 +43,10 @@ def explain(patch: Patch) -> int:
         console.print(f"\n{ENGINE.project.pull_request_url(change)}  {change.fate}", end="")
     console.print()
     if settings(patch):
-        console.print(_settings_table(patch))
+        flags = Table("flag or config field", "default", "effect")
+        for setting in settings(patch):
+            flags.add_row(setting.name, setting.default, setting.effect)
+        console.print(flags)
     console.print(f"\n{describe_megatron()}\n[bold]{report.state}[/]: {report.reason}\n", soft_wrap=True)
     sources = known_sources()
     table = Table("edit", Column("target", overflow="fold"), "state", "source as in")
@@ -129,13 +132,6 @@ def explain_function(name: str) -> int:
 def _is_named(target: str, name: str) -> bool:
     """True if `name` is `target` (package.module:Class.function), or the end of it from a dot or colon on."""
     return target == name or target.endswith((f".{name}", f":{name}"))
-
-
-def _settings_table(patch: Patch) -> Table:
-    table = Table("flag or config field", "default", "effect")
-    for setting in settings(patch):
-        table.add_row(setting.name, setting.default, setting.effect)
-    return table
 
 
 def _describe(edit: Edit) -> str:

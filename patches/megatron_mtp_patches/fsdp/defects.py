@@ -22,10 +22,6 @@ _SETUP = "megatron.core.optimizer:get_megatron_optimizer"
 _OTHER_STRATEGY = "choose another --data-parallel-sharding-strategy"
 
 
-def _sums_in_fp32(run: Any) -> bool:
-    return bool(run.accumulate_allreduce_grads_in_fp32 or run.grad_reduce_in_fp32)
-
-
 def _expert_ranks(run: Any) -> int:
     """Over how many ranks the experts of a layer lie."""
     return expert_parallel(run) * expert_tensor_parallel(run)
@@ -62,7 +58,7 @@ DEFECTS = (
         affects=lambda run: (
             has_megatron_fsdp(run)
             and run.bf16
-            and _sums_in_fp32(run)
+            and (run.accumulate_allreduce_grads_in_fp32 or run.grad_reduce_in_fp32)
             and not type_name(run.megatron_fsdp_main_grads_dtype)
         ),
         when="--use-megatron-fsdp with --bf16 and no --megatron-fsdp-main-grads-dtype",

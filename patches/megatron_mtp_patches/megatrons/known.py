@@ -25,8 +25,9 @@ REFS = {**{one["tag"].removeprefix("core_v"): one["tag"] for one in MEGATRONS}, 
 
 
 def since(version: str) -> tuple[str, ...]:
-    """Return the releases from `version` ("0.18") on, and main."""
-    return (*(release for release in RELEASES if _numbers(release) >= _numbers(version)), "main")
+    """Return the releases from `version` ("0.18", "main") on, and main."""
+    releases = () if version == "main" else RELEASES
+    return (*(release for release in releases if _numbers(release) >= _numbers(version)), "main")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -17,12 +17,7 @@ def state_in(patch: Patch, release: str) -> State:
     What upstream listed first decides; later changes to it are defects until then.
     """
     first = patch.upstream[0] if patch.upstream else None
-    if (
-        first is None
-        or first.native_since is None
-        or first.repository
-        or release not in _known_since(first.native_since)
-    ):
+    if first is None or first.native_since is None or first.repository or release not in since(first.native_since):
         return State.APPLIED
     return State.REPAIRED if patch.repairs else State.NATIVE
 
@@ -34,7 +29,3 @@ def advice(patch: Patch, release: str) -> str:
     )
     kept = "Drop it." if state_in(patch, release) is State.NATIVE else "Keep it for its repairs."
     return kept + f" Megatron has {theirs}." * bool(theirs) + f" Only the patch adds {ours}." * bool(ours)
-
-
-def _known_since(version: str) -> tuple[str, ...]:
-    return ("main",) if version == "main" else since(version)

@@ -24,10 +24,6 @@ def _captures_router(run: Any) -> bool:
     )
 
 
-def _distills(run: Any) -> bool:
-    return bool(run.export_kd_teacher_load)
-
-
 DEFECTS = (
     Defect(
         id="ML-3673",
@@ -120,7 +116,7 @@ DEFECTS = (
             has="hasattr(module, 'expert_bias')",
             lacks="module.training",
         ),
-        affects=lambda run: run.num_experts and run.moe_router_enable_expert_bias and _distills(run),
+        affects=lambda run: run.num_experts and run.moe_router_enable_expert_bias and run.export_kd_teacher_load,
         when="--moe-router-enable-expert-bias with --export-kd-teacher-load",
         only_if="the teacher has another number of experts, or experts without a bias",
         state="fixed in 0.17.0",

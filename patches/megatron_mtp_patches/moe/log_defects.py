@@ -44,10 +44,6 @@ def _replays_routes_beside_experts_of_heads(run: Any) -> bool:
     return bool(_experts_of_hybrid_head(run)) if run.hybrid_layer_pattern else not _ends_dense(run)
 
 
-def _has_dense_layers(run: Any) -> bool:
-    return run.moe_layer_freq not in (None, 1) or bool(run.pipeline_model_parallel_layout)
-
-
 DEFECTS = (
     Defect(
         "ML-6748",
@@ -101,7 +97,7 @@ DEFECTS = (
         affects=lambda run: (
             run.mtp_num_layers
             and pipeline_parallel(run) > 1
-            and _has_dense_layers(run)
+            and (run.moe_layer_freq not in (None, 1) or run.pipeline_model_parallel_layout)
             and (has_any_aux_loss(run) or has_z_loss(run))
         ),
         when="--mtp-num-layers and --moe-layer-freq with --pipeline-model-parallel-size > 1 and --moe-aux-loss-coeff "

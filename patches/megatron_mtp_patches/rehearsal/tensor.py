@@ -38,7 +38,9 @@ def install() -> None:
     }
     for name, override in overrides.items():
         setattr(torch.Tensor, name, override)
-    torch.serialization.register_package(1, lambda storage: None, _restore_on_cpu)
+    torch.serialization.register_package(
+        1, lambda storage: None, lambda storage, location: storage if location.startswith("cuda") else None
+    )
 
 
 def _resolve_device(factory: Any) -> Any:
@@ -69,7 +71,3 @@ def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> A
     if isinstance(dtype, str):
         dtype = dtype.replace("torch.cuda.", "torch.")
     return _native_type(self, dtype, *args, **kwargs)
-
-
-def _restore_on_cpu(storage: Any, location: str) -> Any:
-    return storage if location.startswith("cuda") else None

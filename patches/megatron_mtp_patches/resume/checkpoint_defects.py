@@ -12,10 +12,6 @@ _FSDP = "megatron.core.transformer.fsdp_dtensor_checkpoint"
 _COMPARES_NOTHING = "assume_ok_unexpected"  # the default of --dist-ckpt-strictness
 
 
-def _saves_optimizer(run: Any) -> bool:
-    return bool(run.save and not run.no_save_optim)
-
-
 def _keeps_random_state(run: Any) -> bool:
     """True if the state of the random generators is saved or loaded."""
     return bool((run.save and not run.no_save_rng) or (run.load and not (run.no_load_rng or run.finetune)))
@@ -33,7 +29,8 @@ DEFECTS = (
             has="world_tensors[state_key][param_world_start:param_world_end]",
         ),
         affects=lambda run: (
-            _saves_optimizer(run)
+            run.save
+            and not run.no_save_optim
             and run.dist_ckpt_optim_fully_reshardable
             and run.use_distributed_optimizer
             and run.overlap_grad_reduce

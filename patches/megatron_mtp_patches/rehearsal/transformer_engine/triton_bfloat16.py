@@ -104,7 +104,8 @@ def _converting(interpreter: ModuleType, convert: Any) -> Any:
     def to_nearest(self: Any, source: Any, dtype: Any, *rounding_mode: Any) -> Any:
         target = dtype.scalar
         to_bfloat16 = target == bfloat16 and source.dtype.scalar != bfloat16
-        if not (to_bfloat16 or _is_bfloat16(interpreter, source)) or _truncates(interpreter, rounding_mode):
+        truncates = interpreter._ir.ROUNDING_MODE.RTZ in rounding_mode
+        if truncates or not (to_bfloat16 or _is_bfloat16(interpreter, source)):
             return convert(self, source, dtype, *rounding_mode)
         source = _to_fp32(interpreter, source)
         if target == bfloat16:
@@ -112,10 +113,6 @@ def _converting(interpreter: ModuleType, convert: Any) -> Any:
         return source if target == fp32 else convert(self, source, dtype, *rounding_mode)
 
     return to_nearest
-
-
-def _truncates(interpreter: ModuleType, rounding_mode: tuple[Any, ...]) -> bool:
-    return interpreter._ir.ROUNDING_MODE.RTZ in rounding_mode
 
 
 def _refusing_bfloat16(interpreter: ModuleType, name: str, operation: Any) -> Any:
