@@ -104,31 +104,29 @@ def mtp_loss(
     check(config, (LOSS_TYPE, POSITION_WEIGHTS, DPACE_ALPHA, CHUNK_SIZE))
     weights = checks.depth_weights(depth_weights, len(heads))
     checks.check_output_layer(output_layer, vocab_size, detach_output_layer and output_weight is None)
+    roll_once = partial(roll_to_next, packed_seq_params=packed_seq_params, cp_group=cp_group)
+    projection = Projection.create(
+        output_layer,
+        weight=output_weight,
+        runtime_gather_output=gather_output,
+        scale=scale_logits,
+        tp_group=tp_group,
+        is_detached=detach_output_layer,
+        vocab_size=vocab_size,
+        is_sequence_parallel=sequence_parallel,
+    )
+    settings = HeadSettings.create(
+        loss_type, weights, checks.dpace_alpha(config), chunk_size, counts_labels=measure, measures_lengths=measure
+    )
     losses = head_losses.head_losses(
         main_hidden,
         heads,
         labels,
         loss_mask,
-        partial(roll_to_next, packed_seq_params=packed_seq_params, cp_group=cp_group),
-        Projection.create(
-            output_layer,
-            output_weight,
-            gather_output,
-            scale_logits,
-            tp_group,
-            detach_output_layer,
-            vocab_size,
-            sequence_parallel,
-        ),
+        roll_once,
+        projection,
         cross_entropy or head_losses.vocab_parallel_cross_entropy,
-        HeadSettings.create(
-            loss_type,
-            weights,
-            checks.dpace_alpha(config),
-            chunk_size,
-            counts_labels=measure,
-            measures_lengths=measure,
-        ),
+        settings,
         scaling_factor,
         cp_group,
         packed_seq_params,
