@@ -94,7 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     for name, purpose, carry_out in (
         ("run", "run a training script with the patches; on the CPU with --device cpu", _run),
-        ("verify-mtp", "run its first step to see that the MTP loss trains the MTP heads and nothing else", _verify),
+        ("verify-mtp", "run its first step to see that the MTP loss trains the MTP heads and nothing else", _run),
     ):
         run = commands.add_parser(name, help=purpose)
         run.add_argument(
@@ -102,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
         )
         run.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
         run.add_argument("script", metavar="SCRIPT")
-        run.add_argument("rest", metavar="ARGS", nargs=argparse.REMAINDER)  # for the usage; see _script_arguments
+        run.add_argument("rest", metavar="ARGS", nargs=argparse.REMAINDER)  # for the usage; see _run
         run.set_defaults(carry_out=carry_out)
 
     doctor = commands.add_parser(
@@ -157,12 +157,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     reproduce.set_defaults(carry_out=_reproduce, needs_patches=False)
 
-    enable = commands.add_parser(
-        "enable", help="apply the patches in every Python of this environment in which MEGATRON_MTP_PATCHES is set"
-    )
-    enable.set_defaults(carry_out=_enable, needs_patches=False)
-    disable = commands.add_parser("disable", help="undo enable")
-    disable.set_defaults(carry_out=_disable, needs_patches=False)
+    for name, purpose in (
+        ("enable", "apply the patches in every Python of this environment in which MEGATRON_MTP_PATCHES is set"),
+        ("disable", "undo enable"),
+    ):
+        commands.add_parser(name, help=purpose).set_defaults(carry_out=_zero_touch, needs_patches=False)
 
     drift = commands.add_parser("drift", help="which targets have a source that the patches do not know")
     drift.add_argument(
@@ -205,22 +204,14 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from .run import run_script
-
-    run_script(arguments.script, _script_arguments(arguments), arguments.device, arguments.is_module)
-    return 0
-
-
-def _verify(arguments: argparse.Namespace) -> int:
-    from .verify import verify
-
-    verify(arguments.script, _script_arguments(arguments), arguments.device, arguments.is_module)
-    return 0
-
-
-def _script_arguments(arguments: argparse.Namespace) -> list[str]:
+    if arguments.command == "run":
+        from .run import run_script as run
+    else:
+        from .verify import verify as run
     # From the words themselves: argparse would take a `--` of the script's for its own.
-    return arguments.words[arguments.words.index(arguments.script, 1) + 1 :]
+    rest = arguments.words[arguments.words.index(arguments.script, 1) + 1 :]
+    run(arguments.script, rest, arguments.device, arguments.is_module)
+    return 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -258,16 +249,10 @@ def _reproduce(arguments: argparse.Namespace) -> int:
     return reproduce(None if arguments.all else arguments.id, arguments.json)
 
 
-def _enable(arguments: argparse.Namespace) -> int:
-    from .zero_touch import enable
+def _zero_touch(arguments: argparse.Namespace) -> int:
+    from .zero_touch import disable, enable
 
-    return enable()
-
-
-def _disable(arguments: argparse.Namespace) -> int:
-    from .zero_touch import disable
-
-    return disable()
+    return enable() if arguments.command == "enable" else disable()
 
 
 def _drift(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from ..mtp.verification import FIRST_STEP, LISTENING
 from .run import run_script
 
 
-def verify(script: str, arguments: list[str], device: str | None, is_module: bool) -> None:
+def verify(script: str, arguments: list[str], device: str | None, is_module: bool = False) -> None:
     """Run `script`, or with `is_module` the module of this name; exits with 0 or 1 in its first step, on every rank.
 
     A script that calls `megatron_mtp_patches.revert()` takes the verification out too, until it calls `apply()`.
