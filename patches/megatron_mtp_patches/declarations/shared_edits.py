@@ -58,10 +58,12 @@ def wrap_data_parallel(override: str) -> tuple[Wrap, ...]:
     )
 
 
-# Megatron-FSDP where some parameters do not train.
+# Megatron-FSDP where some parameters do not train, and checkpoints, whose optimizer state is that of the others.
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
 _DATA_PARALLELISM = "megatron_overrides.mtp.frozen.data_parallelism"
-FROZEN_PARAMETERS_IN_FSDP = (
+_CHECKPOINTING = "megatron.training.checkpointing"
+_OPTIMIZER_STATE = "megatron_overrides.mtp.frozen.optimizer_state"
+FROZEN_PARAMETERS = (
     Wrap(
         f"{_FSDP}.megatron_fsdp:MegatronFSDP._register_fsdp_hooks",
         f"{_DATA_PARALLELISM}:register_no_hook_on_frozen_parameters",
@@ -70,12 +72,6 @@ FROZEN_PARAMETERS_IN_FSDP = (
         f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.reduce_scatter_gradients",
         f"{_DATA_PARALLELISM}:reduce_groups_that_train",
     ),
-)
-
-# The optimizer state in a checkpoint is that of the parameters that train.
-_CHECKPOINTING = "megatron.training.checkpointing"
-_OPTIMIZER_STATE = "megatron_overrides.mtp.frozen.optimizer_state"
-STATE_OF_TRAINED_PARAMETERS = (
     Wrap(f"{_CHECKPOINTING}:load_checkpoint", f"{_OPTIMIZER_STATE}:watch_for_other_state", check_source=False),
     Wrap(f"{_CHECKPOINTING}:_load_base_checkpoint", f"{_OPTIMIZER_STATE}:refuse_other_state", check_source=False),
 )
@@ -94,11 +90,17 @@ SCHEDULED_MTP_LAYER = (
     "megatron.core.models.common.fine_grained_callables:build_mtp_layer_callables",
 )
 
-# What divides the sum of auxiliary losses for the log by a number of layers: up to 0.17, and from 0.18 on.
 _MOE = "megatron.core.transformer.moe"
-MOE_LOGGING = "megatron_overrides.moe.wrappers"
-REPORTS_OF_AUX_LOSSES = (f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE}.moe_logging:MoEMetricsTracker.report")
-MARK_TRAINING_LOG = Wrap(f"{_TRAINING}:training_log", f"{_REPORT}:mark_training_log", check_source=False)
+
+
+def divide_aux_losses(override: str) -> tuple[Wrap, ...]:
+    """Return the edits of what divides the sum of auxiliary losses for the log: up to 0.17, and from 0.18 on."""
+    divisions = (f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE}.moe_logging:MoEMetricsTracker.report")
+    return (
+        Wrap(f"{_TRAINING}:training_log", f"{_REPORT}:mark_training_log", check_source=False),
+        *(Wrap(division, f"megatron_overrides.moe.wrappers:{override}") for division in divisions),
+    )
+
 
 # -- the optimizer ----------------------------------------------------------------------------------------------------
 

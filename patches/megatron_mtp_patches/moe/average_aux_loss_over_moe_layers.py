@@ -1,6 +1,6 @@
 """Declares average-aux-loss-over-moe-layers."""
 
-from ..declarations.shared_edits import MARK_TRAINING_LOG, MOE_LOGGING, MTP, REPORTS_OF_AUX_LOSSES
+from ..declarations.shared_edits import MTP, divide_aux_losses
 from ..engine import Patch, Probe, PullRequest, Wrap
 
 PATCH = Patch(
@@ -32,8 +32,7 @@ PATCH = Patch(
         "megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.report", contains="num_moe_layers is None"
     ),
     edits=(
-        MARK_TRAINING_LOG,
-        *(Wrap(report, f"{MOE_LOGGING}:average_over_moe_layers") for report in REPORTS_OF_AUX_LOSSES),
+        *divide_aux_losses("average_over_moe_layers"),
         Wrap(f"{MTP}:MultiTokenPredictionLayer.__init__", "megatron_overrides.moe.wrappers:mark_routers_of_head"),
     ),
 )

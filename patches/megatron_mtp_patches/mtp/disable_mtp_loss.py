@@ -2,14 +2,11 @@
 
 from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
 from ..declarations.shared_edits import (
-    FROZEN_PARAMETERS_IN_FSDP,
-    MARK_TRAINING_LOG,
-    MOE_LOGGING,
+    FROZEN_PARAMETERS,
     MTP,
     MTP_FORWARD_PASS,
     MTP_LOSS,
-    REPORTS_OF_AUX_LOSSES,
-    STATE_OF_TRAINED_PARAMETERS,
+    divide_aux_losses,
     wrap_data_parallel,
 )
 from ..engine import Patch, Probe, PullRequest, Wrap
@@ -64,7 +61,7 @@ PATCH = Patch(
         Wrap(f"{MTP}:MultiTokenPredictionBlock.__init__", f"{_WRAPPERS}:disable_new_heads", check_source=False),
         Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_WRAPPERS}:skip_disabled_block"),
         *wrap_data_parallel(f"{_WRAPPERS}:disable_wrapped_heads"),
-        *FROZEN_PARAMETERS_IN_FSDP,
+        *FROZEN_PARAMETERS,
         Wrap(
             "megatron.core.distributed.finalize_model_grads:_update_router_qb_beta",
             f"{_WRAPPERS}:update_routers_of_main_model",
@@ -74,8 +71,6 @@ PATCH = Patch(
             f"{_WRAPPERS}:count_no_heads",
             check_source=False,
         ),
-        *STATE_OF_TRAINED_PARAMETERS,
-        MARK_TRAINING_LOG,
-        *(Wrap(report, f"{MOE_LOGGING}:average_over_layers_with_losses") for report in REPORTS_OF_AUX_LOSSES),
+        *divide_aux_losses("average_over_layers_with_losses"),
     ),
 )

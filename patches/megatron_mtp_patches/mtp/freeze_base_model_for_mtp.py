@@ -3,13 +3,10 @@
 from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
 from ..declarations.shared_edits import (
     DETACHED_HEADS,
-    FROZEN_PARAMETERS_IN_FSDP,
-    MARK_TRAINING_LOG,
-    MOE_LOGGING,
+    FROZEN_PARAMETERS,
     MTP,
     MTP_FORWARD_PASS,
-    REPORTS_OF_AUX_LOSSES,
-    STATE_OF_TRAINED_PARAMETERS,
+    divide_aux_losses,
     wrap_data_parallel,
 )
 from ..engine import Patch, Probe, PullRequest, Wrap
@@ -84,7 +81,7 @@ PATCH = Patch(
         ),
         Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_WRAPPERS}:run_heads_with_gradients"),
         *wrap_data_parallel(f"{_WRAPPERS}:freeze_what_is_wrapped"),
-        *FROZEN_PARAMETERS_IN_FSDP,
+        *FROZEN_PARAMETERS,
         *(
             Wrap(f"megatron.core.distributed.finalize_model_grads:{update}", f"{_WRAPPERS}:update_routers_of_heads")
             for update in ("_update_router_expert_bias", "_update_router_qb_beta")
@@ -100,8 +97,6 @@ PATCH = Patch(
             "megatron_overrides.mtp.frozen.optimizer_state:share_state_of_heads",
             check_source=False,
         ),
-        *STATE_OF_TRAINED_PARAMETERS,
-        MARK_TRAINING_LOG,
-        *(Wrap(report, f"{MOE_LOGGING}:average_over_layers_with_losses") for report in REPORTS_OF_AUX_LOSSES),
+        *divide_aux_losses("average_over_layers_with_losses"),
     ),
 )
