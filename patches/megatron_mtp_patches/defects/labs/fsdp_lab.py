@@ -88,10 +88,9 @@ def norms_over_instances(outer_strategy: str, overlaps: bool = True) -> tuple[fl
     mask = torch.ones(1, 1, LENGTH, LENGTH).tril().logical_not()
     gpt(ids, positions, mask, labels=ids.roll(-1, 1)).mean().backward()
     compute_gradients(model)
-    named = model.module.param_and_grad_buffer.optimizer_named_parameters
-    grads = [param.grad._local_tensor for _, param in named if param.grad is not None]
     copies = 1 if outer_strategy == "optim" else 2
-    return norm(*(param.grad for param in gpt.parameters())), (sum_over_ranks(norm(*grads) ** 2) / copies) ** 0.5
+    seen = (sum_over_ranks(norm(*local_gradients(model)) ** 2) / copies) ** 0.5
+    return norm(*(param.grad for param in gpt.parameters())), seen
 
 
 def norm_without_sharding(**sizes: int) -> tuple[list[float], list[float]]:
@@ -105,60 +104,57 @@ def norm_without_sharding(**sizes: int) -> tuple[list[float], list[float]]:
     return [gradients**0.5] * len(norms), norms
 
 
-def norm_under_ddp_and_fsdp(part: str, is_tied: bool = False, **settings: Any) -> tuple[float, float]:
-    """The gradient norms of a GPT's parameters with `part` in their names; FSDP's backward pass adds them up itself.
-
-    `is_tied`: whether the word embedding is the output weight.
-    """
-    norms = []
-    for wrap, is_fused in ((make_ddp, False), (make_fsdp, True)):
-        torch.manual_seed(1)
-        config = make_config(gradient_accumulation_fusion=is_fused, **settings)
-        gpt = make_gpt(config, transformer_engine=True, share_embeddings_and_output_weights=is_tied)
-        model = wrap(config, gpt)
-        compute_gradients(model)
-        if is_fused:
-            named = model.module.param_and_grad_buffer.optimizer_named_parameters
-            grads = [param.grad._local_tensor for name, param in named if part in name and param.grad is not None]
-            norms.append(sum_over_ranks(norm(*grads) ** 2) ** 0.5)
-        else:
-            norms.append(norm(*(param.main_grad for name, param in model.named_parameters() if part in name)))
-    return norms[0], norms[1]
-
-
 def norms_of_a_step(
-    strategy: str, microbatches: int = 1, part: str = "", is_fused: bool = False, dtype: Any = None, **sizes: int
+    strategy: str = "optim_grads_params",
+    microbatches: int = 1,
+    part: str = "",
+    is_fused: bool = False,
+    dtype: Any = None,
+    is_tied: bool = False,
+    expert_ranks: int = 1,
+    **settings: Any,
 ) -> tuple[float, float]:
     """The gradient norms of a GPT's parameters with `part` in their names, under DDP and under Megatron-FSDP.
 
-    Each step has so many equal microbatches. With `expert_model_parallel_size` there are two experts in each layer.
+    Each step has so many equal microbatches.
 
     Args:
-        is_fused: whether backward passes add weight gradients to `main_grad` themselves.
+        is_fused: whether backward passes of FSDP add weight gradients to `main_grad` themselves.
         dtype: in which FSDP reduces gradients, where that is not theirs.
+        is_tied: whether the word embedding is the output weight.
+        expert_ranks: the expert-parallel ranks; with several there are two experts in each layer.
     """
-    start(**sizes)
-    experts = {"num_moe_experts": 2, "add_bias_linear": False} if sizes else {}
+    start(expert_model_parallel_size=expert_ranks)
+    if expert_ranks > 1:
+        experts = {"num_moe_experts": 2, "add_bias_linear": False, "expert_model_parallel_size": expert_ranks}
+        settings = {**settings, **experts}
+    sharding: dict[str, Any] = {"data_parallel_sharding_strategy": strategy}
+    if dtype is not None:
+        sharding["megatron_fsdp_grad_comm_dtype"] = dtype
     norms = []
     for is_sharded in (False, True):
         torch.manual_seed(1)
-        config = make_config(gradient_accumulation_fusion=is_fused and is_sharded, **experts, **sizes)
-        gpt = make_gpt(config, transformer_engine=True)
+        config = make_config(gradient_accumulation_fusion=is_fused and is_sharded, **settings)
+        gpt = make_gpt(config, transformer_engine=True, share_embeddings_and_output_weights=is_tied)
         replicas = 1 if "experts" in part else torch.distributed.get_world_size()
         if is_sharded:
-            settings = {} if dtype is None else {"megatron_fsdp_grad_comm_dtype": dtype}
-            model = make_fsdp(config, gpt, data_parallel_sharding_strategy=strategy, **settings)
+            model = make_fsdp(config, gpt, **sharding)
             model.config.no_sync_func, replicas = model.no_sync, 1
         else:
             model = make_ddp(config, gpt)
         compute_gradients(model, microbatches)
         if is_sharded:
-            named = model.module.param_and_grad_buffer.optimizer_named_parameters
-            grads = [param.grad._local_tensor for name, param in named if part in name and param.grad is not None]
+            grads = local_gradients(model, part)
         else:
             grads = [param.main_grad for name, param in model.named_parameters() if part in name]
         norms.append((sum_over_ranks(norm(*grads) ** 2) / replicas) ** 0.5)
     return norms[0], norms[1]
+
+
+def local_gradients(model: Any, part: str = "") -> list[Any]:
+    """This rank's part of the gradients under Megatron-FSDP, of parameters with `part` in their names."""
+    named = model.module.param_and_grad_buffer.optimizer_named_parameters
+    return [param.grad._local_tensor for name, param in named if part in name and param.grad is not None]
 
 
 class Step(NamedTuple):

@@ -9,4 +9,4 @@ NEEDS = ("transformer-engine",)
 
 
 def reproduce():
-    return norms_of_a_step("optim_grads_params", 2, ".experts.", is_fused=True, expert_model_parallel_size=2)
+    return norms_of_a_step("optim_grads_params", 2, ".experts.", is_fused=True, expert_ranks=2)

@@ -1,12 +1,10 @@
 """The gradient norm of the output weight, which an MTP head shares, under DDP and under Megatron-FSDP."""
 
-from ...defects.labs.fsdp_lab import norm_under_ddp_and_fsdp
-from ...defects.labs.lab import start
+from ...defects.labs.fsdp_lab import norms_of_a_step
 
 RANKS = 2
 NEEDS = ("transformer-engine",)
 
 
 def reproduce():
-    start()
-    return norm_under_ddp_and_fsdp("output_layer.", mtp_num_layers=1)
+    return norms_of_a_step(part="output_layer.", is_fused=True, mtp_num_layers=1)

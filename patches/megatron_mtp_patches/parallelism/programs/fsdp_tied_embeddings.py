@@ -1,12 +1,10 @@
 """The gradient norm of a word embedding that is the output weight, under DDP and under Megatron-FSDP."""
 
-from ...defects.labs.fsdp_lab import norm_under_ddp_and_fsdp
-from ...defects.labs.lab import start
+from ...defects.labs.fsdp_lab import norms_of_a_step
 
 RANKS = 2
 NEEDS = ("transformer-engine",)
 
 
 def reproduce():
-    start()
-    return norm_under_ddp_and_fsdp("word_embeddings.", is_tied=True)
+    return norms_of_a_step(part="word_embeddings.", is_fused=True, is_tied=True)
