@@ -119,7 +119,7 @@ def test_an_unchecked_edit_still_needs_its_target(library, edit):
     assert decision.state is State.REFUSED and "lib:f is missing in" in decision.reason
 
 
-@pytest.mark.parametrize("where", ["present", "everywhere"])
+@pytest.mark.parametrize("where", ["present", "missing", "everywhere"])
 def test_a_class_that_a_known_release_lacks_may_be_absent(library, where):
     absent = Override("lib:Absent.method", "overrides:new_method", where=where)
     patch = library.patch(REPLACE_F, absent)
