@@ -44,8 +44,8 @@ def _heads_have_masks() -> bool:
 def route_with_mask(call: Call) -> Any:
     """Wraps MoELayer.route(hidden_states, padding_mask=None): the mask is [sequence, samples] there."""
     layer, mask, scheduled_mask = call.instance, _mask_of(call), _scheduled_mask.get()
-    refuses_mask = "quantile_balancing" in layer.config.moe_router_load_balancing_type
-    if mask is None and scheduled_mask is not None and not refuses_mask:
+    kinds = layer.config.moe_router_load_balancing_type
+    if mask is None and scheduled_mask is not None and "quantile_balancing" not in kinds:  # which refuses masks
         mask = scheduled_mask.transpose(0, 1).bool()
     if mask is not None:
         call["padding_mask"] = _part_of_rank(mask, call["hidden_states"], layer)

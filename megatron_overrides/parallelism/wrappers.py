@@ -24,8 +24,10 @@ def order_groups_alike(call: Call) -> list[dict[str, Any]]:
     NVIDIA/Megatron-LM#6616: of two groups with the same overrides, that of dense parameters comes before that of
     experts, on all ranks.
     """
-    names = ("params", "is_expert_parallel")
-    alike = itertools.groupby(call.proceed(), lambda group: {name: group[name] for name in group if name not in names})
+    not_overrides = ("params", "is_expert_parallel")
+    alike = itertools.groupby(
+        call.proceed(), lambda group: {name: group[name] for name in group if name not in not_overrides}
+    )
     return [group for _, groups in alike for group in sorted(groups, key=operator.itemgetter("is_expert_parallel"))]
 
 

@@ -92,9 +92,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     explain.set_defaults(carry_out=_explain)
 
-    for name, purpose, carry_out in (
-        ("run", "run a training script with the patches; on the CPU with --device cpu", _run),
-        ("verify-mtp", "run its first step to see that the MTP loss trains the MTP heads and nothing else", _run),
+    for name, purpose in (
+        ("run", "run a training script with the patches; on the CPU with --device cpu"),
+        ("verify-mtp", "run its first step to see that the MTP loss trains the MTP heads and nothing else"),
     ):
         run = commands.add_parser(name, help=purpose)
         run.add_argument(
@@ -103,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
         run.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
         run.add_argument("script", metavar="SCRIPT")
         run.add_argument("rest", metavar="ARGS", nargs=argparse.REMAINDER)  # for the usage; see _run
-        run.set_defaults(carry_out=carry_out)
+        run.set_defaults(carry_out=_run)
 
     doctor = commands.add_parser(
         "doctor",

@@ -20,7 +20,7 @@ from ..engine.source import find_file
 from ..megatrons.installed import describe_megatron, known_sources
 from .console import make_console, make_printer
 
-_ONLY = "--only TARGET goes with --accept NAME, and names a target that `drift` shows"
+_WRONG_ONLY = "--only TARGET goes with --accept NAME, and names a target that `drift` shows"
 Show = Callable[[str], None]
 
 
@@ -51,7 +51,7 @@ def show_drift(
     if accept:
         return _accept(sources, accept, folders, only)
     if only:
-        raise UsageError(_ONLY)
+        raise UsageError(_WRONG_ONLY)
     return _compare(sources, folders, since if folders or since else against)
 
 
@@ -82,7 +82,8 @@ def _compare(sources: KnownSources, folders: list[str], release: str | None) -> 
 
     Without a release the table has every patch with its state and every target, and unknown sources are counted.
     """
-    path, differing = folders or None, set()
+    path = folders or None
+    differing = set()
     patches = [patch for patch in find_patches(path) if not (release and patch.package)]
     table = Table(Column("target", overflow="fold"), "source as in")
     for patch in patches:
@@ -121,13 +122,13 @@ def _accept(sources: KnownSources, release: str, folders: list[str], only: Colle
     patches = [patch for patch in find_patches(folders) if patch.package == package]
     edits = [edit for patch in patches for edit in patch.edits]
     if not {edit.target for edit in edits if edit.check_source}.issuperset(only):
-        raise UsageError(_ONLY)
+        raise UsageError(_WRONG_ONLY)
     if not patches:
         names = sorted({patch.package for patch in CATALOG} - {""})
         raise UsageError(
             f"--accept {release!r}: {os.pathsep.join(folders)} has nothing of it that the patches change. A release is "
-            f"called as in 0.20.0 if it is Megatron's, otherwise by one of the packages {', '.join(names)} and its "
-            f"version"
+            "called as in 0.20.0 if it is Megatron's, otherwise by one of the packages "
+            f"{', '.join(names)} and its version"
         )
     file = Path(ENGINE.table_file)
     accepted = add_release(sources, (*BASE, *CATALOG), release, folders, only)

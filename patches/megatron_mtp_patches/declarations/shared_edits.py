@@ -94,7 +94,8 @@ _MOE = "megatron.core.transformer.moe"
 
 
 def divide_aux_losses(override: str) -> tuple[Wrap, ...]:
-    """Return the edits of what divides the sum of auxiliary losses for the log: up to 0.17, and from 0.18 on."""
+    """Return the edits by which `override` divides the sum of auxiliary losses for the log by a number of layers."""
+    # Where Megatron divides it: up to 0.17, and from 0.18 on.
     divisions = (f"{_MOE}.moe_utils:track_moe_metrics", f"{_MOE}.moe_logging:MoEMetricsTracker.report")
     return (
         Wrap(f"{_TRAINING}:training_log", f"{_REPORT}:mark_training_log", check_source=False),

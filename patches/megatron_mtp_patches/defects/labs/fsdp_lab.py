@@ -89,8 +89,8 @@ def norms_over_instances(outer_strategy: str, overlaps: bool = True) -> tuple[fl
     gpt(ids, positions, mask, labels=ids.roll(-1, 1)).mean().backward()
     compute_gradients(model)
     copies = 1 if outer_strategy == "optim" else 2
-    seen = (sum_over_ranks(norm(*local_gradients(model)) ** 2) / copies) ** 0.5
-    return norm(*(param.grad for param in gpt.parameters())), seen
+    sharded = (sum_over_ranks(norm(*local_gradients(model)) ** 2) / copies) ** 0.5
+    return norm(*(param.grad for param in gpt.parameters())), sharded
 
 
 def norm_without_sharding(**sizes: int) -> tuple[list[float], list[float]]:
