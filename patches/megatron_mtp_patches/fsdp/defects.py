@@ -1,4 +1,4 @@
-"""Megatron-FSDP: gradients, their reduction and their norms."""
+"""Megatron-FSDP: the reduction of gradients over ranks, and their norms."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from typing import Any
 from ..defects.conditions import (
     expert_parallel,
     expert_tensor_parallel,
-    has_megatron_fsdp,
     sharding_strategy,
     tensor_parallel,
-    type_name,
 )
 from ..defects.declare import Defect, Sign
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
 _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
-_ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataParallel"
 _REDUCE = f"{_BUFFERS}:GradReducePipeline._bucket_group_gradient_reduce"
 _SETUP = "megatron.core.optimizer:get_megatron_optimizer"
 _OTHER_STRATEGY = "choose another --data-parallel-sharding-strategy"
@@ -41,31 +38,6 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="replace-fsdp-gradients-by-their-mean",
-    ),
-    Defect(
-        id="ML-5462",
-        effect="Gradients are added up and reduced in bf16, although the log says fp32, so small gradients vanish "
-        "next to the sum of many microbatches",
-        severity=4,
-        signs=tuple(
-            Sign(
-                f"{_ADAPTER}{version}.__init__",
-                has="main_grads_dtype=ddp_config.megatron_fsdp_main_grads_dtype",
-                lacks="ddp_config.grad_reduce_in_fp32",
-            )
-            for version in ("", "V1")
-        ),
-        affects=lambda run: (
-            has_megatron_fsdp(run)
-            and run.bf16
-            and (run.accumulate_allreduce_grads_in_fp32 or run.grad_reduce_in_fp32)
-            and not type_name(run.megatron_fsdp_main_grads_dtype)
-        ),
-        when="--use-megatron-fsdp with --bf16 and no --megatron-fsdp-main-grads-dtype",
-        instead="add --megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype fp32",
-        introduced_by=("NVIDIA/Megatron-LM#5462",),
-        evidence="reproduced",
-        patch="sum-fsdp-gradients-in-fp32",
     ),
     Defect(
         id="ML-6357b",

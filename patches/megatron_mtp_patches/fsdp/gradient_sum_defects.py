@@ -1,4 +1,4 @@
-"""Megatron-FSDP: how the gradients of all microbatches of a step are added up."""
+"""Megatron-FSDP: how the gradients of all microbatches of a step are added up, and in which dtype."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ..defects.conditions import (
     data_parallel,
     expert_data_parallel,
     fuses_weight_gradients,
+    has_megatron_fsdp,
     microbatches,
     sharding_strategy,
     type_name,
@@ -17,6 +18,7 @@ from ..defects.declare import Defect, Sign
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
 _BUFFERS = f"{_FSDP}.param_and_grad_buffer"
+_ADAPTER = "megatron.core.distributed.fsdp.mcore_fsdp_adapter:FullyShardedDataParallel"
 _REDUCE = f"{_BUFFERS}:GradReducePipeline._bucket_group_gradient_reduce"
 
 
@@ -46,6 +48,31 @@ def _loses_microbatches(run: Any) -> bool:
 
 
 DEFECTS = (
+    Defect(
+        id="ML-5462",
+        effect="Gradients are added up and reduced in bf16, although the log says fp32, so small gradients vanish "
+        "next to the sum of many microbatches",
+        severity=4,
+        signs=tuple(
+            Sign(
+                f"{_ADAPTER}{version}.__init__",
+                has="main_grads_dtype=ddp_config.megatron_fsdp_main_grads_dtype",
+                lacks="ddp_config.grad_reduce_in_fp32",
+            )
+            for version in ("", "V1")
+        ),
+        affects=lambda run: (
+            has_megatron_fsdp(run)
+            and run.bf16
+            and (run.accumulate_allreduce_grads_in_fp32 or run.grad_reduce_in_fp32)
+            and not type_name(run.megatron_fsdp_main_grads_dtype)
+        ),
+        when="--use-megatron-fsdp with --bf16 and no --megatron-fsdp-main-grads-dtype",
+        instead="add --megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype fp32",
+        introduced_by=("NVIDIA/Megatron-LM#5462",),
+        evidence="reproduced",
+        patch="sum-fsdp-gradients-in-fp32",
+    ),
     Defect(
         id="ML-6660",
         effect="The gradients of layers with one replica, as experts have where expert parallelism is as large as data "
