@@ -21,7 +21,7 @@ from ..defects.conditions import VLM_FLAGS
 from ..engine import AddField, AddFlag, UsageError
 from ..megatrons.installed import PACKAGES, describe_mixture
 from .diagnosis import Settings
-from .refusals import flags_left_out, reason
+from .megatron_refusals import flags_left_out, reason
 
 OPTIONS = {"--json", "--te", "--world-size"}  # of `doctor`
 TORCHRUN_OPTIONS = {"--nproc-per-node", "--nproc_per_node", "--nnodes"}
