@@ -96,20 +96,23 @@ def check_places(optimizer_config: Any, model_config: Any) -> None:
 def check_spelling(config: Any) -> None:
     """Raise ValueError if an attribute of a configuration is no field and almost a setting's name.
 
-    It is one or two letters away, or has the same words in another order.
-
     Frameworks attach attributes of their own to configurations, `weight_decay` for example: that is not a misspelt
     `mtp_weight_decay`.
     """
     own = getattr(type(config), "__dataclass_fields__", {})
     names = [declared.name for declared in (*all_settings(), *declared_settings(type(config)))]
     for name in sorted(vars(config).keys() - own.keys() if own else ()):
-        reordered = [one for one in names if sorted(one.split("_")) == sorted(name.split("_"))]
-        if close := reordered or difflib.get_close_matches(name, names, n=1, cutoff=0.9):
+        if similar := find_similar(name, names):
             raise ValueError(
                 f"config.{name} is set on the {type(config).__name__}, which has no such field, so nothing reads it. "
-                f"Did you mean {spell(close[0])}?"
+                f"Did you mean {spell(similar)}?"
             )
+
+
+def find_similar(name: str, names: Iterable[str]) -> str:
+    """The one of `names` that is one or two letters away or has the same words in another order; '' for none."""
+    reordered = [one for one in names if sorted(one.split("_")) == sorted(name.split("_"))]
+    return next(iter(reordered or difflib.get_close_matches(name, names, n=1, cutoff=0.9)), "")
 
 
 def changed_settings(*configs: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from ..catalog import CATALOG
 from ..declarations.description import argument_of, flag_of
 from ..defects.conditions import VLM_FLAGS
 from ..engine import AddField, AddFlag, UsageError
+from ..engine.similar_names import find_similar
 from ..megatrons.installed import PACKAGES, describe_mixture
 from .diagnosis import Settings
 from .megatron_refusals import flags_left_out, reason
@@ -193,8 +193,8 @@ def smallest_world_size(settings: Settings) -> int:
 
 def _unknown_flags(parser: argparse.ArgumentParser, words: list[str], is_sized: bool) -> UnknownFlags:
     names = [word.partition("=")[0] for word in parser.parse_known_args(words)[1] if word.startswith("-")]
-    close = {name: get_close_matches(name, parser._option_string_actions, 1, 0.9) for name in names}
-    return UnknownFlags(names, {name: flags[0] for name, flags in close.items() if flags}, is_sized)
+    similar = {name: find_similar(name, parser._option_string_actions, cutoff=0.9) for name in names}
+    return UnknownFlags(names, {name: flag for name, flag in similar.items() if flag}, is_sized)
 
 
 def _flags_of_scripts(unknown: UnknownFlags) -> SimpleNamespace:

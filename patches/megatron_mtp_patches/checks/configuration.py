@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -79,6 +78,8 @@ def misplaced_settings(section: dict[Any, Any], place: str, classes: tuple[str, 
         place: the name of the section in the file; '' for the whole file.
         classes: as "module:Class"; none for a section of which no setting of the patches is read.
     """
+    from megatron_overrides.settings.checks import find_similar
+
     hints = []
     names = [one.rpartition(":")[2] for one in classes]
     for name in map(str, section):
@@ -87,15 +88,9 @@ def misplaced_settings(section: dict[Any, Any], place: str, classes: tuple[str, 
             hints.append(f"{where} is not read there: it is a setting of {_CLASSES[name]}")
         elif name in _CLASSES:
             hints += [f"{where}: {refusal}" for refusal in _refusals(name, section)]
-        elif names and (close := _same_words(name) or get_close_matches(name, _CLASSES, n=1, cutoff=0.9)):
-            hints.append(f"{where}: did you mean {close[0]}?")
+        elif names and (similar := find_similar(name.replace("-", "_"), _CLASSES)):
+            hints.append(f"{where}: did you mean {similar}?")
     return hints
-
-
-def _same_words(name: str) -> list[str]:
-    """The setting that has the words of `name` in another order."""
-    words = sorted(name.replace("-", "_").split("_"))
-    return [one for one in _CLASSES if sorted(one.split("_")) == words]
 
 
 def _refusals(name: str, section: dict[Any, Any]) -> list[str]:

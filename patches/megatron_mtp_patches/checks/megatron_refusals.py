@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
 
 from ..applied import ENGINE
 from ..declarations.description import settings
+from ..engine.similar_names import find_similar
 from ..engine.state import State
 
 _ASKS_FOR = re.compile(r"assert args\.(\w+) is not None")
@@ -53,8 +53,8 @@ def flags_misspelt(words: Iterable[str]) -> Iterator[str]:
     """A question for each flag among `words` that is almost one of the patches: argparse does not say which."""
     flags_of_patches = {setting.name.split()[0] for patch in ENGINE.catalog for setting in settings(patch)}
     for flag in sorted(_names(words) - flags_of_patches):
-        if close := get_close_matches(flag, flags_of_patches, n=1, cutoff=0.9):
-            yield f"{flag}: did you mean {close[0]}?"
+        if similar := find_similar(flag, flags_of_patches, cutoff=0.9):
+            yield f"{flag}: did you mean {similar}?"
 
 
 def _names(words: Iterable[str]) -> set[str]:

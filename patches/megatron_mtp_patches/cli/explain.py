@@ -12,7 +12,6 @@ from rich.text import Text
 from .. import apply
 from ..applied import ENGINE
 from ..catalog import CATALOG
-from ..checks.hints import did_you_mean
 from ..declarations.description import settings
 from ..defects.catalog import known_defects, removed_by, span_of
 from ..defects.declare import Defect
@@ -20,6 +19,7 @@ from ..defects.probe import has_defect
 from ..engine import AddField, AddFlag, Patch, UsageError
 from ..engine.declare import Edit
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
+from ..engine.similar_names import did_you_mean
 from ..engine.state import State
 from ..megatrons.installed import describe_megatron, import_targets, known_sources
 from ..reproductions.runner import has_program

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..checks.hints import did_you_mean
 from ..defects.catalog import known_defects, releases_with
 from ..defects.declare import Defect
 from ..defects.probe import has_defect
 from ..engine import PatchError, UsageError
+from ..engine.similar_names import did_you_mean
 from ..engine.source import find_file
 from ..megatrons.installed import describe_megatron, find_releases
 from ..reproductions import needs, runner

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .declare import PatchError
 from .project import Project
+from .similar_names import did_you_mean
 
 POLICIES = ("raise", "warn", "skip")
 ALL, REPAIRS = PROFILES = ("all", "repairs")
@@ -55,10 +56,7 @@ def select(choice: str, ids: Iterable[str], project: Project) -> Selection:
 def _refuse_unknown(words: list[str], ids: tuple[str, ...], project: Project) -> None:
     unknown = [word for word in words if word.removeprefix("-") not in ids]
     if unknown:
-        import difflib
-
-        close = difflib.get_close_matches(unknown[0].removeprefix("-").lower(), (*PROFILES, NONE, *ids), n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        hint = did_you_mean(unknown[0].removeprefix("-"), (*PROFILES, NONE, *ids))
         if len(unknown[0].split()) > 1:
             hint = " (commas, not spaces, separate ids)"
         raise PatchError(f"unknown patch {', '.join(map(repr, unknown))}{hint}; {_possible_words(project)}")
