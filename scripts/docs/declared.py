@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from itertools import pairwise
 
+from megatron_mtp_patches import cli
 from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.cli.explain import sections
@@ -37,13 +38,15 @@ megatron-mtp-patches run --device cpu pretrain_gpt.py $ARGS
 
 
 def blocks() -> dict[str, str]:
-    """What pages say of all patches, a command, and a block for each patch, under its id."""
+    """What pages say of all patches, commands and exit codes, and a block for each patch, under its id."""
+    _, _, exit_codes = str(cli.__doc__).partition(":\n\n")
+    commands = {"cpu-command": CPU, "exit-codes": f"```text\n{exit_codes.rstrip()}\n```"}
     tables = {"patches": patches(), "flag-reference": flag_reference(), "unchecked-edits": unchecked_edits()}
     upgrade = {
         "upgrade-steps": "\n".join(filter(None, map(changes, KNOWN[:-1], KNOWN[1:]))),
         "checkpoints": checkpoints(),
     }
-    return {"cpu-command": CPU, **tables, **upgrade, **{patch.id: head(patch) for patch in CATALOG}}
+    return {**commands, **tables, **upgrade, **{patch.id: head(patch) for patch in CATALOG}}
 
 
 def patches() -> str:

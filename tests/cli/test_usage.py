@@ -1,8 +1,11 @@
 """Wrong usage exits with 2 and says what is right."""
 
+import signal
+
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.cli import main
+from megatron_mtp_patches.cli import CANNOT_RUN, main
+from megatron_mtp_patches.engine import UsageError
 
 pytestmark = pytest.mark.forked("python")
 
@@ -80,13 +83,14 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == megatron_mtp_patches.__version__
 
 
-def test_help_names_every_command(capsys):
+def test_help_names_every_command_and_exit_code(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     commands = ("status", "explain", "run", "verify-mtp", "doctor", "drift", "enable", "disable")
     assert all(f"\n    {name} " in printed for name in commands)
+    assert all(f"\n  {code:<3}  " in printed for code in (0, 1, UsageError.exit_code, CANNOT_RUN, 128 + signal.SIGPIPE))
 
 
 @pytest.mark.parametrize(("text", "code"), [("pass", 0), ("import sys; sys.exit()", 0), ("import sys; sys.exit(2)", 2)])

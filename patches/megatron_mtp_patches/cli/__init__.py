@@ -1,9 +1,22 @@
 """The command `megatron-mtp-patches`.
 
-Exit codes: 0 all is well; 1 a patch is refused, a source has drifted or something needed is missing; 2 wrong usage.
-`run` exits with the script's own code; `verify-mtp` with 1 if the MTP loss trains anything but MTP heads, or no step;
-`reproduce` with 125 if a package is missing that its program needs. If the reader of a command's output has ended,
-as after `| head -1`, it ends with 141, as a program that SIGPIPE ends: it has not said all, so 0 would be too much.
+Exit codes; `run` ends with that of the script:
+
+  0    each                       All is well.
+  1    each                       Megatron, or another package that is needed, is missing or does not fit.
+       status                     A patch is refused or not applied, or another library has overwritten it.
+       explain                    This patch is refused.
+       verify-mtp                 The MTP loss trains anything but MTP heads, or no head, or no step is run.
+       doctor -- FLAGS, --batch   The patches leave a defect of severity 3 or more.
+       audit --fail-on SEVERITY   There is a defect of this severity or more.
+       reproduce                  The patches leave a defect that one of them is to remove.
+       drift                      A target has an unknown source, or another one than in the release.
+  2    each                       Wrong usage. All but audit, reproduce, enable and disable refuse an unknown id in
+                                  MEGATRON_MTP_PATCHES.
+       doctor -- FLAGS, --batch   Megatron refuses the flags, a flag is misspelt, or a patch that it needs is left out.
+       doctor --batch             A file has no run, or something keeps a setting of the patches from acting.
+  125  reproduce                  A package that a program needs is missing, and no other program ends with 1.
+  141  all but run, verify-mtp    The reader of the output has ended, as after `| head -1`.
 """
 
 from __future__ import annotations
@@ -21,6 +34,8 @@ from ..catalog import CATALOG
 from ..engine import PatchError, UsageError
 from ..megatrons.states_by_release import KNOWN
 
+CANNOT_RUN = 125  # an exit code, as that of the file which `reproduce --standalone` writes
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
@@ -33,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # here, where an error can be answered, not at the end of the process
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return 128 + signal.SIGPIPE  # as if the signal had ended it; it has not said all, so this is no 0
 
 
 def carry_out(words: list[str]) -> int:
@@ -63,7 +78,9 @@ def _print_error(error: PatchError, exit_code: int) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="megatron-mtp-patches", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="megatron-mtp-patches", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(needs_patches=True)
     commands = parser.add_subparsers(dest="command", required=True)

@@ -19,6 +19,7 @@ from ..engine.source import find_file
 from ..megatrons.installed import describe_megatron, find_releases
 from ..reproductions import needs, runner
 from ..reproductions.standalone import make_standalone, needs_gpus
+from . import CANNOT_RUN
 from .console import make_printer
 
 WIDTH = 100  # of the text in a standalone file
@@ -27,7 +28,6 @@ _EVIDENCE = {
     "read": "read in Megatron's source",
     "reported": "reported by others",
 }
-CANNOT_RUN = 125  # the exit code, as that of a standalone file
 
 
 def reproduce(identifier: str | None, as_json: bool) -> int:

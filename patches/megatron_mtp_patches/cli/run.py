@@ -15,7 +15,6 @@ from pathlib import Path
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 
-WRONG_USAGE = 2  # argparse's exit code
 _NO_GPU = "torch finds no GPU here; --device cpu, before the script, rehearses without one."
 
 
@@ -105,7 +104,7 @@ def _say_what_to_change(arguments: list[str]) -> Iterator[None]:
             error.args = (f"Megatron refuses these flags: {reason(error)}",)
         raise
     except SystemExit as ended:
-        if ended.code == WRONG_USAGE:
+        if ended.code == UsageError.exit_code:  # argparse's as well
             from ..checks.megatron_refusals import flags_left_out, flags_misspelt
 
             if "--device" in arguments:
