@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from reference_norms import Gradient, Outcome, expected_step
+
+from tests.oracles.reference_norms import Gradient, Outcome, expected_step
 
 STEPS = 2
 

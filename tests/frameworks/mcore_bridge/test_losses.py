@@ -66,7 +66,7 @@ def test_a_mask_of_mtp_pass_counts_no_label_that_mcore_bridge_ignores(train, bat
 
 @pytest.mark.parametrize("loss_type", ["tv", "e2e_tv"])
 def test_losses_for_acceptance_are_those_of_whole_logits(make_model, batch, train, from_all_ranks, loss_type):
-    from whole_logits import expected_losses
+    from tests.oracles.losses.whole_logits import expected_losses
 
     model, shards = make_model(), []
     model.output_layer.register_forward_hook(lambda layer, args, output: shards.append(output[0].detach().double()))

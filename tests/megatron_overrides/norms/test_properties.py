@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from random_optimizers import STEPS, Built, cases, examples
-from reference_norms import about, assert_close
+
+from tests.oracles.reference_norms import about, assert_close
 
 pytestmark = [
     pytest.mark.forked("patched"),

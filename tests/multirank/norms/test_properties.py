@@ -9,7 +9,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from random_optimizers import STEPS, Built, cases, examples
-from reference_norms import about, assert_close
+
+from tests.oracles.reference_norms import about, assert_close
 
 pytestmark = [
     pytest.mark.forked("patched"),

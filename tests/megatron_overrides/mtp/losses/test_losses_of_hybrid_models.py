@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from whole_logits import expected_losses, whole_logits
+
+from tests.oracles.losses.whole_logits import expected_losses, whole_logits
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("train-mtp-heads-for-acceptance")]
 
