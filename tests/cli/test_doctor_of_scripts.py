@@ -30,7 +30,8 @@ def test_a_launch_script_is_read_with_the_variables_that_it_sets(doctor_of_file,
         ("--nproc_per_node=8 --nnodes=$((2 * (1 + 1)))", ""),
         ("--nproc-per-node ${GPUS:?how many}", ""),
         ("--nproc-per-node 3", "Megatron refuses these flags: "),
-        ("--nproc-per-node gpu", "torchrun's options are not known as numbers: give --world-size N"),
+        ("--nproc-per-node gpu", "torchrun's options are not known as numbers (--nproc-per-node gpu): give --world"),
+        ("--nnodes 2", "torchrun's --nproc-per-node is absent: give --world-size N"),
     ],
 )
 def test_torchrun_s_options_say_how_many_ranks_there_are(doctor_of_file, monkeypatch, options, problem):

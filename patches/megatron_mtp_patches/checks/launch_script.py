@@ -60,8 +60,11 @@ class Command(NamedTuple):
 
         The number of its ranks is known if `is_sized`, and that it loads the patches if `has_patches`.
         """
-        if not is_sized and self._torchrun_options():
-            yield "torchrun's options are not known as numbers: give --world-size N"
+        options = self._torchrun_options()
+        if options and not is_sized:
+            unknown = ", ".join(f"{name} {value}" for name, value in options.items() if not value.isdecimal())
+            cause = f"options are not known as numbers ({unknown})" if unknown else "--nproc-per-node is absent"
+            yield f"torchrun's {cause}: give --world-size N"
         if self.script and not has_patches:
             yield (
                 f"nothing here shows that this run has the patches: start {self.script} by -m megatron_mtp_patches "
