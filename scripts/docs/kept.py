@@ -9,11 +9,15 @@ from typing import Any
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.megatrons.known import REFERENCE
 
+from scripts import study
 from scripts.acceptance import table as accepted
+from scripts.common.markdown import table
 from scripts.common.process import ROOT
 from scripts.common.toml import read_toml
 from scripts.gpu import pages
 from scripts.pins.table import by_patch, make_page
+from scripts.replay.report import read_totals
+from scripts.replay.verdicts import VERDICTS
 
 CI = ROOT / "ci"
 
@@ -25,9 +29,20 @@ def blocks() -> dict[str, str]:
         "acceptance": "\n".join(accepted.logged(_read("acceptance")).lines()),
         "starts": "\n".join(accepted.starts(_read("starts")).lines()),
         "pins": pins(),
+        "replays": replays("cpu-transformer-engine", 1),
+        "replays-on-2-ranks": replays("cpu-transformer-engine-2-ranks", 2),
         "gpu": pages.sentence(pages.read_kept(), docs="docs/", ci="ci/"),
         "gpu-page": pages.sentence(pages.read_kept(), docs="", ci="../ci/"),
     }
+
+
+def replays(folder: str, ranks: int) -> str:
+    """How many of upstream's unit tests have which verdict with each Megatron."""
+    rows = [
+        [f"[{page.stem}](../ci/replay/{folder}/{page.name})", *(f"{n:,}" for n in read_totals(page, ranks).values())]
+        for page in sorted((CI / "replay" / folder).glob("*.md"))
+    ]
+    return "\n".join(table([study.count_ranks(ranks), *VERDICTS], rows))
 
 
 def pins() -> str:

@@ -46,9 +46,21 @@ def write(
 
 def passing_files(page: Path, ranks: int) -> list[str]:
     """The files of which, by a page that `write` wrote, a test passes with the patches on this many ranks."""
-    counts = page.read_text(encoding="utf-8").partition(f"## {study.count_ranks(ranks)}\n")[2].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in counts.splitlines() if ".py |" in line]
-    return [file for file, *cells in rows if any(cells[VERDICTS.index(word)] for word in PASS)]
+    *files, _ = _read_counts(page, ranks)
+    return [row["file"] for row in files if any(row.get(word) for word in PASS)]
+
+
+def read_totals(page: Path, ranks: int) -> dict[str, int]:
+    """How many tests have which verdict on this many ranks, by a page that `write` wrote."""
+    *_, everything = _read_counts(page, ranks)
+    return {word: int(everything[word].strip("*")) for word in VERDICTS}
+
+
+def _read_counts(page: Path, ranks: int) -> list[dict[str, str]]:
+    """The rows that `_counts` made; older pages have no column for PASSING."""
+    section = page.read_text(encoding="utf-8").partition(f"## {study.count_ranks(ranks)}\n")[2].partition("\n## ")[0]
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.strip().splitlines()]
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def totals(verdicts: dict[str, Verdict]) -> Counter[str]:

@@ -65,6 +65,7 @@ def test_every_verdict(write_tree, tmp_path, monkeypatch, capsys):
     }
     page = tmp_path / "tables/gpu/0.18.2.md"
     assert report.passing_files(page, 1) == [*table["passing with the patches"]]
+    assert report.read_totals(page, 1) == counts
     text = page.read_text()
     assert "| optimizer/test_all.py | 2 | 1 |  | 1 | 1 | 3 |  |" in text
     assert "| new/test_all.py |  |  | 3 | 1 | 1 | 3 |  |" in text
