@@ -128,7 +128,7 @@ def worker(edit: Edit) -> str:
 
 
 def unchecked_edits() -> str:
-    """The edits that are made whatever the source of their target is, and why that is safe."""
+    """The edits that are made even if the source of their target is unknown, and why that is safe."""
     edits = {(edit.target, worker(edit)): edit for patch in (*BASE, *CATALOG) for edit in patch.edits}.values()
     counts = Counter(type(edit) for edit in edits if not edit.check_source)
     wraps = sum(type(edit) is Wrap for edit in edits)
@@ -141,8 +141,8 @@ def unchecked_edits() -> str:
     assert counts.keys() == kinds.keys(), "say why these are safe"
     rows = [f"* {counts[kind]} {text} (`{kind.__name__}`)." for kind, text in kinds.items()]
     intro = (
-        f"{counts.total()} of the {len(edits)} edits do not depend on the source of what they change, and are made "
-        "whatever that is. Where the module is there and lacks the function, the patch is refused all the same."
+        f"{counts.total()} of the {len(edits)} edits do not depend on the source of their target, so they are made "
+        "even if that source is unknown. If the module is there but lacks the function, the patch is still refused."
     )
     return "\n".join([intro, "", *rows])
 

@@ -45,7 +45,7 @@ def test_the_same_patches_everywhere_pass(size):
 def test_a_rank_that_differs_is_named_on_every_rank():
     errors = compare_all(["a=applied", "a=applied", "a=disabled", "a=applied"])
     assert len(set(errors)) == 1
-    assert "rank 0, 1, 3: a=applied" in errors[0] and "rank 2: a=disabled" in errors[0]
+    assert "ranks 0, 1 and 3: a=applied" in errors[0] and "rank 2: a=disabled" in errors[0]
     assert "MEGATRON_MTP_PATCHES" in errors[0]
 
 
@@ -56,24 +56,24 @@ def test_only_what_differs_is_shown():
 
 def test_many_ranks_are_abbreviated():
     errors = compare_all(["a=applied"] * 20 + ["a=native"])
-    assert "15 and 4 more: a=applied" in errors[7] and "rank 20: a=native" in errors[7]
+    assert "ranks 0, 1, 2" in errors[7] and "15 and 4 more: a=applied" in errors[7] and "rank 20: a=native" in errors[7]
 
 
-def test_a_rank_that_never_reports_is_named():
+def test_ranks_that_never_report_are_named():
     store = dist.HashStore()
-    records = ["a=applied", None, "a=applied"]
+    records = ["a=applied", None, "a=applied", None]
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(compare_as_rank, store, 2, records)
         store.wait(["check/rank2"], timedelta(seconds=LIMIT))
         errors = [compare_as_rank(store, 0, records, patience=0.5), other.result()]
     for error in errors:
-        assert "rank 1 did not report its patches within 0:00:00.5" in error
+        assert "ranks 1 and 3 did not report the patches within 0:00:00.5" in error
         assert "import megatron_mtp_patches on every rank" in error
 
 
 def test_rank_0_that_never_reports_is_named():
     error = compare_as_rank(dist.HashStore(), 1, [None, "a=applied"], patience=0.25)
-    assert "rank 0 did not report its patches within 0:00:00.5" in error  # twice, as rank 0 may wait for a third
+    assert "rank 0 did not report the patches within 0:00:00.5" in error  # twice, as rank 0 may wait for a third
     assert "import megatron_mtp_patches on every rank" in error
 
 

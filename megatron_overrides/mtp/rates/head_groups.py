@@ -10,7 +10,7 @@ Group = dict[str, Any]
 
 
 class Rates(NamedTuple):
-    """The heads' values of settings of a run's OptimizerConfig; None: the same value.
+    """The settings of the heads in place of those of the OptimizerConfig; None keeps the value of the run.
 
     Attributes:
         lr: the highest learning rate of the schedule.
@@ -29,16 +29,16 @@ def separate_heads(
     change: Callable[[Group], Group],
     on_any_rank: Callable[[list[bool]], list[bool]],
 ) -> list[Group]:
-    """The groups, each followed by one of the parameters of heads in it, the same number on all ranks.
+    """Divide each group into the parameters of the main model and those of the heads, alike on all ranks.
 
-    A group that is empty on all ranks is left out. Megatron logs the learning rate of a group with `default_config`; if
-    heads alone are left of these groups, it is theirs.
+    A group that is empty on all ranks is left out. Megatron logs the learning rate of a group with `default_config`;
+    where such groups hold only heads, the learning rate of the heads is logged.
 
     Args:
         groups: those of _get_param_groups, in the same order on all ranks.
         heads: the ids of the parameters of heads.
-        change: what the group of heads has instead of the group's settings.
-        on_any_rank: for each of these flags, whether it is True on any rank.
+        change: returns the settings that the heads of a group have in place of the group's.
+        on_any_rank: reduces a list of bools over the ranks by a logical or.
     """
     parts = [_divide(group["params"], heads) for group in groups]
     filled = on_any_rank([bool(part) for pair in parts for part in pair])

@@ -46,7 +46,7 @@ def check_graphs(config: Any) -> None:
 
 
 def check_weights(layer: Any, weights: dict[str, torch.nn.Parameter], rows: dict[str, int]) -> None:
-    """Raise ValueError if weights of an attention layer have not the rows that a rule is for, or are sharded.
+    """Raise ValueError if weights of an attention layer are sharded or lack the rows that their clipping rule expects.
 
     Args:
         weights: {name of a linear layer: its weight}

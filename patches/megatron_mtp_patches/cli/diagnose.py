@@ -39,7 +39,7 @@ class Diagnosis(NamedTuple):
     Attributes:
         run: its name, after the file.
         unusable: why the file has no run.
-        refusal: Megatron's words, or ours for patches that the file chooses and that there are not.
+        refusal: why Megatron refuses the flags, or why the patches that the file chooses cannot be applied.
         hints: the flags that Megatron does not know, what may be meant, what the file leaves open, and what keeps
             settings of the patches from acting.
         has_idle_settings: a flag that Megatron does not know resembles one of its own, or something keeps settings of

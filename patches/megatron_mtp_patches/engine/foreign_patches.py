@@ -1,4 +1,4 @@
-"""Finds what another library has put in the place of a library's function."""
+"""Find functions of the patched library that another library has replaced."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _DECORATING = ("builtins", "functools", "torch")  # whose objects decorate a lib
 
 
 def find_foreign_patch(value: Any, module: ModuleType, deep: bool) -> str | None:
-    """Who, other than the library itself and torch's decorators, has put this function into `module`; None for no one.
+    """Name the code that has replaced a function of `module`; None if it is the module's, perhaps decorated by torch.
 
-    `deep` looks at each layer of a decorated function, otherwise only the innermost has to be the library's.
+    `deep` examines each layer of a decorated function; otherwise only the innermost one has to be the module's.
     """
     layers = [value]
     while hasattr(layers[-1], "__wrapped__"):

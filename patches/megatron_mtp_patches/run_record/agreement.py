@@ -84,7 +84,7 @@ def _find_difference(store: Any, world_size: int, name: str, patience: timedelta
         return ""
     shared = set.intersection(*(set(text.split()) for text in ranks_by_record))
     records = "".join(
-        f"\n  rank {_enumerate(ranks)}: {' '.join(word for word in text.split() if word not in shared)}"
+        f"\n  {_name_ranks(ranks)}: {' '.join(word for word in text.split() if word not in shared)}"
         for text, ranks in ranks_by_record.items()
     )
     return (
@@ -106,11 +106,12 @@ def _publish(store: Any, world_size: int, name: str, difference: str) -> None:
 
 def _describe_missing(ranks: list[int], patience: timedelta) -> str:
     return (
-        f"rank {_enumerate(ranks)} did not report its patches within {patience}: import megatron_mtp_patches on every "
+        f"{_name_ranks(ranks)} did not report the patches within {patience}: import megatron_mtp_patches on every "
         f"rank, before training"
     )
 
 
-def _enumerate(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:16]))
-    return f"{shown} and {len(ranks) - 16} more" if len(ranks) > 16 else shown
+def _name_ranks(ranks: list[int]) -> str:
+    """`rank 1`, or `ranks 1, 2 and 3`; at most 16 of them."""
+    names = list(map(str, ranks[:16])) + [f"{len(ranks) - 16} more"] * (len(ranks) > 16)
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"rank {names[0]}"
