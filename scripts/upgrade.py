@@ -61,9 +61,9 @@ def main() -> int:
             (checkpoint / "latest_checkpointed_iteration.txt").write_text(str(SAVED_AT), encoding="utf-8")
             resumed = train(after, *flags, "--load", str(checkpoint))
             expected = {step: numbers for step, numbers in straight.items() if step > SAVED_AT}
-            same = resumed == expected and len(expected) == STEPS - SAVED_AT and all(expected.values())
-            differing += not same
-            result = "goes on as it was" if same else f"has {resumed} instead of {expected}"
+            is_same = resumed == expected and len(expected) == STEPS - SAVED_AT and all(expected.values())
+            differing += not is_same
+            result = "goes on as it was" if is_same else f"has {resumed} instead of {expected}"
             print(f"a checkpoint of {DEFAULT} in the format {checkpoint_format}, on {REFERENCE}: {result}")
     return int(bool(differing))
 

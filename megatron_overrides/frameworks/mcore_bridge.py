@@ -75,9 +75,9 @@ def _attach_losses(call: Call) -> torch.Tensor:
         )
     labels, mask = current().targets(labels, mask)
     if labels is not None:
-        counts = labels != IGNORED
-        mask = (counts if mask is None else counts & mask.bool()).float()
-        labels = labels.masked_fill(~counts, 0)
+        is_counted = labels != IGNORED
+        mask = (is_counted if mask is None else is_counted & mask.bool()).float()
+        labels = labels.masked_fill(~is_counted, 0)
     config = copy.copy(model.config)
     config.mtp_num_layers = config.mtp_unroll_steps  # a shared head counts once in mcore-bridge
     with running_pass(request=None):  # its labels and mask, which would replace these, are in them already

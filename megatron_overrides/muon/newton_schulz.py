@@ -37,8 +37,8 @@ def normalize_with_rescaling(call: Call) -> torch.Tensor:
     squares = torch.stack([(x * x).sum(), (lifted * lifted).sum()])
     torch.distributed.all_reduce(squares, op=torch.distributed.ReduceOp.SUM, group=group)
     norm, lifted_norm = torch.sqrt(squares)
-    small = norm < eps
-    return torch.where(small, lifted, x) / torch.where(small, lifted_norm, norm).clamp_min(eps)
+    is_small = norm < eps
+    return torch.where(is_small, lifted, x) / torch.where(is_small, lifted_norm, norm).clamp_min(eps)
 
 
 def _factor(norm: torch.Tensor, eps: float) -> torch.Tensor:

@@ -40,8 +40,10 @@ def scale_to_limit(params: list[torch.nn.Parameter], limit: float, norm: GradNor
         largest = limit / least - 1e-6
         norm = norm.clamp(max=largest) if isinstance(norm, torch.Tensor) else min(norm, largest)
     # By Megatron's name for it, so that a faster one that another library has put there is called.
-    for decoupled, same_dtype in _launches(params, config):
-        upstream.clip_grad_by_total_norm_fp32(same_dtype, max_norm=limit, total_norm=norm, use_decoupled_grad=decoupled)
+    for is_decoupled, same_dtype in _launches(params, config):
+        upstream.clip_grad_by_total_norm_fp32(
+            same_dtype, max_norm=limit, total_norm=norm, use_decoupled_grad=is_decoupled
+        )
 
 
 def _launches(params: list[torch.nn.Parameter], config: Any) -> list[tuple[bool, list[torch.nn.Parameter]]]:
@@ -51,8 +53,8 @@ def _launches(params: list[torch.nn.Parameter], config: Any) -> list[tuple[bool,
     """
     grouped: dict[tuple[bool, torch.dtype], list[torch.nn.Parameter]] = {}
     for param in params:
-        decoupled = has_decoupled_grad(param, config)
-        grad = local_part(param.decoupled_grad if decoupled else param.grad)
+        is_decoupled = has_decoupled_grad(param, config)
+        grad = local_part(param.decoupled_grad if is_decoupled else param.grad)
         if grad is not None and grad.numel():
-            grouped.setdefault((decoupled, grad.dtype), []).append(param)
-    return [(decoupled, same_dtype) for (decoupled, _), same_dtype in grouped.items()]
+            grouped.setdefault((is_decoupled, grad.dtype), []).append(param)
+    return [(is_decoupled, same_dtype) for (is_decoupled, _), same_dtype in grouped.items()]

@@ -191,14 +191,14 @@ def _read(job: Job, end: str) -> tuple[set[str], bool]:
                 ended.setdefault(entry["test"], []).append((entry["outcome"], entry["cause"]))
             else:
                 finished += 1
-    whole = finished == job.ranks
+    is_whole = finished == job.ranks
     for test, outcomes in ended.items():
-        if whole or len(outcomes) == job.ranks or max(outcomes, key=_gravity)[0] == "failed":
+        if is_whole or len(outcomes) == job.ranks or max(outcomes, key=_gravity)[0] == "failed":
             job.outcomes[test] = max(outcomes, key=_gravity)
-    if not whole and end != "late":
+    if not is_whole and end != "late":
         for test in set(started) - set(job.outcomes):
             job.outcomes[test] = ("hung", "a rank waited in vain") if test in ended else (end, f"the process {end}")
-    return collected, whole
+    return collected, is_whole
 
 
 def _gravity(outcome: tuple[str, str]) -> tuple[int, bool]:

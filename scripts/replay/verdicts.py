@@ -71,8 +71,8 @@ def doubtful(test: str, plain: Outcomes, patched: Outcomes) -> bool:
     before, after = _outcome(test, plain)[0], _outcome(test, patched)[0]
     if before == after:
         return False
-    newly = before == "passed" and after in ("failed", "skipped")
-    return newly or len({before, after} & {"hung", "crashed"}) == 1
+    is_new = before == "passed" and after in ("failed", "skipped")
+    return is_new or len({before, after} & {"hung", "crashed"}) == 1
 
 
 def all_ranks_say(store: Any, keys: list[str], rank: int, text: str, patience: timedelta) -> bool:

@@ -74,7 +74,7 @@ def check_optimizer_state(folder: str, saved: TrainedParts, current: TrainedPart
         return
     with_flag = f"with {saved.flag}" if saved.flag else f"without {current.flag}"
     as_before = f"add {saved.flag}" if saved.flag else f"leave {current.flag} out"
-    new_heads = "" if current.main_model else ", or --mtp-init if it has no heads"
+    new_heads = "" if current.trains_main_model else ", or --mtp-init if it has no heads"
     raise ValueError(
         f"The checkpoint in {folder} is of a run {with_flag}, so it has the optimizer state of {saved}: to train on as "
         f"before, {as_before}; to train {current}, which makes all optimizer state new, add --finetune (from iteration "

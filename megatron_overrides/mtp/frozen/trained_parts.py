@@ -18,8 +18,8 @@ def are_heads_disabled(settings: Any) -> bool:
 class TrainedParts(NamedTuple):
     """The parts of a model with an optimizer state in a run; `flag` is the one that leaves something out."""
 
-    main_model: bool
-    heads: bool
+    trains_main_model: bool
+    trains_heads: bool
     flag: str | None
 
     @classmethod
@@ -33,6 +33,6 @@ class TrainedParts(NamedTuple):
         return cls(True, has_heads, None)
 
     def __str__(self) -> str:
-        if self.main_model:
-            return "the whole model" if self.heads else "the main model alone"
+        if self.trains_main_model:
+            return "the whole model" if self.trains_heads else "the main model alone"
         return "the MTP heads alone"

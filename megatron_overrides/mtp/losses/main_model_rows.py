@@ -71,8 +71,8 @@ def _ends_of_chunks(num_slots: int, device: torch.device, packed_seq_params: Any
     """Return the last slot of each chunk of each sequence on this rank, in order: [2 sequences]."""
     if packed_seq_params is None:
         return torch.tensor([num_slots // 2 - 1, num_slots - 1], device=device)
-    padded = has_padding(packed_seq_params)
-    bounds = packed_seq_params.cu_seqlens_q_padded if padded else packed_seq_params.cu_seqlens_q
+    is_padded = has_padding(packed_seq_params)
+    bounds = packed_seq_params.cu_seqlens_q_padded if is_padded else packed_seq_params.cu_seqlens_q
     bounds = bounds.to(device, torch.long)
     chunks = bounds.diff() // (2 * cp_group.size())
     begins = bounds[:-1] // cp_group.size()

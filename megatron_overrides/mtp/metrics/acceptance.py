@@ -51,5 +51,5 @@ def _compute_mtp_acceptance_counts(
     """
     is_sharded = _mtp_logits_are_vocab_sharded(output_layer, runtime_gather_output)
     predicted = most_likely_token(mtp_logits, tensor_parallel_group(output_layer, tp_group) if is_sharded else None)
-    counts = loss_mask.transpose(0, 1).bool()
-    return ((predicted == mtp_labels.transpose(0, 1)) & counts).sum(), counts.sum()
+    is_counted = loss_mask.transpose(0, 1).bool()
+    return ((predicted == mtp_labels.transpose(0, 1)) & is_counted).sum(), is_counted.sum()

@@ -40,17 +40,17 @@ def separate_heads(
         change: returns the settings that the heads of a group have in place of the group's.
         on_any_rank: reduces a list of bools over the ranks by a logical or.
     """
-    parts = [_divide(group["params"], heads) for group in groups]
-    filled = on_any_rank([bool(part) for pair in parts for part in pair])
-    has_others, has_own = filled[::2], filled[1::2]
+    divided = [_divide(group["params"], heads) for group in groups]
+    is_filled = on_any_rank([bool(params) for pair in divided for params in pair])
+    has_others, has_heads = is_filled[::2], is_filled[1::2]
     logs_heads = not any(
-        others for group, others in zip(groups, has_others, strict=True) if group.get("default_config")
+        others_exist for group, others_exist in zip(groups, has_others, strict=True) if group.get("default_config")
     )
     separate: list[Group] = []
-    for group, (others, own), is_others, is_own in zip(groups, parts, has_others, has_own, strict=True):
-        if is_others or not is_own:
+    for group, (others, own), others_exist, heads_exist in zip(groups, divided, has_others, has_heads, strict=True):
+        if others_exist or not heads_exist:
             separate.append({**group, "params": others})
-        if is_own:
+        if heads_exist:
             logged = {"default_config": True} if logs_heads and group.get("default_config") else {}
             separate.append({**group, **change(group), **logged, "params": own})
     return separate

@@ -43,15 +43,15 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
         raise UsageError("it is empty")
     if file.suffix not in (".yaml", ".yml", ".json"):
         commands = read_commands(text, os.environ)
-        several = len(commands) > 1
-        return [(f"{file} {Path(one.script).name}" if several else str(file), one) for one in commands]
+        has_several = len(commands) > 1
+        return [(f"{file} {Path(one.script).name}" if has_several else str(file), one) for one in commands]
     content = _parse_json(text) if file.suffix == ".json" else _parse_yaml(text)
     recipes = {name: flags for name, flags in content.items() if re.fullmatch(r"MODEL_ARGS(_\d+)?", str(name))}
     if recipes and all(isinstance(flags, dict) for flags in recipes.values()):
-        several = len(recipes) > 1
+        has_several = len(recipes) > 1
         return [
             (
-                f"{file} {name}" if several else str(file),
+                f"{file} {name}" if has_several else str(file),
                 Command("", [], [word for pair in flags.items() for word in _words(*pair)], []),
             )
             for name, flags in recipes.items()

@@ -64,12 +64,12 @@ def examine() -> int:
     console.print(f"zero-touch: {describe_zero_touch()}", soft_wrap=True)
     megatron = find_releases()
     table = Table("part", "version", "what that costs")
-    impossible = False
+    is_impossible = False
     for part in PARTS:
         installed = find_version(part.distribution, part.module)
-        needed = part.needed or bool(megatron.intersection(part.needed_by))
-        impossible |= needed and installed is None
-        table.add_row(part.distribution, *_judge(part, installed, needed, megatron))
+        is_needed = part.is_needed or bool(megatron.intersection(part.needed_by))
+        is_impossible |= is_needed and installed is None
+        table.add_row(part.distribution, *_judge(part, installed, is_needed, megatron))
     for framework in FRAMEWORKS:
         if installed := find_version(framework.package, framework.module):
             table.add_row(framework.package, *_judge_framework(framework, installed))
@@ -79,14 +79,14 @@ def examine() -> int:
                 )
     table.add_row("GPU", *_find_gpu())
     console.print(table)
-    return int(impossible)
+    return int(is_impossible)
 
 
-def _judge(part: Part, installed: str | None, needed: bool, megatron: frozenset[str]) -> tuple[str, str]:
+def _judge(part: Part, installed: str | None, is_needed: bool, megatron: frozenset[str]) -> tuple[str, str]:
     """Return the version of the part, and what is lost with it."""
     if installed is None:
         fits = [f"{name} was made for {part.made_for[name]}" for name in sorted(megatron & part.made_for.keys())]
-        return f"[{'red' if needed else 'yellow'}]missing[/]", "; ".join([part.cost, *fits])
+        return f"[{'red' if is_needed else 'yellow'}]missing[/]", "; ".join([part.cost, *fits])
     costs = [limit.cost for limit in part.broken_limits(installed, megatron)]
     imports = [module for place in ("", *sorted(megatron)) for module in part.imports.get(place, ())]
     names = PACKAGES | IMPORTS_OF_TRANSFORMER_ENGINE

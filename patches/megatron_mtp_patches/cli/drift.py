@@ -57,9 +57,9 @@ def show_drift(
 
 def find_patches(path: list[str] | None) -> list[Patch]:
     """The patches of what is there: of Megatron, and of the other packages that they change."""
-    megatron = find_file("megatron.core", path) is not None
+    has_megatron = find_file("megatron.core", path) is not None
     there = {patch.package for patch in CATALOG if any(find_file(module, path) for module in patch.modules)}
-    return [patch for patch in CATALOG if (patch.package in there if patch.package else megatron)]
+    return [patch for patch in CATALOG if (patch.package in there if patch.package else has_megatron)]
 
 
 def _find_folders(against: str | None, sources: KnownSources) -> list[str]:

@@ -47,8 +47,8 @@ def enable() -> int:
     """Write the .pth file beside the installed package, and print what it does."""
     file = _find_own_folder() / FILE
     try:
-        done = file.exists() and file.read_text(encoding="utf-8") == TEXT
-        if not done:
+        was_enabled = file.exists() and file.read_text(encoding="utf-8") == TEXT
+        if not was_enabled:
             file.write_text(TEXT, encoding="utf-8")
     except OSError as error:
         raise PatchError(
@@ -56,7 +56,7 @@ def enable() -> int:
             f"into your own environment (python -m venv, or pip install --user) and enable it there"
         ) from error
     print(
-        f"{'Enabled already' if done else 'Enabled'} by {file}.\n"
+        f"{'Enabled already' if was_enabled else 'Enabled'} by {file}.\n"
         f"Each Python that reads it applies the patches as it starts, where {VARIABLE} is set: all, repairs, id,id "
         f"(only these) or -id,-id (all but these). Elsewhere nothing changes."
     )

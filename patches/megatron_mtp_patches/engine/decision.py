@@ -43,16 +43,16 @@ def decide(patch: Patch, sources: KnownSources, project: Project, path: list[str
         if patch.package or all(map(project.is_optional, patch.modules)):
             return Decision(State.PENDING, f"{patch.modules[0]} is not installed")
         return Decision(State.REFUSED, f"{patch.modules[0]} is not installed, nor is anything else that it patches")
-    native = patch.probe is not None and is_present(patch.probe, path)
-    if native and not patch.is_native_anywhere:
+    is_native = patch.probe is not None and is_present(patch.probe, path)
+    if is_native and not patch.is_native_anywhere:
         return Decision(State.REFUSED, _explain_unknown_change(patch, sources, project, path))
     here = f"this {project.display_name(package)}"
-    if native and not patch.repairs:
+    if is_native and not patch.repairs:
         return Decision(State.NATIVE, f"{here} has it")
     problem = find_drift(patch, sources, project, path)
     if problem:
         return Decision(State.REFUSED, problem)
-    if native:
+    if is_native:
         return Decision(State.REPAIRED, "native; its defects are repaired")
     return Decision(State.APPLIED, f"{here} lacks it")
 

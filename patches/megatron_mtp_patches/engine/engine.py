@@ -130,8 +130,8 @@ class Engine:
         for name in fully_imported(self.modules):
             with self._lock:
                 installer = self._load_installer()
-                missed = installer is not None and installer.has_missing_edits(name)
-            if missed:
+                lacks_edits = installer is not None and installer.has_missing_edits(name)
+            if lacks_edits:
                 self._on_import(sys.modules[name])
 
     # -- reporting --------------------------------------------------------------------------------------------------
@@ -181,13 +181,13 @@ class Engine:
     @contextmanager
     def _rebinding_copies(self) -> Iterator[None]:
         """Afterwards rebind the copies of what was replaced, once for all that this thread has imported within."""
-        outermost = not getattr(self._thread, "nested", False)
-        self._thread.nested = True
+        is_outermost = not getattr(self._thread, "is_nested", False)
+        self._thread.is_nested = True
         try:
             yield
         finally:
-            if outermost:
-                self._thread.nested = False
+            if is_outermost:
+                self._thread.is_nested = False
                 with self._lock:
                     if self._installer:
                         self._installer.rebind_copies()

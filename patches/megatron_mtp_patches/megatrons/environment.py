@@ -40,7 +40,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Part:
-    """A package, and what is lost without it: all training if `needed`, or with a Megatron that it is `needed_by`.
+    """A package, and what is lost without it: all training if `is_needed`, or with a Megatron that it is `needed_by`.
 
     `imports` are modules that it imports, with this Megatron or (under "") any, and whose packages it does not ask for.
     `made_for` has the version that each Megatron was made for.
@@ -49,7 +49,7 @@ class Part:
     distribution: str
     module: str
     cost: str
-    needed: bool = False
+    is_needed: bool = False
     needed_by: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     imports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -66,11 +66,11 @@ PARTS = (
         "torch",
         "torch",
         "nothing runs",
-        needed=True,
+        is_needed=True,
         limits=(Limit("no rehearsal: `run --device cpu` needs torch >= 2.11", LOWEST_TORCH),),
     ),
-    Part("megatron-core", "megatron.core", "there is nothing to patch", needed=True),
-    Part("packaging", "packaging", "megatron-core does not import", needed=True),
+    Part("megatron-core", "megatron.core", "there is nothing to patch", is_needed=True),
+    Part("packaging", "packaging", "megatron-core does not import", is_needed=True),
     Part(
         "megatron.training",
         "megatron.training",
@@ -81,7 +81,7 @@ PARTS = (
         "wrapt",
         "wrapt",
         "no patch can be installed",
-        needed=True,
+        is_needed=True,
         limits=(Limit("older than the patches are written for: wrapt >= 1.16", (1, 16)),),
     ),
     Part("triton", "triton", "megatron-core >= 0.18 does not import", needed_by=since("0.18")),
@@ -134,10 +134,10 @@ PARTS = (
 def find_version(distribution: str, module: str) -> str | None:
     """The version of a package, or "present" where it does not say; None where it is not installed."""
     if module.startswith("megatron."):
-        present = find_file(module) is not None
+        is_present = find_file(module) is not None
     else:
-        present = importlib.util.find_spec(module) is not None
-    if not present:
+        is_present = importlib.util.find_spec(module) is not None
+    if not is_present:
         return None
     try:
         return version(distribution)

@@ -24,13 +24,13 @@ from ..engine import PatchError
 from ..megatrons.environment import LOWEST_TORCH
 
 _LOWEST = ".".join(map(str, LOWEST_TORCH))
-_installed = False
+_is_installed = False
 _with_transformer_engine = False
 
 
 def installed() -> bool:
     """True if torch.cuda resolves to the CPU in this process."""
-    return _installed
+    return _is_installed
 
 
 def install(*, megatron_flags: bool = True) -> None:
@@ -43,7 +43,7 @@ def install(*, megatron_flags: bool = True) -> None:
     it. `megatron_mtp_patches.revert()` removes it with every other patch and `apply()` installs it again; in between
     the rehearsal behaves as with `megatron_flags=False`. The other layers stay.
     """
-    if not _installed:
+    if not _is_installed:
         _install_layers()
     if megatron_flags:
         from . import megatron_flags as flags
@@ -57,7 +57,7 @@ def with_transformer_engine() -> bool:
 
 
 def _install_layers() -> None:
-    global _installed, _with_transformer_engine
+    global _is_installed, _with_transformer_engine
     from . import transformer_engine
 
     _with_transformer_engine = transformer_engine.available()
@@ -72,7 +72,7 @@ def _install_layers() -> None:
         layer.install()
     if _with_transformer_engine:
         transformer_engine.install()
-    _installed = True
+    _is_installed = True
 
 
 def close() -> None:

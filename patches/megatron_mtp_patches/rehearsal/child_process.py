@@ -37,7 +37,7 @@ def imported_spec(module: ModuleType) -> ModuleSpec:
 
 def install_layers() -> None:
     """Install the layers and apply no patches: the process applies them when it imports the package."""
-    imported = "megatron_mtp_patches" in sys.modules
+    was_imported = "megatron_mtp_patches" in sys.modules
     asked = os.environ.get(CHOICE)
     os.environ[CHOICE] = "none"
     from megatron_mtp_patches import rehearsal
@@ -46,7 +46,7 @@ def install_layers() -> None:
     del os.environ[CHOICE]
     if asked is not None:
         os.environ[CHOICE] = asked
-    if not imported:
+    if not was_imported:
         sys.modules.pop("megatron_mtp_patches").revert()
 
 

@@ -141,10 +141,10 @@ def refuse(args: argparse.Namespace) -> None:
         for dest, asked_for, advice in (*_REFUSALS, *_transformer_engine_refusals())
         if hasattr(args, dest) and asked_for(getattr(args, dest))
     ]
-    tensor_parallel = getattr(args, "tensor_model_parallel_size", 1) > 1
+    is_tensor_parallel = getattr(args, "tensor_model_parallel_size", 1) > 1
     is_local = getattr(args, "transformer_impl", "local") == "local"
     has_norm = importlib.util.find_spec("apex") if is_local else with_transformer_engine()
-    if getattr(args, "sequence_parallel", False) and tensor_parallel and not has_norm:
+    if getattr(args, "sequence_parallel", False) and is_tensor_parallel and not has_norm:
         instead = (
             "use `--transformer-impl transformer_engine`"
             if with_transformer_engine()

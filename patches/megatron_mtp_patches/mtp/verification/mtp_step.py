@@ -21,11 +21,11 @@ from .traces import without_traces
 
 
 class Positions(NamedTuple):
-    """The positions of the MTP losses that count, and all positions; `masked`: there was a loss mask."""
+    """The positions of the MTP losses that count, and all positions; `is_masked`: there was a loss mask."""
 
     counted: int
     total: int
-    masked: bool
+    is_masked: bool
 
 
 class MTPStep:
@@ -182,7 +182,7 @@ def _parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramete
 
 
 def _share(positions: Sequence[Positions]) -> str:
-    if not all(one.masked for one in positions):
+    if not all(one.is_masked for one in positions):
         return "the model gets no loss_mask, so the MTP loss counts every position, padding included"
     counted, total = (sum(one[number] for one in positions) for number in (0, 1))
     return f"the loss mask counts {counted:,} of {total:,} positions ({100.0 * counted / max(total, 1):.1f} %)"

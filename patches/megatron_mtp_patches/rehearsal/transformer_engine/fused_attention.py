@@ -64,7 +64,7 @@ def get_fused_attn_backend(
     *_: Any,
 ) -> Any:
     """Return NVTE_F16_arbitrary_seqlen, as on a Hopper, if `fused_attn_fwd` supports it; else NVTE_No_Backend."""
-    supported = (
+    is_supported = (
         DType(int(q_dtype)) == DType(int(kv_dtype)) in (DType.kFloat16, DType.kBFloat16)
         and bias_type in (NVTE_Bias_Type["NVTE_NO_BIAS"], NVTE_Bias_Type["NVTE_POST_SCALE_BIAS"])
         and "Paged" not in NVTE_QKV_Layout(int(qkv_layout)).name
@@ -73,7 +73,7 @@ def get_fused_attn_backend(
         and head_dim_v % 8 == 0
         and num_attn_heads % num_gqa_groups == 0
     )
-    return NVTE_Fused_Attn_Backend["NVTE_F16_arbitrary_seqlen" if supported else "NVTE_No_Backend"]
+    return NVTE_Fused_Attn_Backend["NVTE_F16_arbitrary_seqlen" if is_supported else "NVTE_No_Backend"]
 
 
 @dataclass
@@ -90,9 +90,11 @@ class _Call:
             refusal("fused_attn_fwd with a paged cache")()
         self.q_format, self.kv_format = _formats(NVTE_QKV_Layout(int(arguments["qkv_layout"])).name)
         mask = str(NVTE_Mask_Type(int(arguments["mask_type"])).name)
-        self.padding, self.causal, self.from_the_end = (word in mask for word in ("PADDING", "CAUSAL", "BOTTOM_RIGHT"))
-        self.q_spans = _spans(arguments, "q", self.q_format, self.padding)
-        self.kv_spans = _spans(arguments, "kv", self.kv_format, self.padding)
+        self.has_padding, self.is_causal, self.from_the_end = (
+            word in mask for word in ("PADDING", "CAUSAL", "BOTTOM_RIGHT")
+        )
+        self.q_spans = _spans(arguments, "q", self.q_format, self.has_padding)
+        self.kv_spans = _spans(arguments, "kv", self.kv_format, self.has_padding)
         self.scale = float(arguments["attn_scale"])
 
     def take(self, tensor: Tensor, spans: list[tuple[int, int]], form: str) -> Tensor:
@@ -122,14 +124,14 @@ class _Call:
         q_lengths = torch.tensor([length for _, length in self.q_spans]).view(-1, 1, 1)
         kv_lengths = torch.tensor([length for _, length in self.kv_spans]).view(-1, 1, 1)
         query, key = torch.arange(queries).view(1, -1, 1), torch.arange(keys).view(1, 1, -1)
-        from_the_end = self.from_the_end or (not self.causal and self.arguments["bottom_right_diagonal"])
+        from_the_end = self.from_the_end or (not self.is_causal and self.arguments["bottom_right_diagonal"])
         diagonal = query + (kv_lengths - q_lengths if from_the_end else 0)
         visible = (query < q_lengths) & (key < kv_lengths)
         left, right = self.arguments["window_size"]
         if left >= 0:
             visible = visible & (key >= diagonal - left)
-        if self.causal or right >= 0:
-            visible = visible & (key <= diagonal + (0 if self.causal else right))
+        if self.is_causal or right >= 0:
+            visible = visible & (key <= diagonal + (0 if self.is_causal else right))
         return visible[:, None]
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
@@ -141,8 +143,8 @@ class _Call:
 
     @property
     def bias(self) -> Tensor | None:
-        with_bias = self.arguments["bias_type"] == NVTE_Bias_Type["NVTE_POST_SCALE_BIAS"]
-        return self.arguments["bias"] if with_bias else None
+        has_bias = self.arguments["bias_type"] == NVTE_Bias_Type["NVTE_POST_SCALE_BIAS"]
+        return self.arguments["bias"] if has_bias else None
 
     @property
     def offset(self) -> Tensor | None:
@@ -171,7 +173,7 @@ def _formats(layout: str) -> tuple[str, str]:
     return parts[0], parts[-1]
 
 
-def _spans(arguments: dict[str, Any], which: str, form: str, padding: bool) -> list[tuple[int, int]]:
+def _spans(arguments: dict[str, Any], which: str, form: str, has_padding: bool) -> list[tuple[int, int]]:
     """Return (first token, length) of each sequence; in dense formats the first token is 0."""
     cu_seqlens = arguments[f"cu_seqlens_{which}"].tolist()
     lengths = [end - begin for begin, end in zip(cu_seqlens, cu_seqlens[1:], strict=False)]
@@ -181,7 +183,7 @@ def _spans(arguments: dict[str, Any], which: str, form: str, padding: bool) -> l
         return list(zip(begins, lengths, strict=False))
     tensor = arguments["q" if which == "q" else "k"]
     batch, length = (tensor.shape[1], tensor.shape[0]) if form == "sbhd" else tensor.shape[:2]
-    return [(0, lengths[i] if padding else length) for i in range(batch)]
+    return [(0, lengths[i] if has_padding else length) for i in range(batch)]
 
 
 def _expand(kv: Tensor, heads: int) -> Tensor:
@@ -236,9 +238,9 @@ def _stored(call: _Call, statistics: Tensor) -> Tensor:
 
 def fused_attn_bwd(*args: Any) -> list[Any]:
     """Return the gradients of q, k, v, bias and softmax offset; the last two may be None."""
-    new = isinstance(args[6], NVTE_QKV_Format)
-    formats = "o_format do_format dqkv_layout qkv_scale_inv_format do_scale_inv_format" if new else ""
-    names = _BACKWARD.format(formats=formats, dtype="" if new else "dqkv_type").split()
+    has_formats = isinstance(args[6], NVTE_QKV_Format)
+    formats = "o_format do_format dqkv_layout qkv_scale_inv_format do_scale_inv_format" if has_formats else ""
+    names = _BACKWARD.format(formats=formats, dtype="" if has_formats else "dqkv_type").split()
     arguments = dict(zip(names, args, strict=True))
     statistics, rng_state, *rest = arguments["aux"]
     arguments["bias"] = arguments["softmax_offset"] = None

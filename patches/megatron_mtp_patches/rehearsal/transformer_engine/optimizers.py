@@ -199,12 +199,12 @@ def multi_tensor_sgd(
 
     bf16 is not among the dtypes for which the kernel is compiled.
     """
-    with_copies = len(tensor_lists) == 4
-    weights = (torch.float32,) if with_copies else (tensor_lists[0][0].dtype,)
+    has_copies = len(tensor_lists) == 4
+    weights = (torch.float32,) if has_copies else (tensor_lists[0][0].dtype,)
     check_lists(
         "multi_tensor_sgd",
         tensor_lists,
-        "gradients parameters momenta" + " copies" * with_copies,
+        "gradients parameters momenta" + " copies" * has_copies,
         {
             "gradients": (torch.float16, torch.float32),
             "parameters": weights,

@@ -130,11 +130,11 @@ def thd_grad_correction(
     require_contiguous("thd_grad_correction", grad_per_step=grad_per_step)
     along = grad.dim() - 3
     halves = [_tokens_of_half(cu_seqlens, half) for half in (0, 1)]
-    whole = "none" not in (first_half, second_half)
+    has_both_halves = "none" not in (first_half, second_half)
     for at, action in zip(halves, (first_half, second_half), strict=True):
         if action == "none":
             continue
-        step = grad_per_step.index_select(along, at) if whole else grad_per_step.narrow(along, 0, len(at))
+        step = grad_per_step.index_select(along, at) if has_both_halves else grad_per_step.narrow(along, 0, len(at))
         if action == "add":
             step = grad.index_select(along, at) + step
         grad.index_copy_(along, at, step)

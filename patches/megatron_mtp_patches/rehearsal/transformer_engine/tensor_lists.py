@@ -68,8 +68,8 @@ def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
     """True if neither has gaps, and the elements of one place in memory are those of one place in the tensors."""
     if tensor.is_contiguous() and other.is_contiguous():
         return True
-    same = tensor.shape == other.shape and tensor.stride() == other.stride()
-    return same and bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+    is_same_layout = tensor.shape == other.shape and tensor.stride() == other.stride()
+    return is_same_layout and bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def check_scalar(kernel: str, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
