@@ -1,13 +1,11 @@
 """The trainings that a launch script starts, with the variables that it sets to strings or arrays, as bash has them.
 
-Nothing is executed. Assignments are taken from top to bottom, in every branch of a condition; `$(command)` and what
-bash can do with a value (`${NAME%suffix}`) stay as they are.
+bash.py reads the commands of the script; of these, one that names a Python file and gives it flags is a training.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -15,27 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..engine import UsageError
-from .arithmetic import calculate
-
-_SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`"
-_PARAMETER = re.compile(rf"\$\{{[^}}]*\}}|\$[A-Za-z_]\w*|\$[\d@*#?!]|{_SUBSTITUTION}")
-_PIECE = re.compile(
-    rf"""(?P<single>'[^']*') | (?P<double>"(?:\\.|[^"\\])*") | (?P<parameter>{_PARAMETER.pattern})
-    | \\(?P<escaped>.) | (?P<plain>[^\s;&|()<>'"\\`])""",
-    re.DOTALL | re.VERBOSE,
-)
-_TOKEN = re.compile(
-    rf"""(?P<gap>(?:[\ \t\r]|\\\n)+) | (?P<comment>\#[^\n]*) | (?P<redirection>\d*(?:<+|>+)(?:&\d)?|&>+)
-    | (?P<word>(?:{re.sub("[?]P<[a-z]+>", "?:", _PIECE.pattern)})+) | (?P<mark>.)""",
-    re.DOTALL | re.VERBOSE,
-)
-_WORD = re.compile(rf"(?:{_PARAMETER.pattern}|\S)+")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_POSITIONAL = re.compile(r"\$\{?[\d@*]")
-_VALUE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?::?-(?P<default>[^}]*)|:?\?[^}]*)?\}?")
-_ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
-_PREFIXES = {"export", "readonly", "local", "declare", "if", "then", "elif", "else", "do", "exec", "time"}
-_OPENING, _CLOSING = {"if", "for", "while", "until", "case"}, {"fi", "done", "esac"}
+from .bash import Reader, is_positional, parameters_in
 
 
 class Command(NamedTuple):
@@ -71,12 +49,12 @@ class Command(NamedTuple):
                 f"run, import megatron_mtp_patches in it, or `megatron-mtp-patches enable` and set MEGATRON_MTP_PATCHES"
             )
         left = self.parameters_left()
-        if unset := [name for name in left if not _POSITIONAL.match(name)]:
+        if unset := [name for name in left if not is_positional(name)]:
             yield (
                 f"not set in this file: {' '.join(unset)}. Set such a variable in the environment of this command, or "
                 f"write its value into the file"
             )
-        if positional := [name for name in left if _POSITIONAL.match(name)]:
+        if positional := [name for name in left if is_positional(name)]:
             yield f"not known: {' '.join(positional)}, with which the script is called. Write these flags into the file"
         if self.conditional:
             names = ", ".join(self.conditional)
@@ -106,9 +84,8 @@ class Command(NamedTuple):
         return any("megatron_mtp_patches" in file.read_text("utf-8", "replace") for file in files if file.is_file())
 
     def parameters_left(self) -> list[str]:
-        """The parameters in its words that nothing sets; of a variable `$NAME`, whatever is done with its value."""
-        parameters = (one for word in self.flags for one in _PARAMETER.findall(word))
-        return list(dict.fromkeys(_VALUE.sub(r"$\1", one) if _VALUE.fullmatch(one) else one for one in parameters))
+        """The parameters in its words that nothing sets."""
+        return parameters_in(self.flags)
 
 
 def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
@@ -123,14 +100,14 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
     Raises:
         UsageError: a quotation does not end, or a script starts no training.
     """
-    reader = _Reader(environment)
+    reader = Reader(environment)
     commands = list(reader.read(text))
     conditional = list(reader.conditional)
     trainings = [
         Command(words[i], words[:i], words[i + 1 :], conditional, variables)
         for words, variables in commands
         for i in [next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))]
-        if any(word.startswith("-") or _POSITIONAL.match(word) for word in words[i + 1 :])
+        if any(word.startswith("-") or is_positional(word) for word in words[i + 1 :])
     ]
     by_flags = {tuple(one.flags): one for one in trainings}  # branches of a condition may start the same
     if by_flags:
@@ -145,122 +122,3 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
         return [Command("", [], shlex.split(text.replace("\\\n", " "), comments=True), [])]
     except ValueError as error:
         raise UsageError(f"it cannot be read: {error}") from error
-
-
-class _Reader:
-    """Reads statements, and keeps the variables that they set."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._values: dict[str, str | list[str]] = dict(environment)
-        self._depth = 0  # of conditions and loops
-        self.conditional: dict[str, None] = {}
-
-    def read(self, text: str) -> Iterator[tuple[list[str], dict[str, str]]]:
-        """The words of each command, expanded, and the strings that the script has set before."""
-        for words, arrays in _statements(text):
-            self._depth += (words[:1] or [""])[0] in _OPENING
-            self._depth -= (words[:1] or [""])[0] in _CLOSING
-            while words and words[0] in _PREFIXES:
-                words = words[1:]
-            while words and (assignment := _ASSIGNMENT.fullmatch(words[0])):
-                name, is_added, value = assignment.groups()
-                if self._depth:
-                    self.conditional[name] = None
-                self._assign(name, is_added, value, arrays.get(words[0]))
-                words = words[1:]
-            expanded = [word for raw in words for word in self._expand(raw)]
-            in_one_word = [
-                word for word in expanded if re.search(r"\.py\s.*\s-|^\s*--?\w\S*\s+\S.*\s-", word, re.DOTALL)
-            ]
-            strings = {name: text for name, text in self._values.items() if isinstance(text, str)}
-            yield [word for word in expanded if word not in in_one_word], strings
-            for word in in_one_word:  # bash -c "torchrun pretrain_gpt.py --num-layers 4 ..."
-                yield from self.read(word)
-
-    def _assign(self, name: str, is_added: str, value: str, array: list[str] | None) -> None:
-        old = self._values.get(name, "")
-        if array is not None:
-            kept = (old if isinstance(old, list) else [old] * bool(old)) if is_added else []
-            self._values[name] = kept + [word for raw in array for word in self._expand(raw)]
-        else:
-            text = " ".join(self._expand(value))
-            self._values[name] = f"{' '.join(old) if isinstance(old, list) else old}{text}" if is_added else text
-
-    def _expand(self, raw: str) -> list[str]:
-        """The words that a word becomes."""
-        words = [""]
-        is_quoted = False
-        for piece in _PIECE.finditer(raw):
-            if piece["parameter"]:
-                self._append(words, self._value(piece["parameter"], splits=True))
-            elif piece["double"]:
-                is_quoted = True
-                inner, end = piece["double"][1:-1], 0
-                for parameter in _PARAMETER.finditer(inner):
-                    words[-1] += _unescape(inner[end : parameter.start()])
-                    self._append(words, self._value(parameter[0], splits=False))
-                    end = parameter.end()
-                words[-1] += _unescape(inner[end:])
-            elif piece["single"]:
-                is_quoted = True
-                words[-1] += piece["single"][1:-1]
-            else:
-                words[-1] += (piece["escaped"] or "").replace("\n", "") + (piece["plain"] or "")
-        return words if is_quoted else [word for word in words if word]
-
-    @staticmethod
-    def _append(words: list[str], more: list[str]) -> None:
-        """Add words to the last one of which the first is to belong."""
-        if more:
-            words[-1] += more[0]
-            words += more[1:]
-
-    def _value(self, parameter: str, splits: bool) -> list[str]:
-        """The words of a parameter; itself where nothing sets it, or where bash would have to be asked."""
-        if arithmetic := _ARITHMETIC.fullmatch(parameter):
-            text = _PARAMETER.sub(lambda inner: "".join(self._value(inner[0], splits=False)), arithmetic[1])
-            result = calculate(text, {name: one for name, one in self._values.items() if isinstance(one, str)})
-            return [parameter if result is None else str(result)]
-        match = _VALUE.fullmatch(parameter)
-        if match is None:
-            return [parameter]
-        value = self._values.get(match[1])
-        if value is None and match["default"] is None:
-            return [parameter]
-        if value is None:
-            value = " ".join(self._expand(match["default"]))
-        if isinstance(value, str):
-            value = [value]
-        elif "[" not in parameter:
-            value = value[:1]
-        return [word for text in value for word in _WORD.findall(text)] if splits else value
-
-
-def _statements(text: str) -> Iterator[tuple[list[str], dict[str, list[str]]]]:
-    """The words of each statement as they are written, and for each `NAME=` in it that starts an array its words."""
-    words: list[str] = []
-    arrays: dict[str, list[str]] = {}
-    array: list[str] | None = None
-    before, skips = "", False
-    for token in _TOKEN.finditer(text):
-        kind, written = str(token.lastgroup), token[0]
-        if kind == "word" and skips:  # the file of a redirection
-            skips = False
-        elif kind == "word":
-            (words if array is None else array).append(written)
-        elif kind == "redirection":
-            skips = "&" not in written[1:]
-        elif written == "(" and array is None and words and before == words[-1] and _ASSIGNMENT.fullmatch(before):
-            array = arrays[before] = []
-        elif written == ")" and array is not None:
-            array = None
-        elif kind == "mark" and array is None:
-            yield words, arrays
-            words, arrays = [], {}
-        before = written
-    yield words, arrays
-
-
-def _unescape(text: str) -> str:
-    """Return the value of a text in double quotes."""
-    return re.sub(r'\\([\\"$`\n])', lambda match: match[1].strip("\n"), text)
