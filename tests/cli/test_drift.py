@@ -194,6 +194,7 @@ def test_accept_names_the_patched_modules_that_no_folder_has(command, site, fork
     assert first == f"{against} lacks: {len(missing)}"
     assert lines[: len(missing)] == [f"    {module}" for module in sorted(missing)]
     assert ("--against CHECKOUT:FOLDER" in told) == bool(missing)
+    assert f"{against} lacks: 0\n" in command("drift", "--against", against, "--accept", "99.0").out  # as before
 
 
 def test_a_release_of_another_package_is_about_its_targets_alone(command, rows, verl, table):

@@ -143,7 +143,7 @@ def _accept(sources: KnownSources, release: str, folders: list[str], only: Colle
     new = _print_changes(show, sources, accepted, release)
     there = {target for target, digest in accepted.release_fingerprints(release).items() if digest != ABSENT}
     _print_replaced(show, edits, there.intersection(new))
-    _print_missing_modules(show, release, folders, only or {edit.target for edit in edits})
+    _print_missing_modules(show, sources, release, folders, only or {edit.target for edit in edits})
     return 0
 
 
@@ -172,10 +172,15 @@ def _print_replaced(show: Show, edits: list[Edit], new: Collection[str]) -> None
         show("To run that version, leave out their patches (`explain` names them)")
 
 
-def _print_missing_modules(show: Show, release: str, folders: list[str], targets: Iterable[str]) -> None:
-    """Print the modules of `targets` that none of the folders has."""
+def _print_missing_modules(
+    show: Show, sources: KnownSources, release: str, folders: list[str], targets: Iterable[str]
+) -> None:
+    """Print the modules of `targets` that none of the folders has, unless the release was known not to have them."""
+    before = sources.release_fingerprints(release).items()
+    had = {target.partition(":")[0] for target, digest in before if digest != ABSENT}
     modules = {target.partition(":")[0] for target in targets}
     missing = {module for module in modules if not any(find_file(module, [folder]) for folder in folders)}
+    missing &= had or missing
     _print_names(show, f"patched modules that {os.pathsep.join(folders)} lacks", missing)
     if missing:
         show(
