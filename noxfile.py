@@ -180,7 +180,7 @@ def run_with_all_releases(session: nox.Session, module: str) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def new(session: nox.Session) -> None:
-    """The files of a new patch or known defect: nox -s new -- patch ID TOPIC [MODULE], or defect ID TOPIC."""
+    """The files of a new patch or known defect: nox -s new -- patch ID TOPIC [MODULE], or defect ID TOPIC [MODULE]."""
     session.run(sys.executable, "-m", "scripts.new", *session.posargs)
 
 

@@ -1,10 +1,11 @@
 """Write the files of a new patch, or of a new known defect. What a person has to say is marked with FILL IN or fill_in.
 
     nox -s new -- patch ID TOPIC [MODULE]   declaration, override, test, section of a page, lines of catalog, CHANGELOG
-    nox -s new -- defect ID TOPIC           the Defect and its program
+    nox -s new -- defect ID TOPIC [MODULE]  the Defect and its program
 
 TOPIC is a folder of patches/megatron_mtp_patches. MODULE is that of megatron_overrides/TOPIC to which the override is
-added, as `wrappers`; without one it gets a module that is named as the patch.
+added, as `wrappers` or `heads.wrappers`; without one it gets a module that is named as the patch. Of a defect it is
+the module that declares it, as `gradient_sum_defects`; without one, `defects`.
 `pytest tests/conformance/test_catalog.py` lists what is marked.
 """
 
@@ -114,15 +115,16 @@ def words_of(identifier: str, topic: str, module: str) -> dict[str, str]:
     """Return what the texts above are filled with."""
     name, number = identifier.lower().replace("-", "_"), re.fullmatch(r"ML-(\d+)[a-z]?", identifier)
     state = "open" if number else "unreported"
-    return {"id": identifier, "topic": topic, "module": module or name, "name": name, "state": state, "MARK": MARK}
+    return {"id": identifier, "topic": topic, "module": module, "name": name, "state": state, "MARK": MARK}
 
 
 def write_patch(words: dict[str, str], root: Path) -> dict[str, str]:
     """Return {file: its text} of a new patch."""
     topic, name = words["topic"], words["name"]
+    words = {**words, "module": words["module"] or name}
     catalog, page = "patches/megatron_mtp_patches/catalog.py", f"docs/{topic}.md"
     before = read(root / page) or f"# {topic.capitalize()}\n"
-    override = f"megatron_overrides/{topic}/{words['module']}.py"
+    override = f"megatron_overrides/{topic}/{words['module'].replace('.', '/')}.py"
     functions = read(root / override) or OVERRIDE.format_map(words)
     line = f"* `{words['id']}`: {MARK} what no longer goes wrong, in which releases.\n"
     return {
@@ -138,7 +140,7 @@ def write_patch(words: dict[str, str], root: Path) -> dict[str, str]:
 def write_defect(words: dict[str, str], root: Path) -> dict[str, str]:
     """Return {file: its text} of a new defect."""
     folder = f"patches/megatron_mtp_patches/{words['topic']}"
-    file = f"{folder}/defects.py"
+    file = f"{folder}/{words['module'] or 'defects'}.py"
     text = read(root / file) or DEFECTS.format_map(words)
     declared, end, after = text.rpartition("\n)\n")
     return {
@@ -183,6 +185,8 @@ def main(root: Path = ROOT) -> int:
         parser.error(f"{options.id} exists: megatron-mtp-patches explain {options.id}")
     if options.topic not in topics:
         parser.error(f"there is no topic {options.topic!r}; there are {', '.join(topics)}")
+    if options.kind == "defect" and not (options.module or "defects").endswith("defects"):
+        parser.error(f"{options.module!r} declares no defects: its name ends with `defects`, as gradient_sum_defects")
     for name, text in kinds[options.kind](words_of(options.id, options.topic, options.module), root).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")

@@ -1,4 +1,8 @@
-"""The patches, in the order in which they apply: the table of contents."""
+"""The patches, in the order in which they apply: the table of contents.
+
+Where several change one function (`megatron-mtp-patches explain FUNCTION` names them), a later one is around an earlier
+one. Settings are checked, and flags listed, in this order as well.
+"""
 
 from __future__ import annotations
 

@@ -17,14 +17,18 @@ PATCH = {
     "megatron_overrides/parallelism/mend_it.py",
     "tests/megatron_overrides/parallelism/test_mend_it.py",
     "patches/megatron_mtp_patches/norms/floor_it.py",
-    "megatron_overrides/norms/wrappers.py",
+    "megatron_overrides/norms/zeros/here.py",
     "tests/megatron_overrides/norms/test_floor_it.py",
     "CHANGELOG.md",
 }
 DEFECTS = {
-    f"patches/megatron_mtp_patches/{topic}/{file}"
-    for topic, name in (("data", "ml_1b"), ("frameworks", "it_is_wrong"))
-    for file in ("defects.py", f"programs/{name}.py")
+    f"patches/megatron_mtp_patches/{file}"
+    for file in (
+        "data/defects.py",
+        "data/programs/ml_1b.py",
+        "frameworks/more_defects.py",
+        "frameworks/programs/it_is_wrong.py",
+    )
 }
 CHECK = """
 from megatron_mtp_patches.catalog import CATALOG
@@ -45,9 +49,9 @@ def repository(tmp_path_factory):
         shutil.copy(ROOT / name, root / name)
     for words in (
         "patch mend-it parallelism",
-        "patch floor-it norms wrappers",
+        "patch floor-it norms zeros.here",
         "defect ML-1b data",
-        "defect it-is-wrong frameworks",
+        "defect it-is-wrong frameworks more_defects",
     ):
         run(root, "-m", "scripts.new", *words.split()).check_returncode()
     return root
@@ -107,6 +111,7 @@ def test_they_have_the_style_of_the_others(repository):
         ("patch mend-more engine", "there is no topic 'engine'; there are attention, data, frameworks"),
         ("patch Mend-it mtp", "'Mend-it' is no id: write words with dashes"),
         ("defect mend_it mtp", "'mend_it' is no id"),
+        ("defect mend-more mtp heads", "'heads' declares no defects"),
     ],
 )
 def test_what_exists_or_has_no_place_is_refused(repository, refused, words, said):
