@@ -123,8 +123,9 @@ def explain_function(name: str) -> int:
             f"name. `megatron-mtp-patches status` lists the patches, `audit` the defects, `drift` the functions"
         )
     table = Table(Column("function", overflow="fold"), "by", Column("code", overflow="fold"), "patch")
-    for edit, patch in changes:
-        table.add_row(edit.target, _describe(edit), edit.implementation or "", patch.id)
+    rows = [(edit.target, _describe(edit), edit.implementation or "", patch.id) for edit, patch in changes]
+    for row in dict.fromkeys(rows):  # a check of settings stands among the edits of each of them
+        table.add_row(*row)
     make_console().print(table)
     return 0
 
