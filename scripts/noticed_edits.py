@@ -34,6 +34,7 @@ def find_tests(release: str, python: str) -> int:
     guards, edits = read_guards(TESTS), find_new_edits(release)
     if not edits:
         return 0
+    print(f"{release}: which test notices {len(edits)} new edits?", flush=True)
     tests = {test for ids in edits.values() for patch in ids for test in guards.get(patch, [])}
     chosen = " or ".join(edit.split()[1].lstrip("-") for edit in edits)
     words = ["-q", "--drop-edits", "--everywhere", "-o", "warm_limit=300", "-k", chosen, *sorted(tests), SETTINGS]

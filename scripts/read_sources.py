@@ -30,6 +30,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         repository = Repository(options.megatron, SOURCES)
+        if repository.git is None:
+            raise SourceError(f"{options.megatron} has no history: give a git repository that has the tags of releases")
         for one in MEGATRONS:
             checkout, wheel = repository.unpack(one["tag"]).folder, site_packages(options.python[one["version"]])
             # 0.19.2 has no tag: the scripts are those of another one, the rest is its wheel's.

@@ -55,6 +55,12 @@ class DropEdits:
         if reporter := session.config.pluginmanager.get_plugin("terminalreporter"):
             reporter._numcollected = len(items)  # it has counted the tests
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        chosen = session.config.option.keyword
+        if chosen and not session.items:
+            where = f"{chosen!r}: no edit that changes something in {self.noticed.release} has this in its name"
+            session.config.get_terminal_writer().line(where)
+
     def noticing_test(self, edit: str, is_excused: bool) -> ForkedTest | None:
         """A test that fails without this edit; None if no test does, or none near one that is excused."""
         by_id = {test.nodeid: test for tests in self.tests.values() for test in tests}

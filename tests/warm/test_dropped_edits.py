@@ -105,6 +105,8 @@ def test_k_finds_flags_and_fields_and_what_it_finds_is_counted(collect):
     count = re.search(r"(-?\d+)/(\d+) tests collected \((\d+) deselected\)", output)
     chosen, of, left_out = map(int, count.groups())
     assert chosen == of - left_out == len(names)
+    names, output = collect("no_such_name")
+    assert not names and "'no_such_name': no edit that changes something in" in output
 
 
 def test_a_reason_is_for_an_edit_that_is_declared_and_for_one_release(tmp_path):
