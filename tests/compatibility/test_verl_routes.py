@@ -5,9 +5,10 @@ import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
 
-from routes import EXPERTS, ROUTED, followers
 from verl.utils.megatron.router_replay_patch import RouterReplay, RouterReplayAction, apply_router_replay_patch
 from verl.utils.megatron.router_replay_utils import iter_model_routers
+
+from tests.trainings.routes import EXPERTS, ROUTED, followers
 
 pytestmark = pytest.mark.forked("patched")
 

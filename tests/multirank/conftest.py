@@ -226,12 +226,13 @@ def make_fsdp(parallel):
     `gather`: whether parameters are gathered while layers run; None for what `overlap` says of gradients.
     """
     import torch
-    from fsdp_training import CLIP, LR, WEIGHT_DECAY, Block, make_net
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
+
+    from tests.trainings.fsdp import CLIP, LR, WEIGHT_DECAY, Block, make_net
 
     parallel()
     model_parallel_cuda_manual_seed(1)

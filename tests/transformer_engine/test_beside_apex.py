@@ -1,6 +1,5 @@
 """Apex makes no difference to what is applied, with TransformerEngine beside it or without. It is a stand-in here."""
 
-import importable_apex
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches import rehearsal
@@ -8,6 +7,7 @@ from megatron_mtp_patches.catalog import CATALOG
 
 from tests.conformance.expected import STATE
 from tests.conformance.inspection import import_targets, problems, reports
+from tests.stand_ins import importable_apex
 from tests.warm.processes import run_ranks
 
 pytestmark = pytest.mark.forked("torch")

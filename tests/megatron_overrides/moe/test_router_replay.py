@@ -3,7 +3,8 @@
 import pytest
 import torch
 from megatron.core.transformer.moe.router_replay import RouterReplay
-from routes import ROUTED, replay_other_routes
+
+from tests.trainings.routes import ROUTED, replay_other_routes
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("leave-heads-out-of-router-replay")]
 

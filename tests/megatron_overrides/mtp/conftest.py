@@ -115,11 +115,11 @@ def overlapped_gradients(run_overlapped):
 def make_hybrid():
     """make_hybrid(**config): a hybrid model of attention and MLP layers with two heads."""
     import torch
-    from head_training import LENGTH, VOCABULARY
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
 
-    from tests.hybrid_model import find_hybrid_model
+    from tests.trainings.heads import LENGTH, VOCABULARY
+    from tests.trainings.hybrid_model import find_hybrid_model
 
     pytest.importorskip("transformer_engine", reason="layers of hybrid models are TransformerEngine's")
     model, spec = find_hybrid_model()
@@ -146,6 +146,6 @@ def make_hybrid():
 @pytest.fixture
 def train_hybrid(make_hybrid):
     """train_hybrid(**config): a HeadTraining of `make_hybrid`."""
-    from head_training import HeadTraining
+    from tests.trainings.heads import HeadTraining
 
     return lambda **settings: HeadTraining([make_hybrid(**settings)])

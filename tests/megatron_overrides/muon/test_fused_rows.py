@@ -12,7 +12,7 @@ from megatron_mtp_patches.defects.labs.lab import make_optimizer
 from megatron_overrides.muon.fused_weights.checks import asked_splits, check_muon_splits
 from megatron_overrides.muon.fused_weights.layers import CannotSplitError, fused_weights
 from megatron_overrides.muon.fused_weights.rows import FusedRows, halves, orthogonalize_pieces
-from tests.oracles.muon.updates import CHANNELS, FFN, SPLITS, make_model
+from tests.trainings.muon import CHANNELS, FFN, SPLITS, make_model
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("split-fused-weights-for-muon")]
 

@@ -5,44 +5,38 @@ import copy
 import pytest
 import torch
 
-from tests.oracles.experts.norms import why_not
-from tests.oracles.muon.updates import (
+from tests.trainings.muon import (
     HAS,
     SPLITS,
     assert_split,
     give_gradients,
     make_model,
     make_muon,
+    needs_muon,
     updates,
 )
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("split-fused-weights-for-muon")]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("split-fused-weights-for-muon"), needs_muon]
 
 pytest.importorskip("transformer_engine", reason="grouped experts and GatedDeltaNet are TransformerEngine's")
 
 
-@pytest.fixture
-def needs_muon():
-    if reason := why_not("muon"):
-        pytest.skip(reason)
-
-
 @pytest.mark.parametrize("kind", HAS)
-def test_each_matrix_is_orthogonalized_alone(needs_muon, kind):
+def test_each_matrix_is_orthogonalized_alone(kind):
     assert_split(make_model(kind), HAS[kind])
 
 
 @pytest.mark.parametrize("name", ["muon", "dist_muon"])
-def test_main_copies_are_cut_as_their_weights(needs_muon, name):
+def test_main_copies_are_cut_as_their_weights(name):
     assert_split(make_model("dense"), SPLITS[:2], tolerance=1e-2, name=name, bf16=True)
 
 
 @pytest.mark.parametrize("splits", [(), SPLITS[:1], SPLITS[1:2]], ids=str)
-def test_only_what_is_asked_for_is_split(needs_muon, splits):
+def test_only_what_is_asked_for_is_split(splits):
     assert_split(make_model("dense"), splits)
 
 
-def test_a_run_goes_on_unsplit_and_back(needs_muon):
+def test_a_run_goes_on_unsplit_and_back():
     """The state of a split run is that of one that is not, whose next step is as if it had never been split."""
     states, taken = {}, {}
     for splits in ((), SPLITS[:2]):

@@ -6,9 +6,9 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron_mtp_patches.defects.labs.lab import make_optimizer
 
 from megatron_overrides.norms.optimizer_tree import leaves
-from tests.oracles.experts.norms import why_not
+from tests.trainings.muon import needs_muon
 
-pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("split-gated-qkv-for-muon")]
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("split-gated-qkv-for-muon"), needs_muon]
 
 CHANNELS, HIDDEN = 4, 24
 # Query heads and query groups. Without the gate, the rows of the first still divide into three pieces.
@@ -18,8 +18,6 @@ DIVIDES, DOES_NOT_DIVIDE = (4, 2), (6, 2)
 @pytest.fixture
 def make(make_gpt):
     """make(heads, **settings): (Muon as Megatron makes it, the QKV weight of a layer)."""
-    if reason := why_not("muon"):
-        pytest.skip(reason)
 
     def build(heads, gate=True, layer_wise=False, **settings):
         model = make_gpt(

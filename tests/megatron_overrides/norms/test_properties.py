@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 from hypothesis import given
-from random_optimizers import STEPS, Built, cases, examples
 
 from tests.oracles.reference_norms import about, assert_close
+from tests.trainings.random_optimizers import STEPS, Built, cases, examples
 
 pytestmark = [
     pytest.mark.forked("patched"),

@@ -3,7 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_training import (
+
+from megatron_overrides.norms.groups import tagged_group
+from tests.trainings.fsdp import (
     CLIP,
     CLOSE,
     LR,
@@ -17,8 +19,6 @@ from fsdp_training import (
     train,
     whole,
 )
-
-from megatron_overrides.norms.groups import tagged_group
 
 pytestmark = [
     pytest.mark.forked("patched"),
@@ -115,7 +115,7 @@ def test_zeros_of_a_chain_over_different_ranks_with_a_rank_that_owns_nothing(mak
     ids=str,
 )
 def test_the_optimizer_s_state_is_two_moments_and_nothing_else(make_fsdp, strategy, moments):
-    from tests.oracles.optimizer_state import shard_elements, state_bytes
+    from tests.trainings.optimizer_state import shard_elements, state_bytes
 
     training = make_fsdp(strategy, exp_avg_dtype=moments, exp_avg_sq_dtype=moments)
     train(training, range(2))

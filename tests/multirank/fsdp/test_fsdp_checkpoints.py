@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from fsdp_training import (
+
+from tests.trainings.fsdp import (
     Reference,
     about,
     assert_same,

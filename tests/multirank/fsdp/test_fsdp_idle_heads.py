@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_training import CLIP, LR, STRATEGIES, WEIGHT_DECAY, strategies_and_overlaps
 from megatron_mtp_patches import mtp_pass
+
+from tests.trainings.fsdp import CLIP, LR, STRATEGIES, WEIGHT_DECAY, strategies_and_overlaps
 
 pytestmark = [
     pytest.mark.forked("patched"),

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fsdp_training import Reference, backward
 from megatron.core.transformer import TransformerConfig
 from megatron_mtp_patches import diagnose
+
+from tests.trainings.fsdp import Reference, backward
 
 pytestmark = [
     pytest.mark.forked("patched"),

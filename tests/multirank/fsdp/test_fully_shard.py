@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_training import Block, batch_of, loss_of, make_net
 from megatron.core.distributed.fsdp.src import megatron_fsdp
 from torch.distributed.device_mesh import init_device_mesh
+
+from tests.trainings.fsdp import Block, batch_of, loss_of, make_net
 
 pytestmark = [
     pytest.mark.forked("patched"),

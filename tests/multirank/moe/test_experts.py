@@ -6,7 +6,7 @@ on PYTHONPATH), Muon without the emerging-optimizers of that release.
 
 import pytest
 
-from tests.oracles.experts.conditions import LAYOUTS, RANKS, WITH_REPLICAS, conditions, sample
+from tests.trainings.experts.conditions import LAYOUTS, RANKS, WITH_REPLICAS, conditions, sample
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-experts-in-grad-norm"), pytest.mark.ranks(RANKS)]
 
@@ -48,9 +48,10 @@ def both_sides(pytestconfig):
 
 
 def test_what_is_reported_is_what_all_gradients_give(initialize, condition, both_sides, record_property):
-    from tests.oracles.experts.norms import by_hand, reported, why_not
+    from tests.trainings.experts.norms import by_hand, reported
+    from tests.trainings.muon import why_no_muon
 
-    if reason := why_not(condition.optimizer):
+    if reason := why_no_muon(condition.optimizer):
         record_property("experts", [str(condition), {"not run": reason}])
         pytest.skip(reason)
     initialize(condition.layout)
@@ -69,7 +70,7 @@ def test_tensor_parallel_ranks_that_hold_the_same_expert_train_it_alike(
     initialize, optimizer, both_sides, record_property
 ):
     """Up to 0.18 each of them reduced its gradient over the ranks of the dense layers, which leave the others out."""
-    from tests.oracles.experts.model import largest_difference_of_replicas
+    from tests.trainings.experts.model import largest_difference_of_replicas
 
     initialize(WITH_REPLICAS)
     apart = both_sides(lambda: largest_difference_of_replicas(optimizer))

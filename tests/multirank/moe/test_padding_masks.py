@@ -11,7 +11,7 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron_mtp_patches.defects.labs.lab import make_config
 
-from tests.hybrid_model import find_hybrid_model
+from tests.trainings.hybrid_model import find_hybrid_model
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("pass-padding-mask-to-routers"), pytest.mark.ranks(2)]
 

@@ -19,7 +19,7 @@ ADVICE = "model.perform_initialization=True; Megatron-LM initializes none with -
 @pytest.fixture
 def make(parallel, make_gpt):
     """make(sizes, **config): a HeadTraining of a GPT in this layout."""
-    from head_training import LENGTH, VOCABULARY, HeadTraining
+    from tests.trainings.heads import LENGTH, VOCABULARY, HeadTraining
 
     def build(sizes, **config):
         parallel(**sizes)
@@ -91,7 +91,7 @@ def test_a_step_that_is_captured_in_a_cuda_graph_is_not_looked_at(make, rank, mo
 def test_heads_under_megatron_fsdp(make_fsdp, make_gpt, strategy, evaluates):
     """Whatever it shards, the parameters of the optimizer are there before a step, also after an evaluation."""
     pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
-    from head_training import LENGTH, VOCABULARY, run_schedule
+    from tests.trainings.heads import LENGTH, VOCABULARY, run_schedule
 
     def train(value):
         net = make_gpt(VOCABULARY, LENGTH, mtp_detach_heads=True)

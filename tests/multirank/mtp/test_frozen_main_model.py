@@ -73,7 +73,7 @@ def layout(request, parallel):
 @pytest.fixture
 def make(layout, make_gpt, norms_for_sequence_parallel):
     """make(**config): a HeadTraining of the layout; `clip` limits the norm of the heads."""
-    from head_training import LENGTH, VOCABULARY, HeadTraining
+    from tests.trainings.heads import LENGTH, VOCABULARY, HeadTraining
 
     def build(clip=0.0, **config):
         settings = dict(layout.optimizer, clip_grad=clip)
@@ -90,7 +90,7 @@ def make(layout, make_gpt, norms_for_sequence_parallel):
 
 def test_heads_train_as_detached_heads_over_a_main_model_that_is_put_back(make, clip=0.0):
     """`train_frozen` compares the bits of the main model."""
-    from head_training import train_detached, train_frozen
+    from tests.trainings.heads import train_detached, train_frozen
 
     frozen, detached = make(clip, freeze_base_model_for_mtp=True), make(clip, mtp_detach_heads=True)
     actual, right = train_frozen(frozen, STEPS), train_detached(detached, STEPS)
@@ -119,7 +119,7 @@ FOR_THE_MAIN_MODEL = ("DP2, overlapped", "TP2, sequence parallel", "PP2, tied", 
 )
 def test_the_main_model_trains_and_its_heads_stay(make):
     """All of its embeddings are the same on each stage that has one, as in the first step."""
-    from head_training import train_disabled
+    from tests.trainings.heads import train_disabled
 
     disabled, detached = make(disable_mtp_loss=True), make(mtp_detach_heads=True)
     trained = train_disabled(disabled, STEPS)

@@ -15,7 +15,7 @@ def compare(condition):
     """Return the differences of loss and gradient from the reference, the largest of all ranks."""
     import torch
 
-    from tests.oracles.losses.measured import difference
+    from tests.trainings.mtp_losses import difference
 
     largest = torch.tensor(difference(condition))
     torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)

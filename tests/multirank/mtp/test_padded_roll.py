@@ -9,8 +9,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from packed_batches import DEPTHS, Pack, expected_heads, expected_layer_inputs, heads, layer_inputs, packs
-from random_optimizers import examples
+
+from tests.trainings.packed_batches import (
+    DEPTHS,
+    Pack,
+    expected_heads,
+    expected_layer_inputs,
+    heads,
+    layer_inputs,
+    packs,
+)
+from tests.trainings.random_optimizers import examples
 
 pytestmark = [
     pytest.mark.forked("patched"),

@@ -17,7 +17,7 @@ in_each_layout = pytest.mark.parametrize(
 @pytest.fixture
 def make(request, parallel, make_gpt):
     """make(**settings): a HeadTraining on these ranks, in a layout if the test asks for one."""
-    from head_training import LENGTH, VOCABULARY, HeadTraining
+    from tests.trainings.heads import LENGTH, VOCABULARY, HeadTraining
 
     sizes = getattr(request, "param", {})
     parallel(**sizes)
@@ -116,8 +116,9 @@ EXPERTS = {
     "settings", [{"hidden_dropout": 0.1, "attention_dropout": 0.1}, EXPERTS], ids=["dropout", "MoE"]
 )
 def test_training_goes_on_as_if_nothing_had_been_verified(parallel, make_gpt, settings):
-    from head_training import LENGTH, VOCABULARY, HeadTraining
     from megatron.core.transformer.moe import moe_utils
+
+    from tests.trainings.heads import LENGTH, VOCABULARY, HeadTraining
 
     parallel()
     ends = []

@@ -3,14 +3,13 @@
 import pytest
 from megatron.core.optimizer import OptimizerConfig
 
-from tests.oracles.experts.norms import why_not
-from tests.oracles.muon.updates import HAS, SHARDED, SPLITS, assert_split, make_model
+from tests.trainings.muon import HAS, SHARDED, SPLITS, assert_split, make_model, needs_muon
 
 pytestmark = [
     pytest.mark.forked("patched"),
     pytest.mark.guards("split-fused-weights-for-muon"),
     pytest.mark.ranks(2),
-    pytest.mark.skipif(bool(why_not("muon")), reason=why_not("muon") or "Muon"),
+    needs_muon,
 ]
 BF16 = {"bf16": True, "tolerance": 1e-2}
 needs_sharding = pytest.mark.skipif(

@@ -17,7 +17,7 @@ from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-qk-of-all-layers"), pytest.mark.ranks(2)]
 
 pytest.importorskip("transformer_engine", reason="TransformerEngine's attention reports the largest logits")
-from tests.oracles.qk_clip.trainings import (  # noqa: E402
+from tests.trainings.qk_clip import (  # noqa: E402
     HEADS,
     HIDDEN,
     LAYOUTS,
@@ -28,7 +28,7 @@ from tests.oracles.qk_clip.trainings import (  # noqa: E402
     train,
     why_not,
 )
-from tests.oracles.qk_clip.weights import gather, scale_by_rule, scaled_params, whole  # noqa: E402
+from tests.trainings.qk_clip_weights import gather, scale_by_rule, scaled_params, whole  # noqa: E402
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from random_optimizers import STEPS, Built, cases, examples
 
 from tests.oracles.reference_norms import about, assert_close
+from tests.trainings.random_optimizers import STEPS, Built, cases, examples
 
 pytestmark = [
     pytest.mark.forked("patched"),

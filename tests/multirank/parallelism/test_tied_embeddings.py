@@ -21,7 +21,7 @@ SIZES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
 @pytest.fixture
 def make_stage(make_gpt):
     """make_stage(**config): this rank's chunks of a GPT with tied embeddings."""
-    from head_training import LENGTH, VOCABULARY
+    from tests.trainings.heads import LENGTH, VOCABULARY
 
     def make(**config):
         stages = range(config.get(SIZES[1], 0)) or [None]
@@ -33,7 +33,7 @@ def make_stage(make_gpt):
 @pytest.fixture
 def gradients(parallel, make_stage, from_all_ranks):
     """gradients(layout, embedding_ranks, **config): of each stage's copy of the embedding, fused, and on one rank."""
-    from head_training import HeadTraining, run_schedule
+    from tests.trainings.heads import HeadTraining, run_schedule
 
     def compute(layout, embedding_ranks, **config):
         sizes = {name: layout[name] for name in SIZES if name in layout}

@@ -5,9 +5,10 @@ import importlib
 
 import pytest
 import torch
-from head_training import LENGTH, VOCABULARY, HeadTraining, kept_bytes, train_disabled
 from megatron.core.transformer import TransformerConfig
 from megatron_mtp_patches import mtp_pass
+
+from tests.trainings.heads import LENGTH, VOCABULARY, HeadTraining, kept_bytes, train_disabled
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("disable-mtp-loss")]
 

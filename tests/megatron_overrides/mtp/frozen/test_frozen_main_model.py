@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from head_training import LENGTH, VOCABULARY, HeadTraining, kept_bytes, train_detached, train_frozen
 from megatron.core.transformer import TransformerConfig
 from megatron_mtp_patches.engine.call import Call
+
+from tests.trainings.heads import LENGTH, VOCABULARY, HeadTraining, kept_bytes, train_detached, train_frozen
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("freeze-base-model-for-mtp")]
 

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-from random_optimizers import examples
 
 from megatron_overrides.mtp.losses.position_weights import dpace_weights
 from tests.oracles.losses.conditions import LAYOUTS, LOSSES, Condition, Layout
 from tests.oracles.losses.packs import Pack
 from tests.oracles.losses.reference import make_problem
+from tests.trainings.random_optimizers import examples
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("train-mtp-heads-for-acceptance", "chunk-mtp-logits")]
 
@@ -22,7 +22,7 @@ ONE_RANK = LAYOUTS[0]
 
 def compute(condition, chunk_size=1024, depth_weights=None):
     """The loss and the gradients of heads and output weight."""
-    from tests.oracles.losses.measured import compute
+    from tests.trainings.mtp_losses import compute
 
     problem = make_problem(condition)._replace(depth_weights=depth_weights)
     return compute(condition, problem, list(range(condition.layout.pack.size)), chunk_size)
@@ -64,7 +64,7 @@ def test_equal_depth_weights_are_none(loss_type):
 
 def test_bfloat16_is_as_near_as_its_logits():
     """Logits of bfloat16 have eight bits; probabilities and sums are float32."""
-    from tests.oracles.losses.measured import difference
+    from tests.trainings.mtp_losses import difference
 
     for loss_type in LOSSES:
         actual = difference(Condition(ONE_RANK, loss_type, is_tied=True, is_detached=False, dtype="bfloat16"))

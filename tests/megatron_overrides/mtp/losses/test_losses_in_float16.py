@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from head_training import LENGTH, VOCABULARY, HeadTraining
 from megatron_mtp_patches.functional import mtp_loss
+
+from tests.trainings.heads import LENGTH, VOCABULARY, HeadTraining
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("detach-mtp-heads")]
 

@@ -12,8 +12,17 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer import multi_token_prediction as mtp
 from megatron.core.transformer.multi_token_prediction import roll_tensor
-from packed_batches import DEPTHS, Pack, expected_heads, expected_layer_inputs, heads, layer_inputs, packs
-from random_optimizers import examples
+
+from tests.trainings.packed_batches import (
+    DEPTHS,
+    Pack,
+    expected_heads,
+    expected_layer_inputs,
+    heads,
+    layer_inputs,
+    packs,
+)
+from tests.trainings.random_optimizers import examples
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("roll-padded-packed-sequences")]
 

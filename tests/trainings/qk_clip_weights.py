@@ -9,7 +9,7 @@ import torch
 from megatron.core import parallel_state
 
 from megatron_overrides.norms.optimizer_tree import leaves
-from tests.oracles.qk_clip.trainings import ALPHA, HEADS
+from tests.trainings.qk_clip import ALPHA, HEADS
 
 
 def scaled_params(layer: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -19,8 +19,8 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 from megatron_mtp_patches.defects.labs.lab import make_optimizer
 
 from megatron_overrides.muon.qk_clip.wrappers import attention_layers
-from tests.hybrid_model import find_hybrid_model
-from tests.oracles.experts.norms import why_not as why_no_muon
+from tests.trainings.hybrid_model import find_hybrid_model
+from tests.trainings.muon import why_no_muon
 
 VOCABULARY, LENGTH, HIDDEN, HEADS, ALPHA = 32, 16, 32, 4, 0.3
 _LATENT = {

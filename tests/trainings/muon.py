@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from megatron.core import package_info
 from megatron_mtp_patches.defects.labs.lab import make_optimizer
 
 HIDDEN, FFN, CHANNELS, HEADS, GROUPS, EXPERTS = 16, 24, 4, 4, 2, 2
@@ -25,6 +28,22 @@ HAS = {
     "single experts": SPLITS[:2],
     "GatedDeltaNet": SPLITS[2:],
 }
+
+
+def why_no_muon(optimizer: str = "muon") -> str:
+    """Why this Megatron cannot make Muon, if `optimizer` is one, with the packages that are installed; '' if it can."""
+    if "muon" not in optimizer:
+        return ""
+    try:
+        installed = metadata.version("emerging-optimizers")
+    except metadata.PackageNotFoundError:
+        return "Muon needs emerging-optimizers"
+    if package_info.__version__.startswith("0.16.") and not installed.startswith("0.1."):
+        return f"Muon of megatron-core 0.16 needs emerging-optimizers 0.1, which PyPI lacks; here is {installed}"
+    return ""
+
+
+needs_muon = pytest.mark.skipif(bool(why_no_muon()), reason=why_no_muon())
 
 
 def make_model(kind: str, tensor: int = 1, **settings: Any) -> Any:

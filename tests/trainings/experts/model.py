@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from scripts.tiny_gpt import build_gpt, make_config
-from tests.oracles.experts.conditions import WITH_REPLICAS, Layout
+from tests.trainings.experts.conditions import WITH_REPLICAS, Layout
 
 VOCABULARY, LENGTH, BATCH, EXPERTS, SEED, STEPS = 32, 16, 2, 4, 5, 3
 
@@ -74,7 +74,7 @@ def largest_difference_of_replicas(optimizer: str) -> float:
     """Train a model of the layout WITH_REPLICAS for three steps; return how far two copies of an expert are apart."""
     import torch.distributed as dist
 
-    from tests.oracles.experts.norms import make_optimizer
+    from tests.trainings.experts.norms import make_optimizer
 
     model = make_model(WITH_REPLICAS, has_bias=False, distributed_optimizer=optimizer == "distributed optimizer")
     trainer = make_optimizer(optimizer, model)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from megatron.core import package_info
 from megatron_mtp_patches.defects.labs import lab
 
-from tests.oracles.experts.conditions import Condition, Layout
-from tests.oracles.experts.model import backward, make_model
+from tests.trainings.experts.conditions import Condition, Layout
+from tests.trainings.experts.model import backward, make_model
 
 _SHARDED = re.compile(r"word_embeddings|output_layer|linear_qkv\.(weight|bias)|linear_proj\.weight|eh_proj\.weight")
 _SHARDED_EXPERT = re.compile(r"linear_fc1\.|linear_fc2\.weight")
@@ -80,19 +78,6 @@ def reported(condition: Condition) -> Norms:
     by_group = getattr(optimizer, "grad_norms_by_group", {})
     mtp = float(by_group["mtp"]) if condition.clips_mtp and by_group else None
     return Norms(float(norm), mtp, int(zeros), parameters)
-
-
-def why_not(optimizer: str) -> str:
-    """Why this Megatron cannot make the optimizer with the packages that are installed; '' if it can."""
-    if "muon" not in optimizer:
-        return ""
-    try:
-        installed = metadata.version("emerging-optimizers")
-    except metadata.PackageNotFoundError:
-        return "Muon needs emerging-optimizers"
-    if package_info.__version__.startswith("0.16.") and not installed.startswith("0.1."):
-        return f"Muon of megatron-core 0.16 needs emerging-optimizers 0.1, which PyPI lacks; here is {installed}"
-    return ""
 
 
 def make_optimizer(kind: str, model: Any) -> Any:
