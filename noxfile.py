@@ -38,6 +38,7 @@ TORCH_RELEASE = MEGATRONS["default"] if MEGATRONS["default"] in RELEASES else RE
 NOTICE_EDITS = [
     "tests/conformance/test_conformance.py::test_the_record_is_in_megatron_s_arguments",
     "tests/conformance/test_start_line.py",
+    "tests/functional",
     "tests/megatron_overrides",
     "tests/multirank",
     "tests/reproductions/test_programs.py",

@@ -22,7 +22,8 @@ HEADS = "--mtp-detach-heads --mtp-clip-grad 0.5"
 CONFORMANCE = {"gpu": ["tests/conformance"], "cpu": ["tests/conformance/test_record.py"]}
 STEP = {"gpu": "--parameters 4000 --starts 1 --turns 10", "cpu": "--parameters 8 --starts 1 --turns 2"}
 ACCEPTANCE = {"gpu": "--tokens 8192 --vocabulary 131072", "cpu": "--tokens 4 --vocabulary 1024"}
-EVERYTHING = ["tests/conformance", "tests/engine", "tests/cli", "tests/megatron_overrides"]
+EVERYTHING = ["tests/conformance", "tests/engine", "tests/cli", "tests/doctor"]
+EVERYTHING += ["tests/functional", "tests/megatron_overrides"]
 # Upstream's tests: files of these suites of ci/replay.toml of which a test has passed on one CPU rank without
 # TransformerEngine, and those of routers, of which none has: they need a GPU.
 SUITES = ("optimizer", "Muon, Lion and layer-wise", "optimizer settings", "MTP", "Megatron-FSDP")

@@ -1,7 +1,7 @@
 """TransformerEngine's Triton kernels for MoE: permutation by a mask map, and sorting of chunks.
 
 Source: transformer_engine/common/triton/permutation.py. Triton's interpreter can run them as well, one program for each
-token, but a step of a small model takes minutes. tests/transformer_engine compares both.
+token, but a step of a small model takes minutes. tests/rehearsal/transformer_engine compares both.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.megatron_overrides.conftest import one_rank  # noqa: F401 - each test has it
+
 VOCABULARY, LENGTH, BATCH = 32, 12, 2
 
 

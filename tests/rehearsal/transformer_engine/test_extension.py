@@ -10,7 +10,7 @@ import torch
 from megatron_mtp_patches.megatrons.environment import IMPORTS_OF_TRANSFORMER_ENGINE
 from megatron_mtp_patches.rehearsal import transformer_engine
 
-from tests.transformer_engine import spawned
+from tests.rehearsal.transformer_engine import spawned
 
 te = pytest.importorskip("transformer_engine.pytorch")
 tex = pytest.importorskip("transformer_engine_torch")

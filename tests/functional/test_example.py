@@ -9,7 +9,7 @@ from megatron_mtp_patches import functional
 
 pytestmark = pytest.mark.forked("patched")
 
-PAGE = Path(__file__).parents[3] / "docs" / "functional.md"
+PAGE = Path(__file__).parents[2] / "docs" / "functional.md"
 STEPS = 4
 
 
