@@ -44,9 +44,9 @@ def clipped_layers(model, **options):
     [(StepDecision(), LAYERS + 1), (StepDecision(Excess(2.0, 1.0)), 0), (StepDecision(overflowed=True), 0)],
 )
 def test_weights_are_rescaled_only_if_the_step_was_taken(model, monkeypatch, decision, clipped):
-    record = StepState()
-    record.decision = decision
-    monkeypatch.setattr(wrappers, "last_step_state", lambda: record)
+    state = StepState()
+    state.decision = decision
+    monkeypatch.setattr(wrappers, "last_step_state", lambda: state)
     assert clipped_layers(model, log_max_only=False) == (7.0, clipped)
 
 
