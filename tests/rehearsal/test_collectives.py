@@ -56,13 +56,15 @@ def test_premultiplied_sum(rank, value):
     assert source.tolist() == [value, 4 * value]
 
 
-def test_coalesced_collectives(value):
+def test_coalesced_collectives_finish_with_their_block(value):
     first, second = torch.zeros(1), torch.zeros(1)
     with _coalescing_manager(None, async_ops=True) as manager:
         dist.reduce_scatter_tensor(first, torch.ones(2))
         dist.reduce_scatter_tensor(second, torch.full((2,), value), op=dist._make_nccl_premul_sum(2.0))
-    manager.wait()
     assert (first.item(), second.item()) == (2.0, 6.0)
+    first.fill_(7.0)
+    manager.wait()
+    assert first.item() == 7.0
 
 
 @pytest.mark.parametrize("async_op", [False, True])
@@ -86,16 +88,6 @@ def test_scattering_unequal_sizes(rank, value):
     output = torch.zeros(2 + rank)
     dist.reduce_scatter(output, [torch.full((2,), value), torch.full((3,), 10 * value)])
     assert output.tolist() == [[3.0] * 2, [30.0] * 3][rank]
-
-
-def test_coalesced_collectives_finish_with_their_block(value):
-    total = torch.zeros(1)
-    with _coalescing_manager(async_ops=True) as handle:
-        dist.reduce_scatter_tensor(total, torch.full((2,), value))
-    assert total.tolist() == [3.0]
-    total.fill_(7.0)
-    handle.wait()
-    assert total.tolist() == [7.0]
 
 
 def test_all_groups_share_one_polling_thread():

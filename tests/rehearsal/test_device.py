@@ -1,6 +1,7 @@
-"""torch.cuda manages one imaginary device for each local rank; what needs a real one raises an error that names it."""
+"""torch.cuda has one imaginary device for each local rank, streams and events; an error names what needs a real one."""
 
 import os
+import time
 
 import pytest
 import torch
@@ -40,3 +41,27 @@ def test_an_error_names_what_needs_a_gpu(name):
 def test_an_error_names_memory_recording():
     with pytest.raises(NotImplementedError, match="_record_memory_history"):
         torch.cuda.memory._record_memory_history()
+
+
+def test_streams_run_in_program_order():
+    outer, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() is side
+        with torch.cuda.stream(None):
+            assert torch.cuda.current_stream() is side
+    assert torch.cuda.current_stream() is outer
+    side.wait_stream(outer)
+    outer.wait_event(side.record_event())
+    torch.ones(1).record_stream(side)
+
+
+def test_events_measure_milliseconds_of_wall_clock_time():
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before = time.perf_counter()
+    start.record()
+    between = time.perf_counter()
+    time.sleep(0.01)
+    later = time.perf_counter()
+    end.record()
+    after = time.perf_counter()
+    assert 1e3 * (later - between) <= start.elapsed_time(end) <= 1e3 * (after - before)

@@ -66,13 +66,10 @@ def test_apply_installs_the_verification_and_revert_removes_it():
     assert verifies()
 
 
-def test_status_and_record_are_the_same_after_revert_and_apply():
-    status, record = megatron_mtp_patches.status(), megatron_mtp_patches.record()
+def test_status_and_the_record_that_ranks_compare_are_the_same_after_revert_and_apply(record_of_the_patches_alone):
+    status = megatron_mtp_patches.status()
+    assert megatron_mtp_patches.record() == record_of_the_patches_alone
     megatron_mtp_patches.revert()
     megatron_mtp_patches.apply()
     assert megatron_mtp_patches.status() == status
-    assert megatron_mtp_patches.record() == record
-
-
-def test_a_rehearsal_does_not_change_the_record_that_ranks_compare(record_of_the_patches_alone):
     assert megatron_mtp_patches.record() == record_of_the_patches_alone

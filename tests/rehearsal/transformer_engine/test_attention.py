@@ -39,7 +39,7 @@ def seen(mask, padding=None, window=(-1, -1)):
     """Return [batch, 1, queries, keys]: whether a query sees a key."""
     at = torch.arange(LENGTH)
     allowed = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
-    if "causal" in mask:
+    if "causal" in mask or window[1] == 0:
         allowed &= at[None] <= at[:, None]
     if window[0] >= 0:
         allowed &= at[None] >= at[:, None] - window[0]
@@ -55,19 +55,18 @@ def make_inputs(dtype, kv_heads=HEADS):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mask", ["causal", "no_mask", "padding", "padding_causal"])
-@pytest.mark.parametrize("kv_heads", [4, 2], ids=["", "grouped queries"])
-def test_dot_product_attention(dtype, mask, kv_heads, fused_calls, assert_same, assert_same_gradients):
+@pytest.mark.parametrize("kv_heads, window", [(4, (-1, -1)), (2, (-1, -1)), (4, (3, 0))], ids=["", "groups", "window"])
+def test_dot_product_attention(dtype, mask, kv_heads, window, fused_calls, assert_same, assert_same_gradients):
     q, k, v = make_inputs(dtype, kv_heads)
     padding = None
     if "padding" in mask:
         padding = torch.zeros(BATCH, 1, 1, LENGTH, dtype=torch.bool)
         padding[1, ..., PADDED_FROM:] = True
-    module = te.DotProductAttention(
-        HEADS, WIDTH, num_gqa_groups=kv_heads, attention_dropout=0.0, qkv_format="sbhd", attn_mask_type=mask
-    )
+    settings = {"num_gqa_groups": kv_heads, "attn_mask_type": mask, "window_size": window}
+    module = te.DotProductAttention(HEADS, WIDTH, attention_dropout=0.0, qkv_format="sbhd", **settings)
     out = module(q, k, v, attention_mask=padding)
     assert len(fused_calls) == (dtype == torch.bfloat16)
-    expected = expected_attention(q, k, v, seen(mask, padding))
+    expected = expected_attention(q, k, v, seen(mask, padding, window))
     if padding is not None:  # the output at padding does not count
         keep = (~padding[:, 0, 0]).t()[..., None]
         out, expected = out * keep, expected * keep
@@ -82,43 +81,15 @@ def test_each_format_gives_the_same_attention(form, fused_calls, assert_same, as
     if form == "thd":
         inputs = [one.flatten(0, 1) for one in inputs]
     mask = "padding_causal" if form == "thd" else "causal"
-    module = te.DotProductAttention(HEADS, WIDTH, attention_dropout=0.0, qkv_format=form, attn_mask_type=mask)
-    out = module(*inputs, **(PACKED if form == "thd" else {}))
+    settings = {"qkv_format": form, "attn_mask_type": mask, "return_max_logit": True}
+    module = te.DotProductAttention(HEADS, WIDTH, attention_dropout=0.0, **settings)
+    out, largest = module(*inputs, **(PACKED if form == "thd" else {}))
     assert len(fused_calls) == 1 and form.upper() in fused_calls[0]
     if form != "sbhd":
         out = out.view(BATCH, LENGTH, -1).transpose(0, 1)
-    expected = expected_attention(q, k, v, seen("causal"))
-    assert_same(out, expected, torch.bfloat16)
-    assert_same_gradients(out, expected, [q, k, v], torch.bfloat16)
-
-
-@pytest.mark.parametrize("form", ["sbhd", "thd"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_largest_logit_of_each_head(form, dtype, fused_calls, assert_same, assert_same_gradients):
-    q, k, v = make_inputs(dtype)
-    inputs, sequences, mask = [q, k, v], {}, "causal"
-    if form == "thd":
-        inputs, sequences, mask = [one.transpose(0, 1).flatten(0, 1) for one in inputs], PACKED, "padding_causal"
-    module = te.DotProductAttention(
-        HEADS, WIDTH, attention_dropout=0.0, qkv_format=form, attn_mask_type=mask, return_max_logit=True
-    )
-    out, largest = module(*inputs, **sequences)
-    if form == "thd":
-        out = out.view(BATCH, LENGTH, -1).transpose(0, 1)
     scores = torch.einsum("qbhw,kbhw->bhqk", q.float(), k.float()) / WIDTH**0.5
-    assert_same(largest, scores.masked_fill(~seen("causal"), -torch.inf).amax((0, 2, 3)), dtype)
+    assert_same(largest, scores.masked_fill(~seen("causal"), -torch.inf).amax((0, 2, 3)), torch.bfloat16)
     expected = expected_attention(q, k, v, seen("causal"))
-    assert_same(out, expected, dtype)
-    assert_same_gradients(out, expected, [q, k, v], dtype)
-
-
-def test_a_sliding_window(fused_calls, assert_same, assert_same_gradients):
-    q, k, v = make_inputs(torch.bfloat16)
-    settings = {"attn_mask_type": "causal", "window_size": (3, 0)}
-    module = te.DotProductAttention(HEADS, WIDTH, attention_dropout=0.0, qkv_format="sbhd", **settings)
-    out = module(q, k, v)
-    assert len(fused_calls) == 1
-    expected = expected_attention(q, k, v, seen("causal", window=(3, 0)))
     assert_same(out, expected, torch.bfloat16)
     assert_same_gradients(out, expected, [q, k, v], torch.bfloat16)
 

@@ -25,7 +25,8 @@ def of_this_rank(tensor, along, rank, ranks):
     return torch.cat((chunks[rank], chunks[2 * ranks - rank - 1]), along)
 
 
-def attend(qkv, form, mask, way=None, **more):
+def forward_and_backward(qkv, grad, form, mask, way=None, **more):
+    leaves = [one.detach().requires_grad_() for one in qkv]
     module = te.DotProductAttention(
         HEADS,
         WIDTH,
@@ -37,12 +38,7 @@ def attend(qkv, form, mask, way=None, **more):
         cp_global_ranks=list(range(dist.get_world_size())) if way else None,
         cp_stream=torch.cuda.Stream() if way else None,
     )
-    return module(*qkv, **more)
-
-
-def forward_and_backward(qkv, grad, *how, **more):
-    leaves = [one.detach().requires_grad_() for one in qkv]
-    out = attend(leaves, *how, **more)
+    out = module(*leaves, **more)
     return [out, *torch.autograd.grad(out, leaves, grad.reshape(out.shape))]
 
 

@@ -11,13 +11,7 @@ norms = pytest.mark.parametrize("norm", ["LayerNorm", "RMSNorm"])
 
 ACTIVATIONS = {
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": torch.relu,
-    "silu": F.silu,
-    "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "srelu": lambda x: torch.relu(x) ** 2,
     "swiglu": lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
-    "geglu": lambda x: F.gelu(x.chunk(2, -1)[0], approximate="tanh") * x.chunk(2, -1)[1],
-    "reglu": lambda x: torch.relu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
 }
 
 
@@ -50,6 +44,7 @@ def test_norm_and_linear_with_a_norm_before_it(dtype, norm, zero_centered, asser
     out, expected = module(x), F.linear(normalized, module.weight, module.bias)
     assert_same(out, expected, dtype)
     at = [x, module.weight, module.bias, module.layer_norm_weight]
+    at += [module.layer_norm_bias] if norm == "LayerNorm" else []
     grad = torch.randn_like(expected)
     actual = torch.autograd.grad(out, at, grad, retain_graph=True)
     for one, other in zip(actual, torch.autograd.grad(expected, at, grad, retain_graph=True), strict=True):
@@ -110,12 +105,3 @@ def test_megatrons_own_accumulation_of_a_weight_gradient():
         accumulate(x, grad, main_grad)
         expected = 1 + torch.einsum("bsi,bsj->ij", grad.float(), x.float())
         torch.testing.assert_close(main_grad, expected.to(dtype))
-
-
-def test_a_layer_has_finite_gradients():
-    settings = {"hidden_dropout": 0.0, "attention_dropout": 0.1, "activation": "swiglu", "normalization": "RMSNorm"}
-    layer = te.TransformerLayer(32, 64, 4, params_dtype=torch.bfloat16, **settings)
-    x = torch.randn(8, 2, 32, dtype=torch.bfloat16, requires_grad=True)
-    layer(x).float().square().mean().backward()
-    assert torch.isfinite(x.grad).all()
-    assert all(torch.isfinite(parameter.grad).all() for parameter in layer.parameters())

@@ -23,19 +23,6 @@ def test_permutation_by_an_index_map():
     torch.testing.assert_close(x.grad, weights.detach().sum(1, keepdim=True).expand(TOKENS, WIDTH))
 
 
-def test_permutation_by_a_mask_map():
-    probs = torch.rand(TOKENS, EXPERTS)
-    mask = torch.zeros(TOKENS, EXPERTS, dtype=torch.int32).scatter_(1, probs.topk(TOP).indices, 1)
-    x = torch.randn(TOKENS, WIDTH, requires_grad=True)
-    permuted, rows = te.moe_permute(x, mask, TOKENS * TOP, map_type="mask")
-    torch.testing.assert_close(permuted, torch.cat([x[mask[:, expert].bool()] for expert in range(EXPERTS)]))
-    back = te.moe_unpermute(permuted, rows, probs, restore_shape=x.shape, map_type="mask")
-    share = (probs * mask).sum(1, keepdim=True)
-    torch.testing.assert_close(back, x * share, rtol=1e-5, atol=1e-5)
-    back.sum().backward()
-    torch.testing.assert_close(x.grad, share.expand(TOKENS, WIDTH), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_permutation_in_torch_equals_the_triton_kernels(dtype, assert_same):
     """Compares each function with TransformerEngine's own in Triton's interpreter."""

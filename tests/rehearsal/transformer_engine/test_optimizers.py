@@ -108,82 +108,65 @@ def test_norms(per_tensor):
     assert int(flag) == 1
 
 
-def ones(dtype=torch.float32, *shape):
-    return torch.ones(shape or (4,), dtype=dtype)
+def ones(dtype=torch.float32):
+    return torch.ones(4, dtype=dtype)
 
 
-HYPER = (0.1, 0.9, 0.95, 1e-8, 1, 1, 1, 0.0)
-HALVES = [ones(torch.bfloat16), ones(torch.bfloat16)]
-MISREAD = {
-    "bf16 and fp32 in a norm": (
-        lambda flag: tex.multi_tensor_l2norm(2048, flag, [[ones(torch.bfloat16), ones()]]),
-        "multi_tensor_l2norm: tensor 1 of tensors is torch.float32, but .* as torch.bfloat16.*once for each dtype",
-    ),
-    "bf16 and fp32 in an unscaled norm": (
-        lambda flag: tex.multi_tensor_unscale_l2norm(2048, flag, [[ones(), ones(torch.bfloat16)]], torch.ones(1)),
-        "multi_tensor_unscale_l2norm: tensor 1 of tensors is torch.bfloat16",
-    ),
-    "mixed sources": (
-        lambda flag: tex.multi_tensor_scale(2048, flag, [[ones(), ones(torch.bfloat16)], [ones(), ones()]], 0.5),
-        "multi_tensor_scale: tensor 1 of sources is torch.bfloat16",
-    ),
-    "mixed targets": (
-        lambda flag: tex.multi_tensor_scale(2048, flag, [[ones(), ones()], [ones(), ones(torch.bfloat16)]], 0.5),
-        "multi_tensor_scale: tensor 1 of targets is torch.bfloat16",
-    ),
-    "a scale in bf16": (
-        lambda flag: tex.multi_tensor_scale_tensor(2048, flag, [[ones()], [ones()]], torch.ones(1).bfloat16()),
-        "scale is 1 x torch.bfloat16; the kernel reads one number as torch.float32",
-    ),
-    "integers": (lambda flag: tex.multi_tensor_l2norm(2048, flag, [[torch.ones(4).int()]]), "is torch.int32: expected"),
-    "no tensors": (lambda flag: tex.multi_tensor_l2norm(2048, flag, [[]]), "the lists are empty"),
-    "an empty tensor": (lambda flag: tex.multi_tensor_l2norm(2048, flag, [[ones(), torch.ones(0)]]), "no elements"),
-    "gaps": (lambda flag: tex.multi_tensor_l2norm(2048, flag, [[torch.ones(4, 6)[:, :3]]]), "strides"),
-    "two layouts": (
-        lambda flag: tex.multi_tensor_scale(2048, flag, [[torch.ones(3, 4)], [torch.ones(4, 3).t()]], 0.5),
-        "targets has strides",
-    ),
-    "other sizes": (
-        lambda flag: tex.multi_tensor_scale(2048, flag, [[torch.ones(1)], [torch.ones(4)]], 0.5),
-        "has 4 elements, .* first list's tensor has: 1",
-    ),
-    "lists of two lengths": (
-        lambda flag: tex.multi_tensor_scale(2048, flag, [[ones(), ones()], [ones()]], 0.5),
-        "targets has 1 tensors, sources 2",
-    ),
-    "a list too many": (lambda flag: tex.multi_tensor_l2norm(2048, flag, [[ones()], [ones()]]), "expected 1 tensor"),
-    "mixed gradients in Adam": (
-        lambda flag: tex.multi_tensor_adam(
-            2048, flag, [[ones(), ones(torch.bfloat16)], HALVES, [ones(), ones()], [ones(), ones()]], *HYPER
+def flag():
+    return torch.zeros(1, dtype=torch.int32)
+
+
+def norm(*tensors):
+    return tex.multi_tensor_l2norm(2048, flag(), [list(tensors)])
+
+
+def scale(sources, targets):
+    return tex.multi_tensor_scale(2048, flag(), [sources, targets], 0.5)
+
+
+def adam(*lists):
+    return tex.multi_tensor_adam(2048, flag(), list(lists), 0.1, 0.9, 0.95, 1e-8, 1, 1, 1, 0.0)
+
+
+FULL, HALF_WIDTH, MIXED = [ones()], [ones(torch.bfloat16)], [ones(), ones(torch.bfloat16)]
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda: norm(*MIXED), "multi_tensor_l2norm: tensor 1 of tensors is torch.bfloat16, but .*once for each dtype"),
+        (
+            lambda: tex.multi_tensor_unscale_l2norm(2048, flag(), [MIXED], torch.ones(1)),
+            "multi_tensor_unscale_l2norm: tensor 1 of tensors is torch.bfloat16",
         ),
-        "multi_tensor_adam: tensor 1 of gradients is torch.bfloat16",
-    ),
-    "bf16 master weights": (
-        lambda flag: tex.multi_tensor_adam(2048, flag, [[ones()], HALVES[:1], [ones()], [ones()], HALVES[:1]], *HYPER),
-        "masters is torch.bfloat16: expected torch.float32",
-    ),
-    "moments of two dtypes": (
-        lambda flag: tex.multi_tensor_adam(2048, flag, [[ones()], [ones()], [ones()], [ones(torch.float16)]], *HYPER),
-        "squares is torch.float16",
-    ),
-    "bf16 in SGD": (
-        lambda flag: tex.multi_tensor_sgd(2048, flag, [HALVES[:1]] * 3, 0.0, 0.9, 0.0, 0.1, False, True, False, 1.0),
-        "multi_tensor_sgd: tensor 0 of gradients is torch.bfloat16",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", MISREAD)
-def test_what_the_kernels_refuse_or_misread_is_refused(case):
-    call, message = MISREAD[case]
-    with pytest.raises(RuntimeError, match=message):
-        call(torch.zeros(1, dtype=torch.int32))
+        (lambda: scale(2 * FULL, MIXED), "multi_tensor_scale: tensor 1 of targets is torch.bfloat16"),
+        (
+            lambda: tex.multi_tensor_scale_tensor(2048, flag(), [FULL, FULL], torch.ones(1).bfloat16()),
+            "scale is 1 x torch.bfloat16; the kernel reads one number as torch.float32",
+        ),
+        (norm, "the lists are empty"),
+        (lambda: norm(ones(), torch.ones(0)), "no elements"),
+        (lambda: norm(torch.ones(4, 6)[:, :3]), "strides"),
+        (lambda: scale([torch.ones(3, 4)], [torch.ones(4, 3).t()]), "targets has strides"),
+        (lambda: scale([torch.ones(1)], FULL), "has 4 elements, .* first list's tensor has: 1"),
+        (lambda: scale(2 * FULL, FULL), "targets has 1 tensors, sources 2"),
+        (lambda: tex.multi_tensor_l2norm(2048, flag(), [FULL, FULL]), "expected 1 tensor"),
+        (lambda: adam(FULL, HALF_WIDTH, FULL, FULL, HALF_WIDTH), "masters is torch.bfloat16: expected torch.float32"),
+        (lambda: adam(FULL, FULL, FULL, [ones(torch.float16)]), "squares is torch.float16"),
+        (
+            lambda: tex.multi_tensor_sgd(2048, flag(), [HALF_WIDTH] * 3, 0, 0.9, 0, 0.1, False, True, False, 1.0),
+            "multi_tensor_sgd: tensor 0 of gradients is torch.bfloat16",
+        ),
+    ],
+)
+def test_what_the_kernels_refuse_or_misread_is_refused(call, problem):
+    with pytest.raises(RuntimeError, match=problem):
+        call()
 
 
 def test_tensors_of_one_layout_need_not_be_contiguous():
     sources, targets = [torch.randn(3, 4).t()], [torch.zeros(3, 4).t()]
-    flag = torch.zeros(1, dtype=torch.int32)
-    tex.multi_tensor_scale(2048, flag, [sources, targets], 0.5)
+    scale(sources, targets)
     assert torch.equal(targets[0], sources[0] * 0.5)
-    total, _ = tex.multi_tensor_l2norm(2048, flag, [sources])
+    total, _ = norm(*sources)
     torch.testing.assert_close(total, sources[0].norm().view(1))
