@@ -83,9 +83,7 @@ def apply_settings(configuration, settings):
         path, _, value = setting.partition("=")
         group, _, field = path.partition(".")
         if not hasattr(getattr(configuration, group, None), field):
-            others = [name for name in vars(configuration) if hasattr(getattr(configuration, name), field)]
-            hint = f"there is {', '.join(f'{name}.{field}' for name in others)}" if others else "is its patch left out?"
-            raise AttributeError(f"{setting}: there is no {path}; {hint}")
+            raise AttributeError(f"{setting}: there is no {path}; is its patch left out?")
         setattr(getattr(configuration, group), field, read_value(value))
 
 

@@ -5,6 +5,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from megatron.bridge.models.transformer_config import TransformerConfig
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.end_to_end.conftest import run_command
 from tests.warm.processes import run_ranks
@@ -76,9 +79,6 @@ def test_packed_answers_train_the_heads_for_acceptance(folder):
 
 def test_adapters_of_frozen_models_train_in_the_heads_alone(folder):
     """The second factor of an adapter starts as zeros."""
-    import torch
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
     train(folder, "lora", "model.freeze_base_model_for_mtp=True", "validation.eval_iters=0")
     saved = folder / "lora" / "checkpoints" / "iter_0000002"
     dcp_to_torch_save(saved, folder / "lora.pt")
@@ -106,8 +106,6 @@ def test_a_student_with_heads_learns_from_a_teacher_without(folder):
 def test_the_configuration_of_a_model_builder_has_the_settings():
     """Bridge 0.6 hands the attributes of a GPTModelConfig on to the configuration of the transformer."""
     builder = pytest.importorskip("megatron.bridge.models.gpt.gpt_builder", reason="Megatron-Bridge < 0.6")
-    from megatron.bridge.models.transformer_config import TransformerConfig
-
     transformer = TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4, mtp_num_layers=1)
     described = builder.GPTModelConfig(transformer=transformer, vocab_size=512)
     described.mtp_detach_heads = True

@@ -168,13 +168,6 @@ def test_heads_train_alone_and_the_main_model_keeps_its_bits(tmp_path):
     assert re.search(r"has left \d+ tensors of the main model as they were, to the bit", output)
 
 
-def test_a_setting_that_needs_another_one_is_refused_by_its_field(tmp_path):
-    words = [str(HERE / "bridge_pretrain.py"), str(tmp_path), "2", "optimizer.mtp_clip_grad=0.05"]
-    (ended,) = run_ranks(1, partial(run_command, "all", "run", "--device", "cpu", *words))
-    assert ended.code == 1
-    assert "(OptimizerConfig.mtp_clip_grad) needs MTP heads with a separate norm" in ended.output
-
-
 MISSPELT = """
 import sys
 from pathlib import Path
@@ -203,13 +196,6 @@ def test_the_log_says_which_settings_a_run_has(trained):
     _, output = trained
     line = "settings of the patches: grad_norm_skip_threshold=1.7, min_clip_coefficient=0.01, mtp_clip_grad=0.05, "
     assert output.count(f"{line}mtp_detach_heads=True") == 1
-
-
-def test_the_script_refuses_a_field_that_there_is_not(tmp_path):
-    words = [str(HERE / "bridge_pretrain.py"), str(tmp_path), "2", "optimizer.mtp_detach_heads=True"]
-    (ended,) = run_ranks(1, partial(run_command, "all", "run", "--device", "cpu", *words))
-    assert ended.code == 1
-    assert "there is no optimizer.mtp_detach_heads; there is model.mtp_detach_heads" in ended.output
 
 
 def test_a_loss_of_nan_stays_in_the_log_line(tmp_path):

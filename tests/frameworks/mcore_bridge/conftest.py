@@ -79,3 +79,19 @@ def batch():
         "attention_mask": torch.ones(1, 1, LENGTH, LENGTH).triu(1).bool(),
         "labels": tokens[:, 1:].contiguous(),
     }
+
+
+@pytest.fixture
+def train(make_model, batch):
+    """train(labels=None, loss_mask=None, **settings): gradients by name, and Megatron's tracker, of a pass."""
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    def run(labels=None, loss_mask=None, **settings):
+        model = make_model(**settings)
+        MTPLossLoggingHelper.tracker.clear()
+        targets = batch["labels"] if labels is None else labels
+        model(**{**batch, "labels": targets, "loss_mask": loss_mask}).mean().backward()
+        gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+        return gradients, dict(MTPLossLoggingHelper.tracker)
+
+    return run

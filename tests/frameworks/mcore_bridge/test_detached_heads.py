@@ -48,14 +48,10 @@ def test_the_main_model_trains_as_without_heads(make_model, batch):
     assert all(torch.equal(alone[name], beside_heads[name]) for name in alone)
 
 
-def test_detached_heads_train_as_attached_ones(make_model, batch):
-    gradients = []
-    for is_detached in (False, True):
-        model = make_model(mtp_detach_heads=is_detached)
-        reached(model, batch)
-        gradients.append({name: p.grad for name, p in model.named_parameters() if name.startswith("mtp.")})
-    attached, detached = gradients
-    assert all(torch.equal(attached[name], detached[name]) for name in attached)
+def test_detached_heads_train_as_attached_ones(train):
+    (attached, _), (detached, _) = (train(mtp_detach_heads=is_detached) for is_detached in (False, True))
+    heads = [name for name in attached if name.startswith("mtp.")]
+    assert heads and all(torch.equal(attached[name], detached[name]) for name in heads)
 
 
 def test_the_acceptance_rate_is_that_of_the_whole_vocabulary(make_model, batch, world_size, from_all_ranks):
@@ -80,13 +76,3 @@ def test_what_acts_in_megatron_s_trainer_alone_is_refused(make_model, settings):
     (name,) = settings
     with pytest.raises(ValueError, match=rf"\(\w+Config.{name}\) .* has no effect under mcore-bridge"):
         make_model(**settings)
-
-
-def test_a_limit_for_heads_without_a_separate_norm_is_refused_by_its_field(make_model):
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-
-    model = make_model()
-    chunk = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
-    with pytest.raises(ValueError, match=r"\(\w+Config.mtp_clip_grad\) needs MTP heads with a separate norm"):
-        get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.1, mtp_clip_grad=0.05), [chunk])
