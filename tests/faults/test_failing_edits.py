@@ -4,22 +4,74 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import BASE, CATALOG
-from megatron_mtp_patches.engine import AddField, AddFlag
+from megatron_mtp_patches.engine import AddField, AddFlag, Patch
+from megatron_mtp_patches.engine.added_fields import AddedFields
+from megatron_mtp_patches.engine.declare import Edit
 from megatron_mtp_patches.engine.fingerprints import target_exists
+from megatron_mtp_patches.engine.installer import Installer
+from megatron_mtp_patches.engine.patched_attribute import PatchedAttribute
 
 from tests.conformance.expected import STATE
 from tests.conformance.inspection import changes_since, count, find_owner, reports, snapshot
-
-from .failing_edits import failing
 
 pytestmark = pytest.mark.forked("megatron")
 
 APPLIED = [patch for patch in CATALOG if STATE[patch.id] in ("applied", "repaired")]
 OF_EACH_PATCH = pytest.mark.parametrize("patch", APPLIED, ids=[patch.id for patch in APPLIED])
+
+
+class Broken(Exception):
+    pass
+
+
+@contextmanager
+def failing(patch: Patch, edit: Edit, late: bool) -> Iterator[None]:
+    """`edit` fails where it is `patch` that asks for it: before it has changed anything or, if `late`, after it has.
+
+    This is the one place where tests reach into what installs edits, which has no seam for it.
+    """
+    add = Installer._add
+
+    def fail(self, other, asking, module):
+        if asking is not patch or other is not edit:
+            add(self, other, asking, module)
+        elif late:
+            with failing_once_rebuilt(edit) as failed:
+                add(self, other, asking, module)
+            if not failed:  # another patch has installed it, or there is nothing to do
+                raise Broken(edit.target)
+        else:
+            raise Broken(edit.target)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Installer, "_add", fail)
+        yield
+
+
+@contextmanager
+def failing_once_rebuilt(edit: Edit) -> Iterator[list[str]]:
+    """The next target that is rebuilt fails afterwards; later ones, which put it right, do not. Yields the failures."""
+    failed: list[str] = []
+
+    def break_down(rebuild):
+        def run(target):
+            rebuild(target)
+            if not failed:
+                failed.append(edit.target)
+                raise Broken(edit.target)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for kind in (PatchedAttribute, AddedFields):
+            monkeypatch.setattr(kind, "_rebuild", break_down(kind._rebuild))
+        yield failed
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,6 @@ from tests.conformance.inspection import changes_since, import_targets, in_force
 pytestmark = pytest.mark.forked("megatron")
 
 
-def reload_package():
-    return importlib.reload(megatron_mtp_patches)
-
-
 def import_package_again(monkeypatch):
     for name in [
         name for name in sys.modules if name.partition(".")[0] in ("megatron_mtp_patches", "megatron_overrides")
@@ -32,7 +28,7 @@ def test_each_edit_is_in_force_once_and_the_originals_are_known(monkeypatch, is_
     originals = snapshot()
     megatron_mtp_patches.apply()
     applied, states = in_force(), {report.id: report.state for report in megatron_mtp_patches.status()}
-    again = reload_package() if is_reload else import_package_again(monkeypatch)
+    again = importlib.reload(megatron_mtp_patches) if is_reload else import_package_again(monkeypatch)
     try:
         assert {report.id: str(report.state) for report in again.status()} == states
         assert in_force() == applied
