@@ -3,16 +3,28 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import megatron_mtp_patches
 import pytest
+from megatron.core.optimizer import OptimizerConfig
+from megatron_mtp_patches.checks import diagnosis
+from megatron_mtp_patches.defects.declare import Gap
 
 pytestmark = pytest.mark.forked("patched")
 
 
+@pytest.fixture
+def declare(monkeypatch):
+    """declare(defect, ...): from now on these are the known defects, and this Megatron has them."""
+
+    def replace_known(*defects):
+        monkeypatch.setattr(diagnosis, "known_defects", lambda: defects)
+        monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
+
+    return replace_known
+
+
 def test_configurations_are_diagnosed_as_flags_are():
     """TransformerConfig calls the number of experts otherwise than the command line."""
-    import megatron_mtp_patches
-    from megatron.core.optimizer import OptimizerConfig
-
     model = SimpleNamespace(num_moe_experts=8, tensor_model_parallel_size=2, optimizer=None)
     model.moe_grouped_gemm = True
     findings = megatron_mtp_patches.diagnose(model, OptimizerConfig(optimizer="muon"), transformer_engine="2.16.1")
@@ -23,8 +35,6 @@ def test_configurations_are_diagnosed_as_flags_are():
 
 @pytest.mark.parametrize("is_on", [False, True])
 def test_a_defect_is_removed_only_with_the_setting_that_its_patch_needs(is_on):
-    import megatron_mtp_patches
-
     run = SimpleNamespace(num_experts=8, moe_router_load_balancing_type="global_aux_loss", moe_aux_loss_coeff=0.1)
     run.data_parallel_size, run.moe_global_aux_loss_over_data_parallel = 2, is_on
     (finding,) = [one for one in megatron_mtp_patches.diagnose(run, transformer_engine="2.16.1") if one.id == "ML-5007"]
@@ -32,16 +42,11 @@ def test_a_defect_is_removed_only_with_the_setting_that_its_patch_needs(is_on):
     assert finding.remedy.startswith("" if is_on else "add --moe-global-aux-loss-over-data-parallel")
 
 
-def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(monkeypatch):
-    import megatron_mtp_patches
-    from megatron_mtp_patches.checks import diagnosis
-    from megatron_mtp_patches.defects.declare import Gap
-
+def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(declare):
     chosen = next(one for one in diagnosis.known_defects() if one.patch and not (one.setting or one.after))
     gap = Gap(lambda run: run.is_deep, when="--is-deep", because="it is deep")
     one = replace(chosen, affects=lambda run: True, unless=gap, instead="--is-flat")
-    monkeypatch.setattr(diagnosis, "known_defects", lambda: [one])
-    monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
+    declare(one)
     for is_deep in (False, True):
         (finding,) = megatron_mtp_patches.diagnose(SimpleNamespace(is_deep=is_deep))
         assert finding.is_removed is not is_deep
@@ -50,15 +55,11 @@ def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(monkeyp
 
 
 @pytest.mark.parametrize("is_other_removed", [True, False])
-def test_a_defect_may_be_removed_only_after_another_one(monkeypatch, is_other_removed):
-    import megatron_mtp_patches
-    from megatron_mtp_patches.checks import diagnosis
-
+def test_a_defect_may_be_removed_only_after_another_one(declare, is_other_removed):
     chosen = next(one for one in diagnosis.known_defects() if one.patch and not (one.setting or one.unless))
     other = replace(chosen, id="other", affects=lambda run: True, patch=chosen.patch * is_other_removed)
     one = replace(other, id="one", patch=chosen.patch, after="other")
-    monkeypatch.setattr(diagnosis, "known_defects", lambda: [one, other])
-    monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
+    declare(one, other)
     finding, _ = megatron_mtp_patches.diagnose(SimpleNamespace())
     assert finding.is_removed is is_other_removed
     assert finding.remedy.startswith(
@@ -69,14 +70,10 @@ def test_a_defect_may_be_removed_only_after_another_one(monkeypatch, is_other_re
 @pytest.mark.parametrize(
     "instead, remedy", [("--log-interval 1", "set --log-interval 1"), ("leave it out", "leave it out")]
 )
-def test_what_to_do_instead_is_said_as_something_to_do(monkeypatch, instead, remedy):
-    import megatron_mtp_patches
-    from megatron_mtp_patches.checks import diagnosis
-
+def test_what_to_do_instead_is_said_as_something_to_do(declare, instead, remedy):
     chosen = next(one for one in diagnosis.known_defects() if not one.patch)
     defect = replace(chosen, instead=instead, affects=lambda run: True)
-    monkeypatch.setattr(diagnosis, "known_defects", lambda: [defect])
-    monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
+    declare(defect)
     (finding,) = megatron_mtp_patches.diagnose(SimpleNamespace())
     assert finding.remedy == f"no patch; instead {remedy}"
 
@@ -85,15 +82,11 @@ def test_what_to_do_instead_is_said_as_something_to_do(monkeypatch, instead, rem
     "settings", [(), (None,), ({"mtp_num_layers": 2},), ([SimpleNamespace()],), (SimpleNamespace,)]
 )
 def test_what_is_no_configuration_is_refused(settings):
-    import megatron_mtp_patches
-
     with pytest.raises(TypeError, match=r"diagnose\(\) takes Megatron's arguments or configurations, not "):
         megatron_mtp_patches.diagnose(*settings)
 
 
 @pytest.mark.parametrize("version", ["abc", 2.13, (2, 13)])
 def test_what_is_no_version_is_refused(version):
-    import megatron_mtp_patches
-
     with pytest.raises(ValueError, match="is not a version of TransformerEngine"):
         megatron_mtp_patches.diagnose(SimpleNamespace(), transformer_engine=version)

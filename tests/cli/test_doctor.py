@@ -15,17 +15,13 @@ from .fresh_start import ROOT
 pytestmark = pytest.mark.forked("torch")
 
 
-def test_it_exits_with_0_where_everything_is_that_training_needs(command, rows, release):
+def test_it_exits_with_0_with_all_that_training_needs_and_each_missing_part_has_its_cost(command, rows, release):
     done = command("doctor")
     assert (done.code, done.err) == (0, "")
     assert platform.python_version() in done.out
     table = rows(done.out)
     assert table["torch"][0] == version("torch")
     assert table["megatron-core"][0] == release
-
-
-def test_each_missing_part_has_its_cost_beside_it(command, rows):
-    table = rows(command("doctor").out)
     assert set(table) >= {"triton", "transformer-engine", "apex", "emerging-optimizers", "nvidia-modelopt", "GPU"}
     for name, (installed, *cost) in table.items():
         if name != "GPU":

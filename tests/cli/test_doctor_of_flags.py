@@ -4,7 +4,14 @@ import json
 import os
 from types import SimpleNamespace
 
+import megatron_mtp_patches
 import pytest
+from megatron_mtp_patches.checks import diagnosis
+from megatron_mtp_patches.checks.command_line import read
+from megatron_mtp_patches.checks.diagnosis import Settings
+from megatron_mtp_patches.cli import diagnose
+from megatron_mtp_patches.defects.conditions import is_vlm
+from megatron_mtp_patches.megatrons import installed as installed_megatron
 
 from .training_flags import EXPERTS, SMALL
 
@@ -48,8 +55,6 @@ def test_experts_that_are_split_over_other_ranks_than_dense_layers(defects, rele
 
 def test_without_transformer_engine_it_is_the_one_that_the_release_was_made_for(doctor, release, monkeypatch):
     """Also for configurations: what depends on the version is found in both ways."""
-    import megatron_mtp_patches
-    from megatron_mtp_patches.megatrons import installed as installed_megatron
 
     def absent(name):
         raise installed_megatron.metadata.PackageNotFoundError(name)
@@ -92,8 +97,6 @@ def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release)
 
 @pytest.mark.parametrize("is_installed", [False, True], ids=["missing", "installed"])
 def test_a_patch_of_a_package_that_is_not_installed_applies_later(doctor, monkeypatch, is_installed):
-    from megatron_mtp_patches.checks import diagnosis
-
     monkeypatch.setattr(diagnosis, "find_file", lambda module: module if is_installed else None)
     pending = SimpleNamespace(state=diagnosis.State.PENDING)
     monkeypatch.setattr(diagnosis, "ENGINE", SimpleNamespace(report=lambda patch: pending))
@@ -103,8 +106,6 @@ def test_a_patch_of_a_package_that_is_not_installed_applies_later(doctor, monkey
 
 
 def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):
-    import megatron_mtp_patches
-
     monkeypatch.setenv("MEGATRON_MTP_PATCHES", "-drop-unused-output-weight")
     megatron_mtp_patches.revert()
     done = doctor(f"{SMALL} --mtp-num-layers 1 --pipeline-model-parallel-size 2 --save x --save-interval 1")
@@ -114,10 +115,6 @@ def test_a_patch_that_is_left_out_ends_with_1(doctor, monkeypatch):
 
 
 def test_a_vision_language_model_is_known_by_the_flags_of_its_scripts(trainer):
-    from megatron_mtp_patches.checks.command_line import read
-    from megatron_mtp_patches.checks.diagnosis import Settings
-    from megatron_mtp_patches.defects.conditions import is_vlm
-
     for words, is_one in (
         (["--freeze-LM"], True),
         (["--dataloader-seq-length", "8"], True),
@@ -282,9 +279,6 @@ def test_options_without_flags_are_wrong_usage(command, words):
 
 
 def test_without_megatron_it_says_what_to_install_as_status_does(command, monkeypatch):
-    from megatron_mtp_patches.cli import diagnose
-    from megatron_mtp_patches.megatrons import installed as installed_megatron
-
     for module in (diagnose, installed_megatron):
         monkeypatch.setattr(module, "find_file", lambda name: None)
     done = command("doctor", "--", "--num-layers", "4")

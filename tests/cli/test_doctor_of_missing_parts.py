@@ -127,17 +127,15 @@ def test_the_trainer_of_megatron_says_which_imports_its_wheel_does_not_ask_for(d
         assert cells[1].startswith("does not import without pyyaml: no pretrain()")
 
 
-def test_a_framework_has_a_row_where_it_is_installed(doctor, furnish, rows, tmp_path):
-    furnish("wrapt", "triton", "verl")
+def test_a_framework_has_a_row_where_it_is_installed_and_says_which_versions_the_tests_run(
+    doctor, furnish, rows, tmp_path
+):
+    furnish("wrapt", "triton", "verl", "swift")
+    write_metadata(tmp_path, "ms_swift", "4.5.0")
     table = rows(doctor().output)
     assert table["verl"][0] == "present" and table["ray"] == ["missing", "main_ppo has no workers"]
-    assert not {"ms-swift", "mcore-bridge", "Megatron-Bridge", "transformers"} & set(table)
+    assert not {"mcore-bridge", "Megatron-Bridge", "transformers"} & set(table)
+    installed, told = table["ms-swift"]
+    assert installed == "4.5.0" and told.startswith("the tests run 4.6.0; `megatron-mtp-patches status` says")
     write_metadata(tmp_path, "verl", "0.9.1")
     assert rows(doctor().output)["verl"] == ["0.9.1"]
-
-
-def test_a_framework_that_the_tests_do_not_run_says_which_they_run(doctor, furnish, rows, tmp_path):
-    furnish("wrapt", "triton", "swift")
-    write_metadata(tmp_path, "ms_swift", "4.5.0")
-    installed, told = rows(doctor().output)["ms-swift"]
-    assert installed == "4.5.0" and told.startswith("the tests run 4.6.0; `megatron-mtp-patches status` says")

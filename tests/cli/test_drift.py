@@ -119,18 +119,15 @@ def test_since_compares_a_folder_as_it_does_the_installed_megatron(command, site
         ("--since 1.2.3", f"--since '1.2.3': the releases are {RELEASES[0]}, "),
         ("--against 0.18.2 --since 0.17.1", "--since goes with a folder"),
         ("--against 1.2.3", "'1.2.3' is neither a folder with megatron/core or another package in it that is patched"),
-        ("--against {empty}", "is neither a folder with megatron/core"),
-        ("--accept 99.0", "--against FOLDER --accept RELEASE"),
         ("--accept 99.0 --against 0.18.2", "--against FOLDER --accept RELEASE"),
         (f"--against {{fork}} --only {STEP}", "--only TARGET goes with --accept NAME"),
         (f"--against {{fork}} --accept ours --only {STEP}s", "--only TARGET goes with --accept NAME"),
         ("--against {verl} --accept 0.9.2", "--accept '0.9.2': "),
     ],
 )
-def test_wrong_usage_changes_nothing(command, table, fork, verl, tmp_path_factory, words, said):
+def test_wrong_usage_changes_nothing(command, table, fork, verl, words, said):
     before = table.read_bytes()
-    folders = {"fork": fork, "verl": verl, "empty": tmp_path_factory.mktemp("empty")}
-    done = command("drift", *words.format(**folders).split())
+    done = command("drift", *words.format(fork=fork, verl=verl).split())
     assert (done.code, done.out) == (2, "") and said in done.err
     assert table.read_bytes() == before
 

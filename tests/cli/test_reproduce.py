@@ -4,6 +4,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from megatron_mtp_patches.rehearsal import transformer_engine
+from megatron_mtp_patches.reproductions import needs, runner
 
 pytestmark = pytest.mark.forked("megatron")
 
@@ -12,15 +14,12 @@ RIGHT, WRONG = (SimpleNamespace(expected=1, seen=seen, is_right=seen == 1) for s
 
 @pytest.fixture
 def without_transformer_engine(monkeypatch):
-    from megatron_mtp_patches.rehearsal import transformer_engine
-
     monkeypatch.setattr(transformer_engine, "has_python", lambda: False)
 
 
 @pytest.fixture
 def outcomes(monkeypatch):
     """outcomes(as it is, with the patches): what each program that runs gives."""
-    from megatron_mtp_patches.reproductions import runner
 
     def give(*pair):
         monkeypatch.setattr(runner, "prepare", lambda: None)
@@ -32,8 +31,6 @@ def outcomes(monkeypatch):
 def test_a_program_that_needs_transformer_engine_says_what_to_install_and_ends_with_125(
     command, without_transformer_engine
 ):
-    from megatron_mtp_patches.rehearsal import transformer_engine
-
     done = command("reproduce", "ML-5916")
     assert done.code == 125
     advice = transformer_engine.installation_advice()
@@ -53,8 +50,6 @@ def test_a_program_that_needs_transformer_engine_says_what_to_install_and_ends_w
     ],
 )
 def test_a_package_that_is_missing_is_named(command, monkeypatch, defect, needed):
-    from megatron_mtp_patches.reproductions import needs
-
     monkeypatch.setattr(needs, "find_version", lambda distribution, module: None)
     (report,) = json.loads(command("reproduce", defect, "--json").out)
     assert report["cannot run"].startswith(f"it needs {needed}")
@@ -71,8 +66,6 @@ def test_a_package_that_is_missing_is_named(command, monkeypatch, defect, needed
     ],
 )
 def test_a_version_that_does_not_fit_is_named(monkeypatch, defect, installed, megatron, reason):
-    from megatron_mtp_patches.reproductions import needs, runner
-
     monkeypatch.setattr(needs, "find_version", lambda distribution, module: installed)
     monkeypatch.setattr(needs, "find_releases", lambda: frozenset({megatron}))
     monkeypatch.setattr(needs.transformer_engine, "available", lambda: True)

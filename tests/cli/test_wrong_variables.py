@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.cli import make_parser, zero_touch
 
-from tests.warm.processes import run_ranks
-
-from .fresh_start import run_python, start_over
+from .fresh_start import run_python
 
 pytestmark = pytest.mark.forked("python")
 
@@ -74,20 +69,6 @@ def test_any_other_process_fails_at_the_import(script, tmp_path, words):
     done = run_python(*[file if word == "job.py" else word for word in words], first=tmp_path, **CHOICE)
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" in done.stderr and "PatchError: " in done.stderr.splitlines()[-1]
-
-
-def test_any_other_process_fails_at_the_import_with_a_wrong_policy_on_drift_too():
-    def train():
-        os.environ.update(ON_DRIFT)
-        start_over(sys.path)
-        sys.argv = ["job.py"]
-        import megatron_mtp_patches  # noqa: F401
-
-        print("trains")
-
-    (done,) = run_ranks(1, train)
-    assert done.code == 1 and "trains" not in done.output
-    assert "Traceback" in done.output and "PatchError: " in done.output.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["enable", "disable"])

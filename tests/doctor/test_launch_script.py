@@ -11,7 +11,6 @@ from megatron_mtp_patches.engine import UsageError
 pytestmark = pytest.mark.forked("python")
 
 SCRIPTS = {
-    "a string": 'ARGS="--a 1 --b 2"\ntrain.py $ARGS --c\n',
     "a string over lines": "ARGS=\"\n  --a 1 \\\n  --b 'x y'\n\"\ntrain.py $ARGS\n",
     "an array": 'ARGS=(\n  --a 1  # one\n  # --off\n  --b "x y"\n)\ntrain.py ${ARGS[@]} \'$ * "\'\n',
     "a quoted array": 'A=(--a "x y")\nB=("${A[@]}" --b)\ntrain.py "${B[@]}"\n',
@@ -21,7 +20,6 @@ SCRIPTS = {
     "what is empty": 'NONE=""\ntrain.py --a $NONE "$NONE" --b\n',
     "variables before a command": "RANKS=2\nOMP_NUM_THREADS=1 train.py --a $RANKS\n",
     "redirections and pipes": "train.py --a 1 > log 2>&1 < /dev/null\nfalse | cat; exit\n",
-    "lines that go on": "train.py \\\n  --a 1 \\\n  --b 2 && echo done\n",
     "a condition": 'if [ -n "" ]; then\n  A="--a"\nelse\n  A="--b"\nfi\ntrain.py $A --c\n',
     "a command in a string": 'A=(--a 1)\nRUN="train.py ${A[*]} --b 2"\nbash -c "$RUN"\n',
 }
