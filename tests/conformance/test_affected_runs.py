@@ -63,11 +63,8 @@ PER_TOKEN = {**CUT, "calculate_per_token_loss": True}
     [
         (CUT, {"ML-7513c"}),
         ({**CUT, "eod_mask_loss": True}, {"ML-7513b"}),
-        ({**CUT, "sft": True}, {"ML-7513b"}),
         ({**CUT, "sft": None}, {"ML-7513b"}),  # another trainer
         ({**CUT, "context_parallel_size": 1, "sft": True}, set()),
-        (PER_TOKEN, {"ML-7498b"}),
-        ({**PER_TOKEN, "sft": True}, {"ML-7498"}),
         ({**PER_TOKEN, "sft": True, "data_parallel_size": 2}, {"ML-7498", "ML-7452c"}),
         ({**PER_TOKEN, "data_parallel_size": 2}, {"ML-7498b"}),
         (

@@ -72,12 +72,9 @@ def is_stand_in(edit):
     return owner in names and (names[owner] is None or isinstance(names[owner], NonCallableMock))
 
 
-def test_two_calls_apply_what_one_applies(imported):
+def test_a_second_call_and_one_after_megatron_is_imported_apply_the_same(imported):
     megatron_mtp_patches.apply()
     assert (reports(), in_force()) == imported
-
-
-def test_the_result_is_the_same_where_megatron_is_imported_first(imported):
     megatron_mtp_patches.revert()
     megatron_mtp_patches.apply()
     assert (reports(), in_force()) == imported

@@ -13,12 +13,9 @@ pytestmark = pytest.mark.forked("python")
 @pytest.mark.parametrize(
     ("states", "line"),
     [
-        ("a=applied b=native c=applied", "2 applied, 1 native"),
         ("a=disabled b=applied c=applied d=pending", "1 pending, 2 applied, 1 disabled (a)"),
         ("a=refused b=repaired c=repaired", "2 repaired, 1 refused (a)"),
         ("a=disabled b=disabled c=applied", "1 applied (c), 2 disabled"),
-        ("a=disabled b=disabled", "2 disabled"),
-        ("a=disabled b=disabled c=refused", "2 disabled, 1 refused (c)"),
     ],
 )
 def test_states_are_counted_and_what_the_user_or_megatron_left_out_is_named(states, line):

@@ -3,19 +3,18 @@
 from types import SimpleNamespace
 
 import pytest
+from megatron_mtp_patches.checks import start_line
+from megatron_mtp_patches.checks.command_line import read
+from megatron_mtp_patches.checks.start_line import describe
 
 pytestmark = pytest.mark.forked("patched")
 
 
 def test_nothing_is_said_where_nothing_is_left():
-    from megatron_mtp_patches.checks.start_line import describe
-
     assert describe(SimpleNamespace(num_layers=2)) == ""
 
 
 def test_defects_that_no_patch_removes_are_counted_and_the_most_severe_named(monkeypatch):
-    from megatron_mtp_patches.checks import start_line
-
     findings = [SimpleNamespace(id=f"ML-{n}", severity=5 - n // 3, is_removed=n == 1, patch="a") for n in range(8)]
     monkeypatch.setattr(start_line, "diagnose", lambda sources, version: findings)
     line = start_line.describe(None)
@@ -23,8 +22,6 @@ def test_defects_that_no_patch_removes_are_counted_and_the_most_severe_named(mon
 
 
 def test_the_patches_that_remove_a_defect_from_this_run_are_named(monkeypatch):
-    from megatron_mtp_patches.checks import start_line
-
     patches = ["b", "b", "a", None]
     findings = [SimpleNamespace(id="x", severity=2, is_removed=patch is not None, patch=patch) for patch in patches]
     monkeypatch.setattr(start_line, "diagnose", lambda sources, version: findings)
@@ -37,8 +34,6 @@ def test_the_patches_that_remove_a_defect_from_this_run_are_named(monkeypatch):
     "variables, said", [({}, True), ({"RANK": "1"}, False), ({"MEGATRON_MTP_PATCHES_DEFECTS": "off"}, False)]
 )
 def test_rank_0_says_it_unless_it_is_told_not_to(monkeypatch, caplog, variables, said):
-    from megatron_mtp_patches.checks import start_line
-
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(start_line, "describe", lambda arguments: "2 known defects affect this run")
@@ -47,8 +42,6 @@ def test_rank_0_says_it_unless_it_is_told_not_to(monkeypatch, caplog, variables,
 
 
 def test_a_training_goes_on_where_a_defect_cannot_be_looked_for(monkeypatch, caplog):
-    from megatron_mtp_patches.checks import start_line
-
     def fail(arguments):
         raise KeyError("layout")
 
@@ -59,9 +52,6 @@ def test_a_training_goes_on_where_a_defect_cannot_be_looked_for(monkeypatch, cap
 
 def test_megatron_s_trainer_says_it(monkeypatch, caplog):
     pytest.importorskip("megatron.training.arguments", reason="the wheel of 0.16.1 has no trainer")
-    from megatron_mtp_patches.checks import start_line
-    from megatron_mtp_patches.checks.command_line import read
-
     monkeypatch.setattr(start_line, "describe", lambda arguments: f"{arguments.num_layers} known defects")
     flags = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 8 --max-position-embeddings 8"
     read(f"{flags} --micro-batch-size 1".split(), None)

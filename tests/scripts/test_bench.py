@@ -4,8 +4,10 @@ import argparse
 import json
 
 import pytest
+import torch
 
 from scripts.bench import acceptance, results, startup, step
+from scripts.bench.counting import count, tally
 from scripts.bench.ratios import Side, ratio, step_row
 from scripts.bench.tables import tables
 
@@ -14,10 +16,6 @@ pytestmark = pytest.mark.forked("torch")
 
 def test_it_counts_what_a_step_reduces_and_reads():
     """Not what torch's optimizer reads of its own counters, which lie on the host."""
-    import torch
-
-    from scripts.bench.counting import count
-
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     param = torch.nn.Parameter(torch.ones(2))
     adam = torch.optim.AdamW([param], foreach=False)
@@ -43,8 +41,6 @@ NO_WAITS = ["cudaDeviceSynchronize", "aten::_local_scalar_dense", "cudaMemcpyAsy
 
 
 def test_waits_and_launches_are_those_of_the_runtime():
-    from scripts.bench.counting import tally
-
     assert tally([*LAUNCHES, *NO_WAITS, "cudaStreamSynchronize"]) == (1, 3)
 
 

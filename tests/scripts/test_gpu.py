@@ -150,9 +150,9 @@ def clone(write_tree, tmp_path):
     """A git repository with the tags that are packed."""
     folder = tmp_path / "clone"
     git = ["git", "-C", folder, "-c", "user.name=N", "-c", "user.email=e"]
+    suites = [suite for suite in replay.SETTINGS["suite"] if suite["name"] in stages.SUITES and "ref" in suite]
     for number, tag in enumerate(TAGS.values()):
-        files = {file.removesuffix(".py"): f"# {tag}" for suite in suites_with_ref() for file in suite["files"]}
-        write_tree(folder, **files)
+        write_tree(folder, **{file.removesuffix(".py"): f"# {tag}" for suite in suites for file in suite["files"]})
         (folder / "tests/functional_tests").mkdir(exist_ok=True)
         (folder / "tests/functional_tests/golden.json").write_text("{}")
         for words in ([["init", "-q"]] if not number else []) + [["add", "-A"], ["commit", "-qm", tag], ["tag", tag]]:
@@ -160,25 +160,18 @@ def clone(write_tree, tmp_path):
     return folder
 
 
-def suites_with_ref():
-    return [suite for suite in replay.SETTINGS["suite"] if suite["name"] in stages.SUITES and "ref" in suite]
-
-
-def download(folder):
-    (folder / "megatron_core-0.18.2-any.whl").write_bytes(b"wheel")
-
-
 def test_what_is_packed(clone, tmp_path, monkeypatch, capsys, ended):
-    monkeypatch.setattr(packing, "download", download)
+    wheel = "megatron_core-0.18.2-any.whl"
+    monkeypatch.setattr(packing, "download", lambda folder: (folder / wheel).write_bytes(b"wheel"))
     folder = tmp_path / "packed"
     packing.pack(folder, str(clone))
     files = {file.name for file in folder.iterdir()} - {machine.LIST}
-    assert files == {f"{tag}.tar.gz" for tag in TAGS.values()} | {"megatron_core-0.18.2-any.whl"}
+    assert files == {f"{tag}.tar.gz" for tag in TAGS.values()} | {wheel}
     listed = json.loads((folder / machine.LIST).read_text())
     assert {name: row["bytes"] for name, row in listed.items()} == {
         name: (folder / name).stat().st_size for name in files
     }
-    assert "5  megatron_core-0.18.2-any.whl" in capsys.readouterr().out
+    assert f"5  {wheel}" in capsys.readouterr().out
     with tarfile.open(folder / f"{TAGS[DEFAULT]}.tar.gz") as tar:
         tests = f"{TAGS[DEFAULT]}/tests/unit_tests/test_optimizer"
         names = tar.getnames()
