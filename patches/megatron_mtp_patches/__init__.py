@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 
 from .applied import ENGINE
 from .catalog import CATALOG
-from .checks.diagnosis import Finding
-from .checks.diagnosis import diagnose as find_defects
+from .checks.diagnosis import Finding, diagnose_sources
 from .engine import Patch, PatchError
 from .engine.report import Report
 from .mtp import mtp_acceptance_length
@@ -115,7 +114,7 @@ def diagnose(*settings: object, transformer_engine: str | None = None) -> list[F
         TypeError: `settings` has something else than objects with settings as attributes, or nothing.
         ValueError: `transformer_engine` is not a version.
     """
-    return find_defects(settings, transformer_engine)
+    return diagnose_sources(settings, transformer_engine)
 
 
 def metrics(optimizer: object = None) -> dict[str, float]:

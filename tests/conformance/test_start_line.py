@@ -16,7 +16,7 @@ def test_nothing_is_said_where_nothing_is_left():
 
 def test_defects_that_no_patch_removes_are_counted_and_the_most_severe_named(monkeypatch):
     findings = [SimpleNamespace(id=f"ML-{n}", severity=5 - n // 3, is_removed=n == 1, patch="a") for n in range(8)]
-    monkeypatch.setattr(start_line, "diagnose", lambda sources, version: findings)
+    monkeypatch.setattr(start_line, "diagnose_sources", lambda sources, version: findings)
     line = start_line.describe(None)
     assert "7 known defects affect this run (severity up to 5 of 5: ML-0, ML-2, ML-3, ML-4, ML-5, ...)" in line
 
@@ -24,7 +24,7 @@ def test_defects_that_no_patch_removes_are_counted_and_the_most_severe_named(mon
 def test_the_patches_that_remove_a_defect_from_this_run_are_named(monkeypatch):
     patches = ["b", "b", "a", None]
     findings = [SimpleNamespace(id="x", severity=2, is_removed=patch is not None, patch=patch) for patch in patches]
-    monkeypatch.setattr(start_line, "diagnose", lambda sources, version: findings)
+    monkeypatch.setattr(start_line, "diagnose_sources", lambda sources, version: findings)
     assert "3 known defects are removed from this run (by b, a); 1 known defect affects" in start_line.describe(None)
     findings.pop()
     assert start_line.describe(None) == "3 known defects are removed from this run (by b, a)"

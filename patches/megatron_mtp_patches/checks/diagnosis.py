@@ -77,7 +77,7 @@ def check_version(version: object) -> None:
         raise ValueError(f"{version!r} is not a version of TransformerEngine: write it as '2.16.1'")
 
 
-def diagnose(sources: Iterable[object], transformer_engine: str | None) -> list[Finding]:
+def diagnose_sources(sources: Iterable[object], transformer_engine: str | None) -> list[Finding]:
     """Return the findings of `find_defects` on the installed Megatron and, if no version is given, TransformerEngine.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..engine.call import Call
-from .diagnosis import diagnose
+from .diagnosis import diagnose_sources
 
 VARIABLE = "MEGATRON_MTP_PATCHES_DEFECTS"  # "off": no line
 logger = logging.getLogger("megatron_mtp_patches")
@@ -35,7 +35,7 @@ def describe(arguments: object) -> str:
 
     The patches and the most severe defects are named. Nothing, '', if there are none.
     """
-    findings = diagnose([arguments], None)
+    findings = diagnose_sources([arguments], None)
     removed = [finding for finding in findings if finding.is_removed]
     open_defects = [finding for finding in findings if not finding.is_removed]
     parts = []
