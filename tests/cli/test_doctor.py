@@ -5,7 +5,7 @@ import platform
 from importlib.metadata import version
 
 import pytest
-from megatron_mtp_patches.cli.doctor import FRAMEWORKS
+from megatron_mtp_patches.cli.environment import FRAMEWORKS
 from megatron_mtp_patches.megatrons.environment import PARTS
 
 from scripts.common.toml import read_toml

@@ -241,7 +241,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if "--" not in arguments.words:
         if arguments.world_size or arguments.te or arguments.json:
             raise UsageError("--world-size, --te and --json need the flags of a training: doctor ... -- FLAGS")
-        from .doctor import examine
+        from .environment import examine
 
         return examine()
     from .diagnose import diagnose_flags
