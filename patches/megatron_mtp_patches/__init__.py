@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from .applied import ENGINE
 from .catalog import CATALOG
-from .checks.diagnosis import Finding, diagnose_sources
+from .doctor.findings import Finding, diagnose_sources
 from .engine import Patch, PatchError
 from .engine.report import Report
 from .mtp import mtp_acceptance_length

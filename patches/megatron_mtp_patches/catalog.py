@@ -136,7 +136,7 @@ BASE = (
                     "run_record.agreement:check_before_model_parallel",
                 ),
                 (f"{_TRAINING}.arguments:validate_args", "run_record.provenance:record_in_arguments"),
-                (f"{_TRAINING}.arguments:validate_args", "checks.start_line:log_known_defects"),
+                (f"{_TRAINING}.arguments:validate_args", "doctor.start_line:log_known_defects"),
                 (f"{_CORE}.optimizer:_get_param_groups", "run_record.settings_left_out:refuse_settings_left_out"),
                 (f"{_TRAINING}.checkpointing:check_checkpoint_args", "run_record.provenance:warn_of_differences"),
             )

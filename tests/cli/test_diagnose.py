@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import megatron_mtp_patches
 import pytest
 from megatron.core.optimizer import OptimizerConfig
-from megatron_mtp_patches.checks import diagnosis
 from megatron_mtp_patches.defects.declare import Gap
+from megatron_mtp_patches.doctor import findings
 
 pytestmark = pytest.mark.forked("patched")
 
@@ -17,8 +17,8 @@ def declare(monkeypatch):
     """declare(defect, ...): from now on these are the known defects, and this Megatron has them."""
 
     def replace_known(*defects):
-        monkeypatch.setattr(diagnosis, "known_defects", lambda: defects)
-        monkeypatch.setattr(diagnosis, "has_defect", lambda defect: True)
+        monkeypatch.setattr(findings, "known_defects", lambda: defects)
+        monkeypatch.setattr(findings, "has_defect", lambda defect: True)
 
     return replace_known
 
@@ -43,7 +43,7 @@ def test_a_defect_is_removed_only_with_the_setting_that_its_patch_needs(is_on):
 
 
 def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(declare):
-    chosen = next(one for one in diagnosis.known_defects() if one.patch and not (one.setting or one.after))
+    chosen = next(one for one in findings.known_defects() if one.patch and not (one.setting or one.after))
     gap = Gap(lambda run: run.is_deep, when="--is-deep", because="it is deep")
     one = replace(chosen, affects=lambda run: True, unless=gap, instead="--is-flat")
     declare(one)
@@ -56,7 +56,7 @@ def test_a_defect_is_not_removed_from_the_runs_that_its_patch_leaves_out(declare
 
 @pytest.mark.parametrize("is_other_removed", [True, False])
 def test_a_defect_may_be_removed_only_after_another_one(declare, is_other_removed):
-    chosen = next(one for one in diagnosis.known_defects() if one.patch and not (one.setting or one.unless))
+    chosen = next(one for one in findings.known_defects() if one.patch and not (one.setting or one.unless))
     other = replace(chosen, id="other", affects=lambda run: True, patch=chosen.patch * is_other_removed)
     one = replace(other, id="one", patch=chosen.patch, after="other")
     declare(one, other)
@@ -71,7 +71,7 @@ def test_a_defect_may_be_removed_only_after_another_one(declare, is_other_remove
     "instead, remedy", [("--log-interval 1", "set --log-interval 1"), ("leave it out", "leave it out")]
 )
 def test_what_to_do_instead_is_said_as_something_to_do(declare, instead, remedy):
-    chosen = next(one for one in diagnosis.known_defects() if not one.patch)
+    chosen = next(one for one in findings.known_defects() if not one.patch)
     defect = replace(chosen, instead=instead, affects=lambda run: True)
     declare(defect)
     (finding,) = megatron_mtp_patches.diagnose(SimpleNamespace())

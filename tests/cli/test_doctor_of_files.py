@@ -140,12 +140,12 @@ def test_what_megatron_refuses_is_said_and_the_others_are_diagnosed(diagnose):
 
 
 def test_what_no_patch_removes_ends_with_1_from_severity_3_on(doctor_of_file, monkeypatch):
-    from megatron_mtp_patches.checks.diagnosis import Finding
-    from megatron_mtp_patches.cli import diagnose
+    from megatron_mtp_patches.cli import doctor
+    from megatron_mtp_patches.doctor.findings import Finding
 
     for severity in (2, 3):
         finding = Finding("ML-1", "It fails", "crash", severity, "read", "", "0.18.2", None, False, "no patch")
-        monkeypatch.setattr(diagnose, "find_defects", lambda settings, finding=finding: [finding])
+        monkeypatch.setattr(doctor, "find_defects", lambda settings, finding=finding: [finding])
         done = doctor_of_file(SMALL)
         assert done.code == (severity >= 3)
         severe = int(severity >= 3)

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.checks import diagnosis
-from megatron_mtp_patches.checks.command_line import read
-from megatron_mtp_patches.checks.diagnosis import Settings
-from megatron_mtp_patches.cli import diagnose
+from megatron_mtp_patches.cli import doctor
 from megatron_mtp_patches.defects.conditions import is_vlm
+from megatron_mtp_patches.doctor import findings
+from megatron_mtp_patches.doctor.command_line import read
+from megatron_mtp_patches.doctor.findings import Settings
 from megatron_mtp_patches.megatrons import installed as installed_megatron
 
 from .training_flags import EXPERTS, SMALL
@@ -97,9 +97,9 @@ def test_one_line_for_each_defect_and_the_patch_that_removes_it(doctor, release)
 
 @pytest.mark.parametrize("is_installed", [False, True], ids=["missing", "installed"])
 def test_a_patch_of_a_package_that_is_not_installed_applies_later(doctor, monkeypatch, is_installed):
-    monkeypatch.setattr(diagnosis, "find_file", lambda module: module if is_installed else None)
-    pending = SimpleNamespace(state=diagnosis.State.PENDING)
-    monkeypatch.setattr(diagnosis, "ENGINE", SimpleNamespace(report=lambda patch: pending))
+    monkeypatch.setattr(findings, "find_file", lambda module: module if is_installed else None)
+    pending = SimpleNamespace(state=findings.State.PENDING)
+    monkeypatch.setattr(findings, "ENGINE", SimpleNamespace(report=lambda patch: pending))
     done = doctor(f"{SMALL} --optimizer muon")
     later = "removed by keep-newton-schulz-scale-invariant; it applies once emerging-optimizers is installed\n"
     assert done.code == 0 and (later in done.out) is not is_installed
@@ -279,7 +279,7 @@ def test_options_without_flags_are_wrong_usage(command, words):
 
 
 def test_without_megatron_it_says_what_to_install_as_status_does(command, monkeypatch):
-    for module in (diagnose, installed_megatron):
+    for module in (doctor, installed_megatron):
         monkeypatch.setattr(module, "find_file", lambda name: None)
     done = command("doctor", "--", "--num-layers", "4")
     assert done.code == 1 and "megatron-core is not installed (pip install megatron-core, or" in done.err

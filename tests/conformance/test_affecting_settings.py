@@ -4,8 +4,8 @@ import re
 from types import CodeType, FunctionType, SimpleNamespace
 
 import pytest
-from megatron_mtp_patches.checks.diagnosis import Settings
 from megatron_mtp_patches.defects.catalog import known_defects
+from megatron_mtp_patches.doctor.findings import Settings
 
 pytestmark = pytest.mark.forked("python")
 

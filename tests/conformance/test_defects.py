@@ -4,9 +4,9 @@ import re
 
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.checks.diagnosis import Settings
 from megatron_mtp_patches.defects.catalog import known_defects, read_releases, releases_with, removed_by
 from megatron_mtp_patches.defects.probe import has_defect
+from megatron_mtp_patches.doctor.findings import Settings
 from megatron_mtp_patches.megatrons.states_by_release import state_in
 
 KINDS = {"wrong numbers", "wrong log", "lost state", "hang", "crash"}

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
-from megatron_mtp_patches.checks import start_line
-from megatron_mtp_patches.checks.command_line import read
-from megatron_mtp_patches.checks.start_line import describe
+from megatron_mtp_patches.doctor import start_line
+from megatron_mtp_patches.doctor.command_line import read
+from megatron_mtp_patches.doctor.start_line import describe
 
 pytestmark = pytest.mark.forked("patched")
 

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from megatron_mtp_patches.checks.launch_script import read_commands
+from megatron_mtp_patches.doctor.launch_script import read_commands
 from megatron_mtp_patches.engine import UsageError
 
 pytestmark = pytest.mark.forked("python")

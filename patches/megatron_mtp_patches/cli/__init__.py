@@ -235,7 +235,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.batch:
         if "--" in arguments.words:
             raise UsageError("give --batch or -- FLAGS, not both: a file has the flags of its own run")
-        from .diagnose import diagnose_files
+        from .doctor import diagnose_files
 
         return diagnose_files(arguments.batch, arguments.world_size, arguments.te, arguments.json)
     if "--" not in arguments.words:
@@ -244,7 +244,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         from .environment import examine
 
         return examine()
-    from .diagnose import diagnose_flags
+    from .doctor import diagnose_flags
 
     flags = arguments.words[arguments.words.index("--") + 1 :]
     return diagnose_flags(flags, arguments.world_size, arguments.te, as_json=arguments.json)

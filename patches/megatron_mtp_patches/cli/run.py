@@ -98,14 +98,14 @@ def _say_what_to_change(arguments: list[str]) -> Iterator[None]:
     try:
         yield
     except AssertionError as error:
-        from ..checks.megatron_refusals import is_silent_refusal, reason
+        from ..doctor.megatron_refusals import is_silent_refusal, reason
 
         if is_silent_refusal(error):
             error.args = (f"Megatron refuses these flags: {reason(error)}",)
         raise
     except SystemExit as ended:
         if ended.code == UsageError.exit_code:  # argparse's as well
-            from ..checks.megatron_refusals import flags_left_out, flags_misspelt
+            from ..doctor.megatron_refusals import flags_left_out, flags_misspelt
 
             if "--device" in arguments:
                 print("megatron-mtp-patches: --device goes before the name of the script", file=sys.stderr)

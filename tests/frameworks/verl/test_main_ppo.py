@@ -9,8 +9,8 @@ import ray
 import torch
 import verl.workers.engine_workers
 from hydra import compose, initialize_config_dir
-from megatron_mtp_patches.checks.diagnosis import Settings, find_defects
-from megatron_mtp_patches.checks.run_files import read_runs
+from megatron_mtp_patches.doctor.findings import Settings, find_defects
+from megatron_mtp_patches.doctor.run_files import read_runs
 from omegaconf import OmegaConf
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env

@@ -1,4 +1,4 @@
-"""Advice for a command line that Megatron refuses without saying what to change.
+"""Advice, for `doctor` and `run`, on a command line that Megatron refuses without saying what to change.
 
 The patches refuse their own flags beside others in `megatron_overrides/TOPIC/checks.py`, which `Setting.check` names.
 """

@@ -18,12 +18,12 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from .. import apply, rehearsal, revert
-from ..checks import start_line
-from ..checks.command_line import CommandLine, read, refusals
-from ..checks.configuration import Configuration
-from ..checks.diagnosis import Finding, Settings, check_version, find_defects
-from ..checks.launch_script import Command
-from ..checks.run_files import read_runs
+from ..doctor import start_line
+from ..doctor.command_line import CommandLine, read, refusals
+from ..doctor.configuration import Configuration
+from ..doctor.findings import Finding, Settings, check_version, find_defects
+from ..doctor.launch_script import Command
+from ..doctor.run_files import read_runs
 from ..engine import PatchError, UsageError
 from ..engine.source import find_file
 from ..megatrons.installed import MEGATRON, describe_megatron, find_releases, find_transformer_engine, import_targets

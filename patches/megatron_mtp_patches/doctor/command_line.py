@@ -20,7 +20,7 @@ from ..defects.conditions import VLM_FLAGS
 from ..engine import AddField, AddFlag, UsageError
 from ..engine.similar_names import find_similar
 from ..megatrons.installed import PACKAGES, describe_mixture
-from .diagnosis import Settings
+from .findings import Settings
 from .megatron_refusals import flags_left_out, reason
 
 OPTIONS = {"--json", "--te", "--world-size"}  # of `doctor`

@@ -1,4 +1,4 @@
-"""The line at the start of a training of Megatron-LM about the known defects that affect it, or are removed from it."""
+"""The line at the start of a training of Megatron-LM: how many defects `doctor` finds, and how many are removed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..engine.call import Call
-from .diagnosis import diagnose_sources
+from .findings import diagnose_sources
 
 VARIABLE = "MEGATRON_MTP_PATCHES_DEFECTS"  # "off": no line
 logger = logging.getLogger("megatron_mtp_patches")

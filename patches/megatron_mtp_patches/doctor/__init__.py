@@ -1,0 +1,1 @@
+"""Readers of the flags, launch scripts and configurations of a run, and the known defects that `doctor` finds in it."""
