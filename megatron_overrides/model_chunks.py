@@ -14,3 +14,9 @@ def as_list(model: Any) -> Any:
 def plain_name(name: str) -> str:
     """A name of model.named_parameters() without what DDP and Float16Module put before it."""
     return re.sub(r"^(module\.)+", "", name)
+
+
+def is_megatron_fsdp(chunk: Any) -> bool:
+    """True if `chunk` is a model in Megatron-FSDP. Its version 2, of main, manages gradients in another way."""
+    ddp_config = getattr(chunk, "ddp_config", None)  # of a chunk that nothing wraps there is none
+    return getattr(ddp_config, "use_megatron_fsdp", False) and hasattr(chunk, "param_and_grad_buffer")

@@ -6,9 +6,16 @@ sharded has the whole buffer: backward passes add to it, and the reduced gradien
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from typing import Any
 
+import torch
+from megatron.core.utils import log_single_rank
+
 from megatron_overrides.call import Call
+
+logger = logging.getLogger(__name__)
 
 _UNSHARDED = ("no_shard", "optim")  # the strategies that leave gradients whole
 
@@ -92,3 +99,19 @@ class _Overwritten:
     def __iadd__(self, other: Any) -> _Overwritten:
         self.tensor.copy_(other)
         return self
+
+
+def sum_gradients_in_fp32(call: Call) -> None:
+    """Wraps FullyShardedDataParallel.__init__, which reads grad_reduce_in_fp32 before 0.19 only."""
+    ddp_config = call["ddp_config"]
+    main_grads_dtype = getattr(ddp_config, "megatron_fsdp_main_grads_dtype", torch.float32)  # before 0.19 there is none
+    if ddp_config.grad_reduce_in_fp32 and main_grads_dtype is None:
+        if call["config"].params_dtype != torch.float32:
+            log_single_rank(
+                logger,
+                logging.WARNING,
+                "Megatron-FSDP keeps gradients in fp32, as --accumulate-allreduce-grads-in-fp32 says: 4 bytes for each "
+                "parameter whose gradient a rank keeps. --megatron-fsdp-main-grads-dtype takes another dtype",
+            )
+        call["ddp_config"] = dataclasses.replace(ddp_config, megatron_fsdp_main_grads_dtype=torch.float32)
+    call.proceed()

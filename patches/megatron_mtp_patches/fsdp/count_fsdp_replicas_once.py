@@ -4,7 +4,7 @@ from ..declarations.shared_edits import GRAD_NORMS, ROUNDED_NORM
 from ..engine import Patch, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
-_WRAPPERS = "megatron_overrides.fsdp.wrappers"
+_WRAPPERS = "megatron_overrides.fsdp.replicas"
 
 PATCH = Patch(
     id="count-fsdp-replicas-once",

@@ -23,5 +23,7 @@ PATCH = Patch(
     notes=("The report is NVIDIA/Megatron-LM#5974.",),
     is_repair=True,
     probe=Probe(f"{_MODULE}:fully_shard_optimizer", contains="optimizer_group_settings"),
-    edits=(Wrap(f"{_MODULE}:fully_shard_optimizer", "megatron_overrides.fsdp.wrappers:create_state_without_a_step"),),
+    edits=(
+        Wrap(f"{_MODULE}:fully_shard_optimizer", "megatron_overrides.fsdp.fully_shard:create_state_without_a_step"),
+    ),
 )

@@ -3,7 +3,7 @@
 from ..engine import Patch, Probe, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
-_WRAPPERS = "megatron_overrides.fsdp.wrappers"
+_WRAPPERS = "megatron_overrides.fsdp.main_weights"
 _COUNT_ZEROS = "megatron_overrides.norms.wrappers:count_zeros_without_params"
 
 PATCH = Patch(

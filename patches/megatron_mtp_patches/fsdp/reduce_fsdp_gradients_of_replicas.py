@@ -4,7 +4,7 @@ from ..engine import Patch, Probe, PullRequest, Wrap
 
 _FSDP = "megatron.core.distributed.fsdp.src.megatron_fsdp"
 _REDUCE = f"{_FSDP}.param_and_grad_buffer:ParamAndGradBuffer.all_reduce_gradients"
-_WRAPPERS = "megatron_overrides.fsdp.wrappers"
+_WRAPPERS = "megatron_overrides.fsdp.replicas"
 
 PATCH = Patch(
     id="reduce-fsdp-gradients-of-replicas",

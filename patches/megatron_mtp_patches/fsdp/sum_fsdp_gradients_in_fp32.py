@@ -27,7 +27,7 @@ PATCH = Patch(
     edits=tuple(
         Wrap(
             f"{_ADAPTER}:FullyShardedDataParallel{version}.__init__",
-            "megatron_overrides.fsdp.wrappers:sum_gradients_in_fp32",
+            "megatron_overrides.fsdp.gradient_sums:sum_gradients_in_fp32",
         )
         for version in ("", "V1", "V2")
     ),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.fsdp.wrappers import create_state_without_a_step
+from megatron_overrides.fsdp.fully_shard import create_state_without_a_step
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("count-no-step-in-fully-shard-optimizer")]
 

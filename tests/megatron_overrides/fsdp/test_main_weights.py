@@ -7,7 +7,8 @@ import pytest
 import torch
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.fsdp.wrappers import build_without_master_weights, reload_main_weights, sum_gradients_in_fp32
+from megatron_overrides.fsdp.gradient_sums import sum_gradients_in_fp32
+from megatron_overrides.fsdp.main_weights import build_without_master_weights, reload_main_weights
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("fsdp-without-master-weights")]
 

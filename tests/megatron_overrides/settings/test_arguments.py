@@ -123,7 +123,7 @@ def test_norm_groups_are_given_one_by_one_and_checked_at_once():
 
 def settle(**changes):
     """The settings that upstream's own checks get to see."""
-    from megatron_overrides.fsdp.wrappers import enforce_megatron_fsdp_args
+    from megatron_overrides.fsdp.main_weights import enforce_megatron_fsdp_args
 
     settings = Namespace(
         **{
