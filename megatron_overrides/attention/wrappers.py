@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from megatron_overrides.call import Call
-from megatron_overrides.norms.replicas import mark_shard
+from megatron_overrides.norms.shard_marks import mark_shard
 from megatron_overrides.run_arguments import arguments_of_run
 
 # The class up to 0.19, and what it and GatedDeltaNet2 have in common on main; their modules depend on the release.

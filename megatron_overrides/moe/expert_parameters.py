@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from megatron_overrides.norms.replicas import mark_shard
+from megatron_overrides.norms.shard_marks import mark_shard
 
 # By parallel mode: the dimension along which parameters are split over the ranks of the expert tensor-parallel group.
 _DIMENSIONS = {"column": {"weight": 0, "bias": 0}, "row": {"weight": 1}}

@@ -28,15 +28,6 @@ def param_is_not_tensor_parallel_duplicate(param: Any, tp_group: Any = None, exp
     return bool(rank == 0)
 
 
-def mark_shard(param: Any, dimension: int | None) -> None:
-    """Mark `param` as split along `dimension` over tensor-parallel ranks, or as a replica where that is None."""
-    param.tensor_model_parallel = dimension is not None
-    if dimension is not None:
-        param.partition_dim = dimension
-        if not hasattr(param, "partition_stride"):
-            param.partition_stride = 1
-
-
 def first_replicas(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
     """Those of `params` whose gradients this rank counts: all but what no_shard replicates and another rank counts."""
     return [param for param in params if getattr(param, "_mtp_patches_is_first_replica", True)]

@@ -1,7 +1,8 @@
-"""Tag parameters with their norm groups: the MTP heads, then what --grad-norm-group names.
+"""Tag parameters with their norm groups: the MTP heads, then what --grad-norm-group names (NVIDIA/Megatron-LM#4116).
 
-The patches tag while the model and its optimizer are built. `megatron_mtp_patches.functional.tag` tags those of a
-Megatron without the patches, in which the optimizer may have copied the parameters already.
+The tag of the MTP heads is `grad_norm_group = "mtp"`; the original pull request calls it `is_mtp_param`, which is set
+as well. The patches tag while the model and its optimizer are built. `megatron_mtp_patches.functional.tag` tags those
+of a Megatron without the patches, in which the optimizer may have copied the parameters already.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list, plain_name
 from megatron_overrides.mtp.blocks import mtp_blocks
 from megatron_overrides.norms.groups import (
@@ -99,3 +101,29 @@ def _copies(leaf: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for names in _COPIES:
         for params, copies in zip(*(getattr(leaf, name, ()) for name in names), strict=False):
             yield from (pair for pair in zip(params, copies, strict=True) if pair[1] is not None)
+
+
+def tag_block(call: Call) -> None:
+    """Wraps MultiTokenPredictionBlock.__init__: tags the parameters of the new block."""
+    call.proceed()
+    tag_mtp_block(call.instance)
+
+
+def retag_mtp_heads(call: Call) -> Any:
+    """Wraps _get_param_groups(model_chunks, config, ...), with which every optimizer begins."""
+    tag_mtp_blocks(as_list(call["model_chunks"]))
+    return call.proceed()
+
+
+def tag_groups(call: Call) -> Any:
+    """Wraps _get_param_groups(model_chunks, config, ...): parameters get the groups of --grad-norm-group."""
+    tag_named_groups(as_list(call["model_chunks"]), call["config"])
+    return call.proceed()
+
+
+def copy_grad_norm_tags(call: Call) -> None:
+    """Wraps copy_tensor_model_parallel_attributes(destination, source), called for every shard and main copy."""
+    call.proceed()
+    group = tagged_group(call["source_tensor"])
+    if group is not None:
+        tag(call["destination_tensor"], group)

@@ -149,7 +149,7 @@ GRAD_NORMS = (
 # Shards and main copies keep the norm group of their parameter.
 COPY_GRAD_NORM_TAGS = Wrap(
     "megatron.core.tensor_parallel.layers:copy_tensor_model_parallel_attributes",
-    "megatron_overrides.norms.wrappers:copy_grad_norm_tags",
+    "megatron_overrides.norms.tags:copy_grad_norm_tags",
     check_source=False,
 )
 

@@ -4,7 +4,7 @@ from ..engine import Patch, Probe, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
 _WRAPPERS = "megatron_overrides.fsdp.main_weights"
-_COUNT_ZEROS = "megatron_overrides.norms.wrappers:count_zeros_without_params"
+_COUNT_ZEROS = "megatron_overrides.norms.zero_counts:count_zeros_without_params"
 
 PATCH = Patch(
     id="fsdp-without-master-weights",
@@ -58,7 +58,7 @@ PATCH = Patch(
             f"{_OPTIMIZER}.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
             f"{_WRAPPERS}:reload_main_weights",
         ),
-        Wrap(f"{_OPTIMIZER}.clip_grads:count_zeros_fp32", "megatron_overrides.norms.wrappers:count_zeros_of_fsdp"),
+        Wrap(f"{_OPTIMIZER}.clip_grads:count_zeros_fp32", "megatron_overrides.norms.zero_counts:count_zeros_of_fsdp"),
         Wrap(f"{_OPTIMIZER}.optimizer:MegatronOptimizer.count_zeros", _COUNT_ZEROS),
         Wrap(f"{_OPTIMIZER}.optimizer:ChainedOptimizer.count_zeros", _COUNT_ZEROS),
         Wrap(

@@ -12,7 +12,7 @@ from ..declarations.shared_edits import (
 )
 from ..engine import Override, Patch, Probe, PullRequest, Wrap
 
-_WRAPPERS = "megatron_overrides.norms.wrappers"
+_WRAPPERS = "megatron_overrides.norms.tags"
 _GROUPS = "megatron_overrides.norms.groups"
 _NORMS = "megatron_overrides.norms.measuring"
 _BASE = f"{OPTIMIZER}:MegatronOptimizer"

@@ -41,7 +41,7 @@ PATCH = Patch(
         ),
         Wrap(
             "megatron.core.optimizer:_get_param_groups",
-            "megatron_overrides.norms.wrappers:tag_groups",
+            "megatron_overrides.norms.tags:tag_groups",
             check_source=False,
         ),
         COPY_GRAD_NORM_TAGS,

@@ -17,5 +17,5 @@ PATCH = Patch(
     "shrink to those of one copy.",
     is_repair=True,
     probe=Probe(_LAYER, contains="setattr(param, 'tensor_model_parallel', False)"),
-    edits=(Wrap(_LAYER, "megatron_overrides.norms.wrappers:mark_duplicated_weights"),),
+    edits=(Wrap(_LAYER, "megatron_overrides.norms.shard_marks:mark_duplicated_weights"),),
 )

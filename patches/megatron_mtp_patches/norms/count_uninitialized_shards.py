@@ -18,7 +18,7 @@ PATCH = Patch(
     is_repair=True,
     probe=Probe(f"{_LAYERS}:VocabParallelEmbedding.__init__", contains="set_tensor_model_parallel_attributes"),
     edits=tuple(
-        Wrap(f"{_LAYERS}:{layer}.__init__", f"megatron_overrides.norms.wrappers:mark_uninitialized_{kind}")
+        Wrap(f"{_LAYERS}:{layer}.__init__", f"megatron_overrides.norms.shard_marks:mark_uninitialized_{kind}")
         for layer, kind in (
             ("VocabParallelEmbedding", "rows"),
             ("ColumnParallelLinear", "rows"),
