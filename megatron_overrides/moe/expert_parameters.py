@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from megatron_overrides.call import Call
 from megatron_overrides.norms.shard_marks import mark_shard
 
 # By parallel mode: the dimension along which parameters are split over the ranks of the expert tensor-parallel group.
@@ -38,3 +39,46 @@ def mark_expert_parameters(layer: Any, parallel_mode: str | None, config: Any) -
         kind = _NUMBERED.fullmatch(name)
         if dimensions and kind:
             mark_shard(param, dimensions.get(kind[1]))
+
+
+_PARALLEL_MODES = {"linear_fc1": "column", "linear_fc2": "row"}
+
+
+def copy_expert_mark(call: Call) -> None:
+    """Wraps copy_tensor_model_parallel_attributes(destination, source): a shard of an expert's parameter stays one."""
+    call.proceed()
+    if hasattr(call["source_tensor"], "allreduce"):
+        call["destination_tensor"].allreduce = call["source_tensor"].allreduce
+
+
+def _mark_experts(parallel_mode: str, call: Call) -> None:
+    call.proceed()
+    if call.get("is_expert"):
+        mark_expert_parameters(call.instance, parallel_mode, call["config"])
+
+
+def mark_experts_of_column_layer(call: Call) -> None:
+    """Wraps ColumnParallelLinear.__init__ and TEColumnParallelLinear.__init__: marks the parameters of an expert's."""
+    _mark_experts("column", call)
+
+
+def mark_experts_of_row_layer(call: Call) -> None:
+    """Wraps RowParallelLinear.__init__ and TERowParallelLinear.__init__: marks the parameters of an expert's."""
+    _mark_experts("row", call)
+
+
+def mark_experts_of_linear(call: Call) -> None:
+    """Wraps TELinear.__init__ and TEGroupedLinear.__init__, which are told how the layer is split."""
+    call.proceed()
+    if call.get("is_expert"):
+        mark_expert_parameters(call.instance, call.get("parallel_mode"), call["config"])
+
+
+def mark_experts_of_layer(call: Call) -> None:
+    """Wraps MoELayer.__init__: marks the parameters of its experts.
+
+    Linear layers mark their own; GroupedMLP of 0.16.1 has weights without a linear layer.
+    """
+    call.proceed()
+    for path, module in call.instance.experts.named_modules():
+        mark_expert_parameters(module, _PARALLEL_MODES.get(path.rpartition(".")[2]), call.instance.config)

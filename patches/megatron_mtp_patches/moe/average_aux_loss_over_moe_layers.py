@@ -33,6 +33,6 @@ PATCH = Patch(
     ),
     edits=(
         *divide_aux_losses("average_over_moe_layers"),
-        Wrap(f"{MTP}:MultiTokenPredictionLayer.__init__", "megatron_overrides.moe.wrappers:mark_routers_of_head"),
+        Wrap(f"{MTP}:MultiTokenPredictionLayer.__init__", "megatron_overrides.moe.logged_losses:mark_routers_of_head"),
     ),
 )

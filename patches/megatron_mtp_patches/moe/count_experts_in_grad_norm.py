@@ -3,7 +3,7 @@
 from ..engine import Override, Patch, Probe, PullRequest, Wrap
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
-_WRAPPERS = "megatron_overrides.moe.wrappers"
+_WRAPPERS = "megatron_overrides.moe.expert_parameters"
 _IS_COUNTED = "megatron_overrides.norms.replicas:param_is_not_tensor_parallel_duplicate"
 _TRANSFORMER_ENGINE = "megatron.core.extensions.transformer_engine"
 

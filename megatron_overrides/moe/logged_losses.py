@@ -1,11 +1,8 @@
-"""The wrappers around Megatron's experts: marks on their parameters, and the mean of their auxiliary losses.
+"""The auxiliary losses of routers are logged as their mean over the MoE layers that have one (NVIDIA/Megatron-LM#6748).
 
-NVIDIA/Megatron-LM#5916: a parameter of an expert is marked wherever its layer is built, so that its gradient is
-averaged over the right replicas and counts in the norm.
-
-NVIDIA/Megatron-LM#6748: the auxiliary losses are logged as their mean over the MoE layers that have one. A layer of the
-main model and a head add one loss each; a repeated head adds the mean of its passes, one loss as well. The trainer's
-own count takes every head for an MoE layer and every pass for a head, and counts the heads of a hybrid model twice.
+A layer of the main model and a head add one loss each; a repeated head adds the mean of its passes, one loss as well.
+The trainer's own count takes every head for an MoE layer and every pass for a head, and counts the heads of a hybrid
+model twice.
 """
 
 from __future__ import annotations
@@ -13,51 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_overrides.call import Call
-from megatron_overrides.moe.expert_parameters import mark_expert_parameters
 from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled, is_main_model_frozen
 from megatron_overrides.report.metrics import MEGATRON_TRAINER, logging_trainer
-
-_PARALLEL_MODES = {"linear_fc1": "column", "linear_fc2": "row"}
-
-
-def copy_expert_mark(call: Call) -> None:
-    """Wraps copy_tensor_model_parallel_attributes(destination, source): a shard of an expert's parameter stays one."""
-    call.proceed()
-    if hasattr(call["source_tensor"], "allreduce"):
-        call["destination_tensor"].allreduce = call["source_tensor"].allreduce
-
-
-def _mark_experts(parallel_mode: str, call: Call) -> None:
-    call.proceed()
-    if call.get("is_expert"):
-        mark_expert_parameters(call.instance, parallel_mode, call["config"])
-
-
-def mark_experts_of_column_layer(call: Call) -> None:
-    """Wraps ColumnParallelLinear.__init__ and TEColumnParallelLinear.__init__: marks the parameters of an expert's."""
-    _mark_experts("column", call)
-
-
-def mark_experts_of_row_layer(call: Call) -> None:
-    """Wraps RowParallelLinear.__init__ and TERowParallelLinear.__init__: marks the parameters of an expert's."""
-    _mark_experts("row", call)
-
-
-def mark_experts_of_linear(call: Call) -> None:
-    """Wraps TELinear.__init__ and TEGroupedLinear.__init__, which are told how the layer is split."""
-    call.proceed()
-    if call.get("is_expert"):
-        mark_expert_parameters(call.instance, call.get("parallel_mode"), call["config"])
-
-
-def mark_experts_of_layer(call: Call) -> None:
-    """Wraps MoELayer.__init__: marks the parameters of its experts.
-
-    Linear layers mark their own; GroupedMLP of 0.16.1 has weights without a linear layer.
-    """
-    call.proceed()
-    for path, module in call.instance.experts.named_modules():
-        mark_expert_parameters(module, _PARALLEL_MODES.get(path.rpartition(".")[2]), call.instance.config)
 
 
 def mark_routers_of_head(call: Call) -> None:
