@@ -74,7 +74,7 @@ def test_an_id_leads_to_all_that_belongs_to_it(command, monkeypatch):
         == defect
         == {
             "programs": f"{attention}/programs/ml_4070.py",
-            "overrides": "megatron_overrides.attention.wrappers",
+            "overrides": "megatron_overrides.attention.indexer_loss",
             "tests": "tests/reproductions/test_programs.py",
             "page": "docs/attention.md#scale-sparse-indexer-loss",
         }

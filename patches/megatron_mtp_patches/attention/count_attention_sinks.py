@@ -2,7 +2,7 @@
 
 from ..engine import Patch, PullRequest, Wrap
 
-_MARK = "megatron_overrides.attention.wrappers:mark_attention_sinks"
+_MARK = "megatron_overrides.attention.sinks:mark_attention_sinks"
 
 PATCH = Patch(
     id="count-attention-sinks",

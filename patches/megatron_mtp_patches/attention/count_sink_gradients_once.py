@@ -21,7 +21,7 @@ PATCH = Patch(
         Wrap(
             "transformer_engine.pytorch.attention.dot_product_attention.context_parallel:"
             "flash_attn_a2a_communicate_softmax_offset",
-            "megatron_overrides.attention.wrappers:count_gradient_once",
+            "megatron_overrides.attention.sinks:count_gradient_once",
         ),
     ),
 )

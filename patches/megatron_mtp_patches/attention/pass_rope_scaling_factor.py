@@ -2,7 +2,7 @@
 
 from ..engine import Patch, PullRequest, Wrap
 
-_WRAPPERS = "megatron_overrides.attention.wrappers"
+_WRAPPERS = "megatron_overrides.attention.rope_settings"
 
 PATCH = Patch(
     id="pass-rope-scaling-factor",

@@ -17,5 +17,7 @@ PATCH = Patch(
     "it is multiplied by that number.",
     is_repair=True,
     probe=Probe(f"{_SCHEDULES}:forward_step_calc_loss", contains="experimental_attention_variant_loss_scale_func"),
-    edits=(Wrap(f"{_SCHEDULES}:forward_step_calc_loss", "megatron_overrides.attention.wrappers:scale_indexer_loss"),),
+    edits=(
+        Wrap(f"{_SCHEDULES}:forward_step_calc_loss", "megatron_overrides.attention.indexer_loss:scale_indexer_loss"),
+    ),
 )

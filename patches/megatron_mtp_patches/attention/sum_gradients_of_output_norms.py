@@ -19,7 +19,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.core.distributed.finalize_model_grads:_allreduce_non_tensor_model_parallel_grads",
-            "megatron_overrides.attention.wrappers:sum_gradients_of_output_norms",
+            "megatron_overrides.attention.output_norms:sum_gradients_of_output_norms",
         ),
     ),
 )

@@ -62,7 +62,7 @@ def test_the_language_model_of_a_vlm_has_the_rotary_settings_that_the_script_doe
         raise Reached(settings["rotary_base"], settings["rope_scaling_factor"])
 
     run = SimpleNamespace(rotary_base=500000, rope_scaling_factor=32.0)
-    monkeypatch.setattr("megatron_overrides.attention.wrappers.arguments_of_run", lambda: run)
+    monkeypatch.setattr("megatron_overrides.attention.rope_settings.arguments_of_run", lambda: run)
     monkeypatch.setattr(llava_model, "GPTModel", make)
     monkeypatch.setattr(llava_model, "ProcessGroupCollection", SimpleNamespace(use_mpu_process_groups=lambda: None))
     config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2)
@@ -83,7 +83,7 @@ def test_the_schedule_that_overlaps_experts_gives_no_size_of_context_parallelism
     from megatron.core.transformer.experimental_attention_variant import dsa
     from megatron_mtp_patches.engine.call import Call
 
-    from megatron_overrides.attention.wrappers import scale_indexer_loss
+    from megatron_overrides.attention.indexer_loss import scale_indexer_loss
 
     def calculate(config, num_microbatches, cp_group_size=None):
         pass
