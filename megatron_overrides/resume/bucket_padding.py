@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from megatron_overrides.call import Call
+
 
 def without_padding(buffer: Any) -> Any:
     """A copy of `buffer` that shares its tensors, and whose index of parameters leaves out the padding of buckets."""
@@ -24,3 +26,14 @@ def without_padding(buffer: Any) -> Any:
         for param, (start, end, bucket_id) in buffer.param_index_map.items()
     }
     return packed
+
+
+def save_own_state_of_each_param(call: Call) -> Any:
+    """Wraps DistributedOptimizer.sharded_param_state_fully_reshardable, which indexes the gathered state of buffers."""
+    optimizer = call.instance
+    buffers = optimizer.buffers
+    optimizer.buffers = [without_padding(buffer) for buffer in buffers]
+    try:
+        return call.proceed()
+    finally:
+        optimizer.buffers = buffers

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from megatron_overrides.call import Call
+
 KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr", "optimizer")
 # What a step changes, and what is no setting.
 _CHANGING = {"params", "lr", "step", "weight_decay", "initial_lr"}
@@ -70,3 +72,61 @@ def with_steps(groups: list[Group]) -> list[Group]:
 def settings_of(group: Group) -> Group:
     """Return the settings of a group: all but its parameters and their step."""
     return {name: value for name, value in group.items() if name not in ("params", "step")}
+
+
+def pair_saved_groups(call: Call) -> list[dict[str, Any]]:
+    """Wraps MegatronOptimizer._filter_and_reorder_param_groups(current_groups, state_dict_groups).
+
+    With the format torch_dist the saved groups are those of the first rank. A group that is empty there, as that of MTP
+    heads is on the first pipeline stage, has no step in FusedAdam (NVIDIA/TransformerEngine#3318): it gets that of the
+    others.
+    """
+    current, saved = call["current_groups"], call["state_dict_groups"]
+    _refuse_other_division(current, saved)
+    pairs = pair_groups(current, saved)
+    if pairs is None:
+        return call.proceed()
+    if len(current) < len(saved):  # their parameters are in the order of the saved groups
+        raise _other_division(current, saved)
+    return [{**group, "params": place["params"]} for group, place in zip(with_steps(pairs), saved, strict=True)]
+
+
+def load_groups_in_pairs(call: Call) -> None:
+    """Wraps DistributedOptimizer.load_state_dict.
+
+    Megatron finds each group, because it is given the counterparts with the settings by which it tells groups; those
+    that the checkpoint has follow. Of groups that it cannot tell, it may give one a setting that only another has.
+    """
+    state_dict = call["state_dict"]
+    optimizer = call.instance.optimizer
+    saved = state_dict.get("optimizer", {}).get("param_groups")
+    if saved:
+        _refuse_other_division(optimizer.param_groups, saved)
+    pairs = saved and pair_groups(optimizer.param_groups, saved)
+    if not pairs:
+        call.proceed()
+        return
+    counterparts = [
+        {**saved_group, **settings_of(group)} for saved_group, group in zip(pairs, optimizer.param_groups, strict=True)
+    ]
+    call["state_dict"] = {**state_dict, "optimizer": {**state_dict["optimizer"], "param_groups": counterparts}}
+    names_before = [set(group) for group in optimizer.param_groups]
+    call.proceed()
+    for group, saved_group, names in zip(optimizer.param_groups, pairs, names_before, strict=True):
+        for foreign in set(group) - names - set(saved_group):
+            del group[foreign]
+        group.update(settings_of(saved_group))
+
+
+def _refuse_other_division(current: list[Group], saved: list[Group]) -> None:
+    """Raise ValueError if the groups that Megatron cannot tell from one another are more than before, or fewer."""
+    if len(current) > len(saved) or are_divided_otherwise(current, saved):
+        raise _other_division(current, saved)
+
+
+def _other_division(current: list[Group], saved: list[Group]) -> ValueError:
+    return ValueError(
+        f"the optimizer of the checkpoint has {len(saved)} parameter groups, that of this run {len(current)}: "
+        f"resume with the flags that divide them as they were when it was saved (--mtp-lr, --mtp-min-lr, "
+        f"--mtp-weight-decay, --decoupled-lr), or leave its state out with --no-load-optim"
+    )

@@ -24,7 +24,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.core.pipeline_parallel.p2p_communication:_p2p_ops",
-            "megatron_overrides.parallelism.wrappers:send_what_stays_in_memory",
+            "megatron_overrides.parallelism.pipeline_sends:send_what_stays_in_memory",
         ),
     ),
 )

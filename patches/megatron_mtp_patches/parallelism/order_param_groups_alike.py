@@ -14,6 +14,9 @@ PATCH = Patch(
     numerics="None; runs that hung train.",
     is_repair=True,
     edits=(
-        Wrap("megatron.core.optimizer:_get_param_groups", "megatron_overrides.parallelism.wrappers:order_groups_alike"),
+        Wrap(
+            "megatron.core.optimizer:_get_param_groups",
+            "megatron_overrides.parallelism.param_groups:order_groups_alike",
+        ),
     ),
 )

@@ -16,5 +16,5 @@ PATCH = Patch(
     numerics="Only for tensors that are not contiguous in memory.",
     is_repair=True,
     probe=Probe(_REDUCE, contains="torch.distributed.all_reduce(input_, group=group)"),
-    edits=(Wrap(_REDUCE, "megatron_overrides.parallelism.wrappers:reduce_contiguous_copy"),),
+    edits=(Wrap(_REDUCE, "megatron_overrides.parallelism.reductions:reduce_contiguous_copy"),),
 )

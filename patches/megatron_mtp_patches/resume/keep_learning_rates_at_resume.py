@@ -2,7 +2,8 @@
 
 from ..engine import Patch, Probe, PullRequest, Wrap
 
-_WRAPPERS = "megatron_overrides.resume.wrappers"
+_GROUPS = "megatron_overrides.resume.param_groups"
+_LEARNING_RATES = "megatron_overrides.resume.learning_rates"
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
 _SCHEDULER = "megatron.core.optimizer_param_scheduler:OptimizerParamScheduler"
 
@@ -45,16 +46,16 @@ PATCH = Patch(
     is_repair=True,
     probe=Probe(f"{_OPTIMIZER}:_param_group_override_keys"),
     edits=(
-        Wrap(f"{_OPTIMIZER}:MegatronOptimizer._filter_and_reorder_param_groups", f"{_WRAPPERS}:pair_saved_groups"),
+        Wrap(f"{_OPTIMIZER}:MegatronOptimizer._filter_and_reorder_param_groups", f"{_GROUPS}:pair_saved_groups"),
         Wrap(
             "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.load_state_dict",
-            f"{_WRAPPERS}:load_groups_in_pairs",
+            f"{_GROUPS}:load_groups_in_pairs",
         ),
-        Wrap(f"{_SCHEDULER}.__init__", f"{_WRAPPERS}:remember_learning_rates", check_source=False),
-        Wrap(f"{_SCHEDULER}.load_state_dict", f"{_WRAPPERS}:override_learning_rates"),
+        Wrap(f"{_SCHEDULER}.__init__", f"{_LEARNING_RATES}:remember_learning_rates", check_source=False),
+        Wrap(f"{_SCHEDULER}.load_state_dict", f"{_LEARNING_RATES}:override_learning_rates"),
         Wrap(
             "megatron.training.checkpointing:load_checkpoint",
-            f"{_WRAPPERS}:override_learning_rates_of_groups",
+            f"{_LEARNING_RATES}:override_learning_rates_of_groups",
             check_source=False,
         ),
     ),

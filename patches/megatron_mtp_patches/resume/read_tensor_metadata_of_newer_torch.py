@@ -16,7 +16,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.core.dist_checkpointing.strategies.torch:TorchDistLoadShardedStrategy.load_tensors_metadata",
-            "megatron_overrides.resume.wrappers:leave_out_new_tensor_properties",
+            "megatron_overrides.resume.tensor_metadata:leave_out_new_tensor_properties",
         ),
     ),
 )

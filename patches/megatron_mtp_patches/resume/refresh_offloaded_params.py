@@ -25,7 +25,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params",
-            "megatron_overrides.resume.wrappers:refresh_offloaded_params",
+            "megatron_overrides.resume.offloaded_params:refresh_offloaded_params",
         ),
     ),
 )

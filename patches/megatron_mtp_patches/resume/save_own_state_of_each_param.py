@@ -18,5 +18,5 @@ PATCH = Patch(
     "`--no-load-optim`.",
     is_repair=True,
     probe=Probe(_METHOD, contains="cumulative_padding_stripped"),
-    edits=(Wrap(_METHOD, "megatron_overrides.resume.wrappers:save_own_state_of_each_param"),),
+    edits=(Wrap(_METHOD, "megatron_overrides.resume.bucket_padding:save_own_state_of_each_param"),),
 )

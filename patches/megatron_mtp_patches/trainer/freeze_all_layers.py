@@ -14,5 +14,5 @@ PATCH = Patch(
     numerics="With `--freeze-all-layers`: no weight changes.",
     is_repair=True,
     probe=Probe("megatron.training.training:_freeze_all_model_chunks"),
-    edits=wrap_data_parallel("megatron_overrides.trainer.wrappers:freeze_all_layers"),
+    edits=wrap_data_parallel("megatron_overrides.trainer.frozen_layers:freeze_all_layers"),
 )

@@ -20,7 +20,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.training.training:training_log",
-            "megatron_overrides.trainer.wrappers:start_new_log_interval",
+            "megatron_overrides.trainer.log_interval:start_new_log_interval",
             check_source=False,
         ),
     ),

@@ -94,7 +94,7 @@ def test_heads_go_on_with_the_settings_of_the_checkpoint_unless_the_run_override
 
 
 def test_a_scheduler_of_another_class_is_left_alone():
-    from megatron_overrides.resume.wrappers import override_learning_rates_of_groups
+    from megatron_overrides.resume.learning_rates import override_learning_rates_of_groups
 
     class LoadCheckpoint(dict):
         def proceed(self):

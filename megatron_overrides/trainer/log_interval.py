@@ -1,4 +1,4 @@
-"""The wrappers around Megatron's functions that set up a model and write the log."""
+"""The wrapper that begins a new interval of the log after the first line of a process."""
 
 from __future__ import annotations
 
@@ -6,19 +6,6 @@ from typing import Any
 
 from megatron_overrides.call import Call
 from megatron_overrides.run_arguments import arguments_of_run
-
-
-def freeze_all_layers(call: Call) -> None:
-    """Wraps the __init__(config, ddp_config, module, ...) of DDP, Megatron-FSDP and FSDP2 (NVIDIA/Megatron-LM#5926).
-
-    --freeze-all-layers acts before a model is wrapped, whoever has built it. Routers keep their expert bias.
-    """
-    if getattr(arguments_of_run(), "freeze_all_layers", False):
-        call["module"].requires_grad_(False)
-        for module in call["module"].modules():
-            if hasattr(module, "frozen_expert_bias"):
-                module.frozen_expert_bias = True
-    call.proceed()
 
 
 def start_new_log_interval(call: Call) -> Any:
