@@ -19,7 +19,7 @@ def test_explain_names_the_code_that_changes_a_function(command, name):
     done = command("explain", name)
     words = done.out.replace("\n", "")
     assert done.code == 0 and "train-mtp-heads-for-acceptance" in words
-    assert "megatron_overrides.mtp.losses.wrappers:call_process_mtp_loss" in "".join(words.split())
+    assert "megatron_overrides.mtp.losses.postprocess:call_process_mtp_loss" in "".join(words.split())
     assert "ChainedOptimizer" not in words
 
 

@@ -1,4 +1,4 @@
-"""The tokens and the layers for which Megatron counts floating-point operations."""
+"""Megatron's count of floating-point operations, for runs with MTP heads."""
 
 from __future__ import annotations
 
@@ -25,3 +25,17 @@ def without_heads(settings: Any) -> Any:
     if isinstance(frequency := getattr(settings, "linear_attention_freq", None), list):
         main_model.linear_attention_freq = frequency[: settings.num_layers]
     return main_model
+
+
+def count_main_model_logits(call: Call) -> Any:
+    """Wraps num_floating_point_operations(args, batch_size, ...): the heads are compared with logits of one matmul.
+
+    It is a forward pass without a backward pass (NVIDIA/Megatron-LM#6473).
+    """
+    flops = call.proceed()
+    settings = call["args"]
+    # Arguments that another parser has made lack the added settings.
+    loss_type = getattr(settings, "mtp_loss_type", "cross_entropy")
+    if not getattr(settings, "mtp_num_layers", None) or loss_type == "cross_entropy":
+        return flops
+    return flops + 2 * tokens_in_batch(call) * settings.hidden_size * settings.padded_vocab_size

@@ -16,7 +16,7 @@ MTP_LOSS = (
         f"{MTP}:process_mtp_loss", "megatron_overrides.mtp.losses.process_mtp_loss:process_mtp_loss", where="everywhere"
     ),
     # 0.16 has the loss inside GPTModel, which must then call ours.
-    Wrap(f"{_GPT}._postprocess", "megatron_overrides.mtp.losses.wrappers:call_process_mtp_loss"),
+    Wrap(f"{_GPT}._postprocess", "megatron_overrides.mtp.losses.postprocess:call_process_mtp_loss"),
 )
 
 _HELPER = f"{MTP}:MTPLossLoggingHelper"
@@ -29,12 +29,12 @@ MTP_TRACKER = (
 )
 
 # The loss learns which tokens the model sees and whether it is needed; the heads run only if it is.
-_RECORD_INPUTS = "megatron_overrides.mtp.wrappers:record_forward_inputs"
+_RECORD_INPUTS = "megatron_overrides.mtp.forward_pass:record_forward_inputs"
 MTP_FORWARD_PASS = (
     Wrap(f"{_GPT}._postprocess", _RECORD_INPUTS),
     Wrap("megatron.core.models.hybrid.hybrid_model:HybridModel.forward", _RECORD_INPUTS),
     Wrap("megatron.core.models.mamba.mamba_model:MambaModel.forward", _RECORD_INPUTS),
-    Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", "megatron_overrides.mtp.wrappers:skip_idle_block"),
+    Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", "megatron_overrides.mtp.forward_pass:skip_idle_block"),
 )
 
 # Megatron-FSDP around a model: up to 0.19, and on main.
@@ -77,7 +77,7 @@ FROZEN_PARAMETERS = (
 )
 
 # No gradient of the MTP loss leaves the heads.
-_DETACHED_HEADS = "megatron_overrides.mtp.heads.wrappers"
+_DETACHED_HEADS = "megatron_overrides.mtp.heads.detached_heads"
 DETACHED_HEADS = (
     *MTP_LOSS,
     Wrap(f"{MTP}:MultiTokenPredictionBlock.forward", f"{_DETACHED_HEADS}:detach_block"),

@@ -5,7 +5,7 @@ from ..engine import Patch, Wrap
 _MODEL = "mcore_bridge.model.gpt_model:GPTModel"
 _LAYER = "mcore_bridge.model.modules.mtp_layer:MultiTokenPredictionLayer"
 _OVERRIDES = "megatron_overrides.frameworks.mcore_bridge"
-_FROZEN = "megatron_overrides.mtp.frozen.wrappers"
+_FROZEN = "megatron_overrides.mtp.frozen.frozen_main_model"
 
 PATCH = Patch(
     id="train-heads-in-mcore-bridge",
@@ -35,9 +35,9 @@ PATCH = Patch(
         Wrap(f"{_MODEL}.__init__", f"{_OVERRIDES}:refuse_settings"),
         Wrap(f"{_MODEL}.__init__", f"{_FROZEN}:freeze_new_model"),
         Wrap(f"{_MODEL}._postprocess", f"{_OVERRIDES}:train_heads"),
-        Wrap(f"{_MODEL}._postprocess", "megatron_overrides.mtp.wrappers:record_forward_inputs"),
+        Wrap(f"{_MODEL}._postprocess", "megatron_overrides.mtp.forward_pass:record_forward_inputs"),
         Wrap(f"{_MODEL}.forward", f"{_FROZEN}:run_main_model_without_gradients", check_source=False),
         Wrap(f"{_LAYER}.forward", f"{_OVERRIDES}:mark_first_head"),
-        Wrap(f"{_LAYER}._get_embeddings", "megatron_overrides.mtp.heads.wrappers:detach_inputs"),
+        Wrap(f"{_LAYER}._get_embeddings", "megatron_overrides.mtp.heads.detached_heads:detach_inputs"),
     ),
 )

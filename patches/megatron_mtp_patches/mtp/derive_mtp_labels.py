@@ -3,7 +3,7 @@
 from ..declarations.shared_edits import MTP, MTP_FORWARD_PASS, MTP_LOSS, SCHEDULED_MTP_LAYER
 from ..engine import Patch, Probe, PullRequest, Wrap
 
-_RESTORE_TOKENS = "megatron_overrides.mtp.packed.wrappers:restore_main_model_tokens"
+_RESTORE_TOKENS = "megatron_overrides.mtp.packed.rolled_tokens:restore_main_model_tokens"
 
 PATCH = Patch(
     id="derive-mtp-labels",
@@ -40,7 +40,7 @@ PATCH = Patch(
     edits=(
         *MTP_LOSS,
         *MTP_FORWARD_PASS,
-        Wrap(f"{MTP}:roll_tensor", "megatron_overrides.mtp.packed.wrappers:roll_nothing", check_source=False),
+        Wrap(f"{MTP}:roll_tensor", "megatron_overrides.mtp.packed.rolled_tokens:roll_nothing", check_source=False),
         Wrap(
             f"{MTP}:MultiTokenPredictionLayer._checkpointed_forward",
             "megatron_overrides.mtp.heads.recomputed_layers:accept_padding_mask",

@@ -4,7 +4,7 @@ from ..declarations.settings import TRANSFORMER_CONFIG, Setting, model_setting
 from ..declarations.shared_edits import DETACHED_HEADS, SCHEDULED_MTP_LAYER
 from ..engine import Patch, Probe, PullRequest, Wrap
 
-_SCHEDULED = "megatron_overrides.mtp.heads.wrappers:detach_scheduled_layer"
+_SCHEDULED = "megatron_overrides.mtp.heads.detached_heads:detach_scheduled_layer"
 
 PATCH = Patch(
     id="detach-mtp-heads",

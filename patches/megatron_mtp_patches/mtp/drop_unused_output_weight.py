@@ -20,7 +20,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer",
-            "megatron_overrides.mtp.heads.wrappers:drop_unused_output_weight",
+            "megatron_overrides.mtp.heads.stage_weights:drop_unused_output_weight",
         ),
     ),
 )

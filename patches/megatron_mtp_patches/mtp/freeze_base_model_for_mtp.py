@@ -11,7 +11,7 @@ from ..declarations.shared_edits import (
 )
 from ..engine import Patch, Probe, PullRequest, Wrap
 
-_WRAPPERS = "megatron_overrides.mtp.frozen.wrappers"
+_WRAPPERS = "megatron_overrides.mtp.frozen.frozen_main_model"
 _MODELS = ("gpt.gpt_model:GPTModel", "hybrid.hybrid_model:HybridModel", "mamba.mamba_model:MambaModel")
 
 PATCH = Patch(

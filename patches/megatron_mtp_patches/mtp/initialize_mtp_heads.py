@@ -4,7 +4,7 @@ from ..declarations.settings import ADD_ARGUMENTS, CHECK_SETTINGS
 from ..engine import AddFlag, Patch, Wrap
 
 _CHECKPOINTING = "megatron.training.checkpointing"
-_WRAPPERS = "megatron_overrides.mtp.new_heads.wrappers"
+_WRAPPERS = "megatron_overrides.mtp.new_heads.loading"
 
 PATCH = Patch(
     id="initialize-mtp-heads",

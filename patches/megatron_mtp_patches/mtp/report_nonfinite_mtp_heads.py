@@ -32,14 +32,14 @@ PATCH = Patch(
         *(
             Wrap(
                 f"{_SCHEDULES}:forward_backward_{pipeline}",
-                "megatron_overrides.mtp.heads.wrappers:check_heads_once",
+                "megatron_overrides.mtp.heads.first_step:check_heads_once",
                 check_source=False,
             )
             for pipeline in _PIPELINES
         ),
         Wrap(
             f"{MTP}:MTPLossLoggingHelper.track_mtp_metrics",
-            "megatron_overrides.mtp.metrics.wrappers:keep_losses",
+            "megatron_overrides.mtp.metrics.logged_losses:keep_losses",
             check_source=False,
         ),
         *SHOW_METRICS,

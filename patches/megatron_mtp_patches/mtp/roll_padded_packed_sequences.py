@@ -4,7 +4,7 @@ from ..declarations.shared_edits import MTP, MTP_LOSS
 from ..engine import Override, Patch, PullRequest, Wrap
 
 _ROLL = "megatron_overrides.mtp.packed.padded_roll"
-_WRAPPERS = "megatron_overrides.mtp.packed.wrappers"
+_WRAPPERS = "megatron_overrides.mtp.packed.rolled_tokens"
 
 PATCH = Patch(
     id="roll-padded-packed-sequences",

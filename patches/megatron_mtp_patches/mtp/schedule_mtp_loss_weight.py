@@ -59,7 +59,7 @@ PATCH = Patch(
         *SHOW_METRICS,
         Wrap(
             "megatron.training.training:train_step",
-            "megatron_overrides.mtp.loss_weight.wrappers:schedule_weight",
+            "megatron_overrides.mtp.loss_weight.trainer_step:schedule_weight",
             check_source=False,
         ),
     ),

@@ -27,5 +27,5 @@ PATCH = Patch(
     ),
     is_repair=True,
     probe=Probe(_SETUP, contains="self.pre_process or getattr(self, 'mtp_process', False)"),
-    edits=(Wrap(_SETUP, "megatron_overrides.mtp.heads.wrappers:tag_mtp_stage_embedding"),),
+    edits=(Wrap(_SETUP, "megatron_overrides.mtp.heads.stage_weights:tag_mtp_stage_embedding"),),
 )

@@ -49,7 +49,7 @@ PATCH = Patch(
         ),
         Wrap(
             "megatron.core.optimizer:_get_param_groups",
-            "megatron_overrides.mtp.rates.wrappers:separate_groups_of_heads",
+            "megatron_overrides.mtp.rates.head_groups:separate_groups_of_heads",
         ),
     ),
 )

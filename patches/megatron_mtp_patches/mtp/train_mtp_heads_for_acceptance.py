@@ -98,7 +98,7 @@ PATCH = Patch(
         *MTP_LOSS,
         Wrap(
             "megatron.training.training:num_floating_point_operations",
-            "megatron_overrides.mtp.losses.wrappers:count_main_model_logits",
+            "megatron_overrides.mtp.losses.flops:count_main_model_logits",
             check_source=False,
         ),
     ),

@@ -52,7 +52,7 @@ PATCH = Patch(
         Wrap("megatron.core.optimizer.qk_clip:clip_qk", "megatron_overrides.muon.qk_clip.wrappers:clip_after_update"),
         Wrap(
             f"{MTP}:MTPLossLoggingHelper.track_mtp_metrics",
-            "megatron_overrides.mtp.metrics.wrappers:leave_out_skipped_step",
+            "megatron_overrides.mtp.metrics.logged_losses:leave_out_skipped_step",
             check_source=False,
         ),
         *SHOW_METRICS,

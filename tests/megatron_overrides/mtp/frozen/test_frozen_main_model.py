@@ -196,7 +196,7 @@ def test_a_layer_wise_optimizer_is_refused_over_pipeline_stages(settings):
 
 
 def test_a_class_without_heads_is_refused():
-    from megatron_overrides.mtp.frozen.wrappers import freeze_new_model
+    from megatron_overrides.mtp.frozen.frozen_main_model import freeze_new_model
 
     model = SimpleNamespace(config=SimpleNamespace(**FROZEN))
     with pytest.raises(ValueError, match="SimpleNamespace of this Megatron has none"):

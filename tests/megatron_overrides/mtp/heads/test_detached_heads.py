@@ -7,8 +7,7 @@ import torch
 from megatron.core.transformer import TransformerConfig
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.mtp.heads.detached_heads import TAKES_MAIN_HIDDEN_STATES
-from megatron_overrides.mtp.heads.wrappers import detach_scheduled_layer
+from megatron_overrides.mtp.heads.detached_heads import TAKES_MAIN_HIDDEN_STATES, detach_scheduled_layer
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("detach-mtp-heads")]
 

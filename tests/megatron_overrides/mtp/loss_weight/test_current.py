@@ -126,7 +126,7 @@ def test_a_schedule_that_hardly_acts_is_named(caplog, changed, warns):
 
 def test_a_step_outside_of_a_run_of_megatron_s_trainer_keeps_its_weight():
     """As in upstream's tests of train_step, which set no arguments."""
-    from megatron_overrides.mtp.loss_weight.wrappers import schedule_weight
+    from megatron_overrides.mtp.loss_weight.trainer_step import schedule_weight
 
     class Step(dict):
         def proceed(self):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from megatron_overrides.mtp.metrics import wrappers
+from megatron_overrides.mtp.metrics import logged_losses
 from megatron_overrides.norms.step_state import StepState
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("skip-update-on-large-grad-norm")]
@@ -32,7 +32,7 @@ def track():
 @pytest.fixture
 def record(monkeypatch):
     step_state = StepState()
-    monkeypatch.setattr(wrappers, "last_step_state", lambda: step_state)
+    monkeypatch.setattr(logged_losses, "last_step_state", lambda: step_state)
     return step_state
 
 

@@ -13,7 +13,7 @@ checkpointing = pytest.importorskip(
 
 
 def test_arguments_that_a_test_or_framework_puts_there_are_seen(monkeypatch):
-    from megatron_overrides.mtp.new_heads.wrappers import load_main_model
+    from megatron_overrides.mtp.new_heads.loading import load_main_model
 
     def load_checkpoint(ddp_model, optimizer, opt_param_scheduler, load_arg="load"):
         return "loaded"

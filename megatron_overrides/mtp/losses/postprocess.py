@@ -1,4 +1,4 @@
-"""The wrappers around the loss of the heads: GPTModel of 0.16, and its FLOPs."""
+"""The loss of the heads in a GPTModel whose `_postprocess` does not call process_mtp_loss, as that of 0.16."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from megatron_overrides.call import Call
-from megatron_overrides.mtp.losses.flops import tokens_in_batch
 
 
 def _attach_mtp_loss(call: Call) -> None:
@@ -57,17 +56,3 @@ def call_process_mtp_loss(call: Call) -> Any:
     rest.config = copy.copy(call.instance.config)
     rest.config.mtp_num_layers = None
     return call.proceed(rest)
-
-
-def count_main_model_logits(call: Call) -> Any:
-    """Wraps num_floating_point_operations(args, batch_size, ...): the heads are compared with logits of one matmul.
-
-    It is a forward pass without a backward pass (NVIDIA/Megatron-LM#6473).
-    """
-    flops = call.proceed()
-    settings = call["args"]
-    # Arguments that another parser has made lack the added settings.
-    loss_type = getattr(settings, "mtp_loss_type", "cross_entropy")
-    if not getattr(settings, "mtp_num_layers", None) or loss_type == "cross_entropy":
-        return flops
-    return flops + 2 * tokens_in_batch(call) * settings.hidden_size * settings.padded_vocab_size
