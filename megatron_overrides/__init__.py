@@ -1,1 +1,1 @@
-"""The new behaviour, in a folder for each topic; a wrappers.py has what is called in place of Megatron's functions."""
+"""The new behaviour, in a folder for each topic. What wraps a function of Megatron names it first in its docstring."""

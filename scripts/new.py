@@ -4,7 +4,7 @@
     nox -s new -- defect ID TOPIC [MODULE]  the Defect and its program
 
 TOPIC is a folder of patches/megatron_mtp_patches. MODULE is that of megatron_overrides/TOPIC to which the override is
-added, as `wrappers` or `heads.wrappers`; without one it gets a module that is named as the patch. Of a defect it is
+added, as `sinks` or `heads.stage_weights`; without one it gets a module that is named as the patch. Of a defect it is
 the module that declares it, as `gradient_sum_defects`; without one, `defects`.
 `pytest tests/conformance/test_catalog.py` lists what is marked.
 """

@@ -18,7 +18,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from megatron_mtp_patches.defects.labs.lab import make_optimizer
 
-from megatron_overrides.muon.qk_clip.wrappers import attention_layers
+from megatron_overrides.muon.qk_clip.clipping import attention_layers
 from tests.trainings.hybrid_model import find_hybrid_model
 from tests.trainings.muon import why_no_muon
 

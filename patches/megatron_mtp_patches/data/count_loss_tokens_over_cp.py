@@ -26,7 +26,7 @@ PATCH = Patch(
     edits=(
         Wrap(
             "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
-            "megatron_overrides.data.wrappers:divide_by_tokens_of_all_context_parallel_ranks",
+            "megatron_overrides.data.loss_tokens:divide_by_tokens_of_all_context_parallel_ranks",
         ),
     ),
 )

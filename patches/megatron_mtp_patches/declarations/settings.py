@@ -14,7 +14,7 @@ ADD_ARGUMENTS = "megatron.training.arguments:add_megatron_arguments"
 TRANSFORMER_CONFIG = "megatron.core.transformer.transformer_config:TransformerConfig"
 OPTIMIZER_CONFIG = "megatron.core.optimizer.optimizer_config:OptimizerConfig"
 
-_WRAPPERS = "megatron_overrides.settings.wrappers"
+_WRAPPERS = "megatron_overrides.settings.check_where_read"
 # The places where settings are read: Megatron's arguments, both configurations, and the start of every optimizer.
 CHECK_SETTINGS = (
     Wrap(f"{OPTIMIZER_CONFIG}.__post_init__", f"{_WRAPPERS}:check_new_optimizer_configuration", check_source=False),

@@ -2,7 +2,7 @@
 
 from ..engine import Override, Wrap
 
-_REPORT = "megatron_overrides.report.wrappers"
+_REPORT = "megatron_overrides.report.megatron_log"
 _TRAINING = "megatron.training.training"
 _GPT = "megatron.core.models.gpt.gpt_model:GPTModel"
 _STEP = "megatron_overrides.norms.optimizer_step"

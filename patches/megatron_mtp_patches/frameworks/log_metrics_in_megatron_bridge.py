@@ -2,7 +2,7 @@
 
 from ..engine import AddField, Patch, Wrap
 
-_REPORT = "megatron_overrides.report.wrappers"
+_REPORT = "megatron_overrides.report.megatron_log"
 _TRAIN_UTILS = "megatron.bridge.training.utils.train_utils"
 _CONFIG = "megatron.bridge.training.config"
 _EVAL = "megatron.bridge.training.eval"

@@ -5,7 +5,7 @@ from ..declarations.shared_edits import MTP_FORWARD_PASS, MTP_LOSS, MTP_TRACKER,
 from ..engine import Patch, Probe, Wrap
 
 _TRAINING = "megatron.training.training"
-_REPORT = "megatron_overrides.report.wrappers"
+_REPORT = "megatron_overrides.report.megatron_log"
 
 PATCH = Patch(
     id="mtp-acceptance-length",

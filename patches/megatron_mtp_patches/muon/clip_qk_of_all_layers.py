@@ -2,7 +2,7 @@
 
 from ..engine import Override, Patch, Wrap
 
-_QK_CLIP = "megatron_overrides.muon.qk_clip.wrappers"
+_QK_CLIP = "megatron_overrides.muon.qk_clip.clipping"
 
 PATCH = Patch(
     id="clip-qk-of-all-layers",

@@ -4,7 +4,7 @@ from ..declarations.settings import Setting, optimizer_setting
 from ..engine import Patch, PullRequest, Wrap
 
 _OPTIMIZER = "megatron.core.optimizer"
-_WRAPPERS = "megatron_overrides.muon.fused_weights.wrappers"
+_WRAPPERS = "megatron_overrides.muon.fused_weights.separate_matrices"
 
 PATCH = Patch(
     id="split-fused-weights-for-muon",

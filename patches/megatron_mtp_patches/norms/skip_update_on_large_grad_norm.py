@@ -49,7 +49,7 @@ PATCH = Patch(
             )
         ),
         *OPTIMIZER_STEP,
-        Wrap("megatron.core.optimizer.qk_clip:clip_qk", "megatron_overrides.muon.qk_clip.wrappers:clip_after_update"),
+        Wrap("megatron.core.optimizer.qk_clip:clip_qk", "megatron_overrides.muon.qk_clip.clipping:clip_after_update"),
         Wrap(
             f"{MTP}:MTPLossLoggingHelper.track_mtp_metrics",
             "megatron_overrides.mtp.metrics.logged_losses:leave_out_skipped_step",

@@ -16,5 +16,5 @@ PATCH = Patch(
     notes=("Each step quantizes the weights of these layers once, as with `--fp8-format`.",),
     is_repair=True,
     probe=Probe(_METHOD, contains="getattr(self.config, 'quant_recipe', None)"),
-    edits=(Wrap(_METHOD, "megatron_overrides.quantization.wrappers:begin_step_of_quantized_layers"),),
+    edits=(Wrap(_METHOD, "megatron_overrides.quantization.first_microbatch:begin_step_of_quantized_layers"),),
 )

@@ -8,8 +8,8 @@ import torch
 from megatron_mtp_patches.engine.call import Call
 from megatron_mtp_patches.engine.source import find_file
 
+from megatron_overrides.report.megatron_log import mark_training_log
 from megatron_overrides.report.metrics import MEGATRON_BRIDGE, logging_trainer
-from megatron_overrides.report.wrappers import mark_training_log
 from megatron_overrides.scoped import scoped
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("average-aux-loss-over-moe-layers")]

@@ -10,10 +10,10 @@ from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 
-from megatron_overrides.muon.qk_clip import wrappers
+from megatron_overrides.muon.qk_clip import clipping
 from megatron_overrides.muon.qk_clip.checks import check_run
+from megatron_overrides.muon.qk_clip.clipping import attention_layers
 from megatron_overrides.muon.qk_clip.weights import scale_rows
-from megatron_overrides.muon.qk_clip.wrappers import attention_layers
 from megatron_overrides.norms.step_decision import Excess, StepDecision
 from megatron_overrides.norms.step_state import StepState
 
@@ -46,7 +46,7 @@ def clipped_layers(model, **options):
 def test_weights_are_rescaled_only_if_the_step_was_taken(model, monkeypatch, decision, clipped):
     state = StepState()
     state.decision = decision
-    monkeypatch.setattr(wrappers, "last_step_state", lambda: state)
+    monkeypatch.setattr(clipping, "last_step_state", lambda: state)
     assert clipped_layers(model, log_max_only=False) == (7.0, clipped)
 
 

@@ -13,7 +13,7 @@ from megatron_overrides.report import metrics
 pytestmark = pytest.mark.forked("patched")
 
 training = pytest.importorskip("megatron.training.training", reason="the 0.16.1 wheel has no megatron.training")
-ours = importlib.import_module("megatron_overrides.report.wrappers")
+ours = importlib.import_module("megatron_overrides.report.megatron_log")
 global_vars = importlib.import_module("megatron.training.global_vars")
 
 

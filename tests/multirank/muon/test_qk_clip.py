@@ -12,7 +12,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.optimizer import qk_clip
 
-from megatron_overrides.muon.qk_clip.wrappers import attention_layers
+from megatron_overrides.muon.qk_clip.clipping import attention_layers
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("clip-qk-of-all-layers"), pytest.mark.ranks(2)]
 

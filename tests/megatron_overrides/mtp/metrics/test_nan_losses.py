@@ -5,7 +5,7 @@ import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper as Helper
 from megatron_mtp_patches.engine.call import Call
 
-from megatron_overrides.report.wrappers import append_to_log_line, mark_training_log
+from megatron_overrides.report.megatron_log import append_to_log_line, mark_training_log
 
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("report-nonfinite-mtp-heads")]
 

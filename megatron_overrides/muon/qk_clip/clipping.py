@@ -1,4 +1,4 @@
-"""Replacements and wrappers of Megatron's functions for QK clipping.
+"""QK clipping of all attention layers: replacements and wrappers of Megatron's functions.
 
 Megatron's clip_qk visits `decoder.layers` of a model in two wrappers; here every attention layer below a model chunk is
 visited, also in MTP heads and hybrid models.
