@@ -46,7 +46,7 @@ def step_chained(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | 
 
 @torch.no_grad()
 def step_alone(self: MegatronOptimizer) -> tuple[bool, GradNorm | None, int | None]:
-    """The same for an optimizer that stands alone (Megatron-FSDP makes one, RL frameworks make others).
+    """Update what a single optimizer has, or skip the update. Megatron-FSDP makes one, RL frameworks make others.
 
     Replaces MixedPrecisionOptimizer.step and FP32Optimizer.step. As there, the norms are measured only if something
     needs them: clipping or, here, a finite threshold or a named group.

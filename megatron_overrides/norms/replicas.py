@@ -29,5 +29,5 @@ def param_is_not_tensor_parallel_duplicate(param: Any, tp_group: Any = None, exp
 
 
 def first_replicas(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """Those of `params` whose gradients this rank counts: all but what no_shard replicates and another rank counts."""
+    """Return those parameters whose gradients this rank counts: all but what no_shard replicates and another counts."""
     return [param for param in params if getattr(param, "_mtp_patches_is_first_replica", True)]

@@ -48,7 +48,7 @@ def skip_threshold(config: Any) -> float:
 
 
 def mtp_skip_threshold(config: Any) -> float:
-    """The same for the MTP heads' own update; inf without the patch that separates their norm."""
+    """The norm over which the MTP heads are not updated; inf without the patch that separates their norm."""
     threshold = getattr(config, "mtp_grad_norm_skip_threshold", math.inf)
     return skip_threshold(config) if threshold is None else threshold
 

@@ -39,7 +39,7 @@ class SkipCounter(NamedTuple):
 
 
 class StepState:
-    """Of one optimizer tree, kept by its root.
+    """The state of the steps of one optimizer tree, kept by its root.
 
     Attributes:
         census: what there was on any rank in the last step that measured; None before anything was measured.
@@ -68,7 +68,7 @@ class StepState:
 
 
 def step_state_of(optimizer: Any) -> StepState:
-    """That of `optimizer`, created at its first use."""
+    """The StepState of `optimizer`, created at its first use."""
     state: StepState | None = vars(optimizer).get("_mtp_patches_step_state")
     if state is None:
         state = optimizer._mtp_patches_step_state = StepState()
@@ -79,7 +79,7 @@ _stepped_last: weakref.ref[StepState] | None = None
 
 
 def last_step_state() -> StepState:
-    """That of the optimizer of this process that stepped last; an empty one if none has, or it is gone."""
+    """The StepState of the optimizer of this process that stepped last; an empty one if none has, or it is gone."""
     return (_stepped_last and _stepped_last()) or StepState()
 
 

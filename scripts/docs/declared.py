@@ -10,7 +10,7 @@ from megatron_mtp_patches import cli
 from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.cli.explain import sections
-from megatron_mtp_patches.declarations.description import SettingText, settings
+from megatron_mtp_patches.declarations.description import SettingText, setting_texts
 from megatron_mtp_patches.defects.catalog import removed_by
 from megatron_mtp_patches.engine import AddField, AddFlag, Edit, Override, Patch, PullRequest, Wrap
 from megatron_mtp_patches.engine.state import State
@@ -107,7 +107,7 @@ def flag_reference() -> str:
             _owner(patch, one),
         ]
         for patch in CATALOG
-        for one in settings(patch)
+        for one in setting_texts(patch)
     )
     return "\n".join(table(["flag and config field", "default", "effect", "patch", "whose"], rows))
 
@@ -182,7 +182,7 @@ def _summary(patch: Patch) -> list[str]:
     links = (f"[{change}]({ENGINE.project.pull_request_url(change)}) ({change.fate})" for change in patch.upstream)
     upstream = ", ".join(links) or "no pull request"
     repairs = f" *In `repairs`:* {part}." if (part := _part_in_repairs(patch)) else ""
-    flags = ", ".join(f"`{one.name}`" for one in settings(patch))
+    flags = ", ".join(f"`{one.name}`" for one in setting_texts(patch))
     parts = [f"{patch.summary}.", f"*State:* {_states(patch)}. *Upstream:* {upstream}.{repairs}"]
     return [*parts, f"**[Flags](flags.md):** {flags}."] if flags else parts
 

@@ -10,7 +10,7 @@ from megatron_mtp_patches.cli import doctor
 from megatron_mtp_patches.defects.conditions import is_vlm
 from megatron_mtp_patches.doctor import findings
 from megatron_mtp_patches.doctor.command_line import read
-from megatron_mtp_patches.doctor.findings import Settings
+from megatron_mtp_patches.doctor.findings import RunSettings
 from megatron_mtp_patches.megatrons import installed as installed_megatron
 
 from .training_flags import EXPERTS, SMALL
@@ -121,7 +121,7 @@ def test_a_vision_language_model_is_known_by_the_flags_of_its_scripts(trainer):
         (["--reward-model"], False),
     ):
         line = read([*SMALL.split(), *words], None)
-        settings = Settings(line.sources, None)
+        settings = RunSettings(line.sources, None)
         assert is_vlm(settings) is is_one and settings.is_of_megatron_trainer
         assert line.unknown.names == words[:1]  # said to be ignored all the same: they may be misspelt
 

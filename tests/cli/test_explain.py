@@ -4,7 +4,7 @@ import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.declarations.description import settings
+from megatron_mtp_patches.declarations.description import setting_texts
 from megatron_mtp_patches.defects.catalog import known_defects
 from megatron_mtp_patches.defects.probe import has_defect
 from megatron_mtp_patches.reproductions.runner import has_program
@@ -36,7 +36,7 @@ def test_explain_shows_what_the_declaration_says_links_state_and_edits(command, 
     assert patch.summary in words
     for text in (patch.problem, *patch.adds, *patch.repairs, *patch.refuses, patch.numerics, *patch.notes):
         assert text and text in words
-    for setting in settings(patch):
+    for setting in setting_texts(patch):
         assert f"{setting.name} │ {setting.default} │ {setting.effect}" in words
     assert f"{told.state}: {told.reason}" in done.out
     for change in patch.upstream:

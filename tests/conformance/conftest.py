@@ -22,10 +22,10 @@ def find_affecting():
     A source has settings of the run by name; `te` is the version of TransformerEngine.
     """
     from megatron_mtp_patches.defects.catalog import known_defects
-    from megatron_mtp_patches.doctor.findings import Settings
+    from megatron_mtp_patches.doctor.findings import RunSettings
 
     def find(*sources, te="2.16.1"):
-        settings = Settings([SimpleNamespace(**source) for source in sources], te)
+        settings = RunSettings([SimpleNamespace(**source) for source in sources], te)
         return {defect.id: defect for defect in known_defects() if defect.affects(settings)}
 
     return find

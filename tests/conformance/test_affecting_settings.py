@@ -5,7 +5,7 @@ from types import CodeType, FunctionType, SimpleNamespace
 
 import pytest
 from megatron_mtp_patches.defects.catalog import known_defects
-from megatron_mtp_patches.doctor.findings import Settings
+from megatron_mtp_patches.doctor.findings import RunSettings
 
 pytestmark = pytest.mark.forked("python")
 
@@ -184,8 +184,8 @@ def test_what_needs_a_padding_mask_is_not_met_in_megatron_s_trainer(find_affecti
 
 def test_the_log_of_other_trainers_keeps_what_only_megatron_s_trainer_is_repaired_of():
     (defect,) = (one for one in known_defects() if one.id == "ML-6748")
-    assert defect.unless.affects(Settings([SimpleNamespace()], None))
-    assert not defect.unless.affects(Settings([SimpleNamespace(), SimpleNamespace(yaml_cfg=None)], None))
+    assert defect.unless.affects(RunSettings([SimpleNamespace()], None))
+    assert not defect.unless.affects(RunSettings([SimpleNamespace(), SimpleNamespace(yaml_cfg=None)], None))
 
 
 # The flags that decide a setting of another name.

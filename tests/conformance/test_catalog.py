@@ -10,7 +10,7 @@ import pytest
 from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import BASE, CATALOG, _declared_in
 from megatron_mtp_patches.cli.places import read_guards
-from megatron_mtp_patches.declarations.description import settings
+from megatron_mtp_patches.declarations.description import setting_texts
 from megatron_mtp_patches.engine.fingerprints import ABSENT, KnownSources
 from megatron_mtp_patches.megatrons.known import MEGATRONS, RELEASES
 
@@ -74,7 +74,7 @@ def test_the_changelog_names_every_patch():
 def test_the_page_that_says_what_to_turn_on_links_every_patch_with_a_flag():
     pages = [(ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("which-patch", "frameworks")]
     linked = set(re.findall(r"\]\([\w.]*#([\w-]+)\)", "".join(pages)))
-    missing = {patch.id for patch in CATALOG if settings(patch)} - linked
+    missing = {patch.id for patch in CATALOG if setting_texts(patch)} - linked
     assert not missing, "docs/which-patch.md says what to turn on for what, docs/frameworks.md for a framework"
 
 

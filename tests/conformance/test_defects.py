@@ -6,7 +6,7 @@ import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.defects.catalog import known_defects, read_releases, releases_with, removed_by
 from megatron_mtp_patches.defects.probe import has_defect
-from megatron_mtp_patches.doctor.findings import Settings
+from megatron_mtp_patches.doctor.findings import RunSettings
 from megatron_mtp_patches.megatrons.states_by_release import state_in
 
 KINDS = {"wrong numbers", "wrong log", "lost state", "hang", "crash"}
@@ -57,7 +57,7 @@ def test_some_release_has_it(defect):
 
 @every_defect
 def test_a_run_without_settings_is_not_affected(defect):
-    assert not defect.affects(Settings([], None))
+    assert not defect.affects(RunSettings([], None))
 
 
 @pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)

@@ -13,7 +13,7 @@ import pytest
 from megatron_mtp_patches import functional
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import make_parser
-from megatron_mtp_patches.declarations.description import settings
+from megatron_mtp_patches.declarations.description import setting_texts
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatrons.known import MEGATRONS
 from megatron_mtp_patches.megatrons.states_by_release import state_in
@@ -114,7 +114,7 @@ def rows_of_readme():
 def test_readme_says_what_is_on_by_default():
     """A flag in the last column is one of a linked patch; `always on` is for patches that no flag turns on."""
     for problem, linked, default in rows_of_readme():
-        flags = {one.name.split()[0] for patch in linked for one in settings(patch)}
+        flags = {one.name.split()[0] for patch in linked for one in setting_texts(patch)}
         if default == "always on":
             assert not any(re.match(r"(Only w|W)ith the flag", patch.numerics) for patch in linked), problem
         else:

@@ -21,7 +21,7 @@ from .. import apply, rehearsal, revert
 from ..doctor import start_line
 from ..doctor.command_line import CommandLine, read, refusals
 from ..doctor.configuration import Configuration
-from ..doctor.findings import Finding, Settings, check_version, find_defects
+from ..doctor.findings import Finding, RunSettings, check_version, find_defects
 from ..doctor.launch_script import Command
 from ..doctor.run_files import read_runs
 from ..engine import PatchError, UsageError
@@ -75,7 +75,7 @@ def diagnose_flags(words: list[str], world_size: int | None, transformer_engine:
     with _silence():
         line = read([word for word in words if word != "--"], world_size)
     with refusals():
-        findings = list(find_defects(Settings(line.sources, version)))
+        findings = list(find_defects(RunSettings(line.sources, version)))
     if as_json:
         facts = {
             "megatron": describe_megatron(),
@@ -189,7 +189,7 @@ def _diagnose_configuration(name: str, run: Configuration, world_size: int | Non
     hints = (*run.hints, *run.notes)
     try:
         with _patches(run.patches):
-            findings = tuple(find_defects(Settings([*ranks, *run.sources], version)))
+            findings = tuple(find_defects(RunSettings([*ranks, *run.sources], version)))
     except PatchError as error:
         return Diagnosis(name, refusal=str(error), hints=hints)
     return Diagnosis(name, hints=hints, findings=findings, has_idle_settings=bool(run.hints))
@@ -205,7 +205,7 @@ def _diagnose_command(name: str, run: Command, world_size: int | None, version: 
         with _patches(choice):
             with _silence():
                 line = read(run.flags, world_size)
-            findings = tuple(find_defects(Settings(line.sources, version)))
+            findings = tuple(find_defects(RunSettings(line.sources, version)))
     except PatchError as error:
         return Diagnosis(name, refusal=str(error), hints=hints)
     return Diagnosis(

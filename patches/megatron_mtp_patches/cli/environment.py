@@ -96,7 +96,7 @@ def _judge(part: Part, installed: str | None, is_needed: bool, megatron: frozens
 
 
 def _judge_framework(framework: Framework, installed: str) -> tuple[str, str]:
-    """Its version, and whether it is one whose sources the patches know, which are those that the tests run."""
+    """Return the version of the framework and, if it is none that the tests run, what that costs."""
     releases = KnownSources.read(Path(ENGINE.table_file)).package_releases(framework.package)
     tested = [release.removeprefix(f"{framework.package} ") for release in releases]
     if installed in tested:

@@ -12,7 +12,7 @@ from rich.text import Text
 from .. import apply
 from ..applied import ENGINE
 from ..catalog import CATALOG
-from ..declarations.description import settings
+from ..declarations.description import setting_texts
 from ..defects.catalog import known_defects, removed_by, span_of
 from ..defects.declare import Defect
 from ..defects.probe import has_defect
@@ -42,9 +42,9 @@ def explain(patch: Patch) -> int:
     for change in patch.upstream:
         console.print(f"\n{ENGINE.project.pull_request_url(change)}  {change.fate}", end="")
     console.print()
-    if settings(patch):
+    if setting_texts(patch):
         flags = Table("flag or config field", "default", "effect")
-        for setting in settings(patch):
+        for setting in setting_texts(patch):
             flags.add_row(setting.name, setting.default, setting.effect)
         console.print(flags)
     console.print(f"\n{describe_megatron()}\n[bold]{report.state}[/]: {report.reason}\n", soft_wrap=True)

@@ -28,8 +28,8 @@ class SettingText(NamedTuple):
     named_in: int
 
 
-def settings(patch: Patch) -> list[SettingText]:
-    """The settings that the patch adds to Megatron or to another package.
+def setting_texts(patch: Patch) -> list[SettingText]:
+    """The descriptions of the settings that the patch adds to Megatron or to another package.
 
     Megatron makes flags of the fields of its TransformerConfig itself.
     """

@@ -156,7 +156,7 @@ def has_low_precision(run: Any) -> bool:
 
 
 def type_name(value: object) -> str:
-    """That of torch's type, or of a flag's value; '' for that of the parameters."""
+    """The name of a dtype, given as torch's type or a flag's value; '' for that of the parameters."""
     name = str(value or "").removeprefix("torch.")
     return {"auto": "", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
 

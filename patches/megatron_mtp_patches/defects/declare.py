@@ -68,7 +68,7 @@ class Defect:
         severity: 5 (trains something else) to 1 (a number in the log).
         signs: code that tells the defect, in one place or several; one match in the source of a Megatron is enough.
         fixed_by: code that tells a fix, or that no run can meet the defect; a match overrides `signs`.
-        affects: called with the settings of a run (doctor.findings.Settings); whether the defect acts on it, as far
+        affects: called with the settings of a run (doctor.findings.RunSettings); whether the defect acts on it, as far
             as settings can tell. It reads each one by its literal name, as in `run.context_parallel_size`.
         when: the same in words: flags, as a user writes them.
         only_if: what settings cannot tell, as the end of a sentence that begins with "if"; '' where they decide.

@@ -20,7 +20,7 @@ from ..defects.conditions import VLM_FLAGS
 from ..engine import AddField, AddFlag, UsageError
 from ..engine.similar_names import find_similar
 from ..megatrons.installed import PACKAGES, describe_mixture
-from .findings import Settings
+from .findings import RunSettings
 from .megatron_refusals import flags_left_out, reason
 
 OPTIONS = {"--json", "--te", "--world-size"}  # of `doctor`
@@ -80,11 +80,11 @@ class CommandLine(NamedTuple):
 
     def decided_by_checkpoint(self) -> list[str]:
         """The flags whose values the checkpoint replaces and some defect depends on."""
-        return list(FROM_CHECKPOINT) if Settings(self.sources, None).use_checkpoint_args else []
+        return list(FROM_CHECKPOINT) if RunSettings(self.sources, None).use_checkpoint_args else []
 
     def without_effect(self) -> list[str]:
         """The flags of the patches that act on MTP heads only, where these flags give the model none."""
-        settings = Settings(self.sources, None)
+        settings = RunSettings(self.sources, None)
         if settings.mtp_num_layers or settings.use_checkpoint_args:
             return []
         edits = (edit for patch in CATALOG if not patch.package for edit in patch.edits)
@@ -108,14 +108,14 @@ class Variable(NamedTuple):
     name: str
     value: str
     accepts: str
-    is_needed: Callable[[Settings], object]
+    is_needed: Callable[[RunSettings], object]
 
 
-def _uses_fsdp(run: Settings) -> object:
+def _uses_fsdp(run: RunSettings) -> object:
     return run.use_megatron_fsdp or run.use_torch_fsdp2
 
 
-def _is_split(run: Settings) -> bool:
+def _is_split(run: RunSettings) -> bool:
     return max(run.tensor_model_parallel_size or 1, run.context_parallel_size or 1) > 1
 
 
@@ -149,7 +149,7 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
             parsed = megatron.parse_args(ignore_unknown_args=True)
         if left_out := list(flags_left_out(unknown.names)):
             raise UsageError("\n".join(left_out))
-        settings = Settings(_sections(parsed), None)
+        settings = RunSettings(_sections(parsed), None)
         lacking = {
             one.name: one.value
             for one in ENVIRONMENT
@@ -165,7 +165,7 @@ def read(words: list[str], world_size: int | None) -> CommandLine:
 
                 arguments = validate_yaml(parsed, {})
             sections = _sections(arguments or parsed)
-            fitting = smallest_world_size(Settings(sections, None))
+            fitting = smallest_world_size(RunSettings(sections, None))
     if world_size and ranks % fitting:
         raise UsageError(f"{ranks} ranks: the layers of these flags are split over {fitting} ranks")
     return CommandLine([*sections, _flags_of_scripts(unknown)], unknown, ranks, lacking)
@@ -183,7 +183,7 @@ def _describe_failure(error: Exception) -> str:
     return f"{module} raises {type(error).__name__}: {error} ({advice})"
 
 
-def smallest_world_size(settings: Settings) -> int:
+def smallest_world_size(settings: RunSettings) -> int:
     """The smallest number of ranks that dense layers and experts both divide."""
     tensor, pipeline = settings.tensor_model_parallel_size or 1, settings.pipeline_model_parallel_size or 1
     dense = tensor * pipeline * (settings.context_parallel_size or 1)

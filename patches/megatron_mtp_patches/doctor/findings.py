@@ -20,7 +20,7 @@ from ..engine.state import State
 OTHER_NAMES = {"num_experts": "num_moe_experts"}
 
 
-class Settings:
+class RunSettings:
     """The settings of a run, as one object: Megatron's arguments, or the configurations of a trainer.
 
     An attribute is that of the first of the `sources` that has it and is not None; None where there is none.
@@ -97,10 +97,10 @@ def diagnose_sources(sources: Iterable[object], transformer_engine: str | None) 
 
     if transformer_engine is None:
         transformer_engine, _ = find_transformer_engine(find_releases())
-    return list(find_defects(Settings(sources, transformer_engine)))
+    return list(find_defects(RunSettings(sources, transformer_engine)))
 
 
-def find_defects(settings: Settings) -> Iterator[Finding]:
+def find_defects(settings: RunSettings) -> Iterator[Finding]:
     """The defects of the installed Megatron that affect a run with these settings, the most severe first."""
     defects = [one for one in known_defects() if one.affects(settings) and has_defect(one)]  # a run is read quicker
     findings = {one.id: _judge(one, remover_of(one, CATALOG), settings) for one in defects}
@@ -112,7 +112,7 @@ def find_defects(settings: Settings) -> Iterator[Finding]:
         yield finding
 
 
-def _judge(defect: Defect, patch: Patch | None, settings: Settings) -> Finding:
+def _judge(defect: Defect, patch: Patch | None, settings: RunSettings) -> Finding:
     if patch:
         is_removed, remedy = _is_removed_by(patch)
         if is_removed and defect.setting and not getattr(settings, defect.setting):

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 
 from ..applied import ENGINE
-from ..declarations.description import settings
+from ..declarations.description import setting_texts
 from ..engine.similar_names import find_similar
 from ..engine.state import State
 
@@ -44,14 +44,14 @@ def flags_left_out(words: Iterable[str]) -> Iterator[str]:
     for patch in ENGINE.catalog:
         report = ENGINE.report(patch)
         if report.state in (State.DISABLED, State.REFUSED):
-            for flag in sorted(flags.intersection(one.name.split()[0] for one in settings(patch))):
+            for flag in sorted(flags.intersection(one.name.split()[0] for one in setting_texts(patch))):
                 why = report.reason if report.state is State.DISABLED else "refused here: see `status`"
                 yield f"{flag} comes with the patch {patch.id}, which is {why}"
 
 
 def flags_misspelt(words: Iterable[str]) -> Iterator[str]:
     """A question for each flag among `words` that is almost one of the patches: argparse does not say which."""
-    flags_of_patches = {setting.name.split()[0] for patch in ENGINE.catalog for setting in settings(patch)}
+    flags_of_patches = {setting.name.split()[0] for patch in ENGINE.catalog for setting in setting_texts(patch)}
     for flag in sorted(_names(words) - flags_of_patches):
         if similar := find_similar(flag, flags_of_patches, cutoff=0.9):
             yield f"{flag}: did you mean {similar}?"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..declarations.description import settings
+from ..declarations.description import setting_texts
 from ..engine import Patch
 from ..engine.state import State
 from .known import RELEASES, since
@@ -25,7 +25,8 @@ def state_in(patch: Patch, release: str) -> State:
 def advice(patch: Patch, release: str) -> str:
     """Say what to do with a patch whose change `release` has."""
     theirs, ours = (
-        ", ".join(f"`{one.name}`" for one in settings(patch) if one.is_upstream is whose) for whose in (True, False)
+        ", ".join(f"`{one.name}`" for one in setting_texts(patch) if one.is_upstream is whose)
+        for whose in (True, False)
     )
     kept = "Drop it." if state_in(patch, release) is State.NATIVE else "Keep it for its repairs."
     return kept + f" Megatron has {theirs}." * bool(theirs) + f" Only the patch adds {ours}." * bool(ours)

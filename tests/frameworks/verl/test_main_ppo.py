@@ -9,7 +9,7 @@ import ray
 import torch
 import verl.workers.engine_workers
 from hydra import compose, initialize_config_dir
-from megatron_mtp_patches.doctor.findings import Settings, find_defects
+from megatron_mtp_patches.doctor.findings import RunSettings, find_defects
 from megatron_mtp_patches.doctor.run_files import read_runs
 from omegaconf import OmegaConf
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -198,7 +198,9 @@ def test_doctor_reads_it(tmp_path):
         f"+{ACTOR}.megatron.override_transformer_config.mtp_num_layers=1",
     ]
     (tmp_path / "verl.yaml").write_text(OmegaConf.to_yaml(compose_ppo("model_engine=megatron", *words)))
-    runs = {name.rpartition(" ")[2]: Settings(run.sources, "2.17.1") for name, run in read_runs(tmp_path / "verl.yaml")}
+    runs = {
+        name.rpartition(" ")[2]: RunSettings(run.sources, "2.17.1") for name, run in read_runs(tmp_path / "verl.yaml")
+    }
     assert {"ML-5394", "ML-7513b"} <= {finding.id for finding in find_defects(runs["actor"])}
     assert (runs["actor"].bf16, runs["actor"].world_size) == (True, 8)
     assert not {"ML-5394", "ML-7513b"} & {finding.id for finding in find_defects(runs["critic"])}
