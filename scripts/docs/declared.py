@@ -14,8 +14,8 @@ from megatron_mtp_patches.declarations.description import SettingText, setting_t
 from megatron_mtp_patches.defects.catalog import removed_by
 from megatron_mtp_patches.engine import AddField, AddFlag, Edit, Override, Patch, PullRequest, Wrap
 from megatron_mtp_patches.engine.state import State
-from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE
-from megatron_mtp_patches.megatrons.states_by_release import KNOWN, state_in
+from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE, VERSIONS
+from megatron_mtp_patches.megatrons.states_by_release import state_in
 
 from scripts.common.markdown import table
 from scripts.common.process import ROOT
@@ -43,7 +43,7 @@ def blocks() -> dict[str, str]:
     commands = {"cpu-command": CPU, "exit-codes": f"```text\n{exit_codes.rstrip()}\n```"}
     tables = {"patches": patches(), "flag-reference": flag_reference(), "unchecked-edits": unchecked_edits()}
     upgrade = {
-        "upgrade-steps": "\n".join(filter(None, map(changes, KNOWN[:-1], KNOWN[1:]))),
+        "upgrade-steps": "\n".join(filter(None, map(changes, VERSIONS[:-1], VERSIONS[1:]))),
         "checkpoints": checkpoints(),
     }
     return {**commands, **tables, **upgrade, **{patch.id: head(patch) for patch in CATALOG}}
@@ -64,14 +64,14 @@ def table_of_patches() -> str:
 
 
 def _states(patch: Patch) -> str:
-    """The state in the oldest of `KNOWN`, and each change of it; for a patch of another package, where it was tried."""
+    """The state in the oldest of `VERSIONS`, and each change of it; for a patch of another package, where it was tried."""
     if patch.package:
         tried = (
             f"{patch.package} {version} on {release}" for release, version in _tried_versions(patch.package).items()
         )
-        return f"{state_in(patch, KNOWN[0])} ({', '.join(tried)})"
-    states = [str(state_in(patch, KNOWN[0]))]
-    for before, after in pairwise(KNOWN):
+        return f"{state_in(patch, VERSIONS[0])} ({', '.join(tried)})"
+    states = [str(state_in(patch, VERSIONS[0]))]
+    for before, after in pairwise(VERSIONS):
         if state_in(patch, before) != state_in(patch, after):
             states.append(f"{state_in(patch, after)} {'on' if after == 'main' else 'from'} {after}")
     return ", ".join(states)
@@ -93,7 +93,7 @@ def _tried_versions(package: str) -> dict[str, str]:
 def _part_in_repairs(patch: Patch) -> str:
     if patch.is_repair:
         return "yes"
-    return "where *repaired*" if State.REPAIRED in {state_in(patch, release) for release in KNOWN} else ""
+    return "where *repaired*" if State.REPAIRED in {state_in(patch, release) for release in VERSIONS} else ""
 
 
 def flag_reference() -> str:

@@ -32,7 +32,7 @@ from .. import __version__, apply
 from ..applied import ENGINE
 from ..catalog import CATALOG
 from ..engine import PatchError, UsageError
-from ..megatrons.states_by_release import KNOWN
+from ..megatrons.known import VERSIONS
 
 CANNOT_RUN = 125  # an exit code, as that of the file which `reproduce --standalone` writes
 
@@ -92,9 +92,9 @@ def make_parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="for programs")
     form.add_argument(
         "--retired-by",
-        choices=KNOWN,
+        choices=VERSIONS,
         metavar="RELEASE",
-        help=f"instead, which patches an upgrade to RELEASE makes superfluous: {', '.join(KNOWN)}",
+        help=f"instead, which patches an upgrade to RELEASE makes superfluous: {', '.join(VERSIONS)}",
     )
     status.set_defaults(carry_out=_status)
 

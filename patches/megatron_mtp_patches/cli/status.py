@@ -16,7 +16,8 @@ from ..engine.report import Report
 from ..engine.source import find_file
 from ..engine.state import State, TargetState
 from ..megatrons.installed import describe_megatron, find_releases, import_targets
-from ..megatrons.states_by_release import KNOWN, advice, state_in
+from ..megatrons.known import VERSIONS
+from ..megatrons.states_by_release import advice, state_in
 from ..rehearsal import transformer_engine
 from .console import make_console
 from .zero_touch import describe_zero_touch
@@ -96,7 +97,7 @@ def show_retired(release: str) -> int:
     Those that are superfluous only after the installed Megatron are named once more.
     """
     rows = [(_first_with(patch, release), patch) for patch in CATALOG if state_in(patch, release) is not State.APPLIED]
-    rows.sort(key=lambda row: KNOWN.index(row[0]))
+    rows.sort(key=lambda row: VERSIONS.index(row[0]))
     console = make_console()
     console.print(f"What Megatron {release} has; it lacks the change of each other patch.", soft_wrap=True)
     for state, title in ((State.NATIVE, "superfluous"), (State.REPAIRED, "still needed, for their repairs")):
@@ -107,11 +108,11 @@ def show_retired(release: str) -> int:
         console.print(f"{title}: {table.row_count}")
         console.print(table)
     if here := find_releases():
-        installed = max(here, key=KNOWN.index)
+        installed = max(here, key=VERSIONS.index)
         new = [
             patch.id
             for first, patch in rows
-            if KNOWN.index(first) > KNOWN.index(installed) and state_in(patch, release) is State.NATIVE
+            if VERSIONS.index(first) > VERSIONS.index(installed) and state_in(patch, release) is State.NATIVE
         ]
         said = f"superfluous there and not yet in {installed}, which is installed here: {', '.join(new) or 'none'}"
         console.print(said, soft_wrap=True)
@@ -120,7 +121,7 @@ def show_retired(release: str) -> int:
 
 def _first_with(patch: Patch, release: str) -> str:
     """The first Megatron in which the patch has the state that it has in `release`."""
-    return next(one for one in KNOWN if state_in(patch, one) is state_in(patch, release))
+    return next(one for one in VERSIONS if state_in(patch, one) is state_in(patch, release))
 
 
 def _make_table(reports: list[Report]) -> Table:

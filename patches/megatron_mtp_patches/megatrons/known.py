@@ -18,6 +18,7 @@ RELEASES: tuple[str, ...] = tuple(one["version"] for one in MEGATRONS)
 REFERENCE: str = _LIST["reference"]
 DEFAULT: str = _LIST["default"]
 MAIN: str = _LIST["main"]
+VERSIONS = (*RELEASES, "main")  # from the oldest to the newest
 # The TransformerEngine that each release was made for.
 TRANSFORMER_ENGINE = {one["version"]: one["transformer_engine"] for one in MEGATRONS}
 # {name in the tables of upstream's tests: git ref}; those are named by the tag, which 0.19.2 shares with 0.19.0.

@@ -5,14 +5,11 @@ from __future__ import annotations
 from ..declarations.description import setting_texts
 from ..engine import Patch
 from ..engine.state import State
-from .known import RELEASES, since
-
-# Known Megatrons, from the oldest to the newest.
-KNOWN = (*RELEASES, "main")
+from .known import since
 
 
 def state_in(patch: Patch, release: str) -> State:
-    """Return applied, repaired or native, the state of `patch` in one of `KNOWN`.
+    """Return applied, repaired or native, the state of `patch` in one of `VERSIONS`.
 
     What upstream listed first decides; later changes to it are defects until then.
     """

@@ -23,6 +23,11 @@ logger = logging.getLogger(__name__)
 # from zero as the new ranks do.
 _comparisons: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
+# How long rank 0 stays for the others to read its answer.
+TIME_TO_READ = timedelta(seconds=30)
+# How long the others wait for that answer, in timeouts of the process group: rank 0 may wait once for all of them.
+TIMEOUTS_FOR_ANSWER = 2
+
 
 def check_before_model_parallel(call: Call) -> Any:
     """Wraps parallel_state.initialize_model_parallel, which every rank calls once the process group is up."""
@@ -55,7 +60,7 @@ def compare(store: Any, rank: int, world_size: int, mine: str, name: str, patien
             difference = _find_difference(store, world_size, name, patience)
             _publish(store, world_size, name, difference)
         else:
-            store.wait([f"{name}/difference"], patience * 2)  # rank 0 may wait once for the others
+            store.wait([f"{name}/difference"], patience * TIMEOUTS_FOR_ANSWER)
             difference = store.get(f"{name}/difference").decode()
             store.set(f"{name}/read{rank}", "")
     except dist.DistNetworkError as error:
@@ -63,7 +68,7 @@ def compare(store: Any, rank: int, world_size: int, mine: str, name: str, patien
             "the rendezvous store went away while ranks compared their patches; see rank 0's log"
         ) from error
     except dist.DistStoreError as error:
-        raise PatchError(_describe_missing([0], patience * 2)) from error
+        raise PatchError(_describe_missing([0], patience * TIMEOUTS_FOR_ANSWER)) from error
     if difference:
         raise PatchError(difference)
 
@@ -98,7 +103,7 @@ def _publish(store: Any, world_size: int, name: str, difference: str) -> None:
     store.set(f"{name}/difference", difference)
     others = [rank for rank in range(1, world_size) if store.check([f"{name}/rank{rank}"])]
     with contextlib.suppress(RuntimeError):  # a rank that has gone reads nothing
-        store.wait([f"{name}/read{rank}" for rank in others], timedelta(seconds=30))
+        store.wait([f"{name}/read{rank}" for rank in others], TIME_TO_READ)
     with contextlib.suppress(RuntimeError):  # not every kind of store can delete
         for key in ("difference", "rank0", *(f"{what}{rank}" for rank in others for what in ("rank", "read"))):
             store.delete_key(f"{name}/{key}")
