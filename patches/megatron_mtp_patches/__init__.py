@@ -24,11 +24,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .applied import ENGINE
 from .catalog import CATALOG
 from .doctor.findings import Finding, diagnose_sources
 from .engine import Patch, PatchError
 from .engine.report import Report
+from .megatron_engine import ENGINE
 from .mtp import mtp_acceptance_length
 
 if TYPE_CHECKING:

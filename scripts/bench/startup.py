@@ -29,7 +29,7 @@ APPLY = """
 import contextlib, importlib, sys, time, warnings
 sys.modules["transformer_engine"] = None  # without its kernels it cannot be imported
 import torch, megatron_mtp_patches
-from megatron_mtp_patches.applied import ENGINE
+from megatron_mtp_patches.megatron_engine import ENGINE
 warnings.simplefilter("ignore")
 megatron_mtp_patches.revert()
 for module in ENGINE.modules:

@@ -7,13 +7,13 @@ from collections import Counter
 from itertools import pairwise
 
 from megatron_mtp_patches import cli
-from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import BASE, CATALOG
 from megatron_mtp_patches.cli.explain import sections
 from megatron_mtp_patches.declarations.description import SettingText, setting_texts
 from megatron_mtp_patches.defects.catalog import removed_by
 from megatron_mtp_patches.engine import AddField, AddFlag, Edit, Override, Patch, PullRequest, Wrap
 from megatron_mtp_patches.engine.state import State
+from megatron_mtp_patches.megatron_engine import ENGINE
 from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE, VERSIONS
 from megatron_mtp_patches.megatrons.states_by_release import state_in
 
@@ -64,7 +64,7 @@ def table_of_patches() -> str:
 
 
 def _states(patch: Patch) -> str:
-    """The state in the oldest of `VERSIONS`, and each change of it; for a patch of another package, where it was tried."""
+    """The state in the oldest version, and each change of it; for a patch of another package, where it was tried."""
     if patch.package:
         tried = (
             f"{patch.package} {version} on {release}" for release, version in _tried_versions(patch.package).items()

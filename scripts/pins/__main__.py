@@ -15,11 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine.decision import decide
 from megatron_mtp_patches.engine.fingerprints import fingerprint
 from megatron_mtp_patches.engine.state import State
+from megatron_mtp_patches.megatron_engine import ENGINE
 from megatron_mtp_patches.megatrons.installed import known_sources
 
 from scripts.common.arguments import make_parser

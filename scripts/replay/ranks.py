@@ -91,7 +91,7 @@ def serve(connection: Connection, ranks: int, device: str) -> None:
     if device == "cpu":  # CUDA does not work in a fork of a process that has asked for it
         os.environ |= process.rank_variables(0, ranks, "0")
         import megatron_mtp_patches.rehearsal.pytest_plugin  # noqa: F401
-        from megatron_mtp_patches.applied import ENGINE
+        from megatron_mtp_patches.megatron_engine import ENGINE
         from megatron_mtp_patches.megatrons.installed import MEGATRON, import_targets
 
         import_targets(MEGATRON)

@@ -4,11 +4,11 @@ import os
 import shutil
 
 import pytest
-from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import drift
 from megatron_mtp_patches.engine.fingerprints import KnownSources
 from megatron_mtp_patches.engine.source import find_file
+from megatron_mtp_patches.megatron_engine import ENGINE
 from megatron_mtp_patches.megatrons import installed as installed_megatron
 from megatron_mtp_patches.megatrons.known import RELEASES
 

@@ -2,11 +2,11 @@
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.declarations.description import setting_texts
 from megatron_mtp_patches.defects.catalog import known_defects
 from megatron_mtp_patches.defects.probe import has_defect
+from megatron_mtp_patches.megatron_engine import ENGINE
 from megatron_mtp_patches.reproductions.runner import has_program
 
 from tests.conformance.expected import STATE

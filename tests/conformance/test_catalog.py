@@ -7,11 +7,11 @@ from pathlib import Path
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import BASE, CATALOG, _declared_in
 from megatron_mtp_patches.cli.places import read_guards
 from megatron_mtp_patches.declarations.description import setting_texts
 from megatron_mtp_patches.engine.fingerprints import ABSENT, KnownSources
+from megatron_mtp_patches.megatron_engine import ENGINE
 from megatron_mtp_patches.megatrons.known import MEGATRONS, RELEASES
 
 from scripts.common.toml import read_toml

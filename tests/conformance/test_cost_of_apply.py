@@ -7,9 +7,9 @@ from collections import Counter
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.engine import source
 from megatron_mtp_patches.engine.source import find_file
+from megatron_mtp_patches.megatron_engine import ENGINE
 
 pytestmark = pytest.mark.forked("megatron")
 

@@ -8,9 +8,9 @@ import sys
 
 import megatron_mtp_patches
 import pytest
-from megatron_mtp_patches.applied import ENGINE
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.engine.source import find_file
+from megatron_mtp_patches.megatron_engine import ENGINE
 
 from .changed_sources import (
     change_comments,

@@ -9,7 +9,7 @@ from types import FunctionType, SimpleNamespace
 import megatron_mtp_patches
 import pytest
 from megatron.core.pipeline_parallel import schedules
-from megatron_mtp_patches.applied import ENGINE
+from megatron_mtp_patches.megatron_engine import ENGINE
 from megatron_mtp_patches.mtp.verification import LISTENING
 from megatron_mtp_patches.rehearsal import megatron_flags
 from megatron_mtp_patches.rehearsal.megatron_flags import RehearsalRefusal

@@ -93,8 +93,8 @@ def _torch() -> None:
 
 
 def _megatron() -> None:
-    from megatron_mtp_patches.applied import ENGINE
     from megatron_mtp_patches.engine.source import find_file
+    from megatron_mtp_patches.megatron_engine import ENGINE
     from megatron_mtp_patches.megatrons.installed import MEGATRON
 
     for module in ENGINE.modules:

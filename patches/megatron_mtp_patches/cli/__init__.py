@@ -29,9 +29,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__, apply
-from ..applied import ENGINE
 from ..catalog import CATALOG
 from ..engine import PatchError, UsageError
+from ..megatron_engine import ENGINE
 from ..megatrons.known import VERSIONS
 
 CANNOT_RUN = 125  # an exit code, as that of the file which `reproduce --standalone` writes

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.table import Column, Table
 
-from ..applied import ENGINE
 from ..catalog import BASE, CATALOG
 from ..defects.catalog import RELEASES, write_releases
 from ..engine import Override, Patch, PatchError, UsageError
@@ -17,6 +16,7 @@ from ..engine.declare import Edit
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint, release_package
 from ..engine.new_release import add_release, write_known_sources
 from ..engine.source import find_file
+from ..megatron_engine import ENGINE
 from ..megatrons.installed import describe_megatron, known_sources
 from .console import make_console, make_printer
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ..applied import ENGINE
 from ..engine.fingerprints import KnownSources
+from ..megatron_engine import ENGINE
 from ..megatrons.environment import IMPORTS_OF_TRANSFORMER_ENGINE, PARTS, Limit, Part, find_version
 from ..megatrons.installed import PACKAGES, describe_megatron, find_releases
 from ..megatrons.known import since

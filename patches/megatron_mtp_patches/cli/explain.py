@@ -10,7 +10,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from .. import apply
-from ..applied import ENGINE
 from ..catalog import CATALOG
 from ..declarations.description import setting_texts
 from ..defects.catalog import known_defects, removed_by, span_of
@@ -21,6 +20,7 @@ from ..engine.declare import Edit
 from ..engine.fingerprints import ABSENT, KnownSources, fingerprint
 from ..engine.similar_names import did_you_mean
 from ..engine.state import State
+from ..megatron_engine import ENGINE
 from ..megatrons.installed import describe_megatron, import_targets, known_sources
 from ..reproductions.runner import has_program
 from .console import make_console

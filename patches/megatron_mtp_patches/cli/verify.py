@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from ..applied import ENGINE
 from ..engine import PatchError
+from ..megatron_engine import ENGINE
 from ..mtp.verification import FIRST_STEP, LISTENING
 from .run import run_script
 

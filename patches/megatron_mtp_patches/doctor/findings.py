@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..applied import ENGINE
 from ..catalog import CATALOG
 from ..defects.catalog import known_defects, remover_of, span_of
 from ..defects.declare import Defect
@@ -15,6 +14,7 @@ from ..defects.probe import has_defect
 from ..engine import Patch
 from ..engine.source import find_file
 from ..engine.state import State
+from ..megatron_engine import ENGINE
 
 # What Megatron's configurations call differently from its command line.
 OTHER_NAMES = {"num_experts": "num_moe_experts"}

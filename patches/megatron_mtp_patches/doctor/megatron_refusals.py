@@ -9,10 +9,10 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator
 
-from ..applied import ENGINE
 from ..declarations.description import setting_texts
 from ..engine.similar_names import find_similar
 from ..engine.state import State
+from ..megatron_engine import ENGINE
 
 _ASKS_FOR = re.compile(r"assert args\.(\w+) is not None")
 _REFUSALS = (AssertionError, ValueError, RuntimeError)  # what Megatron raises to refuse, in its own words

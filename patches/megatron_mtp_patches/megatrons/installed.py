@@ -9,9 +9,9 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 
-from ..applied import ENGINE
 from ..engine.fingerprints import KnownSources, fingerprint
 from ..engine.source import find_file
+from ..megatron_engine import ENGINE
 from .known import TRANSFORMER_ENGINE
 
 # Modules that Megatron imports and pip knows by other names.

@@ -13,9 +13,9 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..applied import ENGINE
 from ..engine import Patch, UsageError, Wrap
 from ..engine.call import Call
+from ..megatron_engine import ENGINE
 from . import transformer_engine, with_transformer_engine
 
 PATCH = Patch(

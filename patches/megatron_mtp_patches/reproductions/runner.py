@@ -59,7 +59,7 @@ def prepare() -> None:
     import megatron_mtp_patches
 
     from .. import rehearsal
-    from ..applied import ENGINE
+    from ..megatron_engine import ENGINE
     from ..megatrons.installed import MEGATRON, import_targets
 
     megatron_mtp_patches.revert()

@@ -9,11 +9,11 @@ from typing import Any
 
 from megatron_overrides.model_chunks import as_list
 
-from ..applied import ENGINE
 from ..catalog import CATALOG
 from ..engine import AddField
 from ..engine.call import Call
 from ..engine.state import State
+from ..megatron_engine import ENGINE
 
 
 def refuse_settings_left_out(call: Call) -> Any:
