@@ -1,4 +1,4 @@
-"""The sums of gradients over the microbatches of a step under Megatron-FSDP.
+"""The sums of gradients over the microbatches of a step under Megatron-FSDP, and their dtype.
 
 A sharded gradient has a shard, to which the reduced gradients of each microbatch are added. A gradient that is not
 sharded has the whole buffer: backward passes add to it, and the reduced gradients replace the part of this rank.
