@@ -169,7 +169,7 @@ def tables(session: nox.Session) -> None:
 @nox.session(venv_backend="none", tags=TOGETHER_TAG if EVERYTHING else [])
 def upgrade(session: nox.Session) -> None:
     """A training that goes on from its checkpoint on a newer release, in the environments that `tests` has made."""
-    run_with_all_releases(session, "scripts.upgrade")
+    run_with_all_releases(session, "scripts.resume_on_newer_release")
 
 
 def run_with_all_releases(session: nox.Session, module: str) -> None:

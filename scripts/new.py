@@ -56,20 +56,19 @@ def fill_in(call: Call) -> Any:
     """Wraps {MARK}: does what?"""
     return call.proceed()
 '''
-TEST = '''\
+TESTS = '''\
 """{MARK}: what holds with the patch, in a sentence."""
 
 import pytest
 
-pytestmark = [
-    pytest.mark.forked("patched"),
-    pytest.mark.guards("{id}"),
-]
+pytestmark = pytest.mark.forked("patched")
+'''
+TEST = """
 
-
+@pytest.mark.guards("{id}")
 def test_fill_in():
     pytest.fail("{MARK}: what is seen to be wrong without the patch")
-'''
+"""
 SECTION = """
 ## {id}
 
@@ -124,13 +123,17 @@ def write_patch(words: dict[str, str], root: Path) -> dict[str, str]:
     words = {**words, "module": words["module"] or name}
     catalog, page = "patches/megatron_mtp_patches/catalog.py", f"docs/{topic}.md"
     before = read(root / page) or f"# {topic.capitalize()}\n"
-    override = f"megatron_overrides/{topic}/{words['module'].replace('.', '/')}.py"
-    functions = read(root / override) or OVERRIDE.format_map(words)
+    folders, _, subject = f"{topic}.{words['module']}".replace(".", "/").rpartition("/")
+    override, test = (
+        f"megatron_overrides/{folders}/{subject}.py",
+        f"tests/megatron_overrides/{folders}/test_{subject}.py",
+    )
+    functions, tests = read(root / override) or OVERRIDE.format_map(words), read(root / test) or TESTS.format_map(words)
     line = f"* `{words['id']}`: {MARK} what no longer goes wrong, in which releases.\n"
     return {
         f"patches/megatron_mtp_patches/{topic}/{name}.py": DECLARATION.format_map(words),
         override: functions + FUNCTION.format_map(words),
-        f"tests/megatron_overrides/{topic}/test_{name}.py": TEST.format_map(words),
+        test: tests + TEST.format_map(words),
         page: before + SECTION.format_map(words),
         catalog: insert(root / catalog, f'    "{topic}.{name}",\n', rf'^    "{topic}\.\w+",.*\n', -1),
         "CHANGELOG.md": insert(root / "CHANGELOG.md", line, r"^## .*\n\n", 0),

@@ -9,8 +9,8 @@ import pytest
 from megatron_mtp_patches.cli import doctor
 from megatron_mtp_patches.defects.conditions import is_vlm
 from megatron_mtp_patches.doctor import findings
-from megatron_mtp_patches.doctor.command_line import read
 from megatron_mtp_patches.doctor.findings import RunSettings
+from megatron_mtp_patches.doctor.flags import read
 from megatron_mtp_patches.megatrons import installed as installed_megatron
 
 from .training_flags import EXPERTS, SMALL

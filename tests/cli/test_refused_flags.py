@@ -6,7 +6,7 @@ from types import ModuleType
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.cli import doctor
-from megatron_mtp_patches.doctor import command_line
+from megatron_mtp_patches.doctor import flags
 
 from .training_flags import EXPERTS, SMALL
 
@@ -54,7 +54,7 @@ def trainer_to_be_imported(monkeypatch):
 
 
 def test_a_trainer_that_lacks_a_package_is_no_matter_of_flags(doctor, trainer_to_be_imported, monkeypatch):
-    monkeypatch.setattr(command_line, "PACKAGES", {"megatron.core.rerun_state_machine": "its-package"})
+    monkeypatch.setattr(flags, "PACKAGES", {"megatron.core.rerun_state_machine": "its-package"})
     monkeypatch.setitem(sys.modules, "megatron.core.rerun_state_machine", None)  # so importing it again fails
     done = doctor("--num-layers 2")
     assert done.code == 2

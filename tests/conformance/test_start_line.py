@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from megatron_mtp_patches.doctor import start_line
-from megatron_mtp_patches.doctor.command_line import read
+from megatron_mtp_patches.doctor.flags import read
 from megatron_mtp_patches.doctor.start_line import describe
 
 pytestmark = pytest.mark.forked("patched")

@@ -18,7 +18,7 @@ PATCH = {
     "tests/megatron_overrides/parallelism/test_mend_it.py",
     "patches/megatron_mtp_patches/norms/floor_it.py",
     "megatron_overrides/norms/zeros/here.py",
-    "tests/megatron_overrides/norms/test_floor_it.py",
+    "tests/megatron_overrides/norms/zeros/test_here.py",
     "CHANGELOG.md",
 }
 DEFECTS = {
@@ -78,7 +78,7 @@ def test_the_package_knows_them(repository):
         "declaration": ["patches/megatron_mtp_patches/parallelism/mend_it.py"],
         "programs": [],
         "overrides": ["megatron_overrides.parallelism.mend_it"],
-        "tests": ["tests/megatron_overrides/parallelism/test_mend_it.py"],
+        "tests": ["tests/megatron_overrides/parallelism/test_mend_it.py::test_fill_in"],
         "page": ["docs/parallelism.md#mend-it"],
     }
     programs = "patches/megatron_mtp_patches/{}/programs/{}.py".format

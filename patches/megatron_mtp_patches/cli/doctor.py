@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from .. import apply, rehearsal, revert
 from ..doctor import start_line
-from ..doctor.command_line import CommandLine, read, refusals
 from ..doctor.configuration import Configuration
 from ..doctor.findings import Finding, RunSettings, check_version, find_defects
+from ..doctor.flags import CommandLine, read, refusals
 from ..doctor.launch_script import Command
 from ..doctor.run_files import read_runs
 from ..engine import PatchError, UsageError

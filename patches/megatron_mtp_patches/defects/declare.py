@@ -65,7 +65,8 @@ class Defect:
             covers several defects; a name where it is after neither.
         effect: what it does to the numbers, or to the run, in a sentence without a full stop.
         kind: what the user loses.
-        severity: 5 (trains something else) to 1 (a number in the log).
+        severity: 5, the run trains something else or loses what was trained; 4, it trains wrong numbers in common
+            runs; 3, it does so in few runs, or ends with an error; 2 and 1, the effect is small or in the log alone.
         signs: code that tells the defect, in one place or several; one match in the source of a Megatron is enough.
         fixed_by: code that tells a fix, or that no run can meet the defect; a match overrides `signs`.
         affects: called with the settings of a run (doctor.findings.RunSettings); whether the defect acts on it, as far

@@ -112,7 +112,7 @@ def _publish(store: Any, world_size: int, name: str, difference: str) -> None:
 def _describe_missing(ranks: list[int], patience: timedelta) -> str:
     return (
         f"{_name_ranks(ranks)} did not report the patches within {patience}: import megatron_mtp_patches on every "
-        f"rank, before training"
+        f"rank, before training, or see the log there for what ended it or took so long"
     )
 
 

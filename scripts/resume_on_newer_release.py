@@ -1,6 +1,6 @@
 """Save a training on one release and go on from its checkpoint on another: each step has to have the same numbers.
 
-    python -m scripts.upgrade --python 0.18.2=PYTHON --python 0.19.2=PYTHON
+    python -m scripts.resume_on_newer_release --python 0.18.2=PYTHON --python 0.19.2=PYTHON
 
 Needs a Python for the default release and the reference. Ends with 1 where a number differs.
 """
@@ -46,7 +46,7 @@ def train(python: str, *flags: str) -> dict[int, dict[str, str]]:
 
 
 def main() -> int:
-    parser = make_parser("scripts.upgrade", __doc__)
+    parser = make_parser("scripts.resume_on_newer_release", __doc__)
     add_pythons(parser)
     pythons = parser.parse_args().python
     before, after = pythons[DEFAULT], pythons[REFERENCE]
