@@ -93,8 +93,8 @@ def test_an_error_and_a_hang_are_outcomes():
 
         time.sleep(60)
 
-    assert runner.run_ranks(1, fail, 20.0, "a step") == [("a step", "ValueError: for a reason", False)]
-    assert runner.run_ranks(1, hang, 0.5, "a step") == [("a step", "nothing within 0 s", False)]
+    assert runner.run_on_ranks(1, fail, 20.0, "a step") == [("a step", "ValueError: for a reason", False)]
+    assert runner.run_on_ranks(1, hang, 0.5, "a step") == [("a step", "nothing within 0 s", False)]
 
 
 @pytest.mark.parametrize(

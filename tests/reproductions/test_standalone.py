@@ -85,7 +85,7 @@ def test_a_file_sees_what_its_program_sees(write, seen_here):
     program = runner.find_program(seen_here.id)
     outcome = runner.run(program)
     otherwise = getattr(program, "EXPECTED", "no error")
-    outcomes = runner.run_ranks(getattr(program, "RANKS", 1), partial(be_rank, module), runner.LIMIT, otherwise)
+    outcomes = runner.run_on_ranks(getattr(program, "RANKS", 1), partial(be_rank, module), runner.LIMIT, otherwise)
     assert outcome in outcomes and not outcome.is_right
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
 import os
-import signal
-import socket
-import sys
-import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from ..rehearsal.ranks import has_lost_another, run_ranks
+
 LIMIT = 60.0  # seconds, after which a program hangs
 MOST_RANKS = 4
 TOLERANCE = 1e-4  # relative, of numbers
-LONGEST_ERROR = 160
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -91,8 +86,15 @@ def run(program: ModuleType, patches: str = "none") -> Outcome:
         expected, seen = program.reproduce()
         return Outcome(expected, seen, is_same(expected, seen))
 
-    outcomes = run_ranks(ranks, be_rank, getattr(program, "LIMIT", LIMIT), getattr(program, "EXPECTED", "no error"))
-    return min(outcomes, key=lambda outcome: (outcome.is_right, _has_lost_another(outcome)))
+    limit, otherwise = getattr(program, "LIMIT", LIMIT), getattr(program, "EXPECTED", "no error")
+    outcomes = run_on_ranks(ranks, be_rank, limit, otherwise)
+    return min(outcomes, key=lambda outcome: (outcome.is_right, has_lost_another(str(outcome.seen))))
+
+
+def run_on_ranks(ranks: int, action: Callable[[], Outcome], limit: float, otherwise: Any) -> list[Outcome]:
+    """The outcomes of `action`, by rank; an error, or a hang, is what is seen in place of `otherwise`."""
+    returned = run_ranks(ranks, action, limit)
+    return [Outcome(otherwise, one.error, False) if one.error else one.value for one in returned]
 
 
 def is_same(expected: Any, seen: Any) -> bool:
@@ -102,62 +104,3 @@ def is_same(expected: Any, seen: Any) -> bool:
     if isinstance(expected, (int, float)) and isinstance(seen, (int, float)):
         return math.isclose(expected, seen, rel_tol=TOLERANCE, abs_tol=TOLERANCE * 1e-3)
     return bool(expected == seen)
-
-
-def _has_lost_another(outcome: Outcome) -> bool:
-    """True if what was seen is only that another rank has ended, which then says why."""
-    return "gloo/transport" in str(outcome.seen)
-
-
-def run_ranks(ranks: int, action: Callable[[], Outcome], limit: float, otherwise: Any) -> list[Outcome]:
-    """The outcomes of `action` in forks with the variables of torchrun, by rank.
-
-    An error, or a rank that does not end in time, is what is seen in place of `otherwise`.
-    """
-    reservation = socket.socket()  # as long as it is open, nobody who asks for any port gets this one
-    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's listener does
-    reservation.bind(("", 0))
-    forks = [_fork(rank, ranks, str(reservation.getsockname()[1]), action, otherwise) for rank in range(ranks)]
-    until = time.monotonic() + limit
-    outcomes = []
-    try:
-        for _, pipe in forks:
-            seconds = max(0.0, until - time.monotonic())
-            if not pipe.poll(seconds):
-                outcomes.append(Outcome(otherwise, f"nothing within {limit:.0f} s", False))
-                continue
-            try:
-                outcomes.append(pipe.recv())
-            except EOFError:
-                outcomes.append(Outcome(otherwise, "the process has died", False))
-    finally:
-        for pid, pipe in forks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            pipe.close()
-        reservation.close()
-    return outcomes
-
-
-def _fork(rank: int, ranks: int, port: str, action: Callable[[], Outcome], otherwise: Any) -> tuple[int, Connection]:
-    receiver, sender = Pipe(duplex=False)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        sender.close()
-        return pid, receiver
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    os.environ |= {name: str(number) for name, number in numbers.items()}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 1)
-    os.dup2(silent, 2)
-    try:
-        outcome = action()
-    except BaseException as error:
-        first_line = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0].removesuffix(": ")
-        outcome = Outcome(otherwise, first_line[:LONGEST_ERROR], False)
-    sender.send(outcome)
-    os._exit(0)

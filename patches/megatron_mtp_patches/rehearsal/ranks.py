@@ -1,0 +1,80 @@
+"""Forks of this process as ranks, which send back what they return; what they print goes nowhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, NamedTuple
+
+LONGEST_ERROR = 160
+
+
+class Returned(NamedTuple):
+    """What a rank has returned, or the first line of its `error`, which is '' where it returned."""
+
+    value: Any
+    error: str = ""
+
+
+def has_lost_another(error: str) -> bool:
+    """True if the error of a rank is only that another one has ended, which then says why."""
+    return "gloo/transport" in error
+
+
+def run_ranks(ranks: int, action: Callable[[], Any], limit: float) -> list[Returned]:
+    """What `action` returns in forks with the variables of torchrun, by rank.
+
+    A rank that does not end within `limit` seconds, counted for all together, or dies, has an error that says so.
+    """
+    reservation = socket.socket()  # as long as it is open, nobody who asks for any port gets this one
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's listener does
+    reservation.bind(("", 0))
+    forks = [_fork(rank, ranks, str(reservation.getsockname()[1]), action) for rank in range(ranks)]
+    until = time.monotonic() + limit
+    returned = []
+    try:
+        for _, pipe in forks:
+            if not pipe.poll(max(0.0, until - time.monotonic())):
+                returned.append(Returned(None, f"nothing within {limit:.0f} s"))
+                continue
+            try:
+                returned.append(pipe.recv())
+            except EOFError:
+                returned.append(Returned(None, "the process has died"))
+    finally:
+        for pid, pipe in forks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pipe.close()
+        reservation.close()
+    return returned
+
+
+def _fork(rank: int, ranks: int, port: str, action: Callable[[], Any]) -> tuple[int, Connection]:
+    receiver, sender = Pipe(duplex=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        sender.close()
+        return pid, receiver
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ |= {name: str(number) for name, number in numbers.items()}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    try:
+        returned = Returned(action())
+    except BaseException as error:
+        first_line = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0].removesuffix(": ")
+        returned = Returned(None, first_line[:LONGEST_ERROR])
+    sender.send(returned)
+    os._exit(0)
