@@ -17,7 +17,7 @@ from pathlib import Path
 from scripts.common.process import ROOT
 
 PACKAGE = ROOT / "patches" / "megatron_mtp_patches"
-MOST_FOLDERS, LONGEST_CHAIN = 22, 7
+MOST_FOLDERS, LONGEST_CHAIN = 23, 7
 
 Imports = dict[str, dict[str, list[str]]]  # {folder or module: {what it imports: where}}
 

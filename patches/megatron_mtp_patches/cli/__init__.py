@@ -10,11 +10,13 @@ Exit codes; `run` ends with that of the script:
        doctor -- FLAGS, --batch   The patches leave a defect of severity 3 or more.
        audit --fail-on SEVERITY   There is a defect of this severity or more.
        reproduce                  The patches leave a defect that one of them is to remove.
+       parity                     A cut differs from one rank, and would not with all patches.
        drift                      A target has an unknown source, or another one than in the release.
   2    each                       Wrong usage. All but audit, reproduce, enable and disable refuse an unknown id in
                                   MEGATRON_MTP_PATCHES.
        doctor -- FLAGS, --batch   Megatron refuses the flags, a flag is misspelt, or a patch that it needs is left out.
        doctor --batch             A file has no run, or something keeps a setting of the patches from acting.
+  3    parity                     A cut differs from one rank, with all patches or beyond what they remove.
   125  reproduce                  A package that a program needs is missing, and no other program ends with 1.
   141  all but run, verify-mtp    The reader of the output has ended, as after `| head -1`.
 """
@@ -56,10 +58,10 @@ def carry_out(words: list[str]) -> int:
     if Path("megatron", "core").is_dir() and not {"", str(Path.cwd())} & set(sys.path):
         sys.path.insert(0, str(Path.cwd()))  # a checkout, in which `run` and `python -m` also find Megatron
     parser = make_parser()
-    flags = words.index("--") if words[:1] == ["doctor"] and "--" in words else len(words)
+    flags = words.index("--") if words[:1] in (["doctor"], ["parity"]) and "--" in words else len(words)
     arguments, unknown = parser.parse_known_args(words[:flags], argparse.Namespace(words=words))
     if unknown:
-        hint = "; the flags of a training go after `--`" if arguments.command == "doctor" else ""
+        hint = "; the flags of a training go after `--`" if arguments.command in ("doctor", "parity") else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         if arguments.needs_patches and not ENGINE.is_active:  # the import leaves the error to the command
@@ -139,6 +141,20 @@ def make_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="for programs; only with FLAGS or --batch")
     doctor.set_defaults(carry_out=_doctor)
+
+    parity = commands.add_parser(
+        "parity",
+        usage="%(prog)s [-h] [--script FILE] [--ranks N] [--data uneven|whole] [--dtype fp32|bf16] [--json] -- FLAGS",
+        help="train a small copy of a run on one rank and on each cut of its layout, and compare all gradients",
+    )
+    parity.add_argument(
+        "--script", metavar="FILE", help="of the run (default: pretrain_gpt.py, here or beside Megatron)"
+    )
+    parity.add_argument("--ranks", type=int, default=4, metavar="N", help="the most of a cut (default: 4)")
+    parity.add_argument("--data", choices=["uneven", "whole"], default="uneven", help="which tokens the loss counts")
+    parity.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the small run")
+    parity.add_argument("--json", action="store_true", help="for programs")
+    parity.set_defaults(carry_out=_parity)
 
     audit = commands.add_parser("audit", help="all known defects of a Megatron, read from its sources")
     audit.add_argument(
@@ -248,6 +264,16 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     flags = arguments.words[arguments.words.index("--") + 1 :]
     return diagnose_flags(flags, arguments.world_size, arguments.te, as_json=arguments.json)
+
+
+def _parity(arguments: argparse.Namespace) -> int:
+    if "--" not in arguments.words:
+        raise UsageError("parity needs the flags of a training: parity ... -- FLAGS")
+    from .parity import compare_cuts
+
+    flags = arguments.words[arguments.words.index("--") + 1 :]
+    options = arguments.script, arguments.ranks, arguments.data, arguments.dtype, arguments.json
+    return compare_cuts(flags, *options)
 
 
 def _audit(arguments: argparse.Namespace) -> int:

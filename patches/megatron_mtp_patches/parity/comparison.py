@@ -1,0 +1,103 @@
+"""Puts what the ranks of a cut have recorded together, and compares it with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from .gradients import Parts
+from .training import Record
+
+SMALL = 1e-3  # of the largest norm: below it a weight's own norm is no measure
+
+
+class Whole(NamedTuple):
+    """A tensor of each name, put together, and how far the copies of an entry differ."""
+
+    values: dict[str, torch.Tensor]
+    copies: dict[str, float]
+
+
+class Deviation(NamedTuple):
+    """How far a quantity of a cut is from that of the reference, as a part of it.
+
+    Attributes:
+        step: counted from 1.
+        kind: "loss", "gradient norm", "log", "gradient", "weight" or "copies".
+        name: of the loss, metric or weight; the rank of a gradient norm.
+        size: relative; infinite where one of the two lacks it.
+    """
+
+    step: int
+    kind: str
+    name: str
+    size: float
+
+
+def merge(ranks: list[Parts]) -> Whole:
+    """Put the parts of all ranks together. Entries that no rank has are NaN."""
+    values: dict[str, torch.Tensor] = {}
+    copies: dict[str, float] = {}
+    for parts in ranks:
+        for name, shards in parts.items():
+            for shape, region, part in shards:
+                whole = values.setdefault(name, torch.full(shape, torch.nan))
+                before = whole[region].clone()
+                apart = torch.nan_to_num(before - part.reshape(before.shape), nan=0.0).abs().max()
+                copies[name] = max(copies.get(name, 0.0), float(apart))
+                whole[region] = part.reshape(before.shape)
+    scale = {name: float(torch.nan_to_num(value).abs().max()) for name, value in values.items()}
+    return Whole(values, {name: apart / (scale[name] or 1.0) for name, apart in copies.items() if apart})
+
+
+def compare(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
+    """Yield how far each quantity of a cut is from that of the reference."""
+    (one,) = reference
+    for index, norm in enumerate(one.norms):
+        step = index + 1
+        losses = _of_any_rank([record.losses[index] for record in cut])
+        for name, value in one.losses[index].items():
+            yield Deviation(step, "loss", name, _worst(value, losses.get(name)))
+        for rank, record in enumerate(cut):
+            yield Deviation(step, "gradient norm", f"of rank {rank}", _apart(norm, record.norms[index]))
+        line = cut[-1].lines[index]
+        for name in sorted(one.lines[index].keys() | line.keys() - one.losses[index].keys() - {"grad norm"}):
+            yield Deviation(step, "log", name, _apart(one.lines[index].get(name), line.get(name)))
+        gradients = [record.gradients[index] for record in cut]
+        yield from _compare_tensors(step, "gradient", merge([one.gradients[index]]), merge(gradients))
+    before = merge([one.weights[0]])
+    yield from _compare_tensors(1, "weight", before, merge([record.weights[0] for record in cut]), one.gradients[0])
+
+
+def _compare_tensors(step: int, kind: str, one: Whole, other: Whole, unit: Parts | None = None) -> Iterator[Deviation]:
+    """Yield the norms of differences, as parts of the norm of the reference or of `unit`."""
+    units = merge([unit]).values if unit else one.values
+    norms = {name: float(value.norm()) for name, value in units.items()}
+    largest = max(norms.values(), default=0.0)
+    for name in sorted(one.values.keys() | other.values.keys()):
+        if name in one.values and name in other.values:
+            apart = float((one.values[name] - other.values[name]).norm())
+            size = apart / max(norms.get(name, 0.0), SMALL * largest, 1e-30)
+            yield Deviation(step, kind, name, float("inf") if size != size else size)
+        else:
+            yield Deviation(step, kind, name, float("inf"))
+    for name, apart in other.copies.items():
+        yield Deviation(step, "copies", f"{kind} {name}", apart)
+
+
+def _of_any_rank(losses: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """The losses of the last rank that has them."""
+    return {name: value for some in losses for name, value in some.items()}
+
+
+def _worst(one: list[float], other: list[float] | None) -> float:
+    return max((_apart(x, y) for x, y in zip(one, other, strict=True)), default=0.0) if other else float("inf")
+
+
+def _apart(one: float | None, other: float | None) -> float:
+    """How far two numbers are apart, as a part of the larger one."""
+    if one is None or other is None:
+        return 0.0 if one is other else float("inf")
+    return abs(one - other) / max(abs(one), abs(other)) if one != other else 0.0

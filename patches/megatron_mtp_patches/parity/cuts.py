@@ -1,0 +1,126 @@
+"""The cuts of a run's layout: each of its axes alone on two ranks, pairs of them on four."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from .flags import Flag
+from .small import SmallRun
+
+# The flags that say how a run is cut; the reference has none of them.
+LAYOUT = {
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--context-parallel-size",
+    "--expert-model-parallel-size",
+    "--expert-tensor-parallel-size",
+    "--sequence-parallel",
+    "--cp-comm-type",
+}
+# How data-parallel ranks share gradients and states; one rank alone has Megatron's DDP and a whole optimizer.
+SHARDING = {
+    "--use-distributed-optimizer",
+    "--overlap-grad-reduce",
+    "--overlap-param-gather",
+    "--overlap-param-gather-with-optimizer-step",
+    "--use-megatron-fsdp",
+    "--use-torch-fsdp2",
+    "--data-parallel-sharding-strategy",
+    "--outer-dp-sharding-strategy",
+    "--ckpt-format",
+    "--num-distributed-optimizer-instances",
+    "--overlap-moe-expert-parallel-comm",
+    "--delay-wgrad-compute",
+    "--defer-embedding-wgrad-compute",
+    "--use-tp-pp-dp-mapping",
+    "--ddp-average-in-collective",
+    "--moe-shared-expert-overlap",
+}
+
+
+class Cut(NamedTuple):
+    """A layout of ranks.
+
+    Attributes:
+        name: as "TP2 PP2".
+        ranks: how many it has.
+        flags: of the whole run.
+    """
+
+    name: str
+    ranks: int
+    flags: tuple[Flag, ...]
+
+
+class Axis(NamedTuple):
+    """A way to divide a run over two ranks.
+
+    Attributes:
+        name: of the cut that has this axis alone.
+        kind: axes of one kind do not combine.
+        flags: what it adds to the reference.
+        ranks: by how much it multiplies the ranks.
+    """
+
+    name: str
+    kind: str
+    flags: tuple[Flag, ...]
+    ranks: int = 2
+
+
+def reference(run: SmallRun) -> Cut:
+    """The run on one rank, with the whole batch."""
+    flags = tuple(flag for flag in run.flags if flag.name not in LAYOUT | SHARDING)
+    return Cut("one rank", 1, flags)
+
+
+def list_cuts(run: SmallRun, most_ranks: int) -> Iterator[Cut]:
+    """Yield each axis of the layout alone, then pairs of axes."""
+    base = reference(run).flags
+    sharding = tuple(flag for flag in run.flags if flag.name in SHARDING)
+    axes = list(_axes(run.settings, sharding))
+    for chosen in (*((axis,) for axis in axes), *combinations(axes, 2)):
+        kinds = [axis.kind for axis in chosen]
+        ranks = 1
+        for axis in chosen:
+            ranks *= axis.ranks
+        if len(set(kinds)) == len(kinds) and ranks <= most_ranks:
+            flags = [flag for axis in chosen for flag in axis.flags]
+            if not any(axis.kind == "DP" for axis in chosen):
+                flags += [flag for flag in sharding if flag.name != "--num-distributed-optimizer-instances"]
+            yield Cut(" ".join(axis.name for axis in chosen), ranks, (*base, *dict.fromkeys(flags)))
+
+
+def _axes(settings: Any, sharding: tuple[Flag, ...]) -> Iterator[Axis]:
+    """Yield the axes of the user's layout."""
+    experts = settings.num_experts
+    if settings.tensor_model_parallel_size > 1:
+        flags = [Flag("--tensor-model-parallel-size", ("2",))]
+        if settings.sequence_parallel:
+            flags.append(Flag("--sequence-parallel"))
+        if experts and settings.expert_tensor_parallel_size == 1:
+            flags.append(Flag("--expert-tensor-parallel-size", ("1",)))
+        yield Axis("TP2 with SP" if settings.sequence_parallel else "TP2", "TP", tuple(flags))
+    if settings.context_parallel_size > 1:
+        kinds = settings.cp_comm_type or ["p2p"]
+        for kind in dict.fromkeys("p2p" if "+" in one else one for one in kinds):
+            flags = [Flag("--context-parallel-size", ("2",)), Flag("--cp-comm-type", (kind,))]
+            yield Axis(f"CP2 by {kind}", "CP", tuple(flags))
+    if experts and settings.expert_model_parallel_size > 1:
+        yield Axis("EP2", "EP", (Flag("--expert-model-parallel-size", ("2",)), *sharding))
+    if settings.pipeline_model_parallel_size > 1:
+        flags = [Flag("--pipeline-model-parallel-size", ("2",))]
+        yield Axis("PP2", "PP", tuple(flags))
+        if settings.num_layers_per_virtual_pipeline_stage or settings.num_virtual_stages_per_pipeline_rank:
+            yield Axis("PP2 VPP2", "PP", (*flags, Flag("--num-virtual-stages-per-pipeline-rank", ("2",))))
+    instances = settings.num_distributed_optimizer_instances
+    if instances > 1:
+        name = "--num-distributed-optimizer-instances"
+        once = tuple(Flag(name, ("1",)) if flag.name == name else flag for flag in sharding)
+        twice = tuple(Flag(name, ("2",)) if flag.name == name else flag for flag in sharding)
+        yield Axis("DP2", "DP", once)
+        yield Axis("DP4 in two instances", "DP", twice, ranks=4)
+    else:
+        yield Axis("DP2", "DP", sharding)

@@ -1,0 +1,33 @@
+"""The known defects that explain a finding, and whether their patch removes it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from ..doctor.findings import Finding, RunSettings, find_defects
+from .samples import WHOLE
+
+KINDS = {"wrong numbers", "wrong log"}
+
+
+def known_explanations(cut: dict[str, Any], reference: dict[str, Any], data: str) -> list[Finding]:
+    """The known defects of the kinds that change numbers which affect the cut.
+
+    Those that affect the reference as well, where they may do something else, come last.
+
+    Args:
+        cut, reference: Megatron's arguments after its own checks, by name.
+        data: the kind of samples: uneven ones leave tokens out of the loss, as --eod-mask-loss does.
+    """
+    found = [one for one in find_defects(_settings(cut, data)) if one.kind in KINDS]
+    there = {one.id for one in find_defects(_settings(reference, data))}
+    return sorted(found, key=lambda one: one.id in there)
+
+
+def _settings(arguments: dict[str, Any], data: str) -> RunSettings:
+    from ..megatrons.installed import find_releases, find_transformer_engine
+
+    masks = SimpleNamespace(eod_mask_loss=True) if data != WHOLE else SimpleNamespace()
+    version, _ = find_transformer_engine(find_releases())
+    return RunSettings([masks, SimpleNamespace(**arguments)], version)

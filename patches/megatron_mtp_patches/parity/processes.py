@@ -1,0 +1,88 @@
+"""A process that has imported Megatron and the script once, and forks the ranks of each small training."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import runpy
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import megatron_mtp_patches
+
+from ..engine import PatchError
+from ..rehearsal.ranks import has_lost_another, run_ranks
+from .training import Job, Record, train
+
+LIMIT = 300.0  # seconds; only for what hangs
+MOST_RANKS = 4
+
+
+class Failed(NamedTuple):
+    """The error with which a training has ended, in a line."""
+
+    error: str
+
+
+def prepare(script: str, on_gpu: bool = False) -> None:
+    """Import torch, in a rehearsal unless `on_gpu`, Megatron and what the script imports.
+
+    Raises:
+        PatchError: the script cannot be imported.
+    """
+    os.environ |= {"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(MOST_RANKS), "RANK": "0"}
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    from .. import rehearsal
+
+    rehearsal.install()
+    import torch
+
+    torch.set_num_threads(1)
+    if rehearsal.with_transformer_engine():
+        import transformer_engine.pytorch  # noqa: F401
+
+        from ..rehearsal.transformer_engine import float32_attention
+
+        float32_attention.allow()
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        runpy.run_path(script, run_name="script_of_parity")
+        from megatron.training.arguments import add_megatron_arguments
+    except Exception as error:
+        raise PatchError(f"{script} does not import: {type(error).__name__}: {error}") from error
+    _remember_docstrings()
+    add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+
+
+def _remember_docstrings() -> None:
+    """Have Megatron's parser read the docstrings of its configurations here, not in each fork."""
+    from megatron.training import argument_utils
+
+    factory = argument_utils.ArgumentGroupFactory
+    read = factory._get_field_docstrings
+    known: dict[type, dict[str, str]] = {}
+
+    def remember(self: object, configuration: type) -> dict[str, str]:
+        if configuration not in known:
+            known[configuration] = read(self, configuration)
+        return dict(known[configuration])
+
+    factory._get_field_docstrings = remember
+
+
+def run(job: Job) -> list[Record] | Failed:
+    """Train, and return the records of all ranks, or how it failed."""
+
+    def be_rank() -> bytes:
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if "--use-megatron-fsdp" in job.flags else "1"
+        if job.patches is not None:
+            megatron_mtp_patches.revert()
+            megatron_mtp_patches.apply(job.patches)
+        return pickle.dumps(train(job))  # a tensor would be sent as a file, which this process has to keep
+
+    returned = run_ranks(job.ranks, be_rank, LIMIT)
+    failed = min(returned, key=lambda one: (not one.error, has_lost_another(one.error)))
+    return Failed(failed.error) if failed.error else [pickle.loads(one.value) for one in returned]

@@ -1,0 +1,185 @@
+"""One rank of a small training: the script's own loop, with given weights and samples, and a record of its numbers."""
+
+from __future__ import annotations
+
+import functools
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from . import weights
+from .gradients import Parts, collect_gradients, collect_weights
+from .samples import Samples
+
+VOCABULARY = 96
+MODELS = (
+    "megatron.core.models.gpt.gpt_model:GPTModel",
+    "megatron.core.models.hybrid.hybrid_model:HybridModel",
+    "megatron.core.models.mamba.mamba_model:MambaModel",
+)
+_LINE = re.compile(r"iteration +\d+/ +\d+ \|.*")
+_PAIR = re.compile(r"\| *([^|:]+): +([-+\d.naifE]+)")
+# Of a line of the log: what no cut has to share.
+_OF_THE_MACHINE = re.compile(r"time|throughput|learning|consumed|memory|size|number of|per day|TFLOP|tokens/s")
+
+
+class Job(NamedTuple):
+    """A training.
+
+    Attributes:
+        script: the file that a user starts, as pretrain_gpt.py.
+        flags: its arguments.
+        ranks: how many there are.
+        data: the kind of samples.
+        draw: which random weights.
+        step: how far each weight is moved, as a part of itself.
+        patches: which patches are applied, as in MEGATRON_MTP_PATCHES; None for those of this process.
+    """
+
+    script: str
+    flags: tuple[str, ...]
+    ranks: int
+    data: str = "uneven"
+    draw: int = 0
+    step: float = 0.0
+    patches: str | None = None
+
+
+@dataclass
+class Record:
+    """What one rank has seen.
+
+    Attributes:
+        losses: of each step, by name: sums and counts as the trainer reduces them.
+        norms: the gradient norm of each step; None where the trainer knows none.
+        lines: the numbers of each line of the log, by name.
+        gradients: of each step, {name of a weight: [(shape, region, values)]}.
+        weights: after each step, likewise.
+        unplaced: the parameters that have no place in a checkpoint.
+        arguments: those of Megatron's arguments that are plain values, by name.
+    """
+
+    losses: list[dict[str, list[float]]] = field(default_factory=list)
+    norms: list[float | None] = field(default_factory=list)
+    lines: list[dict[str, float]] = field(default_factory=list)
+    gradients: list[Parts] = field(default_factory=list)
+    weights: list[Parts] = field(default_factory=list)
+    unplaced: list[str] = field(default_factory=list)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+def train(job: Job) -> Record:
+    """Train as this rank."""
+    record = Record()
+    sys.argv = [job.script, *job.flags]
+    shards = _give_weights(job, record)
+    _give_samples(job)
+    _record_steps(record, shards)
+    runpy.run_path(job.script, run_name="__main__")
+    return record
+
+
+def _give_weights(job: Job, record: Record) -> list[weights.Shard]:
+    """Have each model filled as soon as it is built; the returned list gets its shards then."""
+    shards: list[weights.Shard] = []
+
+    def fill(model: Any) -> None:
+        placed, unplaced = weights.find_shards(model)
+        weights.fill(placed, model.config.layernorm_zero_centered_gamma, job.draw, job.step)
+        shards.extend(placed)
+        record.unplaced.extend(unplaced)
+
+    for name in MODELS:
+        module, _, qualified = name.partition(":")
+        if module in sys.modules:
+            _have_instances_prepared(getattr(sys.modules[module], qualified), fill)
+    return shards
+
+
+def _have_instances_prepared(model: Any, fill: Callable[[Any], None]) -> None:
+    initialize = model.__init__
+
+    @functools.wraps(initialize)
+    def initialize_and_prepare(self: Any, *values: Any, **named: Any) -> None:
+        initialize(self, *values, **named)
+        if type(self) is model:
+            fill(self)
+
+    model.__init__ = initialize_and_prepare
+
+
+def _give_samples(job: Job) -> None:
+    """Have the trainer draw its batches from our samples."""
+    from megatron.core.datasets import utils
+    from megatron.training import get_args, training
+
+    utils.compile_helpers = lambda: None  # of the indices of a corpus
+    build = training.build_train_valid_test_data_iterators
+
+    def provide(numbers: Any, vp_stage: int | None = None) -> tuple[Samples, None, None]:
+        return Samples(numbers[0], get_args(), job.data, VOCABULARY - 1), None, None
+
+    provide.is_distributed = True  # type: ignore[attr-defined]
+    training.build_train_valid_test_data_iterators = lambda _: build(provide)
+
+
+def _record_steps(record: Record, shards: list[weights.Shard]) -> None:
+    """Have the trainer's own functions leave their numbers in `record`."""
+    from megatron.training import training
+
+    _record_optimizer(training, record, shards)
+    log = training.training_log
+
+    @functools.wraps(log)
+    def log_and_record(losses: dict[str, Any], *values: Any, **named: Any) -> Any:
+        record.losses.append(
+            {name: torch.as_tensor(value).double().flatten().tolist() for name, value in losses.items()}
+        )
+        record.norms.append(None if values[6] is None else float(values[6]))  # grad_norm
+        return log(losses, *values, **named)
+
+    training.training_log = log_and_record
+    show = training.print_rank_last
+
+    def show_and_record(text: str) -> None:
+        if line := _LINE.search(text):
+            pairs = {name.strip(): value for name, value in _PAIR.findall(line[0])}
+            record.lines.append(
+                {name: float(value) for name, value in pairs.items() if not _OF_THE_MACHINE.search(name)}
+            )
+        show(text)
+
+    training.print_rank_last = show_and_record
+
+
+def _plain_arguments() -> dict[str, Any]:
+    from megatron.training import get_args
+
+    plain = (str, int, float, bool, list, tuple, type(None))
+    return {name: value for name, value in vars(get_args()).items() if isinstance(value, plain)}
+
+
+def _record_optimizer(training: Any, record: Record, shards: list[weights.Shard]) -> None:
+    set_up = training.setup_model_and_optimizer
+
+    @functools.wraps(set_up)
+    def set_up_and_record(*values: Any, **named: Any) -> Any:
+        model, optimizer, *rest = set_up(*values, **named)
+        record.arguments = _plain_arguments()
+        step = optimizer.step
+
+        def step_and_record() -> Any:
+            record.gradients.append(collect_gradients(model, optimizer, shards))
+            result = step()
+            record.weights.append(collect_weights(model, optimizer, shards))
+            return result
+
+        optimizer.step = step_and_record
+        return model, optimizer, *rest
+
+    training.setup_model_and_optimizer = set_up_and_record

@@ -1,0 +1,64 @@
+"""What a deviation means: within the tolerance, a dependence that Megatron defines, or a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .comparison import Deviation
+from .legitimate import Dependence, find_dependence
+
+STEP = 1e-6  # by which each weight is moved, as a part of itself, to measure the spread of the reference
+FACTOR = 10.0  # of that spread; a cut adds in another order, which moves numbers by a tenth of it
+FLOOR = 1e-5  # where the spread is zero
+TOO_FAR = 1e-3  # a spread that only another choice of experts makes: the weights are drawn again
+
+
+class Tolerance:
+    """How far each kind of quantity may deviate in each step, from the spread of the reference.
+
+    Args:
+        spread: the deviations of the reference with slightly moved weights from the reference itself.
+    """
+
+    def __init__(self, spread: Iterable[Deviation]) -> None:
+        self.largest: dict[tuple[int, str], float] = {}
+        for one in spread:
+            key = one.step, one.kind
+            self.largest[key] = max(self.largest.get(key, 0.0), one.size)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether a small change of the weights makes a small change of the gradients."""
+        return all(size < TOO_FAR for (_, kind), size in self.largest.items() if kind == "gradient")
+
+    def of(self, deviation: Deviation) -> float:
+        """The largest size of such a deviation that is none."""
+        kind = "gradient" if deviation.kind == "copies" else deviation.kind
+        return max(FACTOR * self.largest.get((deviation.step, kind), 0.0), FLOOR)
+
+
+class Verdict(NamedTuple):
+    """What is said of a cut.
+
+    Attributes:
+        findings: the deviations beyond the tolerance, the largest first.
+        dependences: those that Megatron defines, with the reason.
+    """
+
+    findings: list[Deviation]
+    dependences: dict[Dependence, list[Deviation]]
+
+
+def judge(deviations: Iterable[Deviation], tolerance: Tolerance, settings: object) -> Verdict:
+    """Sort the deviations of a cut, whose arguments are `settings`."""
+    findings: list[Deviation] = []
+    dependences: dict[Dependence, list[Deviation]] = {}
+    for deviation in sorted(deviations, key=lambda one: -one.size):
+        if deviation.size > tolerance.of(deviation):
+            dependence = find_dependence(deviation, settings)
+            if dependence is None:
+                findings.append(deviation)
+            else:
+                dependences.setdefault(dependence, []).append(deviation)
+    return Verdict(findings, dependences)

@@ -1,0 +1,74 @@
+"""Tensors are put together from the parts of ranks; a deviation is a finding beyond the spread of the reference."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from megatron_mtp_patches.parity.comparison import Deviation, compare, merge
+from megatron_mtp_patches.parity.training import Record
+from megatron_mtp_patches.parity.verdict import FACTOR, Tolerance, judge
+
+pytestmark = pytest.mark.forked("torch")
+WHOLE = torch.arange(1.0, 9.0).reshape(4, 2)
+RUN = SimpleNamespace(moe_router_load_balancing_type="none", moe_expert_capacity_factor=None, optimizer="adam")
+RUN.grad_reduce_in_bf16, RUN.world_size = False, 2
+
+
+def part(rows, values=None):
+    return ((4, 2), (slice(*rows), slice(0, 2)), WHOLE[slice(*rows)] if values is None else values)
+
+
+def record(gradient, loss=2.0, norm=3.0):
+    parts = {"weight": gradient}
+    return Record([{"lm loss": [loss]}], [norm], [{"grad norm": norm}], [parts], [parts])
+
+
+def test_parts_of_two_ranks_are_a_whole():
+    whole = merge([{"weight": [part((0, 2))]}, {"weight": [part((2, 4))]}])
+    assert torch.equal(whole.values["weight"], WHOLE) and whole.copies == {}
+
+
+def test_copies_that_differ_are_measured_by_the_largest_entry():
+    whole = merge([{"weight": [part((0, 4))]}, {"weight": [part((2, 4), WHOLE[2:] + 2.0)]}])
+    assert whole.copies == {"weight": 2.0 / 10.0}
+
+
+def test_the_same_numbers_deviate_by_nothing():
+    cut = [record([part((0, 2))]), record([part((2, 4))])]
+    assert {one.size for one in compare([record([part((0, 4))])], cut)} == {0.0}
+
+
+@pytest.mark.parametrize(
+    "cut, kind, name",
+    [
+        ([record([part((0, 4))], loss=2.5)], "loss", "lm loss"),
+        ([record([part((0, 4))]), record([part((0, 4))], norm=3.3)], "gradient norm", "of rank 1"),
+        ([record([part((0, 2))])], "gradient", "weight"),
+        ([record([part((0, 4), 2 * WHOLE)])], "weight", "weight"),
+        ([record([part((0, 4))]), record([part((0, 2), 3 * WHOLE[:2])])], "copies", "gradient weight"),
+    ],
+)
+def test_what_differs_is_named(cut, kind, name):
+    deviations = [one for one in compare([record([part((0, 4))])], cut) if one.size > 0]
+    assert (kind, name) in {(one.kind, one.name) for one in deviations}
+
+
+def test_a_weight_that_only_one_of_the_two_has_is_infinitely_far():
+    (missing,) = (one for one in compare([record([part((0, 4))])], [record([])]) if one.kind == "gradient")
+    assert math.isinf(missing.size)
+
+
+def test_a_finding_is_beyond_the_spread_and_zeros_never_are():
+    tolerance = Tolerance([Deviation(1, "gradient", "weight", 1e-6), Deviation(1, "weight", "weight", 1e-3)])
+    sizes = {"small": 0.9 * FACTOR * 1e-6, "large": 1.1 * FACTOR * 1e-6}
+    deviations = [Deviation(1, "gradient", name, size) for name, size in sizes.items()]
+    update, zeros = Deviation(1, "weight", "weight", 9e-3), Deviation(1, "log", "num zeros", math.inf)
+    verdict = judge([*deviations, update, zeros], tolerance, RUN)
+    assert [one.name for one in verdict.findings] == ["large"]
+    assert [found for founds in verdict.dependences.values() for found in founds] == [zeros]
+
+
+def test_weights_that_choose_other_experts_when_moved_are_not_steady():
+    assert Tolerance([Deviation(1, "gradient", "weight", 1e-5)]).is_steady
+    assert not Tolerance([Deviation(1, "gradient", "weight", 0.1)]).is_steady

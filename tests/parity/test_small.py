@@ -1,0 +1,74 @@
+"""A run is made small: sizes shrink, kinds of layers and other flags stay, and what is left out has a reason."""
+
+import pytest
+
+pytestmark = [
+    pytest.mark.forked("patched"),
+]
+pytest.importorskip("megatron.training.arguments", reason="the 0.16.1 wheel has no megatron.training")
+
+
+@pytest.fixture
+def shrink():
+    from megatron_mtp_patches.parity.small import shrink
+
+    return lambda flags, dtype="fp32": shrink(flags.split(), dtype)
+
+
+def values_of(small, *names):
+    return {name: flag.values[0] for name in names for flag in small.flags if flag.name == name}
+
+
+def test_sizes_shrink_and_other_flags_stay(shrink):
+    small = shrink("--num-layers 61 --hidden-size 7168 --num-attention-heads 128 --swiglu --normalization RMSNorm")
+    sizes = values_of(small, "--num-layers", "--hidden-size", "--num-attention-heads")
+    assert sizes == {"--num-layers": "2", "--hidden-size": "32", "--num-attention-heads": "4"}
+    assert {"--swiglu", "--normalization"} <= {flag.name for flag in small.flags}
+    assert sum(flag.name == "--num-layers" for flag in small.flags) == 1
+
+
+def test_each_kind_of_layer_stays(shrink):
+    small = shrink("--num-experts 256 --moe-router-topk 8 --moe-layer-freq ([0]*3+[1]*58) --num-layers 61")
+    names = ("--num-layers", "--num-experts", "--moe-router-topk", "--moe-layer-freq")
+    assert list(values_of(small, *names).values()) == ["4", "8", "4", "([0]*1+[1]*3)"]
+
+
+@pytest.mark.parametrize("groups, kept", [("1", "1"), ("8", "2")])
+def test_query_groups_stay_one_or_several(shrink, groups, kept):
+    small = shrink(f"--num-attention-heads 32 --group-query-attention --num-query-groups {groups}")
+    assert values_of(small, "--num-query-groups") == {"--num-query-groups": kept}
+
+
+def test_what_is_left_out_has_its_reason(shrink):
+    small = shrink("--bf16 --fp8-format hybrid --save here --save-interval 5 --lr 1e-4 --wandb-project mine --swiglu")
+    reasons = {flag.name: reason for reason, flags in small.left_out.items() for flag in flags}
+    assert reasons.keys() == {"--bf16", "--fp8-format", "--save", "--save-interval", "--lr", "--wandb-project"}
+    assert reasons["--fp8-format"] == "it needs a GPU" and reasons["--bf16"] == "the small run computes in fp32"
+    assert "--bf16" in {flag.name for flag in shrink("--bf16", "bf16").flags}
+
+
+def test_a_value_after_an_equals_sign_is_a_value(shrink):
+    small = shrink("--num-layers=8 --normalization=RMSNorm")
+    assert values_of(small, "--normalization") == {"--normalization": "RMSNorm"}
+
+
+def test_flags_that_the_parser_refuses_are_wrong_usage(shrink):
+    from megatron_mtp_patches.engine import UsageError
+
+    with pytest.raises(UsageError, match="invalid int value: 'many'"):
+        shrink("--num-layers many")
+
+
+def test_each_axis_of_the_layout_is_a_cut_and_so_is_each_pair(shrink):
+    from megatron_mtp_patches.parity.cuts import list_cuts, reference
+
+    layout = "--tensor-model-parallel-size 8 --sequence-parallel --pipeline-model-parallel-size 4"
+    sharding = "--use-distributed-optimizer --overlap-grad-reduce"
+    small = shrink(f"--num-layers 8 {layout} {sharding}")
+    cuts = {cut.name: cut for cut in list_cuts(small, 4)}
+    assert list(cuts) == ["TP2 with SP", "PP2", "DP2", "TP2 with SP PP2", "TP2 with SP DP2", "PP2 DP2"]
+    assert [cut.name for cut in list_cuts(small, 2)] == ["TP2 with SP", "PP2", "DP2"]
+    names = {flag.name for flag in reference(small).flags}
+    assert not names & {"--tensor-model-parallel-size", "--sequence-parallel", "--use-distributed-optimizer"}
+    assert "--use-distributed-optimizer" in {flag.name for flag in cuts["TP2 with SP"].flags}
+    assert (cuts["PP2 DP2"].ranks, cuts["PP2"].ranks) == (4, 2)
