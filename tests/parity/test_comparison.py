@@ -72,3 +72,18 @@ def test_a_finding_is_beyond_the_spread_and_zeros_never_are():
 def test_weights_that_choose_other_experts_when_moved_are_not_steady():
     assert Tolerance([Deviation(1, "gradient", "weight", 1e-5)]).is_steady
     assert not Tolerance([Deviation(1, "gradient", "weight", 0.1)]).is_steady
+
+
+def test_a_defect_that_the_patches_remove_explains_nothing_with_them(monkeypatch):
+    from megatron_mtp_patches.parity import explanations
+
+    def finding(name, is_removed, kind="wrong numbers"):
+        return SimpleNamespace(id=name, is_removed=is_removed, kind=kind)
+
+    acting = {
+        "cut": [finding("both", False), finding("cut", False), finding("removed", True), finding("a", False, "hang")]
+    }
+    acting["reference"] = [finding("both", False)]
+    monkeypatch.setattr(explanations, "find_defects", lambda settings: acting[settings.layout])
+    known = explanations.known_explanations({"layout": "cut"}, {"layout": "reference"}, "whole")
+    assert [one.id for one in known] == ["cut", "both"]

@@ -12,7 +12,7 @@ KINDS = {"wrong numbers", "wrong log"}
 
 
 def known_explanations(cut: dict[str, Any], reference: dict[str, Any], data: str) -> list[Finding]:
-    """The known defects of the kinds that change numbers which affect the cut.
+    """The known defects that change numbers of the cut, and that the patches of this process leave.
 
     Those that affect the reference as well, where they may do something else, come last.
 
@@ -20,9 +20,9 @@ def known_explanations(cut: dict[str, Any], reference: dict[str, Any], data: str
         cut, reference: Megatron's arguments after its own checks, by name.
         data: the kind of samples: uneven ones leave tokens out of the loss, as --eod-mask-loss does.
     """
-    found = [one for one in find_defects(_settings(cut, data)) if one.kind in KINDS]
-    there = {one.id for one in find_defects(_settings(reference, data))}
-    return sorted(found, key=lambda one: one.id in there)
+    acting = [one for one in find_defects(_settings(cut, data)) if one.kind in KINDS and not one.is_removed]
+    in_reference = {one.id for one in find_defects(_settings(reference, data))}
+    return sorted(acting, key=lambda one: one.id in in_reference)
 
 
 def _settings(arguments: dict[str, Any], data: str) -> RunSettings:

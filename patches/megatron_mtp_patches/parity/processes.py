@@ -18,6 +18,7 @@ from .training import Job, Record, train
 
 LIMIT = 300.0  # seconds; only for what hangs
 MOST_RANKS = 4
+FSDP = {"--use-megatron-fsdp", "--use-torch-fsdp2"}
 
 
 class Failed(NamedTuple):
@@ -77,7 +78,7 @@ def run(job: Job) -> list[Record] | Failed:
     """Train, and return the records of all ranks, or how it failed."""
 
     def be_rank() -> bytes:
-        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if "--use-megatron-fsdp" in job.flags else "1"
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if FSDP.intersection(job.flags) else "1"
         if job.patches is not None:
             megatron_mtp_patches.revert()
             megatron_mtp_patches.apply(job.patches)

@@ -95,7 +95,7 @@ class Study:
         result = Result(cut, time.monotonic() - start, verdict=self._judge(records, self.records, self.tolerance))
         if result.findings:
             defects = known_explanations(records[0].arguments, self.records[0].arguments, self.data)
-            tries = {one.patch for one in defects if one.patch and not one.is_removed}
+            tries = {one.patch for one in defects if one.patch}
             confirmed = {patch: self._is_equal_with(cut, patch) for patch in sorted(tries)}
             explanations = [Explanation(one, confirmed.get(one.patch or "")) for one in defects]
             result.explanations = [one for one in explanations if one.is_confirmed] or explanations
