@@ -45,9 +45,9 @@ def test_an_exception_that_a_patch_names_is_one_of_a_defect():
 @every_defect
 def test_its_sources_say_here_what_the_table_says(defect, release):
     answer = has_defect(defect)
-    known = read_releases()[release][defect.id]
+    in_table = read_releases()[release][defect.id]
     advice = "`nox -s accept` reads the sources again; a name in its signs may be misspelt"
-    assert answer is None or answer is known, advice  # a wheel has not the scripts of a checkout
+    assert answer is None or answer is in_table, advice  # a wheel has not the scripts of a checkout
 
 
 @every_defect

@@ -85,5 +85,11 @@ def test_a_defect_that_the_patches_remove_explains_nothing_with_them(monkeypatch
     }
     acting["reference"] = [finding("both", False)]
     monkeypatch.setattr(explanations, "find_defects", lambda settings: acting[settings.layout])
-    known = explanations.known_explanations({"layout": "cut"}, {"layout": "reference"}, "whole")
-    assert [one.id for one in known] == ["cut", "both"]
+    explaining = explanations.known_explanations({"layout": "cut"}, {"layout": "reference"}, "whole")
+    assert [one.id for one in explaining] == ["cut", "both"]
+
+
+def test_a_number_of_the_log_has_its_own_tolerance():
+    tolerance = Tolerance([Deviation(1, "log", "num zeros", 1.0), Deviation(1, "log", "mtp_1 loss", 1e-4)])
+    small, large = (Deviation(1, "log", "mtp_1 loss", FACTOR * 1e-4 * part) for part in (0.9, 1.1))
+    assert judge([small, large], tolerance, RUN).findings == [large]

@@ -72,3 +72,5 @@ def test_each_axis_of_the_layout_is_a_cut_and_so_is_each_pair(shrink):
     assert not names & {"--tensor-model-parallel-size", "--sequence-parallel", "--use-distributed-optimizer"}
     assert "--use-distributed-optimizer" in {flag.name for flag in cuts["TP2 with SP"].flags}
     assert (cuts["PP2 DP2"].ranks, cuts["PP2"].ranks) == (4, 2)
+    virtual = shrink("--num-layers 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2")
+    assert [cut.name for cut in list_cuts(virtual, 4)] == ["PP2", "PP2 VPP2", "DP2", "PP2 DP2", "PP2 VPP2 DP2"]

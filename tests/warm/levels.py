@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -107,20 +107,14 @@ def _megatron() -> None:
 
 
 def _remember_docstrings() -> None:
-    """Have Megatron's parser read the docstrings of its configurations here, not in each fork: 0.3 CPU-seconds."""
+    """Have Megatron's parser read the docstrings of its configurations here, not in each fork."""
     try:
-        from megatron.training import argument_utils, arguments
+        from megatron.training import arguments
     except ImportError:  # the wheel of 0.16.1 has no trainer
         return
-    factory = argument_utils.ArgumentGroupFactory
-    read, known = factory._get_field_docstrings, {}
+    from megatron_mtp_patches.parity.processes import remember_docstrings
 
-    def remember(self: Any, configuration: type) -> dict[str, str]:
-        if configuration not in known:
-            known[configuration] = read(self, configuration)
-        return dict(known[configuration])
-
-    factory._get_field_docstrings = remember
+    remember_docstrings()
     arguments.add_megatron_arguments(argparse.ArgumentParser(conflict_handler="resolve"))
 
 

@@ -150,7 +150,9 @@ def make_parser() -> argparse.ArgumentParser:
     parity.add_argument(
         "--script", metavar="FILE", help="of the run (default: pretrain_gpt.py, here or beside Megatron)"
     )
-    parity.add_argument("--ranks", type=int, default=4, metavar="N", help="the most of a cut (default: 4)")
+    parity.add_argument(
+        "--ranks", type=int, choices=(2, 3, 4), default=4, metavar="N", help="most of a cut (default: 4)"
+    )
     parity.add_argument("--data", choices=["uneven", "whole"], default="uneven", help="which tokens the loss counts")
     parity.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the small run")
     parity.add_argument("--json", action="store_true", help="for programs")

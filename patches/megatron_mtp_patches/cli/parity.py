@@ -54,13 +54,15 @@ def compare_cuts(words: list[str], script: str | None, most_ranks: int, data: st
     _show_run(show, file, small, data)
     study = Study(file, small, data, all_are_applied)
     show(f"one rank: trained (weights {study.draw + 1}), {time.monotonic() - start:.0f} s since the start")
+    for note in study.notes:
+        show(note, style="yellow")
     results = []
     for result in study.results(most_ranks):
         results.append(result)
         _show_result(show, result)
     code = _exit_code(results)
     if as_json:
-        print(json.dumps(_describe(small, results, code), indent=1))
+        print(json.dumps(_describe(study, results, code), indent=1))
     else:
         _show_summary(show, results, time.monotonic() - start)
     return code
@@ -128,7 +130,7 @@ def _show_result(show: Show, result: Result) -> None:
         worst = deviations[0]
         show(f"    as Megatron defines it: {dependence.reason} ({worst.kind} {worst.name}: {worst.size:.2g})")
     for defect, is_confirmed in result.explanations:
-        confirmed = {True: "; confirmed: with it alone, this cut is equal", False: "; with it alone, more differs"}
+        confirmed = {True: "; confirmed: with it alone, this cut is equal", False: "; with it alone, it still differs"}
         way = f"patch {defect.patch}" if defect.patch else defect.remedy
         show(f"    known: {defect.id}: {defect.text} ({way}{confirmed.get(is_confirmed, '')})")  # type: ignore[arg-type]
     if result.findings and not result.explanations:
@@ -156,11 +158,12 @@ def _exit_code(results: list[Result]) -> int:
     return GOES_AWAY if all(one.goes_away for one in differing) else STAYS
 
 
-def _describe(small: SmallRun, results: list[Result], code: int) -> dict[str, Any]:
+def _describe(study: Study, results: list[Result], code: int) -> dict[str, Any]:
     return {
         "megatron": describe_megatron(),
-        "left_out": {reason: list(map(str, flags)) for reason, flags in small.left_out.items()},
-        "changed": list(map(str, small.changed)),
+        "left_out": {reason: list(map(str, flags)) for reason, flags in study.small.left_out.items()},
+        "changed": list(map(str, study.small.changed)),
+        "notes": study.notes,
         "exit_code": code,
         "cuts": [
             {

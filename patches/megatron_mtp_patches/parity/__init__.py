@@ -2,7 +2,7 @@
 
 The run is made small (small.py) and trained for two steps on one rank, which is the reference, and on each cut of its
 layout (cuts.py): forks of one process (processes.py, training.py) in which the weights depend on their names alone
-(weights.py) and the samples on their index (samples.py). What the ranks of a cut have recorded is put together
-(records.py) and compared with the reference (comparison.py). A deviation that no declared dependence (legitimate.py)
+(weights.py) and the samples on their index (samples.py). What the ranks of a cut have recorded is put together and
+compared with the reference (comparison.py, verdict.py). A deviation that no declared dependence (legitimate.py)
 explains is a finding, which explanations.py takes to the known defects.
 """

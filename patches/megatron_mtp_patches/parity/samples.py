@@ -39,10 +39,10 @@ class Samples(torch.utils.data.Dataset):
         sample = {"tokens": tokens[:-1].clone(), "labels": tokens[1:].clone(), "position_ids": positions}
         sample["loss_mask"] = self._loss_mask(int(index), generator)
         if self.with_attention_mask:
-            seen = torch.ones(1, self.length, self.length).tril()
+            visible = torch.ones(1, self.length, self.length).tril()
             if self.resets_attention:
-                seen[:, document:, :document] = 0
-            sample["attention_mask"] = seen < 0.5
+                visible[:, document:, :document] = 0
+            sample["attention_mask"] = visible < 0.5
         return sample
 
     def _loss_mask(self, index: int, generator: torch.Generator) -> torch.Tensor:

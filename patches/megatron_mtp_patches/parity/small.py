@@ -41,10 +41,10 @@ class SmallRun(NamedTuple):
 
 def shrink(words: list[str], dtype: str) -> SmallRun:
     """Make the run of a command line small. `dtype` is "fp32" or "bf16"."""
-    given = split(words)
-    settings = read_settings(given)
+    user_flags = split(words)
+    settings = read_settings(user_flags)
     left_out: dict[str, list[Flag]] = {}
-    for flag in given:
+    for flag in user_flags:
         left_out.setdefault(reason_to_leave_out(flag.name.removeprefix("--"), dtype), []).append(flag)
     kept = left_out.pop("", [])
     changed = split((_describe_sizes(settings) + _TRAINER).split())

@@ -15,8 +15,8 @@ import torch
 from . import weights
 from .gradients import Parts, collect_gradients, collect_weights
 from .samples import Samples
+from .small import VOCABULARY
 
-VOCABULARY = 96
 MODELS = (
     "megatron.core.models.gpt.gpt_model:GPTModel",
     "megatron.core.models.hybrid.hybrid_model:HybridModel",

@@ -15,27 +15,28 @@ TOO_FAR = 1e-3  # a spread that only another choice of experts makes: the weight
 
 
 class Tolerance:
-    """How far each kind of quantity may deviate in each step, from the spread of the reference.
+    """How far each kind of quantity, and each number of the log, may deviate in each step.
 
     Args:
         spread: the deviations of the reference with slightly moved weights from the reference itself.
     """
 
     def __init__(self, spread: Iterable[Deviation]) -> None:
-        self.largest: dict[tuple[int, str], float] = {}
+        self.largest: dict[tuple[int, str, str], float] = {}
         for one in spread:
-            key = one.step, one.kind
+            key = one.step, one.kind, one.name if one.kind == "log" else ""
             self.largest[key] = max(self.largest.get(key, 0.0), one.size)
 
     @property
     def is_steady(self) -> bool:
         """Whether a small change of the weights makes a small change of the gradients."""
-        return all(size < TOO_FAR for (_, kind), size in self.largest.items() if kind == "gradient")
+        return all(size < TOO_FAR for (_, kind, _), size in self.largest.items() if kind == "gradient")
 
     def of(self, deviation: Deviation) -> float:
         """The largest size of such a deviation that is none."""
         kind = "gradient" if deviation.kind == "copies" else deviation.kind
-        return max(FACTOR * self.largest.get((deviation.step, kind), 0.0), FLOOR)
+        key = deviation.step, kind, deviation.name if kind == "log" else ""
+        return max(FACTOR * self.largest.get(key, 0.0), FLOOR)
 
 
 class Verdict(NamedTuple):
