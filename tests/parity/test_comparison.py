@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from megatron_mtp_patches.parity.comparison import Deviation, compare, merge
+from megatron_mtp_patches.parity.comparison import HIDDEN, Deviation, compare, merge
 from megatron_mtp_patches.parity.training import Record
 from megatron_mtp_patches.parity.verdict import FACTOR, Tolerance, judge
 
@@ -19,9 +19,9 @@ def part(rows, values=None):
     return ((4, 2), (slice(*rows), slice(0, 2)), WHOLE[slice(*rows)] if values is None else values)
 
 
-def record(gradient, loss=2.0, norm=3.0):
+def record(gradient, loss=2.0, norm=3.0, buffers=None):
     parts = {"weight": gradient}
-    return Record([{"lm loss": [loss]}], [norm], [{"grad norm": norm}], [parts], [parts])
+    return Record([{"lm loss": [loss]}], [norm], [{"grad norm": norm}], [parts], [parts], [buffers or {}])
 
 
 def test_parts_of_two_ranks_are_a_whole():
@@ -47,10 +47,13 @@ def test_the_same_numbers_deviate_by_nothing():
         ([record([part((0, 2))])], "gradient", "weight"),
         ([record([part((0, 4), 2 * WHOLE)])], "weight", "weight"),
         ([record([part((0, 4))]), record([part((0, 2), 3 * WHOLE[:2])])], "copies", "gradient weight"),
+        ([record([part((0, 4))], buffers={"bias": [part((0, 4), 3 * WHOLE)]})], "buffer", "bias"),
     ],
 )
 def test_what_differs_is_named(cut, kind, name):
-    deviations = [one for one in compare([record([part((0, 4))])], cut) if one.size > 0]
+    deviations = [
+        one for one in compare([record([part((0, 4))], buffers={"bias": [part((0, 4))]})], cut) if one.size > 0
+    ]
     assert (kind, name) in {(one.kind, one.name) for one in deviations}
 
 
@@ -93,3 +96,13 @@ def test_a_number_of_the_log_has_its_own_tolerance():
     tolerance = Tolerance([Deviation(1, "log", "num zeros", 1.0), Deviation(1, "log", "mtp_1 loss", 1e-4)])
     small, large = (Deviation(1, "log", "mtp_1 loss", FACTOR * 1e-4 * part) for part in (0.9, 1.1))
     assert judge([small, large], tolerance, RUN).findings == [large]
+
+
+def test_a_deviation_begins_with_the_first_hidden_state_in_the_order_of_a_step():
+    sizes = {"layer 1": 1e-9, "layer 2": 1e-3, "layer 3": 0.5}
+    states = [Deviation(1, HIDDEN[0], name, size) for name, size in sizes.items()]
+    gradients = [Deviation(1, HIDDEN[1], name, 1.0) for name in ("layer 3", "layer 2")]
+    weight = Deviation(1, "gradient", "weight", 1.0)
+    verdict = judge([*states, *gradients, weight], Tolerance([]), RUN)
+    assert verdict.findings == [weight] and verdict.begins == states[1]
+    assert judge([*gradients, weight], Tolerance([]), RUN).begins == gradients[0]

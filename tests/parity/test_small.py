@@ -60,7 +60,7 @@ def test_flags_that_the_parser_refuses_are_wrong_usage(shrink):
 
 
 def test_each_axis_of_the_layout_is_a_cut_and_so_is_each_pair(shrink):
-    from megatron_mtp_patches.parity.cuts import list_cuts, reference
+    from megatron_mtp_patches.parity.cuts import list_cuts, reference_flags
 
     layout = "--tensor-model-parallel-size 8 --sequence-parallel --pipeline-model-parallel-size 4"
     sharding = "--use-distributed-optimizer --overlap-grad-reduce"
@@ -68,9 +68,24 @@ def test_each_axis_of_the_layout_is_a_cut_and_so_is_each_pair(shrink):
     cuts = {cut.name: cut for cut in list_cuts(small, 4)}
     assert list(cuts) == ["TP2 with SP", "PP2", "DP2", "TP2 with SP PP2", "TP2 with SP DP2", "PP2 DP2"]
     assert [cut.name for cut in list_cuts(small, 2)] == ["TP2 with SP", "PP2", "DP2"]
-    names = {flag.name for flag in reference(small).flags}
+    names = {flag.name for flag in reference_flags(small)}
     assert not names & {"--tensor-model-parallel-size", "--sequence-parallel", "--use-distributed-optimizer"}
     assert "--use-distributed-optimizer" in {flag.name for flag in cuts["TP2 with SP"].flags}
     assert (cuts["PP2 DP2"].ranks, cuts["PP2"].ranks) == (4, 2)
     virtual = shrink("--num-layers 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2")
     assert [cut.name for cut in list_cuts(virtual, 4)] == ["PP2", "PP2 VPP2", "DP2", "PP2 DP2", "PP2 VPP2 DP2"]
+
+
+def test_the_whole_layout_is_a_cut_in_which_experts_divide_the_ranks_of_the_others(shrink):
+    from megatron_mtp_patches.parity.cuts import list_cuts
+
+    def last(flags, most_ranks):
+        *_, cut = list_cuts(shrink(f"--num-layers 8 {flags}"), most_ranks)
+        return cut.name, cut.ranks
+
+    dense = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 4"
+    assert last(f"{dense} --context-parallel-size 2", 8) == ("TP2 CP2 by p2p PP2", 8)
+    assert last(f"{dense} --context-parallel-size 2", 4) == ("PP2 DP2", 4)
+    experts = "--num-experts 8 --expert-model-parallel-size 8"
+    assert last(f"{dense} {experts} --expert-tensor-parallel-size 1", 4) == ("TP2 EP2 PP2 on 4 ranks", 4)
+    assert last(f"{dense} {experts}", 8) == ("TP2 EP2 PP2", 8)  # experts are divided by TP as well

@@ -16,6 +16,7 @@ Exit codes; `run` ends with that of the script:
                                   MEGATRON_MTP_PATCHES.
        doctor -- FLAGS, --batch   Megatron refuses the flags, a flag is misspelt, or a patch that it needs is left out.
        doctor --batch             A file has no run, or something keeps a setting of the patches from acting.
+       parity                     Megatron refuses the run made small, or each cut of it, or a file has no such run.
   3    parity                     A cut differs from one rank, with all patches or beyond what they remove.
   125  reproduce                  A package that a program needs is missing, and no other program ends with 1.
   141  all but run, verify-mtp    The reader of the output has ended, as after `| head -1`.
@@ -144,17 +145,22 @@ def make_parser() -> argparse.ArgumentParser:
 
     parity = commands.add_parser(
         "parity",
-        usage="%(prog)s [-h] [--script FILE] [--ranks N] [--data uneven|whole] [--dtype fp32|bf16] [--json] -- FLAGS",
+        usage="%(prog)s [-h] [options] -- FLAGS, or %(prog)s [options] --batch FILE ...",
         help="train a small copy of a run on one rank and on each cut of its layout, and compare all gradients",
     )
     parity.add_argument(
         "--script", metavar="FILE", help="of the run (default: pretrain_gpt.py, here or beside Megatron)"
     )
+    parity.add_argument("--batch", nargs="+", metavar="FILE", help="launch scripts, recipes or flags, as for doctor")
     parity.add_argument(
-        "--ranks", type=int, choices=(2, 3, 4), default=4, metavar="N", help="most of a cut (default: 4)"
+        "--ranks", type=int, choices=range(2, 9), default=4, metavar="N", help="most of a cut, up to 8 (default: 4)"
+    )
+    parity.add_argument(
+        "--cut", action="append", default=[], metavar="NAME", help="only the cut of this name, as 'TP2 PP2'; repeatable"
     )
     parity.add_argument("--data", choices=["uneven", "whole"], default="uneven", help="which tokens the loss counts")
     parity.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the small run")
+    parity.add_argument("--save", default="", metavar="FILE", help="write a program that shows the first finding")
     parity.add_argument("--json", action="store_true", help="for programs")
     parity.set_defaults(carry_out=_parity)
 
@@ -269,13 +275,17 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _parity(arguments: argparse.Namespace) -> int:
-    if "--" not in arguments.words:
-        raise UsageError("parity needs the flags of a training: parity ... -- FLAGS")
-    from .parity import compare_cuts
+    if bool(arguments.batch) == ("--" in arguments.words):
+        raise UsageError("parity needs either the flags of a training, parity ... -- FLAGS, or --batch FILE ...")
+    if arguments.batch and arguments.save:
+        raise UsageError("--save is for one run: give its flags after --")
+    from .parity import Options, compare_cuts, compare_cuts_of_files
 
-    flags = arguments.words[arguments.words.index("--") + 1 :]
-    options = arguments.script, arguments.ranks, arguments.data, arguments.dtype, arguments.json
-    return compare_cuts(flags, *options)
+    one = arguments
+    options = Options(one.script, one.ranks, one.cut, one.data, one.dtype, one.save, one.json)
+    if one.batch:
+        return compare_cuts_of_files(one.batch, options)
+    return compare_cuts(one.words[one.words.index("--") + 1 :], options)
 
 
 def _audit(arguments: argparse.Namespace) -> int:

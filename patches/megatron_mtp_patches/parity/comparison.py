@@ -8,8 +8,11 @@ from typing import NamedTuple
 import torch
 
 from .gradients import Parts
+from .hidden_states import HiddenStates
 from .training import Record
 
+# In the order of a step. They say where a deviation begins; what is computed of them is compared anyway.
+HIDDEN = ("hidden state", "gradient of the hidden state")
 SMALL = 1e-3  # of the largest norm: below it a weight's own norm is no measure
 
 
@@ -25,8 +28,8 @@ class Deviation(NamedTuple):
 
     Attributes:
         step: counted from 1.
-        kind: "loss", "gradient norm", "log", "gradient", "weight" or "copies".
-        name: of the loss, metric or weight; the rank of a gradient norm.
+        kind: "loss", "gradient norm", "log", "gradient", "weight", "buffer" or "copies"; or one of HIDDEN.
+        name: of the loss, metric, weight, buffer or hidden state; the rank of a gradient norm.
         size: relative; infinite where one of the two lacks it.
     """
 
@@ -53,8 +56,9 @@ def merge(ranks: list[Parts]) -> Whole:
 
 
 def compare(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
-    """Yield how far each quantity of a cut is from that of the reference."""
+    """Yield how far each quantity of a cut is from that of the reference; those of HIDDEN in the order of a step."""
     (one,) = reference
+    yield from _compare_hidden(one.hidden, [record.hidden for record in cut])
     for index, norm in enumerate(one.norms):
         step = index + 1
         losses = _of_any_rank([record.losses[index] for record in cut])
@@ -67,8 +71,18 @@ def compare(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
             yield Deviation(step, "log", name, _apart(one.lines[index].get(name), line.get(name)))
         gradients = [record.gradients[index] for record in cut]
         yield from _compare_tensors(step, "gradient", merge([one.gradients[index]]), merge(gradients))
+        buffers = [record.buffers[index] for record in cut]
+        yield from _compare_tensors(step, "buffer", merge([one.buffers[index]]), merge(buffers))
     before = merge([one.weights[0]])
     yield from _compare_tensors(1, "weight", before, merge([record.weights[0] for record in cut]), one.gradients[0])
+
+
+def _compare_hidden(one: HiddenStates, ranks: list[HiddenStates]) -> Iterator[Deviation]:
+    for kind, name in zip(HIDDEN, ("states", "gradients"), strict=True):
+        whole, other = merge([getattr(one, name)]).values, merge([getattr(rank, name) for rank in ranks]).values
+        for key in (key for key in whole if key in other):
+            apart = float((whole[key] - other[key]).norm()) / max(float(whole[key].norm()), 1e-30)
+            yield Deviation(1, kind, key, float("inf") if apart != apart else apart)
 
 
 def _compare_tensors(step: int, kind: str, one: Whole, other: Whole, unit: Parts | None = None) -> Iterator[Deviation]:

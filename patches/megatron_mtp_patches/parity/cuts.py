@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import Any, NamedTuple
+from math import prod
+from typing import NamedTuple
 
 from .flags import Flag
 from .small import SmallRun
@@ -70,31 +71,49 @@ class Axis(NamedTuple):
     ranks: int = 2
 
 
-def reference(run: SmallRun) -> Cut:
-    """The run on one rank, with the whole batch."""
-    flags = tuple(flag for flag in run.flags if flag.name not in LAYOUT | SHARDING)
-    return Cut("one rank", 1, flags)
+def reference_flags(run: SmallRun) -> tuple[Flag, ...]:
+    """The flags of the run on one rank, with the whole batch."""
+    return tuple(flag for flag in run.flags if flag.name not in LAYOUT | SHARDING)
 
 
 def list_cuts(run: SmallRun, most_ranks: int) -> Iterator[Cut]:
-    """Yield each axis of the layout alone, then pairs of axes."""
-    base = reference(run).flags
-    sharding = tuple(flag for flag in run.flags if flag.name in SHARDING)
-    axes = list(_axes(run.settings, sharding))
+    """Yield each axis of the layout alone, then pairs of axes, then the whole layout; each axis has a size of 2."""
+    axes = list(_axes(run))
     for chosen in (*((axis,) for axis in axes), *combinations(axes, 2)):
-        kinds = [axis.kind for axis in chosen]
-        ranks = 1
-        for axis in chosen:
-            ranks *= axis.ranks
-        if len(set(kinds)) == len(kinds) and ranks <= most_ranks:
-            flags = [flag for axis in chosen for flag in axis.flags]
-            if not any(axis.kind == "DP" for axis in chosen):
-                flags += [flag for flag in sharding if flag.name != "--num-distributed-optimizer-instances"]
-            yield Cut(" ".join(axis.name for axis in chosen), ranks, (*base, *dict.fromkeys(flags)))
+        ranks = prod(axis.ranks for axis in chosen)
+        if len({axis.kind for axis in chosen}) == len(chosen) and ranks <= most_ranks:
+            yield _cut(run, chosen, ranks)
+    whole = tuple({axis.kind: axis for axis in axes if axis.kind != "DP"}.values())
+    apart, ranks = prod(axis.ranks for axis in whole), _ranks_with_experts_inside(whole)
+    if ranks <= most_ranks and (len(whole) > 2 or ranks < apart):
+        cut = _cut(run, whole, ranks)
+        yield cut._replace(name=f"{cut.name} on {ranks} ranks") if ranks < apart else cut
 
 
-def _axes(settings: Any, sharding: tuple[Flag, ...]) -> Iterator[Axis]:
+def _cut(run: SmallRun, axes: tuple[Axis, ...], ranks: int) -> Cut:
+    flags = [flag for axis in axes for flag in axis.flags]
+    if not any(axis.kind == "DP" for axis in axes):
+        flags += [flag for flag in _sharding(run) if flag.name != "--num-distributed-optimizer-instances"]
+    name = " ".join(axis.name for axis in axes)
+    return Cut(name, ranks, (*reference_flags(run), *dict.fromkeys(flags)))
+
+
+def _sharding(run: SmallRun) -> tuple[Flag, ...]:
+    return tuple(flag for flag in run.flags if flag.name in SHARDING)
+
+
+def _ranks_with_experts_inside(axes: tuple[Axis, ...]) -> int:
+    """How many ranks these axes need if expert parallelism divides the ranks that the others have."""
+    sizes = {axis.kind: axis.ranks for axis in axes}
+    dense = sizes.get("TP", 1) * sizes.get("CP", 1)
+    flags = {flag for axis in axes for flag in axis.flags}
+    expert_tensor = 1 if Flag("--expert-tensor-parallel-size", ("1",)) in flags else sizes.get("TP", 1)
+    return sizes.get("PP", 1) * max(dense, sizes.get("EP", 1) * expert_tensor)
+
+
+def _axes(run: SmallRun) -> Iterator[Axis]:
     """Yield the axes of the user's layout."""
+    settings, sharding = run.settings, _sharding(run)
     experts = settings.num_experts
     if settings.tensor_model_parallel_size > 1:
         flags = [Flag("--tensor-model-parallel-size", ("2",))]

@@ -1,4 +1,4 @@
-"""The gradients and the weights of a rank, by the names and places of their shards.
+"""The gradients, weights and buffers of a rank, by their names and places.
 
 They are read just before and after a step of the optimizer: under Megatron's DDP from its buffers, whose shards of the
 distributed optimizer are gathered first, under Megatron-FSDP from the optimizer's DTensors.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .weights import Shard
+from .weights import PlacedBuffer, Shard
 
 Parts = dict[str, list[tuple[tuple[int, ...], tuple[int | slice, ...], torch.Tensor]]]
 
@@ -40,6 +40,15 @@ def collect_weights(model: list[Any], optimizer: Any, shards: list[Shard]) -> Pa
             if getattr(getattr(chunk, "ddp_config", None), "overlap_param_gather", False):
                 chunk.start_param_sync(force_sync=True)
     return _by_name(shards, sharded or {shard.parameter: shard.parameter.data for shard in shards})
+
+
+def collect_buffers(buffers: list[PlacedBuffer]) -> Parts:
+    """The buffers as they are now."""
+    parts: Parts = {}
+    for one in buffers:
+        value = getattr(one.module, one.attribute).detach().float().clone()
+        parts.setdefault(one.name, []).append((one.shape, one.region, value))
+    return parts
 
 
 def _by_name(shards: list[Shard], values: dict[torch.nn.Parameter, torch.Tensor]) -> Parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+EVEN_LAYERS = "the small run divides its layers evenly"
 _PATTERNS = {
     "it needs a GPU": """
         fp8-* fp4-* disable-fp8-* keep-fp8-* enable-cuda-graph external-cuda-graph optimizer-cuda-graph cuda-graph-*
@@ -45,14 +46,14 @@ _PATTERNS = {
         check-for-* no-check-for-* rerun-mode adlr-* memory-snapshot-path nvtx-ranges local-rank result-rejected-*
         record-shapes disable-jit-fuser test-mode error-injection-* inference-* rl-* grpo-* langrl-*
     """,
-    "the small run divides its layers evenly": """
+    EVEN_LAYERS: """
         decoder-first-* decoder-last-* account-for-* pipeline-model-parallel-layout num-layers-per-virtual-*
         num-virtual-stages-* microbatch-group-size-* heterogeneous-layers-* hierarchical-context-parallel-sizes
     """,
 }
 _PRECISION = {
     "the small run computes in fp32": """
-        bf16 fp16 loss-scale initial-loss-scale min-loss-scale loss-scale-window hysteresis grad-reduce-in-bf16
+        bf16 fp16 loss-scale initial-loss-scale min-loss-scale loss-scale-window hysteresis
         accumulate-allreduce-grads-in-fp32 attention-softmax-in-fp32 fp32-residual-connection fp16-lm-cross-entropy
         main-grads-dtype main-params-dtype exp-avg-dtype exp-avg-sq-dtype use-precision-aware-optimizer
         megatron-fsdp-*-dtype disable-bf16-* reuse-grad-buf-* ddp-reduce-scatter-with-fp32-* ddp-param-name-patterns-*

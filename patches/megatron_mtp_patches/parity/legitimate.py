@@ -55,7 +55,7 @@ DEPENDENCES = (
     Dependence(
         "--grad-reduce-in-bf16 adds the gradients of ranks in bfloat16",
         _is_any,
-        lambda run: run.grad_reduce_in_bf16 and run.world_size > 1,
+        lambda run: run.grad_reduce_in_bf16 and run.bf16 and run.world_size > 1,
     ),
 )
 

@@ -17,7 +17,7 @@ from ..rehearsal.ranks import has_lost_another, run_ranks
 from .training import Job, Record, train
 
 LIMIT = 300.0  # seconds; only for what hangs
-MOST_RANKS = 4
+MOST_RANKS = 8
 FSDP = {"--use-megatron-fsdp", "--use-torch-fsdp2"}
 
 
@@ -28,10 +28,10 @@ class Failed(NamedTuple):
 
 
 def prepare(script: str) -> None:
-    """Import torch, in a rehearsal, Megatron and what the script imports.
+    """Import torch, Megatron's trainer and a script, in a rehearsal.
 
     Raises:
-        PatchError: the script cannot be imported.
+        PatchError: Megatron has no trainer, or the script cannot be imported.
     """
     os.environ |= {"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(MOST_RANKS), "RANK": "0"}
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
@@ -50,12 +50,24 @@ def prepare(script: str) -> None:
         float32_attention.allow()
     sys.path[0] = str(Path(script).resolve().parent)
     try:
-        runpy.run_path(script, run_name="script_of_parity")
         from megatron.training.arguments import add_megatron_arguments
-    except Exception as error:
-        raise PatchError(f"{script} does not import: {type(error).__name__}: {error}") from error
+    except ImportError as error:
+        raise PatchError(f"parity needs Megatron-LM's trainer: {error}") from error
     remember_docstrings()
     add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    import_script(script)
+
+
+def import_script(script: str) -> None:
+    """Import what a training script imports, so that its ranks need not.
+
+    Raises:
+        PatchError: the script cannot be imported.
+    """
+    try:
+        runpy.run_path(script, run_name="script_of_parity")
+    except Exception as error:
+        raise PatchError(f"{script} does not import: {type(error).__name__}: {error}") from error
 
 
 def remember_docstrings() -> None:

@@ -31,12 +31,14 @@ class SmallRun(NamedTuple):
         left_out: the user's flags that it does not have, by the reason.
         changed: the flags with another value than the user's, or that he did not give.
         settings: those of the user, as Megatron's parser reads them.
+        dtype: "fp32" or "bf16".
     """
 
     flags: list[Flag]
     left_out: dict[str, list[Flag]]
     changed: list[Flag]
     settings: argparse.Namespace
+    dtype: str
 
 
 def shrink(words: list[str], dtype: str) -> SmallRun:
@@ -51,7 +53,7 @@ def shrink(words: list[str], dtype: str) -> SmallRun:
     if dtype == "bf16" and not settings.bf16:
         changed.append(Flag("--bf16"))
     names = {flag.name for flag in changed}
-    return SmallRun([flag for flag in kept if flag.name not in names] + changed, left_out, changed, settings)
+    return SmallRun([flag for flag in kept if flag.name not in names] + changed, left_out, changed, settings, dtype)
 
 
 def _describe_sizes(settings: Any) -> str:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import NamedTuple
 
-from ..doctor.findings import Finding, RunSettings
+from .. import status
+from ..doctor.findings import Finding
 from ..engine import UsageError
-from .comparison import Deviation, compare
-from .cuts import Cut, list_cuts, reference
+from ..engine.state import State
+from .comparison import Deviation
+from .controls import CONTROLS, Control
+from .cuts import Cut, list_cuts, reference_flags
 from .explanations import known_explanations
-from .flags import join
-from .processes import Failed, run
+from .processes import Failed
 from .small import SmallRun
-from .training import Job, Record
-from .verdict import STEP, Tolerance, Verdict, judge
-
-DRAWS = 5  # of weights, until no small change of them makes a large change of the gradients
+from .training import Record
+from .trainings import Reference, Trainings, judge_cut
+from .verdict import Verdict
 
 
 class Explanation(NamedTuple):
@@ -27,7 +27,8 @@ class Explanation(NamedTuple):
 
     Attributes:
         defect: what `doctor` says of it.
-        is_confirmed: whether the findings go away with its patch alone; None where that cannot be tried.
+        is_confirmed: whether the findings go away with its patch, and those of the other confirmed ones; None where
+            that cannot be tried.
     """
 
     defect: Finding
@@ -40,12 +41,13 @@ class Result:
 
     Attributes:
         cut: its layout.
-        seconds: that it took.
+        seconds: that it took to train.
         refusal: the error with which Megatron refused the cut; '' where it trained.
         verdict: what deviates; None where it was refused.
         goes_away: whether all findings go away with all patches applied; None where they are, or nothing was found.
-        explanations: the known defects whose patch alone makes it equal; where there is none, all that act in it, those
+        explanations: the known defects whose patches make it equal; where there are none, all that act in it, those
             that do not act in the reference first.
+        controls: whether it is equal under each control that trains; {} where explanations are confirmed.
     """
 
     cut: Cut
@@ -54,83 +56,100 @@ class Result:
     verdict: Verdict | None = None
     goes_away: bool | None = None
     explanations: list[Explanation] = field(default_factory=list)
+    controls: dict[str, bool] = field(default_factory=dict)
 
     @property
     def findings(self) -> list[Deviation]:
         return self.verdict.findings if self.verdict else []
 
+    @property
+    def is_explained(self) -> bool:
+        """Known defects explain what was found, as far as their patches can tell."""
+        return any(one.is_confirmed or one.defect.patch is None for one in self.explanations)
+
 
 class Study:
-    """The comparisons of one small run.
+    """The comparisons of one small run, with the patches of this process.
 
     Args:
         script: the file that a user starts.
         small: its run.
         data: the kind of samples.
-        all_are_applied: every patch is applied in this process, so that no other choice removes more.
 
     Raises:
         UsageError: Megatron refuses the run on one rank, or it fails.
     """
 
-    def __init__(self, script: str, small: SmallRun, data: str, all_are_applied: bool) -> None:
-        self.script, self.small, self.data, self.all_are_applied = script, small, data, all_are_applied
-        self.draw = 0  # which random weights
-        self.records, self.tolerance = self._measure_reference(None)
-        while not self.tolerance.is_steady and self.draw + 1 < DRAWS:
-            self.draw += 1
-            self.records, self.tolerance = self._measure_reference(None)
+    def __init__(self, script: str, small: SmallRun, data: str) -> None:
+        self.small, self.data = small, data
+        self.applied = [report.id for report in status() if report.state is not State.DISABLED]
+        self.all_are_applied = len(self.applied) == len(status())
+        self.trainings = Trainings(script, data)
+        reference = self.trainings.choose_weights(reference_flags(small))
+        if isinstance(reference, Failed):
+            raise UsageError(f"the run made small does not train on one rank: {reference.error}")
+        self.reference = reference
 
     @property
     def notes(self) -> list[str]:
         """What weakens the comparisons, as sentences without a full stop."""
-        unplaced = self.records[0].unplaced
+        unplaced = self.reference.record.unplaced
         unsteady = "each draw of weights has routes that a small change moves, so large deviations pass"
         notes = [f"not compared, because sharded_state_dict has no place for them: {', '.join(unplaced)}"]
-        return notes * bool(unplaced) + [unsteady] * (not self.tolerance.is_steady)
+        return notes * bool(unplaced) + [unsteady] * (not self.reference.tolerance.is_steady)
 
-    def results(self, most_ranks: int) -> Iterator[Result]:
-        """Yield the result of each cut of at most so many ranks."""
-        return map(self._study, list_cuts(self.small, most_ranks))
+    def results(self, most_ranks: int, names: frozenset[str] = frozenset()) -> Iterator[Result]:
+        """Yield the result of each cut of at most so many ranks, or of those with these names."""
+        cuts = (cut for cut in list_cuts(self.small, most_ranks) if not names or cut.name in names)
+        return map(self._study, cuts)
 
     def _study(self, cut: Cut) -> Result:
         start = time.monotonic()
-        records = self._train(cut, None)
+        records = self.trainings.cut(cut.flags, cut.ranks)
         if isinstance(records, Failed):
             return Result(cut, time.monotonic() - start, refusal=records.error)
-        result = Result(cut, time.monotonic() - start, verdict=self._judge(records, self.records, self.tolerance))
+        result = Result(cut, time.monotonic() - start, verdict=judge_cut(self.reference, records))
         if result.findings:
-            defects = known_explanations(records[0].arguments, self.records[0].arguments, self.data)
-            tries = {one.patch for one in defects if one.patch}
-            confirmed = {patch: self._is_equal_with(cut, patch) for patch in sorted(tries)}
-            explanations = [Explanation(one, confirmed.get(one.patch or "")) for one in defects]
-            result.explanations = [one for one in explanations if one.is_confirmed] or explanations
+            result.explanations = self._explain(cut, records)
             if not self.all_are_applied:
-                result.goes_away = self._is_equal_with(cut, "all")
+                result.goes_away = self._is_equal(cut, "all")
+            if not result.is_explained:
+                tried = {control.name: self._is_equal_under(cut, control) for control in CONTROLS}
+                result.controls = {name: is_equal for name, is_equal in tried.items() if is_equal is not None}
         return result
 
-    def _is_equal_with(self, cut: Cut, patches: str) -> bool | None:
-        """Whether the cut equals the reference with other patches; None where one of the two does not train then."""
-        try:
-            one, tolerance = self._measure_reference(patches)
-        except UsageError:
+    def _explain(self, cut: Cut, records: list[Record]) -> list[Explanation]:
+        acting = known_explanations(records[0].arguments, self.reference.record.arguments, self.data)
+        patches = sorted({one.patch for one in acting if one.patch})
+        is_equal = {patch: self._is_equal_with(cut, [patch]) for patch in patches}
+        needed = {patch for patch in patches if is_equal[patch]}
+        if not needed and len(patches) > 1 and self._is_equal_with(cut, patches):
+            needed = set(patches)
+            for patch in patches:
+                if self._is_equal_with(cut, sorted(needed - {patch})):
+                    needed.remove(patch)
+            is_equal |= dict.fromkeys(needed, True)
+        explanations = [Explanation(one, is_equal.get(one.patch or "")) for one in acting]
+        return [one for one in explanations if one.defect.patch in needed] or explanations
+
+    def _is_equal_with(self, cut: Cut, patches: list[str]) -> bool | None:
+        """Whether the cut is equal with these patches in addition to those of this process."""
+        return self._is_equal(cut, ",".join([*self.applied, *patches]))
+
+    def _is_equal(self, cut: Cut, patches: str) -> bool | None:
+        """Whether the cut equals one rank with other patches; None where one of the two does not train."""
+        reference = self.trainings.reference(reference_flags(self.small), patches)
+        return self._compare(reference, cut, patches)
+
+    def _is_equal_under(self, cut: Cut, control: Control) -> bool | None:
+        """Whether the changed cut equals the changed reference; None where nothing changes, or one does not train."""
+        changed = cut._replace(flags=control.change(cut.flags))
+        if changed.flags == cut.flags:
             return None
-        records = self._train(cut, patches)
-        return None if isinstance(records, Failed) else not self._judge(records, one, tolerance).findings
+        return self._compare(self.trainings.reference(control.change(reference_flags(self.small))), changed)
 
-    def _measure_reference(self, patches: str | None) -> tuple[list[Record], Tolerance]:
-        cut = reference(self.small)
-        one, moved = self._train(cut, patches), self._train(cut, patches, STEP)
-        for records in (one, moved):
-            if isinstance(records, Failed):
-                raise UsageError(f"the run made small does not train on one rank: {records.error}")
-        assert not isinstance(one, Failed) and not isinstance(moved, Failed)
-        return one, Tolerance(compare(one, moved))
-
-    def _train(self, cut: Cut, patches: str | None, step: float = 0.0) -> list[Record] | Failed:
-        return run(Job(self.script, join(cut.flags), cut.ranks, self.data, self.draw, step, patches))
-
-    @staticmethod
-    def _judge(records: list[Record], one: list[Record], tolerance: Tolerance) -> Verdict:
-        settings = RunSettings([SimpleNamespace(**records[0].arguments)], None)
-        return judge(compare(one, records), tolerance, settings)
+    def _compare(self, reference: Reference | Failed, cut: Cut, patches: str | None = None) -> bool | None:
+        if isinstance(reference, Failed):
+            return None
+        records = self.trainings.cut(cut.flags, cut.ranks, patches)
+        return None if isinstance(records, Failed) else not judge_cut(reference, records).findings

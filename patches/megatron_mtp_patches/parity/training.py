@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from . import weights
-from .gradients import Parts, collect_gradients, collect_weights
+from .gradients import Parts, collect_buffers, collect_gradients, collect_weights
+from .hidden_states import HiddenStates
 from .samples import Samples
 from .small import VOCABULARY
 
@@ -60,6 +61,8 @@ class Record:
         lines: the numbers of each line of the log, by name.
         gradients: of each step, {name of a weight: [(shape, region, values)]}.
         weights: after each step, likewise.
+        buffers: after each step, likewise.
+        hidden: the hidden states of the first step.
         unplaced: the parameters that have no place in a checkpoint.
         arguments: those of Megatron's arguments that are plain values, by name.
     """
@@ -69,6 +72,8 @@ class Record:
     lines: list[dict[str, float]] = field(default_factory=list)
     gradients: list[Parts] = field(default_factory=list)
     weights: list[Parts] = field(default_factory=list)
+    buffers: list[Parts] = field(default_factory=list)
+    hidden: HiddenStates = field(default_factory=HiddenStates)
     unplaced: list[str] = field(default_factory=list)
     arguments: dict[str, Any] = field(default_factory=dict)
 
@@ -77,38 +82,40 @@ def train(job: Job) -> Record:
     """Train as this rank."""
     record = Record()
     sys.argv = [job.script, *job.flags]
-    shards = _give_weights(job, record)
+    state = _prepare_models(job, record)
     _give_samples(job)
-    _record_steps(record, shards)
+    _record_steps(record, state)
     runpy.run_path(job.script, run_name="__main__")
     return record
 
 
-def _give_weights(job: Job, record: Record) -> list[weights.Shard]:
-    """Have each model filled as soon as it is built; the returned list gets its shards then."""
-    shards: list[weights.Shard] = []
+def _prepare_models(job: Job, record: Record) -> weights.Placement:
+    """Have each model filled and watched as soon as it is built; what is returned gets the places of its state then."""
+    state = weights.Placement([], [], record.unplaced)
 
-    def fill(model: Any) -> None:
-        placed, unplaced = weights.find_shards(model)
-        weights.fill(placed, model.config.layernorm_zero_centered_gamma, job.draw, job.step)
-        shards.extend(placed)
-        record.unplaced.extend(unplaced)
+    def prepare(model: Any) -> None:
+        placement = weights.place(model)
+        weights.fill(placement.shards, model.config.layernorm_zero_centered_gamma, job.draw, job.step)
+        state.shards.extend(placement.shards)
+        state.buffers.extend(placement.buffers)
+        state.unplaced.extend(placement.unplaced)
+        record.hidden.watch(model)
 
     for name in MODELS:
         module, _, qualified = name.partition(":")
         if module in sys.modules:
-            _have_instances_prepared(getattr(sys.modules[module], qualified), fill)
-    return shards
+            _have_instances_prepared(getattr(sys.modules[module], qualified), prepare)
+    return state
 
 
-def _have_instances_prepared(model: Any, fill: Callable[[Any], None]) -> None:
+def _have_instances_prepared(model: Any, prepare: Callable[[Any], None]) -> None:
     initialize = model.__init__
 
     @functools.wraps(initialize)
     def initialize_and_prepare(self: Any, *values: Any, **named: Any) -> None:
         initialize(self, *values, **named)
         if type(self) is model:
-            fill(self)
+            prepare(self)
 
     model.__init__ = initialize_and_prepare
 
@@ -128,11 +135,11 @@ def _give_samples(job: Job) -> None:
     training.build_train_valid_test_data_iterators = lambda _: build(provide)
 
 
-def _record_steps(record: Record, shards: list[weights.Shard]) -> None:
+def _record_steps(record: Record, state: weights.Placement) -> None:
     """Have the trainer's own functions leave their numbers in `record`."""
     from megatron.training import training
 
-    _record_optimizer(training, record, shards)
+    _record_optimizer(training, record, state)
     log = training.training_log
 
     @functools.wraps(log)
@@ -164,7 +171,7 @@ def _plain_arguments() -> dict[str, Any]:
     return {name: value for name, value in vars(get_args()).items() if isinstance(value, plain)}
 
 
-def _record_optimizer(training: Any, record: Record, shards: list[weights.Shard]) -> None:
+def _record_optimizer(training: Any, record: Record, state: weights.Placement) -> None:
     set_up = training.setup_model_and_optimizer
 
     @functools.wraps(set_up)
@@ -174,9 +181,10 @@ def _record_optimizer(training: Any, record: Record, shards: list[weights.Shard]
         step = optimizer.step
 
         def step_and_record() -> Any:
-            record.gradients.append(collect_gradients(model, optimizer, shards))
+            record.gradients.append(collect_gradients(model, optimizer, state.shards))
             result = step()
-            record.weights.append(collect_weights(model, optimizer, shards))
+            record.weights.append(collect_weights(model, optimizer, state.shards))
+            record.buffers.append(collect_buffers(state.buffers))
             return result
 
         optimizer.step = step_and_record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .comparison import Deviation
+from .comparison import HIDDEN, Deviation
 from .legitimate import Dependence, find_dependence
 
 STEP = 1e-6  # by which each weight is moved, as a part of itself, to measure the spread of the reference
@@ -45,21 +45,25 @@ class Verdict(NamedTuple):
     Attributes:
         findings: the deviations beyond the tolerance, the largest first.
         dependences: those that Megatron defines, with the reason.
+        begins: the first hidden state, or else the first gradient of one in the backward pass, that deviates.
     """
 
     findings: list[Deviation]
     dependences: dict[Dependence, list[Deviation]]
+    begins: Deviation | None = None
 
 
 def judge(deviations: Iterable[Deviation], tolerance: Tolerance, settings: object) -> Verdict:
     """Sort the deviations of a cut, whose arguments are `settings`."""
     findings: list[Deviation] = []
     dependences: dict[Dependence, list[Deviation]] = {}
-    for deviation in sorted(deviations, key=lambda one: -one.size):
-        if deviation.size > tolerance.of(deviation):
+    beyond = [one for one in deviations if one.size > tolerance.of(one)]
+    for deviation in sorted(beyond, key=lambda one: -one.size):
+        if deviation.kind not in HIDDEN:
             dependence = find_dependence(deviation, settings)
             if dependence is None:
                 findings.append(deviation)
             else:
                 dependences.setdefault(dependence, []).append(deviation)
-    return Verdict(findings, dependences)
+    begins = next((one for one in beyond if one.kind in HIDDEN), None)
+    return Verdict(findings, dependences, begins)

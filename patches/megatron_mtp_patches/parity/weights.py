@@ -35,19 +35,72 @@ class Shard(NamedTuple):
         return values.contiguous().as_strided(size, stride, values.storage_offset() + offset)
 
 
-def find_shards(module: torch.nn.Module) -> tuple[list[Shard], list[str]]:
-    """The shards of the parameters of a module, and the names of those that cannot be placed."""
-    parameters = {param.data.untyped_storage().data_ptr(): param for param in module.parameters()}
-    shards = []
-    for tensor in _sharded_tensors(module.sharded_state_dict()):
+class PlacedBuffer(NamedTuple):
+    """A buffer of this rank that a checkpoint has, whole or a part.
+
+    Attributes:
+        name, shape, region: as of a shard.
+        module: where the buffer is, under `attribute`; casts of a model put another tensor there.
+        attribute: see `module`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    region: tuple[int | slice, ...]
+    module: torch.nn.Module
+    attribute: str
+
+
+class Placement(NamedTuple):
+    """Where the state of a model is in its checkpoint.
+
+    Attributes:
+        shards: of its parameters.
+        buffers: those that are saved.
+        unplaced: the names of parameters without a place.
+    """
+
+    shards: list[Shard]
+    buffers: list[PlacedBuffer]
+    unplaced: list[str]
+
+
+def place(model: torch.nn.Module) -> Placement:
+    """Find the places of the parameters and buffers of a model."""
+    parameters = {param.data.untyped_storage().data_ptr(): param for param in model.parameters()}
+    owners = {
+        buffer.untyped_storage().data_ptr(): (module, name)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    }
+    placement = Placement([], [], [])
+    for tensor in _sharded_tensors(_sharded_state(model)):
         memory = tensor.data.untyped_storage().data_ptr()
-        param = parameters.get(memory)
-        if param is not None:
+        where = str(tensor.key), tuple(tensor.global_shape), _region(tensor)
+        if (param := parameters.get(memory)) is not None:
             offset = tensor.data.storage_offset() - param.data.storage_offset()
             strides = tuple(tensor.data.size()), tensor.data.stride(), offset
-            shards.append(Shard(str(tensor.key), tuple(tensor.global_shape), _region(tensor), param, strides))
-    placed = {id(shard.parameter) for shard in shards}
-    return shards, [name for name, param in module.named_parameters() if id(param) not in placed]
+            placement.shards.append(Shard(*where, param, strides))
+        elif memory in owners:
+            placement.buffers.append(PlacedBuffer(*where, *owners[memory]))
+    placed = {id(shard.parameter) for shard in placement.shards}
+    placement.unplaced.extend(name for name, param in model.named_parameters() if id(param) not in placed)
+    return placement
+
+
+def _sharded_state(model: Any) -> Any:
+    """Megatron's sharded_state_dict; that of each part where the model's own asserts what does not hold.
+
+    It does so for tied embeddings with MTP heads on another pipeline stage, whose output layer has an unused weight.
+    """
+    try:
+        return model.sharded_state_dict()
+    except AssertionError:
+        unused = "output_layer" if model.share_embeddings_and_output_weights else ""
+        parts = ((name, part) for name, part in model.named_children() if name != unused)
+        return [
+            part.sharded_state_dict(prefix=f"{name}.") for name, part in parts if hasattr(part, "sharded_state_dict")
+        ]
 
 
 def _sharded_tensors(state: Any) -> Iterator[Any]:

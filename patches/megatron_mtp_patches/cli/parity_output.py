@@ -1,0 +1,111 @@
+"""What `parity` prints of a study, for people and for programs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+from ..megatrons.installed import describe_megatron
+from ..parity.comparison import HIDDEN, Deviation
+from ..parity.small import SmallRun
+from ..parity.study import Explanation, Result, Study
+
+SHOWN = 4  # deviations of a cut
+Show = Callable[..., None]
+
+
+def show_run(show: Show, script: str, small: SmallRun, data: str) -> None:
+    show(f"{describe_megatron()}; {script} in a rehearsal on the CPU, attention in float32 under context parallelism")
+    for reason, flags in small.left_out.items():
+        show(f"left out, because {reason}: {'; '.join(map(str, flags))}")
+    show(f"made small, or added: {' '.join(map(str, small.changed))}")
+    show(f"loss masks: {data}\n")
+
+
+def show_result(show: Show, result: Result) -> None:
+    head = f"{result.cut.name} ({result.cut.ranks} ranks, {result.seconds:.1f} s)"
+    if result.verdict is None:
+        show(f"{head}: does not train: {result.refusal}", style="yellow")
+        return
+    if result.findings:
+        show(f"{head}: {len(result.findings)} quantities are not those of one rank", style="bold red")
+        for one in result.findings[:SHOWN]:
+            show(f"    {describe_deviation(one)}")
+        show(f"    {describe_beginning(result)}")
+    else:
+        show(f"{head}: equal", style="green")
+    for dependence, deviations in result.verdict.dependences.items():
+        worst = deviations[0]
+        show(f"    as Megatron defines it: {dependence.reason} ({worst.kind} {worst.name}: {worst.size:.2g})")
+    for explanation in result.explanations:
+        show(f"    {describe_explanation(explanation)}")
+    if confirmed := {str(one.defect.patch) for one in result.explanations if one.is_confirmed}:
+        show(f"    confirmed: with {' and '.join(sorted(confirmed))} this cut is equal")
+    if result.findings and not result.is_explained:
+        show("    no known defect explains it")
+        for name, is_equal in result.controls.items():
+            show(f"    {name} it {'is equal' if is_equal else 'still differs'}")
+    if result.goes_away is not None:
+        show(f"    with all patches it {'is equal' if result.goes_away else 'still differs'}")
+
+
+def describe_deviation(one: Deviation) -> str:
+    size = "absent in one of the two" if one.size == float("inf") else f"{one.size:.2g} of it"
+    return f"{one.kind} {one.name}, step {one.step}: off by {size}"
+
+
+def describe_beginning(result: Result) -> str:
+    """Where in the first step the deviation begins."""
+    begins = result.verdict.begins if result.verdict else None
+    if begins is None:
+        return "it begins after the backward pass of the hidden states, or in a part that is not watched"
+    backward = "in the backward pass, with the " if begins.kind == HIDDEN[1] else "with the "
+    return f"it begins {backward}{begins.kind} after {begins.name}: off by {begins.size:.2g} of it"
+
+
+def describe_explanation(explanation: Explanation) -> str:
+    defect, is_confirmed = explanation
+    differs = ", with which this cut still differs" if is_confirmed is False else ""
+    return f"known: {defect.id}: {defect.text} ({f'patch {defect.patch}{differs}' if defect.patch else defect.remedy})"
+
+
+def show_summary(show: Show, results: list[Result], seconds: float) -> None:
+    differing = [one.cut.name for one in results if one.findings]
+    refused = [one.cut.name for one in results if one.verdict is None]
+    equal = len(results) - len(differing) - len(refused)
+    parts = [f"{equal} of {len(results)} cuts are equal to one rank"]
+    if differing:
+        parts.append(f"these differ: {', '.join(differing)}")
+    if refused:
+        parts.append(f"these do not train: {', '.join(refused)}")
+    show(f"\n{'; '.join(parts)} ({seconds:.0f} s)")
+
+
+def describe_study(study: Study, results: list[Result]) -> dict[str, Any]:
+    return {
+        "left_out": {reason: list(map(str, flags)) for reason, flags in study.small.left_out.items()},
+        "changed": list(map(str, study.small.changed)),
+        "notes": study.notes,
+        "cuts": [_describe_result(one) for one in results],
+    }
+
+
+def _describe_result(one: Result) -> dict[str, Any]:
+    begins = one.verdict.begins if one.verdict else None
+    return {
+        "name": one.cut.name,
+        "ranks": one.cut.ranks,
+        "seconds": round(one.seconds, 2),
+        "flags": shlex.join(word for flag in one.cut.flags for word in (flag.name, *flag.values)),
+        "refused": one.refusal,
+        "findings": [finding._asdict() for finding in one.findings],
+        "begins": begins._asdict() if begins and one.findings else None,
+        "as_defined": [dependence.reason for dependence in one.verdict.dependences] if one.verdict else [],
+        "explanations": [
+            {"id": defect.id, "patch": defect.patch, "is_confirmed": confirmed}
+            for defect, confirmed in one.explanations
+        ],
+        "controls": one.controls,
+        "goes_away_with_all_patches": one.goes_away,
+    }

@@ -1,0 +1,99 @@
+"""The hidden states between layers and their gradients, by sample and by place in the sequence.
+
+They say where a deviation begins. A context-parallel rank has two chunks of a sequence, one of them from its end; under
+sequence parallelism, tensor-parallel ranks divide these.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .gradients import Parts
+
+Place = tuple[tuple[int, int], tuple[torch.Tensor, slice]]  # the whole shape, and the index of a part
+
+
+class HiddenStates:
+    """The hidden states of a rank in the first step.
+
+    Attributes:
+        states: after the embedding, each layer and each MTP head, in the order of the forward pass.
+        gradients: of the loss with respect to `states`, in the order of the backward pass. Recomputed layers have none.
+    """
+
+    def __init__(self) -> None:
+        self.states: Parts = {}
+        self.gradients: Parts = {}
+
+    def watch(self, model: Any) -> None:
+        """Record what the parts of a model return for each microbatch. The model is not wrapped."""
+        recorder = _Recorder(self, model.config.calculate_per_token_loss)
+        model.register_forward_pre_hook(recorder.begin_microbatch, with_kwargs=True)
+        for name, part in _parts(model):
+            part.register_forward_hook(functools.partial(recorder.end_part, name))
+
+
+def _parts(model: Any) -> Iterator[tuple[str, Any]]:
+    if model.pre_process:  # a later stage has a copy, for the tokens that MTP heads look up
+        yield "the embedding", model.embedding
+    for layer in model.decoder.layers:
+        yield f"layer {layer.layer_number}", layer
+    for head in getattr(getattr(model, "mtp", None), "layers", ()):
+        yield f"MTP head {head.layer_number}", head
+
+
+class _Recorder:
+    """Records the first forward pass of each part in each microbatch of a model; a later one is a recomputation."""
+
+    def __init__(self, hidden: HiddenStates, is_per_token: bool) -> None:
+        self.hidden, self.is_per_token = hidden, is_per_token
+        self.microbatch, self.is_packed = -1, False
+
+    def begin_microbatch(self, model: Any, values: Any, named: dict[str, Any]) -> None:
+        self.microbatch += 1
+        self.is_packed = named.get("packed_seq_params") is not None  # whose chunks are those of documents
+
+    def end_part(self, name: str, part: Any, values: Any, returned: Any) -> None:
+        from megatron.core import parallel_state as ranks
+        from megatron.core.num_microbatches_calculator import get_num_microbatches
+
+        state = returned[0] if isinstance(returned, tuple) else returned
+        microbatches, pieces = get_num_microbatches(), ranks.get_context_parallel_world_size()
+        sample = 1 + self.microbatch * ranks.get_data_parallel_world_size() + ranks.get_data_parallel_rank()
+        key = f"{name}, sample {sample}"
+        if self.microbatch >= microbatches or key in self.hidden.states or self.is_packed:
+            return
+        place = _place(state)
+        self.hidden.states[key] = [(*place, _copy(state))]
+        if state.requires_grad:
+            # A loss is a mean over the tokens of a rank and over microbatches, which the optimizer's gradient is not.
+            scale = 1.0 if self.is_per_token else microbatches / pieces
+
+            def record_gradient(gradient: torch.Tensor) -> None:
+                self.hidden.gradients[key] = [(*place, scale * _copy(gradient))]
+
+            state.register_hook(record_gradient)
+
+
+def _copy(state: torch.Tensor) -> torch.Tensor:
+    return state.detach().float().reshape(state.shape[0], -1).clone()
+
+
+def _place(state: torch.Tensor) -> Place:
+    """Where a hidden state of shape [part of the sequence, 1, hidden] of this rank is in that of the whole sequence."""
+    from megatron.core import parallel_state as ranks
+    from megatron.training import get_args
+
+    length = get_args().seq_length
+    rank, pieces = ranks.get_context_parallel_rank(), ranks.get_context_parallel_world_size()
+    chunks = torch.arange(length).chunk(2 * pieces)
+    positions = torch.cat([chunks[rank], chunks[2 * pieces - 1 - rank]]) if pieces > 1 else torch.arange(length)
+    if len(state) < len(positions):
+        positions = positions.chunk(ranks.get_tensor_model_parallel_world_size())[
+            ranks.get_tensor_model_parallel_rank()
+        ]
+    return (length, state.shape[-1]), (positions, slice(None))
