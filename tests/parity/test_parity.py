@@ -1,7 +1,9 @@
-"""`parity -- FLAGS` on a run of Megatron's trainer: equal cuts, a cut that a known defect spoils, and wrong usage."""
+"""`parity` on runs of Megatron's trainer: equal cuts, a cut that a known defect spoils, files, and wrong usage."""
 
 import json
 import os
+import runpy
+import time
 
 import pytest
 
@@ -11,51 +13,133 @@ from tests.pages import ROOT
 pytestmark = pytest.mark.forked("torch")
 pytest.importorskip("megatron.training", reason="the 0.16.1 wheel has no megatron.training")
 SCRIPT = ROOT / "scripts" / "demo" / "train.py"
+OPTIONS = ("--ranks", "2", "--json", "--script", str(SCRIPT))
 DENSE = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --position-embedding-type rope --bf16"
 FSDP = "--use-megatron-fsdp --use-distributed-optimizer --ckpt-format fsdp_dtensor"
+
+# The second layer of a cut over tensor-parallel ranks returns a little too much.
+SPOILED = """
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from scripts.demo.trainer import main
+
+forward = TransformerLayer.forward
+
+
+def spoiled_forward(self, *values, **named):
+    hidden, *rest = forward(self, *values, **named)
+    is_spoiled = self.layer_number == 2 and parallel_state.get_tensor_model_parallel_world_size() == 2
+    return (hidden + 0.01 * hidden.roll(1, -1) if is_spoiled else hidden, *rest)
+
+
+if __name__ == "__main__":
+    TransformerLayer.forward = spoiled_forward
+    main()
+"""
 
 
 @pytest.fixture
 def parity(tmp_path):
-    """parity(flags, patches): the exit code, and what the command has printed, as JSON where it is."""
-    import time
-
+    """parity(*words, patches): the exit code, and what the command has printed, as JSON where it is."""
     from megatron_mtp_patches.cli import main
 
-    def run(flags, patches="all", options=("--ranks", "2", "--json", "--script", str(SCRIPT))):
+    def run(*words, patches="all"):
         os.environ["MEGATRON_MTP_PATCHES"] = patches
         log = tmp_path / "log"
-        pid = fork(lambda: os._exit(main(["parity", *options, "--", *flags.split()])), log)
+        pid = fork(lambda: os._exit(main(["parity", *words])), log)
         code = wait([pid], time.monotonic() + 300)[pid]
         text = log.read_text()
-        return code, json.loads(text[text.index("{") :]) if code not in (1, 2) or "{" in text else text
+        start = f"\n{text}".find("\n{\n")
+        return code, text if start < 0 else json.loads(text[start:])
 
     return run
 
 
 def test_cuts_of_a_dense_model_are_equal(parity):
-    code, answer = parity(f"{DENSE} --pipeline-model-parallel-size 4 --tensor-model-parallel-size 2 --mtp-num-layers 1")
+    flags = f"{DENSE} --pipeline-model-parallel-size 4 --tensor-model-parallel-size 2 --mtp-num-layers 1"
+    code, answer = parity(*OPTIONS, "--", *flags.split())
     assert code == 0, answer
     assert {cut["name"]: cut["findings"] for cut in answer["cuts"]} == {"TP2": [], "PP2": [], "DP2": []}
     assert not any(cut["refused"] for cut in answer["cuts"])
 
 
-def test_a_cut_that_a_known_defect_spoils_is_explained_by_it(parity):
+def test_a_cut_that_a_known_defect_spoils_is_explained_by_it_and_shown_again_by_a_program(
+    parity, tmp_path, monkeypatch
+):
+    from megatron_mtp_patches.parity.cuts import list_cuts
+    from megatron_mtp_patches.parity.flags import join
+    from megatron_mtp_patches.parity.small import shrink
+
     pytest.importorskip("transformer_engine", reason="its layers fuse the gradients that are lost")
-    code, answer = parity(f"{DENSE} {FSDP} --data-parallel-sharding-strategy optim_grads_params", patches="none")
+    flags = f"{DENSE} {FSDP} --data-parallel-sharding-strategy optim_grads_params"
+    program = tmp_path / "report.py"
+    code, answer = parity(*OPTIONS, "--save", str(program), "--", *flags.split(), patches="none")
     (cut,) = answer["cuts"]
     assert (code, cut["name"], cut["goes_away_with_all_patches"]) == (1, "DP2", True)
     assert {"kind": "gradient", "name": "embedding.word_embeddings.weight"}.items() <= cut["findings"][0].items()
     (explanation,) = cut["explanations"]
     assert (explanation["id"], explanation["is_confirmed"]) == ("fsdp-tied-embeddings", True)
     assert explanation["patch"] == "keep-gradients-of-tied-embeddings"
+    assert cut["begins"] is None and cut["controls"] == {}
+
+    words = []
+    monkeypatch.setattr("megatron_mtp_patches.cli.main", words.extend)
+    monkeypatch.setitem(os.environ, "MEGATRON_MTP_PATCHES", "")
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(program))
+    monkeypatch.undo()
+    assert words[:5] == ["parity", "--script", "train.py", "--data", "uneven"]
+    small = shrink(words[words.index("--") + 1 :], "fp32")
+    (again,) = list_cuts(small, 2)
+    assert words[words.index("--cut") + 1] == again.name and sorted(join(again.flags)) == sorted(cut["flags"].split())
 
 
-def test_flags_that_megatron_refuses_are_wrong_usage(parity):
-    code, text = parity(f"{DENSE} --swiglu --squared-relu")
-    assert code == 2 and "the run made small does not train on one rank: " in text
+def test_a_defect_that_nobody_knows_is_a_finding_that_begins_where_it_acts(parity, tmp_path, monkeypatch):
+    monkeypatch.setattr("megatron_mtp_patches.parity.study.CONTROLS", ())
+    script = tmp_path / "train.py"
+    script.write_text(SPOILED)
+    options = ("--json", "--script", str(script), "--cut", "TP2")
+    code, answer = parity(*options, "--", *DENSE.split(), "--tensor-model-parallel-size", "4")
+    (cut,) = answer["cuts"]
+    assert code == 3 and cut["explanations"] == [] and cut["findings"]
+    assert (cut["begins"]["kind"], cut["begins"]["name"]) == ("hidden state", "layer 2, sample 1")
 
 
-def test_a_script_that_is_not_there_is_wrong_usage(parity):
-    code, text = parity(DENSE, options=("--script", "no_such.py"))
-    assert code == 2 and "no such script: no_such.py" in text
+def test_each_file_is_a_run_or_is_refused(parity, tmp_path):
+    script, bridge = tmp_path / "run.sh", tmp_path / "run_config.yaml"
+    script.write_text(f"torchrun --nproc-per-node 8 train.py {DENSE}\n")
+    bridge.write_text("model:\n  tensor_model_parallel_size: 2\n")
+    code, answer = parity(*OPTIONS, "--batch", str(bridge), str(script), str(tmp_path / "none.sh"))
+    refused, equal, absent = answer["runs"]
+    assert code == 2 and "another trainer's run" in refused["refused"] and "cannot be read" in absent["refused"]
+    assert (equal["run"], [cut["findings"] for cut in equal["cuts"]]) == (str(script), [[]])
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--swiglu", "--squared-relu"), "the run made small does not train on one rank: "),
+        (("--no-such-flag",), "unrecognized arguments: --no-such-flag"),
+    ],
+)
+def test_flags_that_megatron_refuses_are_wrong_usage(parity, words, message):
+    code, text = parity(*OPTIONS, "--", *DENSE.split(), *words)
+    assert code == 2 and message in text
+
+
+def test_a_layout_without_such_a_cut_is_wrong_usage(parity):
+    code, text = parity(*OPTIONS, "--cut", "TP2", "--", *DENSE.split())
+    assert code == 2 and "none of its cuts trains" in text
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--script", "no_such.py", "--", "--num-layers", "2"), "no such script: no_such.py"),
+        ((), "either the flags of a training"),
+        (("--batch", "a", "--save", "b"), "--save is for one run"),
+    ],
+)
+def test_wrong_usage_says_what_to_change(parity, words, message):
+    code, text = parity(*words)
+    assert code == 2 and message in text

@@ -19,6 +19,7 @@ Exit codes; `run` ends with that of the script:
        parity                     Megatron refuses the run made small, or each cut of it, or a file has no such run.
   3    parity                     A cut differs from one rank, with all patches or beyond what they remove.
   125  reproduce                  A package that a program needs is missing, and no other program ends with 1.
+       parity                     A package that the run imports is missing.
   141  all but run, verify-mtp    The reader of the output has ended, as after `| head -1`.
 """
 

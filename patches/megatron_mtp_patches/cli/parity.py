@@ -19,7 +19,7 @@ from ..megatrons.installed import describe_megatron
 from ..parity.processes import import_script, prepare
 from ..parity.report import write_report
 from ..parity.small import shrink
-from ..parity.study import Result, Study
+from ..parity.study import MissingPackageError, Result, Study
 from .console import make_printer
 from .parity_output import describe_study, show_result, show_run, show_summary
 
@@ -132,7 +132,7 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
                     (import_script if scripts else prepare)(run.script)
                 scripts.add(run.script)
             study = _study(run, options, show, start, results)
-        except UsageError as error:
+        except (MissingPackageError, UsageError) as error:
             if not is_batch:
                 raise
             show(f"refused: {error}", style="yellow")
@@ -141,7 +141,8 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
         else:
             answers.append({"run": run.name, **describe_study(study, results)})
             codes.append(_exit_code(results))
-    code = next((one for one in (STAYS, GOES_AWAY, UsageError.exit_code) if one in codes), 0)
+    order = (STAYS, GOES_AWAY, UsageError.exit_code, MissingPackageError.exit_code)
+    code = next((one for one in order if one in codes), 0)
     if options.as_json:
         facts: dict[str, Any] = {"megatron": describe_megatron(), "exit_code": code}
         print(json.dumps({**facts, "runs": answers} if is_batch else {**facts, **answers[0]}, indent=1))

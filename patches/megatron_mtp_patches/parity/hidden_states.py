@@ -67,7 +67,8 @@ class _Recorder:
         key = f"{name}, sample {sample}"
         if self.microbatch >= microbatches or key in self.hidden.states or self.is_packed:
             return
-        place = _place(state)
+        if (place := _place(state)) is None:
+            return
         self.hidden.states[key] = [(*place, _copy(state))]
         if state.requires_grad:
             # A loss is a mean over the tokens of a rank and over microbatches, which the optimizer's gradient is not.
@@ -83,17 +84,21 @@ def _copy(state: torch.Tensor) -> torch.Tensor:
     return state.detach().float().reshape(state.shape[0], -1).clone()
 
 
-def _place(state: torch.Tensor) -> Place:
-    """Where a hidden state of shape [part of the sequence, 1, hidden] of this rank is in that of the whole sequence."""
+def _place(state: torch.Tensor) -> Place | None:
+    """Where a hidden state of shape [part of the sequence, 1, hidden] of this rank is in that of the whole sequence.
+
+    None where it is as long as no part that Megatron makes.
+    """
     from megatron.core import parallel_state as ranks
     from megatron.training import get_args
 
     length = get_args().seq_length
     rank, pieces = ranks.get_context_parallel_rank(), ranks.get_context_parallel_world_size()
-    chunks = torch.arange(length).chunk(2 * pieces)
-    positions = torch.cat([chunks[rank], chunks[2 * pieces - 1 - rank]]) if pieces > 1 else torch.arange(length)
-    if len(state) < len(positions):
-        positions = positions.chunk(ranks.get_tensor_model_parallel_world_size())[
-            ranks.get_tensor_model_parallel_rank()
-        ]
-    return (length, state.shape[-1]), (positions, slice(None))
+    whole = torch.arange(length)
+    chunks = whole.chunk(2 * pieces)
+    of_context = torch.cat([chunks[rank], chunks[2 * pieces - 1 - rank]]) if pieces > 1 else whole
+    tensor_rank, tensor_ranks = ranks.get_tensor_model_parallel_rank(), ranks.get_tensor_model_parallel_world_size()
+    for positions in (of_context, of_context.chunk(tensor_ranks)[tensor_rank], whole):
+        if len(positions) == len(state):
+            return (length, state.shape[-1]), (positions, slice(None))
+    return None

@@ -9,16 +9,17 @@ from typing import NamedTuple
 
 from .. import status
 from ..doctor.findings import Finding
-from ..engine import UsageError
+from ..engine import PatchError, UsageError
 from ..engine.state import State
 from .comparison import Deviation
 from .controls import CONTROLS, Control
 from .cuts import Cut, list_cuts, reference_flags
 from .explanations import known_explanations
+from .flags import Flag
 from .processes import Failed
 from .small import SmallRun
 from .training import Record
-from .trainings import Reference, Trainings, judge_cut
+from .trainings import TrainingError, Trainings, judge_cut
 from .verdict import Verdict
 
 
@@ -68,6 +69,12 @@ class Result:
         return any(one.is_confirmed or one.defect.patch is None for one in self.explanations)
 
 
+class MissingPackageError(PatchError):
+    """A package that the run needs cannot be imported; the message names it."""
+
+    exit_code = 125
+
+
 class Study:
     """The comparisons of one small run, with the patches of this process.
 
@@ -77,6 +84,7 @@ class Study:
         data: the kind of samples.
 
     Raises:
+        MissingPackageError: the run imports a package that is not installed.
         UsageError: Megatron refuses the run on one rank, or it fails.
     """
 
@@ -84,11 +92,13 @@ class Study:
         self.small, self.data = small, data
         self.applied = [report.id for report in status() if report.state is not State.DISABLED]
         self.all_are_applied = len(self.applied) == len(status())
-        self.trainings = Trainings(script, data)
-        reference = self.trainings.choose_weights(reference_flags(small))
-        if isinstance(reference, Failed):
-            raise UsageError(f"the run made small does not train on one rank: {reference.error}")
-        self.reference = reference
+        try:
+            self.trainings = Trainings(script, reference_flags(small), data)
+        except TrainingError as error:
+            is_missing = str(error).startswith("ModuleNotFoundError: ")
+            refused = MissingPackageError if is_missing else UsageError
+            raise refused(f"the run made small does not train on one rank: {error}") from error
+        self.reference = self.trainings.reference
 
     @property
     def notes(self) -> list[str]:
@@ -105,7 +115,7 @@ class Study:
 
     def _study(self, cut: Cut) -> Result:
         start = time.monotonic()
-        records = self.trainings.cut(cut.flags, cut.ranks)
+        records = self.trainings.train(cut.flags, cut.ranks)
         if isinstance(records, Failed):
             return Result(cut, time.monotonic() - start, refusal=records.error)
         result = Result(cut, time.monotonic() - start, verdict=judge_cut(self.reference, records))
@@ -138,18 +148,18 @@ class Study:
 
     def _is_equal(self, cut: Cut, patches: str) -> bool | None:
         """Whether the cut equals one rank with other patches; None where one of the two does not train."""
-        reference = self.trainings.reference(reference_flags(self.small), patches)
-        return self._compare(reference, cut, patches)
+        return self._compare(cut, reference_flags(self.small), patches)
 
     def _is_equal_under(self, cut: Cut, control: Control) -> bool | None:
         """Whether the changed cut equals the changed reference; None where nothing changes, or one does not train."""
         changed = cut._replace(flags=control.change(cut.flags))
         if changed.flags == cut.flags:
             return None
-        return self._compare(self.trainings.reference(control.change(reference_flags(self.small))), changed)
+        return self._compare(changed, control.change(reference_flags(self.small)))
 
-    def _compare(self, reference: Reference | Failed, cut: Cut, patches: str | None = None) -> bool | None:
+    def _compare(self, cut: Cut, on_one_rank: tuple[Flag, ...], patches: str | None = None) -> bool | None:
+        reference = self.trainings.other_reference(on_one_rank, patches)
         if isinstance(reference, Failed):
             return None
-        records = self.trainings.cut(cut.flags, cut.ranks, patches)
+        records = self.trainings.train(cut.flags, cut.ranks, patches)
         return None if isinstance(records, Failed) else not judge_cut(reference, records).findings

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import re
 import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from ..engine import UsageError
 from . import weights
 from .gradients import Parts, collect_buffers, collect_gradients, collect_weights
 from .hidden_states import HiddenStates
@@ -81,12 +83,17 @@ class Record:
 def train(job: Job) -> Record:
     """Train as this rank."""
     record = Record()
+    argparse.ArgumentParser.error = _refuse  # type: ignore[assignment,method-assign]
     sys.argv = [job.script, *job.flags]
     state = _prepare_models(job, record)
     _give_samples(job)
     _record_steps(record, state)
     runpy.run_path(job.script, run_name="__main__")
     return record
+
+
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    raise UsageError(message)  # its own method prints it where nobody sees it, and exits
 
 
 def _prepare_models(job: Job, record: Record) -> weights.Placement:

@@ -17,6 +17,10 @@ DRAWS = 5  # of weights, until no small change of them makes a large change of t
 Flags = tuple[Flag, ...]
 
 
+class TrainingError(Exception):
+    """The run does not train on one rank; the message is its error."""
+
+
 class Reference(NamedTuple):
     """The run on one rank.
 
@@ -34,37 +38,38 @@ class Trainings:
 
     Args:
         script: the file that a user starts.
+        flags: of the run on one rank.
         data: the kind of samples.
+
+    Raises:
+        TrainingError: it does not train.
     """
 
-    def __init__(self, script: str, data: str) -> None:
+    def __init__(self, script: str, flags: Flags, data: str) -> None:
         self.script, self.data = script, data
         self.draw = 0  # which random weights
-        self._references: dict[tuple[Flags, str | None], Reference | Failed] = {}
-
-    def choose_weights(self, flags: Flags) -> Reference | Failed:
-        """Train on one rank, again with other weights as long as its numbers are not steady."""
-        reference = self.reference(flags)
-        while isinstance(reference, Reference) and not reference.tolerance.is_steady and self.draw + 1 < DRAWS:
+        self.reference = self._measure(flags)
+        while not self.reference.tolerance.is_steady and self.draw + 1 < DRAWS:
             self.draw += 1
-            self._references.clear()
-            reference = self.reference(flags)
-        return reference
+            self.reference = self._measure(flags)
+        self._others: dict[tuple[Flags, str | None], list[Record] | Failed] = {}
 
-    def reference(self, flags: Flags, patches: str | None = None) -> Reference | Failed:
-        """Train on one rank, once with these flags and patches."""
+    def _measure(self, flags: Flags) -> Reference:
+        records, moved = self.train(flags, 1), self.train(flags, 1, step=STEP)
+        for one in (records, moved):
+            if isinstance(one, Failed):
+                raise TrainingError(one.error)
+        return Reference(records[0], Tolerance(compare(records, moved)))  # type: ignore[arg-type]
+
+    def other_reference(self, flags: Flags, patches: str | None) -> Reference | Failed:
+        """The run on one rank with other flags or patches, and the same tolerance; trained once."""
         key = flags, patches
-        if key not in self._references:
-            self._references[key] = self._measure(flags, patches)
-        return self._references[key]
+        if key not in self._others:
+            self._others[key] = self.train(flags, 1, patches)
+        records = self._others[key]
+        return records if isinstance(records, Failed) else Reference(records[0], self.reference.tolerance)
 
-    def _measure(self, flags: Flags, patches: str | None) -> Reference | Failed:
-        records, moved = self.cut(flags, 1, patches), self.cut(flags, 1, patches, STEP)
-        if isinstance(records, Failed) or isinstance(moved, Failed):
-            return records if isinstance(records, Failed) else moved  # type: ignore[return-value]
-        return Reference(records[0], Tolerance(compare(records, moved)))
-
-    def cut(self, flags: Flags, ranks: int, patches: str | None = None, step: float = 0.0) -> list[Record] | Failed:
+    def train(self, flags: Flags, ranks: int, patches: str | None = None, step: float = 0.0) -> list[Record] | Failed:
         """Train on so many ranks, with `patches` in place of those of this process."""
         return run(Job(self.script, join(flags), ranks, self.data, self.draw, step, patches))
 

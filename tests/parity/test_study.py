@@ -1,0 +1,69 @@
+"""Findings of a cut are explained by the fewest patches that remove them, and controls are tried where none does."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.forked("torch")
+CUT_FLAGS = ("--tensor-model-parallel-size 2", "--recompute-granularity full")
+
+
+@pytest.fixture
+def study_cut(monkeypatch):
+    """study_cut(acting, removes, controls): the result of a cut whose trainings are played.
+
+    It is equal with the patches of a set in `removes`, or more, or where its flags lack one in `controls`.
+    """
+    from megatron_mtp_patches.parity import study
+    from megatron_mtp_patches.parity.cuts import Cut
+    from megatron_mtp_patches.parity.flags import split
+    from megatron_mtp_patches.parity.verdict import Verdict
+
+    flags = tuple(split(" ".join(CUT_FLAGS).split()))
+
+    def run(acting, removes=(), controls=()):
+        def train(flags, ranks, patches=None):
+            has = set((patches or "").split(","))
+            names = {flag.name for flag in flags}
+            is_equal = any(has >= one for one in removes) or any(name not in names for name in controls)
+            return [SimpleNamespace(arguments={}, is_equal=is_equal or patches == "all" and bool(removes))]
+
+        trainings = SimpleNamespace(train=train, other_reference=lambda flags, patches=None: None)
+        reference = SimpleNamespace(record=SimpleNamespace(arguments={}))
+        monkeypatch.setattr(study, "judge_cut", lambda one, records: Verdict([] if records[0].is_equal else ["a"], {}))
+        monkeypatch.setattr(study, "reference_flags", lambda small: flags)
+        defects = [SimpleNamespace(id=f"defect-{patch}", patch=patch) for patch in acting]
+        monkeypatch.setattr(study, "known_explanations", lambda *values: defects)
+        self = study.Study.__new__(study.Study)
+        vars(self).update(small=None, data="whole", applied=["own"], all_are_applied=False)
+        vars(self).update(trainings=trainings, reference=reference)
+        return self._study(Cut("TP2", 2, flags))
+
+    return run
+
+
+def explained(result):
+    return {one.defect.patch: one.is_confirmed for one in result.explanations}
+
+
+def test_patches_that_remove_it_alone_are_confirmed(study_cut):
+    result = study_cut(["a", "b", None], removes=[{"own", "a"}])
+    assert explained(result) == {"a": True} and result.is_explained
+    assert result.goes_away is True and result.controls == {}
+
+
+def test_patches_that_are_needed_together_are_confirmed_together(study_cut):
+    result = study_cut(["a", "b", "c"], removes=[{"own", "a", "c"}])
+    assert explained(result) == {"a": True, "c": True}
+
+
+def test_what_no_patch_removes_is_tried_under_the_controls_that_change_the_run(study_cut):
+    result = study_cut(["a"], controls=["--recompute-granularity"])
+    assert explained(result) == {"a": False} and not result.is_explained and result.goes_away is False
+    assert result.controls["without recomputation"] is True
+    assert result.controls["with untied embeddings"] is False and result.controls["with sequence parallelism"] is False
+    assert "without MTP heads" not in result.controls
+
+
+def test_a_defect_without_a_patch_explains_what_remains(study_cut):
+    assert study_cut([None]).is_explained
