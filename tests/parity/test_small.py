@@ -47,6 +47,11 @@ def test_what_is_left_out_has_its_reason(shrink):
     assert "--bf16" in {flag.name for flag in shrink("--bf16", "bf16").flags}
 
 
+def test_heads_with_a_learning_rate_have_one_that_does_not_rise_to_that_of_the_run(shrink):
+    rates = values_of(shrink("--mtp-num-layers 1 --mtp-lr 1e-4"), "--lr", "--mtp-lr", "--mtp-min-lr")
+    assert 0 < float(rates["--mtp-min-lr"]) <= float(rates["--mtp-lr"]) < float(rates["--lr"])
+
+
 def test_a_value_after_an_equals_sign_is_a_value(shrink):
     small = shrink("--num-layers=8 --normalization=RMSNorm")
     assert values_of(small, "--normalization") == {"--normalization": "RMSNorm"}

@@ -57,7 +57,7 @@ def shrink(words: list[str], dtype: str) -> SmallRun:
 
 
 def _describe_sizes(settings: Any) -> str:
-    """The flags of small sizes, for each size that the run has."""
+    """The flags of small sizes, for each size that the run has, and of the heads' learning rate."""
     text = f"--hidden-size 32 --ffn-hidden-size 64 --num-attention-heads 4 --seq-length {LENGTH} "
     text += f"--max-position-embeddings {LENGTH} "
     if pattern := _shorten_pattern(settings):
@@ -79,6 +79,8 @@ def _describe_sizes(settings: Any) -> str:
     text += _sizes_that_it_has(settings, dsa_indexer_n_heads=4, dsa_indexer_head_dim=16, dsa_indexer_topk=8)
     if getattr(settings, "window_size", None):
         text += "--window-size (8,0) "
+    if getattr(settings, "mtp_lr", None) is not None:  # its smallest rate would be that of the run
+        text += "--mtp-lr 0.1 --mtp-min-lr 0.1 "
     return text + (_describe_experts(settings) if settings.num_experts else "")
 
 
