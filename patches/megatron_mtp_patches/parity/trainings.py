@@ -55,11 +55,12 @@ class Trainings:
         self._others: dict[tuple[Flags, str | None], list[Record] | Failed] = {}
 
     def _measure(self, flags: Flags) -> Reference:
-        records, moved = self.train(flags, 1), self.train(flags, 1, step=STEP)
+        dtype = "bf16" if Flag("--bf16") in flags else "fp32"
+        records, moved = self.train(flags, 1), self.train(flags, 1, step=STEP[dtype])
         for one in (records, moved):
             if isinstance(one, Failed):
                 raise TrainingError(one.error)
-        return Reference(records[0], Tolerance(compare(records, moved)))  # type: ignore[arg-type]
+        return Reference(records[0], Tolerance(compare(records, moved), dtype))  # type: ignore[arg-type]
 
     def other_reference(self, flags: Flags, patches: str | None) -> Reference | Failed:
         """The run on one rank with other flags or patches, and the same tolerance; trained once."""

@@ -8,10 +8,11 @@ from typing import NamedTuple
 from .comparison import HIDDEN, Deviation
 from .legitimate import Dependence, find_dependence
 
-STEP = 1e-6  # by which each weight is moved, as a part of itself, to measure the spread of the reference
-FACTOR = 10.0  # of that spread; a cut adds in another order, which moves numbers by a tenth of it
+# By which each weight is moved, as a part of itself, to measure the spread of the reference: in bf16 by its rounding.
+STEP = {"fp32": 1e-6, "bf16": 2.0**-8}
+FACTOR = 10.0  # of that spread; a cut adds in another order, which in fp32 moves numbers by a tenth of it
 FLOOR = 1e-5  # where the spread is zero
-TOO_FAR = 1e-3  # a spread that only another choice of experts makes: the weights are drawn again
+TOO_FAR = {"fp32": 1e-3, "bf16": 0.1}  # a spread that only another choice of experts makes: weights are drawn again
 
 
 class Tolerance:
@@ -19,9 +20,11 @@ class Tolerance:
 
     Args:
         spread: the deviations of the reference with slightly moved weights from the reference itself.
+        dtype: of the run, "fp32" or "bf16".
     """
 
-    def __init__(self, spread: Iterable[Deviation]) -> None:
+    def __init__(self, spread: Iterable[Deviation], dtype: str = "fp32") -> None:
+        self.dtype = dtype
         self.largest: dict[tuple[int, str, str], float] = {}
         for one in spread:
             key = one.step, one.kind, one.name if one.kind == "log" else ""
@@ -30,7 +33,7 @@ class Tolerance:
     @property
     def is_steady(self) -> bool:
         """Whether a small change of the weights makes a small change of the gradients."""
-        return all(size < TOO_FAR for (_, kind, _), size in self.largest.items() if kind == "gradient")
+        return all(size < TOO_FAR[self.dtype] for (_, kind, _), size in self.largest.items() if kind == "gradient")
 
     def of(self, deviation: Deviation) -> float:
         """The largest size of such a deviation that is none."""
