@@ -57,9 +57,10 @@ def shrink(words: list[str], dtype: str) -> SmallRun:
 
 
 def _describe_sizes(settings: Any) -> str:
-    """The flags of small sizes, for each size that the run has, and of the heads' learning rate."""
+    """The flags of small sizes, for each size that the run has, and of its other learning rates."""
     text = f"--hidden-size 32 --ffn-hidden-size 64 --num-attention-heads 4 --seq-length {LENGTH} "
     text += f"--max-position-embeddings {LENGTH} "
+    text += "--decoupled-lr 0.1 --decoupled-min-lr 0.1 " if settings.decoupled_lr is not None else ""
     if pattern := _shorten_pattern(settings):
         is_old = not getattr(settings, "hybrid_layer_pattern", None)
         text += f"--hybrid-override-pattern {pattern} --num-layers {len(pattern)} " if is_old else ""
