@@ -73,7 +73,9 @@ class Axis(NamedTuple):
 
 def reference_flags(run: SmallRun) -> tuple[Flag, ...]:
     """The flags of the run on one rank, with the whole batch."""
-    return tuple(flag for flag in run.flags if flag.name not in LAYOUT | SHARDING)
+    names = {flag.name for flag in run.flags}
+    kept = {"--use-distributed-optimizer"} if "--use-precision-aware-optimizer" in names else set()  # which needs it
+    return tuple(flag for flag in run.flags if flag.name not in (LAYOUT | SHARDING) - kept)
 
 
 def list_cuts(run: SmallRun, most_ranks: int) -> Iterator[Cut]:
