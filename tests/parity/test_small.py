@@ -52,6 +52,12 @@ def test_heads_with_a_learning_rate_have_one_that_does_not_rise_to_that_of_the_r
     assert 0 < float(rates["--mtp-min-lr"]) <= float(rates["--mtp-lr"]) < float(rates["--lr"])
 
 
+def test_a_second_learning_rate_stays_another_one(shrink):
+    rates = values_of(shrink("--lr 1e-4 --decoupled-lr 1e-5"), "--lr", "--decoupled-lr")
+    assert len(set(rates.values())) == 2
+    assert not values_of(shrink("--lr 1e-4"), "--decoupled-lr")
+
+
 def test_a_value_after_an_equals_sign_is_a_value(shrink):
     small = shrink("--num-layers=8 --normalization=RMSNorm")
     assert values_of(small, "--normalization") == {"--normalization": "RMSNorm"}
@@ -79,6 +85,18 @@ def test_each_axis_of_the_layout_is_a_cut_and_so_is_each_pair(shrink):
     assert (cuts["PP2 DP2"].ranks, cuts["PP2"].ranks) == (4, 2)
     virtual = shrink("--num-layers 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2")
     assert [cut.name for cut in list_cuts(virtual, 4)] == ["PP2", "PP2 VPP2", "DP2", "PP2 DP2", "PP2 VPP2 DP2"]
+
+
+def test_one_rank_has_the_distributed_optimizer_where_the_precision_of_its_states_needs_it(shrink):
+    from megatron_mtp_patches.parity.cuts import reference_flags
+
+    flags = "--bf16 --use-distributed-optimizer --overlap-grad-reduce"
+    names = [
+        {flag.name for flag in reference_flags(shrink(f"{flags} {more}", "bf16"))}
+        for more in ("", "--use-precision-aware-optimizer")
+    ]
+    assert ["--use-distributed-optimizer" in one for one in names] == [False, True]
+    assert not any("--overlap-grad-reduce" in one for one in names)
 
 
 def test_the_whole_layout_is_a_cut_in_which_experts_divide_the_ranks_of_the_others(shrink):

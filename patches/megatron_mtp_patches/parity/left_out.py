@@ -32,7 +32,7 @@ _PATTERNS = {
     """,
     "the small run has its own length and rates": """
         train-iters train-samples lr lr-* min-lr weight-decay start-weight-decay end-weight-decay
-        weight-decay-incr-style warmup override-opt* use-checkpoint-opt* adam-* micro-batch-size
+        weight-decay-incr-style decoupled-* warmup override-opt* use-checkpoint-opt* adam-* micro-batch-size
         global-batch-size rampup-batch-size step-batch-size-* decrease-batch-size-* exit-* eval-* start-eval-* save-*
         non-persistent-* persistent-* log-interval skip-train full-validation multiple-validation-sets
         iterations-to-skip check-weight-hash-* gpu-sniff-* train-sync-* mtp-acceptance-interval
