@@ -63,6 +63,10 @@ def test_a_value_after_an_equals_sign_is_a_value(shrink):
     assert values_of(small, "--normalization") == {"--normalization": "RMSNorm"}
 
 
+def test_what_the_small_run_has_of_its_own_is_not_read(shrink):
+    assert not values_of(shrink("--seed ${SEED} --tokenizer-type ${TYPE} --log-throughput"), "--seed")
+
+
 def test_flags_that_the_parser_refuses_are_wrong_usage(shrink):
     from megatron_mtp_patches.engine import UsageError
 

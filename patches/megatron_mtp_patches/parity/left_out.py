@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 EVEN_LAYERS = "the small run divides its layers evenly"
+UNREAD = OWN_DATA, CHANGES_NOTHING = "the small run has its own weights and data", "it changes no number"
 _PATTERNS = {
     "it needs a GPU": """
         fp8-* fp4-* disable-fp8-* keep-fp8-* enable-cuda-graph external-cuda-graph optimizer-cuda-graph cuda-graph-*
@@ -20,7 +21,7 @@ _PATTERNS = {
     "it is random": """
         moe-input-jitter-eps moe-router-force-* hidden-dropout attention-dropout data-parallel-random-init
     """,
-    "the small run has its own weights and data": """
+    OWN_DATA: """
         data-path data-args-path data-cache-path train-data-path valid-data-path test-data-path per-split-*
         per-dataset-* split mock-data tokenizer-* null-tokenizer-* vocab-* merge-file tiktoken-* trust-remote-code
         chat-template padded-vocab-size disable-pad-vocab-size make-vocab-size-divisible-by load save finetune
@@ -37,7 +38,7 @@ _PATTERNS = {
         non-persistent-* persistent-* log-interval skip-train full-validation multiple-validation-sets
         iterations-to-skip check-weight-hash-* gpu-sniff-* train-sync-* mtp-acceptance-interval
     """,
-    "it changes no number": """
+    CHANGES_NOTHING: """
         tensorboard-* wandb-* log-timers-* log-memory-* log-throughput log-progress log-validation-* log-world-size-*
         log-device-* log-energy log-straggler disable-log-* profile profile-* use-pytorch-profiler pytorch-profiler-*
         timing-* no-barrier-* no-one-logger one-logger-* enable-one-logger distributed-timeout-* manual-gc manual-gc-*

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..engine import UsageError
 from .flags import Flag, read_settings, split
-from .left_out import reason_to_leave_out
+from .left_out import UNREAD, reason_to_leave_out
 
 VOCABULARY = 96  # padded; divisible by 8 times the ranks of any cut
 LENGTH = 32  # tokens of a sample
@@ -30,7 +30,7 @@ class SmallRun(NamedTuple):
         flags: those of the user that are left, with those that were changed or added.
         left_out: the user's flags that it does not have, by the reason.
         changed: the flags with another value than the user's, or that he did not give.
-        settings: those of the user, as Megatron's parser reads them.
+        settings: those of the user, as Megatron's parser reads them, without files and what changes no number.
         dtype: "fp32" or "bf16".
     """
 
@@ -43,11 +43,10 @@ class SmallRun(NamedTuple):
 
 def shrink(words: list[str], dtype: str) -> SmallRun:
     """Make the run of a command line small. `dtype` is "fp32" or "bf16"."""
-    user_flags = split(words)
-    settings = read_settings(user_flags)
     left_out: dict[str, list[Flag]] = {}
-    for flag in user_flags:
+    for flag in split(words):
         left_out.setdefault(reason_to_leave_out(flag.name.removeprefix("--"), dtype), []).append(flag)
+    settings = read_settings(flag for reason, flags in left_out.items() if reason not in UNREAD for flag in flags)
     kept = left_out.pop("", [])
     changed = split((_describe_sizes(settings) + _TRAINER).split())
     if dtype == "bf16" and not settings.bf16:
