@@ -107,7 +107,7 @@ def test_a_defect_that_the_patches_remove_explains_nothing_with_them(monkeypatch
     acting["reference"] = [finding("both", False)]
     monkeypatch.setattr(explanations, "find_defects", lambda settings: acting[settings.layout])
     explaining = explanations.known_explanations({"layout": "cut"}, {"layout": "reference"}, "whole")
-    assert [one.id for one in explaining] == ["cut", "both"]
+    assert [(one.id, in_reference) for one, in_reference in explaining] == [("cut", False), ("both", True)]
 
 
 def test_a_number_of_the_log_has_its_own_tolerance():

@@ -21,7 +21,7 @@ def study_cut(monkeypatch):
 
     flags = tuple(split(" ".join(CUT_FLAGS).split()))
 
-    def run(acting, removes=(), controls=()):
+    def run(acting, removes=(), controls=(), defined_by_cut=()):
         def train(flags, ranks, patches=None):
             has = set((patches or "").split(","))
             names = {flag.name for flag in flags}
@@ -30,10 +30,16 @@ def study_cut(monkeypatch):
 
         trainings = SimpleNamespace(train=train, other_reference=lambda flags, patches=None: None)
         reference = SimpleNamespace(record=SimpleNamespace(arguments={}))
-        monkeypatch.setattr(study, "judge_cut", lambda one, records: Verdict([] if records[0].is_equal else ["a"], {}))
+        monkeypatch.setattr(
+            study,
+            "judge_cut",
+            lambda one, records: Verdict([] if records[0].is_equal else ["a"], {"by cut": defined_by_cut}),
+        )
         monkeypatch.setattr(study, "reference_flags", lambda small: flags)
         defects = [SimpleNamespace(id=f"defect-{patch}", patch=patch) for patch in acting]
-        monkeypatch.setattr(study, "known_explanations", lambda *values: defects)
+        monkeypatch.setattr(
+            study, "known_explanations", lambda *values: [(one, one.patch == "both") for one in defects]
+        )
         self = study.Study.__new__(study.Study)
         vars(self).update(small=None, data="whole", applied=["own"], all_are_applied=False)
         vars(self).update(trainings=trainings, reference=reference)
@@ -67,3 +73,10 @@ def test_what_no_patch_removes_is_tried_under_the_controls_that_change_the_run(s
 
 def test_a_defect_without_a_patch_explains_what_remains(study_cut):
     assert study_cut([None]).is_explained
+
+
+def test_a_defect_that_acts_beside_what_megatron_defines_by_cut_is_named_as_not_told_apart(study_cut):
+    numbers, log = (SimpleNamespace(kind=kind) for kind in ("gradient", "log"))
+    equal = {"controls": ["--sequence-parallel"]}  # which the cut lacks
+    assert [one.patch for one in study_cut(["a", "both"], defined_by_cut=[numbers], **equal).not_told_apart] == ["a"]
+    assert study_cut(["a"], defined_by_cut=[log], **equal).not_told_apart == []

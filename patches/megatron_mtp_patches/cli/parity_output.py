@@ -38,6 +38,8 @@ def show_result(show: Show, result: Result) -> None:
     for dependence, deviations in result.verdict.dependences.items():
         worst = deviations[0]
         show(f"    as Megatron defines it: {dependence.reason} ({worst.kind} {worst.name}: {worst.size:.2g})")
+    for defect in result.not_told_apart:
+        show(f"    known, and not told apart from that: {defect.id}: {defect.text} ({defect.remedy})")
     for explanation in result.explanations:
         show(f"    {describe_explanation(explanation)}")
     if confirmed := {str(one.defect.patch) for one in result.explanations if one.is_confirmed}:
@@ -107,5 +109,6 @@ def _describe_result(one: Result) -> dict[str, Any]:
             for defect, confirmed in one.explanations
         ],
         "controls": one.controls,
+        "not_told_apart": [defect.id for defect in one.not_told_apart],
         "goes_away_with_all_patches": one.goes_away,
     }

@@ -11,10 +11,10 @@ from .samples import WHOLE
 KINDS = {"wrong numbers", "wrong log"}
 
 
-def known_explanations(cut: dict[str, Any], reference: dict[str, Any], data: str) -> list[Finding]:
+def known_explanations(cut: dict[str, Any], reference: dict[str, Any], data: str) -> list[tuple[Finding, bool]]:
     """The known defects that change numbers of the cut, and that the patches of this process leave.
 
-    Those that affect the reference as well, where they may do something else, come last.
+    Each with whether it affects the reference as well, where it may do something else; these come last.
 
     Args:
         cut, reference: Megatron's arguments after its own checks, by name.
@@ -22,7 +22,7 @@ def known_explanations(cut: dict[str, Any], reference: dict[str, Any], data: str
     """
     acting = [one for one in find_defects(_settings(cut, data)) if one.kind in KINDS and not one.is_removed]
     in_reference = {one.id for one in find_defects(_settings(reference, data))}
-    return sorted(acting, key=lambda one: one.id in in_reference)
+    return sorted(((one, one.id in in_reference) for one in acting), key=lambda pair: pair[1])
 
 
 def _settings(arguments: dict[str, Any], data: str) -> RunSettings:

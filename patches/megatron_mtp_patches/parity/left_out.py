@@ -5,7 +5,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 EVEN_LAYERS = "the small run divides its layers evenly"
-UNREAD = OWN_DATA, CHANGES_NOTHING = "the small run has its own weights and data", "it changes no number"
+OWN_DATA, CHANGES_NOTHING = "the small run has its own weights and data", "it changes no number"
+UNREAD = {OWN_DATA, CHANGES_NOTHING}  # reasons of flags that need not be valid
 _PATTERNS = {
     "it needs a GPU": """
         fp8-* fp4-* disable-fp8-* keep-fp8-* enable-cuda-graph external-cuda-graph optimizer-cuda-graph cuda-graph-*

@@ -49,6 +49,8 @@ class Result:
         explanations: the known defects whose patches make it equal; where there are none, all that act in it, those
             that do not act in the reference first.
         controls: whether it is equal under each control that trains; {} where explanations are confirmed.
+        not_told_apart: the known defects that act in a cut without findings, and whose effect may be in what Megatron defines
+            by cut.
     """
 
     cut: Cut
@@ -58,6 +60,7 @@ class Result:
     goes_away: bool | None = None
     explanations: list[Explanation] = field(default_factory=list)
     controls: dict[str, bool] = field(default_factory=dict)
+    not_told_apart: list[Finding] = field(default_factory=list)
 
     @property
     def findings(self) -> list[Deviation]:
@@ -118,7 +121,8 @@ class Study:
         records = self.trainings.train(cut.flags, cut.ranks)
         if isinstance(records, Failed):
             return Result(cut, time.monotonic() - start, refusal=records.error)
-        result = Result(cut, time.monotonic() - start, verdict=judge_cut(self.reference, records))
+        verdict = judge_cut(self.reference, records)
+        result = Result(cut, time.monotonic() - start, verdict=verdict)
         if result.findings:
             result.explanations = self._explain(cut, records)
             if not self.all_are_applied:
@@ -126,10 +130,15 @@ class Study:
             if not result.is_explained:
                 tried = {control.name: self._is_equal_under(cut, control) for control in CONTROLS}
                 result.controls = {name: is_equal for name, is_equal in tried.items() if is_equal is not None}
+        elif any(one.kind == "gradient" for several in verdict.dependences.values() for one in several):
+            result.not_told_apart = [one for one, is_in_reference in self._acting(records) if not is_in_reference]
         return result
 
+    def _acting(self, records: list[Record]) -> list[tuple[Finding, bool]]:
+        return known_explanations(records[0].arguments, self.reference.record.arguments, self.data)
+
     def _explain(self, cut: Cut, records: list[Record]) -> list[Explanation]:
-        acting = known_explanations(records[0].arguments, self.reference.record.arguments, self.data)
+        acting = [one for one, _ in self._acting(records)]
         patches = sorted({one.patch for one in acting if one.patch})
         is_equal = {patch: self._is_equal_with(cut, [patch]) for patch in patches}
         needed = {patch for patch in patches if is_equal[patch]}
