@@ -17,7 +17,7 @@ _PATTERNS = {
         optimizer-cpu-offload optimizer-offload-fraction overlap-cpu-optimizer-* use-torch-optimizer-for-cpu-offload
         record-memory-history first-last-layers-bf16 num-layers-at-* disable-symmetric-* symmetric-ar-type
         use-kitchen-* kitchen-* fsdp-manual-registration fsdp-double-buffer distributed-backend
-        init-model-with-meta-device
+        init-model-with-meta-device deterministic-mode
     """,
     "it is random": """
         moe-input-jitter-eps moe-router-force-* hidden-dropout attention-dropout data-parallel-random-init
@@ -30,7 +30,7 @@ _PATTERNS = {
         exit-on-missing-checkpoint no-load-* no-save-* no-ckpt-fully-* ckpt-fully-* auto-detect-ckpt-format
         dist-ckpt-format use-dist-ckpt async-save use-persistent-ckpt-worker moe-use-upcycling mtp-init seed
         init-method-* embedding-init-method-std num-workers dataloader-* num-dataset-* no-mmap-*
-        disable-use-tokenizer-* phase-transition-iterations
+        disable-use-tokenizer-* phase-transition-iterations fim-*
     """,
     "the small run has its own length and rates": """
         train-iters train-samples lr lr-* min-lr weight-decay start-weight-decay end-weight-decay

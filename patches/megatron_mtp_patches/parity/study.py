@@ -49,8 +49,8 @@ class Result:
         explanations: the known defects whose patches make it equal; where there are none, all that act in it, those
             that do not act in the reference first.
         controls: whether it is equal under each control that trains; {} where explanations are confirmed.
-        not_told_apart: the known defects that act in a cut without findings, and whose effect may be in what Megatron defines
-            by cut.
+        not_told_apart: the known defects that act in a cut without findings, and whose effect may be in what Megatron
+            defines by cut.
     """
 
     cut: Cut

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NamedTuple
 
+from ..engine import UsageError
+
 LONGEST_ERROR = 160
 
 
 class Returned(NamedTuple):
-    """What a rank has returned, or the first line of its `error`, which is '' where it returned."""
+    """What a rank has returned, or its `error` in one line, which is '' where it returned."""
 
     value: Any
     error: str = ""
@@ -74,7 +76,13 @@ def _fork(rank: int, ranks: int, port: str, action: Callable[[], Any]) -> tuple[
     try:
         returned = Returned(action())
     except BaseException as error:
-        first_line = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0].removesuffix(": ")
-        returned = Returned(None, first_line[:LONGEST_ERROR])
+        returned = Returned(None, _describe(error))
     sender.send(returned)
     os._exit(0)
+
+
+def _describe(error: BaseException) -> str:
+    """The first line of an error, or all of one that says what to change."""
+    if isinstance(error, UsageError):
+        return " ".join(str(error).split())
+    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0].removesuffix(": ")[:LONGEST_ERROR]
