@@ -124,3 +124,6 @@ def test_a_deviation_begins_with_the_first_hidden_state_in_the_order_of_a_step()
     verdict = judge([*states, *gradients, weight], Tolerance([]), RUN)
     assert verdict.findings == [weight] and verdict.begins == states[1]
     assert judge([*gradients, weight], Tolerance([]), RUN).begins == gradients[0]
+    later = [one._replace(step=2) for one in states]
+    assert judge([*later, weight], Tolerance([]), RUN).begins is None  # gradients of the first step are the cause
+    assert judge([*later, weight._replace(step=2)], Tolerance([]), RUN).begins == later[1]

@@ -80,3 +80,18 @@ def test_a_defect_that_acts_beside_what_megatron_defines_by_cut_is_named_as_not_
     equal = {"controls": ["--sequence-parallel"]}  # which the cut lacks
     assert [one.patch for one in study_cut(["a", "both"], defined_by_cut=[numbers], **equal).not_told_apart] == ["a"]
     assert study_cut(["a"], defined_by_cut=[log], **equal).not_told_apart == []
+
+
+def test_a_control_changes_only_runs_that_it_fits():
+    from megatron_mtp_patches.parity.controls import CONTROLS
+    from megatron_mtp_patches.parity.flags import split
+
+    def names_of_changes(text):
+        flags = tuple(split(text.split()))
+        return {control.name for control in CONTROLS if control.change(flags) != flags}
+
+    always = {"with untied embeddings", "without fused weight gradients", "with a mean over all tokens"}
+    assert names_of_changes("--pipeline-model-parallel-size 2") == always
+    assert names_of_changes("--tensor-model-parallel-size 2") == always | {"with sequence parallelism"}
+    untied = names_of_changes("--untie-embeddings-and-output-weights --sequence-parallel --mtp-num-layers 1")
+    assert untied == always - {"with untied embeddings"} | {"without sequence parallelism", "without MTP heads"}

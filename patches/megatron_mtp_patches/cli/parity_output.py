@@ -58,12 +58,14 @@ def describe_deviation(one: Deviation) -> str:
 
 
 def describe_beginning(result: Result) -> str:
-    """Where in the first step the deviation begins."""
+    """Where the deviation begins."""
     begins = result.verdict.begins if result.verdict else None
     if begins is None:
         return "it begins after the backward pass of the hidden states, or in a part that is not watched"
     backward = "in the backward pass, with the " if begins.kind == HIDDEN[1] else "with the "
-    return f"it begins {backward}{begins.kind} after {begins.name}: off by {begins.size:.2g} of it"
+    return (
+        f"it begins {backward}{begins.kind} after {begins.name}, of step {begins.step}: off by {begins.size:.2g} of it"
+    )
 
 
 def describe_explanation(explanation: Explanation) -> str:

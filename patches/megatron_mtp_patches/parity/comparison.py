@@ -58,9 +58,9 @@ def merge(ranks: list[Parts]) -> Whole:
 def compare(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
     """Yield how far each quantity of a cut is from that of the reference; those of HIDDEN in the order of a step."""
     (one,) = reference
-    yield from _compare_hidden(one.hidden, [record.hidden for record in cut])
     for index, norm in enumerate(one.norms):
         step = index + 1
+        yield from _compare_hidden(step, one.hidden, [record.hidden for record in cut])
         losses = _of_any_rank([record.losses[index] for record in cut])
         for name, value in one.losses[index].items():
             yield Deviation(step, "loss", name, _worst(value, losses.get(name)))
@@ -77,12 +77,12 @@ def compare(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
     yield from _compare_tensors(1, "weight", before, merge([record.weights[0] for record in cut]), one.gradients[0])
 
 
-def _compare_hidden(one: HiddenStates, ranks: list[HiddenStates]) -> Iterator[Deviation]:
+def _compare_hidden(step: int, one: HiddenStates, ranks: list[HiddenStates]) -> Iterator[Deviation]:
     for kind, name in zip(HIDDEN, ("states", "gradients"), strict=True):
-        whole, other = merge([getattr(one, name)]).values, merge([getattr(rank, name) for rank in ranks]).values
-        for key in (key for key in whole if key in other):
-            apart = float((whole[key] - other[key]).norm()) / max(float(whole[key].norm()), 1e-30)
-            yield Deviation(1, kind, key, float("inf") if apart != apart else apart)
+        wholes = [merge([getattr(hidden, name).get(step - 1, {}) for hidden in some]).values for some in ([one], ranks)]
+        for key in (key for key in wholes[0] if key in wholes[1]):
+            apart = float((wholes[0][key] - wholes[1][key]).norm()) / max(float(wholes[0][key].norm()), 1e-30)
+            yield Deviation(step, kind, key, float("inf") if apart != apart else apart)
 
 
 def _compare_tensors(step: int, kind: str, one: Whole, other: Whole, unit: Parts | None = None) -> Iterator[Deviation]:

@@ -7,7 +7,7 @@ sequence parallelism, tensor-parallel ranks divide these.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,21 +18,24 @@ Place = tuple[tuple[int, int], tuple[torch.Tensor, slice]]  # the whole shape, a
 
 
 class HiddenStates:
-    """The hidden states of a rank in the first step.
+    """The hidden states of a rank.
 
     Attributes:
-        states: after the embedding, each layer and each MTP head, in the order of the forward pass.
-        gradients: of the loss with respect to `states`, in the order of the backward pass. Recomputed layers have none.
+        states: of each step, after the embedding, each layer and each MTP head, in the order of the forward pass.
+        gradients: of each step, those of the loss with respect to `states`, in the order of the backward pass.
+            Recomputed layers have none.
     """
 
     def __init__(self) -> None:
-        self.states: Parts = {}
-        self.gradients: Parts = {}
+        self.states: dict[int, Parts] = {}
+        self.gradients: dict[int, Parts] = {}
 
     def watch(self, model: Any) -> None:
         """Record what the parts of a model return for each microbatch. The model is not wrapped."""
         recorder = _Recorder(self, model.config.calculate_per_token_loss)
-        model.register_forward_pre_hook(recorder.begin_microbatch, with_kwargs=True)
+        model.forward = recorder.count_microbatches(
+            model.forward
+        )  # Megatron-FSDP calls it, not the model and its hooks
         for name, part in _parts(model):
             part.register_forward_hook(functools.partial(recorder.end_part, name))
 
@@ -53,9 +56,14 @@ class _Recorder:
         self.hidden, self.is_per_token = hidden, is_per_token
         self.microbatch, self.is_packed = -1, False
 
-    def begin_microbatch(self, model: Any, values: Any, named: dict[str, Any]) -> None:
-        self.microbatch += 1
-        self.is_packed = named.get("packed_seq_params") is not None  # whose chunks are those of documents
+    def count_microbatches(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def count_and_forward(*values: Any, **named: Any) -> Any:
+            self.microbatch += 1
+            self.is_packed = named.get("packed_seq_params") is not None  # whose chunks are those of documents
+            return forward(*values, **named)
+
+        return count_and_forward
 
     def end_part(self, name: str, part: Any, values: Any, returned: Any) -> None:
         from megatron.core import parallel_state as ranks
@@ -63,19 +71,19 @@ class _Recorder:
 
         state = returned[0] if isinstance(returned, tuple) else returned
         microbatches, pieces = get_num_microbatches(), ranks.get_context_parallel_world_size()
-        sample = 1 + self.microbatch * ranks.get_data_parallel_world_size() + ranks.get_data_parallel_rank()
-        key = f"{name}, sample {sample}"
-        if self.microbatch >= microbatches or key in self.hidden.states or self.is_packed:
+        step, microbatch = divmod(self.microbatch, microbatches)
+        sample = 1 + microbatch * ranks.get_data_parallel_world_size() + ranks.get_data_parallel_rank()
+        key, place = f"{name}, sample {sample}", _place(state)
+        states, gradients = (each.setdefault(step, {}) for each in (self.hidden.states, self.hidden.gradients))
+        if key in states or self.is_packed or place is None:
             return
-        if (place := _place(state)) is None:
-            return
-        self.hidden.states[key] = [(*place, _copy(state))]
+        states[key] = [(*place, _copy(state))]
         if state.requires_grad:
             # A loss is a mean over the tokens of a rank and over microbatches, which the optimizer's gradient is not.
             scale = 1.0 if self.is_per_token else microbatches / pieces
 
             def record_gradient(gradient: torch.Tensor) -> None:
-                self.hidden.gradients[key] = [(*place, scale * _copy(gradient))]
+                gradients[key] = [(*place, scale * _copy(gradient))]
 
             state.register_hook(record_gradient)
 

@@ -48,7 +48,8 @@ class Verdict(NamedTuple):
     Attributes:
         findings: the deviations beyond the tolerance, the largest first.
         dependences: those that Megatron defines, with the reason.
-        begins: the first hidden state, or else the first gradient of one in the backward pass, that deviates.
+        begins: the first hidden state that deviates, or gradient of one, in the order of a step; None where something
+            else deviates in an earlier step.
     """
 
     findings: list[Deviation]
@@ -68,5 +69,6 @@ def judge(deviations: Iterable[Deviation], tolerance: Tolerance, settings: objec
                 findings.append(deviation)
             else:
                 dependences.setdefault(dependence, []).append(deviation)
-    begins = next((one for one in beyond if one.kind in HIDDEN), None)
+    first_step = min((one.step for one in findings), default=0)
+    begins = next((one for one in beyond if one.kind in HIDDEN and one.step <= first_step), None)
     return Verdict(findings, dependences, begins)
