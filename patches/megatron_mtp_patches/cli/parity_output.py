@@ -16,7 +16,7 @@ Show = Callable[..., None]
 
 
 def show_run(show: Show, script: str, small: SmallRun, data: str) -> None:
-    show(f"{describe_megatron()}; {script} in a rehearsal on the CPU, attention in float32 under context parallelism")
+    show(f"{describe_megatron()}; {script} in a rehearsal on the CPU, fused attention in float32")
     for reason, flags in small.left_out.items():
         show(f"left out, because {reason}: {'; '.join(map(str, flags))}")
     show(f"made small, or added: {' '.join(map(str, small.changed))}")

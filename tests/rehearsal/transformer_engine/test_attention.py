@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from megatron_mtp_patches.rehearsal.transformer_engine import float32_attention
 from torch.nn import functional as F
 
 te = pytest.importorskip("transformer_engine.pytorch")
@@ -72,6 +73,22 @@ def test_dot_product_attention(dtype, mask, kv_heads, window, fused_calls, asser
         out, expected = out * keep, expected * keep
     assert_same(out, expected, dtype)
     assert_same_gradients(out, expected, [q, k, v], dtype)
+
+
+def test_float32_is_fused_where_it_is_allowed(fused_calls, monkeypatch, assert_same, assert_same_gradients):
+    from transformer_engine.pytorch.attention.dot_product_attention import backends, utils
+
+    monkeypatch.setattr(utils, "get_attention_backend", utils.get_attention_backend)
+    monkeypatch.setattr(backends.FusedAttention, "forward", backends.FusedAttention.forward)
+    float32_attention.allow()
+    q, k, v = make_inputs(torch.float32)
+    module = te.DotProductAttention(HEADS, WIDTH, attention_dropout=0.0, qkv_format="sbhd")
+    hidden = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool).triu(-2)  # a causal mask reads no other
+    out = module(q, k, v, attention_mask=hidden)
+    assert len(fused_calls) == 1
+    expected = expected_attention(q, k, v, seen("causal"))
+    assert_same(out, expected)
+    assert_same_gradients(out, expected, [q, k, v])
 
 
 @pytest.mark.parametrize("form", ["sbhd", "bshd", "thd"])

@@ -1,7 +1,8 @@
-"""Attention in float32 under context parallelism: an option of the rehearsal, off unless `allow` is called.
+"""Fused attention in float32: an option of the rehearsal, off unless `allow` is called.
 
-TransformerEngine asks for half precision there, for the sake of cuDNN; the stand-ins compute in float32 anyway. A run
-in which this is allowed does not run on a GPU, so `parity` alone uses it and says so.
+TransformerEngine asks for half precision there, for the sake of cuDNN; the stand-ins compute in float32 anyway. In
+float32 it would refuse context parallelism, and elsewhere take its unfused attention, which reads attention masks that
+fused attention leaves out. A run in which this is allowed does not run on a GPU, so `parity` alone uses it and says so.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def allow() -> None:
     """
     backends = sys.modules[f"{_ATTENTION}.backends"]
     _accept_float32(backends)
-    _choose_as_in_bfloat16(sys.modules[f"{_ATTENTION}.utils"], sys.modules[f"{_ATTENTION}.dot_product_attention"])
+    _choose_as_in_bfloat16(sys.modules[f"{_ATTENTION}.utils"])
 
 
 def _accept_float32(backends: ModuleType) -> None:
@@ -43,15 +44,13 @@ def _accept_float32(backends: ModuleType) -> None:
     backends.FusedAttention.forward = names["forward"]
 
 
-def _choose_as_in_bfloat16(utils: Any, *users: Any) -> None:
-    """Choose the backend of context parallelism in float32 as in bfloat16."""
+def _choose_as_in_bfloat16(utils: Any) -> None:
+    """Choose the backend in float32 as in bfloat16."""
     choose = utils.get_attention_backend
 
     def choose_backend(params: Any) -> Any:
-        if params.context_parallel and params.qkv_dtype == torch.float32:
+        if params.qkv_dtype == torch.float32:
             params = dataclasses.replace(params, qkv_dtype=torch.bfloat16)
         return choose(params)
 
-    for module in (utils, *users):
-        if hasattr(module, "get_attention_backend"):
-            module.get_attention_backend = choose_backend
+    utils.get_attention_backend = choose_backend
