@@ -20,6 +20,7 @@ SHARED_OUT = {**INSTANCES, "outer_dp_sharding_strategy": "optim"}
 GATED = {"attention_output_gate": True, "num_query_groups": 2, "tensor_model_parallel_size": 4}
 MLA = {"multi_latent_attention": True, "tensor_model_parallel_size": 2}
 SINKS = {"softmax_type": "learnable", "context_parallel_size": 2, "cp_comm_type": ["a2a"]}
+DOCUMENTS = {"reset_attention_mask": True, "bf16": True, "attention_backend": SimpleNamespace(name="auto")}
 Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
 
 TWO_MICROBATCHES = {"global_batch_size": 2, "micro_batch_size": 1}
@@ -95,6 +96,17 @@ FUSED_EXPERTS = {
         ("sinks-with-cp", {**SINKS, "cp_comm_type": ["p2p"]}, False),
         ("sinks-with-cp", {**SINKS, "softmax_type": "off-by-one"}, False),
         ("sinks-with-cp", {**SINKS, "context_parallel_size": 1}, False),
+        ("ML-2357", DOCUMENTS, True),
+        ("ML-2357", {**DOCUMENTS, "reset_attention_mask": False}, False),
+        ("ML-2357", {**DOCUMENTS, "bf16": False}, False),
+        ("ML-2357", {**DOCUMENTS, "sft": True}, False),
+        ("ML-2357", {**DOCUMENTS, "transformer_impl": "local"}, False),
+        ("ML-2357", {**DOCUMENTS, "attention_backend": SimpleNamespace(name="unfused")}, False),
+        (
+            "ML-2357",
+            {**DOCUMENTS, "attention_backend": "unfused", "create_attention_mask_in_dataloader": False},
+            True,
+        ),
         ("ML-3199", {**Z_LOSS, "context_parallel_size": 2}, True),
         ("ML-3199", Z_LOSS, False),
         ("ML-3199b", Z_LOSS, True),

@@ -39,6 +39,14 @@ def _duplicates_latents(run: Any) -> bool:
     return bool(is_split and not run.mla_down_proj_fusion and not run.sequence_parallel)
 
 
+def _attends_over_documents(run: Any) -> bool:
+    """True if the mask of documents is not made, or goes to kernels of TransformerEngine that read none."""
+    is_made = run.create_attention_mask_in_dataloader is not False
+    backend = getattr(run.attention_backend, "name", run.attention_backend)
+    is_read = run.transformer_impl == "local" or backend in ("unfused", "local") or not (run.bf16 or run.fp16)
+    return bool(run.reset_attention_mask and not run.sft and not (is_made and is_read))
+
+
 def _splits_sinks(run: Any) -> bool:
     """True if context-parallel ranks share out learnable sinks by an all-to-all of TransformerEngine."""
     kinds = run.cp_comm_type if isinstance(run.cp_comm_type, (list, tuple)) else [run.cp_comm_type]
@@ -98,6 +106,24 @@ DEFECTS = (
         "2.8 or newer",
         evidence="reproduced",
         patch="count-sink-gradients-once",
+    ),
+    Defect(
+        id="ML-2357",
+        effect="Tokens attend to earlier documents of their sequence, because --reset-attention-mask makes a mask that "
+        "the flash and fused attention of TransformerEngine do not read",
+        severity=4,
+        signs=Sign(
+            "megatron.core.extensions.transformer_engine:TEDotProductAttention.forward",
+            has="super().forward(query, key, value, attention_mask,",
+            lacks="AttnMaskType.arbitrary",
+        ),
+        affects=_attends_over_documents,
+        when="--reset-attention-mask in bf16 or fp16 without --attention-backend unfused, or with "
+        "--no-create-attention-mask-in-dataloader",
+        instead="set --attention-backend unfused, which excludes context parallelism, or from 0.19 on "
+        "--dataloader-inter-document-masking",
+        state="open",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-3794",
