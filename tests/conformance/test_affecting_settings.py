@@ -25,6 +25,7 @@ Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
 
 TWO_MICROBATCHES = {"global_batch_size": 2, "micro_batch_size": 1}
 SPARSE = {"experimental_attention_variant": "dsa", "dsa_indexer_loss_coeff": 0.1}
+CLIPPED = {"qk_clip": True, "bf16": True}
 ROPE = {"use_rope_scaling": True, "rope_scaling_factor": 32}
 FSDP = {"use_megatron_fsdp": True, "bf16": True}
 AUX_LOSS = {"num_experts": 4, "moe_aux_loss_coeff": 0.1}
@@ -158,6 +159,15 @@ FUSED_EXPERTS = {
         ("ML-4133b", {**FSDP, "pretrained_checkpoint": "x", "megatron_fsdp_version": 2}, False),
         ("fsdp-gradients-of-single-replicas", {**SINGLE_REPLICAS, "megatron_fsdp_version": 1}, True),
         ("fsdp-gradients-of-single-replicas", {**SINGLE_REPLICAS, "megatron_fsdp_version": 2}, False),
+        ("ML-6660b", {**SINGLE_REPLICAS, "megatron_fsdp_grad_comm_dtype": "bf16"}, False),
+        ("ML-6660b", {**SINGLE_REPLICAS, "megatron_fsdp_grad_comm_dtype": "bf16", "bf16": False}, True),
+        ("ML-4646", {**CLIPPED, "use_distributed_optimizer": True}, True),
+        ("ML-4646", CLIPPED, False),
+        ("ML-4646", {"log_max_attention_logit": True, "bf16": False}, True),
+        ("ML-4646", {"log_max_attention_logit": True, "bf16": True, "use_distributed_optimizer": True}, False),
+        ("ML-4646", {"log_max_attention_logit": True, "bf16": True, "hybrid_layer_pattern": "M*"}, True),
+        ("ML-4646", {**FSDP, "log_max_attention_logit": True}, True),
+        ("ML-4646", {**FSDP, "log_max_attention_logit": True, "bf16": False}, False),
         ("ML-5462", {**FSDP, "accumulate_allreduce_grads_in_fp32": True}, True),
         ("ML-5462", {**FSDP, "accumulate_allreduce_grads_in_fp32": True, "megatron_fsdp_version": 2}, False),
         ("ML-4433b", {**GRAPHS, "moe_router_enable_expert_bias": True}, True),

@@ -98,7 +98,8 @@ DEFECTS = (
         when="--use-megatron-fsdp with --data-parallel-sharding-strategy optim_grads or optim_grads_params, "
         "--megatron-fsdp-grad-comm-dtype other than --megatron-fsdp-main-grads-dtype, and as many expert-parallel "
         "as data-parallel ranks, or one data-parallel rank",
-        only_if="Megatron is 0.19 or newer, or --grad-reduce-in-bf16 is given",
+        only_if="Megatron is 0.19 or newer, the run is in fp32, or --grad-reduce-in-bf16 is given, which before 0.19 "
+        "is --megatron-fsdp-grad-comm-dtype bf16 as well",
         instead="set --megatron-fsdp-grad-comm-dtype and --megatron-fsdp-main-grads-dtype to the same type",
         state="open",
         evidence="reproduced",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import is_hybrid
+from ..defects.conditions import has_megatron_fsdp, is_hybrid, tensor_parallel
 from ..defects.declare import Defect, Sign
 
 _CLIP_QK = "megatron.core.optimizer.qk_clip:clip_qk"
@@ -12,12 +12,16 @@ _VISITS_DECODER = Sign(_CLIP_QK, has="model_chunk.module.module.decoder.layers")
 
 
 def _clip_ends_in_error(run: Any) -> bool:
-    """True if the run lacks what Megatron's clip expects: a GPT in bf16 or fp16, whole main weights, whole groups."""
+    """True if the run lacks what Megatron needs to scale a weight: whole main weights and whole query groups."""
     is_sharded = run.use_distributed_optimizer and "muon" not in str(run.optimizer)
-    divides_groups = (run.tensor_model_parallel_size or 1) > 1 and not run.multi_latent_attention
+    divides_groups = tensor_parallel(run) > 1 and not run.multi_latent_attention
+    return bool(is_sharded or divides_groups or run.use_precision_aware_optimizer or run.attention_output_gate)
+
+
+def _visit_ends_in_error(run: Any) -> bool:
+    """True if the model is no GPT in the two wrappers of Megatron's DDP in half precision."""
     is_fp32 = not (run.bf16 or run.fp16)
-    others = (run.use_precision_aware_optimizer, run.attention_output_gate)
-    return bool(is_sharded or is_hybrid(run) or divides_groups or is_fp32 or any(others))
+    return is_hybrid(run) or is_fp32 != has_megatron_fsdp(run)  # Megatron-FSDP has a wrapper more
 
 
 DEFECTS = (
@@ -71,17 +75,21 @@ DEFECTS = (
     ),
     Defect(
         "ML-4646",
-        "The first step in which --qk-clip scales a weight ends in an error, as any step in a hybrid or fp32 model",
+        "A step in which --qk-clip scales a weight ends in an error; in a hybrid model, in fp32 and with Megatron-FSDP "
+        "in half precision the first step does, with --log-max-attention-logit as well",
         kind="crash",
         severity=3,
         signs=_VISITS_DECODER,
-        affects=lambda run: run.qk_clip and _clip_ends_in_error(run),
+        affects=lambda run: (
+            (run.qk_clip and _clip_ends_in_error(run))
+            or ((run.qk_clip or run.log_max_attention_logit) and _visit_ends_in_error(run))
+        ),
         when="--qk-clip with --use-distributed-optimizer (but for Muon), --use-precision-aware-optimizer, "
-        "--tensor-model-parallel-size > 1 (but for --multi-latent-attention) or --attention-output-gate, in a "
-        "hybrid model, or in fp32",
+        "--tensor-model-parallel-size > 1 (but for --multi-latent-attention) or --attention-output-gate; --qk-clip or "
+        "--log-max-attention-logit in a hybrid model, in fp32, or with --use-megatron-fsdp in bf16 or fp16",
         state="open",
         evidence="reproduced",
-        only_if="a largest logit is over --qk-clip-threshold (hybrid and fp32 models: always)",
+        only_if="a largest logit is over --qk-clip-threshold (hybrid and fp32 models, Megatron-FSDP: always)",
         patch="clip-qk-of-all-layers",
     ),
     Defect(

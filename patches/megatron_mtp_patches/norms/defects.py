@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..defects.conditions import is_layer_wise, tensor_parallel, type_name
+from ..defects.conditions import has_megatron_fsdp, is_layer_wise, tensor_parallel, type_name
 from ..defects.declare import Defect, Sign
 
 _OPTIMIZER = "megatron.core.optimizer.optimizer"
@@ -15,6 +15,8 @@ _SKIPS_IN_CHAIN = (
     Sign(f"{_OPTIMIZER}:ChainedOptimizer.step", has="grad_norm > optimizer.config.grad_norm_skip_threshold"),
 )
 _LAYERS = "megatron.core.tensor_parallel.layers"
+# Megatron's trainer has no flag for it.
+_THRESHOLD = "OptimizerConfig.grad_norm_skip_threshold (--grad-norm-skip-threshold, which comes with the patch)"
 
 
 def _has_threshold(run: Any) -> bool:
@@ -39,7 +41,7 @@ DEFECTS = (
         severity=4,
         signs=_SKIPS_IN_CHAIN,
         affects=_has_threshold,
-        when="--grad-norm-skip-threshold",
+        when=_THRESHOLD,
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         only_if="a rank owns no main parameters",
@@ -51,7 +53,7 @@ DEFECTS = (
         severity=3,
         signs=_SKIPS_IN_CHAIN,
         affects=_has_threshold,
-        when="--grad-norm-skip-threshold",
+        when=_THRESHOLD,
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
@@ -61,8 +63,8 @@ DEFECTS = (
         "Megatron-FSDP ignores --grad-norm-skip-threshold",
         severity=3,
         signs=_SKIPS_IN_CHAIN,
-        affects=lambda run: _has_threshold(run) and run.use_megatron_fsdp,
-        when="--grad-norm-skip-threshold with --use-megatron-fsdp",
+        affects=lambda run: _has_threshold(run) and has_megatron_fsdp(run),
+        when=f"{_THRESHOLD} with --use-megatron-fsdp",
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
