@@ -29,8 +29,9 @@ _PATTERNS = {
         pretrained-checkpoint ckpt-step ckpt-convert-* use-checkpoint-args use-mp-args-from-checkpoint-args
         exit-on-missing-checkpoint no-load-* no-save-* no-ckpt-fully-* ckpt-fully-* auto-detect-ckpt-format
         dist-ckpt-format use-dist-ckpt async-save use-persistent-ckpt-worker moe-use-upcycling mtp-init seed
-        init-method-* embedding-init-method-std num-workers dataloader-* num-dataset-* no-mmap-*
-        disable-use-tokenizer-* phase-transition-iterations fim-*
+        init-method-* embedding-init-method-std num-workers dataloader-type dataloader-save dataloader-fast-*
+        dataloader-defer-* num-dataset-* no-mmap-* disable-use-tokenizer-* phase-transition-iterations
+        fim-*
     """,
     "the small run has its own length and rates": """
         train-iters train-samples lr lr-* min-lr weight-decay start-weight-decay end-weight-decay

@@ -7,10 +7,14 @@ from typing import Any
 import torch
 
 UNEVEN, WHOLE = "uneven", "whole"
+SEQUENCES = 3  # in a packed sample
+UNIT = 4  # of their lengths: a context-parallel rank of two has a chunk from the front and one from the back
 
 
 class Samples(torch.utils.data.Dataset):
     """Random tokens with loss masks of different lengths, as GPTDataset gives them.
+
+    Where a sample packs sequences (--sft, --dataloader-inter-document-masking), it has three of them, with their ends.
 
     Args:
         count: how many.
@@ -25,6 +29,7 @@ class Samples(torch.utils.data.Dataset):
         self.with_attention_mask = arguments.create_attention_mask_in_dataloader
         self.resets_positions = bool(arguments.reset_position_ids)
         self.resets_attention = bool(arguments.reset_attention_mask)
+        self.is_packed = bool(arguments.sft or getattr(arguments, "dataloader_inter_document_masking", False))
 
     def __len__(self) -> int:
         return self.count
@@ -43,7 +48,18 @@ class Samples(torch.utils.data.Dataset):
             if self.resets_attention:
                 visible[:, document:, :document] = 0
             sample["attention_mask"] = visible < 0.5
+        if self.is_packed:
+            ends = self._ends(generator)
+            lengths = ends.diff()
+            sample |= {"cu_seqlens": ends, "max_seqlen": lengths.max()}
+            sample["position_ids"] = torch.cat([torch.arange(int(length)) for length in lengths])
         return sample
+
+    def _ends(self, generator: torch.Generator) -> torch.Tensor:
+        """0 and the ends of packed sequences, whose lengths two context-parallel ranks can balance."""
+        inner = torch.randperm(self.length // UNIT - 1, generator=generator)[: SEQUENCES - 1] + 1
+        parts = [torch.zeros(1, dtype=torch.long), inner.sort().values * UNIT, torch.tensor([self.length])]
+        return torch.cat(parts).int()
 
     def _loss_mask(self, index: int, generator: torch.Generator) -> torch.Tensor:
         """Ones; or of four samples two have a prompt, one an end without loss, and one both."""
