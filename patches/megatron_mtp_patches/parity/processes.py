@@ -42,6 +42,9 @@ def prepare(script: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+    from ..rehearsal import state_spaces
+
+    state_spaces.install()
     if rehearsal.with_transformer_engine():
         import transformer_engine.pytorch  # noqa: F401
 
