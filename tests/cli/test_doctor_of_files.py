@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from megatron_mtp_patches.doctor.run_files import read_runs
 
 from .training_flags import EXPERTS, SMALL
 
@@ -52,9 +53,11 @@ def test_a_file_may_have_several_runs_and_switches_that_are_off(diagnose):
     assert "ML-5394" in findings["two.yaml MODEL_ARGS_1"] and findings["two.yaml MODEL_ARGS_2"] == set()
 
 
-def test_words_in_brackets_are_several(diagnose):
-    findings = diagnose(graphs_yaml=recipe(SMALL) + '  --cuda-graph-impl: local\n  --cuda-graph-scope: "[attn mlp]"\n')
-    assert "KeyError" not in str(findings["graphs.yaml"])
+def test_words_in_brackets_are_several(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text('MODEL_ARGS:\n  --cuda-graph-scope: "[attn mlp]"\n  --spec: "[megatron.core.models layers_spec]"\n')
+    ((_, command),) = read_runs(file)
+    assert command.flags == ["--cuda-graph-scope", "attn", "mlp", "--spec", "megatron.core.models", "layers_spec"]
 
 
 def test_the_configuration_of_a_run_of_bridge(diagnose):

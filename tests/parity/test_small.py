@@ -63,6 +63,11 @@ def test_a_value_after_an_equals_sign_is_a_value(shrink):
     assert values_of(small, "--normalization") == {"--normalization": "RMSNorm"}
 
 
+def test_fused_attention_takes_the_place_of_flash_attention(shrink):
+    assert values_of(shrink("--attention-backend flash"), "--attention-backend") == {"--attention-backend": "fused"}
+    assert values_of(shrink("--attention-backend local"), "--attention-backend") == {"--attention-backend": "local"}
+
+
 def test_what_the_small_run_has_of_its_own_is_not_read(shrink):
     assert not values_of(shrink("--seed ${SEED} --tokenizer-type ${TYPE} --log-throughput"), "--seed")
 
@@ -88,8 +93,11 @@ def test_each_axis_of_the_layout_is_a_cut_and_so_is_each_pair(shrink):
     assert not names & {"--tensor-model-parallel-size", "--sequence-parallel", "--use-distributed-optimizer"}
     assert "--use-distributed-optimizer" in {flag.name for flag in cuts["TP2 with SP"].flags}
     assert (cuts["PP2 DP2"].ranks, cuts["PP2"].ranks) == (4, 2)
-    virtual = shrink("--num-layers 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2")
-    assert [cut.name for cut in list_cuts(virtual, 4)] == ["PP2", "PP2 VPP2", "DP2", "PP2 DP2", "PP2 VPP2 DP2"]
+    stages = "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --no-align-grad-reduce"
+    virtual = list(list_cuts(shrink(f"--num-layers 8 {stages}"), 4))
+    assert [cut.name for cut in virtual] == ["PP2", "PP2 VPP2", "DP2", "PP2 DP2", "PP2 VPP2 DP2"]
+    only_interleaved = ["--no-align-grad-reduce" in {flag.name for flag in cut.flags} for cut in virtual]
+    assert only_interleaved == [False, True, False, False, True]
 
 
 def test_one_rank_has_the_distributed_optimizer_where_the_precision_of_its_states_needs_it(shrink):

@@ -106,5 +106,5 @@ def _words(flag: str, value: object) -> list[str]:
     if isinstance(value, list):
         return [flag, *map(str, value)]
     text = str(value)
-    in_brackets = re.fullmatch(r"\[([\w ]+)\]", text)  # several words, not a list that Megatron reads itself
+    in_brackets = re.fullmatch(r"\[([^]]+)\]", text)  # several words
     return [flag, *shlex.split(in_brackets[1] if in_brackets else text)]

@@ -20,12 +20,19 @@ LAYOUT = {
     "--sequence-parallel",
     "--cp-comm-type",
 }
+# What Megatron accepts only where stages are virtual.
+INTERLEAVED = {
+    "--overlap-p2p-communication-warmup-flush",
+    "--no-overlap-p2p-communication",
+    "--overlap-param-gather-with-optimizer-step",
+    "--no-align-grad-reduce",
+    "--no-align-param-gather",
+}
 # How data-parallel ranks share gradients and states; one rank alone has Megatron's DDP and a whole optimizer.
 SHARDING = {
     "--use-distributed-optimizer",
     "--overlap-grad-reduce",
     "--overlap-param-gather",
-    "--overlap-param-gather-with-optimizer-step",
     "--use-megatron-fsdp",
     "--use-torch-fsdp2",
     "--data-parallel-sharding-strategy",
@@ -75,7 +82,7 @@ def reference_flags(run: SmallRun) -> tuple[Flag, ...]:
     """The flags of the run on one rank, with the whole batch."""
     names = {flag.name for flag in run.flags}
     kept = {"--use-distributed-optimizer"} if "--use-precision-aware-optimizer" in names else set()  # which needs it
-    return tuple(flag for flag in run.flags if flag.name not in (LAYOUT | SHARDING) - kept)
+    return tuple(flag for flag in run.flags if flag.name not in (LAYOUT | SHARDING | INTERLEAVED) - kept)
 
 
 def list_cuts(run: SmallRun, most_ranks: int) -> Iterator[Cut]:
@@ -135,7 +142,9 @@ def _axes(run: SmallRun) -> Iterator[Axis]:
         flags = [Flag("--pipeline-model-parallel-size", ("2",))]
         yield Axis("PP2", "PP", tuple(flags))
         if settings.num_layers_per_virtual_pipeline_stage or settings.num_virtual_stages_per_pipeline_rank:
-            yield Axis("PP2 VPP2", "PP", (*flags, Flag("--num-virtual-stages-per-pipeline-rank", ("2",))))
+            flags.append(Flag("--num-virtual-stages-per-pipeline-rank", ("2",)))
+            flags += [flag for flag in run.flags if flag.name in INTERLEAVED]
+            yield Axis("PP2 VPP2", "PP", tuple(flags))
     instances = settings.num_distributed_optimizer_instances
     if instances > 1:
         name = "--num-distributed-optimizer-instances"

@@ -42,9 +42,9 @@ def prepare(script: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from ..rehearsal import state_spaces
+    from ..rehearsal import library_kernels
 
-    state_spaces.install()
+    library_kernels.install()
     if rehearsal.with_transformer_engine():
         import transformer_engine.pytorch  # noqa: F401
 

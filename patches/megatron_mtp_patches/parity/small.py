@@ -77,6 +77,8 @@ def _describe_sizes(settings: Any) -> str:
         text += _sizes_that_it_has(settings, mamba_state_dim=16, mamba_head_dim=16, mamba_num_groups=2)
         text += _sizes_that_it_has(settings, mamba_num_heads=4)
     text += _sizes_that_it_has(settings, dsa_indexer_n_heads=4, dsa_indexer_head_dim=16, dsa_indexer_topk=8)
+    if getattr(settings.attention_backend, "name", "") == "flash":  # whose kernels have no stand-in
+        text += "--attention-backend fused "
     if getattr(settings, "window_size", None):
         text += "--window-size (8,0) "
     if getattr(settings, "mtp_lr", None) is not None:  # its smallest rate would be that of the run

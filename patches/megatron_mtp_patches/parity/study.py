@@ -98,7 +98,7 @@ class Study:
         try:
             self.trainings = Trainings(script, reference_flags(small), data)
         except TrainingError as error:
-            is_missing = str(error).startswith("ModuleNotFoundError: ")
+            is_missing = str(error).startswith(("ModuleNotFoundError: ", "ImportError: "))
             refused = MissingPackageError if is_missing else UsageError
             raise refused(f"the run made small does not train on one rank: {error}") from error
         self.reference = self.trainings.reference

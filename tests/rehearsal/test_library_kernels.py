@@ -1,8 +1,8 @@
-"""The kernels of Mamba and GatedDeltaNet layers in plain torch, against recurrences and Megatron's own computation."""
+"""The kernels of other libraries in plain torch, against recurrences and Megatron's own computation."""
 
 import pytest
 import torch
-from megatron_mtp_patches.rehearsal import state_spaces
+from megatron_mtp_patches.rehearsal import library_kernels
 from torch.nn import functional as F
 
 pytestmark = pytest.mark.forked("megatron")
@@ -25,7 +25,7 @@ def scan_inputs(batch=BATCH):
 
 def test_the_scan_is_its_recurrence():
     (x, dt, A, B, C), more = scan_inputs()
-    out = state_spaces.mamba_chunk_scan_combined(x, dt, A, B, C, 256, dt_softplus=True, **more)
+    out = library_kernels.mamba_chunk_scan_combined(x, dt, A, B, C, 256, dt_softplus=True, **more)
     state = torch.zeros(BATCH, HEADS, WIDTH, STATE)
     for at in range(LENGTH):
         step = F.softplus(dt[:, at] + more["dt_bias"])[..., None, None]
@@ -37,7 +37,7 @@ def test_the_scan_is_its_recurrence():
 
 @pytest.mark.parametrize("norm_before_gate", [True, False])
 def test_the_gated_norm(norm_before_gate):
-    norm = state_spaces.RMSNorm(6, eps=1e-5, group_size=3, norm_before_gate=norm_before_gate)
+    norm = library_kernels.RMSNorm(6, eps=1e-5, group_size=3, norm_before_gate=norm_before_gate)
     norm.weight.data.normal_()
     x, z = torch.randn(2, 4, 6)
 
@@ -52,9 +52,9 @@ def test_the_gated_norm(norm_before_gate):
 def test_the_convolution_is_that_of_torch_with_padding_in_front():
     x, weight, bias = torch.randn(BATCH, LENGTH, 6), torch.randn(6, 4), torch.randn(6)
     expected = F.silu(F.conv1d(x.transpose(1, 2), weight[:, None], bias, padding=3, groups=6)[..., :LENGTH])
-    other = state_spaces.causal_conv1d_fn(x.transpose(1, 2), weight, bias, activation="silu")
+    other = library_kernels.causal_conv1d_fn(x.transpose(1, 2), weight, bias, activation="silu")
     torch.testing.assert_close(other, expected)
-    torch.testing.assert_close(state_spaces.causal_conv1d(x, weight, bias, "silu", None, False)[0], other.mT)
+    torch.testing.assert_close(library_kernels.causal_conv1d(x, weight, bias, "silu", None, False)[0], other.mT)
 
 
 def test_the_combined_kernel_is_its_parts():
@@ -63,13 +63,13 @@ def test_the_combined_kernel_is_its_parts():
     xbc, weight, bias = torch.randn(BATCH, LENGTH, mixed), torch.randn(mixed, 4), torch.randn(mixed)
     joined = torch.cat([more["z"].flatten(-2), xbc, dt], -1)
     settings = {"headdim": WIDTH, "ngroups": GROUPS}
-    seen = state_spaces.mamba_split_conv1d_scan_combined(
+    seen = library_kernels.mamba_split_conv1d_scan_combined(
         joined, weight, bias, more["dt_bias"], A, more["D"], 256, **settings
     )
-    xbc = state_spaces.causal_conv1d(xbc, weight, bias, "silu", None, False)[0]
+    xbc = library_kernels.causal_conv1d(xbc, weight, bias, "silu", None, False)[0]
     x = xbc[..., :inner].unflatten(-1, (HEADS, WIDTH))
     B, C = (one.unflatten(-1, (GROUPS, STATE)) for one in xbc[..., inner:].chunk(2, -1))
-    expected = state_spaces.mamba_chunk_scan_combined(x, dt, A, B, C, 256, dt_softplus=True, **more)
+    expected = library_kernels.mamba_chunk_scan_combined(x, dt, A, B, C, 256, dt_softplus=True, **more)
     torch.testing.assert_close(seen, expected.flatten(-2))
 
 
@@ -83,13 +83,13 @@ def test_the_delta_rule_is_that_of_megatron():
     module = getattr(module, "common", module)
     q, k, v, g, beta = delta_rule_inputs()
     expected, _ = module.torch_chunk_gated_delta_rule(q, k, v, g, beta)
-    seen, _ = state_spaces.chunk_gated_delta_rule(q, k, v, g, beta)
+    seen, _ = library_kernels.chunk_gated_delta_rule(q, k, v, g, beta)
     torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_l2_norm():
     x = torch.randn(3, 8)
-    torch.testing.assert_close(state_spaces.l2norm(x).norm(dim=-1), torch.ones(3))
+    torch.testing.assert_close(library_kernels.l2norm(x).norm(dim=-1), torch.ones(3))
 
 
 @pytest.mark.parametrize("kernel", ["scan", "convolution", "convolution of fla", "delta rule"])
@@ -101,22 +101,37 @@ def test_packed_sequences_do_not_see_each_other(kernel):
         tensors = [x, dt, B, C]
 
         def compute(x, dt, B, C, packed):
-            return state_spaces.mamba_chunk_scan_combined(x, dt, A, B, C, 256, seq_idx=SEQUENCES if packed else None)
+            return library_kernels.mamba_chunk_scan_combined(x, dt, A, B, C, 256, seq_idx=SEQUENCES if packed else None)
     elif kernel == "delta rule":
         tensors = list(delta_rule_inputs())
 
         def compute(*tensors, packed):
-            return state_spaces.chunk_gated_delta_rule(*tensors, cu_seqlens=ENDS if packed else None)[0]
+            return library_kernels.chunk_gated_delta_rule(*tensors, cu_seqlens=ENDS if packed else None)[0]
     else:
         tensors = [torch.randn(1, LENGTH, 6)]
 
         def compute(x, packed):
             if kernel == "convolution":
-                return state_spaces.causal_conv1d_fn(x.mT, weight, seq_idx=SEQUENCES if packed else None).mT
-            return state_spaces.causal_conv1d(x, weight, None, None, None, False, ENDS if packed else None)[0]
+                return library_kernels.causal_conv1d_fn(x.mT, weight, seq_idx=SEQUENCES if packed else None).mT
+            return library_kernels.causal_conv1d(x, weight, None, None, None, False, ENDS if packed else None)[0]
 
     parts = zip(*(tensor.split(LENGTHS, 1) for tensor in tensors), strict=True)
     alone = torch.cat([compute(*part, packed=False) for part in parts], 1)
     together = compute(*tensors, packed=True)
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(together, compute(*tensors, packed=False), atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_hadamard_s_matrix(size):
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    x = torch.randn(2, 3, size)
+    torch.testing.assert_close(library_kernels.hadamard_transform(x, scale=0.5), 0.5 * x @ matrix)
+    assert library_kernels.hadamard_transform(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_sizes_that_the_library_pads_are_refused():
+    with pytest.raises(NotImplementedError, match="of 6 entries"):
+        library_kernels.hadamard_transform(torch.ones(6))

@@ -1,8 +1,8 @@
-"""Kernels of Mamba and GatedDeltaNet layers in plain torch: an option of the rehearsal, off unless `install` is called.
+"""Kernels of mamba_ssm, causal_conv1d, fla and fast_hadamard_transform in plain torch: an option of the rehearsal.
 
-They stand for what Megatron's training takes of mamba_ssm, causal_conv1d and flash-linear-attention (fla), whose own
-are Triton and CUDA. They compute in float32, or in the type of float64 inputs, and round once; step by step, or over
-all pairs of tokens, so they are for short sequences. Nothing was compared with a GPU.
+It is off unless `install` is called. They stand for what Megatron's training takes of these libraries, whose own are
+Triton and CUDA. They compute in float32, or in the type of float64 inputs, and round once; step by step, or over all
+pairs of tokens, so they are for short sequences. Nothing was compared with a GPU.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def install() -> None:
         },
         "causal_conv1d": {"__version__": VERSION, "causal_conv1d_fn": causal_conv1d_fn},
         "causal_conv1d.causal_conv1d_varlen": {"causal_conv1d_varlen_states": None},  # of inference
+        "fast_hadamard_transform": {"hadamard_transform": hadamard_transform},
         "fla": {},
         "fla.modules": {},
         "fla.modules.convolution": {"causal_conv1d": causal_conv1d},
@@ -243,3 +244,19 @@ def chunk_gated_delta_rule(
         state = state + torch.einsum("bhk,bhv->bhkv", k_[:, at], change)
         outputs.append(torch.einsum("bhkv,bhk->bhv", state, q_[:, at]))
     return (torch.stack(outputs, 1) * q.shape[-1] ** -0.5).to(v.dtype), None
+
+
+def hadamard_transform(x: Tensor, scale: float = 1.0) -> Tensor:
+    """The last dimension, of 2^n entries, times the Hadamard matrix and `scale`. Source: fast_hadamard_transform.
+
+    Raises:
+        NotImplementedError: for other sizes, which the library pads.
+    """
+    size = x.size(-1)
+    if size & (size - 1):
+        raise NotImplementedError(f"a rehearsal has no hadamard_transform of {size} entries")
+    values, step = _wide(x), 1
+    while step < size:
+        first, second = values.unflatten(-1, (-1, 2, step)).unbind(-2)
+        values, step = torch.stack((first + second, first - second), -2).flatten(-3), 2 * step
+    return (values * scale).to(x.dtype)
