@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -206,6 +207,23 @@ def replay(session: nox.Session) -> None:
     for folder in os.environ["MEGATRON_LM"].split(":"):
         release = ["--release", "HEAD"] if Path(folder, ".git").exists() else []
         session.run("python", "-m", "scripts.replay", "--megatron", folder, *release, *session.posargs)
+
+
+@nox.session(venv_backend="none", default=False)
+def fuzz(session: nox.Session) -> None:
+    """Runs that are drawn, each on every cut of its layout: nox -s fuzz -- --minutes 30 [--seed S] [--output FILE].
+
+    With the trainers of the checkouts that MEGATRON_LM names, in the environments that `tests` makes for releases.
+    """
+    if "MEGATRON_LM" not in os.environ:
+        session.error("MEGATRON_LM=DIR[:DIR...] has to name checkouts of Megatron-LM")
+    for folder in os.environ["MEGATRON_LM"].split(":"):
+        text = Path(folder, "megatron", "core", "package_info.py").read_text(encoding="utf-8")
+        minor = ".".join(re.findall(r"^(?:MAJOR|MINOR) = (\d+)", text, re.MULTILINE))
+        release = next(one for one in RELEASES if one.startswith(f"{minor}."))
+        script = Path(folder, "pretrain_gpt.py").absolute()
+        command = [python_of("tests", release), "-m", "scripts.fuzz", "--script", script, *session.posargs]
+        session.run(*map(str, command), env=TEST_VARIABLES)
 
 
 @nox.session(venv_backend="none", default=False)
