@@ -58,6 +58,17 @@ def test_a_second_learning_rate_stays_another_one(shrink):
     assert not values_of(shrink("--lr 1e-4"), "--decoupled-lr")
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "dist_muon", "soap"])
+def test_updates_that_are_large_whatever_the_gradient_is_have_a_low_rate(shrink, release, optimizer):
+    if optimizer == "soap" and release.startswith("0.17"):
+        pytest.skip("0.17 has no SOAP")
+    rates = values_of(
+        shrink(f"--optimizer {optimizer} --mtp-num-layers 1 --mtp-lr 1e-4"), "--lr", "--min-lr", "--mtp-lr"
+    )
+    assert float(rates["--mtp-lr"]) < float(rates["--lr"]) == float(rates["--min-lr"])
+    assert float(rates["--lr"]) < 0.1 * float(values_of(shrink("--optimizer adam"), "--lr")["--lr"])
+
+
 def test_a_value_after_an_equals_sign_is_a_value(shrink):
     small = shrink("--num-layers=8 --normalization=RMSNorm")
     assert values_of(small, "--normalization") == {"--normalization": "RMSNorm"}

@@ -15,7 +15,7 @@ LENGTH = 32  # tokens of a sample
 BATCH = 4  # samples of a step
 # Two steps of few samples, an update that is nearly linear in the gradient, and no files.
 _TRAINER = f"""
-    --train-iters 2 --micro-batch-size 1 --global-batch-size {BATCH} --lr 0.3 --min-lr 0.3 --lr-decay-style constant
+    --train-iters 2 --micro-batch-size 1 --global-batch-size {BATCH} --lr-decay-style constant
     --weight-decay 0.01 --adam-eps 1.0 --adam-beta1 0.5 --adam-beta2 0.9 --log-interval 1 --eval-interval 1000
     --eval-iters 0 --mock-data --split 100,0,0 --tokenizer-type NullTokenizer --vocab-size {VOCABULARY - 1}
     --make-vocab-size-divisible-by 8 --attention-dropout 0 --hidden-dropout 0 --no-check-for-nan-in-loss-and-grad
@@ -48,7 +48,7 @@ def shrink(words: list[str], dtype: str) -> SmallRun:
         left_out.setdefault(reason_to_leave_out(flag.name.removeprefix("--"), dtype), []).append(flag)
     settings = read_settings(flag for reason, flags in left_out.items() if reason not in UNREAD for flag in flags)
     kept = left_out.pop("", [])
-    changed = split((_describe_sizes(settings) + _TRAINER).split())
+    changed = split((_describe_sizes(settings) + _describe_rates(settings) + _TRAINER).split())
     if dtype == "bf16" and not settings.bf16:
         changed.append(Flag("--bf16"))
     names = {flag.name for flag in changed}
@@ -56,10 +56,9 @@ def shrink(words: list[str], dtype: str) -> SmallRun:
 
 
 def _describe_sizes(settings: Any) -> str:
-    """The flags of small sizes, for each size that the run has, and of its other learning rates."""
+    """The flags of small sizes, for each size that the run has."""
     text = f"--hidden-size 32 --ffn-hidden-size 64 --num-attention-heads 4 --seq-length {LENGTH} "
     text += f"--max-position-embeddings {LENGTH} "
-    text += "--decoupled-lr 0.1 --decoupled-min-lr 0.1 " if settings.decoupled_lr is not None else ""
     if pattern := _shorten_pattern(settings):
         is_old = not getattr(settings, "hybrid_layer_pattern", None)
         text += f"--hybrid-override-pattern {pattern} --num-layers {len(pattern)} " if is_old else ""
@@ -81,9 +80,20 @@ def _describe_sizes(settings: Any) -> str:
         text += "--attention-backend fused "
     if getattr(settings, "window_size", None):
         text += "--window-size (8,0) "
-    if getattr(settings, "mtp_lr", None) is not None:  # its smallest rate would be that of the run
-        text += "--mtp-lr 0.1 --mtp-min-lr 0.1 "
     return text + (_describe_experts(settings) if settings.num_experts else "")
+
+
+def _describe_rates(settings: Any) -> str:
+    """The learning rates that the run has.
+
+    That of Muon and SOAP, whose updates are as large whatever the gradient is, leaves the second step steady in bf16.
+    """
+    rate = 0.02 if "muon" in settings.optimizer or settings.optimizer == "soap" else 0.3
+    text = f"--lr {rate} --min-lr {rate} "
+    for kind in ("decoupled", "mtp"):  # their smallest rates would be those of the run
+        if getattr(settings, f"{kind}_lr", None) is not None:
+            text += f"--{kind}-lr {rate / 4} --{kind}-min-lr {rate / 4} "
+    return text
 
 
 def _sizes_that_it_has(settings: Any, **sizes: int) -> str:
