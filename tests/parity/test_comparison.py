@@ -95,6 +95,37 @@ def test_a_run_is_moved_by_the_rounding_of_its_dtype(monkeypatch):
     assert STEP["bf16"] == torch.finfo(torch.bfloat16).eps / 2 > STEP["fp32"]
 
 
+def test_a_run_that_stays_unsteady_is_moved_in_other_directions_and_the_largest_deviations_count(monkeypatch):
+    from megatron_mtp_patches.parity import trainings
+    from megatron_mtp_patches.parity.verdict import STEP
+
+    steps = []
+
+    def train(job):
+        steps.append(job.step)
+        loss = {0.0: 2.0, STEP["fp32"]: 2.001}.get(job.step, 2.5)
+        return [record([part((0, 4), WHOLE * (1 + (job.step > 0)))], loss=loss)]
+
+    monkeypatch.setattr(trainings, "run", train)
+    tolerance = trainings.Trainings("script", (), "whole").reference.tolerance
+    assert len(steps) == 2 * trainings.DRAWS + len(trainings.OTHERS) == len(set(steps)) + 2 * (trainings.DRAWS - 1)
+    assert tolerance.of(Deviation(1, "loss", "lm loss", 0.0)) == FACTOR * 0.5 / 2.5
+
+
+def test_other_steps_move_weights_in_other_directions():
+    from megatron_mtp_patches.parity import weights
+
+    param = torch.nn.Parameter(torch.empty(4, 2))
+    shard = weights.Shard("a.weight", (4, 2), (slice(0, 4), slice(0, 2)), param, ((4, 2), (2, 1), 0))
+    moves = []
+    for step in (0.0, 1e-3, 2e-3):
+        weights.fill([shard], False, 0, step)
+        moves.append(param.detach().clone())
+    first, second = ((moved / moves[0] - 1) for moved in moves[1:])
+    assert first.abs().max() <= 1.01e-3 < second.abs().max() <= 2.02e-3
+    assert not torch.allclose(second, 2 * first, atol=1e-4)
+
+
 def test_a_defect_that_the_patches_remove_explains_nothing_with_them(monkeypatch):
     from megatron_mtp_patches.parity import explanations
 

@@ -14,6 +14,10 @@ from .training import Job, Record
 from .verdict import STEP, Tolerance, Verdict, judge
 
 DRAWS = 5  # of weights, until no small change of them makes a large change of the gradients
+OTHERS = (
+    1.25,
+    1.5,
+)  # times the step, in other directions: where none is steady, one of a loss or norm is small by chance
 Flags = tuple[Flag, ...]
 
 
@@ -52,6 +56,11 @@ class Trainings:
         while not self.reference.tolerance.is_steady and self.draw + 1 < DRAWS:
             self.draw += 1
             self.reference = self._measure(flags)
+        tolerance = self.reference.tolerance
+        for factor in () if tolerance.is_steady else OTHERS:
+            moved = self.train(flags, 1, step=factor * STEP[tolerance.dtype])
+            if not isinstance(moved, Failed):
+                tolerance.widen(compare([self.reference.record], moved))
         self._others: dict[tuple[Flags, str | None], list[Record] | Failed] = {}
 
     def _measure(self, flags: Flags) -> Reference:

@@ -26,6 +26,10 @@ class Tolerance:
     def __init__(self, spread: Iterable[Deviation], dtype: str = "fp32") -> None:
         self.dtype = dtype
         self.largest: dict[tuple[int, str, str], float] = {}
+        self.widen(spread)
+
+    def widen(self, spread: Iterable[Deviation]) -> None:
+        """Add the deviations of another slight move."""
         for one in spread:
             key = one.step, one.kind, one.name if one.kind == "log" else ""
             self.largest[key] = max(self.largest.get(key, 0.0), one.size)

@@ -127,13 +127,13 @@ def fill(shards: list[Shard], centered_norms: bool, draw: int, step: float = 0.0
     Args:
         centered_norms: the weights of norms are added to 1 (--apply-layernorm-1p).
         draw: which of the random weights of these names.
-        step: each entry is multiplied by a random number from 1 - step to 1 + step.
+        step: each entry is multiplied by a random number from 1 - step to 1 + step; other steps have other numbers.
     """
     with torch.no_grad():
         for shard in shards:
             whole = make_weight(shard.name, shard.shape, centered_norms, draw)
             if step:
-                generator = torch.Generator().manual_seed(zlib.crc32(f"{shard.name} step".encode()))
+                generator = torch.Generator().manual_seed(zlib.crc32(f"{shard.name} {step}".encode()))
                 whole = whole * (1 + step * (2 * torch.rand(whole.shape, generator=generator) - 1))
             part = shard.view(shard.parameter.data)
             part.copy_(whole[shard.region].reshape(part.shape))
