@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 
 def make_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
@@ -26,6 +27,19 @@ def add_pythons(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_checkouts(parser: argparse.ArgumentParser) -> None:
+    """Add --checkout RELEASE=FOLDER, which may be repeated: options.checkout is {release: path}."""
+    parser.add_argument(
+        "--checkout",
+        type=release_and_checkout,
+        action=_Collect,
+        required=True,
+        default={},
+        metavar="RELEASE=FOLDER",
+        help="a checkout of Megatron-LM with the sources of this release; may be repeated",
+    )
+
+
 class _Collect(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):  # type: ignore[no-untyped-def]
         setattr(namespace, self.dest, {**getattr(namespace, self.dest), values[0]: values[1]})
@@ -38,6 +52,15 @@ def release_and_python(text: str) -> tuple[str, str]:
     if shutil.which(python) is None:
         raise argparse.ArgumentTypeError(f"{python}: no such Python")
     return release, python
+
+
+def release_and_checkout(text: str) -> tuple[str, Path]:
+    release, equals, folder = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not RELEASE=FOLDER")
+    if not Path(folder, "pretrain_gpt.py").is_file():
+        raise argparse.ArgumentTypeError(f"{folder}: no pretrain_gpt.py is there")
+    return release, Path(folder).absolute()
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
