@@ -174,7 +174,7 @@ def _record_steps(record: Record, state: weights.Placement) -> None:
 def _plain_arguments() -> dict[str, Any]:
     from megatron.training import get_args
 
-    plain = (str, int, float, bool, list, tuple, type(None))
+    plain = (str, int, float, bool, list, tuple, type(None), torch.dtype)
     return {name: value for name, value in vars(get_args()).items() if isinstance(value, plain)}
 
 
