@@ -15,6 +15,7 @@ from scripts.common.markdown import table
 from scripts.common.process import ROOT
 from scripts.common.toml import read_toml
 from scripts.gpu import pages
+from scripts.parity_scores.table import make_block, read_scores
 from scripts.pins.table import by_patch, make_page
 from scripts.replay.report import read_totals
 from scripts.replay.verdicts import VERDICTS
@@ -29,6 +30,7 @@ def blocks() -> dict[str, str]:
         "acceptance": "\n".join(accepted.logged(_read("acceptance")).lines()),
         "starts": "\n".join(accepted.starts(_read("starts")).lines()),
         "pins": pins(),
+        "parity-scores": make_block(read_scores()),
         "replays": replays("cpu-transformer-engine", 1),
         "replays-on-2-ranks": replays("cpu-transformer-engine-2-ranks", 2),
         "gpu": pages.sentence(pages.read_kept(), docs="docs/", ci="ci/"),
