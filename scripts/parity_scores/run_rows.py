@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_mtp_patches.parity.cuts import list_cuts
-from megatron_mtp_patches.parity.processes import MOST_RANKS, Failed, prepare
+from megatron_mtp_patches.parity.processes import Failed, prepare
 from megatron_mtp_patches.parity.samples import UNEVEN, WHOLE
 from megatron_mtp_patches.parity.small import shrink
 from megatron_mtp_patches.parity.study import Result, Study
@@ -24,6 +24,8 @@ from megatron_mtp_patches.parity.trainings import judge_cut
 from .mutant import check_import
 from .outcomes import describe, is_decided
 from .table import Score
+
+RANKS = 4  # the most of a cut, as of the command if nothing else is said
 
 
 def main() -> None:
@@ -44,7 +46,7 @@ def score(script: str, row: dict[str, Any], release: str, patches: str, is_mutan
     error = ""
     try:
         study = make_study(script, row["flags"])
-        for result in judge_cuts(study) if is_mutant else study.results(MOST_RANKS):
+        for result in judge_cuts(study) if is_mutant else study.results(RANKS):
             results.append(result)
             if is_decided(row, patches, is_mutant, results):
                 break
@@ -62,7 +64,7 @@ def make_study(script: str, flags: str) -> Study:
 
 def judge_cuts(study: Study) -> Iterator[Result]:
     """Yield the results of all cuts, without explanations: no known defect explains what a mutant does."""
-    for cut in list_cuts(study.small, MOST_RANKS):
+    for cut in list_cuts(study.small, RANKS):
         records = study.trainings.train(cut.flags, cut.ranks)
         if isinstance(records, Failed):
             yield Result(cut, 0.0, refusal=records.error)

@@ -14,10 +14,8 @@ from .training import Job, Record
 from .verdict import STEP, Tolerance, Verdict, judge
 
 DRAWS = 5  # of weights, until no small change of them makes a large change of the gradients
-OTHERS = (
-    1.25,
-    1.5,
-)  # times the step, in other directions: where none is steady, one of a loss or norm is small by chance
+# Times the step, each in another direction: where no draw is steady, a loss or a norm may deviate little by chance.
+OTHERS = 1.25, 1.5
 Flags = tuple[Flag, ...]
 
 
