@@ -27,6 +27,7 @@ def sources(tmp_path):
         (tmp_path / folder / "__pycache__").mkdir()
         (tmp_path / folder / "__pycache__" / "a.cpython-312.pyc").touch()
     (tmp_path / "checkout" / "pretrain_gpt.py").touch()
+    (tmp_path / "site" / "transformer_engine" / "__init__.py").touch()  # megatron is a namespace package
     return tmp_path
 
 
