@@ -4,6 +4,8 @@ import json
 import os
 import runpy
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,15 @@ def test_a_cut_that_a_known_defect_spoils_is_explained_by_it_and_shown_again_by_
     small = shrink(words[words.index("--") + 1 :], "fp32")
     (again,) = list_cuts(small, 2)
     assert words[words.index("--cut") + 1] == again.name and sorted(join(again.flags)) == sorted(cut["flags"].split())
+
+
+def test_a_cut_under_the_fsdp_of_torch_is_equal(parity):
+    core = Path(find_spec("megatron.core").origin).parent
+    if "def finish_grad_sync" not in (core / "distributed" / "torch_fully_sharded_data_parallel.py").read_text():
+        pytest.skip("this Megatron has ML-4669, with which no step ends")
+    flags = "--use-torch-fsdp2 --untie-embeddings-and-output-weights --no-gradient-accumulation-fusion"
+    code, answer = parity(*OPTIONS, "--cut", "DP2", "--", *DENSE.split(), *flags.split(), "--ckpt-format", "torch_dist")
+    assert code == 0 and [cut["findings"] for cut in answer["cuts"]] == [[]]
 
 
 def test_a_defect_that_nobody_knows_is_a_finding_that_begins_where_it_acts(parity, tmp_path, monkeypatch):

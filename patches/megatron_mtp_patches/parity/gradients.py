@@ -1,7 +1,7 @@
 """The gradients, weights and buffers of a rank, by their names and places.
 
 They are read just before and after a step of the optimizer: under Megatron's DDP from its buffers, whose shards of the
-distributed optimizer are gathered first, under Megatron-FSDP from the optimizer's DTensors.
+distributed optimizer are gathered first, under FSDP from the optimizer's DTensors.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _gather_buffers(chunk: Any) -> None:
 
 
 def _sharded_values(optimizer: Any, name: str) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Yield the parameters that Megatron-FSDP has sharded, and their whole gradients or values."""
+    """Yield the parameters that FSDP has sharded, and their whole gradients or values."""
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         for group in part.param_groups:
             for sharded in group["params"]:
@@ -92,7 +92,8 @@ def _gather(sharded: Any, value: Any, size: int) -> torch.Tensor:
     """
     local = torch.empty(0) if value is None else value.to_local().detach().flatten()
     for dimension, placement in enumerate(sharded.placements):
-        if not placement.is_replicate() and "tp" not in sharded.device_mesh.mesh_dim_names[dimension]:
+        names = sharded.device_mesh.mesh_dim_names or ("",)  # FSDP2 names none
+        if not placement.is_replicate() and "tp" not in names[dimension]:
             group = sharded.device_mesh.get_group(dimension)
             pieces: list[Any] = [None] * group.size()
             torch.distributed.all_gather_object(pieces, local, group=group)

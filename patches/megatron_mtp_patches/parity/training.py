@@ -107,6 +107,9 @@ def _prepare_models(job: Job, record: Record) -> weights.Placement:
         state.buffers.extend(placement.buffers)
         state.unplaced.extend(placement.unplaced)
         record.hidden.watch(model)
+        if "--use-torch-fsdp2" in job.flags:  # Megatron gives what FSDP2 makes of a parameter its attributes
+            for param in model.parameters():
+                param.orig_param = param
 
     for name in MODELS:
         module, _, qualified = name.partition(":")

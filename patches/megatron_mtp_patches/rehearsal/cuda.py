@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ..engine.import_hook import when_imported
+
 _NOT_ON_A_CPU = (
     "CUDAGraph", "graph", "graph_pool_handle", "MemPool", "use_mem_pool", "ExternalStream",
     "memory._record_memory_history", "memory._dump_snapshot",
@@ -131,6 +133,12 @@ def install() -> None:
     # torch.accelerator says there is none: otherwise the DataLoader pins memory and libraries choose GPU kernels.
     torch.accelerator.is_available = lambda: False
     torch.accelerator.current_accelerator = lambda check_available=False: None
+    when_imported(["torch.distributed.fsdp._fully_shard._fully_shard"], _keep_shards_on_the_cpu)
+
+
+def _keep_shards_on_the_cpu(fully_shard: Any) -> None:
+    """FSDP2 compares the device of parameters with that of the mesh, which Megatron calls cuda."""
+    fully_shard._get_device_from_mesh = lambda mesh: torch.device("cpu")
 
 
 def _cuda_functions() -> dict[str, Any]:
