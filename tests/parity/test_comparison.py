@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megatron_mtp_patches.parity.comparison import HIDDEN, Deviation, compare, merge
+from megatron_mtp_patches.parity.legitimate import find_dependence
 from megatron_mtp_patches.parity.training import Record
 from megatron_mtp_patches.parity.verdict import FACTOR, Tolerance, judge
 
@@ -158,3 +159,10 @@ def test_a_deviation_begins_with_the_first_hidden_state_in_the_order_of_a_step()
     later = [one._replace(step=2) for one in states]
     assert judge([*later, weight], Tolerance([]), RUN).begins is None  # gradients of the first step are the cause
     assert judge([*later, weight._replace(step=2)], Tolerance([]), RUN).begins == later[1]
+
+
+@pytest.mark.parametrize("data, context, is_one", [(2, 1, True), (2, 2, True), (1, 2, False)])
+def test_the_global_auxiliary_loss_depends_on_data_parallel_ranks_alone(data, context, is_one):
+    sizes = {"data_parallel_size": data, "context_parallel_size": context}
+    run = SimpleNamespace(**vars(RUN) | sizes | {"moe_router_load_balancing_type": "global_aux_loss"})
+    assert (find_dependence(Deviation(1, "gradient", "weight", 1.0), run) is not None) is is_one

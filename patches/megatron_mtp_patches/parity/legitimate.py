@@ -35,12 +35,9 @@ def _is_any(deviation: Deviation) -> bool:
 DEPENDENCES = (
     Dependence("zeros of a gradient are counted exactly, and sums in another order are other zeros", _is_log("zeros")),
     Dependence(
-        "the global auxiliary loss counts tokens of ranks together, and those of microbatches one after another",
+        "the global auxiliary loss takes the counts of the microbatches so far, of which replicas have fewer",
         _is_any,
-        lambda run: (
-            "global_aux_loss" in (run.moe_router_load_balancing_type or ())
-            and run.data_parallel_size * run.context_parallel_size > 1
-        ),
+        lambda run: "global_aux_loss" in (run.moe_router_load_balancing_type or ()) and run.data_parallel_size > 1,
     ),
     Dependence(
         "an expert has room for a part of the tokens of its rank, so a cut drops others",
