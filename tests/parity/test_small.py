@@ -104,11 +104,28 @@ def test_each_axis_of_the_layout_is_a_cut_and_so_is_each_pair(shrink):
     assert not names & {"--tensor-model-parallel-size", "--sequence-parallel", "--use-distributed-optimizer"}
     assert "--use-distributed-optimizer" in {flag.name for flag in cuts["TP2 with SP"].flags}
     assert (cuts["PP2 DP2"].ranks, cuts["PP2"].ranks) == (4, 2)
-    stages = "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --no-align-grad-reduce"
-    virtual = list(list_cuts(shrink(f"--num-layers 8 {stages}"), 4))
-    assert [cut.name for cut in virtual] == ["PP2", "PP2 VPP2", "DP2", "PP2 DP2", "PP2 VPP2 DP2"]
-    only_interleaved = ["--no-align-grad-reduce" in {flag.name for flag in cut.flags} for cut in virtual]
-    assert only_interleaved == [False, True, False, False, True]
+    virtual = shrink("--num-layers 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2")
+    assert [cut.name for cut in list_cuts(virtual, 4)] == ["PP2", "PP2 VPP2", "DP2", "PP2 DP2", "PP2 VPP2 DP2"]
+
+
+def test_flags_that_need_an_axis_are_in_its_cuts_alone(shrink):
+    from megatron_mtp_patches.parity.cuts import list_cuts, reference_flags
+
+    stages = "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2"
+    experts = "--num-experts 4 --expert-model-parallel-size 2 --bf16"
+    bound = {"--no-align-grad-reduce": "VPP2", "--defer-embedding-wgrad-compute": "PP2"}
+    bound["--overlap-moe-expert-parallel-comm"] = "EP2"
+    small = shrink(f"--num-layers 8 {stages} {experts} {' '.join(bound)}", "bf16")
+    for name, axis in bound.items():
+        cuts = {cut.name for cut in list_cuts(small, 4) if name in {flag.name for flag in cut.flags}}
+        assert cuts == {cut.name for cut in list_cuts(small, 4) if axis in cut.name.split()}
+        assert name not in {flag.name for flag in reference_flags(small)}
+
+
+def test_the_dispatcher_that_needs_deepep_becomes_all_to_all(shrink):
+    flags = "--num-experts 4 --moe-token-dispatcher-type"
+    assert values_of(shrink(f"{flags} flex"), "--moe-token-dispatcher-type").popitem()[1] == "alltoall"
+    assert values_of(shrink(f"{flags} allgather"), "--moe-token-dispatcher-type").popitem()[1] == "allgather"
 
 
 def test_one_rank_has_the_distributed_optimizer_where_the_precision_of_its_states_needs_it(shrink):

@@ -20,7 +20,7 @@ LAYOUT = {
     "--sequence-parallel",
     "--cp-comm-type",
 }
-# What Megatron accepts only where stages are virtual.
+# What Megatron accepts only with virtual stages, with several stages, and with expert parallelism.
 INTERLEAVED = {
     "--overlap-p2p-communication-warmup-flush",
     "--no-overlap-p2p-communication",
@@ -28,6 +28,8 @@ INTERLEAVED = {
     "--no-align-grad-reduce",
     "--no-align-param-gather",
 }
+STAGED = {"--defer-embedding-wgrad-compute", "--wgrad-deferral-limit"}
+OVERLAPPED_EXPERTS = {"--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"}
 # How data-parallel ranks share gradients and states; one rank alone has Megatron's DDP and a whole optimizer.
 SHARDING = {
     "--use-distributed-optimizer",
@@ -39,9 +41,6 @@ SHARDING = {
     "--outer-dp-sharding-strategy",
     "--ckpt-format",
     "--num-distributed-optimizer-instances",
-    "--overlap-moe-expert-parallel-comm",
-    "--delay-wgrad-compute",
-    "--defer-embedding-wgrad-compute",
     "--use-tp-pp-dp-mapping",
     "--ddp-average-in-collective",
     "--moe-shared-expert-overlap",
@@ -82,7 +81,8 @@ def reference_flags(run: SmallRun) -> tuple[Flag, ...]:
     """The flags of the run on one rank, with the whole batch."""
     names = {flag.name for flag in run.flags}
     kept = {"--use-distributed-optimizer"} if "--use-precision-aware-optimizer" in names else set()  # which needs it
-    return tuple(flag for flag in run.flags if flag.name not in (LAYOUT | SHARDING | INTERLEAVED) - kept)
+    of_cuts = LAYOUT | SHARDING | INTERLEAVED | STAGED | OVERLAPPED_EXPERTS
+    return tuple(flag for flag in run.flags if flag.name not in of_cuts - kept)
 
 
 def list_cuts(run: SmallRun, most_ranks: int) -> Iterator[Cut]:
@@ -102,13 +102,13 @@ def list_cuts(run: SmallRun, most_ranks: int) -> Iterator[Cut]:
 def _cut(run: SmallRun, axes: tuple[Axis, ...], ranks: int) -> Cut:
     flags = [flag for axis in axes for flag in axis.flags]
     if not any(axis.kind == "DP" for axis in axes):
-        flags += [flag for flag in _sharding(run) if flag.name != "--num-distributed-optimizer-instances"]
+        flags += [flag for flag in _choose(run, SHARDING) if flag.name != "--num-distributed-optimizer-instances"]
     name = " ".join(axis.name for axis in axes)
     return Cut(name, ranks, (*reference_flags(run), *dict.fromkeys(flags)))
 
 
-def _sharding(run: SmallRun) -> tuple[Flag, ...]:
-    return tuple(flag for flag in run.flags if flag.name in SHARDING)
+def _choose(run: SmallRun, names: set[str]) -> tuple[Flag, ...]:
+    return tuple(flag for flag in run.flags if flag.name in names)
 
 
 def _ranks_with_experts_inside(axes: tuple[Axis, ...]) -> int:
@@ -122,7 +122,7 @@ def _ranks_with_experts_inside(axes: tuple[Axis, ...]) -> int:
 
 def _axes(run: SmallRun) -> Iterator[Axis]:
     """Yield the axes of the user's layout."""
-    settings, sharding = run.settings, _sharding(run)
+    settings, sharding = run.settings, _choose(run, SHARDING)
     experts = settings.num_experts
     if settings.tensor_model_parallel_size > 1:
         flags = [Flag("--tensor-model-parallel-size", ("2",))]
@@ -137,13 +137,14 @@ def _axes(run: SmallRun) -> Iterator[Axis]:
             flags = [Flag("--context-parallel-size", ("2",)), Flag("--cp-comm-type", (kind,))]
             yield Axis(f"CP2 by {kind}", "CP", tuple(flags))
     if experts and settings.expert_model_parallel_size > 1:
-        yield Axis("EP2", "EP", (Flag("--expert-model-parallel-size", ("2",)), *sharding))
+        overlapped = _choose(run, OVERLAPPED_EXPERTS)
+        yield Axis("EP2", "EP", (Flag("--expert-model-parallel-size", ("2",)), *sharding, *overlapped))
     if settings.pipeline_model_parallel_size > 1:
-        flags = [Flag("--pipeline-model-parallel-size", ("2",))]
+        flags = [Flag("--pipeline-model-parallel-size", ("2",)), *_choose(run, STAGED)]
         yield Axis("PP2", "PP", tuple(flags))
         if settings.num_layers_per_virtual_pipeline_stage or settings.num_virtual_stages_per_pipeline_rank:
             flags.append(Flag("--num-virtual-stages-per-pipeline-rank", ("2",)))
-            flags += [flag for flag in run.flags if flag.name in INTERLEAVED]
+            flags += _choose(run, INTERLEAVED)
             yield Axis("PP2 VPP2", "PP", tuple(flags))
     instances = settings.num_distributed_optimizer_instances
     if instances > 1:

@@ -56,6 +56,7 @@ _PATTERNS = {
 }
 _PRECISION = {
     "the small run computes in fp32": """
+        overlap-moe-expert-parallel-comm delay-wgrad-compute
         bf16 fp16 loss-scale initial-loss-scale min-loss-scale loss-scale-window hysteresis
         accumulate-allreduce-grads-in-fp32 attention-softmax-in-fp32 fp32-residual-connection fp16-lm-cross-entropy
         main-grads-dtype main-params-dtype exp-avg-dtype exp-avg-sq-dtype use-precision-aware-optimizer

@@ -95,6 +95,7 @@ def run(job: Job) -> list[Record] | Failed:
 
     def be_rank() -> bytes:
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if FSDP.intersection(job.flags) else "1"
+        os.environ["NVTE_APPLY_QK_LAYER_SCALING"] = str(int("--apply-query-key-layer-scaling" in job.flags))
         if job.patches is not None:
             megatron_mtp_patches.revert()
             megatron_mtp_patches.apply(job.patches)

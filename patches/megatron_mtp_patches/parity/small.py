@@ -108,6 +108,7 @@ def _describe_experts(settings: Any) -> str:
     text += f"--moe-router-topk {min(chosen, 2 if is_grouped else 4)} "
     text += "--moe-router-num-groups 2 --moe-router-group-topk 1 " if is_grouped else ""
     text += _sizes_that_it_has(settings, moe_shared_expert_intermediate_size=32)
+    text += "--moe-token-dispatcher-type alltoall " if settings.moe_token_dispatcher_type == "flex" else ""  # of DeepEP
     if isinstance(settings.moe_layer_freq, list):
         dense, layers = int(0 in settings.moe_layer_freq), _count_layers(settings)
         text += f"--moe-layer-freq ([0]*{dense}+[1]*{layers - dense}) "

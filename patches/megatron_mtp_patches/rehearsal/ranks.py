@@ -84,5 +84,5 @@ def _fork(rank: int, ranks: int, port: str, action: Callable[[], Any]) -> tuple[
 def _describe(error: BaseException) -> str:
     """The first line of an error, or all of one that says what to change."""
     if isinstance(error, UsageError):
-        return " ".join(str(error).split())
+        return " ".join(str(error).split())[: 2 * LONGEST_ERROR]
     return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0].removesuffix(": ")[:LONGEST_ERROR]
