@@ -92,7 +92,8 @@ def test_a_run_is_moved_by_the_rounding_of_its_dtype(monkeypatch):
     monkeypatch.setattr(trainings, "run", lambda job: steps.append(job.step) or [record([part((0, 4))])])
     for flags in ((), (Flag("--bf16"),)):
         assert trainings.Trainings("script", flags, "whole").reference.tolerance.is_steady
-    assert steps == [0.0, STEP["fp32"], 0.0, STEP["bf16"]]
+    others = [factor * STEP["bf16"] for factor in trainings.OTHERS]
+    assert steps == [0.0, STEP["fp32"], 0.0, STEP["bf16"], *others]
     assert STEP["bf16"] == torch.finfo(torch.bfloat16).eps / 2 > STEP["fp32"]
 
 
