@@ -109,17 +109,15 @@ def test_each_axis_of_the_layout_is_a_cut_and_so_is_each_pair(shrink):
 
 
 def test_flags_that_need_an_axis_are_in_its_cuts_alone(shrink):
-    from megatron_mtp_patches.parity.cuts import list_cuts, reference_flags
+    from megatron_mtp_patches.parity.cuts import OF_AXIS, list_cuts, reference_flags
 
-    stages = "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2"
-    experts = "--num-experts 4 --expert-model-parallel-size 2 --bf16"
-    bound = {"--no-align-grad-reduce": "VPP2", "--defer-embedding-wgrad-compute": "PP2"}
-    bound["--overlap-moe-expert-parallel-comm"] = "EP2"
-    small = shrink(f"--num-layers 8 {stages} {experts} {' '.join(bound)}", "bf16")
-    for name, axis in bound.items():
-        cuts = {cut.name for cut in list_cuts(small, 4) if name in {flag.name for flag in cut.flags}}
-        assert cuts == {cut.name for cut in list_cuts(small, 4) if axis in cut.name.split()}
-        assert name not in {flag.name for flag in reference_flags(small)}
+    layout = "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2"
+    experts = "--num-experts 64 --expert-model-parallel-size 8 --bf16"
+    small = shrink(f"--num-layers 8 {layout} {experts} {' '.join(OF_AXIS)}", "bf16")
+    having = {cut.name: {flag.name for flag in cut.flags} & OF_AXIS.keys() for cut in list_cuts(small, 2)}
+    kinds = {"TP2": {"TP"}, "EP2": {"EP"}, "PP2": {"PP"}, "PP2 VPP2": {"PP", "PP2 VPP2"}, "DP2": set()}
+    assert having == {cut: {name for name, one in OF_AXIS.items() if one in kinds[cut]} for cut in kinds}
+    assert not {flag.name for flag in reference_flags(small)} & OF_AXIS.keys()
 
 
 def test_the_dispatcher_that_needs_deepep_becomes_all_to_all(shrink):

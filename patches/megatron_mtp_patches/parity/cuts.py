@@ -20,16 +20,6 @@ LAYOUT = {
     "--sequence-parallel",
     "--cp-comm-type",
 }
-# What Megatron accepts only with virtual stages, with several stages, and with expert parallelism.
-INTERLEAVED = {
-    "--overlap-p2p-communication-warmup-flush",
-    "--no-overlap-p2p-communication",
-    "--overlap-param-gather-with-optimizer-step",
-    "--no-align-grad-reduce",
-    "--no-align-param-gather",
-}
-STAGED = {"--defer-embedding-wgrad-compute", "--wgrad-deferral-limit"}
-OVERLAPPED_EXPERTS = {"--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"}
 # How data-parallel ranks share gradients and states; one rank alone has Megatron's DDP and a whole optimizer.
 SHARDING = {
     "--use-distributed-optimizer",
@@ -44,6 +34,19 @@ SHARDING = {
     "--use-tp-pp-dp-mapping",
     "--ddp-average-in-collective",
     "--moe-shared-expert-overlap",
+}
+VIRTUAL = "PP2 VPP2"
+# What Megatron accepts only with one kind of axis, or with virtual stages.
+OF_AXIS = {
+    "--distribute-saved-activations": "TP",
+    "--overlap-moe-expert-parallel-comm": "EP",
+    "--delay-wgrad-compute": "EP",
+    "--defer-embedding-wgrad-compute": "PP",
+    "--overlap-p2p-communication-warmup-flush": VIRTUAL,
+    "--no-overlap-p2p-communication": VIRTUAL,
+    "--overlap-param-gather-with-optimizer-step": VIRTUAL,
+    "--no-align-grad-reduce": VIRTUAL,
+    "--no-align-param-gather": VIRTUAL,
 }
 
 
@@ -81,8 +84,7 @@ def reference_flags(run: SmallRun) -> tuple[Flag, ...]:
     """The flags of the run on one rank, with the whole batch."""
     names = {flag.name for flag in run.flags}
     kept = {"--use-distributed-optimizer"} if "--use-precision-aware-optimizer" in names else set()  # which needs it
-    of_cuts = LAYOUT | SHARDING | INTERLEAVED | STAGED | OVERLAPPED_EXPERTS
-    return tuple(flag for flag in run.flags if flag.name not in of_cuts - kept)
+    return tuple(flag for flag in run.flags if flag.name not in (LAYOUT | SHARDING | OF_AXIS.keys()) - kept)
 
 
 def list_cuts(run: SmallRun, most_ranks: int) -> Iterator[Cut]:
@@ -102,13 +104,15 @@ def list_cuts(run: SmallRun, most_ranks: int) -> Iterator[Cut]:
 def _cut(run: SmallRun, axes: tuple[Axis, ...], ranks: int) -> Cut:
     flags = [flag for axis in axes for flag in axis.flags]
     if not any(axis.kind == "DP" for axis in axes):
-        flags += [flag for flag in _choose(run, SHARDING) if flag.name != "--num-distributed-optimizer-instances"]
+        flags += [flag for flag in _sharding(run) if flag.name != "--num-distributed-optimizer-instances"]
+    axis_names = {one for axis in axes for one in (axis.kind, axis.name)}
+    flags += [flag for flag in run.flags if OF_AXIS.get(flag.name) in axis_names]
     name = " ".join(axis.name for axis in axes)
     return Cut(name, ranks, (*reference_flags(run), *dict.fromkeys(flags)))
 
 
-def _choose(run: SmallRun, names: set[str]) -> tuple[Flag, ...]:
-    return tuple(flag for flag in run.flags if flag.name in names)
+def _sharding(run: SmallRun) -> tuple[Flag, ...]:
+    return tuple(flag for flag in run.flags if flag.name in SHARDING)
 
 
 def _ranks_with_experts_inside(axes: tuple[Axis, ...]) -> int:
@@ -122,7 +126,7 @@ def _ranks_with_experts_inside(axes: tuple[Axis, ...]) -> int:
 
 def _axes(run: SmallRun) -> Iterator[Axis]:
     """Yield the axes of the user's layout."""
-    settings, sharding = run.settings, _choose(run, SHARDING)
+    settings, sharding = run.settings, _sharding(run)
     experts = settings.num_experts
     if settings.tensor_model_parallel_size > 1:
         flags = [Flag("--tensor-model-parallel-size", ("2",))]
@@ -137,15 +141,13 @@ def _axes(run: SmallRun) -> Iterator[Axis]:
             flags = [Flag("--context-parallel-size", ("2",)), Flag("--cp-comm-type", (kind,))]
             yield Axis(f"CP2 by {kind}", "CP", tuple(flags))
     if experts and settings.expert_model_parallel_size > 1:
-        overlapped = _choose(run, OVERLAPPED_EXPERTS)
-        yield Axis("EP2", "EP", (Flag("--expert-model-parallel-size", ("2",)), *sharding, *overlapped))
+        yield Axis("EP2", "EP", (Flag("--expert-model-parallel-size", ("2",)), *sharding))
     if settings.pipeline_model_parallel_size > 1:
-        flags = [Flag("--pipeline-model-parallel-size", ("2",)), *_choose(run, STAGED)]
+        flags = [Flag("--pipeline-model-parallel-size", ("2",))]
         yield Axis("PP2", "PP", tuple(flags))
         if settings.num_layers_per_virtual_pipeline_stage or settings.num_virtual_stages_per_pipeline_rank:
             flags.append(Flag("--num-virtual-stages-per-pipeline-rank", ("2",)))
-            flags += _choose(run, INTERLEAVED)
-            yield Axis("PP2 VPP2", "PP", tuple(flags))
+            yield Axis(VIRTUAL, "PP", tuple(flags))
     instances = settings.num_distributed_optimizer_instances
     if instances > 1:
         name = "--num-distributed-optimizer-instances"
