@@ -1,5 +1,7 @@
 """A run is made small: sizes shrink, kinds of layers and other flags stay, and what is left out has a reason."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytestmark = [
@@ -151,3 +153,13 @@ def test_the_whole_layout_is_a_cut_in_which_experts_divide_the_ranks_of_the_othe
     experts = "--num-experts 8 --expert-model-parallel-size 8"
     assert last(f"{dense} {experts} --expert-tensor-parallel-size 1", 4) == ("TP2 EP2 PP2 on 4 ranks", 4)
     assert last(f"{dense} {experts}", 8) == ("TP2 EP2 PP2", 8)  # experts are divided by TP as well
+
+
+def test_what_defects_ask_for_is_recorded_dtypes_included(monkeypatch):
+    import torch
+    from megatron import training
+    from megatron_mtp_patches.parity.training import _plain_arguments
+
+    arguments = SimpleNamespace(megatron_fsdp_grad_comm_dtype=torch.bfloat16, optimizer="adam", timers=object())
+    monkeypatch.setattr(training, "get_args", lambda: arguments)
+    assert _plain_arguments() == {"megatron_fsdp_grad_comm_dtype": torch.bfloat16, "optimizer": "adam"}
