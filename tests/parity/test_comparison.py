@@ -73,6 +73,13 @@ def test_a_finding_is_beyond_the_spread_and_zeros_never_are():
     assert [found for founds in verdict.dependences.values() for found in founds] == [zeros]
 
 
+@pytest.mark.parametrize("is_bf16, has_fsdp", [(True, False), (False, True), (False, False)])
+def test_sums_in_bf16_are_rounded_and_change_no_more(is_bf16, has_fsdp):
+    run = SimpleNamespace(**vars(RUN) | {"grad_reduce_in_bf16": True, "bf16": is_bf16, "use_megatron_fsdp": has_fsdp})
+    rounded, doubled = (Deviation(1, "gradient", "weight", size) for size in (2**-8, 1.0))
+    assert judge([rounded, doubled], Tolerance([]), run).findings == [doubled, rounded][: 2 - (is_bf16 or has_fsdp)]
+
+
 def test_weights_that_choose_other_experts_when_moved_are_not_steady():
     assert Tolerance([Deviation(1, "gradient", "weight", 1e-5)]).is_steady
     assert not Tolerance([Deviation(1, "gradient", "weight", 0.05)]).is_steady
