@@ -40,6 +40,13 @@ def test_the_same_numbers_deviate_by_nothing():
     assert {one.size for one in compare([record([part((0, 4))])], cut)} == {0.0}
 
 
+def test_what_a_line_rounds_is_compared_with_all_its_digits():
+    one, cut = record([part((0, 4))]), record([part((0, 4))])
+    one.lines[0] |= {"lm loss": 2.0, "z_loss": 1.0}
+    cut.lines[0] |= {"lm loss": 2.001, "z_loss": 1.5, "grad norm": 3.001}
+    assert [deviation.name for deviation in compare([one], [cut]) if deviation.size] == ["z_loss"]
+
+
 @pytest.mark.parametrize(
     "cut, kind, name",
     [
