@@ -1,7 +1,7 @@
 """Runs `parity` on rows: python -m scripts.parity_scores.run_rows SCORES ROWS TREE RELEASE PATCHES [MUTATED FILE].
 
-ROWS is a file of JSON; SCORES gets a line of JSON for each row, as soon as it is scored. The Megatron of TREE is imported;
-a mutated file in it has to be what is imported as its module.
+ROWS is a file of JSON; SCORES gets a line of JSON for each row, as soon as it is scored. The Megatron of TREE is
+imported; a mutated file in it has to be what is imported as its module.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ SCORES = FOLDER / "scores.json"
 # By list and patches: the column, the outcome that is wanted, and the field of a row with the reason why it is another.
 WANTED = {
     ("known", "none"): ("known wrong numbers that are named", "named", "not_named"),
-    ("known", "all"): ("of these, clean with all patches", "clean", "not_clean"),
+    ("known", "all"): ("their runs that are clean with all patches", "clean", "not_clean"),
     ("mutants", "none"): ("mutants that are noticed", "noticed", "not_noticed"),
 }
 
@@ -64,7 +64,7 @@ def write_scores(scores: Iterable[Score], file: Path = SCORES) -> None:
 
 def make_block(scores: list[Score]) -> str:
     """How many rows of each release came out as wanted, and each other one with its reason."""
-    releases = list(dict.fromkeys(one.release for one in scores))
+    releases = sorted({one.release for one in scores})
     rows = [
         [release, *(_count(_of(scores, release, *key), wanted[1]) for key, wanted in WANTED.items())]
         for release in releases

@@ -114,12 +114,17 @@ def test_counts_and_reasons(tmp_path, monkeypatch):
     def score(release, name, outcome, patches="none", kind="known"):
         return Score(kind, release, name, patches, outcome, [], {}, "", 1)
 
-    rows = [score("1", "a", "found"), score("1", "b", "found"), score("1", "a", "clean", "all")]
-    rows += [score("2", "m", "noticed", kind="mutants"), score("1", "a", "named")]
+    rows = [
+        score("2", "m", "noticed", kind="mutants"),
+        score("1", "a", "found"),
+        score("1", "b", "found"),
+        score("1", "a", "clean", "all"),
+    ]
+    rows += [score("1", "a", "named")]
     write_scores(rows, tmp_path / "scores.json")
     reasons = [{"name": "a"}, {"name": "b", "not_named": "its kernel is missing"}]
     monkeypatch.setattr(table, "read_rows", lambda name, release: reasons)
-    lines = make_block(read_scores(tmp_path / "scores.json")).splitlines()
+    lines = make_block([*reversed(read_scores(tmp_path / "scores.json"))]).splitlines()
     assert lines[2:] == [
         "| 1 | 1 of 2 | 1 of 1 | not run |",
         "| 2 | not run | not run | 1 of 1 |",
