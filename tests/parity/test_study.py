@@ -21,7 +21,9 @@ def study_cut(monkeypatch):
 
     flags = tuple(split(" ".join(CUT_FLAGS).split()))
 
-    def run(acting, removes=(), controls=(), defined_by_cut=()):
+    def run(acting, removes=(), controls=(), defined_by_cut=(), kind="gradient"):
+        finding = SimpleNamespace(kind=kind)
+
         def train(flags, ranks, patches=None):
             has = set((patches or "").split(","))
             names = {flag.name for flag in flags}
@@ -33,10 +35,13 @@ def study_cut(monkeypatch):
         monkeypatch.setattr(
             study,
             "judge_cut",
-            lambda one, records: Verdict([] if records[0].is_equal else ["a"], {"by cut": defined_by_cut}),
+            lambda one, records: Verdict([] if records[0].is_equal else [finding], {"by cut": defined_by_cut}),
         )
         monkeypatch.setattr(study, "reference_flags", lambda small: flags)
-        defects = [SimpleNamespace(id=f"defect-{patch}", patch=patch) for patch in acting]
+        kinds = {"log": "wrong log"}
+        defects = [
+            SimpleNamespace(id=f"defect-{one}", patch=one, kind=kinds.get(one, "wrong numbers")) for one in acting
+        ]
         monkeypatch.setattr(
             study, "known_explanations", lambda *values: [(one, one.patch == "both") for one in defects]
         )
@@ -95,3 +100,8 @@ def test_a_control_changes_only_runs_that_it_fits():
     assert names_of_changes("--tensor-model-parallel-size 2") == always | {"with sequence parallelism"}
     untied = names_of_changes("--untie-embeddings-and-output-weights --sequence-parallel --mtp-num-layers 1")
     assert untied == always - {"with untied embeddings"} | {"without sequence parallelism", "without MTP heads"}
+
+
+def test_a_defect_of_the_log_explains_numbers_of_the_log_alone(study_cut):
+    assert explained(study_cut(["a", "log"])) == {"a": False}
+    assert explained(study_cut(["a", "log"], kind="log")) == {"a": False, "log": False}

@@ -8,7 +8,8 @@ from typing import Any
 from ..doctor.findings import Finding, RunSettings, find_defects
 from .samples import WHOLE
 
-KINDS = {"wrong numbers", "wrong log"}
+WRONG_LOG = "wrong log"
+KINDS = {"wrong numbers", WRONG_LOG}
 
 
 def known_explanations(cut: dict[str, Any], reference: dict[str, Any], data: str) -> list[tuple[Finding, bool]]:

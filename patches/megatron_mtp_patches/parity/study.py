@@ -14,7 +14,7 @@ from ..engine.state import State
 from .comparison import Deviation
 from .controls import CONTROLS, Control
 from .cuts import Cut, list_cuts, reference_flags
-from .explanations import known_explanations
+from .explanations import WRONG_LOG, known_explanations
 from .flags import Flag
 from .processes import Failed
 from .small import SmallRun
@@ -124,7 +124,7 @@ class Study:
         verdict = judge_cut(self.reference, records)
         result = Result(cut, time.monotonic() - start, verdict=verdict)
         if result.findings:
-            result.explanations = self._explain(cut, records)
+            result.explanations = self._explain(cut, records, verdict.findings)
             if not self.all_are_applied:
                 result.goes_away = self._is_equal(cut, "all")
             if not result.is_explained:
@@ -137,8 +137,9 @@ class Study:
     def _acting(self, records: list[Record]) -> list[tuple[Finding, bool]]:
         return known_explanations(records[0].arguments, self.reference.record.arguments, self.data)
 
-    def _explain(self, cut: Cut, records: list[Record]) -> list[Explanation]:
-        acting = [one for one, _ in self._acting(records)]
+    def _explain(self, cut: Cut, records: list[Record], findings: list[Deviation]) -> list[Explanation]:
+        is_in_log = any(one.kind == "log" for one in findings)
+        acting = [one for one, _ in self._acting(records) if is_in_log or one.kind != WRONG_LOG]
         patches = sorted({one.patch for one in acting if one.patch})
         is_equal = {patch: self._is_equal_with(cut, [patch]) for patch in patches}
         needed = {patch for patch in patches if is_equal[patch]}
