@@ -22,7 +22,7 @@ def part(rows, values=None):
 
 def record(gradient, loss=2.0, norm=3.0, buffers=None):
     parts = {"weight": gradient}
-    return Record([{"lm loss": [loss]}], [norm], [{"grad norm": norm}], [parts], [parts], [buffers or {}])
+    return Record([{"lm loss": [loss]}], [norm], [{"grad norm": norm}], [parts], parts, [buffers or {}])
 
 
 def test_parts_of_two_ranks_are_a_whole():
@@ -53,7 +53,7 @@ def test_what_a_line_rounds_is_compared_with_all_its_digits():
         ([record([part((0, 4))], loss=2.5)], "loss", "lm loss"),
         ([record([part((0, 4))]), record([part((0, 4))], norm=3.3)], "gradient norm", "of rank 1"),
         ([record([part((0, 2))])], "gradient", "weight"),
-        ([record([part((0, 4), 2 * WHOLE)])], "weight", "weight"),
+        ([record([part((0, 4), 2 * WHOLE)])], "update", "weight"),
         ([record([part((0, 4))]), record([part((0, 2), 3 * WHOLE[:2])])], "copies", "gradient weight"),
         ([record([part((0, 4))], buffers={"bias": [part((0, 4), 3 * WHOLE)]})], "buffer", "bias"),
     ],
@@ -71,10 +71,10 @@ def test_a_weight_that_only_one_of_the_two_has_is_infinitely_far():
 
 
 def test_a_finding_is_beyond_the_spread_and_zeros_never_are():
-    tolerance = Tolerance([Deviation(1, "gradient", "weight", 1e-6), Deviation(1, "weight", "weight", 1e-3)])
+    tolerance = Tolerance([Deviation(1, "gradient", "weight", 1e-6), Deviation(1, "update", "weight", 1e-3)])
     sizes = {"small": 0.9 * FACTOR * 1e-6, "large": 1.1 * FACTOR * 1e-6}
     deviations = [Deviation(1, "gradient", name, size) for name, size in sizes.items()]
-    update, zeros = Deviation(1, "weight", "weight", 9e-3), Deviation(1, "log", "num zeros", math.inf)
+    update, zeros = Deviation(1, "update", "weight", 9e-3), Deviation(1, "log", "num zeros", math.inf)
     verdict = judge([*deviations, update, zeros], tolerance, RUN)
     assert [one.name for one in verdict.findings] == ["large"]
     assert [found for founds in verdict.dependences.values() for found in founds] == [zeros]

@@ -28,7 +28,7 @@ class Deviation(NamedTuple):
 
     Attributes:
         step: counted from 1.
-        kind: "loss", "gradient norm", "log", "gradient", "weight", "buffer" or "copies"; or one of HIDDEN.
+        kind: "loss", "gradient norm", "log", "gradient", "update", "buffer" or "copies"; or one of HIDDEN.
         name: of the loss, metric, weight, buffer or hidden state; the rank of a gradient norm.
         size: relative; infinite where one of the two lacks it.
     """
@@ -74,8 +74,8 @@ def compare(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
         yield from _compare_tensors(step, "gradient", merge([one.gradients[index]]), merge(gradients))
         buffers = [record.buffers[index] for record in cut]
         yield from _compare_tensors(step, "buffer", merge([one.buffers[index]]), merge(buffers))
-    before = merge([one.weights[0]])
-    yield from _compare_tensors(1, "weight", before, merge([record.weights[0] for record in cut]), one.gradients[0])
+    updates = merge([record.update for record in cut])
+    yield from _compare_tensors(1, "update", merge([one.update]), updates, one.gradients[0])
 
 
 def _compare_hidden(step: int, one: HiddenStates, ranks: list[HiddenStates]) -> Iterator[Deviation]:

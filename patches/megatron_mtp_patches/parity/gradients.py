@@ -32,14 +32,28 @@ def collect_gradients(model: list[Any], optimizer: Any, shards: list[Shard]) -> 
     return _by_name(shards, values)
 
 
-def collect_weights(model: list[Any], optimizer: Any, shards: list[Shard]) -> Parts:
-    """The weights after a step."""
+def gather_weights(model: list[Any]) -> None:
+    """Have each rank get the weights that others have updated, where that overlaps with the next forward pass."""
+    for chunk in model:
+        if getattr(getattr(chunk, "ddp_config", None), "overlap_param_gather", False):
+            chunk.start_param_sync(force_sync=True)
+
+
+def collect_weights(optimizer: Any, shards: list[Shard]) -> Parts:
+    """The weights as they are now."""
     sharded = dict(_sharded_values(optimizer, "data"))
-    if not sharded:
-        for chunk in model:
-            if getattr(getattr(chunk, "ddp_config", None), "overlap_param_gather", False):
-                chunk.start_param_sync(force_sync=True)
     return _by_name(shards, sharded or {shard.parameter: shard.parameter.data for shard in shards})
+
+
+def subtract(parts: Parts, others: Parts) -> Parts:
+    """`parts` minus `others`, of the same shards."""
+    return {
+        name: [
+            (shape, region, values - other[2])
+            for (shape, region, values), other in zip(some, others[name], strict=True)
+        ]
+        for name, some in parts.items()
+    }
 
 
 def collect_buffers(buffers: list[PlacedBuffer]) -> Parts:

@@ -15,7 +15,7 @@ import torch
 
 from ..engine import UsageError
 from . import weights
-from .gradients import Parts, collect_buffers, collect_gradients, collect_weights
+from .gradients import Parts, collect_buffers, collect_gradients, collect_weights, gather_weights, subtract
 from .hidden_states import HiddenStates
 from .samples import Samples
 from .small import VOCABULARY
@@ -62,7 +62,7 @@ class Record:
         norms: the gradient norm of each step; None where the trainer knows none.
         lines: the numbers of each line of the log, by name.
         gradients: of each step, {name of a weight: [(shape, region, values)]}.
-        weights: after each step, likewise.
+        update: what the first step adds to each weight, likewise.
         buffers: after each step, likewise.
         hidden: the hidden states of the first step.
         unplaced: the parameters that have no place in a checkpoint.
@@ -73,7 +73,7 @@ class Record:
     norms: list[float | None] = field(default_factory=list)
     lines: list[dict[str, float]] = field(default_factory=list)
     gradients: list[Parts] = field(default_factory=list)
-    weights: list[Parts] = field(default_factory=list)
+    update: Parts = field(default_factory=dict)
     buffers: list[Parts] = field(default_factory=list)
     hidden: HiddenStates = field(default_factory=HiddenStates)
     unplaced: list[str] = field(default_factory=list)
@@ -192,8 +192,10 @@ def _record_optimizer(training: Any, record: Record, state: weights.Placement) -
 
         def step_and_record() -> Any:
             record.gradients.append(collect_gradients(model, optimizer, state.shards))
+            before = collect_weights(optimizer, state.shards)
             result = step()
-            record.weights.append(collect_weights(model, optimizer, state.shards))
+            gather_weights(model)
+            record.update = record.update or subtract(collect_weights(optimizer, state.shards), before)
             record.buffers.append(collect_buffers(state.buffers))
             return result
 
