@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from megatron_mtp_patches.engine import PatchError
+from megatron_mtp_patches.parity.cuts import list_cuts
 from megatron_mtp_patches.parity.small import shrink
 from megatron_mtp_patches.parity.study import Result, Study
 
@@ -24,7 +25,7 @@ def study(script: str, configuration: Configuration) -> dict[str, Any]:
         small = shrink(list(configuration.words), configuration.dtype)
         studied = Study(script, small, configuration.data)
         answer["notes"] = studied.notes
-        answer["cuts"] = [_describe(one) for one in studied.results(configuration.ranks)]
+        answer["cuts"] = [_describe(one) for one in studied.results(list_cuts(small, configuration.ranks))]
     except PatchError as error:
         answer["refused"] = str(error).removeprefix("the run made small does not train on one rank: ")
     return answer | {"seconds": round(time.monotonic() - start, 1)}

@@ -46,7 +46,7 @@ def score(script: str, row: dict[str, Any], release: str, patches: str, is_mutan
     error = ""
     try:
         study = make_study(script, row["flags"])
-        for result in judge_cuts(study) if is_mutant else study.results(RANKS):
+        for result in judge_cuts(study) if is_mutant else study.results(list_cuts(study.small, RANKS)):
             results.append(result)
             if is_decided(row, patches, is_mutant, results):
                 break

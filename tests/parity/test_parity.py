@@ -140,7 +140,16 @@ def test_flags_that_megatron_refuses_are_wrong_usage(parity, words, message):
 
 def test_a_layout_without_such_a_cut_is_wrong_usage(parity):
     code, text = parity(*OPTIONS, "--cut", "TP2", "--", *DENSE.split())
-    assert code == 2 and "none of its cuts trains" in text
+    assert code == 2 and "no cut of this layout and --ranks 2 is 'TP2': DP2" in text
+    code, text = parity(*OPTIONS, "--", *DENSE.split(), "--use-megatron-fsdp")  # without the rest of its flags
+    assert code == 2 and "none of its cuts trains: DP2" in text
+
+
+def test_a_script_that_trains_nothing_is_wrong_usage(parity, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import megatron.training\n")
+    code, text = parity("--script", str(script), "--", *DENSE.split())
+    assert code == 2 and "has ended without a step of Megatron's pretrain()" in text
 
 
 @pytest.mark.parametrize(
@@ -149,6 +158,7 @@ def test_a_layout_without_such_a_cut_is_wrong_usage(parity):
         (("--script", "no_such.py", "--", "--num-layers", "2"), "no such script: no_such.py"),
         ((), "either the flags of a training"),
         (("--batch", "a", "--save", "b"), "--save is for one run"),
+        (("--script", str(SCRIPT), "--save", "no/such", "--", "--num-layers", "2"), "--save no/such: there is no such"),
     ],
 )
 def test_wrong_usage_says_what_to_change(parity, words, message):

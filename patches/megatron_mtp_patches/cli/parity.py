@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ from ..doctor.launch_script import Command
 from ..doctor.run_files import read_runs
 from ..engine import UsageError
 from ..megatrons.installed import describe_megatron
+from ..parity.cuts import Cut, list_cuts
 from ..parity.processes import import_script, prepare
 from ..parity.report import write_report
-from ..parity.small import shrink
+from ..parity.small import SmallRun, shrink
 from ..parity.study import MissingPackageError, Result, Study
 from .console import make_printer
 from .parity_output import describe_study, show_result, show_run, show_summary
@@ -117,6 +119,8 @@ def _find_script(of_run: str, words: list[str], chosen: str | None) -> str:
 def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
     start = time.monotonic()
     show: Callable[..., None] = (lambda *_, **__: None) if options.as_json else make_printer()
+    if options.save and not Path(options.save).absolute().parent.is_dir():
+        raise UsageError(f"--save {options.save}: there is no such folder")
     os.environ["MEGATRON_MTP_PATCHES_DEFECTS"] = "off"  # the line of known defects; this command says them
     scripts: set[str] = set()
     codes, answers = [], []
@@ -152,21 +156,34 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
 def _study(run: _Run, options: Options, show: Callable[..., None], start: float, results: list[Result]) -> Study:
     with _quiet():
         small = shrink(list(run.flags), options.dtype)
-    show_run(show, run.script, small, options.data)
+    cuts = _choose_cuts(small, options)
+    show_run(show, run.script, small, options.data, options.ranks)
     study = Study(run.script, small, options.data)
-    show(f"one rank: trained (weights {study.trainings.draw + 1}), {time.monotonic() - start:.0f} s since the start")
+    draws = f", with draw {study.trainings.draw + 1} of weights" * (study.trainings.draw > 0)
+    show(f"one rank: trained{draws}, {time.monotonic() - start:.0f} s since the start")
     for note in study.notes:
         show(note, style="yellow")
-    for result in study.results(options.ranks, frozenset(options.cuts)):
-        results.append(result)
-        show_result(show, result)
+    try:
+        for result in study.results(cuts):
+            results.append(result)
+            show_result(show, result)
+    except KeyboardInterrupt:
+        show_summary(show, results, time.monotonic() - start)
+        sys.exit(128 + signal.SIGINT)
     if not any(one.verdict for one in results):
-        names = ", ".join(one.cut.name for one in results) or "the layout has none with these options"
-        raise UsageError(f"none of its cuts trains: {names}")
+        raise UsageError(f"none of its cuts trains: {', '.join(one.cut.name for one in results)}")
     show_summary(show, results, time.monotonic() - start)
     if options.save:
         show(write_report(Path(options.save), run.script, study, results))
     return study
+
+
+def _choose_cuts(small: SmallRun, options: Options) -> list[Cut]:
+    cuts = list(list_cuts(small, options.ranks))
+    names = [cut.name for cut in cuts]
+    if unknown := [name for name in options.cuts if name not in names]:
+        raise UsageError(f"no cut of this layout and --ranks {options.ranks} is {unknown[0]!r}: {', '.join(names)}")
+    return [cut for cut in cuts if not options.cuts or cut.name in options.cuts]
 
 
 def _exit_code(results: list[Result]) -> int:

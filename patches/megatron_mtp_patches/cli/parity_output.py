@@ -15,12 +15,13 @@ SHOWN = 4  # deviations of a cut
 Show = Callable[..., None]
 
 
-def show_run(show: Show, script: str, small: SmallRun, data: str) -> None:
+def show_run(show: Show, script: str, small: SmallRun, data: str, ranks: int) -> None:
     show(f"{describe_megatron()}; {script} in a rehearsal on the CPU, fused attention in float32")
     for reason, flags in small.left_out.items():
         show(f"left out, because {reason}: {'; '.join(map(str, flags))}")
     show(f"made small, or added: {' '.join(map(str, small.changed))}")
-    show(f"loss masks: {data}\n")
+    show(f"loss masks: {data}; cuts of at most {ranks} ranks")
+    show("training on one rank, twice or more ...\n")
 
 
 def show_result(show: Show, result: Result) -> None:
@@ -53,8 +54,9 @@ def show_result(show: Show, result: Result) -> None:
 
 
 def describe_deviation(one: Deviation) -> str:
-    size = "absent in one of the two" if one.size == float("inf") else f"{one.size:.2g} of it"
-    return f"{one.kind} {one.name}, step {one.step}: off by {size}"
+    what = f"copies of the {one.name}" if one.kind == "copies" else f"{one.kind} {one.name}"
+    size = "absent in one of the two" if one.size == float("inf") else f"off by {one.size:.2g} times its size"
+    return f"{what}, step {one.step}: {size}"
 
 
 def describe_beginning(result: Result) -> str:
@@ -63,9 +65,8 @@ def describe_beginning(result: Result) -> str:
     if begins is None:
         return "it begins after the backward pass of the hidden states, or in a part that is not watched"
     backward = "in the backward pass, with the " if begins.kind == HIDDEN[1] else "with the "
-    return (
-        f"it begins {backward}{begins.kind} after {begins.name}, of step {begins.step}: off by {begins.size:.2g} of it"
-    )
+    where = f"{begins.kind} after {begins.name}, of step {begins.step}"
+    return f"it begins {backward}{where}: off by {begins.size:.2g} times its size"
 
 
 def describe_explanation(explanation: Explanation) -> str:

@@ -48,7 +48,7 @@ DEPENDENCES = (
     ),
     Dependence(
         "--muon-tp-mode blockwise orthogonalizes the part of a matrix that a rank has",
-        lambda deviation: deviation.kind == "update" or deviation.step > 1,
+        lambda deviation: deviation.kind == "update" or deviation.step > 1 or deviation.name == "params norm",
         lambda run: "muon" in run.optimizer and run.muon_tp_mode == "blockwise" and run.tensor_model_parallel_size > 1,
     ),
     Dependence(

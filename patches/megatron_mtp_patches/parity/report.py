@@ -48,7 +48,9 @@ def write_report(file: Path, script: str, study: Study, results: list[Result]) -
         return "nothing is saved: every cut that trains is equal"
     result = differing[0]
     words = join([*study.small.flags, *study.small.left_out.get(EVEN_LAYERS, [])])  # which say that stages are virtual
-    deviations = [f"* {one.kind} {one.name}, step {one.step}: off by {one.size:.3g} of it" for one in result.findings]
+    deviations = [
+        f"* {one.kind} {one.name}, step {one.step}: off by {one.size:.3g} times its size" for one in result.findings
+    ]
     controls = [f"* {name}: {'equal' if equal else 'differs'}" for name, equal in result.controls.items()]
     chosen = "all" if study.all_are_applied else ",".join(study.applied) or "none"
     text = _PROGRAM.format(

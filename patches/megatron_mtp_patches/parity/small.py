@@ -52,6 +52,8 @@ def shrink(words: list[str], dtype: str) -> SmallRun:
     if dtype == "bf16" and not settings.bf16:
         changed.append(Flag("--bf16"))
     names = {flag.name for flag in changed}
+    dropped = {why: [flag for flag in flags if flag.name not in names] for why, flags in left_out.items()}
+    left_out = {why: flags for why, flags in dropped.items() if flags}
     return SmallRun([flag for flag in kept if flag.name not in names] + changed, left_out, changed, settings, dtype)
 
 

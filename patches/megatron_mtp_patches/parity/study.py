@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from ..engine import PatchError, UsageError
 from ..engine.state import State
 from .comparison import Deviation
 from .controls import CONTROLS, Control
-from .cuts import Cut, list_cuts, reference_flags
+from .cuts import Cut, reference_flags
 from .explanations import WRONG_LOG, known_explanations
 from .flags import Flag
 from .processes import Failed
@@ -107,13 +107,15 @@ class Study:
     def notes(self) -> list[str]:
         """What weakens the comparisons, as sentences without a full stop."""
         unplaced = self.reference.record.unplaced
-        unsteady = "each draw of weights has routes that a small change moves, so large deviations pass"
+        unsteady = (
+            "each draw of weights has numbers that a small change moves far, as choices of experts or directions of "
+            "Muon, so large deviations pass"
+        )
         notes = [f"not compared, because sharded_state_dict has no place for them: {', '.join(unplaced)}"]
         return notes * bool(unplaced) + [unsteady] * (not self.reference.tolerance.is_steady)
 
-    def results(self, most_ranks: int, names: frozenset[str] = frozenset()) -> Iterator[Result]:
-        """Yield the result of each cut of at most so many ranks, or of those with these names."""
-        cuts = (cut for cut in list_cuts(self.small, most_ranks) if not names or cut.name in names)
+    def results(self, cuts: Iterable[Cut]) -> Iterator[Result]:
+        """Yield the result of each cut."""
         return map(self._study, cuts)
 
     def _study(self, cut: Cut) -> Result:

@@ -89,6 +89,8 @@ def train(job: Job) -> Record:
     _give_samples(job)
     _record_steps(record, state)
     runpy.run_path(job.script, run_name="__main__")
+    if not record.norms:
+        raise UsageError(f"{job.script} has ended without a step of Megatron's pretrain()")
     return record
 
 

@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
     """What is said of a cut.
 
     Attributes:
-        findings: the deviations beyond the tolerance, the largest first.
+        findings: the deviations beyond the tolerance, step by step, the largest first.
         dependences: those that Megatron defines, with the reason.
         begins: the first hidden state that deviates, or gradient of one, in the order of a step; None where something
             else deviates in an earlier step.
@@ -66,13 +66,13 @@ def judge(deviations: Iterable[Deviation], tolerance: Tolerance, settings: objec
     findings: list[Deviation] = []
     dependences: dict[Dependence, list[Deviation]] = {}
     beyond = [one for one in deviations if one.size > tolerance.of(one)]
-    for deviation in sorted(beyond, key=lambda one: -one.size):
+    for deviation in sorted(beyond, key=lambda one: (one.step, -one.size)):
         if deviation.kind not in HIDDEN:
             dependence = find_dependence(deviation, settings)
             if dependence is None:
                 findings.append(deviation)
             else:
                 dependences.setdefault(dependence, []).append(deviation)
-    first_step = min((one.step for one in findings), default=0)
+    first_step = findings[0].step if findings else 0
     begins = next((one for one in beyond if one.kind in HIDDEN and one.step <= first_step), None)
     return Verdict(findings, dependences, begins)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from ..engine import UsageError
 
 LONGEST_ERROR = 160
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class Returned(NamedTuple):
@@ -67,6 +69,7 @@ def _fork(rank: int, ranks: int, port: str, action: Callable[[], Any]) -> tuple[
     if pid:
         sender.close()
         return pid, receiver
+    _end_with_parent()
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {name: str(number) for name, number in numbers.items()}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
@@ -79,6 +82,12 @@ def _fork(rank: int, ranks: int, port: str, action: Callable[[], Any]) -> tuple[
         returned = Returned(None, _describe(error))
     sender.send(returned)
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """Have this process killed when its parent ends, however it does; Linux alone can."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _describe(error: BaseException) -> str:
