@@ -52,6 +52,7 @@ OTHERS = {
     "scripts/test.sh": {"--others"},
     "scripts.docs": {"--runs"},  # of a former commit
     "scripts.gpu": {"--all", "--device", "--first", "--megatron", "--rest", "--seconds"},
+    "scripts.parity_scores": {"--checkout"},
     "scripts.pins": {"--check"},
     "scripts.replay": {"--megatron", "--ranks", "--release"},
     "megatron-core 0.19": {"--freeze-all-layers", "--freeze-base-for-mtp", "--qad-train-target"}
