@@ -78,6 +78,7 @@ _MODULES = (
     "moe.pass_padding_mask_to_routers",
     "moe.score_experts_in_fp32",
     "moe.leave_heads_out_of_router_replay",
+    "moe.make_router_gradients_contiguous",
     "quantization.quantize_weights_of_each_step",
     "trainer.freeze_all_layers",
     "trainer.log_first_step_once",

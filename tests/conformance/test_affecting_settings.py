@@ -21,6 +21,8 @@ GATED = {"attention_output_gate": True, "num_query_groups": 2, "tensor_model_par
 MLA = {"multi_latent_attention": True, "tensor_model_parallel_size": 2}
 SINKS = {"softmax_type": "learnable", "context_parallel_size": 2, "cp_comm_type": ["a2a"]}
 DOCUMENTS = {"reset_attention_mask": True, "bf16": True, "attention_backend": SimpleNamespace(name="auto")}
+ALL_TO_ALL = {"moe_token_dispatcher_type": "alltoall"}
+SINKHORN = {"num_experts": 4, "moe_router_load_balancing_type": "sinkhorn", "moe_router_topk": 1}
 Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
 
 TWO_MICROBATCHES = {"global_batch_size": 2, "micro_batch_size": 1}
@@ -47,6 +49,16 @@ FUSED_EXPERTS = {
         # a recipe that generates text
         ("ML-5975", {**GRAPHS, "moe_pad_experts_for_cuda_graph_inference": True}, False),
         ("ML-5975", {"cuda_graph_impl": "transformer_engine"}, False),
+        ("transposed-router-gradients", SINKHORN, True),
+        ("transposed-router-gradients", {**SINKHORN, "moe_router_load_balancing_type": ["sinkhorn"]}, True),
+        ("transposed-router-gradients", {**SINKHORN, "moe_permute_fusion": True}, True),  # not of all-gathers
+        ("transposed-router-gradients", {**SINKHORN, "expert_model_parallel_size": 2}, False),
+        ("transposed-router-gradients", {**SINKHORN, "tensor_model_parallel_size": 2}, False),
+        ("transposed-router-gradients", {**SINKHORN, "moe_router_topk": 2}, False),
+        ("transposed-router-gradients", {**SINKHORN, "moe_router_dtype": "fp64"}, False),
+        ("transposed-router-gradients", {**SINKHORN, **ALL_TO_ALL, "expert_model_parallel_size": 2}, True),
+        ("transposed-router-gradients", {**SINKHORN, **ALL_TO_ALL, "moe_permute_fusion": True}, False),
+        ("transposed-router-gradients", {**SINKHORN, "moe_token_dispatcher_type": "flex"}, False),
         ("ML-6238", {"log_interval": 1}, True),
         ("ML-6238", {"log_interval": 10, "load": "x"}, False),
         ("ML-4103", PACKED, True),

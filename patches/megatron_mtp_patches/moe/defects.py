@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import expert_parallel, has_any_aux_loss, has_graph_scope, has_low_precision
+from ..defects.conditions import (
+    expert_parallel,
+    expert_tensor_parallel,
+    has_any_aux_loss,
+    has_graph_scope,
+    has_low_precision,
+)
 from ..defects.declare import Defect, Sign
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
@@ -22,6 +28,19 @@ def _captures_router(run: Any) -> bool:
     return bool(
         run.num_experts and run.cuda_graph_impl == "local" and has_graph_scope(run, "moe_router", "moe_preprocess")
     )
+
+
+def _transposes_router_gradients(run: Any) -> bool:
+    """True if the gradient of a router's logits has the strides of [experts, tokens].
+
+    An unfused permutation gives the probabilities such a gradient, which a sigmoid passes on and a softmax does not.
+    """
+    passes_on = "sinkhorn" in (run.moe_router_load_balancing_type or "") and run.moe_router_topk == 1
+    if run.moe_token_dispatcher_type == "alltoall":
+        return bool(run.num_experts and passes_on and not run.moe_permute_fusion)
+    gathers = run.moe_token_dispatcher_type in (None, "allgather")
+    # With several ranks the gradient comes out of a reduce-scatter.
+    return bool(run.num_experts and passes_on and gathers and expert_parallel(run) * expert_tensor_parallel(run) == 1)
 
 
 DEFECTS = (
@@ -183,5 +202,24 @@ DEFECTS = (
         instead="upcycle without virtual pipeline stages",
         state="fixed on main",
         evidence="read",
+    ),
+    Defect(
+        id="transposed-router-gradients",
+        effect="Routers and all layers before them get gradients of other tokens and experts, because a product of "
+        "TransformerEngine reads the transposed gradient of the logits in the order in which it lies in memory",
+        severity=3,
+        signs=Sign(
+            f"{_MOE_UTILS}:RouterGatingLinearFunction.backward",
+            has=("grad_output = grad_output.view(-1, grad_shape[-1])", "te_general_gemm("),
+            lacks="contiguous()",
+        ),
+        affects=lambda run: _transposes_router_gradients(run) and run.moe_router_dtype != "fp64",
+        when="--moe-router-load-balancing-type sinkhorn with --moe-router-topk 1, without --moe-router-dtype fp64, and "
+        "--moe-token-dispatcher-type alltoall without --moe-permute-fusion, or allgather with "
+        "--expert-model-parallel-size and --expert-tensor-parallel-size 1",
+        only_if="TransformerEngine is installed, for 0.16 in a version before 2.10",
+        instead="add --moe-router-dtype fp64",
+        evidence="reproduced",
+        patch="make-router-gradients-contiguous",
     ),
 )
