@@ -21,6 +21,10 @@ GATED = {"attention_output_gate": True, "num_query_groups": 2, "tensor_model_par
 MLA = {"multi_latent_attention": True, "tensor_model_parallel_size": 2}
 SINKS = {"softmax_type": "learnable", "context_parallel_size": 2, "cp_comm_type": ["a2a"]}
 DOCUMENTS = {"reset_attention_mask": True, "bf16": True, "attention_backend": SimpleNamespace(name="auto")}
+WEIGHT_NORM = {"log_params_norm": True, "world_size": 2}
+GATHERED_LATE = {**WEIGHT_NORM, "use_distributed_optimizer": True, "overlap_param_gather": True}
+PRECISION_AWARE = {**WEIGHT_NORM, "bf16": True, "use_precision_aware_optimizer": True}
+EXPERTS_IN_FSDP = {**WEIGHT_NORM, "use_megatron_fsdp": True, "num_experts": 4, "expert_model_parallel_size": 2}
 ALL_TO_ALL = {"moe_token_dispatcher_type": "alltoall"}
 SINKHORN = {"num_experts": 4, "moe_router_load_balancing_type": "sinkhorn", "moe_router_topk": 1}
 Z_LOSS = {"num_experts": 4, "moe_z_loss_coeff": 1e-3, "world_size": 4}
@@ -49,6 +53,29 @@ FUSED_EXPERTS = {
         # a recipe that generates text
         ("ML-5975", {**GRAPHS, "moe_pad_experts_for_cuda_graph_inference": True}, False),
         ("ML-5975", {"cuda_graph_impl": "transformer_engine"}, False),
+        ("fsdp-weight-norm-without-other-experts", EXPERTS_IN_FSDP, True),
+        ("fsdp-weight-norm-without-other-experts", {**EXPERTS_IN_FSDP, "log_params_norm": False}, False),
+        ("fsdp-weight-norm-without-other-experts", {**EXPERTS_IN_FSDP, "expert_model_parallel_size": 1}, False),
+        ("fsdp-weight-norm-without-other-experts", {**EXPERTS_IN_FSDP, "use_megatron_fsdp": False}, False),
+        ("weight-norm-before-gather", GATHERED_LATE, True),
+        ("weight-norm-before-gather", {**GATHERED_LATE, "bf16": True}, False),  # of the main parameters
+        ("weight-norm-before-gather", {**GATHERED_LATE, "overlap_param_gather": False}, False),
+        ("weight-norm-before-gather", {**GATHERED_LATE, "tensor_model_parallel_size": 2}, False),
+        ("weight-norm-before-gather", {**GATHERED_LATE, "context_parallel_size": 2}, True),
+        ("weight-norm-before-gather", {**GATHERED_LATE, "use_megatron_fsdp": True}, False),
+        ("weight-norm-of-precision-aware-optimizer", PRECISION_AWARE, True),
+        ("weight-norm-of-precision-aware-optimizer", {**PRECISION_AWARE, "bf16": False}, False),
+        ("weight-norm-of-precision-aware-optimizer", {**PRECISION_AWARE, "fp8_recipe": "tensorwise"}, False),
+        (
+            "weight-norm-of-precision-aware-optimizer",
+            {**PRECISION_AWARE, "fp8_recipe": "tensorwise", "main_params_dtype": "fp16"},
+            True,
+        ),
+        (
+            "weight-norm-of-precision-aware-optimizer",
+            {**PRECISION_AWARE, "fp8_recipe": "tensorwise", "optimizer_cpu_offload": True},
+            True,
+        ),
         ("transposed-router-gradients", SINKHORN, True),
         ("transposed-router-gradients", {**SINKHORN, "moe_router_load_balancing_type": ["sinkhorn"]}, True),
         ("transposed-router-gradients", {**SINKHORN, "moe_permute_fusion": True}, True),  # not of all-gathers

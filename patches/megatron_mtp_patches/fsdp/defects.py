@@ -7,6 +7,7 @@ from typing import Any
 from ..defects.conditions import (
     expert_parallel,
     expert_tensor_parallel,
+    has_megatron_fsdp,
     sharding_strategy,
     tensor_parallel,
 )
@@ -129,6 +130,28 @@ DEFECTS = (
         instead=_OTHER_STRATEGY,
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
+    ),
+    Defect(
+        id="fsdp-weight-norm-without-other-experts",
+        effect="The logged norm of the parameters counts the experts of one expert-parallel rank only",
+        kind="wrong log",
+        severity=1,
+        signs=tuple(
+            Sign(
+                f"megatron.training.{module}:calc_dtensor_params_l2_norm",
+                has=(
+                    "zip(dtensor_spec.device_mesh.get_all_groups(), dtensor_spec.placements",
+                    "total_norm_2 += norm_2",
+                ),
+                lacks="expert",
+            )
+            for module in ("utils", "utils.common_utils")
+        ),
+        affects=lambda run: (
+            has_megatron_fsdp(run) and run.log_params_norm and run.num_experts and expert_parallel(run) > 1
+        ),
+        when="--use-megatron-fsdp with --log-params-norm, --num-experts and --expert-model-parallel-size > 1",
+        evidence="reproduced",
     ),
     Defect(
         id="ML-5879",

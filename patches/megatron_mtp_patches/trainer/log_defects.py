@@ -1,9 +1,21 @@
 """Wrong numbers in the log: losses, norms and counts."""
 
-from ..defects.conditions import has_any_aux_loss
+from typing import Any
+
+from ..defects.conditions import context_parallel, data_parallel, has_any_aux_loss, type_name
 from ..defects.declare import Defect, Sign
 
 _TRAINING = "megatron.training.training"
+_PARAMS_NORMS = tuple(f"megatron.training.{module}:calc_params_l2_norm" for module in ("utils", "utils.common_utils"))
+
+
+def _keeps_main_params_inside(run: Any) -> bool:
+    """True if TransformerEngine's Adam, and no tensor of Megatron's, has the main parameters."""
+    is_plain = run.fp8_recipe in (None, "delayed") or type_name(run.main_params_dtype) not in ("", "float32")
+    return bool(
+        run.use_precision_aware_optimizer and not run.use_megatron_fsdp and (is_plain or run.optimizer_cpu_offload)
+    )
+
 
 DEFECTS = (
     Defect(
@@ -79,5 +91,43 @@ DEFECTS = (
         only_if="a loss is exactly 0",
         state="fixed in 0.17.0",
         evidence="read",
+    ),
+    Defect(
+        id="weight-norm-before-gather",
+        effect="The logged norm of the parameters is taken before the ranks have gathered the new weights, so all but "
+        "those of one rank are from the step before",
+        kind="wrong log",
+        severity=1,
+        signs=tuple(Sign(target, has="force_create_fp32_copy", lacks="sync") for target in _PARAMS_NORMS),
+        affects=lambda run: (
+            run.log_params_norm
+            and run.use_distributed_optimizer
+            and run.overlap_param_gather
+            and not run.bf16
+            and not run.use_megatron_fsdp
+            and data_parallel(run) * context_parallel(run) > 1
+        ),
+        when="--log-params-norm with --use-distributed-optimizer, --overlap-param-gather, data or context parallelism, "
+        "and no --bf16",
+        instead="leave out --overlap-param-gather",
+        evidence="reproduced",
+    ),
+    Defect(
+        id="weight-norm-of-precision-aware-optimizer",
+        effect="The logged norm of the parameters leaves out all that are in bf16, because the precision-aware optimizer "
+        "has their main parameters: it is 0 where all are",
+        kind="wrong log",
+        severity=1,
+        signs=Sign(
+            "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._build_model_and_main_param_groups",
+            has=(
+                "shard_main_param = None",
+                "model_param.main_param = shard_main_param\nmodel_param.main_param_sharded = True",
+            ),
+        ),
+        affects=lambda run: run.log_params_norm and run.bf16 and _keeps_main_params_inside(run),
+        when="--log-params-norm with --bf16 and --use-precision-aware-optimizer, and --fp8-recipe delayed (the default), "
+        "--main-params-dtype fp16 or --optimizer-cpu-offload",
+        evidence="reproduced",
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 from .lab import LENGTH, VOCABULARY
@@ -40,3 +41,12 @@ class TrainingLog:
             training_log(*arguments, is_first_iteration=is_first)
         pairs = (part.rpartition(":") for part in printed.getvalue().split("|"))
         return {name.strip(): float(number) for name, _, number in pairs if name and "[" not in name}
+
+
+def norm_of_weights(model: Any, bf16: bool) -> float:
+    """The norm of the weights that the trainer logs, in a run with or without --bf16."""
+    from megatron.training.utils import calc_params_l2_norm
+
+    trainer = sys.modules[calc_params_l2_norm.__module__]
+    trainer.get_args = lambda: SimpleNamespace(bf16=bf16, use_megatron_fsdp=False)  # type: ignore[attr-defined]
+    return float(calc_params_l2_norm(model))
