@@ -114,8 +114,8 @@ DEFECTS = (
     ),
     Defect(
         id="weight-norm-of-precision-aware-optimizer",
-        effect="The logged norm of the parameters leaves out all that are in bf16, because the precision-aware optimizer "
-        "has their main parameters: it is 0 where all are",
+        effect="The logged norm of the parameters leaves out all that are in bf16, because the precision-aware "
+        "optimizer has their main parameters: it is 0 where all are",
         kind="wrong log",
         severity=1,
         signs=Sign(
@@ -126,8 +126,8 @@ DEFECTS = (
             ),
         ),
         affects=lambda run: run.log_params_norm and run.bf16 and _keeps_main_params_inside(run),
-        when="--log-params-norm with --bf16 and --use-precision-aware-optimizer, and --fp8-recipe delayed (the default), "
-        "--main-params-dtype fp16 or --optimizer-cpu-offload",
+        when="--log-params-norm with --bf16 and --use-precision-aware-optimizer, and --fp8-recipe delayed (the "
+        "default), --main-params-dtype fp16 or --optimizer-cpu-offload",
         evidence="reproduced",
     ),
 )
