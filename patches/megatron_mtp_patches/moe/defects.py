@@ -222,4 +222,17 @@ DEFECTS = (
         evidence="reproduced",
         patch="make-router-gradients-contiguous",
     ),
+    Defect(
+        id="sinkhorn-without-bound",
+        effect="Routing by sinkhorn takes over 100,000 rounds for a microbatch where an expert is unlikely for all "
+        "tokens, because rounds are repeated until its large factor changes by little, without a bound",
+        kind="hang",
+        severity=3,
+        signs=Sign(f"{_MOE_UTILS}:sinkhorn", has="while error > tol", lacks=("range(", "max_iter")),
+        affects=lambda run: run.num_experts and "sinkhorn" in (run.moe_router_load_balancing_type or ""),
+        when="--moe-router-load-balancing-type sinkhorn",
+        only_if="the logits of an expert are lower than the others by about 8 or more",
+        instead="use another --moe-router-load-balancing-type",
+        evidence="reproduced",
+    ),
 )
