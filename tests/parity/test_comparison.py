@@ -7,7 +7,7 @@ import pytest
 import torch
 from megatron_mtp_patches.parity.comparison import HIDDEN, Deviation, compare, merge
 from megatron_mtp_patches.parity.legitimate import find_dependence
-from megatron_mtp_patches.parity.training import Record
+from megatron_mtp_patches.parity.training import Printed, Record
 from megatron_mtp_patches.parity.verdict import FACTOR, Tolerance, judge
 
 pytestmark = pytest.mark.forked("torch")
@@ -22,7 +22,11 @@ def part(rows, values=None):
 
 def record(gradient, loss=2.0, norm=3.0, buffers=None):
     parts = {"weight": gradient}
-    return Record([{"lm loss": [loss]}], [norm], [{"grad norm": norm}], [parts], parts, [buffers or {}])
+    return Record([{"lm loss": [loss]}], [norm], [{"grad norm": Printed(norm, 0.001)}], [parts], parts, [buffers or {}])
+
+
+def read_line(numbers):
+    return {name: Printed.read(text) for name, text in numbers.items()}
 
 
 def test_parts_of_two_ranks_are_a_whole():
@@ -42,9 +46,10 @@ def test_the_same_numbers_deviate_by_nothing():
 
 def test_what_a_line_rounds_is_compared_with_all_its_digits():
     one, cut = record([part((0, 4))]), record([part((0, 4))])
-    one.lines[0] |= {"lm loss": 2.0, "z_loss": 1.0}
-    cut.lines[0] |= {"lm loss": 2.001, "z_loss": 1.5, "grad norm": 3.001}
-    assert [deviation.name for deviation in compare([one], [cut]) if deviation.size] == ["z_loss"]
+    one.lines[0] |= read_line({"lm loss": "2.0", "z_loss": "1.000", "params norm": "54.321", "mtp_1 loss": "5.1E+00"})
+    cut.lines[0] |= read_line({"lm loss": "2.01", "z_loss": "1.002", "params norm": "54.322", "mtp_1 loss": "5.3E+00"})
+    cut.lines[0]["grad norm"] = Printed(3.01, 0.001)
+    assert [deviation.name for deviation in compare([one], [cut]) if deviation.size] == ["mtp_1 loss", "z_loss"]
 
 
 @pytest.mark.parametrize(

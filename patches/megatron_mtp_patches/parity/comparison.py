@@ -9,7 +9,7 @@ import torch
 
 from .gradients import Parts
 from .hidden_states import HiddenStates
-from .training import Record
+from .training import Printed, Record
 
 # In the order of a step. They say where a deviation begins; what is computed of them is compared anyway.
 HIDDEN = ("hidden state", "gradient of the hidden state")
@@ -69,7 +69,7 @@ def compare(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
         line = cut[-1].lines[index]
         compared = {"grad norm", *one.losses[index]}  # above, with more digits than a line has
         for name in sorted((one.lines[index].keys() | line.keys()) - compared):
-            yield Deviation(step, "log", name, _apart(one.lines[index].get(name), line.get(name)))
+            yield Deviation(step, "log", name, _apart_as_printed(one.lines[index].get(name), line.get(name)))
         gradients = [record.gradients[index] for record in cut]
         yield from _compare_tensors(step, "gradient", merge([one.gradients[index]]), merge(gradients))
         buffers = [record.buffers[index] for record in cut]
@@ -109,6 +109,13 @@ def _of_any_rank(losses: list[dict[str, list[float]]]) -> dict[str, list[float]]
 
 def _worst(one: list[float], other: list[float] | None) -> float:
     return max((_apart(x, y) for x, y in zip(one, other, strict=True)), default=0.0) if other else float("inf")
+
+
+def _apart_as_printed(one: Printed | None, other: Printed | None) -> float:
+    """Nothing where only the last digits differ, by one."""
+    if one and other and abs(one.value - other.value) < 1.5 * max(one.unit, other.unit):
+        return 0.0
+    return _apart(one and one.value, other and other.value)
 
 
 def _apart(one: float | None, other: float | None) -> float:

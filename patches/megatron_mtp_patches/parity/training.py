@@ -9,6 +9,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -53,6 +54,18 @@ class Job(NamedTuple):
     patches: str | None = None
 
 
+class Printed(NamedTuple):
+    """A number of the log, and the unit of its last digit."""
+
+    value: float
+    unit: float
+
+    @classmethod
+    def read(cls, text: str) -> Printed:
+        exponent = Decimal(text).as_tuple().exponent
+        return cls(float(text), 10.0**exponent if isinstance(exponent, int) else 0.0)
+
+
 @dataclass
 class Record:
     """What one rank has seen.
@@ -71,7 +84,7 @@ class Record:
 
     losses: list[dict[str, list[float]]] = field(default_factory=list)
     norms: list[float | None] = field(default_factory=list)
-    lines: list[dict[str, float]] = field(default_factory=list)
+    lines: list[dict[str, Printed]] = field(default_factory=list)
     gradients: list[Parts] = field(default_factory=list)
     update: Parts = field(default_factory=dict)
     buffers: list[Parts] = field(default_factory=list)
@@ -169,7 +182,7 @@ def _record_steps(record: Record, state: weights.Placement) -> None:
         if line := _LINE.search(text):
             pairs = {name.strip(): value for name, value in _PAIR.findall(line[0])}
             record.lines.append(
-                {name: float(value) for name, value in pairs.items() if not _OF_THE_MACHINE.search(name)}
+                {name: Printed.read(value) for name, value in pairs.items() if not _OF_THE_MACHINE.search(name)}
             )
         show(text)
 
