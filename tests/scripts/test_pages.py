@@ -51,6 +51,7 @@ OTHERS = {
     "scripts.bench": {"--kind", "--out", "--parameters", "--python", "--turns"},
     "scripts/test.sh": {"--others"},
     "scripts.docs": {"--runs"},  # of a former commit
+    "scripts.fuzz": {"--minutes"},
     "scripts.gpu": {"--all", "--device", "--first", "--megatron", "--rest", "--seconds"},
     "scripts.parity_scores": {"--checkout"},
     "scripts.pins": {"--check"},
