@@ -186,3 +186,12 @@ def test_the_global_auxiliary_loss_depends_on_data_parallel_ranks_alone(data, co
     sizes = {"data_parallel_size": data, "context_parallel_size": context}
     run = SimpleNamespace(**vars(RUN) | sizes | {"moe_router_load_balancing_type": "global_aux_loss"})
     assert (find_dependence(Deviation(1, "gradient", "weight", 1.0), run) is not None) is is_one
+
+
+@pytest.mark.parametrize(
+    "cut, is_one", [({}, False), ({"sequence_parallel": True}, True), ({"context_parallel_size": 2}, True)]
+)
+def test_sinkhorn_depends_on_the_tokens_of_a_rank(cut, is_one):
+    sizes = {"data_parallel_size": 2, "context_parallel_size": 1, "sequence_parallel": False} | cut
+    run = SimpleNamespace(**vars(RUN) | sizes | {"moe_router_load_balancing_type": "sinkhorn"})
+    assert (find_dependence(Deviation(1, "gradient", "weight", 1.0), run) is not None) is is_one

@@ -35,7 +35,7 @@ def show_result(show: Show, result: Result) -> None:
             show(f"    {describe_deviation(one)}")
         show(f"    {describe_beginning(result)}")
     else:
-        show(f"{head}: equal", style="green")
+        show(f"{head}: {'differs as Megatron defines it' if result.depends_on_cut else 'equal'}", style="green")
     for dependence, deviations in result.verdict.dependences.items():
         worst = deviations[0]
         show(f"    as Megatron defines it: {dependence.reason} ({worst.kind} {worst.name}: {worst.size:.2g})")
@@ -78,10 +78,13 @@ def describe_explanation(explanation: Explanation) -> str:
 def show_summary(show: Show, results: list[Result], seconds: float) -> None:
     differing = [one.cut.name for one in results if one.findings]
     refused = [one.cut.name for one in results if one.verdict is None]
-    equal = len(results) - len(differing) - len(refused)
+    defined = [one.cut.name for one in results if one.depends_on_cut and not one.findings]
+    equal = len(results) - len(differing) - len(refused) - len(defined)
     parts = [f"{equal} of {len(results)} cuts are equal to one rank"]
     if differing:
         parts.append(f"these differ: {', '.join(differing)}")
+    if defined:
+        parts.append(f"these differ as Megatron defines it: {', '.join(defined)}")
     if refused:
         parts.append(f"these do not train: {', '.join(refused)}")
     show(f"\n{'; '.join(parts)} ({seconds:.0f} s)")

@@ -42,6 +42,14 @@ DEPENDENCES = (
         lambda run: "global_aux_loss" in (run.moe_router_load_balancing_type or ()) and run.data_parallel_size > 1,
     ),
     Dependence(
+        "sinkhorn balances experts over the tokens that a rank has, of which SP and CP leave it a part",
+        _is_any,
+        lambda run: (
+            "sinkhorn" in (run.moe_router_load_balancing_type or ())
+            and (run.sequence_parallel or run.context_parallel_size > 1)
+        ),
+    ),
+    Dependence(
         "an expert has room for a part of the tokens of its rank, so a cut drops others",
         _is_any,
         lambda run: run.moe_expert_capacity_factor,

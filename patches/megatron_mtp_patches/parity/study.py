@@ -67,6 +67,12 @@ class Result:
         return self.verdict.findings if self.verdict else []
 
     @property
+    def depends_on_cut(self) -> bool:
+        """Its gradients deviate, as Megatron defines them."""
+        dependences = self.verdict.dependences if self.verdict else {}
+        return any(one.kind == "gradient" for several in dependences.values() for one in several)
+
+    @property
     def is_explained(self) -> bool:
         """Known defects explain what was found, as far as their patches can tell."""
         return any(one.is_confirmed or one.defect.patch is None for one in self.explanations)
@@ -132,7 +138,7 @@ class Study:
             if not result.is_explained:
                 tried = {control.name: self._is_equal_under(cut, control) for control in CONTROLS}
                 result.controls = {name: is_equal for name, is_equal in tried.items() if is_equal is not None}
-        elif any(one.kind == "gradient" for several in verdict.dependences.values() for one in several):
+        elif result.depends_on_cut:
             result.not_told_apart = [one for one, is_in_reference in self._acting(records) if not is_in_reference]
         return result
 
