@@ -35,7 +35,7 @@ def collect_gradients(model: list[Any], optimizer: Any, shards: list[Shard]) -> 
 def gather_weights(model: list[Any]) -> None:
     """Have each rank get the weights that others have updated, where that overlaps with the next forward pass."""
     for chunk in model:
-        if getattr(getattr(chunk, "ddp_config", None), "overlap_param_gather", False):
+        if hasattr(chunk, "bucket_groups") and chunk.ddp_config.overlap_param_gather:  # FSDP keeps its shards
             chunk.start_param_sync(force_sync=True)
 
 
