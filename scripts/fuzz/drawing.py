@@ -41,8 +41,8 @@ class Drawing:
     """
 
     def __init__(self, slots: list[Slot], unknown: set[str]) -> None:
-        known = ([one for one in slot.features if one.name not in unknown] for slot in slots)
-        self.slots = [slot._replace(features=tuple(some)) for slot, some in zip(slots, known, strict=True)]
+        drawn = ([one for one in slot.features if one.name not in unknown] for slot in slots)
+        self.slots = [slot._replace(features=tuple(some)) for slot, some in zip(slots, drawn, strict=True)]
         self.features = {one.name: one for slot in self.slots for one in slot.features}
 
     def draw(self, seed: int) -> Configuration:

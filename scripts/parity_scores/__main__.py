@@ -54,13 +54,13 @@ def _run(
 ) -> list[Score]:
     """Run `parity` on the rows in one process that imports the Megatron of `tree`; `mutated` is a file of it."""
     with tempfile.TemporaryDirectory() as folder:
-        given, made = Path(folder, "rows.json"), Path(folder, "scores.json")
-        given.write_text(json.dumps(rows), encoding="utf-8")
-        words = [made, given, tree, release, patches, *([mutated] if mutated else [])]
+        rows_file, scores_file = Path(folder, "rows.json"), Path(folder, "scores.json")
+        rows_file.write_text(json.dumps(rows), encoding="utf-8")
+        words = [scores_file, rows_file, tree, release, patches, *([mutated] if mutated else [])]
         paths = os.pathsep.join(map(str, (tree, ROOT / "patches", ROOT)))
         variables = environment(patches, PYTHONPATH=paths, MEGATRON_MTP_PATCHES_DEFECTS="off")
         run_or_exit([python, "-W", "ignore", "-m", "scripts.parity_scores.run_rows", *map(str, words)], variables)
-        return [Score(**one) for one in map(json.loads, made.read_text(encoding="utf-8").splitlines())]
+        return [Score(**one) for one in map(json.loads, scores_file.read_text(encoding="utf-8").splitlines())]
 
 
 def _keep(scores: list[Score], file: Path) -> None:

@@ -29,13 +29,13 @@ RANKS = 4  # the most of a cut, as of the command if nothing else is said
 
 
 def main() -> None:
-    made, given, tree, release, patches, *mutated = sys.argv[1:]
+    scores_file, rows_file, tree, release, patches, *mutated = sys.argv[1:]
     script = str(Path(tree, "pretrain_gpt.py"))
     prepare(script)
     for file in mutated:
         check_import(Path(file), Path(tree))
-    rows = json.loads(Path(given).read_text(encoding="utf-8"))
-    with Path(made).open("w", encoding="utf-8") as file:
+    rows = json.loads(Path(rows_file).read_text(encoding="utf-8"))
+    with Path(scores_file).open("w", encoding="utf-8") as file:
         for row in rows:
             print(json.dumps(score(script, row, release, patches, bool(mutated))._asdict()), file=file, flush=True)
 

@@ -22,7 +22,9 @@ def part(rows, values=None):
 
 def record(gradient, loss=2.0, norm=3.0, buffers=None):
     parts = {"weight": gradient}
-    return Record([{"lm loss": [loss]}], [norm], [{"grad norm": Printed(norm, 0.001)}], [parts], parts, [buffers or {}])
+    weights = [{"weight": [(shape, region, 0 * values) for shape, region, values in gradient]}, parts]
+    line = {"grad norm": Printed(norm, 0.001)}
+    return Record([{"lm loss": [loss]}], [norm], [line], [parts], weights, [buffers or {}])
 
 
 def read_line(numbers):
@@ -73,6 +75,12 @@ def test_what_differs_is_named(cut, kind, name):
 def test_a_weight_that_only_one_of_the_two_has_is_infinitely_far():
     (missing,) = (one for one in compare([record([part((0, 4))])], [record([])]) if one.kind == "gradient")
     assert math.isinf(missing.size)
+
+
+def test_a_deviation_is_a_line():
+    assert str(Deviation(2, "loss", "lm loss", 0.0123)) == "loss lm loss, step 2: off by 0.012 times its size"
+    copies = Deviation(1, "copies", "gradient weight", math.inf)
+    assert str(copies) == "copies of the gradient weight, step 1: absent in one of the two"
 
 
 def test_a_finding_is_beyond_the_spread_and_zeros_never_are():

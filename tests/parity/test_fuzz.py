@@ -75,8 +75,8 @@ def test_what_a_feature_needs_is_drawn_with_it_and_what_it_excludes_is_not(drawi
 def test_a_finding_that_nothing_explains_ends_with_1(monkeypatch, capsys, findings, explanations, outcome, code):
     from scripts.fuzz import studying
 
-    found = [Explanation(SimpleNamespace(id=one, patch=None), None) for one in explanations]
-    results = [Result(CUT, 1.0, verdict=Verdict(findings, {}), explanations=found), Result(CUT, 1.0, "refused")]
+    explained = [Explanation(SimpleNamespace(id=one, patch=None), None) for one in explanations]
+    results = [Result(CUT, 1.0, verdict=Verdict(findings, {}), explanations=explained), Result(CUT, 1.0, "refused")]
     study = create_autospec(Study)
     study.return_value.notes, study.return_value.results.return_value = [], results
     monkeypatch.setattr(studying, "Study", study)

@@ -17,6 +17,7 @@ pytest.importorskip("megatron.training", reason="the 0.16.1 wheel has no megatro
 SCRIPT = ROOT / "scripts" / "demo" / "train.py"
 OPTIONS = ("--ranks", "2", "--json", "--script", str(SCRIPT))
 DENSE = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --position-embedding-type rope --bf16"
+OVERLAP = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 FSDP = "--use-megatron-fsdp --use-distributed-optimizer --ckpt-format fsdp_dtensor"
 
 # The second layer of a cut over tensor-parallel ranks returns a little too much.
@@ -58,7 +59,7 @@ def parity(tmp_path):
 
 
 def test_cuts_of_a_dense_model_are_equal(parity):
-    flags = f"{DENSE} --pipeline-model-parallel-size 4 --tensor-model-parallel-size 2 --mtp-num-layers 1"
+    flags = f"{DENSE} {OVERLAP} --pipeline-model-parallel-size 4 --tensor-model-parallel-size 2 --mtp-num-layers 1"
     code, answer = parity(*OPTIONS, "--", *flags.split())
     assert code == 0, answer
     assert {cut["name"]: cut["findings"] for cut in answer["cuts"]} == {"TP2": [], "PP2": [], "DP2": []}

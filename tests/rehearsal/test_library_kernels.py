@@ -63,14 +63,14 @@ def test_the_combined_kernel_is_its_parts():
     xbc, weight, bias = torch.randn(BATCH, LENGTH, mixed), torch.randn(mixed, 4), torch.randn(mixed)
     joined = torch.cat([more["z"].flatten(-2), xbc, dt], -1)
     settings = {"headdim": WIDTH, "ngroups": GROUPS}
-    seen = library_kernels.mamba_split_conv1d_scan_combined(
+    fused = library_kernels.mamba_split_conv1d_scan_combined(
         joined, weight, bias, more["dt_bias"], A, more["D"], 256, **settings
     )
     xbc = library_kernels.causal_conv1d(xbc, weight, bias, "silu", None, False)[0]
     x = xbc[..., :inner].unflatten(-1, (HEADS, WIDTH))
     B, C = (one.unflatten(-1, (GROUPS, STATE)) for one in xbc[..., inner:].chunk(2, -1))
     expected = library_kernels.mamba_chunk_scan_combined(x, dt, A, B, C, 256, dt_softplus=True, **more)
-    torch.testing.assert_close(seen, expected.flatten(-2))
+    torch.testing.assert_close(fused, expected.flatten(-2))
 
 
 def delta_rule_inputs():
@@ -83,8 +83,8 @@ def test_the_delta_rule_is_that_of_megatron():
     module = getattr(module, "common", module)
     q, k, v, g, beta = delta_rule_inputs()
     expected, _ = module.torch_chunk_gated_delta_rule(q, k, v, g, beta)
-    seen, _ = library_kernels.chunk_gated_delta_rule(q, k, v, g, beta)
-    torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-5)
+    chunked, _ = library_kernels.chunk_gated_delta_rule(q, k, v, g, beta)
+    torch.testing.assert_close(chunked, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_l2_norm():

@@ -74,9 +74,8 @@ def finding(*patches, found=True):
     deviation = SimpleNamespace(kind="gradient", name="weight", step=1, size=0.5)
     defects = [SimpleNamespace(id=f"by {patch}", patch=patch) for patch in patches]
     explanations = [SimpleNamespace(defect=defect) for defect in defects]
-    known = {"explanations": explanations, "not_told_apart": []}
-    cut = SimpleNamespace(name="TP2")
-    return SimpleNamespace(cut=cut, verdict=1, findings=[deviation] * found, refusal="", **known)
+    result = SimpleNamespace(cut=SimpleNamespace(name="TP2"), verdict=1, findings=[deviation] * found, refusal="")
+    return SimpleNamespace(**vars(result), explanations=explanations, not_told_apart=[])
 
 
 EQUAL = finding(found=False)

@@ -63,7 +63,8 @@ class _Run(NamedTuple):
 def compare_cuts(words: list[str], options: Options) -> int:
     """Train a small copy of the run with these flags on one rank and on each cut of its layout; print what differs.
 
-    Returns 0 if every cut that trains equals one rank, 1 if those that do not would with all patches, 3 otherwise.
+    Returns 0 if every cut that trains equals one rank, or differs as Megatron defines it, 1 if those that do not would
+    with all patches, 3 otherwise.
 
     Raises:
         PatchError: the script or Megatron's trainer does not import.
@@ -127,7 +128,6 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
     for run in runs:
         if run.name:
             show(f"\n{run.name}", style="bold")
-        results: list[Result] = []
         try:
             if run.refusal:
                 raise UsageError(run.refusal)
@@ -135,7 +135,7 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
                 with _quiet():
                     (import_script if scripts else prepare)(run.script)
                 scripts.add(run.script)
-            study = _study(run, options, show, start, results)
+            study, results = _study(run, options, show, start)
         except (MissingPackageError, UsageError) as error:
             if not is_batch:
                 raise
@@ -153,7 +153,7 @@ def _study_all(runs: list[_Run], options: Options, is_batch: bool) -> int:
     return code
 
 
-def _study(run: _Run, options: Options, show: Callable[..., None], start: float, results: list[Result]) -> Study:
+def _study(run: _Run, options: Options, show: Callable[..., None], start: float) -> tuple[Study, list[Result]]:
     with _quiet():
         small = shrink(list(run.flags), options.dtype)
     cuts = _choose_cuts(small, options)
@@ -163,6 +163,7 @@ def _study(run: _Run, options: Options, show: Callable[..., None], start: float,
     show(f"one rank: trained{draws}, {time.monotonic() - start:.0f} s since the start")
     for note in study.notes:
         show(note, style="yellow")
+    results: list[Result] = []
     try:
         for result in study.results(cuts):
             results.append(result)
@@ -175,7 +176,7 @@ def _study(run: _Run, options: Options, show: Callable[..., None], start: float,
     show_summary(show, results, time.monotonic() - start)
     if options.save:
         show(write_report(Path(options.save), run.script, study, results))
-    return study
+    return study, results
 
 
 def _choose_cuts(small: SmallRun, options: Options) -> list[Cut]:

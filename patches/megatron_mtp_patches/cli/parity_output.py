@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..megatrons.installed import describe_megatron
-from ..parity.comparison import HIDDEN, Deviation
+from ..parity.comparison import HIDDEN
 from ..parity.small import SmallRun
 from ..parity.study import Explanation, Result, Study
 
@@ -32,7 +32,7 @@ def show_result(show: Show, result: Result) -> None:
     if result.findings:
         show(f"{head}: {len(result.findings)} quantities are not those of one rank", style="bold red")
         for one in result.findings[:SHOWN]:
-            show(f"    {describe_deviation(one)}")
+            show(f"    {one}")
         show(f"    {describe_beginning(result)}")
     else:
         show(f"{head}: {'differs as Megatron defines it' if result.depends_on_cut else 'equal'}", style="green")
@@ -51,12 +51,6 @@ def show_result(show: Show, result: Result) -> None:
             show(f"    {name} it {'is equal' if is_equal else 'still differs'}")
     if result.goes_away is not None:
         show(f"    with all patches it {'is equal' if result.goes_away else 'still differs'}")
-
-
-def describe_deviation(one: Deviation) -> str:
-    what = f"copies of the {one.name}" if one.kind == "copies" else f"{one.kind} {one.name}"
-    size = "absent in one of the two" if one.size == float("inf") else f"off by {one.size:.2g} times its size"
-    return f"{what}, step {one.step}: {size}"
 
 
 def describe_beginning(result: Result) -> str:

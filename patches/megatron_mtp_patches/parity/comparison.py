@@ -38,6 +38,11 @@ class Deviation(NamedTuple):
     name: str
     size: float
 
+    def __str__(self) -> str:
+        what = f"copies of the {self.name}" if self.kind == "copies" else f"{self.kind} {self.name}"
+        size = "absent in one of the two" if self.size == float("inf") else f"off by {self.size:.2g} times its size"
+        return f"{what}, step {self.step}: {size}"
+
 
 def merge(ranks: list[Parts]) -> Whole:
     """Put the parts of all ranks together. Entries that no rank has are NaN."""
@@ -74,13 +79,22 @@ def compare(reference: list[Record], cut: list[Record]) -> Iterator[Deviation]:
         yield from _compare_tensors(step, "gradient", merge([one.gradients[index]]), merge(gradients))
         buffers = [record.buffers[index] for record in cut]
         yield from _compare_tensors(step, "buffer", merge([one.buffers[index]]), merge(buffers))
-    updates = merge([record.update for record in cut])
-    yield from _compare_tensors(1, "update", merge([one.update]), updates, one.gradients[0])
+    updates = merge([_first_update(record) for record in cut])
+    yield from _compare_tensors(1, "update", merge([_first_update(one)]), updates, one.gradients[0])
+
+
+def _first_update(record: Record) -> Parts:
+    """What the first step has added to the weights of a rank, as the second one meets them."""
+    before, after = record.weights[:2]
+    return {
+        name: [(shape, region, new - old[2]) for (shape, region, new), old in zip(after[name], parts, strict=True)]
+        for name, parts in before.items()
+    }
 
 
 def _compare_hidden(step: int, one: HiddenStates, ranks: list[HiddenStates]) -> Iterator[Deviation]:
     for kind, name in zip(HIDDEN, ("states", "gradients"), strict=True):
-        wholes = [merge([getattr(hidden, name).get(step - 1, {}) for hidden in some]).values for some in ([one], ranks)]
+        wholes = [merge([getattr(hidden, name).get(step, {}) for hidden in some]).values for some in ([one], ranks)]
         for key in (key for key in wholes[0] if key in wholes[1]):
             apart = float((wholes[0][key] - wholes[1][key]).norm()) / max(float(wholes[0][key].norm()), 1e-30)
             yield Deviation(step, kind, key, float("inf") if apart != apart else apart)

@@ -1,4 +1,4 @@
-"""The known defects that explain a finding, and whether their patch removes it."""
+"""The known defects that may explain a finding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The gradients, weights and buffers of a rank, by their names and places.
 
-They are read just before and after a step of the optimizer: under Megatron's DDP from its buffers, whose shards of the
-distributed optimizer are gathered first, under FSDP from the optimizer's DTensors.
+They are read around a step of the optimizer, gradients and weights before it, buffers after it. Under Megatron's DDP
+gradients are those of its buffers, whose shards of the distributed optimizer are gathered first; under FSDP they and
+the weights are the optimizer's DTensors.
 """
 
 from __future__ import annotations
@@ -32,28 +33,10 @@ def collect_gradients(model: list[Any], optimizer: Any, shards: list[Shard]) -> 
     return _by_name(shards, values)
 
 
-def gather_weights(model: list[Any]) -> None:
-    """Have each rank get the weights that others have updated, where that overlaps with the next forward pass."""
-    for chunk in model:
-        if hasattr(chunk, "bucket_groups") and chunk.ddp_config.overlap_param_gather:  # FSDP keeps its shards
-            chunk.start_param_sync(force_sync=True)
-
-
 def collect_weights(optimizer: Any, shards: list[Shard]) -> Parts:
     """The weights as they are now."""
     sharded = dict(_sharded_values(optimizer, "data"))
     return _by_name(shards, sharded or {shard.parameter: shard.parameter.data for shard in shards})
-
-
-def subtract(parts: Parts, others: Parts) -> Parts:
-    """`parts` minus `others`, of the same shards."""
-    return {
-        name: [
-            (shape, region, values - other[2])
-            for (shape, region, values), other in zip(some, others[name], strict=True)
-        ]
-        for name, some in parts.items()
-    }
 
 
 def collect_buffers(buffers: list[PlacedBuffer]) -> Parts:

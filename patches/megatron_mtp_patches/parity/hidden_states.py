@@ -21,8 +21,8 @@ class HiddenStates:
     """The hidden states of a rank.
 
     Attributes:
-        states: of each step, after the embedding, each layer and each MTP head, in the order of the forward pass.
-        gradients: of each step, those of the loss with respect to `states`, in the order of the backward pass.
+        states: by step, from 1: after the embedding, each layer and each MTP head, in the order of the forward pass.
+        gradients: by step: those of the loss with respect to `states`, in the order of the backward pass.
             Recomputed layers have none.
     """
 
@@ -33,9 +33,8 @@ class HiddenStates:
     def watch(self, model: Any) -> None:
         """Record what the parts of a model return for each microbatch. The model is not wrapped."""
         recorder = _Recorder(self, model.config.calculate_per_token_loss)
-        model.forward = recorder.count_microbatches(
-            model.forward
-        )  # Megatron-FSDP calls it, not the model and its hooks
+        # Megatron-FSDP calls the method itself, past the hooks of the model.
+        model.forward = recorder.count_microbatches(model.forward)
         for name, part in _parts(model):
             part.register_forward_hook(functools.partial(recorder.end_part, name))
 
@@ -74,7 +73,7 @@ class _Recorder:
         step, microbatch = divmod(self.microbatch, microbatches)
         sample = 1 + microbatch * ranks.get_data_parallel_world_size() + ranks.get_data_parallel_rank()
         key, place = f"{name}, sample {sample}", _place(state)
-        states, gradients = (each.setdefault(step, {}) for each in (self.hidden.states, self.hidden.gradients))
+        states, gradients = (each.setdefault(step + 1, {}) for each in (self.hidden.states, self.hidden.gradients))
         if key in states or self.is_packed or place is None:
             return
         states[key] = [(*place, _copy(state))]
@@ -104,9 +103,9 @@ def _place(state: torch.Tensor) -> Place | None:
     rank, pieces = ranks.get_context_parallel_rank(), ranks.get_context_parallel_world_size()
     whole = torch.arange(length)
     chunks = whole.chunk(2 * pieces)
-    of_context = torch.cat([chunks[rank], chunks[2 * pieces - 1 - rank]]) if pieces > 1 else whole
+    context_positions = torch.cat([chunks[rank], chunks[2 * pieces - 1 - rank]]) if pieces > 1 else whole
     tensor_rank, tensor_ranks = ranks.get_tensor_model_parallel_rank(), ranks.get_tensor_model_parallel_world_size()
-    for positions in (of_context, of_context.chunk(tensor_ranks)[tensor_rank], whole):
+    for positions in (context_positions, context_positions.chunk(tensor_ranks)[tensor_rank], whole):
         if len(positions) == len(state):
             return (length, state.shape[-1]), (positions, slice(None))
     return None

@@ -26,7 +26,7 @@ import os
 import shlex
 import sys
 
-os.environ["MEGATRON_MTP_PATCHES"] = {choice!r}
+os.environ["MEGATRON_MTP_PATCHES"] = {patches!r}
 
 from megatron_mtp_patches.cli import main
 
@@ -39,28 +39,24 @@ sys.exit(main(["parity", *OPTIONS, "--", *shlex.split(FLAGS)]))
 
 
 def write_report(file: Path, script: str, study: Study, results: list[Result]) -> str:
-    """Write a program that shows the first finding that no known defect explains, or else the first; say what it is.
+    """Write a program that shows the first finding that no known defect explains, or else the first one.
 
-    Nothing is written where nothing was found.
+    Returns a line that names the cut, or says that there is nothing to write.
     """
     differing = sorted((one for one in results if one.findings), key=lambda one: one.is_explained)
     if not differing:
         return "nothing is saved: every cut that trains is equal"
     result = differing[0]
     words = join([*study.small.flags, *study.small.left_out.get(EVEN_LAYERS, [])])  # which say that stages are virtual
-    deviations = [
-        f"* {one.kind} {one.name}, step {one.step}: off by {one.size:.3g} times its size" for one in result.findings
-    ]
     controls = [f"* {name}: {'equal' if equal else 'differs'}" for name, equal in result.controls.items()]
     chosen = "all" if study.all_are_applied else ",".join(study.applied) or "none"
     text = _PROGRAM.format(
         cut=result.cut.name,
-        deviations="\n".join(deviations[:10]),
+        deviations="\n".join(f"* {one}" for one in result.findings[:10]),
         controls="\n".join(controls),
         megatron=describe_megatron().partition(", in ")[0],
         version=__version__,
         patches=chosen,
-        choice=chosen,
         file=file.name,
         flags=shlex.join(words).replace(" --", "\n--"),
         script=Path(script).name,

@@ -16,7 +16,7 @@ import torch
 
 from ..engine import UsageError
 from . import weights
-from .gradients import Parts, collect_buffers, collect_gradients, collect_weights, gather_weights, subtract
+from .gradients import Parts, collect_buffers, collect_gradients, collect_weights
 from .hidden_states import HiddenStates
 from .samples import Samples
 from .small import VOCABULARY
@@ -75,7 +75,7 @@ class Record:
         norms: the gradient norm of each step; None where the trainer knows none.
         lines: the numbers of each line of the log, by name.
         gradients: of each step, {name of a weight: [(shape, region, values)]}.
-        update: what the first step adds to each weight, likewise.
+        weights: before each step, likewise; the forward pass has gathered what the step before has updated.
         buffers: after each step, likewise.
         hidden: the hidden states of the first step.
         unplaced: the parameters that have no place in a checkpoint.
@@ -86,7 +86,7 @@ class Record:
     norms: list[float | None] = field(default_factory=list)
     lines: list[dict[str, Printed]] = field(default_factory=list)
     gradients: list[Parts] = field(default_factory=list)
-    update: Parts = field(default_factory=dict)
+    weights: list[Parts] = field(default_factory=list)
     buffers: list[Parts] = field(default_factory=list)
     hidden: HiddenStates = field(default_factory=HiddenStates)
     unplaced: list[str] = field(default_factory=list)
@@ -207,10 +207,8 @@ def _record_optimizer(training: Any, record: Record, state: weights.Placement) -
 
         def step_and_record() -> Any:
             record.gradients.append(collect_gradients(model, optimizer, state.shards))
-            before = collect_weights(optimizer, state.shards)
+            record.weights.append(collect_weights(optimizer, state.shards))
             result = step()
-            gather_weights(model)
-            record.update = record.update or subtract(collect_weights(optimizer, state.shards), before)
             record.buffers.append(collect_buffers(state.buffers))
             return result
 

@@ -18,6 +18,6 @@ def reproduce():
     optimizer = make_optimizer(model, use_distributed_optimizer=True, overlap_param_gather=True)
     compute_gradients(model)
     optimizer.step()
-    seen = gather(norm_of_weights(model, bf16=False))
+    early = gather(norm_of_weights(model, bf16=False))
     model.start_param_sync(force_sync=True)
-    return gather(norm_of_weights(model, bf16=False)), seen
+    return gather(norm_of_weights(model, bf16=False)), early
