@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# From a fresh clone to two plots: install into .venv, train MTP heads over one frozen model by two losses and decode
-# with them; train over bad batches with and without --grad-norm-skip-threshold. Four minutes on two CPU cores, or a GPU.
+# From a fresh clone to three plots: install into .venv; have doctor and parity examine a training on two ranks, and train
+# it without and with the patches; train MTP heads over one frozen model by two losses and decode with them; train over
+# bad batches with and without --grad-norm-skip-threshold. Under four minutes on two CPU cores. A GPU is used for the
+# heads and the batches alone.
 #
 # Needs Python >= 3.12, as megatron-core does from 0.17.1 on; PYTHON=/path/to/python overrides the choice of Python.
 # Everything lands in .venv and demo_output; remove them to start again.
@@ -34,12 +36,19 @@ else
     uv=.venv/bin/uv
     "$uv" --version > /dev/null 2>&1 || "$python" -m pip install --quiet uv || echo "uv cannot be had; pip installs"
 fi
+install() {
+    if ! { "$uv" --version > /dev/null 2>&1 && "$uv" pip install --python "$python" "$@"; }; then
+        echo "installing with pip"
+        "$python" -m pip install --quiet "$@"
+    fi
+}
 # torch 2.11 is the first whose gloo can average, which a run without a GPU needs.
-packages=(-e ".[demo]" "torch>=2.11" "megatron-core==0.18.2")
-if ! { "$uv" --version > /dev/null 2>&1 && "$uv" pip install --python "$python" "${packages[@]}"; }; then
-    echo "installing with pip"
-    "$python" -m pip install --quiet "${packages[@]}"
-fi
+install -e ".[demo,te]" "torch>=2.11" "megatron-core==0.18.2"
+# In a folder of its own: without its kernels, Megatron outside a rehearsal cannot be imported beside it.
+install --no-deps --target .venv/transformer_engine "transformer-engine==2.16.1"
+
+stage "is this run computing the right numbers?"
+PYTHONPATH=.:.venv/transformer_engine "$python" -W ignore -m scripts.demo.two_ranks --output demo_output
 
 stage "import torch and Megatron, once for all trainings"
 "$python" -W ignore -m scripts.demo --output demo_output

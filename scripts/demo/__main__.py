@@ -1,4 +1,4 @@
-"""What scripts/demo.sh shows, in short trainings; plots, logs and flags are left in a folder.
+"""The second part of scripts/demo.sh, in short trainings; plots, logs and flags are left in a folder.
 
     python -m scripts.demo [--output demo_output]
 

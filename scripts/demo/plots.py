@@ -11,9 +11,10 @@ from scripts.common.pictures import BLUE, DARK, GREY, RED, save, start
 
 from .runs import Curve, Curves
 
-SKIPPING, LOSSES = "skip_large_grad_norm.png", "accepted_length.png"
+TWO_RANKS, SKIPPING, LOSSES = "two_ranks.png", "skip_large_grad_norm.png", "accepted_length.png"
 DASHED = (0, (4, 3))
 WINDOW = 5  # iterations of a mean
+STEEP = 20  # iterations whose losses would flatten everything else
 EARLIER = 60  # iterations shown before the checkpoint: the steep start would flatten everything else
 
 
@@ -36,6 +37,25 @@ def smooth(curve: Curve) -> Curve:
 
 def draw(axes: Any, curve: Curve, colour: str, width: float = 1.8, **style: Any) -> None:
     axes.plot(list(curve), list(curve.values()), color=colour, linewidth=width, **style)
+
+
+def draw_two_ranks(alone: Curves, unpatched: Curves, patched: Curves, path: Path) -> None:
+    """Left the losses over the steps, right how far those of two ranks are from that of one. Red is unpatched."""
+    titles = [f"loss, mean of {WINDOW} iterations", "difference from one rank"]
+    title = "One training: on one rank, on two by Megatron-FSDP"
+    figure, (loss, difference) = start(title, titles, 1, (9.5, 4))
+    expected = smooth(alone.loss)
+    draw(loss, expected, GREY, 5, alpha=0.5, label="one rank")
+    for run, colour, label in ((unpatched, RED, "two ranks"), (patched, BLUE, "two ranks, patched")):
+        line = smooth(run.loss)
+        draw(loss, line, colour, 1.5, label=label)
+        draw(difference, {step: line[step] - expected[step] for step in line}, colour)
+    visible = list(expected.values())[STEEP:]
+    loss.set(ylim=(min(visible) - 0.2, max(visible)), ylabel="bits per byte")
+    for axes in (loss, difference):
+        axes.set(xlabel="iteration", xlim=(STEEP, max(expected)))
+    loss.legend(frameon=False)
+    save(figure, path)
 
 
 def draw_losses(runs: Mapping[str, Curves], path: Path) -> None:

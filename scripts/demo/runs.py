@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TextIO
 
 from scripts.common.forks import fork, wait
@@ -47,11 +48,19 @@ class Curves:
     updates_skipped: int
     measured: Any = None
 
+    def mean_loss(self, iterations: int) -> float:
+        """The mean of the last iterations."""
+        return fmean(list(self.loss.values())[-iterations:])
 
-def warm() -> str:
+
+def warm(ranks: int = 1, *, on_cpu: bool = False) -> str:
     """Import what the runs need, once for all forks; return "cuda", or "cpu" where there is no GPU (a rehearsal).
 
     A fork cannot use a GPU that this process has initialised, nor OpenMP threads that it has started: it does neither.
+
+    Args:
+        ranks: the most that a run has.
+        on_cpu: leave a GPU alone.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # Where other programs run too, OpenMP threads that spin while they wait make a step ten times slower.
@@ -59,8 +68,9 @@ def warm() -> str:
     import megatron_mtp_patches
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda" if torch.cuda.is_available() and not on_cpu else "cpu"
     if device == "cpu":
+        os.environ |= rank_variables(0, ranks, free_port())
         from megatron_mtp_patches import rehearsal
 
         rehearsal.install()
@@ -74,7 +84,11 @@ def warm() -> str:
 
 
 def train(
-    output: Path, runs: Mapping[str, list[str]], measure: Callable[[Any], Any] = lambda model: None
+    output: Path,
+    runs: Mapping[str, list[str]],
+    measure: Callable[[Any], Any] = lambda model: None,
+    ranks: int = 1,
+    patches: str = "all",
 ) -> list[Curves]:
     """Train all at the same time in forks; `warm` must have been called.
 
@@ -83,15 +97,21 @@ def train(
     Args:
         runs: the flags of each: Megatron's, and those of dataset.py.
         measure: is given a trained model; what it returns becomes `Curves.measured`.
+        ranks: of each run.
+        patches: what each run applies, as MEGATRON_MTP_PATCHES has it.
     """
-    threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // len(runs)))
+    threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // (len(runs) * ranks)))
     logs = {name: output / f"{name}.log" for name in runs}
     started = time.perf_counter()
     with os.fdopen(os.dup(1), "w", buffering=1) as terminal:
         pids = {}
         for name, flags in runs.items():
             logs[name].unlink(missing_ok=True)
-            pids[fork(partial(_train, output, name, flags, measure, threads, terminal), logs[name])] = name
+            words, port = _start_anew(output, name, flags), free_port()
+            for rank in range(ranks):
+                variables = rank_variables(rank, ranks, port)
+                action = partial(_train, output, name, words, measure, threads, terminal, variables, patches)
+                pids[fork(action, logs[name])] = name
         codes = wait(pids, math.inf)
     for pid, name in pids.items():
         if codes[pid] not in (0, None):
@@ -101,30 +121,45 @@ def train(
     return [read_curves(output, name) for name in runs]
 
 
+def _start_anew(output: Path, name: str, flags: list[str]) -> list[str]:
+    """Remove what an earlier run NAME has left, and write its flags; return them with the folders of this one."""
+    curves = output / "tensorboard" / name
+    # Two runs at the same time must not write one index of the dataset: Megatron reads it while it is half written.
+    index = output / "dataset_index" / name
+    for old in (curves, index):
+        shutil.rmtree(old, ignore_errors=True)
+    (output / f"{name}.json").unlink(missing_ok=True)
+    words = [*flags, "--tensorboard-dir", str(curves), "--data-cache-path", str(index)]
+    (output / f"{name}.flags").write_text(" ".join(words) + "\n", encoding="utf-8")
+    return words
+
+
 def _train(
-    output: Path, name: str, flags: list[str], measure: Callable[[Any], Any], threads: int, terminal: TextIO
+    output: Path,
+    name: str,
+    flags: list[str],
+    measure: Callable[[Any], Any],
+    threads: int,
+    terminal: TextIO,
+    variables: Mapping[str, str],
+    patches: str,
 ) -> None:
-    """Be one run, in a fork."""
+    """Be a rank of a run, in a fork."""
     import megatron_mtp_patches
     import torch
 
     from . import trainer
 
-    curves, measured = output / "tensorboard" / name, output / f"{name}.json"
-    # Two runs at the same time must not write one index of the dataset: Megatron reads it while it is half written.
-    index = output / "dataset_index" / name
-    for old in (curves, index):
-        shutil.rmtree(old, ignore_errors=True)
-    measured.unlink(missing_ok=True)
-    os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **rank_variables(0, 1, free_port())}
+    # Megatron-FSDP refuses the one connection that other runs ask for.
+    connections = "8" if "--use-megatron-fsdp" in flags else "1"
+    os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": connections, **variables}
     torch.set_num_threads(threads)
-    megatron_mtp_patches.apply()
-    flags = [*flags, "--tensorboard-dir", str(curves), "--data-cache-path", str(index)]
-    (output / f"{name}.flags").write_text(" ".join(flags) + "\n", encoding="utf-8")
+    megatron_mtp_patches.apply(patches)
     sys.argv = [str(TRAIN), *flags]
     sys.stdout = _Progress(name, sys.stdout, terminal)
     model = trainer.train()  # which --exit-interval ends with the process
-    measured.write_text(json.dumps(measure(model)), encoding="utf-8")
+    if variables["RANK"] == "0":
+        (output / f"{name}.json").write_text(json.dumps(measure(model)), encoding="utf-8")
 
 
 class _Progress(io.TextIOBase):

@@ -2,13 +2,16 @@
 
 import math
 import os
+import re
 import signal
 import time
 
 import pytest
+from megatron_mtp_patches.megatrons.known import DEFAULT, TRANSFORMER_ENGINE
 
 from scripts.common.forks import fork, wait
-from scripts.demo import experiments, runs
+from scripts.common.process import ROOT
+from scripts.demo import experiments, runs, two_ranks
 
 ITERATION = (
     " [2026-01-01 00:00:00.000000] iteration      120/     240 | consumed samples:          960 | elapsed time per "
@@ -36,7 +39,14 @@ def test_tables_fit_a_terminal(capsys):
     pair = [curves()] * 2
     experiments.compare_losses(pair).show()
     experiments.compare_skipping(experiments.ACCIDENT, *pair).show()
+    two_ranks.compare(*pair, curves()).show()
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_it_installs_the_default_release_and_its_transformer_engine():
+    script = (ROOT / "scripts" / "demo.sh").read_text(encoding="utf-8")
+    installed = [("megatron-core", DEFAULT), ("transformer-engine", TRANSFORMER_ENGINE[DEFAULT])]
+    assert re.findall(r'"([\w-]+)==([\d.]+)"', script) == installed
 
 
 @pytest.mark.parametrize(
