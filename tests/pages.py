@@ -52,9 +52,9 @@ def shown(name: str) -> str:
 
 
 def answer(name: str) -> str:
-    """The text below `<!-- answer of NAME -->` in the README, as one line."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    (text,) = re.findall(f"^<!-- answer of {name} -->\n```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    """The text below `<!-- answer of NAME -->` on a page, as one line."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    (text,) = re.findall(f"^<!-- answer of {name} -->\n```text\n(.*?)^```", pages, re.MULTILINE | re.DOTALL)
     return " ".join(text.split())
 
 

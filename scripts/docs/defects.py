@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from types import ModuleType
 
 from megatron_mtp_patches.defects.catalog import defect_modules, known_defects, read_releases, releases_with
@@ -39,15 +40,16 @@ def by_release() -> str:
 
 
 def removed(release: str) -> str:
-    """The number of its known defects that the patches remove, and that upstream has fixed, for README."""
+    """How its known defects are known, how many of them the patches remove, and who else repairs these, for README."""
     answers = read_releases()[release]
     here = [defect for defect in known_defects() if answers[defect.id]]
-    states = [defect.state.split()[0] for defect in here if defect.patch]
-    fixed, reported, unreported = (states.count(state) for state in ("fixed", "open", "unreported"))
+    evidence = Counter(defect.evidence for defect in here)
+    states = Counter(defect.state.split()[0] for defect in here if defect.patch)
     return (
-        f"Of the {len(here)} [known defects](docs/known-defects.md) of {release} the patches remove {len(states)}. "
-        f"Upstream has fixed {fixed} of these in newer code. No known Megatron repairs the other "
-        f"{reported + unreported}: {reported} have an open issue or pull request, and nobody has reported {unreported}."
+        f"Of the {len(here)} [known defects](docs/known-defects.md) of {release}, {evidence['reproduced']} were "
+        f"reproduced, {evidence['read']} read in its source, {evidence['reported']} reported by others. The patches "
+        f"remove {states.total()}: {states['fixed']} that upstream has fixed in newer code, {states['open']} with an "
+        f"open issue or pull request, {states['unreported']} that nobody has reported."
     )
 
 

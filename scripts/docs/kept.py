@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from megatron_mtp_patches.catalog import CATALOG
-from megatron_mtp_patches.megatrons.known import REFERENCE
+from megatron_mtp_patches.megatrons.known import DEFAULT, REFERENCE
 
 from scripts import study
 from scripts.acceptance import table as accepted
@@ -15,7 +15,7 @@ from scripts.common.markdown import table
 from scripts.common.process import ROOT
 from scripts.common.toml import read_toml
 from scripts.gpu import pages
-from scripts.parity_scores.table import make_block, read_scores
+from scripts.parity_scores.table import make_block, make_sentence, read_scores
 from scripts.pins.table import by_patch, make_page
 from scripts.replay.report import read_totals
 from scripts.replay.verdicts import VERDICTS
@@ -31,6 +31,7 @@ def blocks() -> dict[str, str]:
         "starts": "\n".join(accepted.starts(_read("starts")).lines()),
         "pins": pins(),
         "parity-scores": make_block(read_scores()),
+        "parity-score": make_sentence(read_scores(), DEFAULT),
         "replays": replays("cpu-transformer-engine", 1),
         "replays-on-2-ranks": replays("cpu-transformer-engine-2-ranks", 2),
         "gpu": pages.sentence(pages.read_kept(), docs="docs/", ci="ci/"),

@@ -74,6 +74,14 @@ def make_block(scores: list[Score]) -> str:
     return "\n".join([*table(header, rows), "", *others])
 
 
+def make_sentence(scores: list[Score], release: str) -> str:
+    """The scores of a release, for README."""
+    noticed, named = (
+        _count(_of(scores, release, name, "none"), WANTED[name, "none"][1]) for name in ("mutants", "known")
+    )
+    return f"On {release} `parity` [notices](docs/parity.md#what-it-finds) {noticed} mutants of Megatron and names {named} known wrong numbers."
+
+
 def _of(scores: list[Score], release: str, name: str, patches: str) -> list[Score]:
     return [one for one in scores if (one.release, one.list, one.patches) == (release, name, patches)]
 

@@ -45,6 +45,14 @@ def test_a_rehearsal_saves_and_resumes(run):
     assert "of the heads and nothing else" in verified
 
 
+def test_the_first_command_of_readme(run):
+    (output,) = run(shown("first-command"))
+    defect, _, count = answer("first-command").partition("Known defects")
+    assert defect in " ".join(output.split())
+    if version("megatron-core").startswith("0.18."):
+        assert count in " ".join(output.split())
+
+
 def test_the_commands_that_check(run):
     status, doctor, verified = run(ARGS + shown("check-commands"))
     assert re.search(r"detach-mtp-heads\W+(applied|repaired)", status)
@@ -87,7 +95,8 @@ def test_the_command_for_gpus_has_flags_that_megatron_knows(tmp_path):
     text = next(block.text for block in blocks() if "needs 8 GPUs; a test has Megatron read" in block.marker)
     (words,) = read_by_bash(text, tmp_path)
     flags = words[words.index("pretrain_gpt.py") + 1 :]
-    (ended,) = run_ranks(1, partial(run_command, "all", "doctor", "--world-size", "8", "--json", "--", *flags))
+    (patches,) = re.findall(r"MEGATRON_MTP_PATCHES=(\S+)", text)
+    (ended,) = run_ranks(1, partial(run_command, patches, "doctor", "--world-size", "8", "--json", "--", *flags))
     assert ended.code == 0, ended.output
     actual = json.loads(ended.output[ended.output.index("{") :])
     assert (actual["unknown"], actual["world_size"]) == ([], 8)

@@ -11,12 +11,8 @@ from pathlib import Path
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches import functional
-from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import make_parser
-from megatron_mtp_patches.declarations.description import setting_texts
-from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatrons.known import MEGATRONS
-from megatron_mtp_patches.megatrons.states_by_release import state_in
 
 from scripts.common.toml import read_toml
 from tests.pages import PAGES, ROOT, blocks, shown
@@ -24,10 +20,7 @@ from tests.warm.noticed import CHANGES_NOTHING
 
 pytestmark = pytest.mark.forked("patched")
 BLOCKS = blocks()
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 MATRIX = read_toml(ROOT / "ci/matrix.toml")
-RELEASES = [release["version"] for release in MEGATRONS]
-PATCHES = {patch.id: patch for patch in CATALOG}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {
     name
@@ -102,37 +95,6 @@ def options(parser):
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
                 yield from options(command)
-
-
-def rows_of_readme():
-    """(what Megatron does, the patches that are linked, what turns them on) for each row of "What you get"."""
-    rows = re.findall(r"^\| (.*) \| (.*) \| (always on|`--.*`) \|$", README, re.MULTILINE)
-    assert rows
-    for problem, links, default in rows:
-        names = re.findall(r"docs/\w+\.md#([\w-]+)", links)
-        yield problem, [PATCHES[name] for name in names if name in PATCHES], default.strip("`")
-
-
-def test_readme_says_what_is_on_by_default():
-    """A flag in the last column is one of a linked patch; `always on` is for patches that no flag turns on."""
-    for problem, linked, default in rows_of_readme():
-        flags = {one.name.split()[0] for patch in linked for one in setting_texts(patch)}
-        if default == "always on":
-            assert not any(re.match(r"(Only w|W)ith the flag", patch.numerics) for patch in linked), problem
-        else:
-            assert default in flags, problem
-
-
-def test_readme_says_up_to_which_release_a_patch_without_a_flag_is_needed():
-    for problem, linked, default in rows_of_readme():
-        if default == "always on" and linked:
-            lacking = [release for release in RELEASES if State.APPLIED in (state_in(one, release) for one in linked)]
-            limit = "" if lacking == RELEASES else f" (up to {lacking[-1].rpartition('.')[0]})."
-            assert problem.endswith(limit) and ("(up to" in problem) == bool(limit), problem
-
-
-def test_readme_names_the_tested_releases():
-    assert re.findall(r"\d+\.\d+\.\d+", README.partition("**")[0]) == RELEASES
 
 
 def test_the_page_of_the_api_has_every_public_name():
