@@ -79,7 +79,10 @@ def make_sentence(scores: list[Score], release: str) -> str:
     noticed, named = (
         _count(_of(scores, release, name, "none"), WANTED[name, "none"][1]) for name in ("mutants", "known")
     )
-    return f"On {release} `parity` [notices](docs/parity.md#what-it-finds) {noticed} mutants of Megatron and names {named} known wrong numbers."
+    return (
+        f"On {release} `parity` notices {noticed} defects that were planted in Megatron, and names {named} known ones that "
+        f"depend on the layout ([the others](docs/parity.md#what-it-finds))."
+    )
 
 
 def _of(scores: list[Score], release: str, name: str, patches: str) -> list[Score]:

@@ -141,7 +141,7 @@ def test_a_patch_without_a_flag_says_which_numbers_it_changes():
     [
         ("README.md", "0.16.1, 0.17.1", "0.16.0, 0.17.1", test_readme_names_the_tested_releases),
         ("README.md", "reported by others", "not known to others", test_generated_blocks_of_readme),
-        ("README.md", "30 of 30 mutants", "31 of 30 mutants", test_generated_blocks_of_readme),
+        ("README.md", "30 of 30 defects", "31 of 30 defects", test_generated_blocks_of_readme),
         ("README.md", "`--separate-mtp-grad-clip`", "`--mtp-lr`", test_a_feature_has_the_flag_of_a_linked_patch),
         ("README.md", "train (up to 0.18)", "train (up to 0.19)", test_what_is_derived_up_to_a_release),
         ("README.md", "| Validation runs MTP heads. | `--no-mtp-eval` |\n", "", test_what_changes_without_a_flag_is_in_the_table),
