@@ -42,6 +42,7 @@ def blocks() -> dict[str, str]:
     _, _, exit_codes = str(cli.__doc__).partition(":\n\n")
     commands = {"cpu-command": CPU, "exit-codes": f"```text\n{exit_codes.rstrip()}\n```"}
     tables = {"patches": patches(), "flag-reference": flag_reference(), "unchecked-edits": unchecked_edits()}
+    tables["unasked"] = unasked()
     upgrade = {
         "upgrade-steps": "\n".join(filter(None, map(changes, VERSIONS[:-1], VERSIONS[1:]))),
         "checkpoints": checkpoints(),
@@ -94,6 +95,16 @@ def _part_in_repairs(patch: Patch) -> str:
     if patch.is_repair:
         return "yes"
     return "where *repaired*" if State.REPAIRED in {state_in(patch, release) for release in VERSIONS} else ""
+
+
+def unasked() -> str:
+    """What the patches change that are no repairs, in a run that sets none of their settings."""
+    patches: dict[tuple[str, str], list[str]] = {}
+    for patch in CATALOG:
+        if patch.unasked:
+            patches.setdefault((patch.unasked, patch.turned_off_by), []).append(_page(patch))
+    rows = ([change, ", ".join(pages), setting] for (change, setting), pages in patches.items())
+    return "\n".join(table(["what changes", "patch", "turned off by"], sorted(rows, key=lambda row: not row[2])))
 
 
 def flag_reference() -> str:

@@ -36,6 +36,7 @@ def test_explain_shows_what_the_declaration_says_links_state_and_edits(command, 
     assert patch.summary in words
     for text in (patch.problem, *patch.adds, *patch.repairs, *patch.refuses, patch.numerics, *patch.notes):
         assert text and text in words
+    assert patch.unasked in words and patch.turned_off_by in words
     for setting in setting_texts(patch):
         assert f"{setting.name} │ {setting.default} │ {setting.effect}" in words
     assert f"{told.state}: {told.reason}" in done.out

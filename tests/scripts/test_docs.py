@@ -7,6 +7,7 @@ import sys
 import megatron_mtp_patches
 import pytest
 from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.declarations.description import setting_texts
 from megatron_mtp_patches.declarations.settings import Setting
 from megatron_mtp_patches.engine import AddField, AddFlag
 from megatron_mtp_patches.megatrons.known import DEFAULT, MAIN
@@ -110,6 +111,16 @@ def test_the_reference_has_the_default_of_each_field():
     for field, default in fields:
         text = shown[field]
         assert words.get(text, default) is default and (text in words or text == str(default)), field
+
+
+def test_a_patch_that_no_setting_asks_for_says_what_it_changes():
+    """It is listed in docs/patches.md: unless it is a repair, or changes numbers only where its settings are used."""
+    named = {patch.id for patch in CATALOG if patch.unasked}
+    asked = re.compile("Only with|Nothing changes without a flag")
+    assert named == {patch.id for patch in CATALOG if not patch.is_repair and not asked.match(patch.numerics)}
+    for patch in CATALOG:
+        flags = {one.name.split()[0] for one in setting_texts(patch)}
+        assert set(re.findall(r"--[\w-]+", patch.turned_off_by)) <= flags and patch.unasked or not patch.turned_off_by
 
 
 def test_one_version():

@@ -69,6 +69,8 @@ def sections(patch: Patch) -> Iterator[tuple[str, tuple[str, ...]]]:
         ("Repairs, where native" if is_native else "Better than the pull request", patch.repairs),
         ("Refused at start", patch.refuses),
         ("Changes numbers", (patch.numerics,)),
+        ("Without any of its settings", (patch.unasked,)),
+        ("Turned off by", (patch.turned_off_by,)),
         ("Note", patch.notes),
     ):
         if any(paragraphs):

@@ -126,7 +126,8 @@ _CHAIN = f"{OPTIMIZER}:ChainedOptimizer"
 _LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer:LayerWiseDistributedOptimizer"
 
 
-# For the `numerics` of each patch that brings the edits below and changes norms in no other way.
+# For the `numerics` of each patch that brings the edits below and changes norms in no other way; also the `unasked` of
+# one that is no repair.
 ROUNDED_NORM = (
     "Where ranks share out experts without a distributed optimizer, and several optimizers have the dense parameters "
     "(Muon and Adam), the last digit of the gradient norm may change: the optimizers of a group have one sum."

@@ -251,6 +251,8 @@ class Patch:
         undetected: why `doctor` does not find the runs that go wrong without it, where it does not.
         refuses: the settings with which training does not start.
         numerics: which numbers change, and when.
+        unasked: what a patch that is no repair changes in a run that sets none of its settings; '' for nothing.
+        turned_off_by: the setting that turns this off; '' where nothing does but leaving the patch out.
         notes: what else to know, on memory or checkpoints.
         is_repair: whether it is an unconditional bug fix, for which no setting asks: the profile `repairs` has it.
             Where it is refused, the run goes on without it, with a warning, unless the policy is skip.
@@ -269,6 +271,8 @@ class Patch:
     undetected: str = ""
     refuses: tuple[str, ...] = ()
     numerics: str = ""
+    unasked: str = ""
+    turned_off_by: str = ""
     notes: tuple[str, ...] = ()
     is_repair: bool = False
     package: str = ""

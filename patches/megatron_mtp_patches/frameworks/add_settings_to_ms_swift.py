@@ -24,6 +24,7 @@ def declare(fields: Sequence[AddField]) -> Patch:
         ),
         undetected="It adds settings and metrics, and no run has a wrong number without them.",
         numerics="None.",
+        unasked="The log of ms-swift has the metrics of the patches.",
         notes=("It patches ms-swift. If the package is not installed, the patch is pending.",),
         edits=(
             *(AddArgument(_ARGUMENTS, edit.field, edit.type, edit.default, edit.doc) for edit in fields),

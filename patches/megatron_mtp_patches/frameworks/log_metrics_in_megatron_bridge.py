@@ -22,6 +22,9 @@ PATCH = Patch(
     ),
     undetected="It adds metrics, and no run has a wrong number without them.",
     numerics="None.",
+    unasked="The log of Megatron-Bridge has the metrics of the patches, its validation runs the MTP heads, and "
+    "`run_config.yaml` has a record of the patches.",
+    turned_off_by="`model.mtp_eval = False`, for validation",
     notes=(
         "It patches Megatron-Bridge. If the package is not installed, the patch is pending.",
         "A Bridge without the patches reads their `run_config.yaml`: it warns of the fields that it does not know, and "

@@ -12,6 +12,7 @@ PATCH = Patch(
     adds=("A warning that names the heads and what exports them: `AutoBridge.from_hf_config(config)`.",),
     undetected="Only exports of Megatron-Bridge have the defect, and they have no flags.",
     numerics="None.",
+    unasked="An export of Megatron-Bridge warns of MTP heads that it leaves out.",
     notes=(
         "It patches Megatron-Bridge. If the package is not installed, the patch is pending.",
         "The warning is that of the last rank. Exports with quantization have none.",

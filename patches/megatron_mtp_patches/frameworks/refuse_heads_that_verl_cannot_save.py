@@ -17,6 +17,7 @@ PATCH = Patch(
         "`use_dist_checkpointing` saves all of the model.",
     ),
     numerics="None.",
+    unasked="verl ends a run that would train MTP heads which its checkpoints leave out.",
     notes=("It patches verl. If the package is not installed, the patch is pending.",),
     edits=(
         Wrap(

@@ -16,6 +16,8 @@ PATCH = Patch(
         "Loading heads that the checkpoint lacks while `model.perform_initialization` is False, which Bridge sets.",
     ),
     numerics="None.",
+    unasked="Megatron-Bridge ends a run that loads a Hugging Face checkpoint without the MTP heads that its "
+    "config.json declares, if nothing initializes them.",
     notes=(
         "It patches Megatron-Bridge. If the package is not installed, the patch is pending.",
         "verl builds the model initialized, so the heads are random there and this does not refuse them; "

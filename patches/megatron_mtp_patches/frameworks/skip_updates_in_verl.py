@@ -20,6 +20,7 @@ PATCH = Patch(
     ),
     undetected="Only runs under verl have the defect, and it ends them with an error.",
     numerics="Nothing changes in a run that skips no update.",
+    unasked="verl goes on after a skipped update, which ends it otherwise, and its metrics have those of the patches.",
     notes=(
         "It patches verl. If the package is not installed, the patch is pending.",
         "verl's learning rate schedule counts training batches, so a skipped update does not hold it back, as it does "

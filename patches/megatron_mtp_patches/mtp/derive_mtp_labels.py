@@ -33,6 +33,9 @@ PATCH = Patch(
     ),
     numerics="If labels are None, the heads get a gradient: the same as with the labels that a data set makes from "
     "these tokens (tested to the bit). Passes without gradients no longer log an MTP loss. Nothing else changes.",
+    unasked="MTP heads also train where the model is called without labels, as in RL, and the main model through them "
+    "unless they are detached. Forward passes without gradients compute no MTP loss.",
+    turned_off_by="`mtp_pass(compute=False)`",
     notes=(
         "The arguments of `process_mtp_loss` after `config` are keyword-only, because releases differ in their order.",
     ),

@@ -32,6 +32,8 @@ PATCH = Patch(
     refuses=("`--mtp-acceptance-length-interval` N > 0 with a CUDA graph of the whole iteration.",),
     numerics="Training does not change. The lengths are means over the positions whose heads all count, summed in "
     "float64 over data- and context-parallel ranks.",
+    unasked="Validation of Megatron-LM runs the MTP heads, and prints their losses and accepted lengths.",
+    turned_off_by="`--no-mtp-eval`",
     probe=Probe(f"{TRANSFORMER_CONFIG}.mtp_acceptance_length_interval"),
     edits=(
         *model_setting(

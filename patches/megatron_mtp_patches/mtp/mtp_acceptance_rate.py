@@ -38,6 +38,8 @@ PATCH = Patch(
     refuses=("`--mtp-acceptance-interval` N > 1 with a CUDA graph of the whole iteration.",),
     numerics="Training does not change. Counts are exact integers, the same on every tensor-parallel rank and added "
     "over data- and context-parallel ranks.",
+    unasked="The log has the acceptance rate of each MTP head.",
+    turned_off_by="`--mtp-acceptance-interval 0`",
     notes=(
         "Megatron's trainer of 0.19 and main refuses `--cross-entropy-fusion-impl te`, so `doctor` finds the first "
         "defect in the configurations of other trainers only.",

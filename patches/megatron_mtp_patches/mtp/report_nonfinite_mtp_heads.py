@@ -22,6 +22,8 @@ PATCH = Patch(
     undetected="No setting shows whether the parameters are finite.",
     refuses=("Training of heads with a parameter that is inf or NaN before the first step.",),
     numerics="None.",
+    unasked="A run whose MTP heads have a parameter that is inf or NaN ends before its first step. The log line shows "
+    "an MTP loss of NaN.",
     notes=(
         "The check reads the parameters of the heads once. Later steps do not pay for it, and models without heads "
         "not at all. Parameters that are kept in fp8 or fp4 are not read.",

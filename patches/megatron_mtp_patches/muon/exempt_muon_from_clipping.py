@@ -44,6 +44,8 @@ PATCH = Patch(
     "and without clipping a large gradient has more weight in that mixture. L2 (not decoupled) weight decay is added "
     "to the gradient before it is orthogonalized, so there the size also matters. In a chain of exempt and other "
     "optimizers the last digits of the reported `grad norm` change, because it is now made of two sums.",
+    unasked="Muon is not clipped, and its norm clips and skips nothing. Upstream has not merged this change.",
+    turned_off_by="`--clip-orthogonalizing-optimizers`",
     notes=("The report is NVIDIA/Megatron-LM#5394.",),
     probe=Probe(f"{OPTIMIZER}:MegatronOptimizer.skip_grad_norm_clip"),
     edits=(

@@ -50,6 +50,7 @@ PATCH = Patch(
     ),
     numerics="Tagged parameters are clipped by a separate norm, and the reported grad norm no longer includes them. "
     f"{ROUNDED_NORM}",
+    unasked=ROUNDED_NORM,
     probe=Probe(f"{OPTIMIZER}:copy_optimizer_param_metadata"),
     edits=(
         *model_setting(

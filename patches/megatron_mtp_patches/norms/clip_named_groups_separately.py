@@ -25,6 +25,7 @@ PATCH = Patch(
         "With the flag, the named groups are clipped by their separate norms, and the reported grad norm no longer "
         f"includes them. {ROUNDED_NORM}"
     ),
+    unasked=ROUNDED_NORM,
     notes=("Asked for in NVIDIA/Megatron-LM#5431 and NVIDIA-NeMo/RL#3698.",),
     edits=(
         *optimizer_setting(

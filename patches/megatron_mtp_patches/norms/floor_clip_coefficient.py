@@ -18,6 +18,7 @@ PATCH = Patch(
     undetected="No flag tells how large a gradient norm becomes.",
     refuses=("An X that is not between 0 and 1, and the flag where nothing is clipped.",),
     numerics=f"With the flag, in steps whose norm exceeds `clip_grad` / X. {ROUNDED_NORM}",
+    unasked=ROUNDED_NORM,
     notes=("The report is NVIDIA/Megatron-LM#5394.",),
     edits=(
         *optimizer_setting(

@@ -35,6 +35,9 @@ PATCH = Patch(
     numerics="With a finite threshold, and in the two precision-aware cases above, which are clipped now. Without a "
     "threshold: after a step that the loss scaler skipped, QK clipping no longer rescales weights, and the logged "
     "MTP loss leaves the step out.",
+    unasked="After a step that the loss scaler of fp16 skips, QK clipping leaves the weights as they are, and the "
+    "logged MTP loss leaves the step out. Gradients of a precision-aware optimizer with fp8 other than delayed scaling "
+    "are clipped in MimoOptimizer, and before 0.18 in Megatron-FSDP.",
     probe=Probe(f"{OPTIMIZER_CONFIG}.grad_norm_skip_threshold"),
     edits=(
         *optimizer_setting(
