@@ -15,11 +15,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 BLOCK = re.compile(r"(?:^<!-- (?P<marker>[^\n]*) -->\n)?^```bash\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-# Stands for each program: writes its words instead of doing anything.
+# Stands for each program: writes its words, and the chosen patches, instead of doing anything.
 PROGRAM = f"""#!{sys.executable} -S
 import json, os, sys
 with open(os.environ["SHOWN"], "a") as file:
-    print(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]), file=file)
+    words = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
+    print(json.dumps([words, os.environ.get("MEGATRON_MTP_PATCHES", "all")]), file=file)
 """
 
 
@@ -60,6 +61,11 @@ def answer(name: str) -> str:
 
 def read_by_bash(text: str, folder: Path) -> list[list[str]]:
     """The words of each command of `text`, the name of the program first; none of the programs runs."""
+    return [words for words, _ in read_with_patches(text, folder)]
+
+
+def read_with_patches(text: str, folder: Path) -> list[tuple[list[str], str]]:
+    """The same, each with the value of MEGATRON_MTP_PATCHES."""
     programs = folder / "programs"
     programs.mkdir()
     for name in ("megatron-mtp-patches", "python", "torchrun"):
@@ -68,4 +74,4 @@ def read_by_bash(text: str, folder: Path) -> list[list[str]]:
     written = folder / "shown"
     environment = {"PATH": f"{programs}", "SHOWN": str(written)}
     subprocess.run(["/bin/bash", "-eu", "-c", text], env=environment, cwd=folder, check=True)
-    return [json.loads(line) for line in written.read_text().splitlines()]
+    return [tuple(json.loads(line)) for line in written.read_text().splitlines()]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import read_by_bash
+from tests.pages import read_with_patches
 from tests.warm.processes import LIMIT, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,25 +109,25 @@ def run_shown(tmp_path):
     `replaced` has the words that stand in place of a word of the page; the demo's script is in place of upstream's.
     """
 
-    def in_folder(words):
+    def in_folder(patches, words):
         os.chdir(tmp_path)
-        run_command("all", *words)
+        run_command(patches, *words)
 
-    def run(words, replaced):
+    def run(words, patches, replaced):
         program, *words = words
         ranks = 1
         if program == "torchrun":
             assert words[0::2][:2] == ["--nproc-per-node", "-m"] and words[3] == "megatron_mtp_patches"
             ranks, words = int(words[1]), words[4:]
         words = [one for word in words for one in replaced.get(word, [word])]
-        ended = run_ranks(ranks, partial(in_folder, words))
+        ended = run_ranks(ranks, partial(in_folder, patches, words))
         output = "".join(rank.output for rank in ended)
         assert {rank.code for rank in ended} == {0}, output[-6000:]
         return output
 
     def run_block(text, replaced):
         replaced = {"pretrain_gpt.py": [str(TRAIN)], **replaced}
-        return [run(words, replaced) for words in read_by_bash(text, tmp_path)]
+        return [run(words, patches, replaced) for words, patches in read_with_patches(text, tmp_path)]
 
     return run_block
 

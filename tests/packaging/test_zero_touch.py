@@ -12,7 +12,7 @@ import pytest
 from megatron_mtp_patches.cli.zero_touch import FILE, TEXT
 
 from tests.fresh_process import imports_megatron
-from tests.pages import read_by_bash, shown
+from tests.pages import read_with_patches, shown
 
 pytestmark = [pytest.mark.forked("python"), pytest.mark.real_process("runs in an environment with the wheel alone")]
 LOADED = ("-c", "import sys; print('megatron_mtp_patches' in sys.modules)")
@@ -66,11 +66,12 @@ def test_where_it_is_not_asked_for_it_loads_no_module(enabled, variables):
 
 def test_the_commands_of_the_page(environment, tmp_path):
     text = shown("zero-touch") + shown("zero-touch-off")
-    assert "\nMEGATRON_MTP_PATCHES=all python -c" in text and "# True\n" in text
-    enable, (_, *check), disable = read_by_bash(text, tmp_path)
-    assert environment.prints(*check, **ASKED) == "False\n"
+    (enable, _), ((_, *check), patches), (disable, _) = read_with_patches(text, tmp_path)
+    asked = {"MEGATRON_MTP_PATCHES": patches}
+    assert patches == "repairs" and "# True\n" in text
+    assert environment.prints(*check, **asked) == "False\n"
     assert "Enabled by" in environment.command(*enable[1:]).stdout
-    assert environment.prints(*check, **ASKED) == "True\n"
+    assert environment.prints(*check, **asked) == "True\n"
     assert environment.command(*disable[1:]).returncode == 0 and files(environment) == []
 
 
