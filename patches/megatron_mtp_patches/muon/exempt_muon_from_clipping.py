@@ -20,7 +20,7 @@ PATCH = Patch(
         "`optimizer.skip_grad_norm_clip`: true for the Muon family (`OrthogonalizedOptimizer` of "
         "emerging_optimizers), false for Adam, SGD, SOAP and Lion. It can be set.",
         "The norms that clip, and that are compared with `--grad-norm-skip-threshold`, leave exempt parameters out, "
-        "those of MTP heads (Megatron's MTP layers) too. If a threshold is set, a NaN or inf among them still skips "
+        "also those of MTP heads (Megatron's MTP layers). If a threshold is set, a NaN or inf among them still skips "
         "the update, and so does a norm that overflows float32 (over 1.8e19).",
         "`grad norm` in the log is that of all parameters, as before; `clippable grad norm` beside it is the norm "
         "that clips.",

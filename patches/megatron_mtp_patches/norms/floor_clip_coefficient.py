@@ -12,8 +12,8 @@ PATCH = Patch(
     "parameters hardly move. Where one gradient is 1e14 times the others, the loss of a test stays at 99 % of its "
     "first value; with a floor of 0.001 it falls to 2 %.",
     adds=(
-        "`OptimizerConfig.min_clip_coefficient`: gradients are scaled by max(clip_grad / norm, X), those of MTP heads "
-        "(Megatron's MTP layers) too.",
+        "`OptimizerConfig.min_clip_coefficient`: gradients are scaled by max(clip_grad / norm, X), also those of MTP "
+        "heads (Megatron's MTP layers).",
     ),
     undetected="No flag tells how large a gradient norm becomes.",
     refuses=("An X that is not between 0 and 1, and the flag where nothing is clipped.",),

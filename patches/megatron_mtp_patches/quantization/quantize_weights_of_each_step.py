@@ -6,7 +6,7 @@ _METHOD = "megatron.core.transformer.module:MegatronModule.set_is_first_microbat
 
 PATCH = Patch(
     id="quantize-weights-of-each-step",
-    summary="Quantize weights anew in each step where only --te-precision-config-file quantizes layers",
+    summary="Quantize weights again in each step where only --te-precision-config-file quantizes layers",
     upstream=(PullRequest(5642, native_since="0.19.0"),),
     problem="With `--te-precision-config-file` and without `--fp8-format` and `--fp4-format`, nothing tells layers of "
     "0.16 to 0.18 that a step begins. They quantize their weights in the first microbatch of the run and compute "
