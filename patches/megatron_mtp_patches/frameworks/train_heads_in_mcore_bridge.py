@@ -30,8 +30,8 @@ PATCH = Patch(
     undetected="Only runs under mcore-bridge have the defect.",
     numerics="With the settings, as on their pages; the acceptance rate, as above; under context parallelism, as on "
     "the page of `count-mtp-tokens-over-ranks`.",
-    unasked="In mcore-bridge the acceptance rate is that of the whole vocabulary, context-parallel ranks weigh the tokens "
-    "of heads by the count of all, and passes without gradients compute no MTP loss.",
+    unasked="In mcore-bridge the acceptance rate is that of the whole vocabulary, context-parallel ranks weigh the "
+    "tokens of heads by the count of all, and passes without gradients compute no MTP loss.",
     notes=("It patches mcore-bridge. If the package is not installed, the patch is pending.",),
     edits=(
         Wrap(f"{_MODEL}.__init__", f"{_OVERRIDES}:refuse_settings"),
