@@ -80,8 +80,8 @@ def make_sentence(scores: list[Score], release: str) -> str:
         _count(_of(scores, release, name, "none"), WANTED[name, "none"][1]) for name in ("mutants", "known")
     )
     return (
-        f"On {release} `parity` notices {noticed} defects that were planted in Megatron, and names {named} known ones that "
-        f"depend on the layout ([the others](docs/parity.md#what-it-finds))."
+        f"On {release} `parity` notices {noticed} defects that were planted in Megatron, and names {named} known "
+        f"ones that depend on the layout ([the others](docs/parity.md#what-it-finds))."
     )
 
 

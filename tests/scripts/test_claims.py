@@ -94,9 +94,22 @@ def test_a_feature_has_the_flag_of_a_linked_patch():
         assert flag.strip("`") in {one.name.split()[0] for patch in linked for one in setting_texts(patch)}, feature
 
 
+def test_what_changes_without_a_flag_is_in_the_table():
+    """README has a part of the table of docs/patches.md: what trains otherwise, and what ends a run."""
+    named = set()
+    for change, way_back in rows(readme(), ["beyond repairs", "Megatron's behaviour again"]):
+        patches = [PATCHES[name] for name in re.findall(r"docs/\w+\.md#([\w-]+)", change)]
+        assert patches and all(patch.unasked for patch in patches), change
+        ways = {"`MEGATRON_MTP_PATCHES=repairs`", *(f"`MEGATRON_MTP_PATCHES=-{patch.id}`" for patch in patches)}
+        assert way_back in {patches[0].turned_off_by, *ways}, change
+        named |= {patch.id for patch in patches}
+    trains_or_ends = re.compile(r"not clipped|also train|[Vv]alidation of Megatron-LM|ends (a run|before)")
+    assert named == {patch.id for patch in CATALOG if trains_or_ends.search(patch.unasked)}
+
+
 def test_what_is_derived_up_to_a_release():
     """A table says "up to 0.18"."""
-    (limit,) = re.findall(r"MTP heads train \(up to ([\d.]+)\)", readme())
+    (limit,) = re.findall(r"as in RL \(up to ([\d.]+)\)", readme())
     lacking = [release for release in RELEASES if state_in(PATCHES["derive-mtp-labels"], release) is State.APPLIED]
     assert lacking[-1].startswith(f"{limit}.") and lacking == list(RELEASES)[: len(lacking)]
 
@@ -143,8 +156,13 @@ def test_a_patch_without_a_flag_says_which_numbers_it_changes():
         ("README.md", "reported by others", "not known to others", test_generated_blocks_of_readme),
         ("README.md", "30 of 30 defects", "31 of 30 defects", test_generated_blocks_of_readme),
         ("README.md", "`--separate-mtp-grad-clip`", "`--mtp-lr`", test_a_feature_has_the_flag_of_a_linked_patch),
-        ("README.md", "train (up to 0.18)", "train (up to 0.19)", test_what_is_derived_up_to_a_release),
-        ("README.md", "| Validation runs MTP heads. | `--no-mtp-eval` |\n", "", test_what_changes_without_a_flag_is_in_the_table),
+        ("README.md", "in RL (up to 0.18)", "in RL (up to 0.19)", test_what_is_derived_up_to_a_release),
+        (
+            "README.md",
+            "--clip-orthogonalizing-optimizers",
+            "--clip-grad 0",
+            test_what_changes_without_a_flag_is_in_the_table,
+        ),
         ("README.md", "(docs/two_ranks.png)", "(docs/muon_stall.png)", test_the_figure_of_readme_is_of_its_flags),
         ("README.md", "A patch applies whole or not at all.", "A patch always applies.", check_sentences),
         ("README.md", "all of these ranks raise", "the job ends", check_sentences),
