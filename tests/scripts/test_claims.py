@@ -159,8 +159,8 @@ def test_a_patch_without_a_flag_says_which_numbers_it_changes():
         ("README.md", "in RL (up to 0.18)", "in RL (up to 0.19)", test_what_is_derived_up_to_a_release),
         (
             "README.md",
-            "--clip-orthogonalizing-optimizers",
-            "--clip-grad 0",
+            "| [Validation runs MTP heads](docs/mtp.md#mtp-acceptance-length). | `--no-mtp-eval` |\n",
+            "",
             test_what_changes_without_a_flag_is_in_the_table,
         ),
         ("README.md", "(docs/two_ranks.png)", "(docs/muon_stall.png)", test_the_figure_of_readme_is_of_its_flags),
