@@ -48,8 +48,8 @@ def removed(release: str) -> str:
     return (
         f"Of the {len(here)} [known defects](docs/known-defects.md) of {release}, {evidence['reproduced']} were "
         f"reproduced, {evidence['read']} read in its source, {evidence['reported']} reported by others. The patches "
-        f"remove {states.total()}: {states['fixed']} that upstream has fixed in newer code, {states['open']} with an "
-        f"open issue or pull request, {states['unreported']} that nobody has reported."
+        f"remove {states.total()}: {states['fixed']} that upstream has fixed in newer code, {states['open']} that "
+        f"are reported upstream, {states['unreported']} that nobody has reported."
     )
 
 

@@ -159,7 +159,7 @@ DEFECTS = (
             run.use_rope_scaling and run.rope_scaling_factor not in (None, 8) and not is_hybrid(run)
         ),
         when="--use-rope-scaling with --rope-scaling-factor other than 8, in a GPT",
-        state="open",
+        state="fixed after main of 2026-08-22",
         evidence="reproduced",
         patch="pass-rope-scaling-factor",
     ),

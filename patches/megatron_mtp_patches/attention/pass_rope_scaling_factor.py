@@ -7,11 +7,11 @@ _WRAPPERS = "megatron_overrides.attention.rope_settings"
 PATCH = Patch(
     id="pass-rope-scaling-factor",
     summary="Let --rope-scaling-factor reach the model",
-    upstream=(PullRequest(6306),),
+    upstream=(PullRequest(6306, ended="merged after 2026-08-22"),),
     problem="The builders of Megatron pass `--use-rope-scaling` to the model, but not `--rope-scaling-factor`. So "
     "every model scales its rotary embeddings by 8. A run of Llama 3.2, whose factor is 32, trains with wrong low "
-    "frequencies, and no error. Upstream's main has the same defect. Up to 0.19 pretrain_vlm.py does not pass "
-    "`--rotary-base` either (#6586): its language model uses 10000.",
+    "frequencies, and no error. Upstream's main of 2026-08-22 has the same defect. Up to 0.19 pretrain_vlm.py does not "
+    "pass `--rotary-base` either (#6586): its language model uses 10000.",
     adds=(
         "A GPT that a run builds with `rope_scaling` has the factor of the run, unless its builder passes one.",
         "The language model of a LLaVAModel has the factor and the `--rotary-base` of the run, unless the script "

@@ -75,7 +75,8 @@ class Defect:
         only_if: what settings cannot tell, as the end of a sentence that begins with "if"; '' where they decide.
         instead: what to do instead, without a patch, or the flags to set ("--log-interval 1"); '' where nothing helps
             but the patch or another release.
-        state: "fixed in 0.18.0", "fixed on main", "open" or "unreported", without links.
+        state: "fixed in 0.18.0", "fixed on main", "open" (reported, and in no known release fixed) or "unreported",
+            without links.
         more_links: upstream's pull requests and issues about the defect, beside that of its id.
         evidence: how sure we are: reproduced by running Megatron, read in its source, or reported by others.
         patch: the id of the patch that removes it; '' for none.

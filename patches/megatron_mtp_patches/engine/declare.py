@@ -38,7 +38,8 @@ class PullRequest:
         repository: its owner and name on GitHub; '' for that of the library which the project patches.
         twin_of: the number of another one that brings the same change, for another branch.
         part: what of it the patch brings and what not, where that is not all, in a sentence.
-        ended: "closed", or "merged after DATE", where no known Megatron has it; '' while it is open.
+        ended: "closed", "merged after DATE", or "merged into branch NAME", where no known Megatron has it; '' while it
+            is open.
     """
 
     number: int
@@ -58,7 +59,7 @@ class PullRequest:
             return f"the same as #{self.twin_of}"
         if self.native_since == "main":
             return "on main"
-        return f"since {self.native_since}" if self.native_since else self.ended or "in no release"
+        return f"since {self.native_since}" if self.native_since else self.ended or "open"
 
 
 @dataclass(frozen=True)

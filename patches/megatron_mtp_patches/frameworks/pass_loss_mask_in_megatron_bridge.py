@@ -1,6 +1,6 @@
 """Declares pass-loss-mask-in-megatron-bridge."""
 
-from ..engine import Patch, Wrap
+from ..engine import Patch, PullRequest, Wrap
 
 _STEP = "megatron.bridge.training.gpt_step"
 _OVERRIDES = "megatron_overrides.frameworks.bridge_loss_mask"
@@ -9,6 +9,7 @@ PATCH = Patch(
     id="pass-loss-mask-in-megatron-bridge",
     summary="Give the loss mask of Megatron-Bridge's gpt_step to the MTP loss",
     package="Megatron-Bridge",
+    upstream=(PullRequest(6105, repository="NVIDIA-NeMo/Megatron-Bridge"),),
     problem="Megatron-Bridge's `gpt_step` gives the loss mask to the main loss alone "
     "(NVIDIA-NeMo/Megatron-Bridge#6103). So the MTP heads (Megatron's MTP layers) train on every position: in SFT on "
     "prompts and on padding. Their loss and the acceptance rate also count these positions, and padding is easy to "

@@ -5,7 +5,7 @@ from ..engine import Patch, PullRequest, Wrap
 PATCH = Patch(
     id="count-tokens-of-all-microbatches",
     summary="Divide the expert counts of global_aux_loss by the tokens that were counted",
-    upstream=(PullRequest(7199),),
+    upstream=(PullRequest(7214),),
     problem="global_aux_loss adds up how many tokens of a step each expert got, and divides by the number of "
     "microbatches so far and by the tokens of the current one. With a padding mask or packed sequences, whose "
     "microbatches have different numbers of tokens, the loss and its gradients are too large in a short microbatch "

@@ -16,7 +16,9 @@ DEFECTS = (
             run.mtp_num_layers and run.cross_entropy_loss_fusion and run.cross_entropy_fusion_impl == "te"
         ),
         when="--mtp-num-layers with --cross-entropy-loss-fusion and --cross-entropy-fusion-impl te",
+        more_links=("NVIDIA-NeMo/Megatron-Bridge#5947",),
         introduced_by=("NVIDIA/Megatron-LM#3458",),
+        state="open",
         evidence="reproduced",
         instead="--cross-entropy-fusion-impl native",
         patch="mtp-acceptance-rate",

@@ -9,7 +9,7 @@ _WRAPPERS = "megatron_overrides.mtp.packed.rolled_tokens"
 PATCH = Patch(
     id="roll-padded-packed-sequences",
     summary="Train MTP heads on the right tokens of packed sequences with padding",
-    upstream=(PullRequest(4494), PullRequest(3035, native_since="0.17.0")),
+    upstream=(PullRequest(4494, ended="merged into branch dev"), PullRequest(3035, native_since="0.17.0")),
     problem="MTP heads (Megatron's MTP layers) get their inputs and targets by rolling tokens, labels and masks to the "
     "left. For packed sequences the roll reads `cu_seqlens_q`, but where sequences are padded their tokens lie at "
     "`cu_seqlens_q_padded`. So heads train on tokens of other sequences and on padding, and other targets are "

@@ -7,12 +7,12 @@ PATCH = Patch(
     id="sum-gradients-of-repeated-weights",
     summary="Keep the gradients of all depths of a repeated MTP head, and of all uses of the output weight under "
     "Megatron-FSDP",
-    upstream=(PullRequest(6965),),
+    upstream=(PullRequest(6965, ended="merged after 2026-08-22"),),
     problem="A repeated MTP head (`mtp_use_repeated_layer`, Megatron's MTP layers) runs once for each depth. With "
     "fused weight gradients TransformerEngine adds the gradient of a call to `main_grad`, or overwrites `main_grad` "
     "if the call was told that it belongs to the first microbatch. Megatron tells only the first call, whose "
     "backward runs last: the gradients of the other depths are lost, in bf16 in the first step after each start, "
-    "with fp8 or fp4 in the first microbatch of each step. Main has #6965, which repairs bf16. Under Megatron-FSDP "
+    "with fp8 or fp4 in the first microbatch of each step. #6965 repairs that in bf16 only. Under Megatron-FSDP "
     "each fused gradient overwrites the one before. So attached heads lose the gradient of the output weight of all "
     "its uses but one.",
     adds=(

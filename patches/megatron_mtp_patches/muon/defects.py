@@ -114,6 +114,8 @@ DEFECTS = (
         ),
         affects=lambda run: run.qk_clip,
         when="--qk-clip",
+        more_links=("NVIDIA/Megatron-LM#7382",),
+        state="open",
         evidence="reproduced",
         only_if="all logits of a head, or of all heads of a query group, are negative in a step",
         patch="clip-qk-of-all-layers",

@@ -5,7 +5,7 @@ from ..engine import Patch, PullRequest, Wrap
 PATCH = Patch(
     id="log-first-step-once",
     summary="Leave the first step of a process out of its second log line",
-    upstream=(PullRequest(7092),),
+    upstream=(PullRequest(7092, ended="merged after 2026-08-22"),),
     problem="Megatron prints a line for the first step of a process, whatever the interval, and keeps its sums for the "
     "line at the end of the interval. If the interval ends with this step, as with `--log-interval 1`, the second "
     "line counts it again: its losses and its step time are means over both steps, so a resumed run seems to have "
