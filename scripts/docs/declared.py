@@ -15,6 +15,7 @@ from megatron_mtp_patches.engine import AddField, AddFlag, Edit, Override, Patch
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatron_engine import ENGINE
 from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE, VERSIONS
+from megatron_mtp_patches.megatrons.origins import describe_origin, describe_retirement
 from megatron_mtp_patches.megatrons.states_by_release import state_in
 
 from scripts.common.markdown import table
@@ -189,12 +190,12 @@ def whole_head(patch: Patch) -> str:
 
 
 def _summary(patch: Patch) -> list[str]:
-    """In a sentence, its states, and its flags."""
-    links = (f"[{change}]({ENGINE.project.pull_request_url(change)}) ({change.fate})" for change in patch.upstream)
-    upstream = ", ".join(links) or "no pull request"
+    """In a sentence, its states, whose it is and until when it is needed, and its flags."""
+    origin, retirement = describe_origin(patch, "[{}]({})".format), describe_retirement(patch, "[{}]({})".format)
     repairs = f" *In `repairs`:* {part}." if (part := _part_in_repairs(patch)) else ""
     flags = ", ".join(f"`{one.name}`" for one in setting_texts(patch))
-    parts = [f"{patch.summary}.", f"*State:* {_states(patch)}. *Upstream:* {upstream}.{repairs}"]
+    state, whose = f"*State:* {_states(patch)}.{repairs}", f"*Whose:* {origin}. *Retire when:* {retirement}."
+    parts = [f"{patch.summary}.", state, whose]
     return [*parts, f"**[Flags](flags.md):** {flags}."] if flags else parts
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from types import ModuleType
 
 from megatron_mtp_patches.defects.catalog import defect_modules, known_defects, read_releases, releases_with
-from megatron_mtp_patches.defects.declare import Defect, each
+from megatron_mtp_patches.defects.declare import Defect, address_of, each
 from megatron_mtp_patches.megatrons.known import DEFAULT
 from megatron_mtp_patches.reproductions.runner import has_program
 
@@ -93,6 +93,5 @@ def mark_flags(text: str) -> str:
 
 
 def link(text: str, name: str) -> str:
-    """A pull request or an issue of upstream's: GitHub leads from the one address to either."""
-    repository, _, number = name.partition("#")
-    return f"[{text}](https://github.com/{repository}/issues/{number})"
+    """A link to a pull request or an issue of upstream's."""
+    return f"[{text}]({address_of(name)})"

@@ -7,6 +7,7 @@ from megatron_mtp_patches.declarations.description import setting_texts
 from megatron_mtp_patches.defects.catalog import known_defects
 from megatron_mtp_patches.defects.probe import has_defect
 from megatron_mtp_patches.megatron_engine import ENGINE
+from megatron_mtp_patches.megatrons.origins import describe_retirement
 from megatron_mtp_patches.reproductions.runner import has_program
 
 from tests.conformance.expected import STATE
@@ -41,7 +42,8 @@ def test_explain_shows_what_the_declaration_says_links_state_and_edits(command, 
         assert f"{setting.name} │ {setting.default} │ {setting.effect}" in words
     assert f"{told.state}: {told.reason}" in done.out
     for change in patch.upstream:
-        assert f"{ENGINE.project.pull_request_url(change)}  {change.fate}\n" in done.out
+        assert f"{change} {ENGINE.project.pull_request_url(change)} ({change.fate})" in done.out
+    assert f"Retire when: {describe_retirement(patch, '{}'.format)}.\n" in done.out
     for edit in patch.edits:
         rows = [line for line in done.out.splitlines() if edit.target in line and type(edit).__name__ in line]
         assert rows and all(told.targets[edit.target] in row for row in rows)

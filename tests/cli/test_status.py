@@ -9,8 +9,12 @@ import pytest
 from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock, MultiTokenPredictionLayer
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.cli import status
+from megatron_mtp_patches.defects.catalog import known_defects
+from megatron_mtp_patches.defects.probe import has_defect
+from megatron_mtp_patches.megatrons.origins import origin_of, retired_in
 
 from tests.conformance.expected import is_here
+from tests.pages import ROOT
 
 from .fresh_start import run_python
 
@@ -36,6 +40,18 @@ def test_status_as_json_has_every_patch_with_its_state_and_targets(report, relea
         assert list(told["targets"]) == list(dict.fromkeys(edit.target for edit in patch.edits))
         assert told["upstream"] == [str(change) for change in patch.upstream]
         assert told["summary"] == patch.summary and told["reason"]
+        assert (told["origin"], told["retired_in"]) == (str(origin_of(patch)), retired_in(patch))
+        assert told["whose"] and told["retire_when"]
+        severities = [one.severity for one in known_defects() if one.patch == patch.id and has_defect(one)]
+        assert told["severity"] == (max(severities) if severities else None)
+
+
+def test_the_page_of_commands_has_the_keys_of_json(report):
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    section = page.partition("\n## The state as JSON\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", "".join(rows))) == report["patches"][0].keys()
+    assert {*report} == set(re.findall(r"`(\w+)`", section.partition("\n|")[0]))
 
 
 @pytest.mark.real_process("Megatron is imported without the rehearsal that the tests' processes have")

@@ -22,6 +22,7 @@ from ..engine.similar_names import did_you_mean
 from ..engine.state import State
 from ..megatron_engine import ENGINE
 from ..megatrons.installed import describe_megatron, import_targets, known_sources
+from ..megatrons.origins import describe_origin, describe_retirement
 from ..reproductions.runner import has_program
 from .console import make_console
 from .places import places_of
@@ -34,14 +35,13 @@ def explain(patch: Patch) -> int:
     report = ENGINE.report(patch)
     console = make_console()
     console.print(f"[bold]{patch.id}[/]: {patch.summary}.", soft_wrap=True)
+    console.print(f"Whose: {describe_origin(patch, '{} {}'.format)}.", markup=False, soft_wrap=True)
+    console.print(f"Retire when: {describe_retirement(patch, '{}'.format)}.", markup=False, soft_wrap=True)
     for heading, paragraphs in sections(patch):
         console.print(f"\n[bold]{heading}[/]", soft_wrap=True)
         for paragraph in paragraphs:
             bullet = "* " if len(paragraphs) > 1 else ""
             console.print(Padding(Text(f"{bullet}{paragraph}"), (0, 0, 0, 2), expand=False))
-    for change in patch.upstream:
-        console.print(f"\n{ENGINE.project.pull_request_url(change)}  {change.fate}", end="")
-    console.print()
     if setting_texts(patch):
         flags = Table("flag or config field", "default", "effect")
         for setting in setting_texts(patch):

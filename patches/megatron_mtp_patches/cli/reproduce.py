@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ..defects.catalog import known_defects, releases_with
-from ..defects.declare import Defect
+from ..defects.declare import Defect, address_of
 from ..defects.probe import has_defect
 from ..engine import PatchError, UsageError
 from ..engine.similar_names import did_you_mean
@@ -93,7 +93,7 @@ def _describe(defect: Defect, program: ModuleType) -> str:
     )
     if packages := needs.needs_of(program):
         machine += f" It also needs {' and '.join(packages)}."
-    upstream = defect.describe_upstream(lambda link: f"https://github.com/{link.replace('#', '/issues/')}")
+    upstream = defect.describe_upstream(address_of)
     releases, megatron = ", ".join(releases_with(defect)), " or ".join(sorted(find_releases()))
     paragraphs = [
         f"{defect.id}: {defect.effect}. It affects runs with {defect.condition}.",

@@ -11,12 +11,15 @@ from rich.table import Column, Table
 
 from .. import __version__, apply, rehearsal, status
 from ..catalog import CATALOG
+from ..defects.catalog import removed_by
+from ..defects.probe import has_defect
 from ..engine import Patch
 from ..engine.report import Report
 from ..engine.source import find_file
 from ..engine.state import State, TargetState
 from ..megatrons.installed import describe_megatron, find_releases, import_targets
 from ..megatrons.known import VERSIONS
+from ..megatrons.origins import describe_origin, describe_retirement, origin_of, retired_in
 from ..megatrons.states_by_release import advice, state_in
 from ..rehearsal import transformer_engine
 from .console import make_console
@@ -64,7 +67,10 @@ def show_status(as_json: bool) -> int:
                     "version": __version__,
                     "megatron": describe_megatron(),
                     "zero_touch": describe_zero_touch(),
-                    "patches": [dataclasses.asdict(report) for report in reports],
+                    "patches": [
+                        dataclasses.asdict(report) | _tell_need(patch)
+                        for report, patch in zip(reports, CATALOG, strict=True)
+                    ],
                     "not_imported": failures,
                 },
                 indent=1,
@@ -89,6 +95,17 @@ def show_status(as_json: bool) -> int:
     is_pending = any(state is TargetState.PENDING for _, state in targets)
     is_overwritten = not all(map(_is_expected, overwritten))
     return int(is_overwritten or is_pending or any(report.state is State.REFUSED for report in reports))
+
+
+def _tell_need(patch: Patch) -> dict[str, object]:
+    """Whose the patch is, until when it is needed, and how severe the defects of this Megatron are that it removes."""
+    return {
+        "origin": origin_of(patch),
+        "whose": describe_origin(patch, "{}".format),
+        "retired_in": retired_in(patch),
+        "retire_when": describe_retirement(patch, "{}".format),
+        "severity": max((defect.severity for defect in removed_by(patch) if has_defect(defect)), default=None),
+    }
 
 
 def show_retired(release: str) -> int:

@@ -18,6 +18,11 @@ Kind = Literal["wrong numbers", "wrong log", "lost state", "hang", "crash"]
 Evidence = Literal["reproduced", "read", "reported"]
 
 
+def address_of(link: str) -> str:
+    """The address of "NVIDIA/Megatron-LM#4047", an issue or a pull request: GitHub leads from this one to either."""
+    return f"https://github.com/{link.replace('#', '/issues/')}"
+
+
 def each(value: T | tuple[T, ...]) -> tuple[T, ...]:
     """One or several, as several."""
     return value if isinstance(value, tuple) else (value,)
@@ -119,6 +124,11 @@ class Defect:
         """Its links, its state and what introduced it; `write` makes a link of "NVIDIA/Megatron-LM#4047"."""
         links, origin = (", ".join(map(write, names)) for names in (self.links, self.introduced_by))
         return f"{links}{': ' if links else ''}{self.state}{'; introduced by ' if origin else ''}{origin}"
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if upstream has repaired it, for all runs and on each branch."""
+        return self.state.startswith("fixed") and ", open" not in self.state
 
     @property
     def advice(self) -> str:

@@ -53,6 +53,16 @@ class PullRequest:
         return f"{self.repository.partition('/')[2]}#{self.number}"
 
     @property
+    def is_merged(self) -> bool:
+        """True if the main of its repository has it."""
+        return self.native_since is not None or self.ended.startswith("merged after")
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if no known release and no known main has it, and it is not given up."""
+        return self.native_since is None and self.ended != "closed" and self.twin_of is None
+
+    @property
     def fate(self) -> str:
         """The state of the pull request upstream, in words."""
         if self.twin_of:
