@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from types import ModuleType
 
+from megatron_mtp_patches.cli.upstream_report import mark_flags
 from megatron_mtp_patches.defects.catalog import defect_modules, known_defects, read_releases, releases_with
 from megatron_mtp_patches.defects.declare import Defect, address_of, each
 from megatron_mtp_patches.megatrons.known import DEFAULT
@@ -85,11 +85,6 @@ def releases_of(defect: Defect) -> str:
         raise SystemExit(f"{defect.id}: no known Megatron has what its signs say ({targets}): correct the signs")
     span = known[known.index(found[0]) : known.index(found[-1]) + 1]
     return f"{found[0]} to {found[-1]}" if len(found) > 1 and found == span else ", ".join(found)
-
-
-def mark_flags(text: str) -> str:
-    """The flags as code."""
-    return re.sub(r"(?<![\w`])--[a-zA-Z][\w-]*", r"`\g<0>`", text)
 
 
 def link(text: str, name: str) -> str:

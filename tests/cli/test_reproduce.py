@@ -1,9 +1,10 @@
-"""`reproduce` says what to install where a program needs a package that is not here."""
+"""`reproduce` says what to install where a program needs a package that is not here, and writes issues for upstream."""
 
 import json
 from types import SimpleNamespace
 
 import pytest
+from megatron_mtp_patches.megatrons.known import MAIN
 from megatron_mtp_patches.rehearsal import transformer_engine
 from megatron_mtp_patches.reproductions import needs, runner
 
@@ -94,3 +95,46 @@ def test_an_id_that_resembles_that_of_a_known_defect_is_asked_about(command):
     assert "'ml-5077' is not the id of a known defect (did you mean ML-5077?); `megatron-mtp-patches audit`" in done.err
     assert "(did you mean overlap-padding-mask?)" in command("reproduce", "OVERLAP-PADDING-MASKS").err
     assert "(did you mean" not in command("reproduce", "nothing-like-it").err
+
+
+def test_a_report_of_a_defect_that_nobody_has_reported_has_all_that_upstream_needs(
+    command, outcomes, tmp_path, release
+):
+    outcomes(WRONG, RIGHT)
+    done = command("reproduce", "qk-clip-heads", "--report")
+    assert done.code == 0 and "Run it before you post it" in done.err
+    assert done.out.startswith("# [BUG] QK clipping leaves out the attention of MTP heads")
+    said, _, script = done.out.partition("```python\n")
+    for part in (
+        "`megatron/core/optimizer/qk_clip.py` (`clip_qk`)",
+        "`--qk-clip` with `--mtp-num-layers`",
+        f"{release}, ",
+        f"main ({MAIN})",
+        "expected        1\nseen            2\nwith the patch  1\n",
+        f"megatron-core {release} and torch ",
+        "The script should see 1.",
+        "removes it, `clip-qk-of-all-layers`: Let `--qk-clip` reach every attention layer",
+        "No setting avoids it.",
+    ):
+        assert part in said
+    file = tmp_path / "repro.py"
+    command("reproduce", "qk-clip-heads", "--standalone", str(file))
+    assert script == f"{file.read_text(encoding='utf-8')}```\n\n</details>\n"
+
+
+def test_a_report_of_a_reported_defect_says_where_to_post_it(command, outcomes):
+    outcomes(WRONG, WRONG)
+    done = command("reproduce", "ML-7513", "--report")
+    assert done.code == 0 and done.out.startswith(
+        "<!-- Already reported: https://github.com/NVIDIA/Megatron-LM/issues/7513, "
+    )
+    assert "with the patch" not in done.out and "megatron-mtp-patches has a patch" not in done.out
+    assert "Until it is fixed: add `--calculate-per-token-loss`" in done.out
+
+
+def test_there_is_no_report_where_the_defect_does_not_show(command, outcomes, without_transformer_engine):
+    outcomes(RIGHT, RIGHT)
+    done = command("reproduce", "qk-clip-heads", "--report")
+    assert (done.code, done.out) == (1, "") and "does not show qk-clip-heads; these have it: 0.16.1, " in done.err
+    done = command("reproduce", "ML-5916", "--report")
+    assert (done.code, done.out) == (125, "") and "it needs transformer-engine>=2.13: install" in done.err

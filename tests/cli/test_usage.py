@@ -49,6 +49,12 @@ def test_a_name_that_is_neither_a_patch_nor_a_function_says_what_lists_both(caps
     assert "`megatron-mtp-patches status` lists the patches" in printed
 
 
+def test_a_report_is_about_one_defect(capsys):
+    assert main(["reproduce", "--all", "--report"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "give its ID in place of --all" in printed.err
+
+
 @pytest.mark.parametrize(
     "identifier, file, part",
     [

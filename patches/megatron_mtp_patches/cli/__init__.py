@@ -10,6 +10,7 @@ Exit codes; `run` ends with that of the script:
        doctor -- FLAGS, --batch   The patches leave a defect of severity 3 or more.
        audit --fail-on SEVERITY   There is a defect of this severity or more.
        reproduce                  The patches leave a defect that one of them is to remove.
+       reproduce --report         This Megatron does not have the defect.
        parity                     A cut differs from one rank, and would not with all patches.
        drift                      A target has an unknown source, or another one than in the release.
   2    each                       Wrong usage. All but audit, reproduce, enable and disable refuse an unknown id in
@@ -197,6 +198,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="show nothing, but write the program of ID into this file, which needs only Megatron, to post it upstream",
     )
+    form.add_argument("--report", action="store_true", help="print an issue about ID in Markdown, to post it upstream")
     reproduce.set_defaults(carry_out=_reproduce, needs_patches=False)
 
     for name, purpose in (
@@ -298,10 +300,14 @@ def _audit(arguments: argparse.Namespace) -> int:
 def _reproduce(arguments: argparse.Namespace) -> int:
     from .reproduce import reproduce, write_standalone
 
+    if arguments.all and (arguments.standalone or arguments.report):
+        raise UsageError("--standalone and --report are about one defect: give its ID in place of --all")
     if arguments.standalone:
-        if arguments.all:
-            raise UsageError("--standalone writes the program of one defect: give its ID in place of --all")
         return write_standalone(arguments.id, arguments.standalone)
+    if arguments.report:
+        from .upstream_report import print_report
+
+        return print_report(arguments.id)
     return reproduce(None if arguments.all else arguments.id, arguments.json)
 
 

@@ -41,11 +41,11 @@ def reproduce(identifier: str | None, as_json: bool) -> int:
     """
     if find_file("megatron.core") is None:
         raise PatchError(describe_megatron())
-    programs = _find_programs(identifier)
+    programs = find_programs(identifier)
     missing = {defect: needs.find_missing(program) for defect, program in programs.items()}
     if not all(missing.values()):
         runner.prepare()
-    reports = [_report(defect, program, missing[defect]) for defect, program in programs.items()]
+    reports = [run_both(defect, program, missing[defect]) for defect, program in programs.items()]
     if as_json:
         print(json.dumps(reports, indent=1, default=str))
     else:
@@ -72,8 +72,8 @@ def write_standalone(identifier: str, file: Path) -> int:
             raise UsageError(f"{file} exists already: remove it, or choose another name")
         if not file.parent.is_dir():
             raise UsageError(f"there is no folder {file.parent}: create it, or choose another one")
-        ((defect, program),) = _find_programs(identifier).items()
-        file.write_text(make_standalone(program, _describe(defect, program)), encoding="utf-8")
+        ((defect, program),) = find_programs(identifier).items()
+        file.write_text(standalone_text(defect, program), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from error
     print(f"{file} shows {defect.id}: its first lines say what it needs. Run it before you post it.")
@@ -82,32 +82,41 @@ def write_standalone(identifier: str, file: Path) -> int:
     return 0
 
 
-def _describe(defect: Defect, program: ModuleType) -> str:
-    """Describe the defect, the Megatrons that have it, and how a file of its program is run."""
+def standalone_text(defect: Defect, program: ModuleType) -> str:
+    """The text of a file that shows the defect, and that needs nothing of this package.
+
+    Its first lines say what the defect is, which Megatrons have it, and how the file is run.
+    """
+    releases, megatron = ", ".join(releases_with(defect)), " or ".join(sorted(find_releases()))
+    upstream = f" Upstream: {defect.describe_upstream(address_of)}." if defect.links else ""
+    paragraphs = [
+        f"{defect.effect}. It affects runs with {defect.condition}.",
+        f"The program: {' '.join((program.__doc__ or '').split())}",
+        "It prints what is expected and what is seen, and ends with 1 where they differ, with 125 where it cannot run.",
+        describe_machine(program),
+        "    python FILE",
+        f"Megatron with this defect: {releases}.{upstream}",
+        f"megatron-mtp-patches, which calls the defect {defect.id}, has made this file"
+        f"{f', with megatron-core {megatron}' if megatron else ''}.",
+    ]
+    head = "\n\n".join(textwrap.fill(text, WIDTH, break_on_hyphens=False) for text in paragraphs)
+    return make_standalone(program, head)
+
+
+def describe_machine(program: ModuleType) -> str:
+    """Say what a file of the program needs."""
     ranks = getattr(program, "RANKS", 1)
     gpus = f"{ranks} GPU{'s' * (ranks > 1)}"
+    packages = " and ".join(needs.needs_of(program))
     machine = (
-        f"It needs {gpus}, and was not run on any."
+        f"It needs {gpus}, and has not been run on GPUs."
         if needs_gpus(program)
         else f"It runs on {gpus}, or on a CPU where there are fewer."
     )
-    if packages := needs.needs_of(program):
-        machine += f" It also needs {' and '.join(packages)}."
-    upstream = defect.describe_upstream(address_of)
-    releases, megatron = ", ".join(releases_with(defect)), " or ".join(sorted(find_releases()))
-    paragraphs = [
-        f"{defect.id}: {defect.effect}. It affects runs with {defect.condition}.",
-        f"The program: {' '.join((program.__doc__ or '').split())}",
-        "It prints what is expected and what is seen, and ends with 1 where they differ, with 125 where it cannot run.",
-        machine,
-        "    python FILE",
-        f"Megatron with this defect: {releases}. Upstream: {upstream}.",
-        f"megatron-mtp-patches has made this file{f', with megatron-core {megatron}' if megatron else ''}.",
-    ]
-    return "\n\n".join(textwrap.fill(text, WIDTH, break_on_hyphens=False) for text in paragraphs)
+    return machine + (f" It also needs {packages}." if packages else "")
 
 
-def _find_programs(identifier: str | None) -> dict[Defect, ModuleType]:
+def find_programs(identifier: str | None) -> dict[Defect, ModuleType]:
     chosen = [defect for defect in known_defects() if identifier in (None, defect.id)]
     programs = {defect: program for defect in chosen if (program := runner.find_program(defect.id))}
     if not chosen:
@@ -124,8 +133,8 @@ def _find_programs(identifier: str | None) -> dict[Defect, ModuleType]:
     return programs
 
 
-def _report(defect: Defect, program: ModuleType, missing: str) -> dict[str, Any]:
-    """Run the program and return what was seen; nothing where packages are `missing`."""
+def run_both(defect: Defect, program: ModuleType, missing: str) -> dict[str, Any]:
+    """Run the program without and with the patches, and return what was seen; nothing where packages are `missing`."""
     about = {
         "id": defect.id,
         "effect": defect.effect,

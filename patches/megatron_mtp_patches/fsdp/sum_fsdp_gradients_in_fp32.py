@@ -11,7 +11,7 @@ PATCH = Patch(
     "`--megatron-fsdp-main-grads-dtype` is set, gradients are added up and reduced in the dtype of the parameters, "
     "bf16, although validate_args sets `--accumulate-allreduce-grads-in-fp32` and prints that gradients are "
     "accumulated and reduced in fp32. In bf16 a sum of equal gradients stays at 256 of them, and small gradients "
-    "vanish next to the sum of many microbatches. Upstream's main has the same defect, and nobody has reported it.",
+    "vanish next to the sum of many microbatches.",
     adds=(
         "`megatron_fsdp_main_grads_dtype` is fp32 where it is None and `grad_reduce_in_fp32` is set, as 0.18 has it. "
         "Gradients are reduced in the same dtype unless `--megatron-fsdp-grad-comm-dtype` names another.",
