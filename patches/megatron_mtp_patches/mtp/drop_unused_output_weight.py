@@ -1,10 +1,11 @@
 """Declares drop-unused-output-weight."""
 
-from ..engine import Patch, Wrap
+from ..engine import Patch, PullRequest, Wrap
 
 PATCH = Patch(
     id="drop-unused-output-weight",
     summary="Save MTP models with tied embeddings over several pipeline stages",
+    upstream=(PullRequest(7577),),
     problem="With tied embeddings the stage of the MTP heads (Megatron's MTP layers) computes logits with its copy of "
     "the word embedding. Its output layer has a weight nevertheless, which nothing uses. Saving a checkpoint in the "
     "format torch_dist fails, because an assertion expects no such weight. With `--overlap-grad-reduce` and no "

@@ -205,6 +205,8 @@ DEFECTS = (
         signs=Sign(_SETUP, lacks="self.output_layer.weight = None"),
         affects=lambda run: _has_unused_weight(run) and run.save and (run.ckpt_format or "torch_dist") == "torch_dist",
         when="--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1 and --save",
+        more_links=("NVIDIA/Megatron-LM#7577",),
+        state="open",
         evidence="reproduced",
         instead="--untie-embeddings-and-output-weights",
         patch="drop-unused-output-weight",
@@ -218,6 +220,8 @@ DEFECTS = (
         affects=lambda run: _has_unused_weight(run) and run.overlap_grad_reduce and not run.use_distributed_optimizer,
         when="--mtp-num-layers with tied embeddings, --pipeline-model-parallel-size > 1, --overlap-grad-reduce and no "
         "--use-distributed-optimizer",
+        more_links=("NVIDIA/Megatron-LM#7577",),
+        state="open",
         evidence="reproduced",
         instead="--use-distributed-optimizer or --untie-embeddings-and-output-weights",
         patch="drop-unused-output-weight",
