@@ -15,7 +15,7 @@ from megatron_mtp_patches.engine import AddField, AddFlag, Edit, Override, Patch
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatron_engine import ENGINE
 from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE, VERSIONS
-from megatron_mtp_patches.megatrons.origins import describe_origin, describe_retirement
+from megatron_mtp_patches.megatrons.origins import Origin, count_origins, describe_origin, describe_retirement
 from megatron_mtp_patches.megatrons.states_by_release import state_in
 
 from scripts.common.markdown import table
@@ -43,7 +43,7 @@ def blocks() -> dict[str, str]:
     _, _, exit_codes = str(cli.__doc__).partition(":\n\n")
     commands = {"cpu-command": CPU, "exit-codes": f"```text\n{exit_codes.rstrip()}\n```"}
     tables = {"patches": patches(), "flag-reference": flag_reference(), "unchecked-edits": unchecked_edits()}
-    tables["unasked"] = unasked()
+    tables |= {"unasked": unasked(), "origins": origins()}
     upgrade = {
         "upgrade-steps": "\n".join(filter(None, map(changes, VERSIONS[:-1], VERSIONS[1:]))),
         "checkpoints": checkpoints(),
@@ -130,6 +130,18 @@ def _owner(patch: Patch, setting: SettingText) -> str:
         return "upstream's"
     change = next((change for change in patch.upstream if change.number == setting.named_in), None)
     return f"ours; {_link(change)} has one of this name" if change else "ours"
+
+
+def origins() -> str:
+    """Whose the patches are, for README."""
+    counts = count_origins(CATALOG)
+    merged = counts[Origin.MERGED] + counts[Origin.REPAIRED]
+    ours = counts[Origin.NEW] + counts[Origin.REPORTED] + counts[Origin.UNREPORTED]
+    return (
+        f"Of {counts.total()} patches {merged} bring what upstream has merged ({counts[Origin.REPAIRED]} with repairs of "
+        f"ours), {counts[Origin.OPEN]} its open pull requests, {counts[Origin.CLOSED]} a closed one; {ours} are ours. "
+        f"[The section of each](docs/patches.md) says so, and when to retire it."
+    )
 
 
 def worker(edit: Edit) -> str:

@@ -10,14 +10,14 @@ import pytest
 from megatron_mtp_patches.catalog import CATALOG
 from megatron_mtp_patches.declarations.description import setting_texts
 from megatron_mtp_patches.engine.state import State
-from megatron_mtp_patches.megatrons.known import DEFAULT, RELEASES
+from megatron_mtp_patches.megatrons.known import RELEASES
 from megatron_mtp_patches.megatrons.states_by_release import state_in
 from megatron_mtp_patches.run_record import agreement
 
 from scripts.common.markdown import fill
 from scripts.common.toml import read_toml
 from scripts.demo import plots, two_ranks
-from scripts.docs import defects, kept
+from scripts.docs import declared, defects, kept
 from tests.pages import ROOT, answer, shown
 
 pytestmark = pytest.mark.forked("torch")
@@ -84,7 +84,8 @@ def test_the_figure_of_readme_is_of_its_flags():
 
 
 def test_generated_blocks_of_readme():
-    blocks = {"removed-defects": defects.removed(DEFAULT), "parity-score": kept.blocks()["parity-score"]}
+    contents = declared.blocks() | defects.blocks() | kept.blocks()
+    blocks = {name: contents[name] for name in ("removed-defects", "parity-score", "origins")}
     assert fill(readme(), blocks) == readme()
 
 

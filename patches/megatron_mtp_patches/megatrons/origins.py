@@ -45,10 +45,9 @@ def origin_of(patch: Patch) -> Origin:
     return Origin.REPAIRED if left or patch.repairs else Origin.MERGED
 
 
-def count_origins(patches: Iterable[Patch]) -> dict[Origin, int]:
+def count_origins(patches: Iterable[Patch]) -> Counter[Origin]:
     """How many of these patches have which origin."""
-    counts = Counter(map(origin_of, patches))
-    return {origin: counts[origin] for origin in Origin}
+    return Counter(map(origin_of, patches))
 
 
 def defects_left(patch: Patch) -> list[Defect]:
