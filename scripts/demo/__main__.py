@@ -17,10 +17,10 @@ from scripts.common.arguments import make_parser
 from . import experiments, plots, runs
 
 NEXT = """\
-Which known defects does a run meet? Ask doctor, here of the heads with experts:
-    .venv/bin/megatron-mtp-patches doctor -- $(cat {output}/e2e_tv.flags) \\
-        --transformer-impl transformer_engine --num-experts 32 \\
-        --moe-grouped-gemm --tensor-model-parallel-size 2
+Which known defects does your own run meet? Ask doctor:
+    .venv/bin/megatron-mtp-patches doctor --batch YOUR_LAUNCH_SCRIPT
+See one of them, without and with the patches:
+    .venv/bin/megatron-mtp-patches reproduce ML-5047
 Check in one step that the heads leave the main model as it is, to the bit:
     PYTHONPATH=. .venv/bin/megatron-mtp-patches verify-mtp {device}\\
         scripts/demo/train.py $(cat {output}/e2e_tv.flags)
