@@ -9,12 +9,7 @@ and without --grad-norm-skip-threshold. Needs what scripts/demo.sh installs.
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
-from scripts.common.arguments import make_parser
-
-from . import experiments, plots, runs
+from . import experiments, plots, runs, stages
 
 NEXT = """\
 Which known defects does your own run meet? Ask doctor:
@@ -36,15 +31,7 @@ Read about the losses, and about skipped updates:
 
 
 def main() -> None:
-    parser = make_parser("scripts.demo", __doc__)
-    parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder for logs, flags and plots")
-    output = parser.parse_args().output
-    output.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
-
-    def stage(text: str) -> None:
-        print(f"\n=== [{time.perf_counter() - started:.0f} s of training] {text}", flush=True)
-
+    output, stage = stages.start("scripts.demo", __doc__)
     device = runs.warm()
     from . import dataset
 

@@ -2,10 +2,10 @@
 
     PYTHONPATH=.:.venv/transformer_engine python -m scripts.demo.two_ranks [--output demo_output]
 
-The run is a small GPT with tied embeddings, trained with Adam on the standard library's sources, on two ranks by
-Megatron-FSDP with Megatron's defaults. The run on one rank has the same first weights, batches and flags but those of
-Megatron-FSDP, so the losses should be the same. All is on the CPU, also where there is a GPU. It needs
-TransformerEngine's Python: Megatron-FSDP refuses Megatron's default of fused weight gradients without that.
+The run is a small GPT with tied embeddings and fused weight gradients, Megatron's default, trained with Adam on the
+standard library's sources, on two ranks by Megatron-FSDP. The run on one rank has the same first weights, batches and
+flags but those of Megatron-FSDP, so the losses should be the same. All is on the CPU, also where there is a GPU. It
+needs TransformerEngine's Python, without which Megatron-FSDP refuses fused weight gradients.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from scripts.common.arguments import make_parser
 from scripts.common.markdown import Table
 
-from . import plots, runs
+from . import plots, runs, stages
 from .experiments import FLAGS
 from .runs import Curves
 
@@ -35,15 +33,7 @@ LAST = 20  # iterations of a mean
 
 
 def main() -> None:
-    parser = make_parser("scripts.demo.two_ranks", __doc__)
-    parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder for logs, flags and plots")
-    output = parser.parse_args().output
-    output.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
-
-    def stage(text: str) -> None:
-        print(f"\n=== [{time.perf_counter() - started:.0f} s] {text}", flush=True)
-
+    output, stage = stages.start("scripts.demo.two_ranks", __doc__)
     stage(f"doctor: which known defects affect a GPT on {RANKS} ranks by Megatron-FSDP?")
     ask("doctor", "--world-size", str(RANKS))
     stage("parity: does this run, made small, compute on each cut what it computes on one rank?")
