@@ -47,8 +47,8 @@ def removed(release: str) -> str:
     states = Counter(defect.state.split()[0] for defect in here if defect.patch)
     return (
         f"Of {len(here)} [known defects](docs/known-defects.md) of {release}, {evidence['reproduced']} were "
-        f"reproduced, {evidence['read']} read in the source, {evidence['reported']} reported by others. The patches remove "
-        f"{states.total()}: {states['fixed']} fixed upstream in newer code, {states['open']} reported there, "
+        f"reproduced, {evidence['read']} read in the source, {evidence['reported']} reported by others. The patches "
+        f"remove {states.total()}: {states['fixed']} fixed upstream in newer code, {states['open']} reported there, "
         f"{states['unreported']} of which we know no report."
     )
 
