@@ -138,9 +138,9 @@ def origins() -> str:
     merged = counts[Origin.MERGED] + counts[Origin.REPAIRED]
     ours = counts[Origin.NEW] + counts[Origin.REPORTED] + counts[Origin.UNREPORTED]
     return (
-        f"Of {counts.total()} patches {merged} bring what upstream has merged ({counts[Origin.REPAIRED]} with "
-        f"repairs of ours), {counts[Origin.OPEN]} its open pull requests, {counts[Origin.CLOSED]} a closed one; "
-        f"{ours} are ours. [The section of each](docs/patches.md) says so, and when to retire it."
+        f"Of the {counts.total()} patches, {merged} port merged changes of upstream ({counts[Origin.REPAIRED]} also "
+        f"repair these), {counts[Origin.OPEN]} open pull requests, {counts[Origin.CLOSED]} a closed one; {ours} are "
+        f"ours. [Each section](docs/patches.md) says which."
     )
 
 

@@ -76,12 +76,13 @@ def make_block(scores: list[Score]) -> str:
 
 def make_sentence(scores: list[Score], release: str) -> str:
     """The scores of a release, for README."""
-    noticed, named = (
-        _count(_of(scores, release, name, "none"), WANTED[name, "none"][1]) for name in ("mutants", "known")
+    noticed, named, clean = (
+        _count(_of(scores, release, name, patches), WANTED[name, patches][1])
+        for name, patches in (("mutants", "none"), ("known", "none"), ("known", "all"))
     )
     return (
-        f"On {release} `parity` notices {noticed} defects that were planted in Megatron, and names {named} known "
-        f"ones that depend on the layout ([the others](docs/parity.md#what-it-finds))."
+        f"On {release} `parity` noticed {noticed} defects that we planted, and named {named} known ones that depend on "
+        f"the layout; with all patches {clean} of their runs were clean ([misses](docs/parity.md#what-it-finds))."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from megatron_mtp_patches.engine import Override
+from megatron_mtp_patches.engine import Override, PatchError
 from megatron_mtp_patches.engine.engine import Engine
 
 
@@ -49,6 +49,14 @@ def test_a_refused_repair_is_left_out_with_a_warning(library):
         module = library.load()
     assert (module.f(1), module.C().method()) == ("changed", "override method 1")
     assert engine.report(engine.catalog[0]).state == "refused"
+
+
+@pytest.mark.parametrize("choice", ["bad", "bad,good", "repairs,bad"])
+def test_a_refused_repair_that_the_user_names_is_no_repair_to_go_on_without(library, choice):
+    engine = drifted(library, is_repair=True)
+    engine.apply(choice, "raise")
+    with pytest.raises(PatchError, match="bad is refused: lib:f"):
+        library.load()
 
 
 def test_a_disabled_patch_is_not_checked(library):

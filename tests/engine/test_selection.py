@@ -25,7 +25,9 @@ IDS = ("one", "two", "three-four")
     ],
 )
 def test_select(choice, selected):
-    assert select(choice, IDS, PROJECT) == Selection(frozenset(selected), "all")
+    selection = select(choice, IDS, PROJECT)
+    assert (selection.ids, selection.profile) == (selected, "all")
+    assert selection.named == {word.strip() for word in choice.split(",")}.intersection(IDS)
 
 
 def test_a_profile_leaves_nothing_out_but_what_is_named():

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from megatron_mtp_patches.catalog import CATALOG
+from megatron_mtp_patches.parity.comparison import Deviation
 
 from scripts.common.forks import fork, wait
 from tests.pages import ROOT
@@ -64,6 +66,7 @@ def test_cuts_of_a_dense_model_are_equal(parity):
     assert code == 0, answer
     assert {cut["name"]: cut["findings"] for cut in answer["cuts"]} == {"TP2": [], "PP2": [], "DP2": []}
     assert not any(cut["refused"] for cut in answer["cuts"])
+    assert len(answer["patches"]) == len(CATALOG)
 
 
 def test_a_cut_that_a_known_defect_spoils_is_explained_by_it_and_shown_again_by_a_program(
@@ -79,6 +82,7 @@ def test_a_cut_that_a_known_defect_spoils_is_explained_by_it_and_shown_again_by_
     code, answer = parity(*OPTIONS, "--save", str(program), "--", *flags.split(), patches="none")
     (cut,) = answer["cuts"]
     assert (code, cut["name"], cut["goes_away_with_all_patches"]) == (1, "DP2", True)
+    assert answer["patches"] == []
     assert {"kind": "gradient", "name": "embedding.word_embeddings.weight"}.items() <= cut["findings"][0].items()
     (explanation,) = cut["explanations"]
     assert (explanation["id"], explanation["is_confirmed"]) == ("fsdp-tied-embeddings", True)
@@ -115,6 +119,18 @@ def test_a_defect_that_nobody_knows_is_a_finding_that_begins_where_it_acts(parit
     (cut,) = answer["cuts"]
     assert code == 3 and cut["explanations"] == [] and cut["findings"]
     assert (cut["begins"]["kind"], cut["begins"]["name"]) == ("hidden state", "layer 2, sample 1")
+
+
+def test_a_cut_that_does_not_train_is_not_said_to_be_equal():
+    from megatron_mtp_patches.cli.parity import STAYS, _exit_code
+    from megatron_mtp_patches.parity.cuts import Cut
+    from megatron_mtp_patches.parity.study import Result
+    from megatron_mtp_patches.parity.verdict import Verdict
+
+    cut = Cut("TP2", 2, ())
+    refused, equal = Result(cut, 1.0, refusal="no"), Result(cut, 1.0, verdict=Verdict([], {}))
+    differing = Result(cut, 1.0, verdict=Verdict([Deviation(1, "gradient", "weight", 1.0)], {}))
+    assert [_exit_code([equal, *others]) for others in ([], [refused], [refused, differing])] == [0, 2, STAYS]
 
 
 def test_each_file_is_a_run_or_is_refused(parity, tmp_path):

@@ -105,3 +105,28 @@ def test_a_control_changes_only_runs_that_it_fits():
 def test_a_defect_of_the_log_explains_numbers_of_the_log_alone(study_cut):
     assert explained(study_cut(["a", "log"])) == {"a": False}
     assert explained(study_cut(["a", "log"], kind="log")) == {"a": False, "log": False}
+
+
+@pytest.mark.parametrize("flags", ["", "--transformer-impl transformer_engine"])
+def test_layers_of_transformer_engine_need_its_python(monkeypatch, flags):
+    from megatron_mtp_patches.parity import study
+    from megatron_mtp_patches.parity.flags import split
+
+    monkeypatch.setattr(study.rehearsal, "with_transformer_engine", lambda: False)
+    small = SimpleNamespace(flags=split(f"--num-layers 2 {flags}".split()))
+    with pytest.raises(study.MissingPackageError, match="--transformer-impl local"):
+        study.Study("train.py", small, "whole")
+
+
+@pytest.mark.parametrize("has_python", [True, False])
+def test_what_is_not_fused_without_transformer_engine_is_said(monkeypatch, has_python):
+    from megatron_mtp_patches.parity import study
+    from megatron_mtp_patches.parity.flags import split
+
+    reference = SimpleNamespace(record=SimpleNamespace(unplaced=[]), tolerance=SimpleNamespace(is_steady=True))
+    monkeypatch.setattr(study.rehearsal, "with_transformer_engine", lambda: has_python)
+    monkeypatch.setattr(study, "Trainings", lambda *values: SimpleNamespace(reference=reference))
+    monkeypatch.setattr(study, "reference_flags", lambda small: ())
+    small = SimpleNamespace(flags=split("--transformer-impl local".split()))
+    notes = study.Study("train.py", small, "whole").notes
+    assert [note for note in notes if "nothing is fused" in note] == notes and bool(notes) is not has_python

@@ -17,10 +17,10 @@ Exit codes; `run` ends with that of the script:
                                   MEGATRON_MTP_PATCHES.
        doctor -- FLAGS, --batch   Megatron refuses the flags, a flag is misspelt, or a patch that it needs is left out.
        doctor --batch             A file has no run, or something keeps a setting of the patches from acting.
-       parity                     Megatron refuses the run made small, or each cut of it, or a file has no such run.
+       parity                     Megatron refuses the run made small, or a cut of it, or a file has no such run.
   3    parity                     A cut differs from one rank, with all patches or beyond what they remove.
   125  reproduce                  A package that a program needs is missing, and no other program ends with 1.
-       parity                     A package that the run imports is missing.
+       parity                     A package that the run imports, or whose layers it has, is missing.
   141  all but run, verify-mtp    The reader of the output has ended, as after `| head -1`.
 """
 

@@ -63,8 +63,8 @@ class _Run(NamedTuple):
 def compare_cuts(words: list[str], options: Options) -> int:
     """Train a small copy of the run with these flags on one rank and on each cut of its layout; print what differs.
 
-    Returns 0 if every cut that trains equals one rank, or differs as Megatron defines it, 1 if those that do not would
-    with all patches, 3 otherwise.
+    Returns 0 if every cut equals one rank, or differs as Megatron defines it, 1 if those that do not would with all
+    patches, 3 if one would not, 2 if all that train are equal and one does not train.
 
     Raises:
         PatchError: the script or Megatron's trainer does not import.
@@ -190,7 +190,7 @@ def _choose_cuts(small: SmallRun, options: Options) -> list[Cut]:
 def _exit_code(results: list[Result]) -> int:
     differing = [one for one in results if one.findings]
     if not differing:
-        return 0
+        return UsageError.exit_code * any(one.verdict is None for one in results)
     return GOES_AWAY if all(one.goes_away for one in differing) else STAYS
 
 

@@ -6,22 +6,33 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+from .. import status
 from ..megatrons.installed import describe_megatron
 from ..parity.comparison import HIDDEN
 from ..parity.small import SmallRun
-from ..parity.study import Explanation, Result, Study
+from ..parity.study import Explanation, Result, Study, applied_patches
 
 SHOWN = 4  # deviations of a cut
 Show = Callable[..., None]
 
 
 def show_run(show: Show, script: str, small: SmallRun, data: str, ranks: int) -> None:
-    show(f"{describe_megatron()}; {script} in a rehearsal on the CPU, fused attention in float32")
+    show(f"{describe_megatron()}, {describe_patches()}; {script} in a rehearsal on the CPU, fused attention in float32")
+    if applied_patches():
+        show("MEGATRON_MTP_PATCHES=none compares Megatron as it is")
     for reason, flags in small.left_out.items():
         show(f"left out, because {reason}: {'; '.join(map(str, flags))}")
     show(f"made small, or added: {' '.join(map(str, small.changed))}")
     show(f"loss masks: {data}; cuts of at most {ranks} ranks")
     show("training on one rank, twice or more ...\n")
+
+
+def describe_patches() -> str:
+    """How many patches the compared trainings have."""
+    applied, all_ids = applied_patches(), [report.id for report in status()]
+    if not applied:
+        return "without patches"
+    return "with all patches" if len(applied) == len(all_ids) else f"with {len(applied)} of {len(all_ids)} patches"
 
 
 def show_result(show: Show, result: Result) -> None:
@@ -74,7 +85,7 @@ def show_summary(show: Show, results: list[Result], seconds: float) -> None:
     refused = [one.cut.name for one in results if one.verdict is None]
     defined = [one.cut.name for one in results if one.depends_on_cut and not one.findings]
     equal = len(results) - len(differing) - len(refused) - len(defined)
-    parts = [f"{equal} of {len(results)} cuts are equal to one rank"]
+    parts = [f"{equal} of {len(results)} cuts are equal to one rank, {describe_patches()}"]
     if differing:
         parts.append(f"these differ: {', '.join(differing)}")
     if defined:
@@ -89,6 +100,7 @@ def describe_study(study: Study, results: list[Result]) -> dict[str, Any]:
         "left_out": {reason: list(map(str, flags)) for reason, flags in study.small.left_out.items()},
         "changed": list(map(str, study.small.changed)),
         "notes": study.notes,
+        "patches": study.applied,
         "cuts": [_describe_result(one) for one in results],
     }
 

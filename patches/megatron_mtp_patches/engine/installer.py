@@ -86,10 +86,10 @@ class Installer:
         if patch.id not in self.selection.ids:
             return Decision(State.DISABLED, f"left out by {variable}")
         decision = decide(patch, self.known_sources, self._project)
-        is_added = self.selection.profile != REPAIRS or patch.id in self.selection.added
-        if is_added or patch.is_repair or decision.state in (State.REPAIRED, State.NATIVE):
+        is_chosen = self.selection.profile != REPAIRS or patch.id in self.selection.named
+        if is_chosen or patch.is_repair or decision.state in (State.REPAIRED, State.NATIVE):
             return decision
-        words = ",".join((REPAIRS, *sorted(self.selection.added), patch.id))
+        words = ",".join((REPAIRS, *sorted(self.selection.named), patch.id))
         return Decision(State.DISABLED, f"left out by {variable}={REPAIRS}; write {words} to add it to the repairs")
 
     def _decide_again(self, patch: Patch) -> None:
@@ -276,7 +276,8 @@ class Installer:
         self._raise_or_warn(patch, reason, cause)
 
     def _raise_or_warn(self, patch: Patch, reason: str, cause: Exception | None = None) -> None:
-        if patch in self.added or (self.on_drift == "raise" and not patch.is_repair):
+        is_asked_for = not patch.is_repair or patch.id in self.selection.named
+        if patch in self.added or (self.on_drift == "raise" and is_asked_for):
             raise PatchError(f"{patch.id} is refused: {reason}") from cause
         if self.on_drift != "skip" and patch.id not in self._warned:
             common = reason.replace(patch.id, "")

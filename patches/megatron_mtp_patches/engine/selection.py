@@ -16,11 +16,14 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Selection:
-    """The user's choice: `ids`; with the profile 'repairs' those of them that are repairs, or are `added`."""
+    """The user's choice: `ids`, those among them that he has `named`, and the profile.
+
+    With the profile 'repairs' only repairs and what is named are taken.
+    """
 
     ids: frozenset[str]
     profile: str
-    added: frozenset[str] = frozenset()
+    named: frozenset[str] = frozenset()
 
 
 def select(choice: str, ids: Iterable[str], project: Project) -> Selection:
@@ -50,7 +53,7 @@ def select(choice: str, ids: Iterable[str], project: Project) -> Selection:
         raise PatchError(f"{choice!r} mixes patches to take with patches to leave out (-id); write one kind only")
     if profile == REPAIRS:
         return Selection(frozenset(ids) - left_out, profile, taken)
-    return Selection(taken or frozenset(ids) - left_out, profile)
+    return Selection(taken or frozenset(ids) - left_out, profile, taken)
 
 
 def _refuse_unknown(words: list[str], ids: tuple[str, ...], project: Project) -> None:

@@ -98,7 +98,8 @@ def run(job: Job) -> list[Record] | Failed:
         os.environ["NVTE_APPLY_QK_LAYER_SCALING"] = str(int("--apply-query-key-layer-scaling" in job.flags))
         if job.patches is not None:
             megatron_mtp_patches.revert()
-            megatron_mtp_patches.apply(job.patches)
+            # This process has gone on without those that are refused.
+            megatron_mtp_patches.apply(job.patches, on_drift="warn")
         return pickle.dumps(train(job))  # a tensor would be sent as a file, which this process has to keep
 
     returned = run_ranks(job.ranks, be_rank, LIMIT)

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .. import status
+from .. import rehearsal, status
 from ..doctor.findings import Finding
 from ..engine import PatchError, UsageError
 from ..engine.state import State
+from ..rehearsal import transformer_engine
 from .comparison import Deviation
 from .controls import CONTROLS, Control
 from .cuts import Cut, reference_flags
@@ -78,6 +79,11 @@ class Result:
         return any(one.is_confirmed or one.defect.patch is None for one in self.explanations)
 
 
+def applied_patches() -> list[str]:
+    """The patches of this process."""
+    return [report.id for report in status() if report.state is not State.DISABLED]
+
+
 class MissingPackageError(PatchError):
     """A package that the run needs cannot be imported; the message names it."""
 
@@ -93,14 +99,21 @@ class Study:
         data: the kind of samples.
 
     Raises:
-        MissingPackageError: the run imports a package that is not installed.
+        MissingPackageError: the run imports a package that is not installed, or has layers of one.
         UsageError: Megatron refuses the run on one rank, or it fails.
     """
 
     def __init__(self, script: str, small: SmallRun, data: str) -> None:
         self.small, self.data = small, data
-        self.applied = [report.id for report in status() if report.state is not State.DISABLED]
+        self.applied = applied_patches()
         self.all_are_applied = len(self.applied) == len(status())
+        has_own_layers = Flag("--transformer-impl", ("local",)) in small.flags
+        if not has_own_layers and not rehearsal.with_transformer_engine():
+            raise MissingPackageError(
+                "the run has layers of TransformerEngine, whose Python is not in this environment: "
+                f"{transformer_engine.installation_advice()}; or compare Megatron's own layers, by --transformer-impl "
+                "local"
+            )
         try:
             self.trainings = Trainings(script, reference_flags(small), data)
         except TrainingError as error:
@@ -117,8 +130,16 @@ class Study:
             "each draw of weights has numbers that a small change moves far, as choices of experts or directions of "
             "Muon, so large deviations pass"
         )
+        unfused = (
+            "TransformerEngine's Python is not in this environment, so nothing is fused, weight gradients included: "
+            "what only fused operations do wrong is not compared"
+        )
         notes = [f"not compared, because sharded_state_dict has no place for them: {', '.join(unplaced)}"]
-        return notes * bool(unplaced) + [unsteady] * (not self.reference.tolerance.is_steady)
+        return (
+            notes * bool(unplaced)
+            + [unsteady] * (not self.reference.tolerance.is_steady)
+            + [unfused] * (not rehearsal.with_transformer_engine())
+        )
 
     def results(self, cuts: Iterable[Cut]) -> Iterator[Result]:
         """Yield the result of each cut."""
