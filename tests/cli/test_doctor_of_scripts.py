@@ -59,6 +59,29 @@ def test_a_script_whose_run_has_no_patches_is_told(doctor_of_file, tmp_path):
     assert LOADS not in doctor_of_file(by_torchrun).out
 
 
+def test_no_defect_counts_as_removed_from_a_run_that_may_lack_the_patches(doctor_of_file):
+    heads = f"train.py {SMALL} --mtp-num-layers 1 --pipeline-model-parallel-size 2\n"
+    loaded = doctor_of_file(f"torchrun -m megatron_mtp_patches run {heads}")
+    assert loaded.code == 0 and "removed by keep-gradients-of-tied-embeddings" in loaded.out
+    assert "0 with a defect that is not removed, 0 with one" in loaded.out and "may lack" not in loaded.out
+    bare = doctor_of_file(f"torchrun {heads}")
+    assert bare.code == 1 and "NOT REMOVED: keep-gradients-of-tied-embeddings removes it from a run that" in bare.out
+    assert "removed by" not in bare.out and "1 with a defect that is not removed, 1 with one of" in bare.out
+    assert (
+        "Runs that may lack the patches: 1." in bare.out and "set MEGATRON_MTP_PATCHES=all in this file\n" in bare.out
+    )
+    told = doctor_of_file(f"MEGATRON_MTP_PATCHES=all torchrun {heads}")
+    assert (told.code, "may lack" in told.out, LOADS in told.out) == (0, False, False)
+    assert "act only where train.py imports megatron_mtp_patches, or after `megatron-mtp-patches enable`\n" in told.out
+
+
+def test_a_file_that_the_script_sources_is_named(doctor_of_file):
+    lines = "source ./cluster.env\n. ~/venv/bin/activate\nif test $X; then . $HERE/b.env; fi\nsource ./cluster.env\n"
+    told = doctor_of_file(f"{lines}train.py {SMALL}\n").out
+    assert "\nnot read: ./cluster.env, $HERE/b.env. Set what it sets in the environment of this command" in told
+    assert "not read" not in doctor_of_file(f"train.py {SMALL} --exit-signal-handler\n").out
+
+
 @pytest.mark.parametrize("before", ["export MEGATRON_MTP_PATCHES={}\n", "MEGATRON_MTP_PATCHES={} "])
 def test_the_patches_are_those_that_the_script_chooses(doctor_of_file, before):
     def ask(choice):

@@ -11,7 +11,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +44,7 @@ class Diagnosis(NamedTuple):
             settings of the patches from acting.
         has_idle_settings: a flag that Megatron does not know resembles one of its own, or something keeps settings of
             the patches in a configuration from acting.
+        may_lack_patches: nothing shows that the run has the patches, so no finding counts as removed.
     """
 
     run: str
@@ -52,6 +53,7 @@ class Diagnosis(NamedTuple):
     hints: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     has_idle_settings: bool = False
+    may_lack_patches: bool = False
 
 
 def diagnose_flags(words: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
@@ -99,8 +101,9 @@ def diagnose_flags(words: list[str], world_size: int | None, transformer_engine:
 def diagnose_files(files: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
     """Print the defects that affect the run of each file, with one import of Megatron.
 
-    `run_files.py` says which files these are. Returns 1 if the patches leave a defect of severity 3 or more, else 2 if
-    a run is refused, a file has none or has settings that do not act, else 0.
+    `run_files.py` says which files these are. Returns 1 if the patches leave a defect of severity 3 or more, or if
+    nothing shows that a run with one has the patches; else 2 if a run is refused, a file has none or has settings that
+    do not act; else 0.
 
     Raises:
         PatchError: Megatron is not installed.
@@ -199,18 +202,33 @@ def _diagnose_command(name: str, run: Command, world_size: int | None, version: 
     """The diagnosis of the run that a file in `folder` describes, with the patches that the file chooses."""
     choice = run.variables.get(VARIABLE, "").strip()
     world_size = world_size or run.world_size()
-    has_patches = bool(choice and is_enabled()) or run.loads_patches(folder)
-    hints = tuple(run.hints(is_sized=world_size is not None, has_patches=has_patches))
+    loads_patches = bool(choice and is_enabled()) or run.loads_patches(folder)
+    hints = tuple(run.hints(is_sized=world_size is not None, loads_patches=loads_patches, chooses_patches=bool(choice)))
+    may_lack_patches = bool(run.script) and not loads_patches and not choice
     try:
         with _patches(choice):
             with _silence():
                 line = read(run.flags, world_size)
             findings = tuple(find_defects(RunSettings(line.sources, version)))
     except PatchError as error:
-        return Diagnosis(name, refusal=str(error), hints=hints)
+        return Diagnosis(name, refusal=str(error), hints=hints, may_lack_patches=may_lack_patches)
+    if may_lack_patches:
+        findings = tuple(map(_without_patches, findings))
     return Diagnosis(
-        name, hints=(*line.unknown.hints(), *hints), findings=findings, has_idle_settings=bool(line.unknown.similar)
+        name,
+        hints=(*line.unknown.hints(), *hints),
+        findings=findings,
+        has_idle_settings=bool(line.unknown.similar),
+        may_lack_patches=may_lack_patches,
     )
+
+
+def _without_patches(finding: Finding) -> Finding:
+    """The same defect in a run of which nothing shows that it has the patches."""
+    if not finding.is_removed:
+        return finding
+    remedy = f"{finding.patch} removes it from a run that has the patches"
+    return replace(finding, is_removed=False, remedy="; ".join(filter(None, (remedy, finding.remedy))))
 
 
 @contextlib.contextmanager
@@ -279,10 +297,12 @@ def _show_files(diagnoses: list[Diagnosis]) -> None:
     affected = sum(any(not finding.is_removed for finding in one.findings) for one in diagnoses)
     severe = sum(any(map(_is_severe, one.findings)) for one in diagnoses)
     unusable = sum(bool(one.unusable) for one in diagnoses)
+    unknown = sum(one.may_lack_patches for one in diagnoses)
+    without_patches = f" Runs that may lack the patches: {unknown}." if unknown else ""
     without_run = f" Files without a run: {unusable}." if unusable else ""
     show(
         f"Runs: {len(diagnoses) - unusable}; {affected} with a defect that is not removed, {severe} with one of "
-        f"severity {FAILS_FROM} or more, {refused} that are refused.{without_run}"
+        f"severity {FAILS_FROM} or more, {refused} that are refused.{without_patches}{without_run}"
     )
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from ..engine import UsageError
@@ -25,6 +25,7 @@ class Command(NamedTuple):
         flags: the words after it.
         conditional: the variables that the script sets under conditions or in loops.
         variables: those that it sets to strings, and those before the launcher.
+        sourced: the files that the script has bash read (`source cluster.env`), which are not read here.
     """
 
     script: str
@@ -32,21 +33,36 @@ class Command(NamedTuple):
     flags: list[str]
     conditional: list[str]
     variables: Mapping[str, str] = {}
+    sourced: Sequence[str] = ()
 
-    def hints(self, is_sized: bool, has_patches: bool) -> Iterator[str]:
+    def hints(self, is_sized: bool, loads_patches: bool, chooses_patches: bool) -> Iterator[str]:
         """Say what the script leaves open, and what to do.
 
-        The number of its ranks is known if `is_sized`, and that it loads the patches if `has_patches`.
+        Args:
+            is_sized: the number of its ranks is known.
+            loads_patches: it is known to load the patches.
+            chooses_patches: it sets MEGATRON_MTP_PATCHES, which says that its run has them.
         """
         options = self._torchrun_options()
         if options and not is_sized:
             unknown = ", ".join(f"{name} {value}" for name, value in options.items() if not value.isdecimal())
             cause = f"options are not known as numbers ({unknown})" if unknown else "--nproc-per-node is absent"
             yield f"torchrun's {cause}: give --world-size N"
-        if self.script and not has_patches:
+        if self.script and chooses_patches and not loads_patches:
+            yield (
+                f"the patches that MEGATRON_MTP_PATCHES chooses count as those of the run: they act only where "
+                f"{self.script} imports megatron_mtp_patches, or after `megatron-mtp-patches enable`"
+            )
+        elif self.script and not loads_patches:
             yield (
                 f"nothing here shows that this run has the patches: start {self.script} by -m megatron_mtp_patches "
-                f"run, import megatron_mtp_patches in it, or `megatron-mtp-patches enable` and set MEGATRON_MTP_PATCHES"
+                f"run, or import megatron_mtp_patches in it. Where it does so already, or after `megatron-mtp-patches "
+                f"enable`, set MEGATRON_MTP_PATCHES=all in this file"
+            )
+        if self.sourced:
+            yield (
+                f"not read: {', '.join(self.sourced)}. Set what it sets in the environment of this command, or write "
+                f"it into this file"
             )
         left = self.parameters_left()
         if unset := [name for name in left if not is_positional(name)]:
@@ -103,8 +119,9 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
     reader = Reader(environment)
     commands = list(reader.read(text))
     conditional = list(reader.conditional)
+    sourced = list(dict.fromkeys(_sourced_files(words for words, _ in commands)))
     trainings = [
-        Command(words[i], words[:i], words[i + 1 :], conditional, variables)
+        Command(words[i], words[:i], words[i + 1 :], conditional, variables, sourced)
         for words, variables in commands
         for i in [next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))]
         if any(word.startswith("-") or is_positional(word) for word in words[i + 1 :])
@@ -122,3 +139,10 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
         return [Command("", [], shlex.split(text.replace("\\\n", " "), comments=True), [])]
     except ValueError as error:
         raise UsageError(f"it cannot be read: {error}") from error
+
+
+def _sourced_files(commands: Iterable[list[str]]) -> Iterator[str]:
+    """The files that `source` or `.` has bash read, without the `activate` of a Python environment."""
+    for words in commands:
+        if len(words) > 1 and words[0] in ("source", ".") and PurePath(words[1]).name != "activate":
+            yield words[1]
