@@ -4,6 +4,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from megatron_mtp_patches.cli import upstream_report
+from megatron_mtp_patches.cli.reproduce import run_both as shown
 from megatron_mtp_patches.megatrons.known import MAIN
 from megatron_mtp_patches.rehearsal import transformer_engine
 from megatron_mtp_patches.reproductions import needs, runner
@@ -112,11 +114,13 @@ def test_a_report_of_a_defect_that_nobody_has_reported_has_all_that_upstream_nee
         f"main ({MAIN})",
         "expected        1\nseen            2\nwith the patch  1\n",
         f"megatron-core {release} and torch ",
-        "The script should see 1.",
+        "Background, about this and related defects: `--qk-clip` (MuonClip) visits",
+        "and in an MTP head. The right result is 1.\n",
         "removes it, `clip-qk-of-all-layers`: Let `--qk-clip` reach every attention layer",
         "No setting avoids it.",
     ):
         assert part in said
+    assert said.count("QK clipping leaves out the attention of MTP heads") == 1, "the title, which nothing repeats"
     file = tmp_path / "repro.py"
     command("reproduce", "qk-clip-heads", "--standalone", str(file))
     assert script == f"{file.read_text(encoding='utf-8')}```\n\n</details>\n"
@@ -130,6 +134,25 @@ def test_a_report_of_a_reported_defect_says_where_to_post_it(command, outcomes):
     )
     assert "with the patch" not in done.out and "megatron-mtp-patches has a patch" not in done.out
     assert "Until it is fixed: add `--calculate-per-token-loss`" in done.out
+
+
+@pytest.mark.parametrize("defect", ["transposed-router-gradients", "ML-7338"])
+def test_a_report_that_rests_on_a_stand_in_says_so_first(command, monkeypatch, outcomes, defect):
+    outcomes(WRONG, RIGHT)
+    monkeypatch.setattr(upstream_report, "run_both", lambda *words: shown(*words) | {"has defect": True})
+    monkeypatch.setattr(needs, "find_missing", lambda program: "")
+    assumed = runner.find_program(defect).ASSUMES
+    done = command("reproduce", defect, "--report")
+    comment, _, rest = done.out.partition(" -->\n")
+    assert comment.startswith(f"<!-- What the script has shown here follows from an assumption: {assumed}. ")
+    assert comment.endswith("Show the defect with the real kernel before you post this.")
+    assert f"with the real kernel: it assumes that {assumed}." in " ".join(rest.split())
+
+
+def test_the_id_of_a_patch_leads_to_the_defects_that_a_program_shows(command):
+    done = command("reproduce", "keep-gradients-of-tied-embeddings")
+    assert done.code == 2 and "is a patch; give the id of a defect that it removes: fsdp-tied-embeddings, " in done.err
+    assert "is a patch; no program shows its work" in command("reproduce", "add-settings-to-ms-swift").err
 
 
 def test_there_is_no_report_where_the_defect_does_not_show(command, outcomes, without_transformer_engine):

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..defects.catalog import known_defects, releases_with
+from ..catalog import CATALOG
+from ..defects.catalog import known_defects, releases_with, removed_by
 from ..defects.declare import Defect, address_of
 from ..defects.probe import has_defect
 from ..engine import PatchError, UsageError
@@ -88,10 +89,12 @@ def standalone_text(defect: Defect, program: ModuleType) -> str:
     Its first lines say what the defect is, which Megatrons have it, and how the file is run.
     """
     releases, megatron = ", ".join(releases_with(defect)), " or ".join(sorted(find_releases()))
+    assumed = needs.assumption_of(program)
     upstream = f" Upstream: {defect.describe_upstream(address_of)}." if defect.links else ""
     paragraphs = [
         f"{defect.effect}. It affects runs with {defect.condition}.",
         f"The program: {' '.join((program.__doc__ or '').split())}",
+        *([f"It has not been shown with the real kernel: it assumes that {assumed}."] if assumed else []),
         "It prints what is expected and what is seen, and ends with 1 where they differ, with 125 where it cannot run.",
         describe_machine(program),
         "    python FILE",
@@ -120,6 +123,12 @@ def find_programs(identifier: str | None) -> dict[Defect, ModuleType]:
     chosen = [defect for defect in known_defects() if identifier in (None, defect.id)]
     programs = {defect: program for defect in chosen if (program := runner.find_program(defect.id))}
     if not chosen:
+        if patch := next((patch for patch in CATALOG if patch.id == identifier), None):
+            shown = [defect.id for defect in removed_by(patch) if runner.has_program(defect.id)]
+            ids = (
+                f"give the id of a defect that it removes: {', '.join(shown)}" if shown else "no program shows its work"
+            )
+            raise UsageError(f"{identifier} is a patch; {ids}")
         hint = did_you_mean(str(identifier), (defect.id for defect in known_defects()))
         raise UsageError(
             f"{identifier!r} is not the id of a known defect{hint}; `megatron-mtp-patches audit` lists them"

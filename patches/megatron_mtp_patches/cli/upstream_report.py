@@ -47,17 +47,17 @@ def print_report(identifier: str) -> int:
 def make_report(defect: Defect, program: ModuleType, outcome: dict[str, Any]) -> str:
     """The text of the issue; `outcome` is what the program has seen."""
     parts = [
+        *_say_what_is_assumed(program),
         *_say_what_upstream_knows(defect),
-        f"# [BUG] {defect.effect.partition(', because')[0]}",
+        f"# [BUG] {_title(defect)}",
         "**Describe the bug**",
         _explain(defect),
         "\n".join(f"* {name}: {text}" for name, text in _find_places(defect).items()),
         "**Steps/Code to reproduce bug**",
         f"Save the script below as `repro.py`, and run `python repro.py`. {describe_machine(program)}",
-        " ".join((program.__doc__ or "").split()),
         _show_numbers(defect, outcome),
         "**Expected behavior**",
-        f"The script should see {outcome['expected']}.",
+        f"{' '.join((program.__doc__ or '').split())} The right result is {outcome['expected']}.",
         "**Additional context**",
         *_describe_ways_out(defect, outcome),
     ]
@@ -65,9 +65,23 @@ def make_report(defect: Defect, program: ModuleType, outcome: dict[str, Any]) ->
     return mark_flags("\n\n".join(parts)) + f"\n\n{script}"
 
 
+def _title(defect: Defect) -> str:
+    return defect.effect.partition(", because")[0]
+
+
 def mark_flags(text: str) -> str:
     """The flags as code."""
     return re.sub(r"(?<![\w`])--[a-zA-Z][\w-]*", r"`\g<0>`", text)
+
+
+def _say_what_is_assumed(program: ModuleType) -> list[str]:
+    """A comment that GitHub does not show, where what was seen follows from an assumption about a kernel."""
+    if not (assumed := needs.assumption_of(program)):
+        return []
+    return [
+        f"<!-- What the script has shown here follows from an assumption: {assumed}. In place of that kernel "
+        f"something else ran that behaves so. Show the defect with the real kernel before you post this. -->"
+    ]
 
 
 def _say_what_upstream_knows(defect: Defect) -> list[str]:
@@ -79,9 +93,18 @@ def _say_what_upstream_knows(defect: Defect) -> list[str]:
 
 
 def _explain(defect: Defect) -> str:
-    """What goes wrong; in the words of a patch that removes this defect alone, if there is one."""
+    """What goes wrong; as far as possible in the words of the patch that removes it.
+
+    Those of a repair that removes several defects are about all of them. Those of a feature are about what it is for.
+    """
     patch = remover_of(defect, CATALOG)
-    return patch.problem if patch and removed_by(patch) == [defect] else f"{defect.effect}."
+    if patch and removed_by(patch) == [defect]:
+        return patch.problem
+    effect = f"{defect.effect}."
+    if not (patch and patch.is_repair):
+        return effect
+    background = f"Background, about this and related defects: {patch.problem}"
+    return background if effect.startswith(f"{_title(defect)}.") else f"{effect}\n\n{background}"
 
 
 def _find_places(defect: Defect) -> dict[str, str]:

@@ -22,6 +22,14 @@ def needs_of(program: ModuleType) -> tuple[str, ...]:
     return getattr(program, "NEEDS", ())
 
 
+def assumption_of(program: ModuleType) -> str:
+    """The behaviour of a kernel that a program takes for granted, as "the kernel does this"; '' for none.
+
+    The program or the rehearsal replaces this kernel by something that behaves so, and what is seen follows from it.
+    """
+    return getattr(program, "ASSUMES", "")
+
+
 def find_missing(program: ModuleType) -> str:
     """Name what a program needs and this environment lacks, and what to do about each; '' if it has all."""
     reasons = {need: _missing_reason(Requirement(need)) for need in needs_of(program)}

@@ -8,6 +8,8 @@ import torch
 from ...defects.labs.lab import LENGTH, make_generator, start
 from ...defects.labs.moe_lab import make_router, router_inputs
 
+ASSUMES = "te_general_gemm reads its operands in the order in which they lie in memory"
+
 
 def multiply_in_memory_order(A, B, out_dtype, layout, bias=None, grad=False):
     """The product of te_general_gemm, whose matrices are column-major: op(B) @ op(A), in a list."""
