@@ -136,7 +136,7 @@ def origins() -> str:
     """Whose the patches are, for README."""
     counts = count_origins(CATALOG)
     merged = counts[Origin.MERGED] + counts[Origin.REPAIRED]
-    ours = counts[Origin.NEW] + counts[Origin.REPORTED] + counts[Origin.UNREPORTED]
+    ours = sum(count for origin, count in counts.items() if origin.startswith("ours"))
     return (
         f"Of the {counts.total()} patches, {merged} port merged changes of upstream ({counts[Origin.REPAIRED]} also "
         f"repair these), {counts[Origin.OPEN]} open pull requests, {counts[Origin.CLOSED]} a closed one; {ours} are "

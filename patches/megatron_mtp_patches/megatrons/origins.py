@@ -25,7 +25,8 @@ class Origin(str, Enum):
     OPEN = "open"  # upstream's, not in main
     CLOSED = "closed"  # upstream's, given up there
     REPORTED = "ours, reported"  # no pull request; the defects that it removes are reported upstream
-    UNREPORTED = "ours, unreported"  # no pull request; nobody has reported one of the defects
+    PARTLY_REPORTED = "ours, partly reported"  # no pull request; some of the defects are reported upstream
+    UNREPORTED = "ours, unreported"  # no pull request; nobody has reported a defect that it removes
     NEW = "ours"  # no pull request and no known defect
 
     __str__ = str.__str__
@@ -37,7 +38,10 @@ def origin_of(patch: Patch) -> Origin:
     if not patch.upstream:
         if not left:
             return Origin.NEW
-        return Origin.REPORTED if all(map(_is_reported, left)) else Origin.UNREPORTED
+        reported = [_is_reported(defect) for defect in left]
+        if all(reported):
+            return Origin.REPORTED
+        return Origin.PARTLY_REPORTED if any(reported) else Origin.UNREPORTED
     if patch.upstream[0].ended == "closed":
         return Origin.CLOSED
     if not patch.upstream[0].is_merged:
@@ -97,10 +101,10 @@ def describe_retirement(patch: Patch, write: Write) -> str:
 
 
 def _describe_reports(defects: list[Defect], write: Write) -> str:
-    unreported = [defect for defect in defects if not _is_reported(defect)]
-    if links := _write_links(defects, write):
-        others = f"; nobody has reported {len(unreported)} of the {len(defects)} defects"
-        return f"reported in {links}" + (others if unreported else "")
+    reported = list(filter(_is_reported, defects))
+    if links := _write_links(reported, write):
+        some = f"{len(reported)} of the {len(defects)} defects {'is' if len(reported) == 1 else 'are'} "
+        return (some if len(reported) < len(defects) else "") + f"reported in {links}"
     return f"nobody has reported the {'defect' if len(defects) == 1 else f'{len(defects)} defects'}"
 
 
