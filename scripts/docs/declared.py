@@ -15,7 +15,13 @@ from megatron_mtp_patches.engine import AddField, AddFlag, Edit, Override, Patch
 from megatron_mtp_patches.engine.state import State
 from megatron_mtp_patches.megatron_engine import ENGINE
 from megatron_mtp_patches.megatrons.known import RELEASES, TRANSFORMER_ENGINE, VERSIONS
-from megatron_mtp_patches.megatrons.origins import Origin, count_origins, describe_origin, describe_retirement
+from megatron_mtp_patches.megatrons.origins import (
+    Origin,
+    count_origins,
+    describe_origin,
+    describe_retirement,
+    origin_of,
+)
 from megatron_mtp_patches.megatrons.states_by_release import state_in
 
 from scripts.common.markdown import table
@@ -26,6 +32,7 @@ from .addresses import address, topic
 
 # The texts that stand in git of a repair and of any other patch; the site and `explain` have all of a declaration.
 OF_REPAIRS, OF_OTHERS = ("Without it", "Changes numbers", "Note"), ("Adds", "Changes numbers", "Note")
+_COLUMNS = ["patch", "what it does", "severity", "whose"]
 # Several pages show it; tests/end_to_end/test_shown_commands.py runs it.
 CPU = """\
 <!-- run by a test: cpu-command -->
@@ -52,17 +59,30 @@ def blocks() -> dict[str, str]:
 
 
 def patches() -> str:
-    """The patches of each topic."""
-    ids: dict[str, list[str]] = {}
-    for patch in CATALOG:
-        ids.setdefault(topic(patch.id), []).append(_page(patch))
-    return "\n".join(f"* [{name}]({name}.md): {', '.join(pages)}" for name, pages in sorted(ids.items()))
+    """Each patch in a line, those of a topic together."""
+    return "\n".join(table(_COLUMNS, map(_row, _by_topic())))
 
 
 def table_of_patches() -> str:
-    """Each patch in a line, with its states, and whether the profile `repairs` has it."""
-    rows = ([_page(patch), f"{patch.summary}.", _states(patch), _part_in_repairs(patch) or "no"] for patch in CATALOG)
-    return "\n".join(table(["patch", "what it does", "state", "in `repairs`"], rows))
+    """The same with the states of each patch, and whether the profile `repairs` has it."""
+    rows = ([*_row(patch), _states(patch), _part_in_repairs(patch) or "no"] for patch in _by_topic())
+    return "\n".join(table([*_COLUMNS, "state", "in `repairs`"], rows))
+
+
+def _by_topic() -> list[Patch]:
+    return sorted(CATALOG, key=lambda patch: topic(patch.id))
+
+
+def _row(patch: Patch) -> list[str]:
+    """The cells of _COLUMNS; the severity is that of the worst defect, and empty where the patch removes none."""
+    severity = max((str(defect.severity) for defect in removed_by(patch)), default="")
+    origin = str(origin_of(patch))
+    return [
+        _page(patch),
+        f"{patch.summary}.",
+        severity,
+        origin if origin.startswith("ours") else f"upstream's, {origin}",
+    ]
 
 
 def _states(patch: Patch) -> str:
@@ -95,7 +115,11 @@ def _tried_versions(package: str) -> dict[str, str]:
 def _part_in_repairs(patch: Patch) -> str:
     if patch.is_repair:
         return "yes"
-    return "where *repaired*" if State.REPAIRED in {state_in(patch, release) for release in VERSIONS} else ""
+    return (
+        "on releases where it is *repaired*"
+        if State.REPAIRED in {state_in(patch, release) for release in VERSIONS}
+        else ""
+    )
 
 
 def unasked() -> str:
