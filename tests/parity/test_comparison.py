@@ -146,7 +146,7 @@ def test_other_steps_move_weights_in_other_directions():
     from megatron_mtp_patches.parity import weights
 
     param = torch.nn.Parameter(torch.empty(4, 2))
-    shard = weights.Shard("a.weight", (4, 2), (slice(0, 4), slice(0, 2)), param, ((4, 2), (2, 1), 0))
+    shard = Shard("a.weight", (4, 2), (slice(0, 4), slice(0, 2)), param, ((4, 2), (2, 1), 0))
     moves = []
     for step in (0.0, 1e-3, 2e-3):
         weights.fill([shard], False, 0, step)

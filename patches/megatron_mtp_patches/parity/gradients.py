@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from .weights import PlacedBuffer, Shard
+from megatron_overrides.model_places import PlacedBuffer, Shard
+
 
 Parts = dict[str, list[tuple[tuple[int, ...], tuple[int | slice, ...], torch.Tensor]]]
 

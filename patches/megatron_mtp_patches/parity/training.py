@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from megatron_overrides.model_places import Placement, place
+
 from ..engine import UsageError
 from . import weights
 from .gradients import Parts, collect_buffers, collect_gradients, collect_weights
@@ -111,12 +113,12 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     raise UsageError(message)  # its own method prints it where nobody sees it, and exits
 
 
-def _prepare_models(job: Job, record: Record) -> weights.Placement:
+def _prepare_models(job: Job, record: Record) -> Placement:
     """Have each model filled and watched as soon as it is built; what is returned gets the places of its state then."""
-    state = weights.Placement([], [], record.unplaced)
+    state = Placement([], [], record.unplaced)
 
     def prepare(model: Any) -> None:
-        placement = weights.place(model)
+        placement = place(model)
         weights.fill(placement.shards, model.config.layernorm_zero_centered_gamma, job.draw, job.step)
         state.shards.extend(placement.shards)
         state.buffers.extend(placement.buffers)
@@ -160,7 +162,7 @@ def _give_samples(job: Job) -> None:
     training.build_train_valid_test_data_iterators = lambda _: build(provide)
 
 
-def _record_steps(record: Record, state: weights.Placement) -> None:
+def _record_steps(record: Record, state: Placement) -> None:
     """Have the trainer's own functions leave their numbers in `record`."""
     from megatron.training import training
 
@@ -196,7 +198,7 @@ def _plain_arguments() -> dict[str, Any]:
     return {name: value for name, value in vars(get_args()).items() if isinstance(value, plain)}
 
 
-def _record_optimizer(training: Any, record: Record, state: weights.Placement) -> None:
+def _record_optimizer(training: Any, record: Record, state: Placement) -> None:
     set_up = training.setup_model_and_optimizer
 
     @functools.wraps(set_up)

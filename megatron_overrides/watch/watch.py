@@ -1,0 +1,92 @@
+"""A watch over the numbers of an optimizer's run: which steps it checks, and what it checks in them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.utils import log_single_rank
+
+from megatron_overrides.watch.copies import Copies, Mismatch
+from megatron_overrides.watch.findings import Finding, Findings, WatchError
+from megatron_overrides.watch.tensors import Watched, find_tensors
+
+logger = logging.getLogger(__name__)
+
+
+class Watch:
+    """Checks that hold in every run, made before an update.
+
+    Args:
+        model_chunks: the model of this rank, as get_megatron_optimizer has got it.
+        optimizer: what that has returned.
+    """
+
+    def __init__(self, model_chunks: list[Any], optimizer: Any) -> None:
+        self._model_chunks = model_chunks
+        self._optimizer = optimizer
+        self._copies: Copies | None = None
+        self._has_moments = False
+        self.findings = Findings(optimizer.config.watch_action)
+        self.steps = 0
+
+    def check(self) -> None:
+        """Check the step that is about to update, if it is due. A collective of all ranks.
+
+        Raises:
+            WatchError: a relation does not hold, and the action is "raise"; or the watch does not notice a bit that it
+                has flipped itself.
+        """
+        self.steps += 1
+        if (self.steps - 1) % self._optimizer.config.watch_invariants:
+            return
+        copies = self._find_copies()
+        mismatches = copies.compare()
+        if mismatches:
+            self.findings.report([_describe(mismatches)], self.steps)
+
+    def _find_copies(self) -> Copies:
+        """The tensors that have copies, as the first check finds them, and the second one, when there are moments."""
+        if self._copies is None or not self._has_moments:
+            self._has_moments = self._copies is not None
+            if self._copies is None:
+                check_itself()
+            tensors = find_tensors(self._model_chunks, self._optimizer)
+            self._copies = Copies(tensors, torch.device("cuda", torch.cuda.current_device()))
+            text = f"watch: compares {self._copies.size} tensors of which several ranks have copies"
+            log_single_rank(logger, logging.WARNING, text)
+        return self._copies
+
+
+def check_itself() -> None:
+    """Flip a bit of a scratch copy on rank 0, which has to be noticed on all ranks.
+
+    Raises:
+        WatchError: it is not.
+    """
+    scratch = torch.arange(4.0, device="cuda")
+    copies = Copies([Watched("scratch", lambda: scratch)], scratch.device)
+    if dist.get_world_size() < 2:
+        return
+    is_silent = not copies.compare()
+    if dist.get_rank() == 0:
+        scratch.view(torch.int32)[2] ^= 1
+    if not is_silent or not copies.compare():
+        raise WatchError("watch: a bit that it has flipped itself was not noticed: report this to megatron_mtp_patches")
+
+
+def _describe(mismatches: list[Mismatch]) -> Finding:
+    first = mismatches[0]
+    ranks_of: dict[int, list[int]] = {}
+    for rank, total in first.sums.items():
+        ranks_of.setdefault(total, []).append(rank)
+    groups = sorted(ranks_of.values(), key=len, reverse=True)
+    said = " and ".join(f"ranks {_shorten(ranks)}" for ranks in groups[:3])
+    others = f" and {len(groups) - 3} more groups" if len(groups) > 3 else ""
+    return Finding("copies differ", [one.name for one in mismatches], f"{said}{others} have other bits of the first")
+
+
+def _shorten(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
