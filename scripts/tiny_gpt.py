@@ -59,7 +59,7 @@ def build_gpt(
         placement: what GPTModel takes of pre_process, post_process, vp_stage etc.; its stage unless they say otherwise.
     """
     if transformer_engine:
-        spec = get_gpt_layer_with_transformer_engine_spec(config.num_moe_experts, config.moe_grouped_gemm, multi_latent_attention=config.multi_latent_attention)
+        spec = get_gpt_layer_with_transformer_engine_spec(config.num_moe_experts, config.moe_grouped_gemm)
     else:
         spec = get_gpt_layer_local_spec(config.num_moe_experts, False, normalization=config.normalization)
     stage = placement.get("vp_stage")

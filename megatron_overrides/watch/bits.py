@@ -8,6 +8,11 @@ PIECE = 1 << 21  # elements at a time, so that a temporary of 8 bytes for each t
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def view_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements as integers of their size, flattened."""
+    return tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
+
+
 @torch.no_grad()
 def sum_bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bits of each element as an integer, times 1, 3, 5 ... by its place, added up modulo 2^64.
@@ -18,7 +23,7 @@ def sum_bits(tensor: torch.Tensor) -> torch.Tensor:
     Returns:
         Int64 [1], on the device of the tensor.
     """
-    values = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
+    values = view_bits(tensor)
     total = torch.zeros(1, dtype=torch.int64, device=tensor.device)
     for start in range(0, values.numel(), PIECE):
         piece = values[start : start + PIECE].to(torch.int64)

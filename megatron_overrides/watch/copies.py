@@ -47,8 +47,8 @@ class Copies:
     def compare(self) -> list[Mismatch]:
         """Return the copies that differ, the same on all ranks.
 
-        Reads each tensor once. One all-reduce of 16 bytes for each shared tensor of the whole model, and one read on the
-        host; names and sums are gathered only if copies differ.
+        Reads each tensor once, has one all-reduce of 16 bytes for each shared tensor of the whole model, and one read
+        on the host; names and sums are gathered only if copies differ.
         """
         sums = torch.full((2, self.size), _LEAST, dtype=torch.int64, device=self._device)
         for number, tensor in self._mine:

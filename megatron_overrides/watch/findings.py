@@ -6,7 +6,11 @@ import logging
 from collections import Counter
 from typing import NamedTuple
 
+import torch
+import torch.distributed as dist
 from megatron.core.utils import log_single_rank
+
+from megatron_overrides.watch.rank_checks import Flaw
 
 logger = logging.getLogger(__name__)
 SHOWN = 5  # names of a finding
@@ -59,3 +63,28 @@ class Findings:
             if self.counts[finding.relation] == 1:
                 later = "; later ones of this kind are counted in the log line alone"
                 log_single_rank(logger, logging.WARNING, finding.describe(step) + later)
+
+
+def gather(flaws: list[Flaw]) -> list[Finding]:
+    """The flaws of all ranks as findings, the same on all of them. One all-reduce, and more only if there are any."""
+    count = torch.tensor([len(flaws)], device="cuda")
+    dist.all_reduce(count, op=dist.ReduceOp.MAX)
+    if not int(count):
+        return []
+    gathered: list[list[Flaw]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, flaws)
+    by_relation: dict[str, dict[str, list[int]]] = {}
+    details = {}
+    for rank, ours in enumerate(gathered):
+        for flaw in ours:
+            by_relation.setdefault(flaw.relation, {}).setdefault(flaw.name, []).append(rank)
+            details.setdefault(flaw.relation, flaw.detail)
+    return [
+        Finding(relation, list(names), f"{details[relation]} (first one: {describe_ranks(next(iter(names.values())))})")
+        for relation, names in by_relation.items()
+    ]
+
+
+def describe_ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,14 +11,16 @@ import torch.distributed as dist
 from megatron.core.utils import log_single_rank
 
 from megatron_overrides.watch.copies import Copies, Mismatch
-from megatron_overrides.watch.findings import Finding, Findings, WatchError
+from megatron_overrides.watch.findings import Finding, Findings, WatchError, describe_ranks, gather
+from megatron_overrides.watch.rank_checks import Movement, check_casts, check_finite
 from megatron_overrides.watch.tensors import Watched, find_tensors
+from megatron_overrides.watch.weights import Weight, find_weights, unwrap
 
 logger = logging.getLogger(__name__)
 
 
 class Watch:
-    """Checks that hold in every run, made before an update.
+    """Checks that hold in every run, around an update.
 
     Args:
         model_chunks: the model of this rank, as get_megatron_optimizer has got it.
@@ -25,15 +28,19 @@ class Watch:
     """
 
     def __init__(self, model_chunks: list[Any], optimizer: Any) -> None:
-        self._model_chunks = model_chunks
+        self._models = [unwrap(chunk) for chunk in model_chunks]
         self._optimizer = optimizer
         self._copies: Copies | None = None
         self._has_moments = False
+        self._frozen: dict[str, torch.Tensor] = {}
         self.findings = Findings(optimizer.config.watch_action)
         self.steps = 0
 
-    def check(self) -> None:
-        """Check the step that is about to update, if it is due. A collective of all ranks.
+    def step(self, update: Callable[[], Any]) -> Any:
+        """Update, and check that step if it is due. A collective of all ranks then.
+
+        Args:
+            update: the step of the optimizer; it returns whether it was a success, and what else Megatron's returns.
 
         Raises:
             WatchError: a relation does not hold, and the action is "raise"; or the watch does not notice a bit that it
@@ -41,22 +48,30 @@ class Watch:
         """
         self.steps += 1
         if (self.steps - 1) % self._optimizer.config.watch_invariants:
-            return
-        copies = self._find_copies()
-        mismatches = copies.compare()
-        if mismatches:
-            self.findings.report([_describe(mismatches)], self.steps)
+            return update()
+        weights = [list(find_weights(model, self._optimizer)) for model in self._models]
+        mismatches = self._find_copies(weights).compare()
+        all_weights = [weight for some in weights for weight in some]
+        flaws = [*check_casts(all_weights), *check_finite(all_weights, not self._optimizer.config.fp16)]
+        differing = [_describe(mismatches)] if mismatches else []
+        self.findings.report([*differing, *gather(flaws)], self.steps)
+        movement = Movement(all_weights, self._frozen)
+        result = update()
+        self.findings.report(gather(list(movement.check()) if result[0] else []), self.steps)
+        return result
 
-    def _find_copies(self) -> Copies:
+    def _find_copies(self, weights: list[list[Weight]]) -> Copies:
         """The tensors that have copies, as the first check finds them, and the second one, when there are moments."""
         if self._copies is None or not self._has_moments:
             self._has_moments = self._copies is not None
             if self._copies is None:
                 check_itself()
-            tensors = find_tensors(self._model_chunks, self._optimizer)
+            tensors = [
+                one for model, some in zip(self._models, weights, strict=True) for one in find_tensors(model, some)
+            ]
             self._copies = Copies(tensors, torch.device("cuda", torch.cuda.current_device()))
             text = f"watch: compares {self._copies.size} tensors of which several ranks have copies"
-            log_single_rank(logger, logging.WARNING, text)
+            log_single_rank(logger, logging.INFO, text)
         return self._copies
 
 
@@ -83,10 +98,6 @@ def _describe(mismatches: list[Mismatch]) -> Finding:
     for rank, total in first.sums.items():
         ranks_of.setdefault(total, []).append(rank)
     groups = sorted(ranks_of.values(), key=len, reverse=True)
-    said = " and ".join(f"ranks {_shorten(ranks)}" for ranks in groups[:3])
+    said = " and ".join(map(describe_ranks, groups[:3]))
     others = f" and {len(groups) - 3} more groups" if len(groups) > 3 else ""
-    return Finding("copies differ", [one.name for one in mismatches], f"{said}{others} have other bits of the first")
-
-
-def _shorten(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    return Finding("copies differ", [one.name for one in mismatches], f"of the first, {said}{others} have other bits")

@@ -13,15 +13,14 @@ _watches: WeakKeyDictionary[Any, Watch] = WeakKeyDictionary()
 
 
 def watch_optimizer(call: Call) -> Any:
-    """Wraps get_megatron_optimizer(config, model_chunks, ...): the optimizer that it returns is watched, if this is on."""
+    """Wraps get_megatron_optimizer(config, model_chunks, ...): watches what that returns, where the setting says so."""
     optimizer = call.proceed()
     if getattr(call.get("config"), "watch_invariants", 0):  # 0.18 has a maker of Muon that hands all on to the other
         _watches[optimizer] = Watch(as_list(call["model_chunks"]), optimizer)
     return optimizer
 
 
-def check_before_update(call: Call) -> Any:
-    """Wraps step() of Megatron's optimizers. Those inside a chain have no watch."""
-    if (watch := _watches.get(call.instance)) is not None:
-        watch.check()
-    return call.proceed()
+def watch_step(call: Call) -> Any:
+    """Wraps step() of Megatron's optimizers: (success, gradient norm, zeros). Those inside a chain have no watch."""
+    watch = _watches.get(call.instance)
+    return call.proceed() if watch is None else watch.step(call.proceed)

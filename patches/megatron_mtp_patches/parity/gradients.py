@@ -14,7 +14,6 @@ import torch
 
 from megatron_overrides.model_places import PlacedBuffer, Shard
 
-
 Parts = dict[str, list[tuple[tuple[int, ...], tuple[int | slice, ...], torch.Tensor]]]
 
 

@@ -47,7 +47,7 @@ PATCH = Patch(
         ),
         *(Wrap(maker, "megatron_overrides.watch.wrappers:watch_optimizer", check_source=False) for maker in _MAKERS),
         *(
-            Wrap(f"{OPTIMIZER}:{optimizer}.step", "megatron_overrides.watch.wrappers:check_before_update", check_source=False)
+            Wrap(f"{OPTIMIZER}:{optimizer}.step", "megatron_overrides.watch.wrappers:watch_step", check_source=False)
             for optimizer in _OPTIMIZERS
         ),
     ),
