@@ -74,7 +74,7 @@ def gather(flaws: list[Flaw]) -> list[Finding]:
     gathered: list[list[Flaw]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, flaws)
     by_relation: dict[str, dict[str, list[int]]] = {}
-    details = {}
+    details: dict[str, str] = {}
     for rank, ours in enumerate(gathered):
         for flaw in ours:
             by_relation.setdefault(flaw.relation, {}).setdefault(flaw.name, []).append(rank)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from megatron_overrides.watch.bits import PIECE, sum_bits, view_bits
-from megatron_overrides.watch.weights import Weight
+from megatron_overrides.watch.weights import Trained, Weight
 
 # A step of Adam moves a weight by about its rate, and one of another optimizer by its rate times the clipped gradient:
 # one that should move by this many units of its last place must.
@@ -30,28 +30,33 @@ class Flaw(NamedTuple):
 
 
 def check_casts(weights: Iterable[Weight]) -> Iterator[Flaw]:
-    """Yield each weight that is not its main weight in the dtype of the model."""
-    cast = [weight for weight in weights if _has_cast(weight)]
-    flags = [_differs(weight.part(weight.param.data), weight.owned.detach().reshape(-1)) for weight in cast]
-    for weight, differs in zip(cast, _read(flags), strict=True):
-        if differs:
-            yield Flaw("a weight is not its main weight", weight.name, "the two have other bits in the model's dtype")
+    """Yield each weight that is not its main weight in the dtype of the model. A quantized one cannot be compared."""
+    flags = {
+        weight.name: _differs(trained.part(weight.param.data), trained.owned.detach().reshape(-1))
+        for weight, trained in _find_trained(weights)
+        if trained.owned.dtype != weight.param.dtype and type(weight.param.data) is torch.Tensor
+    }
+    for name in _find_raised(flags):
+        yield Flaw("a weight is not its main weight", name, "the two have other bits in the model's dtype")
 
 
 def check_finite(weights: Iterable[Weight], with_gradients: bool) -> Iterator[Flaw]:
     """Yield each weight, main weight, moment and gradient that has an inf or NaN."""
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for weight in weights:
         tensors[f"weight {weight.name}"] = weight.param.data
-        if weight.owned is not None:
-            tensors[f"main weight {weight.name}"] = weight.owned
-            tensors |= {f"{name} {weight.name}": moment for name, moment in weight.moments().items()}
         if with_gradients and (gradient := weight.gradient()) is not None:
             tensors[f"gradient {weight.name}"] = gradient
-    named = {name: one for name, one in tensors.items() if one.is_floating_point() and type(one.data) is torch.Tensor}
-    for name, is_bad in zip(named, _read([_has_nonfinite(one) for one in named.values()]), strict=True):
-        if is_bad:
-            yield Flaw("not finite", name, "it has an inf or NaN")
+        if weight.trained is not None:
+            tensors[f"main weight {weight.name}"] = weight.trained.owned.data
+            tensors |= {f"{name} {weight.name}": moment for name, moment in weight.trained.moments().items()}
+    flags = {
+        name: _has_nonfinite(one)
+        for name, one in tensors.items()
+        if type(one) is torch.Tensor and one.is_floating_point()
+    }
+    for name in _find_raised(flags):
+        yield Flaw("not finite", name, "it has an inf or NaN")
 
 
 class Movement:
@@ -67,29 +72,23 @@ class Movement:
         self._still = [weight for weight in weights if not weight.param.requires_grad]
         for weight in self._still:
             frozen.setdefault(weight.name, sum_bits(weight.param.data))
-        self._owned = [weight for weight in weights if weight.owned is not None and weight.param.requires_grad]
-        self._sums = [sum_bits(weight.owned) for weight in self._owned]
+        moving = (pair for pair in _find_trained(weights) if pair[0].param.requires_grad)
+        self._before = {weight.name: (weight, trained, sum_bits(trained.owned)) for weight, trained in moving}
 
     def check(self) -> Iterator[Flaw]:
         """Yield each weight that an update should have moved and has not, and each frozen one that has moved."""
-        same = _read([sum_bits(one.owned) == before for one, before in zip(self._owned, self._sums, strict=True)])
-        for weight, is_same in zip(self._owned, same, strict=True):
-            if is_same and _should_move(weight):
-                yield Flaw("a weight does not train", weight.name, "it has a gradient, and the update has not moved it")
-        moved = _read([sum_bits(one.param.data) != self._frozen[one.name] for one in self._still])
-        for weight, has_moved in zip(self._still, moved, strict=True):
-            if has_moved:
-                yield Flaw(
-                    "a frozen weight has moved", weight.name, "it does not train, and has other bits than at first"
-                )
+        same = {name: sum_bits(trained.owned) == before for name, (_, trained, before) in self._before.items()}
+        for name in _find_raised(same):
+            weight, trained, _ = self._before[name]
+            if _should_move(weight, trained):
+                yield Flaw("a weight does not train", name, "it has a gradient, and the update has not moved it")
+        moved = {one.name: sum_bits(one.param.data) != self._frozen[one.name] for one in self._still}
+        for name in _find_raised(moved):
+            yield Flaw("a frozen weight has moved", name, "it has other bits than in the first check")
 
 
-def _has_cast(weight: Weight) -> bool:
-    return (
-        weight.owned is not None
-        and weight.owned.dtype != weight.param.dtype
-        and type(weight.param.data) is torch.Tensor  # a quantized one cannot be compared
-    )
+def _find_trained(weights: Iterable[Weight]) -> Iterator[tuple[Weight, Trained]]:
+    return ((weight, weight.trained) for weight in weights if weight.trained is not None)
 
 
 def _differs(part: torch.Tensor, main: torch.Tensor) -> torch.Tensor:
@@ -108,16 +107,17 @@ def _has_nonfinite(tensor: torch.Tensor) -> torch.Tensor:
     return flags
 
 
-def _should_move(weight: Weight) -> bool:
-    gradient = weight.gradient()
-    if gradient is None or not weight.group or not weight.group["lr"] or not bool(gradient.any()):
+def _should_move(weight: Weight, trained: Trained) -> bool:
+    rate, gradient = trained.group["lr"], weight.gradient()
+    if gradient is None or not rate or not trained.part(gradient).any():
         return False
-    least = weight.owned.detach().abs().min() * torch.finfo(weight.owned.dtype).eps
-    if "exp_avg" in weight.moments():
-        return bool(weight.group["lr"] > ADAM * least)
-    return bool(weight.group["lr"] * gradient.abs().max() > OTHERS * least)
+    unit = trained.owned.detach().abs().min() * torch.finfo(trained.owned.dtype).eps
+    if "exp_avg" in trained.moments():
+        return bool(rate > ADAM * unit)
+    return bool(rate * trained.part(gradient).abs().max() > OTHERS * unit)
 
 
-def _read(flags: list[torch.Tensor]) -> list[bool]:
-    """Flags that are on the device, in one read on the host."""
-    return torch.cat(flags).tolist() if flags else []
+def _find_raised(flags: dict[str, torch.Tensor]) -> list[str]:
+    """The names of the flags that are true. They are on the device, and are read at once."""
+    raised = torch.cat(list(flags.values())).tolist() if flags else []
+    return [name for name, is_true in zip(flags, raised, strict=True) if is_true]

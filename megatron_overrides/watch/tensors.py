@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from megatron_overrides.model_places import Placement, Shard, place
-from megatron_overrides.watch.weights import Weight
+from megatron_overrides.watch.weights import Trained, Weight
 
 # Buffers of routers that count the tokens of a rank, or of a microbatch.
 LOCAL_BUFFERS = {
@@ -35,7 +36,7 @@ def find_tensors(model: torch.nn.Module, weights: Iterable[Weight]) -> Iterator[
     of_params = {id(weight.param): weight for weight in weights}
     for shard in placement.shards:
         where = f"{shard.name} {_describe(shard.region)}"
-        yield Watched(f"weight {where}", _reader(shard))
+        yield Watched(f"weight {where}", partial(_read_weight, shard))
         yield from _find_states(of_params[id(shard.parameter)], where)
 
 
@@ -43,27 +44,29 @@ def _describe(region: tuple[int | slice, ...]) -> str:
     return ",".join(f"{part.start}:{part.stop}" if isinstance(part, slice) else str(part) for part in region)
 
 
-def _reader(shard: Shard) -> Callable[[], torch.Tensor]:
-    return lambda: shard.view(shard.parameter.data)
+def _read_weight(shard: Shard) -> torch.Tensor:
+    return shard.view(shard.parameter.data)
 
 
 def _find_buffers(placement: Placement) -> Iterator[Watched]:
     for buffer in placement.buffers:
         if buffer.attribute not in LOCAL_BUFFERS:
             # By its name each time: casts of a model put another tensor there.
-            yield Watched(
-                f"buffer {buffer.name} {_describe(buffer.region)}",
-                lambda buffer=buffer: getattr(buffer.module, buffer.attribute, None),
-            )
+            read = partial(getattr, buffer.module, buffer.attribute, None)
+            yield Watched(f"buffer {buffer.name} {_describe(buffer.region)}", read)
 
 
 def _find_states(weight: Weight, where: str) -> Iterator[Watched]:
     """The main weight of a parameter, where it has one beside it, and the moments."""
-    if weight.owned is None:
+    if (trained := weight.trained) is None:
         return
-    if weight.elements is not None:
-        where += f" elements {weight.elements.start}:{weight.elements.stop}"
-    if weight.owned.dtype != weight.param.dtype:
-        yield Watched(f"main weight {where}", lambda: weight.owned)
-    for name in weight.moments():
-        yield Watched(f"{name} {where}", lambda name=name: weight.moments().get(name))
+    if trained.elements is not None:
+        where += f" elements {trained.elements.start}:{trained.elements.stop}"
+    if trained.owned.dtype != weight.param.dtype:
+        yield Watched(f"main weight {where}", lambda: trained.owned)
+    for name in trained.moments():
+        yield Watched(f"{name} {where}", partial(_read_moment, trained, name))
+
+
+def _read_moment(trained: Trained, name: str) -> torch.Tensor | None:
+    return trained.moments().get(name)

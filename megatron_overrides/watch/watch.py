@@ -49,9 +49,9 @@ class Watch:
         self.steps += 1
         if (self.steps - 1) % self._optimizer.config.watch_invariants:
             return update()
-        weights = [list(find_weights(model, self._optimizer)) for model in self._models]
-        mismatches = self._find_copies(weights).compare()
-        all_weights = [weight for some in weights for weight in some]
+        of_chunks = find_weights(self._models, self._optimizer)
+        mismatches = self._find_copies(of_chunks).compare()
+        all_weights = list(chain.from_iterable(of_chunks))
         flaws = [*check_casts(all_weights), *check_finite(all_weights, not self._optimizer.config.fp16)]
         differing = [_describe(mismatches)] if mismatches else []
         self.findings.report([*differing, *gather(flaws)], self.steps)

@@ -145,6 +145,8 @@ def test_a_run_that_stays_unsteady_is_moved_in_other_directions_and_the_largest_
 def test_other_steps_move_weights_in_other_directions():
     from megatron_mtp_patches.parity import weights
 
+    from megatron_overrides.model_places import Shard
+
     param = torch.nn.Parameter(torch.empty(4, 2))
     shard = Shard("a.weight", (4, 2), (slice(0, 4), slice(0, 2)), param, ((4, 2), (2, 1), 0))
     moves = []
