@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -66,10 +67,8 @@ class Watch:
             self._has_moments = self._copies is not None
             if self._copies is None:
                 check_itself()
-            tensors = [
-                one for model, some in zip(self._models, weights, strict=True) for one in find_tensors(model, some)
-            ]
-            self._copies = Copies(tensors, torch.device("cuda", torch.cuda.current_device()))
+            of_chunks = map(find_tensors, self._models, weights)
+            self._copies = Copies(chain.from_iterable(of_chunks), torch.device("cuda", torch.cuda.current_device()))
             text = f"watch: compares {self._copies.size} tensors of which several ranks have copies"
             log_single_rank(logger, logging.INFO, text)
         return self._copies
