@@ -41,18 +41,19 @@ def check_casts(weights: Iterable[Weight]) -> Iterator[Flaw]:
 
 
 def check_finite(weights: Iterable[Weight], with_gradients: bool) -> Iterator[Flaw]:
-    """Yield each weight, main weight, moment and gradient that has an inf or NaN."""
+    """Yield each weight, main weight and moment that has an inf or NaN, then each such gradient."""
     tensors: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
     for weight in weights:
         tensors[f"weight {weight.name}"] = weight.param.data
         if with_gradients and (gradient := weight.gradient()) is not None:
-            tensors[f"gradient {weight.name}"] = gradient
+            gradients[f"gradient {weight.name}"] = gradient
         if weight.trained is not None:
             tensors[f"main weight {weight.name}"] = weight.trained.owned.data
             tensors |= {f"{name} {weight.name}": moment for name, moment in weight.trained.moments().items()}
     flags = {
         name: _has_nonfinite(one)
-        for name, one in tensors.items()
+        for name, one in (tensors | gradients).items()
         if type(one) is torch.Tensor and one.is_floating_point()
     }
     for name in _find_raised(flags):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 from weakref import WeakKeyDictionary
+
+from megatron.core.utils import log_single_rank
 
 from megatron_overrides.call import Call
 from megatron_overrides.model_chunks import as_list
 from megatron_overrides.watch.watch import Watch
 
+logger = logging.getLogger(__name__)
 _watches: WeakKeyDictionary[Any, Watch] = WeakKeyDictionary()
 
 
@@ -16,7 +20,12 @@ def watch_optimizer(call: Call) -> Any:
     """Wraps get_megatron_optimizer(config, model_chunks, ...): watches what that returns, where the setting says so."""
     optimizer = call.proceed()
     if getattr(call.get("config"), "watch_invariants", 0):  # 0.18 has a maker of Muon that hands all on to the other
-        _watches[optimizer] = Watch(as_list(call["model_chunks"]), optimizer)
+        chunks = as_list(call["model_chunks"])
+        if any("FullyShardedDataParallel" in type(chunk).__name__ for chunk in chunks):
+            text = "watch: checks nothing under Megatron-FSDP or torch's FSDP2, whose weights are shards"
+            log_single_rank(logger, logging.WARNING, text)
+        else:
+            _watches[optimizer] = Watch(chunks, optimizer)
     return optimizer
 
 

@@ -1,0 +1,139 @@
+"""A watch is silent in a run whose numbers are right, and names on all ranks what a fault has changed."""
+
+import logging
+
+import pytest
+import torch
+from megatron.core import parallel_state
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("watch-invariants"), pytest.mark.ranks(2)]
+
+TP = {"tensor_model_parallel_size": 2}
+SHARDED = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True, "bf16": True}
+
+
+@pytest.fixture
+def train(parallel, make_gpt):
+    """train(layout, steps, fault, **settings): the training after so many steps, before each of which `fault` acts.
+
+    fault(training, step) may return a function that takes the place of the torch optimizers' step.
+    """
+    from tests.trainings.heads import LENGTH, VOCABULARY, HeadTraining
+
+    def run(layout, steps=3, fault=lambda training, step: None, **settings):
+        parallel(**layout)
+        half = {"bf16": True, "params_dtype": torch.bfloat16} if settings.get("bf16") else {}
+        model = make_gpt(VOCABULARY, LENGTH, mtp_num_layers=None, **layout, **half)
+        training = HeadTraining([model], **{"watch_invariants": 1, "watch_action": "raise", **settings})
+        for step in range(1, steps + 1):
+            fault(training, step)
+            training.step(step)
+        return training
+
+    return run
+
+
+def at(fault_step, change):
+    """A fault: change(training) before this step."""
+    return lambda training, step: change(training) if step == fault_step else None
+
+
+def weight(training, name="decoder.final_layernorm.weight"):
+    return dict(training.bare[0].named_parameters())[name]
+
+
+def flip_on_last_rank(tensor):
+    if torch.distributed.get_rank() == 1:
+        tensor.data.view(-1)[:1].view(torch.int32 if tensor.element_size() == 4 else torch.int16)[0] ^= 1
+
+
+@pytest.mark.parametrize("layout, settings", [(TP, {}), ({}, SHARDED)], ids=["TP2", "distributed optimizer"])
+def test_a_right_training_is_silent_and_has_the_bits_that_it_has_without_a_watch(train, layout, settings):
+    watched, unwatched = (train(layout, **settings, watch_invariants=interval) for interval in (1, 0))
+    assert watched.norms == unwatched.norms
+    pairs = zip(watched.main_model().values(), unwatched.main_model().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    "layout, settings, change, message",
+    [
+        (TP, {}, lambda training: flip_on_last_rank(weight(training)), "copies differ: weight decoder.final_layernorm"),
+        ({}, {}, lambda training: flip_on_last_rank(weight(training)), "copies differ: weight decoder.final_layernorm"),
+        (
+            TP,
+            {"bf16": True},
+            lambda training: flip_on_last_rank(weight(training).main_param),
+            "copies differ: main weight decoder.final_layernorm",
+        ),
+        (
+            TP,
+            {"bf16": True},
+            lambda training: weight(training).main_param.add_(1.0),
+            "a weight is not its main weight: decoder.final_layernorm.weight",
+        ),
+        (
+            TP,
+            {},
+            lambda training: weight(training).data[:1].fill_(torch.nan),
+            "not finite: weight decoder.final_layernorm",
+        ),
+    ],
+    ids=["TP copies", "DP copies", "copies of a main weight", "cast", "NaN"],
+)
+def test_a_fault_before_an_update_is_named_on_all_ranks(train, layout, settings, change, message):
+    from megatron_overrides.watch.findings import WatchError
+
+    with pytest.raises(WatchError, match=f"watch, step 2: {message}"):
+        train(layout, fault=at(2, change), **settings)
+
+
+def test_a_weight_that_an_update_leaves_out_is_named(train):
+    from megatron_overrides.watch.findings import WatchError
+
+    def freeze_step(training):
+        for leaf in training.optimizer.chained_optimizers:
+            leaf.optimizer.step = lambda *args, **kwargs: None
+
+    with pytest.raises(WatchError, match="watch, step 2: a weight does not train: .*decoder.*it has a gradient"):
+        train(TP, fault=at(2, freeze_step))
+
+
+def test_a_frozen_weight_that_moves_is_named(train):
+    from megatron_overrides.watch.findings import WatchError
+
+    def change(training, step):
+        if step == 1:
+            weight(training).requires_grad_(False)
+        if step == 2:
+            weight(training).data.add_(1.0)
+
+    with pytest.raises(WatchError, match="watch, step 2: a frozen weight has moved: decoder.final_layernorm.weight"):
+        train(TP, fault=change)
+
+
+def test_it_checks_each_nth_step_and_warns_once_of_a_kind(train, caplog, rank):
+    with caplog.at_level(logging.WARNING, "megatron_overrides.watch.findings"):
+        flip = at(2, lambda training: flip_on_last_rank(weight(training)))
+        training = train(TP, steps=6, fault=flip, watch_invariants=2, watch_action="warn")
+    said = [record.message for record in caplog.records if record.message.startswith("watch, step")]
+    assert len(said) == (rank == 0) and all("watch, step 3: copies differ" in one for one in said)
+    assert parallel_state.get_tensor_model_parallel_world_size() == 2 and training.norms
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_each_flipped_bit_and_each_swapped_pair_changes_the_sum(dtype, monkeypatch):
+    from megatron_overrides.watch import bits
+
+    monkeypatch.setattr(bits, "PIECE", 4)
+    values = torch.arange(11).to(dtype)
+    before = bits.sum_bits(values)
+    for element in range(11):
+        for bit in range(8 * values.element_size()):
+            flipped = values.clone()
+            as_bytes = flipped.view(torch.uint8)
+            as_bytes[element * values.element_size() + bit // 8] ^= 1 << bit % 8
+            assert bits.sum_bits(flipped) != before
+        swapped = values.clone()
+        swapped[[element, (element + 1) % 11]] = values[[(element + 1) % 11, element]]
+        assert bits.sum_bits(swapped) != before
