@@ -61,7 +61,7 @@ class Findings:
             if self.action == "raise":
                 raise WatchError(finding.describe(step))
             if self.counts[finding.relation] == 1:
-                later = "; later ones of this kind are counted in the log line alone"
+                later = "; later ones of this kind are counted and not said"
                 log_single_rank(logger, logging.WARNING, finding.describe(step) + later)
 
 

@@ -19,7 +19,7 @@ _watches: WeakKeyDictionary[Any, Watch] = WeakKeyDictionary()
 def watch_optimizer(call: Call) -> Any:
     """Wraps get_megatron_optimizer(config, model_chunks, ...): watches what that returns, where the setting says so."""
     optimizer = call.proceed()
-    if getattr(call.get("config"), "watch_invariants", 0):  # 0.18 has a maker of Muon that hands all on to the other
+    if getattr(call["config"], "watch_invariants", 0):
         chunks = as_list(call["model_chunks"])
         if any("FullyShardedDataParallel" in type(chunk).__name__ for chunk in chunks):
             text = "watch: checks nothing under Megatron-FSDP or torch's FSDP2, whose weights are shards"
@@ -30,6 +30,6 @@ def watch_optimizer(call: Call) -> Any:
 
 
 def watch_step(call: Call) -> Any:
-    """Wraps step() of Megatron's optimizers: (success, gradient norm, zeros). Those inside a chain have no watch."""
+    """Wraps ChainedOptimizer.step(): (success, gradient norm, zeros). A chain inside a chain has no watch."""
     watch = _watches.get(call.instance)
     return call.proceed() if watch is None else watch.step(call.proceed)

@@ -82,7 +82,7 @@ _MODULES = (
     "quantization.quantize_weights_of_each_step",
     "trainer.freeze_all_layers",
     "trainer.log_first_step_once",
-    "watch.watch_invariants",
+    "trainer.watch_invariants",
     "frameworks.log_metrics_in_megatron_bridge",
     "frameworks.pass_loss_mask_in_megatron_bridge",
     "frameworks.refuse_uninitialized_heads_in_megatron_bridge",

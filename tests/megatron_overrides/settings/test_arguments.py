@@ -35,6 +35,12 @@ def test_the_flags_of_clipping_are_there():
     assert (default.clip_orthogonalizing_optimizers, default.min_clip_coefficient) == (False, None)
 
 
+def test_the_flags_of_a_watch_are_there():
+    parsed = parse("--watch-invariants", "100", "--watch-action", "raise")
+    assert (parsed.watch_invariants, parsed.watch_action) == (100, "raise")
+    assert (parse().watch_invariants, parse().watch_action) == (0, "warn")
+
+
 @pytest.mark.parametrize("flag", ["--muon-split-glu", "--muon-split-qkv-per-head", "--muon-split-gdn"])
 def test_the_flags_of_split_weights_are_muon_s(flag):
     name = flag.removeprefix("--").replace("-", "_")

@@ -1,0 +1,53 @@
+"""Declares watch-invariants."""
+
+from ..declarations.settings import Setting, optimizer_setting
+from ..declarations.shared_edits import OPTIMIZER
+from ..engine import Patch, Wrap
+
+PATCH = Patch(
+    id="watch-invariants",
+    summary="Check in a live run that copies agree, weights are their main weights, and all is finite and trains",
+    problem="Copies of a weight on several ranks may drift apart, an update or a gather may be lost, and the log does "
+    "not tell. Megatron's own check (`--check-weight-hash-across-dp-replicas-interval`) compares weights of "
+    "data-parallel replicas alone, and not those of tensor-parallel ranks, of tied embeddings and of the optimizer.",
+    adds=(
+        "`OptimizerConfig.watch_invariants`: in the first update and then in every Nth, before it: weights, main "
+        "weights, moments and buffers of which several ranks have copies have the same bits; a weight is its main "
+        "weight in the model's dtype; weights, moments and gradients are finite. Around it: what trains moves, and "
+        "what is frozen stays.",
+        "`OptimizerConfig.watch_action`: warn, once for each kind, or raise on all ranks.",
+    ),
+    undetected="It is a check, and no repair.",
+    numerics="Nothing changes without a flag, nor with it.",
+    edits=(
+        *optimizer_setting(
+            Setting(
+                "watch_invariants",
+                int,
+                0,
+                "Before the first update and then before every Nth, compare the copies that ranks have of weights, "
+                "buffers and optimizer state (0: never).",
+                unit="steps; 0 watches none",
+            )
+        ),
+        *optimizer_setting(
+            Setting(
+                "watch_action",
+                str,
+                "warn",
+                "What a difference that --watch-invariants finds does: warn (once of each kind) or raise.",
+                choices=("warn", "raise"),
+            )
+        ),
+        Wrap(
+            "megatron.core.optimizer:get_megatron_optimizer",
+            "megatron_overrides.watch.wrappers:watch_optimizer",
+            check_source=False,
+        ),
+        Wrap(
+            f"{OPTIMIZER}:ChainedOptimizer.step",  # what get_megatron_optimizer returns
+            "megatron_overrides.watch.wrappers:watch_step",
+            check_source=False,
+        ),
+    ),
+)

@@ -1,1 +1,0 @@
-"""The watch over a live run."""
