@@ -162,9 +162,9 @@ def origins() -> str:
     merged = counts[Origin.MERGED] + counts[Origin.REPAIRED]
     ours = sum(count for origin, count in counts.items() if origin.startswith("ours"))
     return (
-        f"Of the {counts.total()} patches, {merged} port merged changes of upstream ({counts[Origin.REPAIRED]} also "
-        f"repair these), {counts[Origin.OPEN]} open pull requests, {counts[Origin.CLOSED]} a closed one; {ours} are "
-        f"ours. [Each section](docs/patches.md) says which."
+        f"Of the {counts.total()} patches, {merged} port merged upstream changes ({counts[Origin.REPAIRED]} with fixes "
+        f"of ours), {counts[Origin.OPEN]} open pull requests, {counts[Origin.CLOSED]} a closed one; {ours} are ours. "
+        f"[Each section](docs/patches.md) says which."
     )
 
 

@@ -82,7 +82,7 @@ def make_sentence(scores: list[Score], release: str) -> str:
     )
     return (
         f"On {release} `parity` noticed {noticed} defects that we planted, and named {named} known ones that depend on "
-        f"the layout; with all patches {clean} of their runs were clean ([misses](docs/parity.md#what-it-finds))."
+        f"the layout; with all patches {clean} runs were clean ([misses](docs/parity.md#what-it-finds))."
     )
 
 

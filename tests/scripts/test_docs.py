@@ -58,7 +58,10 @@ def test_a_stale_table_is_named_and_made_again_and_a_patch_without_its_lines_is_
     norms.write_text(norms.read_text(encoding="utf-8").replace("## floor-clip-coefficient", "## Clipping"))
     code, said = docs(tmp_path, "--check")
     homeless = ["norms.md lacks, below `## floor-clip-coefficient`"]
-    homeless += [f"trainer.md lacks, below `## {name}`" for name in ("freeze-all-layers", "log-first-step-once", "watch-invariants")]
+    homeless += [
+        f"trainer.md lacks, below `## {name}`"
+        for name in ("freeze-all-layers", "log-first-step-once", "watch-invariants")
+    ]
     assert (code, re.findall(r"^docs/(.*?), the lines", said, re.MULTILINE)) == (1, homeless)
 
 
