@@ -76,6 +76,8 @@ def find_weights(models: list[torch.nn.Module], optimizer: Any) -> list[list[Wei
 def _find_trained(optimizer: Any) -> Iterator[tuple[int, Trained]]:
     """Yield the id of each parameter that the leaves of an optimizer update, and what they update of it."""
     for leaf in leaves(optimizer):
+        if leaf.optimizer is None:  # nothing trains on this rank
+            continue
         groups = {id(one): group for group in leaf.optimizer.param_groups for one in group["params"]}
         for param, owned in _find_pairs(leaf):
             if id(owned) in groups:

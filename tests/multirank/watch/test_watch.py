@@ -1,6 +1,7 @@
 """A watch is silent in a run whose numbers are right, and names on all ranks what a fault has changed."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -114,6 +115,14 @@ def test_it_checks_each_nth_step_and_warns_once_of_a_kind(train, caplog, rank):
     said = [record.message for record in caplog.records if record.message.startswith("watch, step")]
     assert len(said) == (rank == 0) and all("watch, step 3: copies differ" in one for one in said)
     assert parallel_state.get_tensor_model_parallel_world_size() == 2 and training.norms
+
+
+def test_a_rank_on_which_nothing_trains_has_weights(monkeypatch):
+    from megatron_overrides.watch import weights
+
+    monkeypatch.setattr(weights, "leaves", lambda optimizer: [SimpleNamespace(optimizer=None)])
+    ((found,),) = weights.find_weights([torch.nn.Linear(2, 2, bias=False)], None)
+    assert (found.name, found.trained) == ("weight", None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
