@@ -11,15 +11,13 @@ numbers eight.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from scripts.common.arguments import add_checkouts, add_pythons, make_parser
-from scripts.common.process import ROOT, environment, run_or_exit
+from scripts.common.checkout_rows import run_in_checkout
 from scripts.read_sources import site_packages
 
 from .listed import LISTS, read_rows
@@ -53,14 +51,9 @@ def _run(
     python: str, tree: Path, release: str, rows: list[dict[str, Any]], patches: str, mutated: Path | None = None
 ) -> list[Score]:
     """Run `parity` on the rows in one process that imports the Megatron of `tree`; `mutated` is a file of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        rows_file, scores_file = Path(folder, "rows.json"), Path(folder, "scores.json")
-        rows_file.write_text(json.dumps(rows), encoding="utf-8")
-        words = [scores_file, rows_file, tree, release, patches, *([mutated] if mutated else [])]
-        paths = os.pathsep.join(map(str, (tree, ROOT / "patches", ROOT)))
-        variables = environment(patches, PYTHONPATH=paths, MEGATRON_MTP_PATCHES_DEFECTS="off")
-        run_or_exit([python, "-W", "ignore", "-m", "scripts.parity_scores.run_rows", *map(str, words)], variables)
-        return [Score(**one) for one in map(json.loads, scores_file.read_text(encoding="utf-8").splitlines())]
+    words = [release, patches, *([str(mutated)] if mutated else [])]
+    lines = run_in_checkout("scripts.parity_scores.run_rows", python, tree, rows, patches, *words)
+    return [Score(**one) for one in lines]
 
 
 def _keep(scores: list[Score], file: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from scripts.common import kept_rows
 from scripts.common.markdown import table
 
 from .listed import FOLDER, LISTS, read_rows
@@ -50,7 +50,7 @@ class Score(NamedTuple):
 
 
 def read_scores(file: Path = SCORES) -> list[Score]:
-    return [Score(**one) for one in json.loads(file.read_text(encoding="utf-8"))] if file.is_file() else []
+    return [Score(**one) for one in kept_rows.read_rows(file)]
 
 
 def write_scores(scores: Iterable[Score], file: Path = SCORES) -> None:
@@ -58,8 +58,7 @@ def write_scores(scores: Iterable[Score], file: Path = SCORES) -> None:
     last = {(one.list, one.release, one.name, one.patches): one for one in scores}
     order = list(LISTS)
     kept = sorted(last.values(), key=lambda one: (order.index(one.list), one.release, one.patches != "none"))
-    lines = ",\n".join(json.dumps(one._asdict()) for one in kept)
-    file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    kept_rows.write_rows(kept, file)
 
 
 def make_block(scores: list[Score]) -> str:

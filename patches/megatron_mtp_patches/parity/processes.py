@@ -7,8 +7,9 @@ import os
 import pickle
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import megatron_mtp_patches
 
@@ -19,6 +20,7 @@ from .training import Job, Record, train
 LIMIT = 300.0  # seconds; only for what hangs
 MOST_RANKS = 8
 FSDP = {"--use-megatron-fsdp", "--use-torch-fsdp2"}
+T = TypeVar("T")
 
 
 class Failed(NamedTuple):
@@ -92,6 +94,11 @@ def remember_docstrings() -> None:
 
 def run(job: Job) -> list[Record] | Failed:
     """Train, and return the records of all ranks, or how it failed."""
+    return run_with(job, train)
+
+
+def run_with(job: Job, train_rank: Callable[[Job], T]) -> list[T] | Failed:
+    """Train with this function in the place of `train`, and return what it returns on all ranks, or how one failed."""
 
     def be_rank() -> bytes:
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if FSDP.intersection(job.flags) else "1"
@@ -100,7 +107,7 @@ def run(job: Job) -> list[Record] | Failed:
             megatron_mtp_patches.revert()
             # This process has gone on without those that are refused.
             megatron_mtp_patches.apply(job.patches, on_drift="warn")
-        return pickle.dumps(train(job))  # a tensor would be sent as a file, which this process has to keep
+        return pickle.dumps(train_rank(job))  # a tensor would be sent as a file, which this process has to keep
 
     returned = run_ranks(job.ranks, be_rank, LIMIT)
     failed = min(returned, key=lambda one: (not one.error, has_lost_another(one.error)))

@@ -1,0 +1,84 @@
+"""A training with the watch on, as its ranks run it, and what the log says of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import tempfile
+from typing import Any, NamedTuple
+
+from megatron_mtp_patches.parity.flags import join
+from megatron_mtp_patches.parity.processes import Failed, run_with
+from megatron_mtp_patches.parity.samples import UNEVEN, WHOLE
+from megatron_mtp_patches.parity.small import shrink
+from megatron_mtp_patches.parity.training import Job, train
+
+from .outcomes import Found, read_findings
+from .plant import Planter
+
+STEPS = 4
+
+
+class Watched(NamedTuple):
+    """What a rank has logged, and how often it has changed something."""
+
+    found: list[Found]
+    said: list[str]
+    planted: int
+
+
+def run_row(script: str, row: dict[str, Any]) -> tuple[list[Found], list[str]]:
+    """Train a row on its ranks, with its fault.
+
+    Returns:
+        The findings in the order of the log, and what else the watch has said.
+
+    Raises:
+        RuntimeError: it does not train, or its fault was nowhere planted.
+    """
+    words = shlex.split(row["flags"])
+    dtype, data = "bf16" if "--bf16" in words else "fp32", UNEVEN if "--eod-mask-loss" in words else WHOLE
+    flags = join(shrink(words, dtype).flags)
+    with tempfile.TemporaryDirectory() as folder:
+        first = 0
+        if row.get("resumes"):
+            flags += ("--save", folder, "--load", folder)
+            _run(Job(script, (*flags, "--train-iters", "1"), row["ranks"], data), {})
+            first = 1
+        steps = ("--train-iters", str(STEPS), "--watch-invariants", "1")
+        watched = _run(Job(script, (*flags, *steps), row["ranks"], data), row)
+    if "where" in row and not any(one.planted for one in watched):
+        raise RuntimeError("the fault was nowhere planted")
+    said = [line for rank in watched for line in rank.said]
+    if not said:
+        raise RuntimeError("the watch was not on")
+    return [one._replace(step=one.step + first) for rank in watched for one in rank.found], said
+
+
+def _run(job: Job, row: dict[str, Any]) -> list[Watched]:
+    watched = run_with(job, lambda one: _train_rank(one, row))
+    if isinstance(watched, Failed):
+        raise RuntimeError(watched.error)
+    return watched
+
+
+def _train_rank(job: Job, row: dict[str, Any]) -> Watched:
+    log = _Collector()
+    logging.getLogger("megatron_overrides.watch").addHandler(log)
+    planter = Planter(row, int(os.environ["RANK"]))
+    planter.install()
+    train(job._replace(flags=(*job.flags, *planter.seed())))
+    said = [message for message in log.messages if message.startswith("watch: ")]
+    return Watched(read_findings(log.messages), said, planter.count)
+
+
+class _Collector(logging.Handler):
+    """Keeps messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
