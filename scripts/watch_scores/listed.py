@@ -1,4 +1,4 @@
-"""What ci/watch says a watch has to see: runs with a known defect, and planted faults; and runs in which all is well."""
+"""What ci/watch says a watch has to see: known defects and planted faults; and runs in which all is well."""
 
 from __future__ import annotations
 

@@ -6,11 +6,19 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-_LINE = re.compile(r"watch, step (?P<step>\d+): (?P<text>(?P<relation>\w+).*)")
+_LINE = re.compile(r"watch, step (?P<step>\d+): (?P<text>(?P<kind>[^:]+).*)")
+# By the kind of a finding, as the log has it.
+RELATIONS = {
+    "copies differ": "copies",
+    "a weight is not its main weight": "cast",
+    "a weight does not train": "moves",
+    "a frozen weight has moved": "moves",
+    "not finite": "finite",
+}
 
 
 class Found(NamedTuple):
-    """A finding of the log: its step from 1, the first word of its relation, and the line after the step."""
+    """A finding of the log: its step from 1, its relation, and the line after the step."""
 
     step: int
     relation: str
@@ -23,7 +31,7 @@ class Found(NamedTuple):
 def read_findings(messages: Iterable[str]) -> list[Found]:
     """The findings among the messages of a log."""
     matches = filter(None, map(_LINE.match, messages))
-    return [Found(int(one["step"]), one["relation"], one["text"]) for one in matches]
+    return [Found(int(one["step"]), RELATIONS.get(one["kind"], one["kind"]), one["text"]) for one in matches]
 
 
 def describe(row: dict[str, Any], found: list[Found]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron_mtp_patches.parity import training as parity_training
+from megatron_mtp_patches.parity import weights
 from megatron_mtp_patches.parity.samples import Samples
 
 from megatron_overrides.norms.optimizer_tree import leaves
@@ -75,7 +76,7 @@ class Planter:
 
     def _replace_fill(self) -> None:
         """Give weights what the row says after `parity` has filled them; none where a seed has to decide."""
-        fill = parity_training.weights.fill
+        fill = weights.fill
 
         def fill_and_give(*values: Any) -> None:
             if self._row.get("where") == "seed":
@@ -86,7 +87,7 @@ class Planter:
                     start, stop = map(int, part.split(":"))
                     self._parameters[name].data.view(-1)[start:stop] = value
 
-        parity_training.weights.fill = fill_and_give
+        weights.fill = fill_and_give
 
     def _watch_steps(self, training: Any) -> None:
         set_up, train_step = training.setup_model_and_optimizer, training.train_step

@@ -65,7 +65,9 @@ def _run(job: Job, row: dict[str, Any]) -> list[Watched]:
 
 def _train_rank(job: Job, row: dict[str, Any]) -> Watched:
     log = _Collector()
-    logging.getLogger("megatron_overrides.watch").addHandler(log)
+    logger = logging.getLogger("megatron_overrides.watch")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(log)
     planter = Planter(row, int(os.environ["RANK"]))
     planter.install()
     train(job._replace(flags=(*job.flags, *planter.seed())))
