@@ -13,6 +13,7 @@ from scripts.parity_scores.listed import read_rows as read_parity_rows
 FOLDER = ROOT / "ci" / "watch"
 RELATIONS = ("copies", "cast", "moves", "norm", "batch", "finite")
 MOST_RANKS = 4
+_OF_RUNS = ("name", "releases", "ranks", "flags", "frozen", "resumes", "weights")
 LISTS = ("clean", "defects", "faults")
 
 
@@ -33,25 +34,28 @@ def read_faults() -> list[dict[str, Any]]:
     return [{**fault, "layout": layouts[fault["layout"]]} for fault in parts["fault"]]
 
 
-def read_clean() -> list[dict[str, Any]]:
-    """The layouts of the faults."""
-    return list(read_toml(FOLDER / "faults.toml")["layout"])
+def read_clean(release: str) -> list[dict[str, Any]]:
+    """The layouts of the faults, the known wrong numbers that `parity` is scored by, and the other known defects."""
+    known = [{**row, "releases": [release]} for row in read_parity_rows("known", release)]
+    named = {row["name"] for row in known}
+    others = [{**case, "name": case["defect"]} for case in read_defects()[0] if case["defect"] not in named]
+    layouts = read_toml(FOLDER / "faults.toml")["layout"]
+    return [{key: row[key] for key in _OF_RUNS if key in row} for row in (*layouts, *known, *others)]
 
 
 def read_rows(name: str, release: str, only: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """The runs of a list that are on a release, or those named; a run without a fault has no `relation`.
-
-    Those of "clean" are the layouts of the faults, and the known wrong numbers that `parity` is scored by.
+    """The runs of a list that are on a release, or those named, or of a layout that is named.
 
     Returns:
-        Rows with name, ranks, flags and releases; those of faults also have what their layout has.
+        Rows with name, ranks, flags and releases. Those of faults also have what their layout has; those of "clean"
+        have no relation that should report. Ends this process where nothing has a name.
     """
     if name == "faults":
         rows = [{**fault["layout"], **fault, "layout": fault["layout"]["name"]} for fault in read_faults()]
     elif name == "defects":
         rows = [{**case, "name": case["defect"]} for case in read_defects()[0]]
     else:
-        rows = [*read_clean(), *({**row, "releases": [release]} for row in read_parity_rows("known", release))]
+        rows = read_clean(release)
     rows = [row for row in rows if release in row["releases"]]
     if unknown := sorted(set(only or ()) - {row["name"] for row in rows} - {row.get("layout", "") for row in rows}):
         sys.exit(f"no row of {name} on {release}: {', '.join(unknown)}")

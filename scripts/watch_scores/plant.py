@@ -17,6 +17,8 @@ from megatron_overrides.norms.optimizer_tree import leaves
 from .changes import change_tensor
 from .places import Piece, Places
 
+_TAKE = "get_batch_on_this_tp_rank"
+
 
 class Planter:
     """Makes the change of a fault when and where its row says.
@@ -194,9 +196,11 @@ class Planter:
 
     def _plant_in_fields(self) -> None:
         """Change a field of a batch, as the script gets it from Megatron."""
-        from megatron.training import utils
+        from megatron.core import utils as of_core
+        from megatron.training import utils as of_trainer
 
-        take = utils.get_batch_on_this_tp_rank
+        utils = of_core if hasattr(of_core, _TAKE) else of_trainer
+        take = getattr(utils, _TAKE)
 
         @functools.wraps(take)
         def take_and_change(*values: Any, **named: Any) -> Any:
@@ -206,4 +210,4 @@ class Planter:
                 self.count += change_tensor(Piece(field.view(-1)), self._row["change"], None, lambda name: None)
             return batch
 
-        utils.get_batch_on_this_tp_rank = take_and_change
+        setattr(utils, _TAKE, take_and_change)
