@@ -43,7 +43,8 @@ def run_row(script: str, row: dict[str, Any]) -> tuple[list[Found], list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         first = 0
         if row.get("resumes"):
-            flags += ("--save", folder, "--load", folder, "--save-interval", str(STEPS), "--override-opt-param-scheduler")
+            flags += ("--save", folder, "--load", folder, "--override-opt-param-scheduler")
+            flags += ("--save-interval", str(STEPS))
             _run(Job(script, (*flags, "--train-iters", "1"), row["ranks"], data), {})
             first = 1
         steps = ("--train-iters", str(STEPS), "--watch-invariants", "1")
