@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,7 @@ from megatron_overrides.watch.weights import Trained, Weight
 # A step of Adam moves a weight by about its rate, and one of another optimizer by its rate times the clipped gradient:
 # one that should move by this many units of its last place must.
 ADAM, OTHERS = 2.0**6, 2.0**10
+NORM = 1e-5  # relative; sums in fp32 and in another order differ by about 1e-6
 
 
 class Flaw(NamedTuple):
@@ -58,6 +59,13 @@ def check_finite(weights: Iterable[Weight], with_gradients: bool) -> Iterator[Fl
     }
     for name in _find_raised(flags):
         yield Flaw("not finite", name, "it has an inf or NaN")
+
+
+def check_norm(reported: Any, expected: float) -> Iterator[Flaw]:
+    """Yield a flaw if the gradient norm that an update reports is not that of all gradients."""
+    if reported is not None and abs(float(reported) - expected) > NORM * expected:
+        text = f"the update reports {float(reported):.7g}, and all gradients, each counted once, have {expected:.7g}"
+        yield Flaw("the gradient norm is another one", "gradient norm", text)
 
 
 class Movement:

@@ -29,15 +29,20 @@ class Watched(NamedTuple):
     read: Callable[[], torch.Tensor | None]
 
 
+GRADIENT = "gradient "  # begins the name of one
+
+
 def find_tensors(model: torch.nn.Module, weights: Iterable[Weight]) -> Iterator[Watched]:
-    """Yield the weights and buffers of a model, and the main weights and moments of its optimizer."""
+    """Yield the weights and buffers of a model, its gradients, and the main weights and moments of its optimizer."""
     placement = place(model)
     yield from _find_buffers(placement)
     of_params = {id(weight.param): weight for weight in weights}
     for shard in placement.shards:
         where = f"{shard.name} {_describe(shard.region)}"
         yield Watched(f"weight {where}", partial(_read_weight, shard))
-        yield from _find_states(of_params[id(shard.parameter)], where)
+        weight = of_params.pop(id(shard.parameter), None)  # a parameter may have several shards
+        if weight is not None and weight.trained is not None:
+            yield from _find_states(weight, weight.trained, where)
 
 
 def _describe(region: tuple[int | slice, ...]) -> str:
@@ -56,16 +61,20 @@ def _find_buffers(placement: Placement) -> Iterator[Watched]:
             yield Watched(f"buffer {buffer.name} {_describe(buffer.region)}", read)
 
 
-def _find_states(weight: Weight, where: str) -> Iterator[Watched]:
-    """The main weight of a parameter, where it has one beside it, and the moments."""
-    if (trained := weight.trained) is None:
-        return
+def _find_states(weight: Weight, trained: Trained, where: str) -> Iterator[Watched]:
+    """The gradient of a parameter, the main weight, where it has one beside it, and the moments."""
     if trained.elements is not None:
         where += f" elements {trained.elements.start}:{trained.elements.stop}"
+    yield Watched(f"{GRADIENT}{where}", partial(_read_gradient, weight, trained))
     if trained.owned.dtype != weight.param.dtype:
         yield Watched(f"main weight {where}", lambda: trained.owned)
     for name in trained.moments():
         yield Watched(f"{name} {where}", partial(_read_moment, trained, name))
+
+
+def _read_gradient(weight: Weight, trained: Trained) -> torch.Tensor | None:
+    gradient = weight.gradient()
+    return None if gradient is None else trained.part(gradient)
 
 
 def _read_moment(trained: Trained, name: str) -> torch.Tensor | None:

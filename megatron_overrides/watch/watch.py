@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -13,11 +13,13 @@ from megatron.core.utils import log_single_rank
 
 from megatron_overrides.watch.copies import Copies, Mismatch
 from megatron_overrides.watch.findings import Finding, Findings, WatchError, describe_ranks, gather
-from megatron_overrides.watch.rank_checks import Movement, check_casts, check_finite
-from megatron_overrides.watch.tensors import Watched, find_tensors
+from megatron_overrides.watch.rank_checks import Flaw, Movement, check_casts, check_finite, check_norm
+from megatron_overrides.watch.tensors import GRADIENT, Watched, find_tensors
 from megatron_overrides.watch.weights import Weight, find_weights, unwrap
 
 logger = logging.getLogger(__name__)
+# Copies of weights are named before what differs because of them.
+_ORDER = ("weight ", "buffer ", "main weight ", GRADIENT, "")
 
 
 class Watch:
@@ -51,17 +53,26 @@ class Watch:
         if (self.steps - 1) % self._optimizer.config.watch_invariants:
             return update()
         of_chunks = find_weights(self._models, self._optimizer)
-        mismatches = self._find_copies(of_chunks).compare()
+        copies = self._find_copies(of_chunks)
+        mismatches = copies.compare()
         all_weights = list(chain.from_iterable(of_chunks))
         # QK clipping scales a weight and its main weight each by itself, so they differ by a rounding until the update.
         casts = [] if self._models[0].config.qk_clip else check_casts(all_weights)
         flaws = [*casts, *check_finite(all_weights, not self._optimizer.config.fp16)]
         differing = [_describe(mismatches)] if mismatches else []
         self.findings.report([*differing, *gather(flaws)], self.steps)
-        movement = Movement(all_weights, self._frozen)
+        movement, norm = Movement(all_weights, self._frozen), copies.norm(GRADIENT)
         result = update()
-        self.findings.report(gather(list(movement.check()) if result[0] else []), self.steps)
+        flaws = [*movement.check(), *self._check_norm(result[1], norm)] if result[0] else []
+        self.findings.report(gather(flaws), self.steps)
         return result
+
+    def _check_norm(self, reported: Any, expected: float) -> Iterator[Flaw]:
+        """Compare the norm that the update reports: not of a scaled loss, nor where groups have norms of their own."""
+        config = self._optimizer.config
+        has_groups = bool(getattr(self._optimizer, "grad_norms_by_group", None))
+        if not config.fp16 and config.clip_grad > 0.0 and not has_groups:
+            yield from check_norm(reported, expected)
 
     def _find_copies(self, weights: list[list[Weight]]) -> Copies:
         """The tensors that have copies, as the first check finds them, and the second one, when there are moments."""
@@ -94,6 +105,7 @@ def check_itself() -> None:
 
 
 def _describe(mismatches: list[Mismatch]) -> Finding:
+    mismatches = sorted(mismatches, key=_place_in_order)
     first = mismatches[0]
     ranks_of: dict[int, list[int]] = {}
     for rank, total in first.sums.items():
@@ -102,3 +114,7 @@ def _describe(mismatches: list[Mismatch]) -> Finding:
     said = " and ".join(map(describe_ranks, groups[:3]))
     others = f" and {len(groups) - 3} more groups" if len(groups) > 3 else ""
     return Finding("copies differ", [one.name for one in mismatches], f"of the first, {said}{others} have other bits")
+
+
+def _place_in_order(mismatch: Mismatch) -> int:
+    return next(place for place, kind in enumerate(_ORDER) if mismatch.name.startswith(kind))

@@ -48,7 +48,9 @@ def flip_on_last_rank(tensor):
         tensor.data.view(-1)[:1].view(torch.int32 if tensor.element_size() == 4 else torch.int16)[0] ^= 1
 
 
-@pytest.mark.parametrize("layout, settings", [(TP, {}), ({}, SHARDED)], ids=["TP2", "distributed optimizer"])
+@pytest.mark.parametrize(
+    "layout, settings", [(TP, {"clip_grad": 1.0}), ({}, {**SHARDED, "clip_grad": 1.0})], ids=["TP2", "sharded"]
+)
 def test_a_right_training_is_silent_and_has_the_bits_that_it_has_without_a_watch(train, layout, settings):
     watched, unwatched = (train(layout, **settings, watch_invariants=interval) for interval in (1, 0))
     assert watched.norms == unwatched.norms
@@ -79,8 +81,14 @@ def test_a_right_training_is_silent_and_has_the_bits_that_it_has_without_a_watch
             lambda training: weight(training).data[:1].fill_(torch.nan),
             "not finite: weight decoder.final_layernorm",
         ),
+        (
+            TP,
+            {"clip_grad": 1.0},
+            lambda training: setattr(weight(training), "tensor_model_parallel", True),
+            "the gradient norm is another one: gradient norm: the update reports",
+        ),
     ],
-    ids=["TP copies", "DP copies", "copies of a main weight", "cast", "NaN"],
+    ids=["TP copies", "DP copies", "copies of a main weight", "cast", "NaN", "norm"],
 )
 def test_a_fault_before_an_update_is_named_on_all_ranks(train, layout, settings, change, message):
     from megatron_overrides.watch.findings import WatchError
