@@ -10,6 +10,7 @@ _LINE = re.compile(r"watch, step (?P<step>\d+): (?P<text>(?P<kind>[^:]+).*)")
 # By the kind of a finding, as the log has it.
 RELATIONS = {
     "copies differ": "copies",
+    "the gradient norm is another one": "norm",
     "a weight is not its main weight": "cast",
     "a weight does not train": "moves",
     "a frozen weight has moved": "moves",

@@ -12,9 +12,9 @@ PATCH = Patch(
     "data-parallel replicas alone, and not those of tensor-parallel ranks, of tied embeddings and of the optimizer.",
     adds=(
         "`OptimizerConfig.watch_invariants`: in the first update and then in every Nth, before it: weights, main "
-        "weights, moments and buffers of which several ranks have copies have the same bits; a weight is its main "
-        "weight in the model's dtype; weights, moments and gradients are finite. Around it: what trains moves, and "
-        "what is frozen stays.",
+        "weights, moments, gradients and buffers of which several ranks have copies have the same bits; a weight is "
+        "its main weight in the model's dtype; weights, moments and gradients are finite. Around it: the gradient norm "
+        "is that of all gradients; what trains moves, and what is frozen stays.",
         "`OptimizerConfig.watch_action`: warn, once for each kind, or raise on all ranks.",
     ),
     undetected="It is a check, and no repair.",
