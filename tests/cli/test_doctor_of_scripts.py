@@ -49,14 +49,31 @@ LOADS = "nothing here shows that this run has the patches: start "
 def test_a_script_whose_run_has_no_patches_is_told(doctor_of_file, tmp_path):
     by_torchrun = f"torchrun --nproc-per-node 1 train.py {SMALL}"
     assert LOADS in doctor_of_file(by_torchrun).out
+    assert LOADS in doctor_of_file(f"uv run --with megatron-mtp-patches train.py {SMALL}").out
     for line in (
         f"torchrun --nproc-per-node 1 -m megatron_mtp_patches run train.py {SMALL}",
-        f"megatron-mtp-patches run train.py {SMALL}",
+        f"bin/megatron-mtp-patches run train.py {SMALL}",
         SMALL,
     ):
         assert LOADS not in doctor_of_file(line).out
-    (tmp_path / "train.py").write_text("import megatron_mtp_patches\n")
-    assert LOADS not in doctor_of_file(by_torchrun).out
+    for text, is_told in (
+        ("import megatron_mtp_patches\n", False),
+        ("def main():\n    from megatron_mtp_patches.functional import tag\n", False),
+        ("# import megatron_mtp_patches\nNAME = 'megatron_mtp_patches'\n", True),
+        ("from . import megatron_mtp_patches\n", True),
+    ):
+        (tmp_path / "train.py").write_text(text)
+        assert (LOADS in doctor_of_file(by_torchrun).out) is is_told
+
+
+def test_the_variable_is_believed_only_where_the_python_file_cannot_be_read(doctor_of_file, tmp_path):
+    run = f"MEGATRON_MTP_PATCHES=all torchrun train.py {SMALL}"
+    for text, is_believed in (("import torch\n", False), ("no Python\n", True)):
+        (tmp_path / "train.py").write_text(text)
+        told = doctor_of_file(run).out
+        assert ("count as those of the run: they act only" in told) is is_believed
+        assert ("MEGATRON_MTP_PATCHES loads no patch: train.py does not import megatron_mtp" in told) is not is_believed
+        assert ("Runs that may lack the patches: 1." in told) is not is_believed
 
 
 def test_no_defect_counts_as_removed_from_a_run_that_may_lack_the_patches(doctor_of_file):

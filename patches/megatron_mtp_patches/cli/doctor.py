@@ -202,9 +202,10 @@ def _diagnose_command(name: str, run: Command, world_size: int | None, version: 
     """The diagnosis of the run that a file in `folder` describes, with the patches that the file chooses."""
     choice = run.variables.get(VARIABLE, "").strip()
     world_size = world_size or run.world_size()
-    loads_patches = bool(choice and is_enabled()) or run.loads_patches(folder)
+    loads_patches = True if choice and is_enabled() else run.loads_patches(folder)
     hints = tuple(run.hints(is_sized=world_size is not None, loads_patches=loads_patches, chooses_patches=bool(choice)))
-    may_lack_patches = bool(run.script) and not loads_patches and not choice
+    is_believed = loads_patches is None and bool(choice)
+    may_lack_patches = bool(run.script) and not loads_patches and not is_believed
     try:
         with _patches(choice):
             with _silence():

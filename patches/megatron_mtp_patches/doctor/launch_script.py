@@ -5,6 +5,7 @@ bash.py reads the commands of the script; of these, one that names a Python file
 
 from __future__ import annotations
 
+import ast
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ from typing import NamedTuple
 
 from ..engine import UsageError
 from .bash import Reader, is_positional, parameters_in
+
+PACKAGE, COMMAND = "megatron_mtp_patches", "megatron-mtp-patches"
 
 
 class Command(NamedTuple):
@@ -35,29 +38,41 @@ class Command(NamedTuple):
     variables: Mapping[str, str] = {}
     sourced: Sequence[str] = ()
 
-    def hints(self, is_sized: bool, loads_patches: bool, chooses_patches: bool) -> Iterator[str]:
+    def hints(self, is_sized: bool, loads_patches: bool | None, chooses_patches: bool) -> Iterator[str]:
         """Say what the script leaves open, and what to do.
 
         Args:
             is_sized: the number of its ranks is known.
-            loads_patches: it is known to load the patches.
-            chooses_patches: it sets MEGATRON_MTP_PATCHES, which says that its run has them.
+            loads_patches: it loads the patches; None where its Python file cannot be read.
+            chooses_patches: it sets MEGATRON_MTP_PATCHES, which is believed where the Python file cannot be read.
         """
         options = self._torchrun_options()
         if options and not is_sized:
             unknown = ", ".join(f"{name} {value}" for name, value in options.items() if not value.isdecimal())
             cause = f"options are not known as numbers ({unknown})" if unknown else "--nproc-per-node is absent"
             yield f"torchrun's {cause}: give --world-size N"
-        if self.script and chooses_patches and not loads_patches:
+        start = f"start {self.script} by -m megatron_mtp_patches run, or import megatron_mtp_patches in it"
+        if not self.script or loads_patches:
+            pass
+        elif loads_patches is False and chooses_patches:
+            yield (
+                f"MEGATRON_MTP_PATCHES loads no patch: {self.script} does not import megatron_mtp_patches, and "
+                f"`megatron-mtp-patches enable` has not been called in this environment. Call it, or {start}"
+            )
+        elif loads_patches is False:
+            yield (
+                f"nothing here shows that this run has the patches: {start}; or call `megatron-mtp-patches enable` "
+                f"in this environment and set MEGATRON_MTP_PATCHES=all in this file"
+            )
+        elif chooses_patches:
             yield (
                 f"the patches that MEGATRON_MTP_PATCHES chooses count as those of the run: they act only where "
                 f"{self.script} imports megatron_mtp_patches, or after `megatron-mtp-patches enable`"
             )
-        elif self.script and not loads_patches:
+        else:
             yield (
-                f"nothing here shows that this run has the patches: start {self.script} by -m megatron_mtp_patches "
-                f"run, or import megatron_mtp_patches in it. Where it does so already, or after `megatron-mtp-patches "
-                f"enable`, set MEGATRON_MTP_PATCHES=all in this file"
+                f"nothing here shows that this run has the patches: {start}. Where it does so already, or after "
+                f"`megatron-mtp-patches enable`, set MEGATRON_MTP_PATCHES=all in this file"
             )
         if self.sourced:
             yield (
@@ -89,19 +104,34 @@ class Command(NamedTuple):
             return None
         return math.prod(map(int, options.values()))
 
-    def loads_patches(self, folder: Path) -> bool:
-        """True if its launcher starts the script with the patches, or the script, if it is found, names them.
+    def loads_patches(self, folder: Path) -> bool | None:
+        """True if the script is started by `run` of the patches, or imports them; None if it cannot be read.
 
-        `folder` is that of the launch script.
+        `folder` is that of the launch script. What the script imports is not read.
         """
-        if any("megatron_mtp_patches" in word.replace("-", "_") for word in self.launcher):
-            return True
-        files = [place / self.script for place in (folder, Path.cwd())]
-        return any("megatron_mtp_patches" in file.read_text("utf-8", "replace") for file in files if file.is_file())
+        for first, second in pairwise(self.launcher):
+            if first in ("-m", "--module") and second == PACKAGE:
+                return True
+            if PurePath(first).name == COMMAND and second == "run":
+                return True
+        files = dict.fromkeys(place / self.script for place in (folder, Path.cwd()))
+        answers = [_imports_patches(file) for file in files if file.is_file()]
+        return True if True in answers else None if None in answers or not answers else False
 
     def parameters_left(self) -> list[str]:
         """The parameters in its words that nothing sets."""
         return parameters_in(self.flags)
+
+
+def _imports_patches(file: Path) -> bool | None:
+    """True if a Python file has an import of the patches; None if it cannot be read."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return any(module.partition(".")[0] == PACKAGE for module in modules)
 
 
 def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
