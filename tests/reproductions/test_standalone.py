@@ -120,6 +120,17 @@ def test_a_file_that_needs_gpus_says_so(write, tmp_path):
     assert done.stderr.endswith("This needs a GPU for each of its ranks, 2 in all. There are 0.\n")
 
 
+@pytest.mark.real_process("an interpreter that has neither a rehearsal nor this package")
+def test_a_file_that_fuses_weight_gradients_says_that_it_needs_apex(write, tmp_path):
+    file = write(defect_called("mtp-tied-embeddings"))
+    assert "It also needs transformer-engine and Apex." in file.read_text(encoding="utf-8")
+    done = run_without_this_package(file, tmp_path)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert done.stderr.endswith("with its CUDA extensions: No module named 'fused_weight_gradient_mlp_cuda'.\n")
+    (tmp_path / "fused_weight_gradient_mlp_cuda.py").touch()
+    assert "This needs a GPU for each of its ranks" in run_without_this_package(file, tmp_path).stderr
+
+
 def run_without_this_package(file, folder):
     """Run it in a Python that skips the links to editable packages, and in which there is no TransformerEngine."""
     (folder / "transformer_engine.py").write_text("raise ModuleNotFoundError(name=__name__)")

@@ -10,7 +10,8 @@ and is called after its id (ML-5047: moe/programs/ml_5047.py). It has a docstrin
 
     RANKS = 2                 # of 1 to 4; 1 if it says nothing
     NEEDS = ("transformer-engine>=2.13",)   # packages as pip takes them (TransformerEngine brings einops), and of
-                              # Megatron "megatron.training", which the wheel of 0.16.1 lacks, and "Muon"
+                              # Megatron "megatron.training", which the wheel of 0.16.1 lacks, and "Muon";
+                              # "Apex" where ColumnParallelLinear has gradient_accumulation_fusion
     EXPECTED = "a step"       # where the defect is an error or a hang: what should come of it
     WITHOUT_CUDA = True       # where Megatron asks for no torch.cuda: a standalone file of it also runs on a CPU
 

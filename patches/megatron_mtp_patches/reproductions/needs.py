@@ -13,12 +13,13 @@ from ..rehearsal import transformer_engine
 TRANSFORMER_ENGINE = "transformer-engine"
 TRAINER = "megatron.training"
 MUON = "Muon"  # Megatron's, which was written for some versions of emerging-optimizers
+APEX = "Apex"  # NVIDIA's, with the CUDA extension that fuses weight gradients
 PARTS_BY_NAME = {part.distribution: part for part in PARTS}
 PARTS_BY_NAME[MUON] = PARTS_BY_NAME["emerging-optimizers"]
 
 
 def needs_of(program: ModuleType) -> tuple[str, ...]:
-    """The packages that a program needs, as pip takes them, and what it needs of Megatron: its trainer or Muon."""
+    """What a program needs: packages as pip takes them, Apex, and of Megatron its trainer or Muon."""
     return getattr(program, "NEEDS", ())
 
 
@@ -38,6 +39,8 @@ def find_missing(program: ModuleType) -> str:
 
 def _missing_reason(need: Requirement) -> str:
     """Say why the program cannot have what it needs, and what to do about it; '' if it can."""
+    if need.name == APEX:
+        return ""  # its stand-in comes with those of TransformerEngine, which such a program also needs
     part = PARTS_BY_NAME[need.name]
     installed = find_version(part.distribution, part.module)
     if need.name == TRANSFORMER_ENGINE and not transformer_engine.available():

@@ -10,6 +10,8 @@ from importlib.util import resolve_name
 from types import ModuleType
 from typing import NamedTuple
 
+from . import needs
+
 PACKAGE = __package__.partition(".")[0]
 
 
@@ -33,7 +35,8 @@ def make_standalone(program: ModuleType, head: str) -> str:
     parts.add(program.__name__, "reproduce")
     parts.add(f"{__package__}.standalone_main", "main")
     ranks, otherwise = getattr(program, "RANKS", 1), getattr(program, "EXPECTED", "no error")
-    call = f"main(reproduce, ranks={ranks}, needs_gpus={needs_gpus(program)}, otherwise={otherwise!r})"
+    call = f"main(reproduce, ranks={ranks}, needs_gpus={needs_gpus(program)}, otherwise={otherwise!r}"
+    call += ", needs_apex=True)" if needs.APEX in needs.needs_of(program) else ")"
     top = f'"""{head}\n"""\n\nfrom __future__ import annotations\n\n{parts.import_lines()}'
     return "\n\n\n".join([top, *parts.definitions, f'if __name__ == "__main__":\n    {call}\n'])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -12,18 +13,26 @@ import torch
 from .runner import is_same
 
 
-def main(reproduce: Callable[[], tuple[Any, Any]], ranks: int, needs_gpus: bool, otherwise: str) -> None:
+def main(
+    reproduce: Callable[[], tuple[Any, Any]], ranks: int, needs_gpus: bool, otherwise: str, needs_apex: bool = False
+) -> None:
     """Run a program on each rank, print what it expects and what it sees, and end with 1 where they differ.
 
-    Without a GPU for each rank it ends with 125, if it needs them.
+    Without a GPU for each rank, or without Apex's CUDA extension, it ends with 125, if it needs them.
 
     An error is what is seen in place of `otherwise`.
     """
+    if needs_apex:
+        try:
+            importlib.import_module("fused_weight_gradient_mlp_cuda")
+        except ImportError as error:  # of which Megatron's ColumnParallelLinear would make a RuntimeError
+            print(f"This needs NVIDIA's Apex, installed with its CUDA extensions: {error}.", file=sys.stderr)
+            sys.exit(125)  # by which `git bisect run` knows that nothing was tested
     gpus = torch.cuda.device_count()
     if gpus < ranks:
         if needs_gpus:
             print(f"This needs a GPU for each of its ranks, {ranks} in all. There are {gpus}.", file=sys.stderr)
-            sys.exit(125)  # by which `git bisect run` knows that nothing was tested
+            sys.exit(125)
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # on a free port
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}

@@ -5,7 +5,7 @@ A step has two microbatches.
 from ...defects.labs.fsdp_lab import norms_of_a_step
 
 RANKS = 2
-NEEDS = ("transformer-engine",)
+NEEDS = ("transformer-engine", "Apex")
 
 
 def reproduce():

@@ -2,7 +2,7 @@
 
 from ...defects.labs.fsdp_lab import norms_of_a_step
 
-NEEDS = ("transformer-engine",)
+NEEDS = ("transformer-engine", "Apex")
 
 
 def reproduce():

@@ -5,7 +5,7 @@ Megatron-FSDP with optim, where backward passes add these gradients up themselve
 from ...defects.labs.fsdp_lab import norms_of_a_step
 
 RANKS = 2
-NEEDS = ("transformer-engine",)
+NEEDS = ("transformer-engine", "Apex")
 
 
 def reproduce():

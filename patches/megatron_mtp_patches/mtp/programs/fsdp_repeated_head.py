@@ -3,7 +3,7 @@
 from ...defects.labs.fsdp_lab import norms_of_a_step
 
 RANKS = 2
-NEEDS = ("transformer-engine",)
+NEEDS = ("transformer-engine", "Apex")
 
 
 def reproduce():

@@ -2,7 +2,7 @@
 
 from ...defects.labs.lab import compute_gradients, make_config, make_ddp, make_gpt, norm, start
 
-NEEDS = ("transformer-engine",)
+NEEDS = ("transformer-engine", "Apex")
 
 
 def reproduce():

@@ -5,7 +5,7 @@ with --no-gradient-accumulation-fusion and without it, on each of them.
 from ...defects.labs.lab import compute_gradients, gather, make_config, make_ddp, make_gpt, norm, start
 
 RANKS = 2
-NEEDS = ("transformer-engine",)
+NEEDS = ("transformer-engine", "Apex")
 
 
 def reproduce():
