@@ -142,6 +142,9 @@ def test_flags_of_the_script_are_listed_and_ignored(doctor):
         "adds it"
     ]
     assert done.code == 2  # as the training ends
+    assert told.splitlines()[-1] == "No known defect of this Megatron affects the flags that Megatron knows."
+    with_muon = doctor(f"{SMALL} --optimizer muon --min-clip-coeficient 0.1").out
+    assert "Known defects that affect the flags that Megatron knows: " in with_muon
 
 
 def test_flags_for_heads_have_no_effect_on_a_model_without_heads(doctor):

@@ -276,9 +276,10 @@ def _show_flags(line: CommandLine, findings: list[Finding], transformer_engine: 
         show(f"the checkpoint decides {', '.join(decided)} and more: also give them as flags", "yellow")
     _show_findings(show, findings)
     left = sum(not finding.is_removed for finding in findings)
-    total = f"Known defects that affect these flags: {len(findings)}"
+    flags = "the flags that Megatron knows" if line.unknown.similar else "these flags"
+    total = f"Known defects that affect {flags}: {len(findings)}"
     if not findings:
-        show("No known defect of this Megatron affects these flags.")
+        show(f"No known defect of this Megatron affects {flags}.")
     elif left:
         show(f"{total}; {left} of them the patches do not remove.")
     else:
