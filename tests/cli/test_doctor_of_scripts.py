@@ -43,6 +43,16 @@ def test_torchrun_s_options_say_how_many_ranks_there_are(doctor_of_file, monkeyp
     assert "torchrun's" not in sized and "refuses these" not in sized
 
 
+@pytest.mark.parametrize("head, ranks", [("#SBATCH --ntasks=8\n", 8), ("#SBATCH --nodes=2\n", None), ("", None)])
+def test_a_slurm_job_that_does_not_say_its_number_of_ranks_is_told(doctor_of_file, head, ranks):
+    script = f"#!/bin/bash\n{head}srun python train.py {SMALL} --tensor-model-parallel-size 2\n"
+    told = doctor_of_file(script).out
+    assert f"; {ranks} ranks\n" in told if ranks else "; 2 ranks, the fewest that fit\n" in told
+    assert ("the number of ranks that Slurm starts is not known: give --world-size N, or" in told) is (ranks is None)
+    sized = doctor_of_file(script, "--world-size", "16").out
+    assert "; 16 ranks\n" in sized and "that Slurm starts" not in sized
+
+
 LOADS = "nothing here shows that this run has the patches: start "
 
 

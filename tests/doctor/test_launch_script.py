@@ -75,3 +75,28 @@ def test_in_flags_that_were_copied_a_bar_is_part_of_a_word():
     assert command.flags == ["--layout", "Ett|tt|mL", "--b", "2 3"]
     with pytest.raises(UsageError, match="No closing quotation"):
         read_commands("--a 'x", {})
+
+
+@pytest.mark.parametrize(
+    "head, launcher, ranks",
+    [
+        ("", "srun --ntasks=8 -u python", 8),
+        ("", "srun -n8 python", 8),
+        ("", "srun -N2 --ntasks-per-node 4 numactl -N 1 python", 8),
+        ("#SBATCH --nodes=2  # of 4\n\n#SBATCH --ntasks-per-node=4\n", "srun -l python", 8),
+        ("#SBATCH -N 4\n#SBATCH --ntasks-per-node=4\n", "srun -N 2 bash -c 'cd x; python", 8),
+        ("", "srun -N2 -n2 torchrun --nproc-per-node 2 --nnodes 2", 4),
+        ("#SBATCH --ntasks=8\n", "srun torchrun", None),
+        ("#SBATCH --ntasks=8\n", "python", None),
+        ("#SBATCH --ntasks=8\n", "srun hostname; python", None),
+        ("##SBATCH --ntasks=8\n", "srun python", None),
+        ("cd x\n#SBATCH --ntasks=8\n", "srun python", None),
+        ("#SBATCH --nodes=2\n", "srun --ntasks-per-node=$EACH python", None),
+        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n", "srun --ntasks=4 python", None),
+        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n", "srun --ntasks=$N python", None),
+    ],
+)
+def test_numbers_of_srun_say_how_many_ranks_there_are(head, launcher, ranks):
+    end = "'" * launcher.count("'")
+    (command,) = read_commands(f"#!/bin/bash\n{head}{launcher} train.py --a 1 --b{end}\n", {})
+    assert command.world_size() == ranks

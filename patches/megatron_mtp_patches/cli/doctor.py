@@ -45,6 +45,8 @@ class Diagnosis(NamedTuple):
         has_idle_settings: a flag that Megatron does not know resembles one of its own, or something keeps settings of
             the patches in a configuration from acting.
         may_lack_patches: nothing shows that the run has the patches, so no finding counts as removed.
+        world_size: the number of ranks for which the defects were looked for; None where a configuration has none.
+        is_sized: the command line or the file says so; else it is the smallest that fits.
     """
 
     run: str
@@ -54,6 +56,8 @@ class Diagnosis(NamedTuple):
     findings: tuple[Finding, ...] = ()
     has_idle_settings: bool = False
     may_lack_patches: bool = False
+    world_size: int | None = None
+    is_sized: bool = True
 
 
 def diagnose_flags(words: list[str], world_size: int | None, transformer_engine: str | None, as_json: bool) -> int:
@@ -117,6 +121,7 @@ def diagnose_files(files: list[str], world_size: int | None, transformer_engine:
                 "file": one.run,
                 "unusable": one.unusable,
                 "refused": one.refusal,
+                "world_size": one.world_size,
                 "hints": one.hints,
                 "defects": [asdict(finding) for finding in one.findings],
             }
@@ -192,10 +197,13 @@ def _diagnose_configuration(name: str, run: Configuration, world_size: int | Non
     hints = (*run.hints, *run.notes)
     try:
         with _patches(run.patches):
-            findings = tuple(find_defects(RunSettings([*ranks, *run.sources], version)))
+            settings = RunSettings([*ranks, *run.sources], version)
+            findings = tuple(find_defects(settings))
     except PatchError as error:
         return Diagnosis(name, refusal=str(error), hints=hints)
-    return Diagnosis(name, hints=hints, findings=findings, has_idle_settings=bool(run.hints))
+    return Diagnosis(
+        name, hints=hints, findings=findings, has_idle_settings=bool(run.hints), world_size=settings.world_size
+    )
 
 
 def _diagnose_command(name: str, run: Command, world_size: int | None, version: str | None, folder: Path) -> Diagnosis:
@@ -221,6 +229,8 @@ def _diagnose_command(name: str, run: Command, world_size: int | None, version: 
         findings=findings,
         has_idle_settings=bool(line.unknown.similar),
         may_lack_patches=may_lack_patches,
+        world_size=line.world_size,
+        is_sized=world_size is not None,
     )
 
 
@@ -291,7 +301,7 @@ def _show_files(diagnoses: list[Diagnosis]) -> None:
     show(describe_megatron())
     for one in diagnoses:
         problem = one.unusable or one.refusal
-        show(f"{one.run}: {problem or f'known defects: {len(one.findings)}'}", "yellow" if problem else "bold")
+        show(f"{one.run}: {problem or _count(one)}", "yellow" if problem else "bold")
         for hint in one.hints:
             show(hint, "yellow")
         _show_findings(show, one.findings)
@@ -306,6 +316,15 @@ def _show_files(diagnoses: list[Diagnosis]) -> None:
         f"Runs: {len(diagnoses) - unusable}; {affected} with a defect that is not removed, {severe} with one of "
         f"severity {FAILS_FROM} or more, {refused} that are refused.{without_patches}{without_run}"
     )
+
+
+def _count(one: Diagnosis) -> str:
+    """The number of defects of a run, and for how many ranks they were looked for."""
+    count = f"known defects: {len(one.findings)}"
+    if one.world_size is None:
+        return count
+    origin = "" if one.is_sized else ", the fewest that fit"
+    return f"{count}; {one.world_size} rank{'s' * (one.world_size > 1)}{origin}"
 
 
 def _show_findings(show: Callable[..., None], findings: Iterable[Finding]) -> None:

@@ -6,7 +6,6 @@ bash.py reads the commands of the script; of these, one that names a Python file
 from __future__ import annotations
 
 import ast
-import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from ..engine import UsageError
 from .bash import Reader, is_positional, parameters_in
+from .ranks import is_torchrun, sbatch_options, slurm_ranks, srun_options, torchrun_options, torchrun_ranks
 
 PACKAGE, COMMAND = "megatron_mtp_patches", "megatron-mtp-patches"
 
@@ -29,6 +29,8 @@ class Command(NamedTuple):
         conditional: the variables that the script sets under conditions or in loops.
         variables: those that it sets to strings, and those before the launcher.
         sourced: the files that the script has bash read (`source cluster.env`), which are not read here.
+        srun: the options of srun and #SBATCH that say on how many ranks srun starts it; None where srun does not.
+        is_slurm_job: srun starts it, or the script has #SBATCH lines.
     """
 
     script: str
@@ -37,6 +39,8 @@ class Command(NamedTuple):
     conditional: list[str]
     variables: Mapping[str, str] = {}
     sourced: Sequence[str] = ()
+    srun: dict[str, str] | None = None
+    is_slurm_job: bool = False
 
     def hints(self, is_sized: bool, loads_patches: bool | None, chooses_patches: bool) -> Iterator[str]:
         """Say what the script leaves open, and what to do.
@@ -46,11 +50,16 @@ class Command(NamedTuple):
             loads_patches: it loads the patches; None where its Python file cannot be read.
             chooses_patches: it sets MEGATRON_MTP_PATCHES, which is believed where the Python file cannot be read.
         """
-        options = self._torchrun_options()
+        options = torchrun_options(self.launcher)
         if options and not is_sized:
             unknown = ", ".join(f"{name} {value}" for name, value in options.items() if not value.isdecimal())
             cause = f"options are not known as numbers ({unknown})" if unknown else "--nproc-per-node is absent"
             yield f"torchrun's {cause}: give --world-size N"
+        elif self.is_slurm_job and not is_sized:
+            yield (
+                "the number of ranks that Slurm starts is not known: give --world-size N, or give srun or #SBATCH "
+                "numbers as --ntasks, or as --nodes and --ntasks-per-node"
+            )
         start = f"start {self.script} by -m megatron_mtp_patches run, or import megatron_mtp_patches in it"
         if not self.script or loads_patches:
             pass
@@ -91,18 +100,11 @@ class Command(NamedTuple):
             names = ", ".join(self.conditional)
             yield f"conditions are not evaluated: the last value that the file gives counts for {names}"
 
-    def _torchrun_options(self) -> dict[str, str]:
-        """The options of torchrun that say on how many ranks it starts the script."""
-        words = [part for word in self.launcher for part in word.split("=", 1)]
-        options = {word.replace("_", "-"): value for word, value in pairwise(words)}
-        return {name: options[name] for name in ("--nproc-per-node", "--nnodes") if name in options}
-
     def world_size(self) -> int | None:
-        """The number of ranks that torchrun starts; None where its options are no numbers, or there are none."""
-        options = self._torchrun_options()
-        if "--nproc-per-node" not in options or not all(map(str.isdecimal, options.values())):
-            return None
-        return math.prod(map(int, options.values()))
+        """The number of ranks that torchrun or srun starts; None where their options do not say it in numbers."""
+        if options := torchrun_options(self.launcher):
+            return torchrun_ranks(options)
+        return None if is_torchrun(self.launcher) else slurm_ranks(self.srun or {})
 
     def loads_patches(self, folder: Path) -> bool | None:
         """True if the script is started by `run` of the patches, or imports them; None if it cannot be read.
@@ -150,12 +152,18 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
     commands = list(reader.read(text))
     conditional = list(reader.conditional)
     sourced = list(dict.fromkeys(_sourced_files(words for words, _ in commands)))
-    trainings = [
-        Command(words[i], words[:i], words[i + 1 :], conditional, variables, sourced)
-        for words, variables in commands
-        for i in [next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))]
-        if any(word.startswith("-") or is_positional(word) for word in words[i + 1 :])
-    ]
+    sbatch = sbatch_options(text)
+    trainings = []
+    for index, (words, variables) in enumerate(commands):
+        i = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
+        if not any(word.startswith("-") or is_positional(word) for word in words[i + 1 :]):
+            continue
+        srun = srun_options([one for one, _ in commands], index, words[:i])
+        srun = None if srun is None else {**(sbatch or {}), **srun}
+        is_slurm_job = srun is not None or sbatch is not None
+        trainings.append(
+            Command(words[i], words[:i], words[i + 1 :], conditional, variables, sourced, srun, is_slurm_job)
+        )
     by_flags = {tuple(one.flags): one for one in trainings}  # branches of a condition may start the same
     if by_flags:
         return list(by_flags.values())
