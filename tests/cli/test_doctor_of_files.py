@@ -153,7 +153,8 @@ def test_what_no_patch_removes_ends_with_1_from_severity_3_on(doctor_of_file, mo
         assert done.code == (severity >= 3)
         severe = int(severity >= 3)
         assert (
-            f"Runs: 1; 1 with a defect that is not removed, {severe} with one of severity 3 or more, 0 that" in done.out
+            f"Runs: 1; 1 with a defect that is not removed, {severe} with one of severity 3 or more, 0 refused"
+            in done.out
         )
 
 

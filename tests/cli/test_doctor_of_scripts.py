@@ -148,7 +148,17 @@ def test_a_script_that_starts_no_training_is_no_run(doctor_of_file):
     assert "Runs: 0; " in done.out and "Files without a run: 1." in done.out
 
 
+@pytest.mark.parametrize("text", ["# $NAME is not set\n", "#!/bin/bash\nexport A=1\n", "What we train next.\n"])
+def test_a_file_without_a_command_is_no_run(doctor_of_file, text):
+    done = doctor_of_file(text)
+    assert done.code == 2 and "run.sh: no run in this file: it has neither a command that" in done.out
+    assert "Runs: 0; " in done.out
+
+
 def test_the_variable_that_hides_the_flags_is_named_where_megatron_refuses(doctor_of_file):
     done = doctor_of_file("torchrun pretrain_gpt.py $MODEL_ARGS --bf16")
     assert done.code == 2 and "Megatron refuses these flags: " in done.out
     assert "not set in this file: $MODEL_ARGS" in done.out
+    assert "known defects: " not in done.out and done.out.splitlines()[-1].startswith(
+        "Runs: 1; 0 with a defect that is not removed, 0 with one of severity 3 or more, 1 refused and so not checked."
+    )

@@ -314,7 +314,7 @@ def _show_files(diagnoses: list[Diagnosis]) -> None:
     without_run = f" Files without a run: {unusable}." if unusable else ""
     show(
         f"Runs: {len(diagnoses) - unusable}; {affected} with a defect that is not removed, {severe} with one of "
-        f"severity {FAILS_FROM} or more, {refused} that are refused.{without_patches}{without_run}"
+        f"severity {FAILS_FROM} or more, {refused} refused and so not checked.{without_patches}{without_run}"
     )
 
 

@@ -146,7 +146,7 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
         environment: the variables that the script inherits.
 
     Raises:
-        UsageError: a quotation does not end, or a script starts no training.
+        UsageError: a quotation does not end, a script starts no training, or the text has no flags.
     """
     reader = Reader(environment)
     commands = list(reader.read(text))
@@ -167,12 +167,15 @@ def read_commands(text: str, environment: Mapping[str, str]) -> list[Command]:
     by_flags = {tuple(one.flags): one for one in trainings}  # branches of a condition may start the same
     if by_flags:
         return list(by_flags.values())
+    words = [word for words, _ in commands for word in words]
+    if not words or not (text.startswith("#!") or any(word.startswith("-") or "$" in word for word in words)):
+        raise UsageError("no run in this file: it has neither a command that starts a training nor flags")
     if text.startswith("#!"):
         raise UsageError(
             "no command of this script has a Python file and flags: name the script that starts the training"
         )
     if "$" in text:
-        return [Command("", [], [word for words, _ in commands for word in words], conditional)]
+        return [Command("", [], words, conditional)]
     try:
         return [Command("", [], shlex.split(text.replace("\\\n", " "), comments=True), [])]
     except ValueError as error:
