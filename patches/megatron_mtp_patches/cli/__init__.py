@@ -9,8 +9,8 @@ Exit codes; `run` ends with that of the script:
        verify-mtp                 The MTP loss trains anything but MTP heads, or no head, or no step is run.
        doctor -- FLAGS, --batch   The patches leave a defect of severity 3 or more.
        doctor --batch             A launch script has one, and nothing shows that its run has the patches: its command
-                                  and its Python file, where found, do not name megatron_mtp_patches, and the script
-                                  and this environment do not set MEGATRON_MTP_PATCHES.
+                                  does not run them, its Python file, where found, does not import them, and
+                                  MEGATRON_MTP_PATCHES is not set, or has no effect without `enable`.
        audit --fail-on SEVERITY   There is a defect of this severity or more.
        reproduce                  The patches leave a defect that one of them is to remove.
        reproduce --report         This Megatron does not have the defect.
