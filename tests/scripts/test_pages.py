@@ -39,6 +39,7 @@ OTHERS = {
     "pytest": {"--write-tables"},
     "torchrun": {"--nnodes", "--nproc-per-node"},
     "slime": {"--custom-megatron-init-path"},
+    "srun": {"--nodes", "--ntasks", "--ntasks-per-node"},
     "ms-swift": {"--packing", "--rlhf-type"},
     "verl": {"--cfg"},
     "scripts.bench": {"--kind", "--out", "--parameters", "--python", "--turns"},
