@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -43,12 +42,12 @@ class Findings:
     """The findings of a run.
 
     Args:
-        action: "warn" of the first finding of each relation and count the others, or "raise".
+        action: "warn" of the first finding of each relation, or "raise".
     """
 
     def __init__(self, action: str) -> None:
-        self.action = action
-        self.counts: Counter[str] = Counter()
+        self._action = action
+        self._said: set[str] = set()
 
     def report(self, findings: list[Finding], step: int) -> None:
         """Warn or raise on all ranks, which have the same findings.
@@ -57,11 +56,11 @@ class Findings:
             WatchError: there are findings, and the action is "raise".
         """
         for finding in findings:
-            self.counts[finding.relation] += 1
-            if self.action == "raise":
+            if self._action == "raise":
                 raise WatchError(finding.describe(step))
-            if self.counts[finding.relation] == 1:
-                later = "; later ones of this kind are counted and not said"
+            if finding.relation not in self._said:
+                self._said.add(finding.relation)
+                later = "; later ones of this kind are not said"
                 log_single_rank(logger, logging.WARNING, finding.describe(step) + later)
 
 

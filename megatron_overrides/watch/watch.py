@@ -36,8 +36,8 @@ class Watch:
         self._copies: Copies | None = None
         self._has_moments = False
         self._frozen: dict[str, torch.Tensor] = {}
-        self.findings = Findings(optimizer.config.watch_action)
-        self.steps = 0
+        self._findings = Findings(optimizer.config.watch_action)
+        self._steps = 0
 
     def step(self, update: Callable[[], Any]) -> Any:
         """Update, and check that step if it is due. A collective of all ranks then.
@@ -49,8 +49,8 @@ class Watch:
             WatchError: a relation does not hold, and the action is "raise"; or the watch does not notice a bit that it
                 has flipped itself.
         """
-        self.steps += 1
-        if (self.steps - 1) % self._optimizer.config.watch_invariants:
+        self._steps += 1
+        if (self._steps - 1) % self._optimizer.config.watch_invariants:
             return update()
         of_chunks = find_weights(self._models, self._optimizer)
         copies = self._find_copies(of_chunks)
@@ -60,11 +60,11 @@ class Watch:
         casts = [] if self._models[0].config.qk_clip else check_casts(all_weights)
         flaws = [*casts, *check_finite(all_weights, not self._optimizer.config.fp16)]
         differing = [_describe(mismatches)] if mismatches else []
-        self.findings.report([*differing, *gather(flaws)], self.steps)
+        self._findings.report([*differing, *gather(flaws)], self._steps)
         movement, norm = Movement(all_weights, self._frozen), copies.norm(GRADIENT)
         result = update()
         flaws = [*movement.check(), *self._check_norm(result[1], norm)] if result[0] else []
-        self.findings.report(gather(flaws), self.steps)
+        self._findings.report(gather(flaws), self._steps)
         return result
 
     def _check_norm(self, reported: Any, expected: float) -> Iterator[Flaw]:

@@ -48,8 +48,8 @@ def removed(release: str) -> str:
     return (
         f"Of {len(here)} [known defects](docs/known-defects.md) of {release}, {evidence['reproduced']} were "
         f"reproduced, {evidence['read']} read in the source, {evidence['reported']} reported by others. The patches "
-        f"remove {states.total()}: upstream fixed {states['fixed']} of these later, {states['open']} are reported "
-        f"there, of {states['unreported']} we know no report."
+        f"remove {states.total()}: {states['fixed']} since fixed upstream, {states['open']} only reported there, "
+        f"{states['unreported']} unreported to our knowledge."
     )
 
 

@@ -19,6 +19,7 @@ from scripts.parity_scores.table import make_block, make_sentence, read_scores
 from scripts.pins.table import by_patch, make_page
 from scripts.replay.report import read_totals
 from scripts.replay.verdicts import VERDICTS
+from scripts.watch_scores import table as watched
 
 CI = ROOT / "ci"
 
@@ -32,6 +33,7 @@ def blocks() -> dict[str, str]:
         "pins": pins(),
         "parity-scores": make_block(read_scores()),
         "parity-score": make_sentence(read_scores(), DEFAULT),
+        "watch-scores": "\n".join(watched.make_table(watched.read_scores())),
         "replays": replays("cpu-transformer-engine", 1),
         "replays-on-2-ranks": replays("cpu-transformer-engine-2-ranks", 2),
         "gpu": pages.sentence(pages.read_kept(), docs="docs/", ci="ci/"),

@@ -80,8 +80,8 @@ def make_sentence(scores: list[Score], release: str) -> str:
         for name, patches in (("mutants", "none"), ("known", "none"), ("known", "all"))
     )
     return (
-        f"On {release} `parity` noticed {noticed} defects that we planted, and named {named} known ones that depend on "
-        f"the layout; with all patches {clean} runs were clean ([misses](docs/parity.md#what-it-finds))."
+        f"On {release} `parity` noticed {noticed} planted defects and named {named} known ones that depend on the "
+        f"layout; with all patches {clean} of these runs were clean ([misses](docs/parity.md#what-it-finds))."
     )
 
 

@@ -155,7 +155,7 @@ def test_a_patch_without_a_flag_says_which_numbers_it_changes():
     [
         ("README.md", "0.16.1, 0.17.1", "0.16.0, 0.17.1", test_readme_names_the_tested_releases),
         ("README.md", "known defects](docs", "defects](docs", test_generated_blocks_of_readme),
-        ("README.md", "30 of 30 defects", "31 of 30 defects", test_generated_blocks_of_readme),
+        ("README.md", "30 of 30 planted", "31 of 30 planted", test_generated_blocks_of_readme),
         ("README.md", "`--muon-split-glu`", "`--mtp-lr`", test_a_feature_has_the_flag_of_a_linked_patch),
         ("README.md", "in RL (up to 0.18)", "in RL (up to 0.19)", test_what_is_derived_up_to_a_release),
         (
