@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import shlex
 import tempfile
@@ -71,7 +72,11 @@ def _train_rank(job: Job, row: dict[str, Any]) -> Watched:
     logger.addHandler(log)
     planter = Planter(row, int(os.environ["RANK"]))
     planter.install()
-    train(job._replace(flags=(*job.flags, *planter.seed())))
+    try:
+        train(job._replace(flags=(*job.flags, *planter.seed())))
+    finally:
+        for child in multiprocessing.active_children():  # a save starts a process that outlives this one
+            child.kill()
     said = [message for message in log.messages if message.startswith("watch: ")]
     return Watched(read_findings(log.messages), said, planter.count)
 
