@@ -7,7 +7,6 @@ imported; a mutated file in it has to be what is imported as its module.
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -16,10 +15,10 @@ from typing import Any
 
 from megatron_mtp_patches.parity.cuts import list_cuts
 from megatron_mtp_patches.parity.processes import Failed, prepare
-from megatron_mtp_patches.parity.samples import UNEVEN, WHOLE
-from megatron_mtp_patches.parity.small import shrink
 from megatron_mtp_patches.parity.study import Result, Study
 from megatron_mtp_patches.parity.trainings import judge_cut
+
+from scripts.common.small_runs import make_small_run
 
 from .mutant import check_import
 from .outcomes import describe, is_decided
@@ -45,7 +44,7 @@ def score(script: str, row: dict[str, Any], release: str, patches: str, is_mutan
     results: list[Result] = []
     error = ""
     try:
-        study = make_study(script, row["flags"])
+        study = Study(script, *make_small_run(row["flags"]))
         for result in judge_cuts(study) if is_mutant else study.results(list_cuts(study.small, RANKS)):
             results.append(result)
             if is_decided(row, patches, is_mutant, results):
@@ -53,13 +52,6 @@ def score(script: str, row: dict[str, Any], release: str, patches: str, is_mutan
     except Exception as raised:  # a run that ends in an error is scored as that
         error = f"{type(raised).__name__}: {raised}"
     return describe(row, release, patches, is_mutant, results, error, time.monotonic() - start)
-
-
-def make_study(script: str, flags: str) -> Study:
-    """Of a run whose masks are uneven, and which is small in bf16, where the flags say so."""
-    words = shlex.split(flags)
-    small = shrink(words, "bf16" if "--bf16" in words else "fp32")
-    return Study(script, small, UNEVEN if "--eod-mask-loss" in words else WHOLE)
 
 
 def judge_cuts(study: Study) -> Iterator[Result]:

@@ -17,6 +17,7 @@ from megatron_overrides.norms.optimizer_tree import leaves
 from .changes import change_tensor
 from .places import Piece, Places
 
+_SEED = 1234  # Megatron's default
 _TAKE = "get_batch_on_this_tp_rank"
 
 
@@ -34,6 +35,7 @@ class Planter:
     def __init__(self, row: dict[str, Any], rank: int) -> None:
         self._row, self._rank = row, rank
         self._model: Any = None
+        self._parameters: dict[str, torch.nn.Parameter] = {}
         self._places: Places | None = None
         self._before: torch.Tensor | None = None
         self._step = 0
@@ -49,7 +51,7 @@ class Planter:
         """Replace functions of the trainer. What `parity` replaces afterwards calls them."""
         from megatron.core.models.gpt.gpt_model import GPTModel
 
-        parity_training._have_instances_prepared(GPTModel, self._prepare_model)
+        parity_training.have_instances_prepared(GPTModel, self._prepare_model)
         from megatron.training import training
 
         self._watch_steps(training)
@@ -62,7 +64,7 @@ class Planter:
         if self._row.get("where") != "seed" or not self._is_here:
             return []
         self.count += 1
-        return ["--seed", str(1234 + self._row["change"]["add"])]
+        return ["--seed", str(_SEED + self._row["change"]["add"])]
 
     def _prepare_model(self, model: Any) -> None:
         """Freeze what the layout freezes, and give a parameter its mark."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import shlex
 import tempfile
 from typing import Any, NamedTuple
 
 from megatron_mtp_patches.parity.flags import join
 from megatron_mtp_patches.parity.processes import Failed, run_with
-from megatron_mtp_patches.parity.samples import UNEVEN, WHOLE
-from megatron_mtp_patches.parity.small import shrink
 from megatron_mtp_patches.parity.training import Job, train
+
+from scripts.common.small_runs import make_small_run
 
 from .outcomes import Found, read_findings
 from .plant import Planter
@@ -38,14 +37,20 @@ def run_row(script: str, row: dict[str, Any]) -> tuple[list[Found], list[str]]:
     Raises:
         RuntimeError: it does not train, or its fault was nowhere planted.
     """
-    words = shlex.split(row["flags"])
-    dtype, data = "bf16" if "--bf16" in words else "fp32", UNEVEN if "--eod-mask-loss" in words else WHOLE
-    flags = join(shrink(words, dtype).flags)
+    small, data = make_small_run(row["flags"])
+    flags = join(small.flags)
     with tempfile.TemporaryDirectory() as folder:
         first = 0
         if row.get("resumes"):
-            flags += ("--save", folder, "--load", folder, "--override-opt-param-scheduler")
-            flags += ("--save-interval", str(STEPS))
+            flags += (
+                "--save",
+                folder,
+                "--load",
+                folder,
+                "--save-interval",
+                str(STEPS),
+                "--override-opt-param-scheduler",
+            )
             _run(Job(script, (*flags, "--train-iters", "1"), row["ranks"], data), {})
             first = 1
         steps = ("--train-iters", str(STEPS), "--watch-invariants", "1")

@@ -131,11 +131,11 @@ def _prepare_models(job: Job, record: Record) -> Placement:
     for name in MODELS:
         module, _, qualified = name.partition(":")
         if module in sys.modules:
-            _have_instances_prepared(getattr(sys.modules[module], qualified), prepare)
+            have_instances_prepared(getattr(sys.modules[module], qualified), prepare)
     return state
 
 
-def _have_instances_prepared(model: Any, prepare: Callable[[Any], None]) -> None:
+def have_instances_prepared(model: Any, prepare: Callable[[Any], None]) -> None:
     initialize = model.__init__
 
     @functools.wraps(initialize)
