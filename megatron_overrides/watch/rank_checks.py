@@ -10,8 +10,8 @@ import torch
 from megatron_overrides.watch.bits import PIECE, sum_bits, view_bits
 from megatron_overrides.watch.weights import Trained, Weight
 
-# A step of Adam moves a weight by about its rate, and one of another optimizer by its rate times the clipped gradient:
-# one that should move by this many units of its last place must.
+# An update of this many units in the last place of an element has to move it. That of another optimizer than Adam is
+# taken to be the rate times the gradient, which clipping may make smaller.
 ADAM, OTHERS = 2.0**6, 2.0**10
 NORM = 1e-5  # relative; sums in fp32 and in another order differ by about 1e-6
 
@@ -117,13 +117,15 @@ def _has_nonfinite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _should_move(weight: Weight, trained: Trained) -> bool:
-    rate, gradient = trained.group["lr"], weight.gradient()
+    """True if the update is large against the last place of some element, as far as Adam's moments or the rate tell."""
+    rate, gradient, moments = trained.group["lr"], weight.gradient(), trained.moments()
     if gradient is None or not rate or not trained.part(gradient).any():
         return False
-    unit = trained.owned.detach().abs().min() * torch.finfo(trained.owned.dtype).eps
-    if "exp_avg" in trained.moments():
-        return bool(rate > ADAM * unit)
-    return bool(rate * trained.part(gradient).abs().max() > OTHERS * unit)
+    unit = trained.owned.detach().abs() * torch.finfo(trained.owned.dtype).eps
+    if "exp_avg" in moments and "exp_avg_sq" in moments:
+        step = rate * moments["exp_avg"].abs() / (moments["exp_avg_sq"].sqrt() + trained.group.get("eps", 1e-8))
+        return bool((step > ADAM * unit).any())
+    return bool(rate * trained.part(gradient).abs().max() > OTHERS * unit.min())
 
 
 def _find_raised(flags: dict[str, torch.Tensor]) -> list[str]:

@@ -26,17 +26,18 @@ class Watch:
     """Checks that hold in every run, around an update.
 
     Args:
-        model_chunks: the model of this rank, as get_megatron_optimizer has got it.
-        optimizer: what that has returned.
+        config, model_chunks: what get_megatron_optimizer has got: its configuration, and the model of this rank.
+        optimizer: what it has returned.
     """
 
-    def __init__(self, model_chunks: list[Any], optimizer: Any) -> None:
+    def __init__(self, config: Any, model_chunks: list[Any], optimizer: Any) -> None:
+        self._config = config
         self._models = [unwrap(chunk) for chunk in model_chunks]
         self._optimizer = optimizer
         self._copies: Copies | None = None
         self._has_moments = False
         self._frozen: dict[str, torch.Tensor] = {}
-        self._findings = Findings(optimizer.config.watch_action)
+        self._findings = Findings(config.watch_action)
         self._steps = 0
 
     def step(self, update: Callable[[], Any]) -> Any:
@@ -50,7 +51,7 @@ class Watch:
                 has flipped itself.
         """
         self._steps += 1
-        if (self._steps - 1) % self._optimizer.config.watch_invariants:
+        if (self._steps - 1) % self._config.watch_invariants:
             return update()
         of_chunks = find_weights(self._models, self._optimizer)
         copies = self._find_copies(of_chunks)
@@ -58,7 +59,7 @@ class Watch:
         all_weights = list(chain.from_iterable(of_chunks))
         # QK clipping scales a weight and its main weight each by itself, so they differ by a rounding until the update.
         casts = [] if self._models[0].config.qk_clip else check_casts(all_weights)
-        flaws = [*casts, *check_finite(all_weights, not self._optimizer.config.fp16)]
+        flaws = [*casts, *check_finite(all_weights, not self._config.fp16)]
         differing = [_describe(mismatches)] if mismatches else []
         self._findings.report([*differing, *gather(flaws)], self._steps)
         movement, norm = Movement(all_weights, self._frozen), copies.norm(GRADIENT)
@@ -69,9 +70,8 @@ class Watch:
 
     def _check_norm(self, reported: Any, expected: float) -> Iterator[Flaw]:
         """Compare the norm that the update reports: not of a scaled loss, nor where groups have norms of their own."""
-        config = self._optimizer.config
         has_groups = bool(getattr(self._optimizer, "grad_norms_by_group", None))
-        if not config.fp16 and config.clip_grad > 0.0 and not has_groups:
+        if not self._config.fp16 and self._config.clip_grad > 0.0 and not has_groups:
             yield from check_norm(reported, expected)
 
     def _find_copies(self, weights: list[list[Weight]]) -> Copies:

@@ -25,7 +25,7 @@ def watch_optimizer(call: Call) -> Any:
             text = "watch: checks nothing under Megatron-FSDP or torch's FSDP2, whose weights are shards"
             log_single_rank(logger, logging.WARNING, text)
         else:
-            _watches[optimizer] = Watch(chunks, optimizer)
+            _watches[optimizer] = Watch(call["config"], chunks, optimizer)
     return optimizer
 
 

@@ -37,6 +37,7 @@ PATCH = Patch(
                 "warn",
                 "What a difference that --watch-invariants finds does: warn (once of each kind) or raise.",
                 choices=("warn", "raise"),
+                example="raise",
             )
         ),
         Wrap(
