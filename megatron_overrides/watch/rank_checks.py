@@ -1,4 +1,4 @@
-"""What a rank can check alone: its weights are their main weights, all is finite, what trains moves."""
+"""What a rank can check alone: its weights are their main weights, all is finite, norms agree, what trains moves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_casts(weights: Iterable[Weight]) -> Iterator[Flaw]:
     """Yield each weight that is not its main weight in the dtype of the model. A quantized one cannot be compared."""
     flags = {
         weight.name: _differs(trained.part(weight.param.data), trained.owned.detach().reshape(-1))
-        for weight, trained in _find_trained(weights)
+        for weight, trained in _pair_trained(weights)
         if trained.owned.dtype != weight.param.dtype and type(weight.param.data) is torch.Tensor
     }
     for name in _find_raised(flags):
@@ -81,7 +81,7 @@ class Movement:
         self._still = [weight for weight in weights if not weight.param.requires_grad]
         for weight in self._still:
             frozen.setdefault(weight.name, sum_bits(weight.param.data))
-        moving = (pair for pair in _find_trained(weights) if pair[0].param.requires_grad)
+        moving = (pair for pair in _pair_trained(weights) if pair[0].param.requires_grad)
         self._before = {weight.name: (weight, trained, sum_bits(trained.owned)) for weight, trained in moving}
 
     def check(self) -> Iterator[Flaw]:
@@ -96,7 +96,7 @@ class Movement:
             yield Flaw("a frozen weight has moved", name, "it has other bits than in the first check")
 
 
-def _find_trained(weights: Iterable[Weight]) -> Iterator[tuple[Weight, Trained]]:
+def _pair_trained(weights: Iterable[Weight]) -> Iterator[tuple[Weight, Trained]]:
     return ((weight, weight.trained) for weight in weights if weight.trained is not None)
 
 
@@ -104,7 +104,7 @@ def _differs(part: torch.Tensor, main: torch.Tensor) -> torch.Tensor:
     flags = torch.zeros(1, dtype=torch.bool, device=part.device)
     for start in range(0, part.numel(), PIECE):
         piece = part[start : start + PIECE]
-        flags |= (view_bits(piece) != view_bits(main[start : start + PIECE].to(piece.dtype))).any()
+        flags |= (view_bits(piece) != view_bits(main[start : start + PIECE].to(piece))).any()
     return flags
 
 
@@ -129,6 +129,7 @@ def _should_move(weight: Weight, trained: Trained) -> bool:
 
 
 def _find_raised(flags: dict[str, torch.Tensor]) -> list[str]:
-    """The names of the flags that are true. They are on the device, and are read at once."""
-    raised = torch.cat(list(flags.values())).tolist() if flags else []
+    """The names of the flags that are true. They are read at once; those of an offloaded optimizer are on the CPU."""
+    device = next((flag.device for flag in flags.values()), None)
+    raised = torch.cat([flag.to(device) for flag in flags.values()]).tolist() if flags else []
     return [name for name, is_true in zip(flags, raised, strict=True) if is_true]

@@ -36,11 +36,11 @@ def find_tensors(model: torch.nn.Module, weights: Iterable[Weight]) -> Iterator[
     """Yield the weights and buffers of a model, its gradients, and the main weights and moments of its optimizer."""
     placement = place(model)
     yield from _find_buffers(placement)
-    of_params = {id(weight.param): weight for weight in weights}
+    weights_by_param = {id(weight.param): weight for weight in weights}
     for shard in placement.shards:
         where = f"{shard.name} {_describe(shard.region)}"
         yield Watched(f"weight {where}", partial(_read_weight, shard))
-        weight = of_params.pop(id(shard.parameter), None)  # a parameter may have several shards
+        weight = weights_by_param.pop(id(shard.parameter), None)  # a parameter may have several shards
         if weight is not None and weight.trained is not None:
             yield from _find_states(weight, weight.trained, where)
 

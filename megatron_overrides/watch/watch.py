@@ -36,6 +36,7 @@ class Watch:
         self._optimizer = optimizer
         self._copies: Copies | None = None
         self._has_moments = False
+        self._has_every_place = True
         self._frozen: dict[str, torch.Tensor] = {}
         self._findings = Findings(config.watch_action)
         self._steps = 0
@@ -53,10 +54,10 @@ class Watch:
         self._steps += 1
         if (self._steps - 1) % self._config.watch_invariants:
             return update()
-        of_chunks = find_weights(self._models, self._optimizer)
-        copies = self._find_copies(of_chunks)
+        weights_by_chunk = find_weights(self._models, self._optimizer)
+        copies = self._find_copies(weights_by_chunk)
         mismatches = copies.compare()
-        all_weights = list(chain.from_iterable(of_chunks))
+        all_weights = list(chain.from_iterable(weights_by_chunk))
         # QK clipping scales a weight and its main weight each by itself, so they differ by a rounding until the update.
         casts = [] if self._models[0].config.qk_clip else check_casts(all_weights)
         flaws = [*casts, *check_finite(all_weights, not self._config.fp16)]
@@ -71,7 +72,7 @@ class Watch:
     def _check_norm(self, reported: Any, expected: float) -> Iterator[Flaw]:
         """Compare the norm that the update reports: not of a scaled loss, nor where groups have norms of their own."""
         has_groups = bool(getattr(self._optimizer, "grad_norms_by_group", None))
-        if not self._config.fp16 and self._config.clip_grad > 0.0 and not has_groups:
+        if self._has_every_place and not self._config.fp16 and self._config.clip_grad > 0.0 and not has_groups:
             yield from check_norm(reported, expected)
 
     def _find_copies(self, weights: list[list[Weight]]) -> Copies:
@@ -80,11 +81,25 @@ class Watch:
             self._has_moments = self._copies is not None
             if self._copies is None:
                 check_itself()
-            of_chunks = map(find_tensors, self._models, weights)
-            self._copies = Copies(chain.from_iterable(of_chunks), torch.device("cuda", torch.cuda.current_device()))
+            tensors = list(chain.from_iterable(map(find_tensors, self._models, weights)))
+            self._copies = Copies(tensors, torch.device("cuda", torch.cuda.current_device()))
+            self._note_places(tensors, weights)
             text = f"watch: compares {self._copies.size} tensors of which several ranks have copies"
             log_single_rank(logger, logging.INFO, text)
         return self._copies
+
+    def _note_places(self, tensors: list[Watched], weights: list[list[Weight]]) -> None:
+        """Note whether each trained weight of all ranks has a place; without one it is no copy, nor in the norm."""
+        trained = sum(weight.trained is not None for weight in chain.from_iterable(weights))
+        placed = sum(tensor.name.startswith(GRADIENT) for tensor in tensors)
+        unplaced = torch.tensor([trained - placed], device="cuda")
+        dist.all_reduce(unplaced)
+        self._has_every_place = not int(unplaced)
+        if not self._has_every_place:
+            text = (
+                f"watch: sharded_state_dict has no place for {int(unplaced)} weights, so they and the norm are left out"
+            )
+            log_single_rank(logger, logging.WARNING, text)
 
 
 def check_itself() -> None:
@@ -93,10 +108,10 @@ def check_itself() -> None:
     Raises:
         WatchError: it is not.
     """
-    scratch = torch.arange(4.0, device="cuda")
-    copies = Copies([Watched("scratch", lambda: scratch)], scratch.device)
     if dist.get_world_size() < 2:
         return
+    scratch = torch.arange(4.0, device="cuda")
+    copies = Copies([Watched("scratch", lambda: scratch)], scratch.device)
     is_silent = not copies.compare()
     if dist.get_rank() == 0:
         scratch.view(torch.int32)[2] ^= 1

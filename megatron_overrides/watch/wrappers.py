@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from megatron.core.utils import log_single_rank
 
@@ -13,7 +12,6 @@ from megatron_overrides.model_chunks import as_list
 from megatron_overrides.watch.watch import Watch
 
 logger = logging.getLogger(__name__)
-_watches: WeakKeyDictionary[Any, Watch] = WeakKeyDictionary()
 
 
 def watch_optimizer(call: Call) -> Any:
@@ -25,11 +23,11 @@ def watch_optimizer(call: Call) -> Any:
             text = "watch: checks nothing under Megatron-FSDP or torch's FSDP2, whose weights are shards"
             log_single_rank(logger, logging.WARNING, text)
         else:
-            _watches[optimizer] = Watch(call["config"], chunks, optimizer)
+            optimizer._mtp_patches_watch = Watch(call["config"], chunks, optimizer)
     return optimizer
 
 
 def watch_step(call: Call) -> Any:
     """Wraps ChainedOptimizer.step(): (success, gradient norm, zeros). A chain inside a chain has no watch."""
-    watch = _watches.get(call.instance)
+    watch: Watch | None = vars(call.instance).get("_mtp_patches_watch")
     return call.proceed() if watch is None else watch.step(call.proceed)

@@ -36,11 +36,11 @@ def read_faults() -> list[dict[str, Any]]:
 
 def read_clean(release: str) -> list[dict[str, Any]]:
     """The layouts of the faults, the known wrong numbers that `parity` is scored by, and the other known defects."""
-    known = [{**row, "releases": [release]} for row in read_parity_rows("known", release)]
-    named = {row["name"] for row in known}
+    parity_runs = [{**row, "releases": [release]} for row in read_parity_rows("known", release)]
+    named = {row["name"] for row in parity_runs}
     others = [{**case, "name": case["defect"]} for case in read_defects()[0] if case["defect"] not in named]
     layouts = read_toml(FOLDER / "faults.toml")["layout"]
-    return [{key: row[key] for key in _OF_RUNS if key in row} for row in (*layouts, *known, *others)]
+    return [{key: row[key] for key in _OF_RUNS if key in row} for row in (*layouts, *parity_runs, *others)]
 
 
 def read_rows(name: str, release: str, only: Collection[str] | None = None) -> list[dict[str, Any]]:

@@ -62,8 +62,8 @@ def make_table(scores: list[Score]) -> list[str]:
 
 
 def _count(scores: list[Score], name: str, release: str) -> str:
-    of_list = [one for one in scores if (one.list, one.release) == (name, release)]
-    return f"{sum(one.outcome == one.listed for one in of_list)} of {len(of_list)}" if of_list else "not run"
+    chosen = [one for one in scores if (one.list, one.release) == (name, release)]
+    return f"{sum(one.outcome == one.listed for one in chosen)} of {len(chosen)}" if chosen else "not run"
 
 
 def _say(score: Score) -> str:

@@ -34,8 +34,8 @@ def faults():
 
 def test_each_defect_is_in_one_place(defects):
     cases, not_seen = listed.read_defects()
-    found = [case["defect"] for case in cases] + [name for row in not_seen for name in row["defects"]]
-    assert sorted(found) == sorted(defects)
+    listed_ids = [case["defect"] for case in cases] + [name for row in not_seen for name in row["defects"]]
+    assert sorted(listed_ids) == sorted(defects)
     assert all(row["reason"] and row.get("would", "norm") in listed.RELATIONS for row in not_seen)
 
 
@@ -50,12 +50,12 @@ def test_cases_are_of_releases_with_the_defect_and_a_trainer(defects):
 
 
 def test_cases_have_the_ranks_and_flags_that_parity_knows():
-    known = {}
+    parity_runs = {}
     for case in read_toml(ROOT / "ci" / "parity" / "known.toml")["case"]:
-        known.setdefault(case["defect"], []).append((case["ranks"], case["flags"]))
+        parity_runs.setdefault(case["defect"], []).append((case["ranks"], case["flags"]))
     cases, _ = listed.read_defects()
     for case in cases:
-        runs = known.get(case["defect"])
+        runs = parity_runs.get(case["defect"])
         assert runs is None or (case["ranks"], case["flags"]) in runs, case["defect"]
 
 
@@ -144,8 +144,8 @@ def test_a_finding_of_its_relation_in_time_is_caught(row, step, outcome):
 
 
 def test_what_moves_is_checked_after_the_update():
-    found = read_findings(["watch, step 2: a weight does not train: a: it has a gradient"])
-    assert describe({**FAULT, "relation": "moves", "at": "during update"}, found) == "caught"
+    findings = read_findings(["watch, step 2: a weight does not train: a: it has a gradient"])
+    assert describe({**FAULT, "relation": "moves", "at": "during update"}, findings) == "caught"
 
 
 def test_scores_of_a_list_stay_and_other_outcomes_are_named(tmp_path):

@@ -58,15 +58,15 @@ def srun_options(commands: Sequence[Sequence[str]], index: int, launcher: Sequen
 
 def _slurm_options(words: Sequence[str]) -> dict[str, str]:
     """The options of sbatch, or those of srun before the command that it starts."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         name, _, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
         if not value and rest and not rest[0].startswith("-"):
             value = rest.pop(0)
-        found[_LONG.get(name, name)] = value
-    return {name: found[name] for name in _SLURM if name in found}
+        options[_LONG.get(name, name)] = value
+    return {name: options[name] for name in _SLURM if name in options}
 
 
 def slurm_ranks(options: dict[str, str]) -> int | None:

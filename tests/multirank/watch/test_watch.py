@@ -1,6 +1,8 @@
 """A watch is silent in a run whose numbers are right, and names on all ranks what a fault has changed."""
 
+import gc
 import logging
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -125,12 +127,32 @@ def test_it_checks_each_nth_step_and_warns_once_of_a_kind(train, caplog, rank):
     assert parallel_state.get_tensor_model_parallel_world_size() == 2 and training.norms
 
 
+def test_a_weight_without_a_place_is_in_no_norm_that_is_compared(train, monkeypatch):
+    from megatron_overrides.watch import tensors
+
+    def place(model, original=tensors.place):
+        placement = original(model)
+        shards = [shard for shard in placement.shards if "final_layernorm" not in shard.name]
+        return placement._replace(shards=shards)
+
+    monkeypatch.setattr(tensors, "place", place)
+    assert train(TP, clip_grad=1.0).norms
+
+
+def test_a_watched_optimizer_is_freed_with_its_model(train):
+    training = train(TP)
+    optimizer, model = weakref.ref(training.optimizer), weakref.ref(training.bare[0])
+    del training
+    gc.collect()
+    assert (optimizer(), model()) == (None, None)
+
+
 def test_a_rank_on_which_nothing_trains_has_weights(monkeypatch):
     from megatron_overrides.watch import weights
 
     monkeypatch.setattr(weights, "leaves", lambda optimizer: [SimpleNamespace(optimizer=None)])
-    ((found,),) = weights.find_weights([torch.nn.Linear(2, 2, bias=False)], None)
-    assert (found.name, found.trained) == ("weight", None)
+    ((weight_of_layer,),) = weights.find_weights([torch.nn.Linear(2, 2, bias=False)], None)
+    assert (weight_of_layer.name, weight_of_layer.trained) == ("weight", None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
