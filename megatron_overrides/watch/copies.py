@@ -34,6 +34,10 @@ class Copies:
     Args:
         tensors: of this rank; a name that stands twice is compared once.
         device: where the sums are reduced.
+
+    Attributes:
+        size: how many tensors several ranks have.
+        first_held: those of which no rank before this one has a copy.
     """
 
     def __init__(self, tensors: Iterable[Watched], device: torch.device) -> None:
@@ -48,7 +52,7 @@ class Copies:
             holders[number] = dist.get_rank()
         dist.all_reduce(holders, op=dist.ReduceOp.MIN)
         first = dict(zip(shared, holders.tolist(), strict=True))
-        self._counted = [one for name, one in mine.items() if first.get(name, dist.get_rank()) == dist.get_rank()]
+        self.first_held = [one for name, one in mine.items() if first.get(name, dist.get_rank()) == dist.get_rank()]
 
     def compare(self) -> list[Mismatch]:
         """Return the copies that differ, the same on all ranks.
@@ -68,18 +72,6 @@ class Copies:
         differs = (most[0] != ~most[1]) & (most[0] != _LEAST)
         numbers = differs.nonzero().flatten().tolist()
         return self._name(numbers, sums[0]) if numbers else []
-
-    def norm(self, prefix: str) -> float:
-        """The L2 norm of all tensors of the whole model whose names begin so; the first rank that has one counts it.
-
-        One all-reduce of 8 bytes.
-        """
-        total = torch.zeros(1, dtype=torch.float64, device=self._device)
-        for tensor in self._counted:
-            if tensor.name.startswith(prefix) and (value := tensor.read()) is not None:
-                total += torch.linalg.vector_norm(value, dtype=torch.float32).double().square()
-        dist.all_reduce(total)
-        return float(total.sqrt())
 
     def _name(self, numbers: list[int], sums: torch.Tensor) -> list[Mismatch]:
         held = {number for number, tensor in self._mine if tensor.read() is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -33,9 +33,9 @@ class Flaw(NamedTuple):
 def check_casts(weights: Iterable[Weight]) -> Iterator[Flaw]:
     """Yield each weight that is not its main weight in the dtype of the model. A quantized one cannot be compared."""
     flags = {
-        weight.name: _differs(trained.part(weight.param.data), trained.owned.detach().reshape(-1))
+        weight.name: _differs(weight.trained_values(), trained.values())
         for weight, trained in _pair_trained(weights)
-        if trained.owned.dtype != weight.param.dtype and type(weight.param.data) is torch.Tensor
+        if type(weight.param.data) is torch.Tensor and weight.has_main_weight()
     }
     for name in _find_raised(flags):
         yield Flaw("a weight is not its main weight", name, "the two have other bits in the model's dtype")
@@ -46,11 +46,11 @@ def check_finite(weights: Iterable[Weight], with_gradients: bool) -> Iterator[Fl
     tensors: dict[str, torch.Tensor] = {}
     gradients: dict[str, torch.Tensor] = {}
     for weight in weights:
-        tensors[f"weight {weight.name}"] = weight.param.data
-        if with_gradients and (gradient := weight.gradient()) is not None:
+        tensors[f"weight {weight.name}"] = weight.read()
+        if with_gradients and (gradient := weight.read_gradient()) is not None:
             gradients[f"gradient {weight.name}"] = gradient
         if weight.trained is not None:
-            tensors[f"main weight {weight.name}"] = weight.trained.owned.data
+            tensors[f"main weight {weight.name}"] = weight.trained.values()
             tensors |= {f"{name} {weight.name}": moment for name, moment in weight.trained.moments().items()}
     flags = {
         name: _has_nonfinite(one)
@@ -61,11 +61,12 @@ def check_finite(weights: Iterable[Weight], with_gradients: bool) -> Iterator[Fl
         yield Flaw("not finite", name, "it has an inf or NaN")
 
 
-def check_norm(reported: Any, expected: float) -> Iterator[Flaw]:
-    """Yield a flaw if the gradient norm that an update reports is not that of all gradients."""
-    if reported is not None and abs(float(reported) - expected) > NORM * expected:
-        text = f"the update reports {float(reported):.7g}, and all gradients, each counted once, have {expected:.7g}"
-        yield Flaw("the gradient norm is another one", "gradient norm", text)
+def check_norms(norms: Iterable[tuple[str, float, float]]) -> Iterator[Flaw]:
+    """Yield each gradient norm that an update reports and that is not that of its gradients (see select_norms)."""
+    for name, reported, measured in norms:
+        if abs(reported - measured) > NORM * measured:
+            text = f"the update reports {reported:.7g}, and its gradients, each counted once, have {measured:.7g}"
+            yield Flaw("the gradient norm is another one", name, text)
 
 
 class Movement:
@@ -80,18 +81,18 @@ class Movement:
         self._frozen = frozen
         self._still = [weight for weight in weights if not weight.param.requires_grad]
         for weight in self._still:
-            frozen.setdefault(weight.name, sum_bits(weight.param.data))
+            frozen.setdefault(weight.name, sum_bits(weight.read()))
         moving = (pair for pair in _pair_trained(weights) if pair[0].param.requires_grad)
-        self._before = {weight.name: (weight, trained, sum_bits(trained.owned)) for weight, trained in moving}
+        self._before = {weight.name: (weight, trained, sum_bits(trained.values())) for weight, trained in moving}
 
     def check(self) -> Iterator[Flaw]:
         """Yield each weight that an update should have moved and has not, and each frozen one that has moved."""
-        same = {name: sum_bits(trained.owned) == before for name, (_, trained, before) in self._before.items()}
+        same = {name: sum_bits(trained.values()) == before for name, (_, trained, before) in self._before.items()}
         for name in _find_raised(same):
             weight, trained, _ = self._before[name]
             if _should_move(weight, trained):
                 yield Flaw("a weight does not train", name, "it has a gradient, and the update has not moved it")
-        moved = {one.name: sum_bits(one.param.data) != self._frozen[one.name] for one in self._still}
+        moved = {one.name: sum_bits(one.read()) != self._frozen[one.name] for one in self._still}
         for name in _find_raised(moved):
             yield Flaw("a frozen weight has moved", name, "it has other bits than in the first check")
 
@@ -118,14 +119,15 @@ def _has_nonfinite(tensor: torch.Tensor) -> torch.Tensor:
 
 def _should_move(weight: Weight, trained: Trained) -> bool:
     """True if the update is large against the last place of some element, as far as Adam's moments or the rate tell."""
-    rate, gradient, moments = trained.group["lr"], weight.gradient(), trained.moments()
-    if gradient is None or not rate or not trained.part(gradient).any():
+    rate, gradient, moments = trained.group["lr"], weight.read_gradient(), trained.moments()
+    if gradient is None or not rate or not gradient.any():
         return False
-    unit = trained.owned.detach().abs() * torch.finfo(trained.owned.dtype).eps
+    values = trained.values()
+    unit = values.abs() * torch.finfo(values.dtype).eps
     if "exp_avg" in moments and "exp_avg_sq" in moments:
         step = rate * moments["exp_avg"].abs() / (moments["exp_avg_sq"].sqrt() + trained.group.get("eps", 1e-8))
         return bool((step > ADAM * unit).any())
-    return bool(rate * trained.part(gradient).abs().max() > OTHERS * unit.min())
+    return bool(rate * gradient.abs().max() > OTHERS * unit.min())
 
 
 def _find_raised(flags: dict[str, torch.Tensor]) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from megatron_overrides.model_places import Placement, Shard, place
+from megatron_overrides.model_places import Placement, Shard
 from megatron_overrides.watch.weights import Trained, Weight
 
 # Buffers of routers that count the tokens of a rank, or of a microbatch.
@@ -23,26 +24,30 @@ class Watched(NamedTuple):
     Attributes:
         name: what it is, and its place in the checkpoint of the whole model. Tensors with the same name are copies.
         read: returns it, or None where there is none now.
+        weight: of a gradient, the weight of the checkpoint, and its layer; ranks may have other parts of it.
     """
 
     name: str
     read: Callable[[], torch.Tensor | None]
+    weight: str = ""
 
 
 GRADIENT = "gradient "  # begins the name of one
 
 
-def find_tensors(model: torch.nn.Module, weights: Iterable[Weight]) -> Iterator[Watched]:
+def find_tensors(placement: Placement, weights: Iterable[Weight]) -> Iterator[Watched]:
     """Yield the weights and buffers of a model, its gradients, and the main weights and moments of its optimizer."""
-    placement = place(model)
     yield from _find_buffers(placement)
     weights_by_param = {id(weight.param): weight for weight in weights}
     for shard in placement.shards:
         where = f"{shard.name} {_describe(shard.region)}"
-        yield Watched(f"weight {where}", partial(_read_weight, shard))
         weight = weights_by_param.pop(id(shard.parameter), None)  # a parameter may have several shards
+        if weight is None or weight.elements is None:
+            yield Watched(f"weight {where}", partial(_read_weight, shard))
+        else:
+            yield Watched(f"weight {_add_elements(where, weight.elements)}", weight.read)
         if weight is not None and weight.trained is not None:
-            yield from _find_states(weight, weight.trained, where)
+            yield from _find_states(weight, weight.trained, where, _name_weight(shard))
 
 
 def _describe(region: tuple[int | slice, ...]) -> str:
@@ -61,20 +66,24 @@ def _find_buffers(placement: Placement) -> Iterator[Watched]:
             yield Watched(f"buffer {buffer.name} {_describe(buffer.region)}", read)
 
 
-def _find_states(weight: Weight, trained: Trained, where: str) -> Iterator[Watched]:
+def _find_states(weight: Weight, trained: Trained, where: str, whole: str) -> Iterator[Watched]:
     """The gradient of a parameter, the main weight, where it has one beside it, and the moments."""
-    if trained.elements is not None:
-        where += f" elements {trained.elements.start}:{trained.elements.stop}"
-    yield Watched(f"{GRADIENT}{where}", partial(_read_gradient, weight, trained))
-    if trained.owned.dtype != weight.param.dtype:
-        yield Watched(f"main weight {where}", lambda: trained.owned)
+    where = _add_elements(where, trained.elements)
+    yield Watched(f"{GRADIENT}{where}", weight.read_gradient, whole)
+    if weight.has_main_weight():
+        yield Watched(f"main weight {where}", trained.values)
     for name in trained.moments():
         yield Watched(f"{name} {where}", partial(_read_moment, trained, name))
 
 
-def _read_gradient(weight: Weight, trained: Trained) -> torch.Tensor | None:
-    gradient = weight.gradient()
-    return None if gradient is None else trained.part(gradient)
+def _name_weight(shard: Shard) -> str:
+    """The name of a weight with its layer, which is in the name, or the first index if layers are one tensor."""
+    is_stacked = ".layers." in shard.name and not re.search(r"\.layers\.\d", shard.name)
+    return f"{shard.name} {shard.region[0]}" if is_stacked and isinstance(shard.region[0], int) else shard.name
+
+
+def _add_elements(where: str, elements: slice | None) -> str:
+    return where if elements is None else f"{where} elements {elements.start}:{elements.stop}"
 
 
 def _read_moment(trained: Trained, name: str) -> torch.Tensor | None:

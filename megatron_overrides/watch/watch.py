@@ -9,13 +9,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.optimizer import optimizer as upstream
 from megatron.core.utils import log_single_rank
 
+from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP
+from megatron_overrides.watch.chunks import find_chunks
 from megatron_overrides.watch.copies import Copies, Mismatch
 from megatron_overrides.watch.findings import Finding, Findings, WatchError, describe_ranks, gather
-from megatron_overrides.watch.rank_checks import Flaw, Movement, check_casts, check_finite, check_norm
+from megatron_overrides.watch.gradients import Gradients, select_norms
+from megatron_overrides.watch.rank_checks import Flaw, Movement, check_casts, check_finite, check_norms
 from megatron_overrides.watch.tensors import GRADIENT, Watched, find_tensors
-from megatron_overrides.watch.weights import Weight, find_weights, unwrap
+from megatron_overrides.watch.weights import Weight, find_trained
 
 logger = logging.getLogger(__name__)
 # Copies of weights are named before what differs because of them.
@@ -32,9 +36,11 @@ class Watch:
 
     def __init__(self, config: Any, model_chunks: list[Any], optimizer: Any) -> None:
         self._config = config
-        self._models = [unwrap(chunk) for chunk in model_chunks]
+        self._chunks = find_chunks(model_chunks)
         self._optimizer = optimizer
+        self._device = torch.device("cuda", torch.cuda.current_device())
         self._copies: Copies | None = None
+        self._gradients: Gradients | None = None
         self._has_moments = False
         self._has_every_place = True
         self._frozen: dict[str, torch.Tensor] = {}
@@ -54,44 +60,62 @@ class Watch:
         self._steps += 1
         if (self._steps - 1) % self._config.watch_invariants:
             return update()
-        weights_by_chunk = find_weights(self._models, self._optimizer)
-        copies = self._find_copies(weights_by_chunk)
+        trained = find_trained(self._optimizer)
+        weights_by_chunk = [chunk.find_weights(trained) for chunk in self._chunks]
+        weights = list(chain.from_iterable(weights_by_chunk))
+        copies, gradients = self._find_tensors(weights_by_chunk)
         mismatches = copies.compare()
-        all_weights = list(chain.from_iterable(weights_by_chunk))
         # QK clipping scales a weight and its main weight each by itself, so they differ by a rounding until the update.
-        casts = [] if self._models[0].config.qk_clip else check_casts(all_weights)
-        flaws = [*casts, *check_finite(all_weights, not self._config.fp16)]
+        casts = [] if self._chunks[0].model.config.qk_clip else check_casts(weights)
+        flaws = [*casts, *check_finite(weights, not self._config.fp16)]
         differing = [_describe(mismatches)] if mismatches else []
-        self._findings.report([*differing, *gather(flaws)], self._steps)
-        movement, norm = Movement(all_weights, self._frozen), copies.norm(GRADIENT)
+        norms = gradients.measure()
+        self._findings.report([*differing, *gather(flaws), *gradients.find_missing()], self._steps)
+        movement = Movement(weights, self._frozen)
         result = update()
-        flaws = [*movement.check(), *self._check_norm(result[1], norm)] if result[0] else []
+        flaws = [*movement.check(), *self._check_norms(result[1], norms)] if result[0] else []
         self._findings.report(gather(flaws), self._steps)
         return result
 
-    def _check_norm(self, reported: Any, expected: float) -> Iterator[Flaw]:
-        """Compare the norm that the update reports: not of a scaled loss, nor where groups have norms of their own."""
-        has_groups = bool(getattr(self._optimizer, "grad_norms_by_group", None))
-        if self._has_every_place and not self._config.fp16 and self._config.clip_grad > 0.0 and not has_groups:
-            yield from check_norm(reported, expected)
+    def _check_norms(self, main: Any, measured: dict[str | None, float]) -> Iterator[Flaw]:
+        """Compare the norms that the update reports, but not of a scaled loss, nor where a gradient has no place."""
+        if main is None or not self._has_every_place or self._config.fp16 or not self._config.clip_grad > 0.0:
+            return
+        reported = {None: main, **(getattr(self._optimizer, "grad_norms_by_group", None) or {})}
+        # A release that knows groups has to give detached heads one.
+        is_detached = getattr(self._chunks[0].model.config, "mtp_detach_heads", False) and hasattr(
+            upstream, "SEPARATE_GRAD_NORM_GROUPS"
+        )
+        yield from check_norms(select_norms(measured, reported, MTP_GRAD_NORM_GROUP in reported or is_detached))
 
-    def _find_copies(self, weights: list[list[Weight]]) -> Copies:
-        """The tensors that have copies, as the first check finds them, and the second one, when there are moments."""
-        if self._copies is None or not self._has_moments:
-            self._has_moments = self._copies is not None
-            if self._copies is None:
-                check_itself()
-            tensors = list(chain.from_iterable(map(find_tensors, self._models, weights)))
-            self._copies = Copies(tensors, torch.device("cuda", torch.cuda.current_device()))
-            self._note_places(tensors, weights)
+    def _find_tensors(self, weights: list[list[Weight]]) -> tuple[Copies, Gradients]:
+        """The tensors that have copies, and the gradients, which are looked for until there are moments."""
+        if self._copies is None:
+            check_itself()
+        if self._copies is None or self._has_got_moments(weights):
+            tensors = list(chain.from_iterable(map(find_tensors, (chunk.place() for chunk in self._chunks), weights)))
+            self._copies = Copies(tensors, self._device)
             text = f"watch: compares {self._copies.size} tensors of which several ranks have copies"
             log_single_rank(logger, logging.INFO, text)
-        return self._copies
+        if self._gradients is None:
+            self._note_places(tensors, weights)
+            self._gradients = Gradients((one for one in self._copies.first_held if one.weight), self._device)
+        return self._copies, self._gradients
+
+    def _has_got_moments(self, weights: list[list[Weight]]) -> bool:
+        """True in the first check in which some rank has moments; it asks the others until then."""
+        if self._has_moments:
+            return False
+        trained = (weight.trained for weight in chain.from_iterable(weights))
+        count = torch.tensor([sum(bool(one and one.moments()) for one in trained)], device=self._device)
+        dist.all_reduce(count, op=dist.ReduceOp.MAX)
+        self._has_moments = bool(int(count))
+        return self._has_moments
 
     def _note_places(self, tensors: list[Watched], weights: list[list[Weight]]) -> None:
         """Note whether each trained weight of all ranks has a place; without one it is no copy, nor in the norm."""
         trained = sum(weight.trained is not None for weight in chain.from_iterable(weights))
-        placed = sum(tensor.name.startswith(GRADIENT) for tensor in tensors)
+        placed = sum(bool(tensor.weight) for tensor in tensors)
         unplaced = torch.tensor([trained - placed], device="cuda")
         dist.all_reduce(unplaced)
         self._has_every_place = not int(unplaced)

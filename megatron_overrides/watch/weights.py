@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ class Trained(NamedTuple):
 
     Attributes:
         owned: what the torch optimizer updates: the parameter, its main weight, or the part of either that a
-            distributed optimizer gives to this rank.
+            distributed optimizer or Megatron-FSDP gives to this rank; Megatron-FSDP's are DTensors.
         elements: the elements of the flattened parameter that `owned` has; None for all.
         group: the group of the torch optimizer's parameters, with the learning rate.
         optimizer: the torch optimizer.
@@ -26,15 +27,18 @@ class Trained(NamedTuple):
     group: dict[str, Any]
     optimizer: Any
 
-    def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """The elements of a tensor of the parameter's shape that `owned` has, flattened."""
-        flat = whole.detach().reshape(-1)
-        return flat if self.elements is None else flat[self.elements]
+    def values(self) -> torch.Tensor:
+        """The values of `owned` that are on this rank, flattened."""
+        return flatten_local(self.owned)
 
     def moments(self) -> dict[str, torch.Tensor]:
         """What the torch optimizer keeps for each element."""
         state = self.optimizer.state.get(self.owned, {})
-        return {name: one for name, one in state.items() if torch.is_tensor(one) and one.shape == self.owned.shape}
+        return {
+            name: flatten_local(one)
+            for name, one in state.items()
+            if torch.is_tensor(one) and one.shape == self.owned.shape
+        }
 
 
 class Weight(NamedTuple):
@@ -42,39 +46,72 @@ class Weight(NamedTuple):
 
     Attributes:
         name: in the model, without its wrappers; after the number of the chunk, if there are several.
-        param: the parameter.
+        param: the parameter, as it was before Megatron-FSDP took its place.
         trained: what the optimizer of this rank updates of it; None for nothing.
+        elements: under Megatron-FSDP those of the flattened parameter that this rank keeps between two updates.
+        read: returns them.
+        read_gradient: returns the gradient that the optimizer of this rank will take for `trained`, or None.
     """
 
     name: str
     param: torch.nn.Parameter
     trained: Trained | None
+    elements: slice | None
+    read: Callable[[], torch.Tensor]
+    read_gradient: Callable[[], torch.Tensor | None]
 
-    def gradient(self) -> torch.Tensor | None:
-        """The gradient, before the optimizer reads it; with a distributed optimizer only the rank's part is a sum."""
-        gradient = getattr(self.param, "main_grad", None)
-        return self.param.grad if gradient is None else gradient
+    def trained_values(self) -> torch.Tensor:
+        """What the model computes with, of the elements that the optimizer of this rank updates, flattened."""
+        flat = self.read().detach().reshape(-1)
+        if self.trained is None or self.trained.elements is None:
+            return flat
+        first = 0 if self.elements is None else self.elements.start
+        return flat[self.trained.elements.start - first : self.trained.elements.stop - first]
 
-
-def unwrap(chunk: Any) -> Any:
-    """The model of a chunk, without what is around it for data parallelism and half precision."""
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
-    return chunk
-
-
-def find_weights(models: list[torch.nn.Module], optimizer: Any) -> list[list[Weight]]:
-    """The weights of each chunk of a model whose optimizer may be a chain."""
-    trained = dict(_find_trained(optimizer))
-    prefixes = [f"chunk {number} " * (len(models) > 1) for number in range(len(models))]
-    return [
-        [Weight(f"{prefix}{name}", param, trained.get(id(param))) for name, param in model.named_parameters()]
-        for prefix, model in zip(prefixes, models, strict=True)
-    ]
+    def has_main_weight(self) -> bool:
+        """True if the optimizer updates other memory than that with which the model computes."""
+        return self.trained is not None and self.trained.values().data_ptr() != self.trained_values().data_ptr()
 
 
-def _find_trained(optimizer: Any) -> Iterator[tuple[int, Trained]]:
-    """Yield the id of each parameter that the leaves of an optimizer update, and what they update of it."""
+def flatten_local(tensor: Any) -> torch.Tensor:
+    """The values of a tensor, or of this rank's part of a DTensor, as one row."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    flat: torch.Tensor = local.detach().reshape(-1)
+    return flat
+
+
+def find_weights(model: torch.nn.Module, trained: dict[int, Trained], prefix: str) -> list[Weight]:
+    """The weights of a chunk, which are whole on this rank.
+
+    Args:
+        model: without its wrappers.
+        trained: what find_trained returns.
+        prefix: begins the names.
+    """
+    weights = []
+    for name, param in model.named_parameters():
+        ours = trained.get(id(param))
+        read, read_gradient = partial(getattr, param, "data"), partial(_read_gradient, param, ours)
+        weights.append(Weight(f"{prefix}{name}", param, ours, None, read, read_gradient))
+    return weights
+
+
+def _read_gradient(param: torch.nn.Parameter, trained: Trained | None) -> torch.Tensor | None:
+    """The gradient, before the optimizer reads it; with a distributed optimizer only the rank's part is a sum."""
+    gradient = getattr(param, "main_grad", None)
+    gradient = param.grad if gradient is None else gradient
+    if gradient is None or trained is None:
+        return None
+    flat: torch.Tensor = gradient.detach().reshape(-1)
+    return flat if trained.elements is None else flat[trained.elements]
+
+
+def find_trained(optimizer: Any) -> dict[int, Trained]:
+    """What the leaves of an optimizer, which may be a chain, update of each parameter, by the parameter's id.
+
+    The optimizer of Megatron-FSDP has DTensors, each of which refers to the parameter whose place it has taken.
+    """
+    trained = {}
     for leaf in leaves(optimizer):
         if leaf.optimizer is None:  # nothing trains on this rank
             continue
@@ -85,7 +122,9 @@ def _find_trained(optimizer: Any) -> Iterator[tuple[int, Trained]]:
                 if param in getattr(leaf, "model_param_gbuf_map", {}):
                     range_of_shard = leaf._get_model_param_range_map(param)["param"]
                     elements = slice(range_of_shard.start, range_of_shard.end)
-                yield id(param), Trained(owned, elements, groups[id(owned)], leaf.optimizer)
+                original = getattr(param, "orig_param", param)
+                trained[id(original)] = Trained(owned, elements, groups[id(owned)], leaf.optimizer)
+    return trained
 
 
 def _find_pairs(leaf: Any) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:

@@ -1,8 +1,9 @@
-"""The wrappers that give an optimizer its watch, and have it look at each step."""
+"""The wrapper that gives an optimizer its watch."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from megatron.core.utils import log_single_rank
@@ -15,19 +16,16 @@ logger = logging.getLogger(__name__)
 
 
 def watch_optimizer(call: Call) -> Any:
-    """Wraps get_megatron_optimizer(config, model_chunks, ...): watches what that returns, where the setting says so."""
+    """Wraps what makes the optimizer from (config, model_chunks, ...): its step goes through a watch, if one is asked.
+
+    What it returns may be a chain or a single optimizer, so the step of the object is replaced, not of a class.
+    """
     optimizer = call.proceed()
     if getattr(call["config"], "watch_invariants", 0):
         chunks = as_list(call["model_chunks"])
-        if any("FullyShardedDataParallel" in type(chunk).__name__ for chunk in chunks):
-            text = "watch: checks nothing under Megatron-FSDP or torch's FSDP2, whose weights are shards"
-            log_single_rank(logger, logging.WARNING, text)
+        if any(type(chunk).__name__ == "TorchFullyShardedDataParallel" for chunk in chunks):
+            log_single_rank(logger, logging.WARNING, "watch: checks nothing under torch's FSDP2")
         else:
-            optimizer._mtp_patches_watch = Watch(call["config"], chunks, optimizer)
+            watch = Watch(call["config"], chunks, optimizer)
+            optimizer.step = partial(watch.step, optimizer.step)
     return optimizer
-
-
-def watch_step(call: Call) -> Any:
-    """Wraps ChainedOptimizer.step(): (success, gradient norm, zeros). A chain inside a chain has no watch."""
-    watch: Watch | None = vars(call.instance).get("_mtp_patches_watch")
-    return call.proceed() if watch is None else watch.step(call.proceed)

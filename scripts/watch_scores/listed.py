@@ -13,7 +13,7 @@ from scripts.parity_scores.listed import read_rows as read_parity_rows
 FOLDER = ROOT / "ci" / "watch"
 RELATIONS = ("copies", "cast", "moves", "norm", "batch", "finite")
 MOST_RANKS = 4
-_OF_RUNS = ("name", "releases", "ranks", "flags", "frozen", "resumes", "weights")
+_OF_RUNS = ("name", "releases", "ranks", "flags", "frozen", "resumes", "weights", "is_unrepaired")
 LISTS = ("clean", "defects", "faults")
 
 
@@ -36,7 +36,11 @@ def read_faults() -> list[dict[str, Any]]:
 
 def read_clean(release: str) -> list[dict[str, Any]]:
     """The layouts of the faults, the known wrong numbers that `parity` is scored by, and the other known defects."""
-    parity_runs = [{**row, "releases": [release]} for row in read_parity_rows("known", release)]
+    unrepaired = read_toml(FOLDER / "defects.toml")["unrepaired"]
+    parity_runs = [
+        {**row, "releases": [release], "is_unrepaired": row["name"] in unrepaired}
+        for row in read_parity_rows("known", release)
+    ]
     named = {row["name"] for row in parity_runs}
     others = [{**case, "name": case["defect"]} for case in read_defects()[0] if case["defect"] not in named]
     layouts = read_toml(FOLDER / "faults.toml")["layout"]

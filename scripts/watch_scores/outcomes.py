@@ -13,6 +13,7 @@ RELATIONS = {
     "the gradient norm is another one": "norm",
     "a weight is not its main weight": "cast",
     "a weight does not train": "moves",
+    "a weight has no gradient": "moves",
     "a frozen weight has moved": "moves",
     "not finite": "finite",
 }

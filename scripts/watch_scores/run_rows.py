@@ -30,7 +30,10 @@ def main() -> None:
 
 def score(script: str, row: dict[str, Any], release: str, name: str) -> Score:
     start = time.monotonic()
-    listed = "clean" if name == "clean" else "silent" if "not_seen" in row else "caught"
+    if name == "clean":
+        listed = "not clean" if row.get("is_unrepaired") else "clean"
+    else:
+        listed = "silent" if "not_seen" in row else "caught"
     try:
         (found, said), error = run_row(script, row), ""
     except Exception as raised:  # a run that ends in an error is scored as that

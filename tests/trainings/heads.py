@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
@@ -35,7 +36,8 @@ class HeadTraining:
         self.bare = chunks
         config = chunks[0].config
         ddp_config = DistributedDataParallelConfig(**ddp)
-        self.model = [DistributedDataParallel(config, ddp_config, chunk.to(config.params_dtype)) for chunk in chunks]
+        wrapper = FullyShardedDataParallel if ddp_config.use_megatron_fsdp else DistributedDataParallel
+        self.model = [wrapper(config, ddp_config, chunk.to(config.params_dtype)) for chunk in chunks]
         config.finalize_model_grads_func = finalize_model_grads
         self.optimizer = get_megatron_optimizer(OptimizerConfig(**settings), self.model)
         self.losses: list[list[float]] = []

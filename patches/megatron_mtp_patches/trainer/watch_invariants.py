@@ -1,7 +1,6 @@
 """Declares watch-invariants."""
 
 from ..declarations.settings import Setting, optimizer_setting
-from ..declarations.shared_edits import OPTIMIZER
 from ..engine import Patch, Wrap
 
 PATCH = Patch(
@@ -40,15 +39,12 @@ PATCH = Patch(
                 example="raise",
             )
         ),
-        Wrap(
-            "megatron.core.optimizer:get_megatron_optimizer",
-            "megatron_overrides.watch.wrappers:watch_optimizer",
-            check_source=False,
-        ),
-        Wrap(
-            f"{OPTIMIZER}:ChainedOptimizer.step",  # what get_megatron_optimizer returns
-            "megatron_overrides.watch.wrappers:watch_step",
-            check_source=False,
+        *(
+            Wrap(maker, "megatron_overrides.watch.wrappers:watch_optimizer", check_source=False)
+            for maker in (
+                "megatron.core.optimizer:get_megatron_optimizer",
+                "megatron.core.optimizer.muon:get_megatron_muon_optimizer",  # of 0.16 and 0.17
+            )
         ),
     ),
 )

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("watch-invariant
 
 TP = {"tensor_model_parallel_size": 2}
 SHARDED = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True, "bf16": True}
+FSDP = {"use_megatron_fsdp": True, "use_distributed_optimizer": True, "bf16": True, "grad_reduce_in_fp32": True}
 
 
 @pytest.fixture
@@ -128,14 +129,14 @@ def test_it_checks_each_nth_step_and_warns_once_of_a_kind(train, caplog, rank):
 
 
 def test_a_weight_without_a_place_is_in_no_norm_that_is_compared(train, monkeypatch):
-    from megatron_overrides.watch import tensors
+    from megatron_overrides.watch import chunks
 
-    def place(model, original=tensors.place):
+    def place(model, original=chunks.place):
         placement = original(model)
         shards = [shard for shard in placement.shards if "final_layernorm" not in shard.name]
         return placement._replace(shards=shards)
 
-    monkeypatch.setattr(tensors, "place", place)
+    monkeypatch.setattr(chunks, "place", place)
     assert train(TP, clip_grad=1.0).norms
 
 
@@ -151,8 +152,35 @@ def test_a_rank_on_which_nothing_trains_has_weights(monkeypatch):
     from megatron_overrides.watch import weights
 
     monkeypatch.setattr(weights, "leaves", lambda optimizer: [SimpleNamespace(optimizer=None)])
-    ((weight_of_layer,),) = weights.find_weights([torch.nn.Linear(2, 2, bias=False)], None)
+    (weight_of_layer,) = weights.find_weights(torch.nn.Linear(2, 2, bias=False), weights.find_trained(None), "")
     assert (weight_of_layer.name, weight_of_layer.trained) == ("weight", None)
+
+
+@pytest.mark.parametrize("strategy", ["optim_grads_params", "no_shard"])
+def test_a_shard_of_megatron_fsdp_that_is_not_its_main_weight_is_named(train, strategy):
+    from megatron_overrides.watch.findings import WatchError
+
+    pytest.importorskip("einops", reason="Megatron-FSDP needs einops")
+
+    def change(training):
+        group = training.model[0].param_and_grad_buffer.parameter_groups[0]
+        kept = group.model_weight_buffer  # none without shards
+        (group.params[0].data if kept is None else kept.data).add_(1.0)
+
+    settings = {**FSDP, "clip_grad": 1.0, "data_parallel_sharding_strategy": strategy}
+    assert train({}, **settings).norms
+    with pytest.raises(WatchError, match="watch, step 2: a weight is not its main weight: .*decoder"):
+        train({}, fault=at(2, change), **settings)
+
+
+def test_a_weight_of_which_no_rank_has_had_a_gradient_in_three_checks_is_named(train):
+    from megatron_overrides.watch.findings import WatchError
+
+    def detach(training):
+        weight(training).register_hook(torch.zeros_like)
+
+    with pytest.raises(WatchError, match="watch, step 4: a weight has no gradient: decoder.final_layernorm.weight: no"):
+        train(TP, steps=4, fault=at(2, detach))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
