@@ -49,13 +49,19 @@ class Gradients:
         norms = totals.sqrt().tolist()
         return {None: norms[0], MTP_GRAD_NORM_GROUP: norms[1]}
 
-    def find_missing(self) -> list[Finding]:
+    def find_missing(self, with_heads: bool) -> list[Finding]:
         """Return as a finding the weights of which no rank has had a gradient in the last checks.
+
+        Those of MTP heads are among them only `with_heads`: the weight of their loss may be 0.
 
         A rank asks the others once, when its part of a weight has had none in so many: that of a word embedding may
         be of words that do not occur, and that of an expert of one that gets no tokens.
         """
-        asked = {one.weight for one in self._tensors if self._checks_without[one.name] == CHECKS}
+        asked = {
+            one.weight
+            for one in self._tensors
+            if self._checks_without[one.name] == CHECKS and (with_heads or not one.weight.startswith(_HEADS))
+        }
         is_asked = torch.tensor([len(asked)], device=self._device)
         dist.all_reduce(is_asked, op=dist.ReduceOp.MAX)
         if not int(is_asked):

@@ -66,11 +66,13 @@ class Watch:
         copies, gradients = self._find_tensors(weights_by_chunk)
         mismatches = copies.compare()
         # QK clipping scales a weight and its main weight each by itself, so they differ by a rounding until the update.
-        casts = [] if self._chunks[0].model.config.qk_clip else check_casts(weights)
+        model_config = self._chunks[0].model.config
+        casts = [] if model_config.qk_clip else check_casts(weights)
         flaws = [*casts, *check_finite(weights, not self._config.fp16)]
         differing = [_describe(mismatches)] if mismatches else []
         norms = gradients.measure()
-        self._findings.report([*differing, *gather(flaws), *gradients.find_missing()], self._steps)
+        missing = gradients.find_missing(with_heads=bool(getattr(model_config, "mtp_loss_scaling_factor", True)))
+        self._findings.report([*differing, *gather(flaws), *missing], self._steps)
         movement = Movement(weights, self._frozen)
         result = update()
         flaws = [*movement.check(), *self._check_norms(result[1], norms)] if result[0] else []
