@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 PIECE = 1 << 21  # elements at a time, so that a temporary of 8 bytes for each takes 16 MB; there are two
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def view_bits(tensor: torch.Tensor) -> torch.Tensor:
     """The elements as integers of their size, flattened."""
-    return tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
+    return tensor.detach().reshape(-1).view(INTEGERS[tensor.element_size()])
 
 
 @torch.no_grad()

@@ -22,10 +22,14 @@ class Mismatch(NamedTuple):
     Attributes:
         name: of the tensor.
         sums: {rank: the sum of the bits of its copy}, of all ranks that have one.
+        dtype: of the copy of the first of them.
+        size: the number of elements of each copy.
     """
 
     name: str
     sums: dict[int, int]
+    dtype: torch.dtype
+    size: int
 
 
 class Copies:
@@ -41,7 +45,7 @@ class Copies:
     """
 
     def __init__(self, tensors: Iterable[Watched], device: torch.device) -> None:
-        self._device = device
+        self.device = device
         mine = {tensor.name: tensor for tensor in tensors}
         shared = _find_shared(sorted(mine), device)
         self.size = len(shared)
@@ -60,11 +64,11 @@ class Copies:
         Reads each tensor once, has one all-reduce of 16 bytes for each shared tensor of the whole model, and one read
         on the host; names and sums are gathered only if copies differ.
         """
-        sums = torch.full((2, self.size), _LEAST, dtype=torch.int64, device=self._device)
+        sums = torch.full((2, self.size), _LEAST, dtype=torch.int64, device=self.device)
         for number, tensor in self._mine:
             value = tensor.read()
             if value is not None:
-                total = sum_bits(value).to(self._device)
+                total = sum_bits(value).to(self.device)
                 sums[0, number], sums[1, number] = total[0], ~total[0]
         most = sums.clone()
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
@@ -73,15 +77,25 @@ class Copies:
         numbers = differs.nonzero().flatten().tolist()
         return self._name(numbers, sums[0]) if numbers else []
 
+    def find(self, name: str) -> torch.Tensor | None:
+        """The tensor of a mismatch; None where this rank has none."""
+        return next((tensor.read() for number, tensor in self._mine if self._names[number] == name), None)
+
     def _name(self, numbers: list[int], sums: torch.Tensor) -> list[Mismatch]:
-        held = {number for number, tensor in self._mine if tensor.read() is not None}
-        mine = {number: int(sums[number]) for number in numbers if number in held}
-        gathered: list[dict[int, int]] = [{} for _ in range(dist.get_world_size())]
+        differing = set(numbers)
+        mine: dict[int, tuple[int, torch.dtype, int]] = {}
+        for number, tensor in self._mine:
+            if number in differing and (value := tensor.read()) is not None:
+                mine[number] = int(sums[number]), value.dtype, value.numel()
+        gathered: list[dict[int, tuple[int, torch.dtype, int]]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(gathered, mine)
-        return [
-            Mismatch(self._names[number], {rank: one[number] for rank, one in enumerate(gathered) if number in one})
-            for number in numbers
-        ]
+        mismatches = []
+        for number in numbers:
+            copies = {rank: one[number] for rank, one in enumerate(gathered) if number in one}
+            _, dtype, size = next(iter(copies.values()))
+            totals = {rank: total for rank, (total, _, _) in copies.items()}
+            mismatches.append(Mismatch(self._names[number], totals, dtype, size))
+        return mismatches
 
 
 def _find_shared(names: list[str], device: torch.device) -> list[str]:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from megatron.core.utils import log_single_rank
 
 from megatron_overrides.watch.rank_checks import Flaw
+from megatron_overrides.watch.relations import ROUNDING
 
 logger = logging.getLogger(__name__)
 SHOWN = 5  # names of a finding
@@ -42,7 +42,7 @@ class Findings:
     """The findings of a run.
 
     Args:
-        action: "warn" of the first finding of each relation, or "raise".
+        action: "warn" of the first finding of each relation, or "raise"; copies that differ by rounding only warn.
     """
 
     def __init__(self, action: str) -> None:
@@ -53,15 +53,16 @@ class Findings:
         """Warn or raise on all ranks, which have the same findings.
 
         Raises:
-            WatchError: there are findings, and the action is "raise".
+            WatchError: there are findings other than rounding, and the action is "raise".
         """
         for finding in findings:
-            if self._action == "raise":
+            if self._action == "raise" and finding.relation != ROUNDING:
                 raise WatchError(finding.describe(step))
             if finding.relation not in self._said:
                 self._said.add(finding.relation)
-                later = "; later ones of this kind are not said"
-                log_single_rank(logger, logging.WARNING, finding.describe(step) + later)
+                if dist.get_rank() == 0:
+                    later = "; later ones of this kind are not said"
+                    logger.warning(finding.describe(step) + later)
 
 
 def gather(flaws: list[Flaw]) -> list[Finding]:

@@ -14,16 +14,15 @@ from megatron.core.utils import log_single_rank
 
 from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP
 from megatron_overrides.watch.chunks import find_chunks
-from megatron_overrides.watch.copies import Copies, Mismatch
-from megatron_overrides.watch.findings import Finding, Findings, WatchError, describe_ranks, gather
+from megatron_overrides.watch.copies import Copies
+from megatron_overrides.watch.differences import describe_mismatches
+from megatron_overrides.watch.findings import Findings, WatchError, gather
 from megatron_overrides.watch.gradients import Gradients, select_norms
 from megatron_overrides.watch.rank_checks import Flaw, Movement, check_casts, check_finite, check_norms
-from megatron_overrides.watch.tensors import GRADIENT, Watched, find_tensors
+from megatron_overrides.watch.tensors import Watched, find_tensors
 from megatron_overrides.watch.weights import Weight, find_trained
 
 logger = logging.getLogger(__name__)
-# Copies of weights are named before what differs because of them.
-_ORDER = ("weight ", "buffer ", "main weight ", GRADIENT, "")
 
 
 class Watch:
@@ -69,7 +68,7 @@ class Watch:
         model_config = self._chunks[0].model.config
         casts = [] if model_config.qk_clip else check_casts(weights)
         flaws = [*casts, *check_finite(weights, not self._config.fp16)]
-        differing = [_describe(mismatches)] if mismatches else []
+        differing = [describe_mismatches(copies, mismatches)] if mismatches else []
         norms = gradients.measure()
         missing = gradients.find_missing(with_heads=bool(getattr(model_config, "mtp_loss_scaling_factor", True)))
         self._findings.report([*differing, *gather(flaws), *missing], self._steps)
@@ -143,19 +142,3 @@ def check_itself() -> None:
         scratch.view(torch.int32)[2] ^= 1
     if not is_silent or not copies.compare():
         raise WatchError("watch: a bit that it has flipped itself was not noticed: report this to megatron_mtp_patches")
-
-
-def _describe(mismatches: list[Mismatch]) -> Finding:
-    mismatches = sorted(mismatches, key=_place_in_order)
-    first = mismatches[0]
-    ranks_of: dict[int, list[int]] = {}
-    for rank, total in first.sums.items():
-        ranks_of.setdefault(total, []).append(rank)
-    groups = sorted(ranks_of.values(), key=len, reverse=True)
-    said = " and ".join(map(describe_ranks, groups[:3]))
-    others = f" and {len(groups) - 3} more groups" if len(groups) > 3 else ""
-    return Finding("copies differ", [one.name for one in mismatches], f"of the first, {said}{others} have other bits")
-
-
-def _place_in_order(mismatch: Mismatch) -> int:
-    return next(place for place, kind in enumerate(_ORDER) if mismatch.name.startswith(kind))

@@ -6,17 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from megatron_overrides.watch.relations import RELATIONS
+
 _LINE = re.compile(r"watch, step (?P<step>\d+): (?P<text>(?P<kind>[^:]+).*)")
-# By the kind of a finding, as the log has it.
-RELATIONS = {
-    "copies differ": "copies",
-    "the gradient norm is another one": "norm",
-    "a weight is not its main weight": "cast",
-    "a weight does not train": "moves",
-    "a weight has no gradient": "moves",
-    "a frozen weight has moved": "moves",
-    "not finite": "finite",
-}
 
 
 class Found(NamedTuple):

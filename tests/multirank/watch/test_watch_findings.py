@@ -1,0 +1,86 @@
+"""A finding says how far copies differ."""
+
+import logging
+import math
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("watch-invariants"), pytest.mark.ranks(3)]
+
+ALL = {"tensor_model_parallel_size": 1}
+HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
+ROUNDED, OTHER, NOT_FINITE = "copies differ by rounding", "copies differ", "of an element some copies are inf or NaN"
+
+
+@pytest.fixture
+def compare(parallel, rank):
+    """compare({name: (copies of rank 0, copies of rank 1)}): the finding. The last rank has no copies."""
+    from megatron_overrides.watch.copies import Copies
+    from megatron_overrides.watch.differences import describe_mismatches
+    from megatron_overrides.watch.tensors import Watched
+
+    def run(copies):
+        parallel()
+        mine = {name: pair[rank] for name, pair in copies.items()} if rank < 2 else {}
+        compared = Copies([Watched(name, lambda one=one: one) for name, one in mine.items()], torch.device("cpu"))
+        return describe_mismatches(compared, compared.compare())
+
+    return run
+
+
+def after(value, steps, dtype):
+    """The number so many steps of the dtype after a positive one."""
+    number = torch.tensor([value], dtype=dtype)
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return float((number.view(integers) + steps).view(dtype).double())
+
+
+@pytest.mark.parametrize(
+    "dtype, first, second, relation, said",
+    [
+        (SINGLE, 1.0, after(1.0, 2, SINGLE), ROUNDED, "largest difference 2.38e-07, at most 2 ulp"),
+        (SINGLE, 1.0, after(1.0, 3, SINGLE), OTHER, "at most 3 ulp"),
+        (SINGLE, -1.0, -after(1.0, 1, SINGLE), ROUNDED, "at most 1 ulp"),
+        (SINGLE, 1e-30, -1e-30, OTHER, "largest difference 2e-30, more than 1000 ulp"),
+        (HALF, 1.0, 1.0078125, ROUNDED, "largest difference 0.00781, at most 1 ulp"),
+        (torch.float16, 2.0, after(2.0, 3, torch.float16), OTHER, "at most 3 ulp"),
+        (DOUBLE, 1.0, after(1.0, 1, DOUBLE), ROUNDED, "at most 1 ulp"),
+        (DOUBLE, 4.0, -4.0, OTHER, "largest difference 8, more than 1000 ulp"),
+        (SINGLE, 1.0, math.nan, OTHER, NOT_FINITE),
+        (SINGLE, torch.finfo(SINGLE).max, math.inf, OTHER, NOT_FINITE),
+        (torch.int64, 5, 6, OTHER, "largest difference 1)"),
+    ],
+)
+def test_the_largest_difference_is_said_and_two_ulps_are_rounding(
+    compare, monkeypatch, dtype, first, second, relation, said
+):
+    from megatron_overrides.watch import differences
+
+    monkeypatch.setattr(differences, "PIECE", 16)  # pieces of four elements
+    copies = torch.ones(2, 10).to(dtype)
+    if dtype.is_floating_point:
+        copies[:, 0] = math.inf  # the same in both copies
+    copies[0, 5], copies[1, 5] = first, second  # in the second of three pieces
+    finding = compare({"weight of a norm": (copies[0], copies[1])})
+    assert finding.relation == relation and said in finding.detail
+
+
+@pytest.mark.parametrize("steps, relation", [(1, ROUNDED), (3, OTHER)])
+def test_rounding_is_said_only_where_all_copies_differ_by_no_more(compare, steps, relation):
+    pairs = {name: (torch.ones(2), torch.full((2,), after(1.0, 1, SINGLE))) for name in ("weight a", "gradient b")}
+    pairs["gradient c"] = torch.ones(2), torch.tensor([1.0, after(1.0, steps, SINGLE)])
+    finding = compare(pairs)
+    assert (finding.relation, finding.names[0]) == (relation, "weight a") and "at most 1 ulp" in finding.detail
+
+
+def change_last_rank(training, amount):
+    if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
+        dict(training.bare[0].named_parameters())["decoder.final_layernorm.weight"].data[:1].add_(amount)
+
+
+def test_rounding_raises_nothing(train, caplog, rank):
+    with caplog.at_level(logging.WARNING, "megatron_overrides.watch.findings"):
+        fault = lambda training, step: step == 3 and change_last_rank(training, 2.0**-23)  # noqa: E731
+        train(ALL, steps=3, fault=fault, watch_invariants=2)
+    assert ("watch, step 3: copies differ by rounding" in caplog.text) == (rank == 0)
