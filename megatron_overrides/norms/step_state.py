@@ -49,6 +49,7 @@ class StepState:
             with a separate norm as well.
         steps, skips: steps since Megatron logged the MTP losses, and how many of them were skipped for any reason.
         skipped_updates, skipped_mtp_updates: for their norm, since the optimizer was created.
+        watch_findings: what its watch has found since then; None without one.
     """
 
     def __init__(self) -> None:
@@ -65,6 +66,7 @@ class StepState:
         self.skipped_mtp_updates = SkipCounter(
             "MTP heads not updated: their grad norm {is_over} their skip threshold {threshold} ({total} times so far)"
         )
+        self.watch_findings: int | None = None
 
 
 def step_state_of(optimizer: Any) -> StepState:
@@ -83,14 +85,20 @@ def last_step_state() -> StepState:
     return (_stepped_last and _stepped_last()) or StepState()
 
 
+def start_step(optimizer: Any) -> StepState:
+    """The StepState of an optimizer that steps now, which last_step_state() returns from here on."""
+    global _stepped_last
+    state = step_state_of(optimizer)
+    _stepped_last = weakref.ref(state)
+    return state
+
+
 def publish(optimizer: Any, norms: GradNorms | None = None, decision: StepDecision | None = None) -> None:
     """Make the norms and the decision of a step known: upstream's attributes, counters, log, metrics.
 
     `norms` is None for a step that measured none, because the loss scaler found inf or NaN or nothing needs them.
     """
-    global _stepped_last
-    state = step_state_of(optimizer)
-    _stepped_last = weakref.ref(state)
+    state = start_step(optimizer)
     if norms is not None and not state.has_measured:
         state.has_measured = True
         _warn_of_settings_without_heads(norms, optimizer.config)

@@ -56,6 +56,8 @@ def step_metrics(state: StepState) -> Iterator[Metric]:
     if state.may_skip_mtp_updates:
         skipped = state.skipped_mtp_updates.total
         yield Metric("mtp updates skipped for grad norm", "mtp-updates-skipped-for-grad-norm", skipped)
+    if state.watch_findings is not None:
+        yield Metric("watch findings", "watch-findings", state.watch_findings)
 
 
 def mtp_metrics(

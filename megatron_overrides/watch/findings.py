@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from megatron_overrides.norms.step_state import StepState
 from megatron_overrides.watch.rank_checks import Flaw
 from megatron_overrides.watch.relations import ROUNDING
 
@@ -43,11 +44,14 @@ class Findings:
 
     Args:
         action: "warn" of the first finding of each relation, or "raise"; copies that differ by rounding only warn.
+        state: of the optimizer; its `watch_findings` counts all of them.
     """
 
-    def __init__(self, action: str) -> None:
+    def __init__(self, action: str, state: StepState) -> None:
         self._action = action
+        self._state = state
         self._said: set[str] = set()
+        state.watch_findings = 0
 
     def report(self, findings: list[Finding], step: int) -> None:
         """Warn or raise on all ranks, which have the same findings.
@@ -55,13 +59,14 @@ class Findings:
         Raises:
             WatchError: there are findings other than rounding, and the action is "raise".
         """
+        self._state.watch_findings = (self._state.watch_findings or 0) + len(findings)
         for finding in findings:
             if self._action == "raise" and finding.relation != ROUNDING:
                 raise WatchError(finding.describe(step))
             if finding.relation not in self._said:
                 self._said.add(finding.relation)
                 if dist.get_rank() == 0:
-                    later = "; later ones of this kind are not said"
+                    later = "; later ones of this kind are counted and not said"
                     logger.warning(finding.describe(step) + later)
 
 

@@ -13,6 +13,7 @@ from megatron.core.optimizer import optimizer as upstream
 from megatron.core.utils import log_single_rank
 
 from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP
+from megatron_overrides.norms.step_state import start_step, step_state_of
 from megatron_overrides.watch.chunks import find_chunks
 from megatron_overrides.watch.copies import Copies
 from megatron_overrides.watch.differences import describe_mismatches
@@ -43,7 +44,7 @@ class Watch:
         self._has_moments = False
         self._has_every_place = True
         self._frozen: dict[str, torch.Tensor] = {}
-        self._findings = Findings(config.watch_action)
+        self._findings = Findings(config.watch_action, step_state_of(optimizer))
         self._steps = 0
 
     def step(self, update: Callable[[], Any]) -> Any:
@@ -56,6 +57,7 @@ class Watch:
             WatchError: a relation does not hold, and the action is "raise"; or the watch does not notice a bit that it
                 has flipped itself.
         """
+        start_step(self._optimizer)
         self._steps += 1
         if (self._steps - 1) % self._config.watch_invariants:
             return update()

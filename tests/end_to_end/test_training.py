@@ -69,12 +69,15 @@ def test_heads_are_detached_clipped_and_counted(train, tmp_path, layout):
     """Their limit applies only to them: the numbers of the main model are the same for every limit."""
     ranks, flags = layout
     flags = [*flags, "--mtp-detach-heads", "--mtp-acceptance-interval", "2"]
-    tight, output = train(*flags, "--mtp-clip-grad", "0.01", "--tensorboard-dir", str(tmp_path), ranks=ranks)
+    watch = ["--watch-invariants", "4", "--tensorboard-dir", str(tmp_path)]
+    tight, output = train(*flags, "--mtp-clip-grad", "0.01", *watch, ranks=ranks)
     loose, _ = train(*flags, "--mtp-clip-grad", "1e6", ranks=ranks)
     assert {i: values[:3] for i, values in tight.items()} == {i: values[:3] for i, values in loose.items()}
     norms = [float(norm) for norm in re.findall(r"mtp grad norm: (\S+) \|", output)]
     assert len(norms) == 12 and min(norms) > 0.01
-    assert not HAS_TRAINER or read_scalars(tmp_path, "mtp-grad-norm") == pytest.approx(norms, abs=5e-4)
+    if HAS_TRAINER:
+        assert read_scalars(tmp_path, "mtp-grad-norm") == pytest.approx(norms, abs=5e-4)
+        assert read_scalars(tmp_path, "watch-findings") == [0.0] * output.count("| watch findings:   0 |") == [0.0] * 12
     assert len(set(re.findall(r"mtp_1 acceptance %: +(\S+) \|", output))) > 1
     losses = {name: [values[3] for values in lines.values()] for name, lines in (("tight", tight), ("loose", loose))}
     assert losses["tight"] != losses["loose"]

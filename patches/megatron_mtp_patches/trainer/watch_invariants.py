@@ -1,6 +1,7 @@
 """Declares watch-invariants."""
 
 from ..declarations.settings import Setting, optimizer_setting
+from ..declarations.shared_edits import SHOW_METRICS
 from ..engine import Patch, Wrap
 
 PATCH = Patch(
@@ -14,7 +15,9 @@ PATCH = Patch(
         "weights, moments, gradients and buffers of which several ranks have copies have the same bits; a weight is "
         "its main weight in the model's dtype; weights, moments and gradients are finite. Around it: the gradient norm "
         "is that of all gradients; what trains moves, and what is frozen stays.",
-        "`OptimizerConfig.watch_action`: warn, once for each kind, or raise on all ranks.",
+        "`OptimizerConfig.watch_action`: warn, once for each kind, or raise on all ranks. Copies that differ by "
+        "rounding only warn.",
+        "The training log, TensorBoard and W&B get the number of findings so far.",
     ),
     undetected="It is a check, and no repair.",
     numerics="Nothing changes without a flag, nor with it.",
@@ -46,5 +49,6 @@ PATCH = Patch(
                 "megatron.core.optimizer.muon:get_megatron_muon_optimizer",  # of 0.16 and 0.17
             )
         ),
+        *SHOW_METRICS,
     ),
 )

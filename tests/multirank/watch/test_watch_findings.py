@@ -1,8 +1,10 @@
-"""A finding says how far copies differ."""
+"""A finding says how far copies differ, and all findings are counted."""
 
+import inspect
 import logging
 import math
 
+import megatron_mtp_patches
 import pytest
 import torch
 
@@ -79,8 +81,35 @@ def change_last_rank(training, amount):
         dict(training.bare[0].named_parameters())["decoder.final_layernorm.weight"].data[:1].add_(amount)
 
 
-def test_rounding_raises_nothing(train, caplog, rank):
+def test_each_finding_is_counted_and_one_of_a_kind_is_said(train, caplog, rank):
+    with caplog.at_level(logging.WARNING, "megatron_overrides.watch.findings"):
+        fault = lambda training, step: step == 2 and change_last_rank(training, 0.5)  # noqa: E731
+        training = train(ALL, steps=3, fault=fault, watch_action="warn")
+    said = [one.message for one in caplog.records if "copies differ" in one.message]
+    assert len(said) == (rank == 0) and all("step 2" in one and "are counted and not said" in one for one in said)
+    counted = megatron_mtp_patches.metrics(training.optimizer)
+    assert counted == megatron_mtp_patches.metrics() and counted["watch findings"] >= 2
+
+
+def test_rounding_is_counted_and_raises_nothing(train, caplog, rank):
     with caplog.at_level(logging.WARNING, "megatron_overrides.watch.findings"):
         fault = lambda training, step: step == 3 and change_last_rank(training, 2.0**-23)  # noqa: E731
         train(ALL, steps=3, fault=fault, watch_invariants=2)
+    assert megatron_mtp_patches.metrics()["watch findings"] == 1
     assert ("watch, step 3: copies differ by rounding" in caplog.text) == (rank == 0)
+
+
+def test_it_logs_where_it_is_the_only_patch(train, monkeypatch, capsys):
+    megatron_mtp_patches.revert()
+    try:
+        megatron_mtp_patches.apply("watch-invariants")
+        train(ALL, steps=1)
+        assert megatron_mtp_patches.metrics() == {"watch findings": 0}
+        training = pytest.importorskip("megatron.training.training", reason="the 0.16.1 wheel has no megatron.training")
+        monkeypatch.setattr(training, "get_args", lambda: training.print_rank_last(" iteration 1 |") or {}["begun"])
+        with pytest.raises(KeyError, match="begun"):
+            training.training_log(*[None for _ in inspect.signature(training.training_log).parameters])
+        assert " iteration 1 | watch findings:   0 |" in capsys.readouterr().out or torch.distributed.get_rank() < 2
+    finally:
+        megatron_mtp_patches.revert()
+        megatron_mtp_patches.apply()
