@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 
 from megatron_overrides.norms.step_state import StepState
 from megatron_overrides.watch.rank_checks import Flaw
-from megatron_overrides.watch.relations import ROUNDING
+from megatron_overrides.watch.relations import RELATIONS, ROUNDING
 
 logger = logging.getLogger(__name__)
 SHOWN = 5  # names of a finding
@@ -45,11 +46,13 @@ class Findings:
     Args:
         action: "warn" of the first finding of each relation, or "raise"; copies that differ by rounding only warn.
         state: of the optimizer; its `watch_findings` counts all of them.
+        settings: the configurations of the run, by which known defects are looked for.
     """
 
-    def __init__(self, action: str, state: StepState) -> None:
+    def __init__(self, action: str, state: StepState, settings: Sequence[object]) -> None:
         self._action = action
         self._state = state
+        self._settings = settings
         self._said: set[str] = set()
         state.watch_findings = 0
 
@@ -62,12 +65,18 @@ class Findings:
         self._state.watch_findings = (self._state.watch_findings or 0) + len(findings)
         for finding in findings:
             if self._action == "raise" and finding.relation != ROUNDING:
-                raise WatchError(finding.describe(step))
+                raise WatchError(finding.describe(step) + self._name_causes(finding))
             if finding.relation not in self._said:
                 self._said.add(finding.relation)
                 if dist.get_rank() == 0:
                     later = "; later ones of this kind are counted and not said"
-                    logger.warning(finding.describe(step) + later)
+                    logger.warning(finding.describe(step) + self._name_causes(finding) + later)
+
+    def _name_causes(self, finding: Finding) -> str:
+        """The known defects that the finding may come from, as a further part of its line; '' for none."""
+        from megatron_mtp_patches.doctor.causes import name_causes  # reads sources of Megatron
+
+        return name_causes(RELATIONS.get(finding.relation), self._settings)
 
 
 def gather(flaws: list[Flaw]) -> list[Finding]:

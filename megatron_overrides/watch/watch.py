@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from megatron.core.utils import log_single_rank
 
 from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP
 from megatron_overrides.norms.step_state import start_step, step_state_of
+from megatron_overrides.run_arguments import arguments_of_run
 from megatron_overrides.watch.chunks import find_chunks
 from megatron_overrides.watch.copies import Copies
 from megatron_overrides.watch.differences import describe_mismatches
@@ -44,7 +46,7 @@ class Watch:
         self._has_moments = False
         self._has_every_place = True
         self._frozen: dict[str, torch.Tensor] = {}
-        self._findings = Findings(config.watch_action, step_state_of(optimizer))
+        self._findings = Findings(config.watch_action, step_state_of(optimizer), self._find_settings(model_chunks))
         self._steps = 0
 
     def step(self, update: Callable[[], Any]) -> Any:
@@ -79,6 +81,15 @@ class Watch:
         flaws = [*movement.check(), *self._check_norms(result[1], norms)] if result[0] else []
         self._findings.report(gather(flaws), self._steps)
         return result
+
+    def _find_settings(self, model_chunks: list[Any]) -> list[object]:
+        """The arguments of Megatron's trainer, or what another one has given to the model and the optimizer."""
+        arguments = arguments_of_run()
+        if arguments is not None:
+            return [arguments]
+        wrapped = [chunk.ddp_config for chunk in model_chunks[:1] if hasattr(chunk, "ddp_config")]
+        ranks = SimpleNamespace(world_size=dist.get_world_size())
+        return [self._config, self._chunks[0].model.config, *wrapped, ranks]
 
     def _check_norms(self, main: Any, measured: dict[str | None, float]) -> Iterator[Flaw]:
         """Compare the norms that the update reports, but not of a scaled loss, nor where a gradient has no place."""

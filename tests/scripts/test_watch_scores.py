@@ -49,6 +49,13 @@ def test_cases_are_of_releases_with_the_defect_and_a_trainer(defects):
         assert case["relation"] in listed.RELATIONS, case["defect"]
 
 
+def test_each_defect_declares_the_relation_that_sees_it():
+    cases, not_seen = listed.read_defects()
+    relations = {case["defect"]: case["relation"] for case in cases}
+    relations |= {name: row["would"] for row in not_seen if "would" in row for name in row["defects"]}
+    assert {one.id: one.seen_by for one in known_defects() if one.seen_by} == relations
+
+
 def test_cases_have_the_ranks_and_flags_that_parity_knows():
     parity_runs = {}
     for case in read_toml(ROOT / "ci" / "parity" / "known.toml")["case"]:

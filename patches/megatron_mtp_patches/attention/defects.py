@@ -72,6 +72,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="sum-gradients-of-shared-latents",
+        seen_by="copies",
     ),
     Defect(
         id="ML-1699",
@@ -241,6 +242,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="sum-gradients-of-output-norms",
+        seen_by="copies",
     ),
     Defect(
         id="ML-7530",
@@ -258,6 +260,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="count-attention-sinks",
+        seen_by="norm",
     ),
     Defect(
         id="ML-3575",

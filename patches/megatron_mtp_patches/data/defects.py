@@ -48,6 +48,7 @@ DEFECTS = (
         instead="train without pipeline parallelism",
         state="fixed in 0.18.0",
         evidence="read",
+        seen_by="batch",
     ),
     Defect(
         id="ML-4103b",

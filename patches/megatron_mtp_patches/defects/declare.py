@@ -16,6 +16,7 @@ _REPOSITORIES = {"ML": "NVIDIA/Megatron-LM", "EO": "NVIDIA-NeMo/Emerging-Optimiz
 T = TypeVar("T")
 Kind = Literal["wrong numbers", "wrong log", "lost state", "hang", "crash"]
 Evidence = Literal["reproduced", "read", "reported"]
+Relation = Literal["", "copies", "cast", "moves", "norm", "batch", "finite"]
 
 
 def address_of(link: str) -> str:
@@ -92,6 +93,8 @@ class Defect:
         unless: the runs from which the patch does not remove it; None for none.
         after: the id of another defect: where a run meets both, the patch removes this one only if the other is
             removed as well; '' for none.
+        seen_by: the relation of watch-invariants that sees it first in a live run; '' where none is known to. Why
+            stands in ci/watch/defects.toml.
     """
 
     id: str
@@ -112,6 +115,7 @@ class Defect:
     introduced_by: tuple[str, ...] = ()
     unless: Gap | None = None
     after: str = ""
+    seen_by: Relation = ""
 
     @property
     def links(self) -> tuple[str, ...]:

@@ -93,16 +93,24 @@ def diagnose_sources(sources: Iterable[object], transformer_engine: str | None) 
         )
     if transformer_engine is not None:
         check_version(transformer_engine)
+        return list(find_defects(RunSettings(sources, transformer_engine)))
+    return list(find_defects(settings_here(sources)))
+
+
+def settings_here(sources: Iterable[object]) -> RunSettings:
+    """The settings of a run in this environment, with the TransformerEngine that `diagnose_sources` takes."""
     from ..megatrons.installed import find_releases, find_transformer_engine
 
-    if transformer_engine is None:
-        transformer_engine, _ = find_transformer_engine(find_releases())
-    return list(find_defects(RunSettings(sources, transformer_engine)))
+    return RunSettings(sources, find_transformer_engine(find_releases())[0])
 
 
-def find_defects(settings: RunSettings) -> Iterator[Finding]:
-    """The defects of the installed Megatron that affect a run with these settings, the most severe first."""
-    defects = [one for one in known_defects() if one.affects(settings) and has_defect(one)]  # a run is read quicker
+def find_defects(settings: RunSettings, known: Iterable[Defect] | None = None) -> Iterator[Finding]:
+    """The defects of the installed Megatron that affect a run with these settings, the most severe first.
+
+    `known` are those that are looked for; None for all.
+    """
+    known = known_defects() if known is None else known
+    defects = [one for one in known if one.affects(settings) and has_defect(one)]  # a run is read quicker
     findings = {one.id: _judge(one, remover_of(one, CATALOG), settings) for one in defects}
     for defect in defects:
         finding, other = findings[defect.id], findings.get(defect.after)

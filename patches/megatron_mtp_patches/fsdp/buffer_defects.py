@@ -123,6 +123,7 @@ DEFECTS = (
         more_links=("NVIDIA/Megatron-LM#4664",),
         state="fixed in 0.18.0",
         evidence="reported",
+        seen_by="norm",
     ),
     Defect(
         id="ML-3155",

@@ -70,6 +70,7 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
+        seen_by="norm",
     ),
     Defect(
         id="ML-3754b",
@@ -85,6 +86,7 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="reduce-fsdp-gradients-of-replicas",
+        seen_by="copies",
     ),
     Defect(
         id="ML-3754c",
@@ -115,6 +117,7 @@ DEFECTS = (
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
         after="ML-5916c",  # which reduces these experts as if they were dense
+        seen_by="norm",
     ),
     Defect(
         id="fsdp-norm-without-other-experts",
@@ -130,6 +133,7 @@ DEFECTS = (
         instead=_OTHER_STRATEGY,
         evidence="reproduced",
         patch="count-fsdp-replicas-once",
+        seen_by="norm",
     ),
     Defect(
         id="fsdp-weight-norm-without-other-experts",

@@ -37,6 +37,7 @@ DEFECTS = (
         instead="--outer-dp-sharding-strategy no_shard",
         state="open",
         evidence="reproduced",
+        seen_by="norm",
     ),
     Defect(
         id="ML-4891b",
@@ -52,6 +53,7 @@ DEFECTS = (
         instead="--overlap-grad-reduce",
         state="open",
         evidence="reproduced",
+        seen_by="copies",
     ),
     Defect(
         id="fsdp-instances-sum-gradients",

@@ -20,6 +20,7 @@ DEFECTS = (
         evidence="reproduced",
         instead="leave out --use-precision-aware-optimizer",
         patch="fsdp-without-master-weights",
+        seen_by="moves",
     ),
     Defect(
         "ML-4133b",

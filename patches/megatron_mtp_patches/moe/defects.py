@@ -91,6 +91,7 @@ DEFECTS = (
         instead="leave out --delay-wgrad-compute",
         state="fixed in 0.17.0",
         evidence="read",
+        seen_by="moves",
     ),
     Defect(
         id="ML-4500",
@@ -106,6 +107,7 @@ DEFECTS = (
         instead="use --moe-token-dispatcher-type alltoall, or another --cuda-graph-scope",
         state="fixed in 0.18.0",
         evidence="read",
+        seen_by="moves",
     ),
     Defect(
         id="ML-3373",

@@ -46,6 +46,7 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="count-experts-in-grad-norm",
+        seen_by="norm",
     ),
     Defect(
         "ML-5916b",
@@ -58,6 +59,7 @@ DEFECTS = (
         evidence="reproduced",
         instead="--disable-bias-linear",
         patch="count-experts-in-grad-norm",
+        seen_by="norm",
     ),
     Defect(
         "ML-6099",
@@ -74,6 +76,7 @@ DEFECTS = (
         evidence="reproduced",
         instead="--disable-bias-linear",
         patch="count-experts-in-grad-norm",
+        seen_by="norm",
     ),
     Defect(
         "ML-5916c",
@@ -89,5 +92,6 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="count-experts-in-grad-norm",
+        seen_by="copies",
     ),
 )

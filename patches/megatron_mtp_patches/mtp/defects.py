@@ -34,6 +34,7 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="read",
         patch="count-mtp-tokens-over-ranks",
+        seen_by="finite",
     ),
     Defect(
         id="ML-3159",

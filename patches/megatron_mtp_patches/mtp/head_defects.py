@@ -76,6 +76,7 @@ DEFECTS = (
         evidence="reproduced",
         instead="--recompute-granularity selective",
         patch="recompute-quantized-mtp-heads",
+        seen_by="moves",
     ),
     Defect(
         "ML-4593b",
@@ -195,6 +196,7 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="tag-mtp-stage-embedding",
+        seen_by="copies",
     ),
     Defect(
         "tied-output-weight-save",

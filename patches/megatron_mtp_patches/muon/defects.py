@@ -119,6 +119,7 @@ DEFECTS = (
         evidence="reproduced",
         only_if="all logits of a head, or of all heads of a query group, are negative in a step",
         patch="clip-qk-of-all-layers",
+        seen_by="finite",
     ),
     Defect(
         "qk-clip-validation",

@@ -46,6 +46,7 @@ DEFECTS = (
         evidence="reproduced",
         only_if="a rank owns no main parameters",
         patch="skip-update-on-large-grad-norm",
+        seen_by="copies",
     ),
     Defect(
         "ML-3460b",
@@ -57,6 +58,7 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#3460",),
         evidence="reproduced",
         patch="skip-update-on-large-grad-norm",
+        seen_by="finite",
     ),
     Defect(
         "ML-3460c",
@@ -79,6 +81,7 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#4116",),
         evidence="reproduced",
         patch="clip-mtp-grads-separately",
+        seen_by="norm",
     ),
     Defect(
         "ML-4116b",
@@ -90,6 +93,7 @@ DEFECTS = (
         introduced_by=("NVIDIA/Megatron-LM#4116",),
         evidence="reproduced",
         patch="clip-mtp-grads-separately",
+        seen_by="norm",
     ),
     Defect(
         "ML-7338",
@@ -105,6 +109,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="read-gradients-in-their-dtype",
+        seen_by="norm",
     ),
     Defect(
         "ML-5530",
@@ -137,6 +142,7 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="count-uninitialized-shards",
+        seen_by="norm",
     ),
     Defect(
         id="ML-3213",
@@ -153,6 +159,7 @@ DEFECTS = (
         state="fixed in 0.17.0",
         evidence="reproduced",
         patch="count-duplicated-weights-once",
+        seen_by="norm",
     ),
     Defect(
         "mtp-loss-of-skipped-steps",

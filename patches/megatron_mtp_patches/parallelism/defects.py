@@ -33,6 +33,7 @@ DEFECTS = (
         state="fixed in 0.18.0",
         evidence="reproduced",
         patch="keep-outputs-until-sent",
+        seen_by="finite",
     ),
     Defect(
         "ML-6616",

@@ -45,6 +45,7 @@ DEFECTS = (
         instead="give both the same number of weight shards",
         state="fixed on main",
         evidence="read",
+        seen_by="copies",
     ),
     Defect(
         id="ML-6207",

@@ -84,6 +84,7 @@ DEFECTS = (
         state="fixed in 0.19.0",
         evidence="reproduced",
         patch="reduce-tensors-with-gaps",
+        seen_by="copies",
     ),
     Defect(
         id="ML-5750",

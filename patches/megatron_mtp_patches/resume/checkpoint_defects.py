@@ -42,6 +42,7 @@ DEFECTS = (
         state="fixed on main",
         evidence="reproduced",
         patch="save-own-state-of-each-param",
+        seen_by="cast",
     ),
     Defect(
         id="ML-2288",

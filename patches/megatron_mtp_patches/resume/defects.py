@@ -105,6 +105,7 @@ DEFECTS = (
         state="open",
         evidence="reproduced",
         patch="refresh-offloaded-params",
+        seen_by="cast",
     ),
     Defect(
         id="ML-3676a",

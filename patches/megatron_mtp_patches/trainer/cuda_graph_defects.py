@@ -113,6 +113,7 @@ DEFECTS = (
         instead=_OTHERS,
         state="fixed on main",
         evidence="reported",
+        seen_by="moves",
     ),
     Defect(
         id="ML-6643",

@@ -48,5 +48,6 @@ DEFECTS = (
         state="fixed on main",
         evidence="reproduced",
         patch="freeze-all-layers",
+        seen_by="moves",
     ),
 )

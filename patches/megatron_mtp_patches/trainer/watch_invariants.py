@@ -17,7 +17,8 @@ PATCH = Patch(
         "is that of all gradients; what trains moves, and what is frozen stays.",
         "`OptimizerConfig.watch_action`: warn, once for each kind, or raise on all ranks. Copies that differ by "
         "rounding only warn.",
-        "The training log, TensorBoard and W&B get the number of findings so far.",
+        "The training log, TensorBoard and W&B get the number of findings so far. A finding names known defects that "
+        "affect the run, have this effect, and are not removed.",
     ),
     undetected="It is a check, and no repair.",
     numerics="Nothing changes without a flag, nor with it.",

@@ -1,4 +1,4 @@
-"""A finding says how far copies differ, and all findings are counted."""
+"""A finding says how far copies differ and which known defect may be the cause; all findings are counted."""
 
 import inspect
 import logging
@@ -97,6 +97,22 @@ def test_rounding_is_counted_and_raises_nothing(train, caplog, rank):
         train(ALL, steps=3, fault=fault, watch_invariants=2)
     assert megatron_mtp_patches.metrics()["watch findings"] == 1
     assert ("watch, step 3: copies differ by rounding" in caplog.text) == (rank == 0)
+
+
+def test_a_known_defect_is_looked_for_by_the_relation_and_the_configurations(train, monkeypatch):
+    from megatron_mtp_patches.doctor import causes
+    from megatron_mtp_patches.doctor.findings import RunSettings
+
+    from megatron_overrides.watch.findings import WatchError
+
+    def name(relation, sources):
+        run = RunSettings(sources, None)
+        return f"; {relation}, {run.world_size}, {run.clip_grad}, {run.num_layers}, {run.overlap_grad_reduce}"
+
+    monkeypatch.setattr(causes, "name_causes", name)
+    fault = lambda training, step: change_last_rank(training, 0.5)  # noqa: E731
+    with pytest.raises(WatchError, match=r"watch, step 1: copies differ: .*; copies, 3, 1\.0, 2, True$"):
+        train(ALL, steps=1, fault=fault, clip_grad=1.0, overlap_grad_reduce=True)
 
 
 def test_it_logs_where_it_is_the_only_patch(train, monkeypatch, capsys):
