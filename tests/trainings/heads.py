@@ -12,9 +12,9 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from megatron_mtp_patches.defects.labs.lab import make_optimizer
 
 VOCABULARY, LENGTH, BATCH, MICROBATCHES = 32, 16, 2, 2
 
@@ -39,7 +39,7 @@ class HeadTraining:
         wrapper = FullyShardedDataParallel if ddp_config.use_megatron_fsdp else DistributedDataParallel
         self.model = [wrapper(config, ddp_config, chunk.to(config.params_dtype)) for chunk in chunks]
         config.finalize_model_grads_func = finalize_model_grads
-        self.optimizer = get_megatron_optimizer(OptimizerConfig(**settings), self.model)
+        self.optimizer = make_optimizer(*self.model, **settings)
         self.losses: list[list[float]] = []
         self.norms: list[float] = []
 

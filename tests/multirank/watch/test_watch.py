@@ -136,6 +136,15 @@ def test_a_rank_on_which_nothing_trains_has_weights(monkeypatch):
     assert (weight_of_layer.name, weight_of_layer.trained) == ("weight", None)
 
 
+def test_a_training_with_muon_is_watched(train):
+    from megatron_overrides.watch.findings import WatchError
+
+    pytest.importorskip("emerging_optimizers", reason="emerging_optimizers needs Python 3.12")
+    flip = at(2, lambda training: flip_on_last_rank(weight(training)))
+    with pytest.raises(WatchError, match="watch, step 2: copies differ: weight decoder.final_layernorm"):
+        train({}, fault=flip, optimizer="muon", bf16=True)
+
+
 @pytest.mark.parametrize("strategy", ["optim_grads_params", "no_shard"])
 def test_a_shard_of_megatron_fsdp_that_is_not_its_main_weight_is_named(train, strategy):
     from megatron_overrides.watch.findings import WatchError
