@@ -34,6 +34,7 @@ def blocks() -> dict[str, str]:
         "parity-scores": make_block(read_scores()),
         "parity-score": make_sentence(read_scores(), DEFAULT),
         "watch-scores": "\n".join(watched.make_table(watched.read_scores())),
+        "watch-flips": "\n".join(watched.make_table_of_flips(watched.read_scores())),
         "replays": replays("cpu-transformer-engine", 1),
         "replays-on-2-ranks": replays("cpu-transformer-engine-2-ranks", 2),
         "gpu": pages.sentence(pages.read_kept(), docs="docs/", ci="ci/"),

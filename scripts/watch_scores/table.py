@@ -8,7 +8,7 @@ from typing import NamedTuple
 from scripts.common.kept_rows import read_rows, write_rows
 from scripts.common.markdown import table
 
-from .listed import FOLDER, LISTS
+from .listed import FOLDER, LISTS, read_faults
 
 SCORES = FOLDER / "scores.json"
 
@@ -59,6 +59,21 @@ def make_table(scores: list[Score]) -> list[str]:
     others = [one for one in scores if one.outcome != one.listed]
     lines = [f"* {one.release}, {one.list}, {one.name}: {one.outcome}: {_say(one)}" for one in others]
     return [*table(["release", *LISTS], rows), "", *lines]
+
+
+def make_table_of_flips(scores: list[Score]) -> list[str]:
+    """How many of the faults that flip a bit were caught, by what has it and by the relation that sees it."""
+    outcomes: dict[str, list[str]] = {}
+    for score in scores:
+        if score.list == "faults":
+            outcomes.setdefault(score.name, []).append(score.outcome)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for fault in read_faults():
+        if "flip" in fault["change"]:
+            group = (fault["where"], fault.get("relation", "none"))
+            groups.setdefault(group, []).extend(outcomes.get(fault["name"], []))
+    rows = [[*group, str(len(all_)), str(all_.count("caught"))] for group, all_ in sorted(groups.items())]
+    return table(["a bit of a", "relation", "runs", "caught in the next check"], rows)
 
 
 def _count(scores: list[Score], name: str, release: str) -> str:
