@@ -1,8 +1,7 @@
-"""Compares copies over all ranks: a table of names that is made once, and one all-reduce for each comparison."""
+"""Compares copies over all ranks: a table of hashed names that is made once, and one all-reduce each time."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple
@@ -11,9 +10,12 @@ import torch
 import torch.distributed as dist
 
 from megatron_overrides.watch.bits import sum_bits
-from megatron_overrides.watch.tensors import Watched
+from megatron_overrides.watch.tensors import GRADIENT, Watched
 
 _LEAST = torch.iinfo(torch.int64).min
+# Copies of weights are named before what differs because of them.
+_ORDER = ("weight ", "buffer ", "main weight ", GRADIENT, "")
+MOST = 64  # mismatches whose names are gathered
 
 
 class Mismatch(NamedTuple):
@@ -32,6 +34,18 @@ class Mismatch(NamedTuple):
     size: int
 
 
+class Comparison(NamedTuple):
+    """What came of comparing all copies; the same on all ranks.
+
+    Attributes:
+        total: how many tensors have copies that differ.
+        mismatches: of the first of them, in the order in which they are named: at most MOST.
+    """
+
+    total: int
+    mismatches: list[Mismatch]
+
+
 class Copies:
     """The tensors of this rank of which other ranks have copies. Its methods are collectives of all ranks.
 
@@ -46,26 +60,25 @@ class Copies:
 
     def __init__(self, tensors: Iterable[Watched], device: torch.device) -> None:
         self.device = device
-        mine = {tensor.name: tensor for tensor in tensors}
-        shared = _find_shared(sorted(mine), device)
+        mine = {_hash(tensor.name): tensor for tensor in tensors}
+        shared = _find_shared(list(mine), device)
         self.size = len(shared)
-        self._names = shared
-        self._mine = [(number, mine[name]) for number, name in enumerate(shared) if name in mine]
+        numbers = {hashed: number for number, hashed in enumerate(shared)}
+        self._mine = {numbers[hashed]: tensor for hashed, tensor in mine.items() if hashed in numbers}
         holders = torch.full((self.size,), dist.get_world_size(), dtype=torch.int64, device=device)
-        for number, _ in self._mine:
-            holders[number] = dist.get_rank()
+        holders[list(self._mine)] = dist.get_rank()
         dist.all_reduce(holders, op=dist.ReduceOp.MIN)
-        first = dict(zip(shared, holders.tolist(), strict=True))
-        self.first_held = [one for name, one in mine.items() if first.get(name, dist.get_rank()) == dist.get_rank()]
+        is_first = (holders == dist.get_rank()).tolist()
+        self.first_held = [one for hashed, one in mine.items() if hashed not in numbers or is_first[numbers[hashed]]]
 
-    def compare(self) -> list[Mismatch]:
-        """Return the copies that differ, the same on all ranks.
+    def compare(self) -> Comparison:
+        """Compare all copies.
 
         Reads each tensor once, has one all-reduce of 16 bytes for each shared tensor of the whole model, and one read
         on the host; names and sums are gathered only if copies differ.
         """
         sums = torch.full((2, self.size), _LEAST, dtype=torch.int64, device=self.device)
-        for number, tensor in self._mine:
+        for number, tensor in self._mine.items():
             value = tensor.read()
             if value is not None:
                 total = sum_bits(value).to(self.device)
@@ -75,45 +88,55 @@ class Copies:
         # The largest sum is the smallest one, or no rank has the tensor now.
         differs = (most[0] != ~most[1]) & (most[0] != _LEAST)
         numbers = differs.nonzero().flatten().tolist()
-        return self._name(numbers, sums[0]) if numbers else []
+        return Comparison(len(numbers), self._name(self._choose(numbers), sums[0]) if numbers else [])
 
     def find(self, name: str) -> torch.Tensor | None:
         """The tensor of a mismatch; None where this rank has none."""
-        return next((tensor.read() for number, tensor in self._mine if self._names[number] == name), None)
+        return next((tensor.read() for tensor in self._mine.values() if tensor.name == name), None)
+
+    def _choose(self, numbers: list[int]) -> list[int]:
+        """The first of these, in the order in which they are named, which only ranks that have them know."""
+        places = torch.full((len(numbers),), len(_ORDER), device=self.device)
+        for index, number in enumerate(numbers):
+            if number in self._mine:
+                name = self._mine[number].name
+                places[index] = next(place for place, kind in enumerate(_ORDER) if name.startswith(kind))
+        dist.all_reduce(places, op=dist.ReduceOp.MIN)
+        return [numbers[index] for index in places.argsort(stable=True).tolist()[:MOST]]
 
     def _name(self, numbers: list[int], sums: torch.Tensor) -> list[Mismatch]:
-        differing = set(numbers)
-        mine: dict[int, tuple[int, torch.dtype, int]] = {}
-        for number, tensor in self._mine:
-            if number in differing and (value := tensor.read()) is not None:
-                mine[number] = int(sums[number]), value.dtype, value.numel()
-        gathered: list[dict[int, tuple[int, torch.dtype, int]]] = [{} for _ in range(dist.get_world_size())]
+        mine: dict[int, tuple[str, int, torch.dtype, int]] = {}
+        for number in numbers:
+            tensor = self._mine.get(number)
+            if tensor is not None and (value := tensor.read()) is not None:
+                mine[number] = tensor.name, int(sums[number]), value.dtype, value.numel()
+        gathered: list[dict[int, tuple[str, int, torch.dtype, int]]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(gathered, mine)
         mismatches = []
         for number in numbers:
             copies = {rank: one[number] for rank, one in enumerate(gathered) if number in one}
-            _, dtype, size = next(iter(copies.values()))
-            totals = {rank: total for rank, (total, _, _) in copies.items()}
-            mismatches.append(Mismatch(self._names[number], totals, dtype, size))
+            name, _, dtype, size = next(iter(copies.values()))
+            mismatches.append(Mismatch(name, {rank: total for rank, (_, total, *_) in copies.items()}, dtype, size))
         return mismatches
 
 
-def _find_shared(names: list[str], device: torch.device) -> list[str]:
-    """The names that several ranks have, in an order that is the same on all of them.
+def _hash(name: str) -> int:
+    """64 bits of a name; of 30 million names two have the same ones in one run of 40,000."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
 
-    Each rank sends a digest of its names; each list of names is sent once, by the first rank that has it.
+
+def _find_shared(hashes: list[int], device: torch.device) -> list[int]:
+    """The hashes that several ranks have, in an order that is the same on all of them.
+
+    One all-gather of 8 bytes for each tensor of each rank.
     """
-    digest = int.from_bytes(blake2b("\n".join(names).encode(), digest_size=8).digest(), "big", signed=True)
-    digests = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
-    digests[dist.get_rank()] = digest
-    dist.all_reduce(digests)
-    holders = Counter(digests.tolist())
-    count: Counter[str] = Counter()
-    for rank, one in enumerate(digests.tolist()):
-        if one in holders:
-            sent = [names]
-            dist.broadcast_object_list(sent, src=rank, device=device)
-            for name in sent[0]:
-                count[name] += holders[one]
-            del holders[one]
-    return sorted(name for name, ranks in count.items() if ranks > 1)
+    size = torch.tensor([len(hashes)], device=device)
+    sizes = torch.empty(dist.get_world_size(), dtype=torch.int64, device=device)
+    dist.all_gather_into_tensor(sizes, size)
+    mine = torch.zeros(int(sizes.max()), dtype=torch.int64, device=device)
+    mine[: len(hashes)] = torch.tensor(hashes, dtype=torch.int64, device=device)
+    gathered = torch.empty(len(sizes) * len(mine), dtype=torch.int64, device=device)
+    dist.all_gather_into_tensor(gathered, mine)
+    is_padding = torch.arange(len(mine), device=device) >= sizes[:, None]
+    values, counts = gathered[~is_padding.flatten()].unique(return_counts=True)
+    return values[counts > 1].tolist()

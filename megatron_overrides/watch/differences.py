@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from megatron_overrides.watch.bits import INTEGERS, PIECE, view_bits
-from megatron_overrides.watch.copies import Copies, Mismatch
+from megatron_overrides.watch.copies import Comparison, Copies, Mismatch
 from megatron_overrides.watch.findings import Finding, describe_ranks
 from megatron_overrides.watch.relations import ROUNDING
-from megatron_overrides.watch.tensors import GRADIENT
 
-# Copies of weights are named before what differs because of them.
-_ORDER = ("weight ", "buffer ", "main weight ", GRADIENT, "")
 MOST_ULPS = 2  # of a rounding
 MOST_SAID = 1000
 _LEAST = torch.iinfo(torch.int64).min
@@ -46,12 +42,12 @@ class Difference(NamedTuple):
         return f"{largest}, " + (f"at most {self.ulps} ulp" if self.ulps <= MOST_SAID else f"more than {MOST_SAID} ulp")
 
 
-def describe_mismatches(copies: Copies, mismatches: Iterable[Mismatch]) -> Finding:
-    """The finding that these copies differ, by more than a rounding or only by that. A collective of all ranks.
+def describe_mismatches(copies: Copies, comparison: Comparison) -> Finding:
+    """The finding that copies differ, by more than a rounding or only by that. A collective of all ranks.
 
-    Reads the first tensor whole, and the others, piece by piece, until a difference is none of rounding.
+    Reads the first tensor whole, and the others that have names, piece by piece, until a difference is no rounding.
     """
-    first, *others = sorted(mismatches, key=_place_in_order)
+    first, *others = comparison.mismatches
     difference = _measure(copies, first)
     is_rounding = difference.is_rounding and all(_measure(copies, one, stops=True).is_rounding for one in others)
     ranks_of: dict[int, list[int]] = {}
@@ -62,13 +58,10 @@ def describe_mismatches(copies: Copies, mismatches: Iterable[Mismatch]) -> Findi
     more = f" and {len(groups) - 3} more groups" if len(groups) > 3 else ""
     return Finding(
         ROUNDING if is_rounding else "copies differ",
-        [first.name, *(one.name for one in others)],
+        [one.name for one in comparison.mismatches],
+        comparison.total,
         f"of the first, {said}{more} have other bits ({difference})",
     )
-
-
-def _place_in_order(mismatch: Mismatch) -> int:
-    return next(place for place, kind in enumerate(_ORDER) if mismatch.name.startswith(kind))
 
 
 @torch.no_grad()

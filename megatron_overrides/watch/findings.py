@@ -26,17 +26,19 @@ class Finding(NamedTuple):
 
     Attributes:
         relation: its name.
-        names: the tensors.
+        names: the first tensors.
+        total: how many there are; of those that ranks find by themselves, on the rank that has most.
         detail: what is wrong with the first of them, as the end of a sentence.
     """
 
     relation: str
     names: list[str]
+    total: int
     detail: str
 
     def describe(self, step: int) -> str:
         shown = "; ".join(self.names[:SHOWN])
-        others = f" and {len(self.names) - SHOWN} more" if len(self.names) > SHOWN else ""
+        others = f" and {self.total - SHOWN} more" if self.total > SHOWN else ""
         return f"watch, step {step}: {self.relation}: {shown}{others}: {self.detail}"
 
 
@@ -85,17 +87,31 @@ def gather(flaws: list[Flaw]) -> list[Finding]:
     dist.all_reduce(count, op=dist.ReduceOp.MAX)
     if not int(count):
         return []
-    gathered: list[list[Flaw]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, flaws)
-    by_relation: dict[str, dict[str, list[int]]] = {}
+    ours: dict[str, list[Flaw]] = {}
+    for flaw in flaws:
+        ours.setdefault(flaw.relation, []).append(flaw)
+    # Of thousands of ranks each sends a few, for all of them may have a NaN in each weight.
+    few = [(len(alike), alike[:SHOWN]) for alike in ours.values()]
+    gathered: list[list[tuple[int, list[Flaw]]]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, few)
+    ranks: dict[str, dict[str, list[int]]] = {}
+    counts: dict[str, int] = {}
     details: dict[str, str] = {}
-    for rank, ours in enumerate(gathered):
-        for flaw in ours:
-            by_relation.setdefault(flaw.relation, {}).setdefault(flaw.name, []).append(rank)
-            details.setdefault(flaw.relation, flaw.detail)
+    for rank, theirs in enumerate(gathered):
+        for size, shown in theirs:
+            relation = shown[0].relation
+            counts[relation] = max(size, counts.get(relation, 0))
+            details.setdefault(relation, shown[0].detail)
+            for flaw in shown:
+                ranks.setdefault(relation, {}).setdefault(flaw.name, []).append(rank)
     return [
-        Finding(relation, list(names), f"{details[relation]} (first one: {describe_ranks(next(iter(names.values())))})")
-        for relation, names in by_relation.items()
+        Finding(
+            relation,
+            list(names),
+            max(counts[relation], len(names)),
+            f"{details[relation]} (first one: {describe_ranks(next(iter(names.values())))})",
+        )
+        for relation, names in ranks.items()
     ]
 
 

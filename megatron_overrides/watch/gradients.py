@@ -71,7 +71,7 @@ class Gradients:
         dist.all_gather_object(answers, (asked, has_one))
         missing = set().union(*(one for one, _ in answers)).difference(*(one for _, one in answers))
         text = f"no rank has had a gradient of the first in {CHECKS} checks"
-        return [Finding("a weight has no gradient", sorted(missing), text)] if missing else []
+        return [Finding("a weight has no gradient", sorted(missing), len(missing), text)] if missing else []
 
     def _count_missing(self, squares: list[float]) -> None:
         for tensor, square in zip(self._tensors, squares, strict=True):

@@ -67,12 +67,12 @@ class Watch:
         weights_by_chunk = [chunk.find_weights(trained) for chunk in self._chunks]
         weights = list(chain.from_iterable(weights_by_chunk))
         copies, gradients = self._find_tensors(weights_by_chunk)
-        mismatches = copies.compare()
+        comparison = copies.compare()
         # QK clipping scales a weight and its main weight each by itself, so they differ by a rounding until the update.
         model_config = self._chunks[0].model.config
         casts = [] if model_config.qk_clip else check_casts(weights)
         flaws = [*casts, *check_finite(weights, not self._config.fp16)]
-        differing = [describe_mismatches(copies, mismatches)] if mismatches else []
+        differing = [describe_mismatches(copies, comparison)] if comparison.total else []
         norms = gradients.measure()
         missing = gradients.find_missing(with_heads=bool(getattr(model_config, "mtp_loss_scaling_factor", True)))
         self._findings.report([*differing, *gather(flaws), *missing], self._steps)
@@ -150,8 +150,8 @@ def check_itself() -> None:
         return
     scratch = torch.arange(4.0, device="cuda")
     copies = Copies([Watched("scratch", lambda: scratch)], scratch.device)
-    is_silent = not copies.compare()
+    is_silent = not copies.compare().total
     if dist.get_rank() == 0:
         scratch.view(torch.int32)[2] ^= 1
-    if not is_silent or not copies.compare():
+    if not is_silent or not copies.compare().total:
         raise WatchError("watch: a bit that it has flipped itself was not noticed: report this to megatron_mtp_patches")
