@@ -9,6 +9,8 @@ import pytest
 import torch
 from megatron.core import parallel_state
 
+from tests.trainings.muon import needs_muon
+
 pytestmark = [pytest.mark.forked("patched"), pytest.mark.guards("watch-invariants"), pytest.mark.ranks(2)]
 
 TP = {"tensor_model_parallel_size": 2}
@@ -136,10 +138,10 @@ def test_a_rank_on_which_nothing_trains_has_weights(monkeypatch):
     assert (weight_of_layer.name, weight_of_layer.trained) == ("weight", None)
 
 
+@needs_muon
 def test_a_training_with_muon_is_watched(train):
     from megatron_overrides.watch.findings import WatchError
 
-    pytest.importorskip("emerging_optimizers", reason="emerging_optimizers needs Python 3.12")
     flip = at(2, lambda training: flip_on_last_rank(weight(training)))
     with pytest.raises(WatchError, match="watch, step 2: copies differ: weight decoder.final_layernorm"):
         train({}, fault=flip, optimizer="muon", bf16=True)
