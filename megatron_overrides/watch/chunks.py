@@ -16,11 +16,13 @@ class Chunk(NamedTuple):
 
     Attributes:
         model: without its wrappers.
+        wrapped: with them, as a trainer calls it.
         fsdp_buffer: the ParamAndGradBuffer of Megatron-FSDP; None without it.
         prefix: begins the names of weights.
     """
 
     model: torch.nn.Module
+    wrapped: torch.nn.Module
     fsdp_buffer: Any
     prefix: str
 
@@ -37,7 +39,7 @@ def find_chunks(model_chunks: list[Any]) -> list[Chunk]:
     """The chunks of a model, from what is around them for data parallelism and half precision."""
     has_several = len(model_chunks) > 1
     return [
-        Chunk(_unwrap(chunk), find_fsdp_buffer(chunk), f"chunk {number} " * has_several)
+        Chunk(_unwrap(chunk), chunk, find_fsdp_buffer(chunk), f"chunk {number} " * has_several)
         for number, chunk in enumerate(model_chunks)
     ]
 

@@ -10,4 +10,7 @@ RELATIONS = {
     "a weight has no gradient": "moves",
     "a frozen weight has moved": "moves",
     "not finite": "finite",
+    "ranks have other batches": "batch",
+    "parts of a sequence do not join": "batch",
+    "replicas have the same batch": "batch",
 }

@@ -16,6 +16,7 @@ from megatron.core.utils import log_single_rank
 from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP
 from megatron_overrides.norms.step_state import start_step, step_state_of
 from megatron_overrides.run_arguments import arguments_of_run
+from megatron_overrides.watch.batches import Batches
 from megatron_overrides.watch.chunks import find_chunks
 from megatron_overrides.watch.copies import Copies
 from megatron_overrides.watch.differences import describe_mismatches
@@ -41,6 +42,8 @@ class Watch:
         self._chunks = find_chunks(model_chunks)
         self._optimizer = optimizer
         self._device = torch.device("cuda", torch.cuda.current_device())
+        self._batches = Batches(self._chunks)
+        self._batches.start()  # the first step is due
         self._copies: Copies | None = None
         self._gradients: Gradients | None = None
         self._has_moments = False
@@ -61,8 +64,14 @@ class Watch:
         """
         start_step(self._optimizer)
         self._steps += 1
-        if (self._steps - 1) % self._config.watch_invariants:
-            return update()
+        is_due = (self._steps - 1) % self._config.watch_invariants == 0
+        result = self._check(update) if is_due else update()
+        if self._steps % self._config.watch_invariants == 0:
+            self._batches.start()
+        return result
+
+    def _check(self, update: Callable[[], Any]) -> Any:
+        self._findings.report(gather(self._batches.compare()), self._steps)  # copies may differ because of them
         trained = find_trained(self._optimizer)
         weights_by_chunk = [chunk.find_weights(trained) for chunk in self._chunks]
         weights = list(chain.from_iterable(weights_by_chunk))
@@ -71,7 +80,7 @@ class Watch:
         # QK clipping scales a weight and its main weight each by itself, so they differ by a rounding until the update.
         model_config = self._chunks[0].model.config
         casts = [] if model_config.qk_clip else check_casts(weights)
-        flaws = [*casts, *check_finite(weights, not self._config.fp16)]
+        flaws = [*casts, *check_finite(weights, not self._config.fp16), *self._batches.check_losses()]
         differing = [describe_mismatches(copies, comparison)] if comparison.total else []
         norms = gradients.measure()
         missing = gradients.find_missing(with_heads=bool(getattr(model_config, "mtp_loss_scaling_factor", True)))

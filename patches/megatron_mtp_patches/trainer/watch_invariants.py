@@ -6,15 +6,16 @@ from ..engine import Patch, Wrap
 
 PATCH = Patch(
     id="watch-invariants",
-    summary="Check in a live run that copies agree, weights are their main weights, and all is finite and trains",
+    summary="Check in a live run that copies and batches agree, weights are main weights, and all is finite and trains",
     problem="Copies of a weight on several ranks may drift apart, an update or a gather may be lost, and the log does "
     "not tell. Megatron's own check (`--check-weight-hash-across-dp-replicas-interval`) compares weights of "
     "data-parallel replicas alone, and not those of tensor-parallel ranks, of tied embeddings and of the optimizer.",
     adds=(
         "`OptimizerConfig.watch_invariants`: in the first update and then in every Nth, before it: weights, main "
         "weights, moments, gradients and buffers of which several ranks have copies have the same bits; a weight is "
-        "its main weight in the model's dtype; weights, moments and gradients are finite. Around it: the gradient norm "
-        "is that of all gradients; what trains moves, and what is frozen stays.",
+        "its main weight in the model's dtype; weights, moments, gradients and losses are finite; ranks of a replica "
+        "have the same batches, and replicas other ones. Around it: the gradient norm is that of all gradients; what "
+        "trains moves, and what is frozen stays.",
         "`OptimizerConfig.watch_action`: warn, once for each kind, or raise on all ranks. Copies that differ by "
         "rounding only warn.",
         "The training log, TensorBoard and W&B get the number of findings so far. A finding names known defects that "
