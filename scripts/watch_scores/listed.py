@@ -36,15 +36,13 @@ def read_faults() -> list[dict[str, Any]]:
 
 def read_clean(release: str) -> list[dict[str, Any]]:
     """The layouts of the faults, the known wrong numbers that `parity` is scored by, and the other known defects."""
-    unrepaired = read_toml(FOLDER / "defects.toml")["unrepaired"]
-    parity_runs = [
-        {**row, "releases": [release], "is_unrepaired": row["name"] in unrepaired}
-        for row in read_parity_rows("known", release)
-    ]
+    parity_runs = [{**row, "releases": [release]} for row in read_parity_rows("known", release)]
     named = {row["name"] for row in parity_runs}
     others = [{**case, "name": case["defect"]} for case in read_defects()[0] if case["defect"] not in named]
-    layouts = read_toml(FOLDER / "faults.toml")["layout"]
-    return [{key: row[key] for key in _OF_RUNS if key in row} for row in (*layouts, *parity_runs, *others)]
+    parts = read_toml(FOLDER / "defects.toml"), read_toml(FOLDER / "faults.toml")
+    unrepaired = dict.fromkeys(parts[0]["unrepaired"], {"is_unrepaired": True})
+    rows = [row | unrepaired.get(row["name"], {}) for row in (*parts[1]["layout"], *parity_runs, *others)]
+    return [{key: row[key] for key in _OF_RUNS if key in row} for row in rows]
 
 
 def read_rows(name: str, release: str, only: Collection[str] | None = None) -> list[dict[str, Any]]:
