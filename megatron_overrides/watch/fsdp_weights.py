@@ -78,8 +78,7 @@ def _find_elements(group: Any, number: int, size: int, param: torch.nn.Parameter
     """The elements of a parameter that the optimizer of this rank updates, which are `size`; None for all."""
     if size == param.numel():
         return None
-    buffer = group.main_weight_buffer or group.model_weight_buffer
-    start = buffer._get_item_slice_in_shard(number)[0]
+    start = group.model_weight_buffer._get_item_slice_in_shard(number)[0]  # of a whole buffer its virtual shard
     return slice(start, start + size)
 
 

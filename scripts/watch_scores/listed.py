@@ -39,9 +39,9 @@ def read_clean(release: str) -> list[dict[str, Any]]:
     parity_runs = [{**row, "releases": [release]} for row in read_parity_rows("known", release)]
     named = {row["name"] for row in parity_runs}
     others = [{**case, "name": case["defect"]} for case in read_defects()[0] if case["defect"] not in named]
-    parts = read_toml(FOLDER / "defects.toml"), read_toml(FOLDER / "faults.toml")
-    unrepaired = dict.fromkeys(parts[0]["unrepaired"], {"is_unrepaired": True})
-    rows = [row | unrepaired.get(row["name"], {}) for row in (*parts[1]["layout"], *parity_runs, *others)]
+    layouts = read_toml(FOLDER / "faults.toml")["layout"]
+    unrepaired = dict.fromkeys(read_toml(FOLDER / "defects.toml")["unrepaired"], {"is_unrepaired": True})
+    rows = [row | unrepaired.get(row["name"], {}) for row in (*layouts, *parity_runs, *others)]
     return [{key: row[key] for key in _OF_RUNS if key in row} for row in rows]
 
 
