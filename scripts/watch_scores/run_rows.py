@@ -35,10 +35,10 @@ def score(script: str, row: dict[str, Any], release: str, name: str) -> Score:
     else:
         listed = "silent" if "not_seen" in row else "caught"
     try:
-        (found, said), error = run_row(script, row), ""
+        (found, said, has_same_bits), error = run_row(script, row), ""
     except Exception as raised:  # a run that ends in an error is scored as that
-        found, said, error = [], [], f"{type(raised).__name__}: {raised}"
-    outcome = "not trained" if error else describe(row, found)
+        found, said, has_same_bits, error = [], [], True, f"{type(raised).__name__}: {raised}"
+    outcome = "not trained" if error else describe(row, found) if has_same_bits else "other bits"
     seconds = round(time.monotonic() - start)
     return Score(name, release, row["name"], outcome, listed, [*map(str, found)], said, error, seconds)
 

@@ -22,8 +22,8 @@ class Score(NamedTuple):
         name: of the layout, defect or fault.
         outcome: of a defect or a fault "caught" by the relation and within the steps of its row; "caught otherwise" by
             another relation, or later; a "false alarm" before the step of a fault; or "silent". Of a run with all
-            patches and no fault "clean" or "not clean"; the latter is right for a defect without a patch. "not
-            trained" where it ends in an error, or nowhere has what the fault changes.
+            patches and no fault "clean" or "not clean"; the latter is right for a defect without a patch; or "other
+            bits" than without a watch. "not trained" where it ends in an error, or nowhere has what the fault changes.
         listed: the outcome that the row wants.
         found: the findings of the log, in its order.
         said: what else the watch has logged: what it compares, and what it cannot.
