@@ -75,14 +75,15 @@ class Movement:
     Args:
         weights: of this rank.
         frozen: the sums of the weights that do not train, in the first check; it is filled there.
+        are_all_frozen: a flag of the run says so, whatever the parameters say.
     """
 
-    def __init__(self, weights: list[Weight], frozen: dict[str, torch.Tensor]) -> None:
+    def __init__(self, weights: list[Weight], frozen: dict[str, torch.Tensor], are_all_frozen: bool) -> None:
         self._frozen = frozen
-        self._still = [weight for weight in weights if not weight.param.requires_grad]
+        self._still = [weight for weight in weights if are_all_frozen or not weight.param.requires_grad]
         for weight in self._still:
             frozen.setdefault(weight.name, sum_bits(weight.read()))
-        moving = (pair for pair in _pair_trained(weights) if pair[0].param.requires_grad)
+        moving = () if are_all_frozen else (pair for pair in _pair_trained(weights) if pair[0].param.requires_grad)
         self._before = {weight.name: (weight, trained, sum_bits(trained.values())) for weight, trained in moving}
 
     def check(self) -> Iterator[Flaw]:

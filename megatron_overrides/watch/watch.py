@@ -85,7 +85,8 @@ class Watch:
         norms = gradients.measure()
         missing = gradients.find_missing(with_heads=bool(getattr(model_config, "mtp_loss_scaling_factor", True)))
         self._findings.report([*differing, *gather(flaws), *missing], self._steps)
-        movement = Movement(weights, self._frozen)
+        are_all_frozen = bool(getattr(arguments_of_run(), "freeze_all_layers", False))
+        movement = Movement(weights, self._frozen, are_all_frozen)
         result = update()
         flaws = [*movement.check(), *self._check_norms(result[1], norms)] if result[0] else []
         self._findings.report(gather(flaws), self._steps)
