@@ -125,10 +125,13 @@ def _should_move(weight: Weight, trained: Trained) -> bool:
         return False
     values = trained.values()
     unit = values.abs() * torch.finfo(values.dtype).eps
-    if "exp_avg" in moments and "exp_avg_sq" in moments:
-        step = rate * moments["exp_avg"].abs() / (moments["exp_avg_sq"].sqrt() + trained.group.get("eps", 1e-8))
-        return bool((step > ADAM * unit).any())
-    return bool(rate * gradient.abs().max() > OTHERS * unit.min())
+    first, second = moments.get("exp_avg"), moments.get("exp_avg_sq")
+    if first is None or second is None:
+        return bool(rate * gradient.abs().max() > OTHERS * unit.min())
+    if first.dtype == torch.float32 and not first.any():  # the update has not read the gradient
+        return True
+    step = rate * first.abs() / (second.sqrt() + trained.group.get("eps", 1e-8))
+    return bool((step > ADAM * unit).any())
 
 
 def _find_raised(flags: dict[str, torch.Tensor]) -> list[str]:

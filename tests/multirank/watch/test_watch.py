@@ -82,12 +82,15 @@ def test_a_fault_before_an_update_is_named_on_all_ranks(train, layout, settings,
         train(layout, fault=at(2, change), **settings)
 
 
-def test_a_weight_that_an_update_leaves_out_is_named(train):
+@pytest.mark.parametrize("moments", ["of the steps before", "zero"])
+def test_a_weight_that_an_update_leaves_out_is_named(train, moments):
     from megatron_overrides.watch.findings import WatchError
 
     def freeze_step(training):
         for leaf in training.optimizer.chained_optimizers:
             leaf.optimizer.step = lambda *args, **kwargs: None
+            for state in leaf.optimizer.state.values() if moments == "zero" else ():
+                state["exp_avg"].zero_()
 
     with pytest.raises(WatchError, match="watch, step 2: a weight does not train: .*decoder.*it has a gradient"):
         train(TP, fault=at(2, freeze_step))
