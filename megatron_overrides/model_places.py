@@ -109,14 +109,19 @@ def _sharded_state(model: Any) -> Any:
     """Megatron's sharded_state_dict; that of each part where the model's own asserts what does not hold.
 
     It does so for tied embeddings with MTP heads on another pipeline stage, whose output layer has an unused weight.
+    The data-parallel group is the model's, because a framework may have initialized none in parallel_state.
     """
+    group = getattr(getattr(model, "pg_collection", None), "dp_cp", None)
+    metadata = {"dp_cp_group": group} if group else None
     try:
-        return model.sharded_state_dict()
+        return model.sharded_state_dict(metadata=metadata)
     except AssertionError:
         unused = "output_layer" if model.share_embeddings_and_output_weights else ""
         parts = ((name, part) for name, part in model.named_children() if name != unused)
         return [
-            part.sharded_state_dict(prefix=f"{name}.") for name, part in parts if hasattr(part, "sharded_state_dict")
+            part.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
+            for name, part in parts
+            if hasattr(part, "sharded_state_dict")
         ]
 
 
