@@ -120,7 +120,7 @@ class Watch:
             tensors = list(chain.from_iterable(map(find_tensors, (chunk.place() for chunk in self._chunks), weights)))
             self._copies = Copies(tensors, self._device)
             text = f"watch: compares {self._copies.size} tensors of which several ranks have copies"
-            log_single_rank(logger, logging.INFO, text)
+            log_single_rank(logger, logging.WARNING, text)
         if self._gradients is None:
             self._note_places(tensors, weights)
             self._gradients = Gradients((one for one in self._copies.first_held if one.weight), self._device)
