@@ -13,14 +13,18 @@ from tests.end_to_end.conftest import run_command
 from tests.pages import ROOT
 from tests.warm.processes import LIMIT, run_ranks
 
+from .flipped_bit import FLIPPED, flip_bit
+
 pytestmark = [pytest.mark.forked("bridge"), pytest.mark.guards("log-metrics-in-megatron-bridge")]
 
 HERE = Path(__file__).parent
+WATCHED = ("optimizer.watch_invariants=1", "optimizer.watch_action=raise")
 SETTINGS = (
     "model.mtp_detach_heads=True",
     "optimizer.mtp_clip_grad=0.05",
     "optimizer.grad_norm_skip_threshold=1.7",
     "optimizer.min_clip_coefficient=0.01",
+    *WATCHED,
 )
 # What Megatron-LM's own training log ends with, with the same settings.
 METRICS = [
@@ -203,6 +207,20 @@ def test_a_loss_of_nan_stays_in_the_log_line(tmp_path):
     steps, _ = pretrain(tmp_path, 2, "model.freeze_base_model_for_mtp=True", "optimizer.lr=1e38")
     losses = [metrics.get("mtp_1 loss") for _, metrics in steps.values()]
     assert losses == [None, "nan"]  # LOG_LINE begins behind the losses that Bridge prints
+
+
+@pytest.mark.guards("watch-invariants")
+def test_a_watch_names_a_bit_that_flips_on_a_rank(tmp_path, trained):
+    """In the second step of two microbatches; `trained` and `resumed` are watched, and have no finding."""
+
+    def train(*words):
+        flip_bit(passes=2)
+        run_command("all", *words)
+
+    assert trained[1].count("watch: compares") == 2  # before there are moments, and then
+    short = ("model.tensor_model_parallel_size=2", "checkpoint.save=None", "checkpoint.load=None")
+    ended = run_ranks(2, partial(train, *words(tmp_path, 2, (*WATCHED, *short, "logger.filter_warnings=False"))))
+    assert f"WatchError: watch, step 2: copies differ: weight {FLIPPED} 0:64" in "".join(rank.output for rank in ended)
 
 
 def rank_lines(output):

@@ -112,10 +112,9 @@ def make_worker(save_model):
                 engine_config=McoreEngineConfig(
                     override_transformer_config={**REHEARSED, **dict(model)},
                     vanilla_mbridge=False,
-                    sequence_parallel=False,
                     use_dynamic_bsz=False,
                     infer_micro_batch_size_per_gpu=2,
-                    **{"micro_batch_size_per_gpu": 2, **engine},
+                    **{"sequence_parallel": False, "micro_batch_size_per_gpu": 2, **engine},
                 ),
                 optimizer_config=McoreOptimizerConfig(
                     optimizer=name,
