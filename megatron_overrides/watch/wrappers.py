@@ -21,11 +21,12 @@ def watch_optimizer(call: Call) -> Any:
     What it returns may be a chain or a single optimizer, so the step of the object is replaced, not of a class.
     """
     optimizer = call.proceed()
-    if getattr(call["config"], "watch_invariants", 0):
+    config = call.get("config")  # Muon's maker of 0.18 names no parameters: it calls the other one
+    if getattr(config, "watch_invariants", 0):
         chunks = as_list(call["model_chunks"])
         if any(type(chunk).__name__ == "TorchFullyShardedDataParallel" for chunk in chunks):
             log_single_rank(logger, logging.WARNING, "watch: checks nothing under torch's FSDP2")
         else:
-            watch = Watch(call["config"], chunks, optimizer)
+            watch = Watch(config, chunks, optimizer)
             optimizer.step = partial(watch.step, optimizer.step)
     return optimizer

@@ -6,7 +6,7 @@ FLIPPED = "decoder.final_layernorm.weight"
 
 
 def flip_bit(passes):
-    """Flip the lowest bit of this weight on rank 1, after so many training passes of a GPTModel of this process."""
+    """Flip a bit of the mantissa of this weight on rank 1, after so many training passes of a GPTModel."""
     import torch
     from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -16,7 +16,7 @@ def flip_bit(passes):
         if type(module).__name__ != "GPTModel" or not module.training:
             return
         if len(seen) == passes:
-            module.decoder.final_layernorm.weight.data.view(torch.int16)[0] ^= 1
+            module.decoder.final_layernorm.weight.data.view(torch.int16)[0] ^= 1 << 6
         seen.append(module)
 
     if os.environ["RANK"] == "1":

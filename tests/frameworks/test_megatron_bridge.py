@@ -31,10 +31,11 @@ METRICS = [
     "mtp grad norm",
     "updates skipped for grad norm",
     "mtp updates skipped for grad norm",
+    "watch findings",
     "mtp_1 acceptance %",
     "mtp_1 acceptance % so far",
 ]
-TAGS = {"mtp-grad-norm", "updates-skipped-for-grad-norm", "mtp-updates-skipped-for-grad-norm"}
+TAGS = {"mtp-grad-norm", "updates-skipped-for-grad-norm", "mtp-updates-skipped-for-grad-norm", "watch-findings"}
 LOG_LINE = re.compile(
     r" iteration +(\d+)/.* number of skipped iterations: +(\d) \|.* number of nan iterations: +0 \|(.*)"
 )
@@ -91,7 +92,7 @@ def test_the_log_line_shows_what_megatron_lm_s_shows(trained):
     assert True in skips and not skips[0]
     for iteration, (_, metrics) in lines.items():
         assert int(metrics["updates skipped for grad norm"]) == sum(skips[:iteration])
-        assert float(metrics["mtp grad norm"]) > 0.0
+        assert float(metrics["mtp grad norm"]) > 0.0 and int(metrics["watch findings"]) == 0
 
 
 def test_validation_measures_the_heads(trained):
@@ -211,15 +212,16 @@ def test_a_loss_of_nan_stays_in_the_log_line(tmp_path):
 
 @pytest.mark.guards("watch-invariants")
 def test_a_watch_names_a_bit_that_flips_on_a_rank(tmp_path, trained):
-    """In the second step of two microbatches; `trained` and `resumed` are watched, and have no finding."""
+    """In the second step of two microbatches, with Muon; `trained` and `resumed` are watched, and have no finding."""
 
     def train(*words):
         flip_bit(passes=2)
         run_command("all", *words)
 
     assert trained[1].count("watch: compares") == 2  # before there are moments, and then
-    short = ("model.tensor_model_parallel_size=2", "checkpoint.save=None", "checkpoint.load=None")
-    ended = run_ranks(2, partial(train, *words(tmp_path, 2, (*WATCHED, *short, "logger.filter_warnings=False"))))
+    layout = ("model.tensor_model_parallel_size=2", "optimizer.optimizer=muon")
+    short = ("checkpoint.save=None", "checkpoint.load=None")
+    ended = run_ranks(2, partial(train, *words(tmp_path, 2, (*WATCHED, *layout, *short))))
     assert f"WatchError: watch, step 2: copies differ: weight {FLIPPED} 0:64" in "".join(rank.output for rank in ended)
 
 

@@ -23,9 +23,11 @@ def test_it_is_silent_until_a_bit_flips_on_a_rank(make_worker, make_batch, caplo
     asked = batch.clone()
     tensordict_utils.assign_non_tensor(asked, compute_loss=False)
     worker.infer_batch(asked)
-    worker.train_mini_batch(batch.clone())
+    updated = worker.train_mini_batch(batch.clone())
     lines = [record.getMessage() for record in caplog.records if "watch: compares" in record.getMessage()]
     assert len(lines) == 2 * (torch.distributed.get_rank() == 0)  # before there are moments, and then
+    if torch.distributed.get_rank() == 0:
+        assert tensordict_utils.get(updated, "metrics")["megatron/watch_findings"] == [0, 0]
     flip_bit(passes=0)
     with pytest.raises(WatchError, match=f"watch, step 3: copies differ: weight {FLIPPED} 0:64"):
         worker.train_mini_batch(batch)
