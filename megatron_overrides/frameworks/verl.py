@@ -8,7 +8,7 @@ from typing import Any
 from verl.utils import tensordict_utils
 
 from megatron_overrides.call import Call
-from megatron_overrides.mtp.frozen.trained_parts import are_heads_disabled
+from megatron_overrides.mtp.frozen.trained_parts import UNTRAINED_HEADS, are_heads_disabled
 from megatron_overrides.mtp.loss_weight.current import set_scheduled_weight
 from megatron_overrides.mtp.loss_weight.schedule import Progress
 from megatron_overrides.norms.step_state import step_state_of
@@ -84,6 +84,7 @@ def warn_of_untrained_heads(call: Call) -> None:
     chunk = call["module"][-1] if isinstance(call["module"], list) else call["module"]
     model, mtp = unwrap_model(chunk), call["model_config"].mtp
     is_trained = hasattr(chunk, "ddp_config")  # only a model that trains has it
+    setattr(model.config, UNTRAINED_HEADS, not trains_heads(model, mtp))
     if mtp.enable_train or not is_trained or are_heads_disabled(model.config):
         return
     if trains_heads(model, mtp):

@@ -43,11 +43,11 @@ class Gradients:
         is_head = torch.tensor(
             [tensor.weight.startswith(_HEADS) for tensor in self._tensors], dtype=torch.bool, device=self._device
         )
-        self._count_missing(squares.tolist())
         totals = torch.stack([squares[~is_head].sum(), squares[is_head].sum()])
         dist.all_reduce(totals)
-        norms = totals.sqrt().tolist()
-        return {None: norms[0], MTP_GRAD_NORM_GROUP: norms[1]}
+        main, heads = totals.sqrt().tolist()
+        self._count_missing(squares.tolist(), counts_main=main > 0.0, counts_heads=main + heads > 0.0)
+        return {None: main, MTP_GRAD_NORM_GROUP: heads}
 
     def find_missing(self, with_heads: bool) -> list[Finding]:
         """Return as a finding the weights of which no rank has had a gradient in the last checks.
@@ -73,8 +73,11 @@ class Gradients:
         text = f"no rank has had a gradient of the first in {CHECKS} checks"
         return [Finding("a weight has no gradient", sorted(missing), len(missing), text)] if missing else []
 
-    def _count_missing(self, squares: list[float]) -> None:
+    def _count_missing(self, squares: list[float], counts_main: bool, counts_heads: bool) -> None:
+        """Count a check without a gradient, but not where no weight has one: GRPO may have no advantages in a batch."""
         for tensor, square in zip(self._tensors, squares, strict=True):
+            if not (counts_heads if tensor.weight.startswith(_HEADS) else counts_main):
+                continue
             value = None if square else tensor.read()  # the square of a tiny gradient is 0 as well
             is_missing = not square and (value is None or not value.any())
             self._checks_without[tensor.name] = is_missing * (self._checks_without[tensor.name] + 1)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron.core.optimizer import optimizer as upstream
 from megatron.core.utils import log_single_rank
 
+from megatron_overrides.mtp.frozen.trained_parts import UNTRAINED_HEADS
 from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP
 from megatron_overrides.norms.step_state import start_step, step_state_of
 from megatron_overrides.run_arguments import arguments_of_run
@@ -83,7 +84,7 @@ class Watch:
         flaws = [*casts, *check_finite(weights, not self._config.fp16), *self._batches.check_losses()]
         differing = [describe_mismatches(copies, comparison)] if comparison.total else []
         norms = gradients.measure()
-        missing = gradients.find_missing(with_heads=bool(getattr(model_config, "mtp_loss_scaling_factor", True)))
+        missing = gradients.find_missing(with_heads=_do_heads_train(model_config))
         self._findings.report([*differing, *gather(flaws), *missing], self._steps)
         are_all_frozen = bool(getattr(arguments_of_run(), "freeze_all_layers", False))
         movement = Movement(weights, self._frozen, are_all_frozen)
@@ -148,6 +149,10 @@ class Watch:
                 f"watch: sharded_state_dict has no place for {int(unplaced)} weights, so they and the norm are left out"
             )
             log_single_rank(logger, logging.WARNING, text)
+
+
+def _do_heads_train(config: Any) -> bool:
+    return bool(getattr(config, "mtp_loss_scaling_factor", True)) and not getattr(config, UNTRAINED_HEADS, False)
 
 
 def check_itself() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+# An attribute of a TransformerConfig, which is true where a framework never runs the MTP heads of the model.
+UNTRAINED_HEADS = "_mtp_patches_untrained_heads"
+
 
 def is_main_model_frozen(settings: Any) -> bool:
     """True if only the MTP heads train by `settings`, a TransformerConfig or Megatron's args."""

@@ -177,6 +177,39 @@ def test_a_weight_of_which_no_rank_has_had_a_gradient_in_three_checks_is_named(t
         train(TP, steps=4, fault=at(2, detach))
 
 
+def test_updates_without_any_gradient_are_no_finding(train):
+    """Those of GRPO, where all responses to each prompt have the same reward."""
+
+    def stop(training):
+        for param in training.bare[0].parameters():
+            param.register_hook(torch.zeros_like)
+
+    assert train(TP, steps=4, fault=at(1, stop)).norms
+
+
+@pytest.mark.parametrize("with_heads", [True, False])
+def test_heads_without_a_gradient_are_named_if_their_loss_has_a_weight(with_heads):
+    from megatron_overrides.watch.gradients import Gradients
+    from megatron_overrides.watch.tensors import Watched
+
+    tensors = [Watched("main", lambda: torch.ones(2), "decoder"), Watched("head", lambda: torch.zeros(2), "mtp.norm")]
+    gradients = Gradients(tensors, torch.device("cpu"))
+    for _ in range(3):
+        gradients.measure()
+    assert [one.names for one in gradients.find_missing(with_heads)] == [["mtp.norm"]] * with_heads
+
+
+def test_weights_have_their_places_where_parallel_state_has_no_groups(parallel, make_gpt, monkeypatch):
+    """As with `dist.use_decentralized_pg` of Megatron-Bridge."""
+    from megatron_overrides.model_places import place
+
+    parallel(**TP)
+    model = make_gpt(32, 16, mtp_num_layers=None, **TP)
+    expected = [shard.name for shard in place(model).shards]
+    monkeypatch.setattr(parallel_state, "get_data_parallel_group", None)
+    assert [shard.name for shard in place(model).shards] == expected != []
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
 def test_each_flipped_bit_and_each_swapped_pair_changes_the_sum(dtype, monkeypatch):
     from megatron_overrides.watch import bits
