@@ -9,10 +9,13 @@ from ..flipped_bit import FLIPPED, flip_bit
 pytestmark = [pytest.mark.forked("torch"), pytest.mark.guards("add-settings-to-ms-swift")]
 
 WATCHED_RANKS = ["--tensor_model_parallel_size", "2", "--watch_invariants", "1", "--watch_action", "raise"]
-ARGUMENTS = """
+ARGUMENTS = (
+    """
     --split_dataset_ratio 0.1
     --mtp_detach_heads true --mtp_clip_grad 0.05 --mtp_loss_type tv --mtp_logits_chunk_size 64
-""".split() + WATCHED_RANKS
+""".split()
+    + WATCHED_RANKS
+)
 METRICS = {"mtp_grad_norm", "updates_skipped_for_grad_norm", "mtp_updates_skipped_for_grad_norm", "mtp_1_loss"}
 LENGTHS = {"mtp_acceptance_length", "mtp_greedy_acceptance_length"}
 RATES = {"mtp_1_acceptance_rate", "mtp_1_cumulative_acceptance_rate"}
@@ -52,7 +55,7 @@ def test_it_goes_on_from_its_checkpoint_through_a_skipped_update(megatron, folde
 def test_a_watch_names_a_bit_that_flips_in_a_frozen_weight_of_a_rank(megatron, trained):
     """In the second step of two microbatches that train adapters; `trained` is watched, and has no finding."""
     assert trained.output.count("watch: compares") == 2  # before there are moments, and then
-    adapters = ["--tuner_type", "lora", "--lora_rank", "4", "--target_modules", "all-linear", "--split_dataset_ratio", "0"]
+    adapters = "--tuner_type lora --lora_rank 4 --target_modules all-linear --split_dataset_ratio 0".split()
     flipped = partial(flip_bit, passes=2)
     output = megatron("sft", "sft", "flipped", 2, *WATCHED_RANKS, *adapters, ranks=2, fault=flipped, refused=True)
     assert f"WatchError: watch, step 2: copies differ: weight {FLIPPED} 0:64" in output

@@ -190,11 +190,12 @@ def test_the_reference_model_inherits_the_settings_of_the_actor(make_worker, mak
 
 
 def test_heads_that_are_loaded_and_not_trained_are_said_so(make_worker, make_batch, caplog):
-    worker = make_worker(INHERITED, mtp={"enable": True})
+    worker = make_worker(INHERITED, {"watch_invariants": 1, "watch_action": "raise"}, mtp={"enable": True})
     (line,) = lines_about("trains no MTP heads", caplog)
     assert "mtp_detach_heads, mtp_loss_type of verl's" in line and "mtp.enable_train" in line
     before = parameters(worker)
-    update(worker, make_batch())
+    for seed in range(3):  # after which a watch names what has had no gradient
+        update(worker, make_batch(seed))
     assert "mtp" not in changed(worker, before)
 
 

@@ -14,7 +14,7 @@ OFFLOADED = {"param_offload": True, "optimizer_offload": True}
 
 
 def test_it_is_silent_until_a_bit_flips_on_a_rank(make_worker, make_batch, caplog):
-    """Two updates from a batch, after a pass for log probabilities; then another one, in a pass of which a bit flips."""
+    """Two updates from a batch, after a pass for log probabilities; then another one, in whose pass a bit flips."""
     from megatron_overrides.watch.findings import WatchError
 
     worker = make_worker(optimizer=WATCHED, **LAYOUT, **OFFLOADED)
