@@ -40,7 +40,7 @@ OTHERS = {
     "torchrun": {"--nnodes", "--nproc-per-node"},
     "slime": {"--custom-megatron-init-path"},
     "srun": {"--nodes", "--ntasks", "--ntasks-per-node"},
-    "ms-swift": {"--packing", "--rlhf-type"},
+    "ms-swift": {"--merge-lora", "--packing", "--rlhf-type", "--vllm-enable-lora"},
     "verl": {"--cfg"},
     "scripts.bench": {"--kind", "--out", "--parameters", "--python", "--turns"},
     "scripts/test.sh": {"--others"},
