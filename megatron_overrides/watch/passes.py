@@ -16,6 +16,7 @@ TOKENS, POSITIONS, LABELS, LOSS_MASK = "input_ids", "position_ids", "labels", "l
 PACKING = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 FIELDS = (TOKENS, POSITIONS, LABELS, LOSS_MASK, *PACKING)
 ABSENT = torch.iinfo(torch.int64).min  # in the place of a sum
+MOST = 4096  # passes of a step that are compared
 
 
 class Pass(NamedTuple):
@@ -81,6 +82,8 @@ class Recorder:
 def _record(
     passes: list[Pass], model: Any, wrapped: Any, values: tuple[Any, ...], named: dict[str, Any], output: Any
 ) -> None:
+    if len(passes) == MOST:  # of an optimizer that steps as a part of another, so that nothing stops its recorder
+        return
     if model.training and torch.is_grad_enabled() and not torch.cuda.is_current_stream_capturing():
         with torch.no_grad():
             passes.append(_describe(model, _find_fields(model, values, named), output))
