@@ -55,6 +55,7 @@ class Copies:
 
     Attributes:
         size: how many tensors several ranks have.
+        alone: the tensors of this rank that no other one has.
         first_held: those of which no rank before this one has a copy.
     """
 
@@ -69,7 +70,8 @@ class Copies:
         holders[list(self._mine)] = dist.get_rank()
         dist.all_reduce(holders, op=dist.ReduceOp.MIN)
         is_first = (holders == dist.get_rank()).tolist()
-        self.first_held = [one for hashed, one in mine.items() if hashed not in numbers or is_first[numbers[hashed]]]
+        self.alone = [one for hashed, one in mine.items() if hashed not in numbers]
+        self.first_held = [*self.alone, *(one for number, one in self._mine.items() if is_first[number])]
 
     def compare(self) -> Comparison:
         """Compare all copies.

@@ -22,6 +22,7 @@ from megatron_overrides.watch.chunks import find_chunks
 from megatron_overrides.watch.copies import Copies
 from megatron_overrides.watch.differences import describe_mismatches
 from megatron_overrides.watch.findings import Findings, WatchError, gather
+from megatron_overrides.watch.gaps import name_gaps
 from megatron_overrides.watch.gradients import Gradients, select_norms
 from megatron_overrides.watch.rank_checks import Flaw, Movement, check_casts, check_finite, check_norms
 from megatron_overrides.watch.tensors import Watched, find_tensors
@@ -124,6 +125,10 @@ class Watch:
             log_single_rank(logger, logging.WARNING, text)
         if self._gradients is None:
             self._note_places(tensors, weights)
+            alone = sum(bool(one.weight) for one in self._copies.alone)
+            gaps = [*name_gaps([*chain.from_iterable(weights)], self._config, self._chunks[0].model.config, alone)]
+            if gaps:
+                log_single_rank(logger, logging.WARNING, f"watch: does not check {'; '.join(gaps)}")
             self._gradients = Gradients((one for one in self._copies.first_held if one.weight), self._device)
         return self._copies, self._gradients
 

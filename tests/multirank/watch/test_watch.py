@@ -113,6 +113,35 @@ def test_it_checks_each_nth_step_and_warns_once_of_a_kind(train, caplog, rank):
     assert parallel_state.get_tensor_model_parallel_world_size() == 2 and training.norms
 
 
+@pytest.mark.parametrize(
+    "settings, gaps",
+    [
+        ({}, ["the gradient norm, as nothing is clipped"]),
+        (
+            {**SHARDED, "clip_grad": 1.0},
+            ["copies of the optimizer's state of {} of {} weights, which no other rank has"],
+        ),
+        (
+            {"bf16": True, "fp16": True, "qk_clip": True},
+            ["weights against their main weights, which --qk-clip scales apart", "gradients and their norm under fp16"],
+        ),
+        (
+            {"bf16": True, "clip_grad": 1.0, "has_kernel": True},
+            ["weights against main weights that the optimizer's kernel keeps"],
+        ),
+    ],
+    ids=["no clipping", "shards", "qk-clip and fp16", "a kernel"],
+)
+def test_what_a_layout_leaves_out_is_named(settings, gaps):
+    from megatron_overrides.watch.gaps import name_gaps
+
+    weight = SimpleNamespace(trained=1, param=torch.zeros(1), has_main_weight=lambda: not settings.get("has_kernel"))
+    config = SimpleNamespace(**{"bf16": False, "fp16": False, "clip_grad": 0.0} | settings)
+    alone = 2 if "use_distributed_optimizer" in settings else 0
+    names = [*name_gaps([weight] * 2, config, SimpleNamespace(qk_clip=settings.get("qk_clip", False)), alone)]
+    assert all(name.startswith(gap.format(2, 2)) for name, gap in zip(names, gaps, strict=True))
+
+
 def test_a_weight_without_a_place_is_in_no_norm_that_is_compared(train, monkeypatch):
     from megatron_overrides.watch import chunks
 
