@@ -210,7 +210,6 @@ def test_a_loss_of_nan_stays_in_the_log_line(tmp_path):
     assert losses == [None, "nan"]  # LOG_LINE begins behind the losses that Bridge prints
 
 
-@pytest.mark.guards("watch-invariants")
 def test_a_watch_names_a_bit_that_flips_on_a_rank(tmp_path, trained):
     """In the second step of two microbatches, with Muon; `trained` and `resumed` are watched, and have no finding."""
 

@@ -51,7 +51,6 @@ def test_it_goes_on_from_its_checkpoint_through_a_skipped_update(megatron, folde
     assert training[0]["loss"] < trained.training[0]["loss"]
 
 
-@pytest.mark.guards("watch-invariants")
 def test_a_watch_names_a_bit_that_flips_in_a_frozen_weight_of_a_rank(megatron, trained):
     """In the second step of two microbatches that train adapters; `trained` is watched, and has no finding."""
     assert trained.output.count("watch: compares") == 2  # before there are moments, and then

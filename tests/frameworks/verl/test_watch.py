@@ -6,7 +6,7 @@ from verl.utils import tensordict_utils
 
 from ..flipped_bit import FLIPPED, flip_bit
 
-pytestmark = [pytest.mark.forked("verl"), pytest.mark.guards("watch-invariants"), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.forked("verl"), pytest.mark.ranks(2)]
 
 WATCHED = {"watch_invariants": 1, "watch_action": "raise"}
 LAYOUT = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
