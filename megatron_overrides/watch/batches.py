@@ -62,7 +62,7 @@ class Batches:
         ]
 
     def check_losses(self) -> list[Flaw]:
-        """Return the microbatches that compare() has found to have an inf or NaN where they have a loss."""
+        """Return the microbatches that compare() has seen to have an inf or NaN where they have a loss."""
         flags = torch.cat(list(self._losses.values())).tolist() if self._losses else []
         return [
             Flaw("not finite", name, "it has an inf or NaN")

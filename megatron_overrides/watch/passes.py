@@ -91,14 +91,14 @@ def _record(
 
 def _find_fields(model: Any, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The fields of the batch that a chunk uses. verl and ms-swift give others to stages that do not."""
-    given = inspect.signature(model.forward).bind_partial(*values).arguments | named
+    arguments = inspect.signature(model.forward).bind_partial(*values).arguments | named
     has_heads = getattr(model, "mtp_process", False)
     used = {
         **dict.fromkeys((TOKENS, POSITIONS), model.pre_process or has_heads),
         **dict.fromkeys((LABELS, LOSS_MASK), model.post_process or has_heads),
     }
-    fields = {name: given.get(name) for name, is_used in used.items() if is_used}
-    fields |= {name: getattr(given.get("packed_seq_params"), name, None) for name in PACKING}
+    fields = {name: arguments.get(name) for name, is_used in used.items() if is_used}
+    fields |= {name: getattr(arguments.get("packed_seq_params"), name, None) for name in PACKING}
     return {name: field for name, field in fields.items() if torch.is_tensor(field)}
 
 
