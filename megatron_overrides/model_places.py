@@ -21,7 +21,7 @@ class Shard(NamedTuple):
         shape: of the whole weight.
         region: where the part is in it; an index of the whole weight.
         parameter: what holds it.
-        strides: size, stride and offset of the part in the parameter's memory.
+        strides: size, stride and offset of the part in the parameter's memory; a quantized one has none.
     """
 
     name: str
@@ -70,19 +70,27 @@ class _Memory:
     """Finds what owns a piece of memory. Parameters of a buffer share one storage, so their addresses decide."""
 
     def __init__(self, owners: Iterator[tuple[torch.Tensor, Any]]) -> None:
-        pieces = {tensor.data_ptr(): (tensor, owner) for tensor, owner in owners if tensor.numel()}
+        has_memory = ((tensor, owner) for tensor, owner in owners if tensor.numel() and not is_quantized(tensor))
+        pieces = {tensor.data_ptr(): (tensor, owner) for tensor, owner in has_memory}
         self._starts = sorted(pieces)
         self._pieces = pieces
 
     def find(self, tensor: torch.Tensor) -> Any:
         """The owner of the tensor in which this one, a view of it or itself, lies; None for none."""
+        if not tensor.numel() or is_quantized(tensor):
+            return None
         number = bisect_right(self._starts, tensor.data_ptr()) - 1
-        if number < 0 or not tensor.numel():
+        if number < 0:
             return None
         start = self._starts[number]
         owned, owner = self._pieces[start]
         is_inside = tensor.data_ptr() < start + owned.numel() * owned.element_size()
         return owner if is_inside and owned.device == tensor.device else None
+
+
+def is_quantized(tensor: torch.Tensor) -> bool:
+    """True for a parameter of a class of TransformerEngine or torchao, whose memory is that of tensors in it."""
+    return type(tensor.data) is not torch.Tensor
 
 
 def place(model: torch.nn.Module) -> Placement:
@@ -91,10 +99,13 @@ def place(model: torch.nn.Module) -> Placement:
     buffers = _Memory(
         (buffer, (module, name)) for module in model.modules() for name, buffer in module.named_buffers(recurse=False)
     )
+    quantized = {id(param): param for param in model.parameters() if is_quantized(param)}
     placement = Placement([], [], [])
     for tensor in _sharded_tensors(_sharded_state(model)):
         where = str(tensor.key), tuple(tensor.global_shape), _region(tensor)
-        if (param := parameters.find(tensor.data)) is not None:
+        if id(tensor.data) in quantized:  # Megatron saves it as it is
+            placement.shards.append(Shard(*where, quantized[id(tensor.data)], ((), (), 0)))
+        elif (param := parameters.find(tensor.data)) is not None:
             offset = tensor.data.storage_offset() - param.data.storage_offset()
             strides = tuple(tensor.data.size()), tensor.data.stride(), offset
             placement.shards.append(Shard(*where, param, strides))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
+from megatron_overrides.model_places import is_quantized
 from megatron_overrides.watch.weights import Weight
 
 
@@ -22,8 +21,8 @@ def name_gaps(weights: Sequence[Weight], config: Any, model_config: Any, states_
     trained = sum(weight.trained is not None for weight in weights)
     if states_alone:
         yield f"copies of the optimizer's state of {states_alone} of {trained} weights, which no other rank has"
-    if quantized := sum(type(weight.param.data) is not torch.Tensor for weight in weights):
-        yield f"{quantized} quantized weights against their main weights"
+    if quantized := sum(is_quantized(weight.param) for weight in weights):
+        yield f"{quantized} quantized weights, but what the optimizer keeps of them"
     elif model_config.qk_clip:
         yield "weights against their main weights, which --qk-clip scales apart"
     elif (config.bf16 or config.fp16) and any(one.trained and not one.has_main_weight() for one in weights):

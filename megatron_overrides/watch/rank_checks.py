@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from megatron_overrides.model_places import is_quantized
 from megatron_overrides.watch.bits import PIECE, sum_bits, view_bits
 from megatron_overrides.watch.weights import Trained, Weight
 
@@ -35,7 +36,7 @@ def check_casts(weights: Iterable[Weight]) -> Iterator[Flaw]:
     flags = {
         weight.name: _differs(weight.trained_values(), trained.values())
         for weight, trained in _pair_trained(weights)
-        if type(weight.param.data) is torch.Tensor and weight.has_main_weight()
+        if not is_quantized(weight.param) and weight.has_main_weight()
     }
     for name in _find_raised(flags):
         yield Flaw("a weight is not its main weight", name, "the two have other bits in the model's dtype")
@@ -80,7 +81,8 @@ class Movement:
 
     def __init__(self, weights: list[Weight], frozen: dict[str, torch.Tensor], are_all_frozen: bool) -> None:
         self._frozen = frozen
-        self._still = [weight for weight in weights if are_all_frozen or not weight.param.requires_grad]
+        still = (weight for weight in weights if are_all_frozen or not weight.param.requires_grad)
+        self._still = [weight for weight in still if not is_quantized(weight.param)]
         for weight in self._still:
             frozen.setdefault(weight.name, sum_bits(weight.read()))
         moving = () if are_all_frozen else (pair for pair in _pair_trained(weights) if pair[0].param.requires_grad)

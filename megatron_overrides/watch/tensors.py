@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from megatron_overrides.model_places import Placement, Shard
+from megatron_overrides.model_places import Placement, Shard, is_quantized
 from megatron_overrides.watch.weights import Trained, Weight
 
 # Buffers of routers that count the tokens of a rank, or of a microbatch.
@@ -42,7 +42,9 @@ def find_tensors(placement: Placement, weights: Iterable[Weight]) -> Iterator[Wa
     for shard in placement.shards:
         where = f"{shard.name} {_describe(shard.region)}"
         weight = weights_by_param.pop(id(shard.parameter), None)  # a parameter may have several shards
-        if weight is None or weight.elements is None:
+        if is_quantized(shard.parameter):
+            pass  # its class says what its bits are
+        elif weight is None or weight.elements is None:
             yield Watched(f"weight {where}", partial(_read_weight, shard))
         else:
             yield Watched(f"weight {_add_elements(where, weight.elements)}", weight.read)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from megatron_overrides.model_places import is_quantized
 from megatron_overrides.norms.optimizer_tree import leaves
 
 
@@ -70,7 +71,9 @@ class Weight(NamedTuple):
 
     def has_main_weight(self) -> bool:
         """True if the optimizer updates other memory than that with which the model computes."""
-        return self.trained is not None and self.trained.values().data_ptr() != self.trained_values().data_ptr()
+        if self.trained is None or is_quantized(self.param):
+            return self.trained is not None
+        return self.trained.values().data_ptr() != self.trained_values().data_ptr()
 
 
 def flatten_local(tensor: Any) -> torch.Tensor:

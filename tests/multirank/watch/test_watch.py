@@ -142,6 +142,43 @@ def test_what_a_layout_leaves_out_is_named(settings, gaps):
     assert all(name.startswith(gap.format(2, 2)) for name, gap in zip(names, gaps, strict=True))
 
 
+class Quantized(torch.Tensor):
+    """A tensor without memory, as those of TransformerEngine, which nothing may read."""
+
+    @staticmethod
+    def __new__(cls, values):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype, device=values.device)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return args[0]
+        raise AssertionError(f"{function} reads a quantized weight")
+
+
+def test_a_quantized_weight_is_not_read_but_what_the_optimizer_keeps_of_it(parallel, make_gpt):
+    from megatron_overrides.watch.chunks import find_chunks
+    from megatron_overrides.watch.rank_checks import Movement, check_casts, check_finite
+    from megatron_overrides.watch.tensors import find_tensors
+    from megatron_overrides.watch.weights import Trained
+
+    parallel(**TP)
+    model = make_gpt(8, 8, mtp_num_layers=None, **TP)
+    name = "decoder.layers.0.mlp.linear_fc1.weight"
+    layer = model.decoder.layers[0].mlp.linear_fc1
+    main = torch.ones_like(layer.weight)
+    layer.weight = torch.nn.Parameter(Quantized(main))
+    layer.weight.main_grad = main
+    (chunk,) = find_chunks([model])
+    optimizer = SimpleNamespace(state={})
+    weights = chunk.find_weights({id(layer.weight): Trained(main, None, {"lr": 1.0}, optimizer)})
+    kinds = [one.name.split(" decoder")[0] for one in find_tensors(chunk.place(), weights) if "fc1.weight" in one.name]
+    assert kinds == ["gradient", "main weight", "weight"]  # the last is the weight of the other layer
+    layer.weight.requires_grad_(False)
+    flaws = [*check_casts(weights), *check_finite(weights, True), *Movement(weights, {}, False).check()]
+    assert not flaws and name in {weight.name for weight in weights}
+
+
 def test_a_weight_without_a_place_is_in_no_norm_that_is_compared(train, monkeypatch):
     from megatron_overrides.watch import chunks
 
