@@ -27,6 +27,6 @@ def sum_bits(tensor: torch.Tensor) -> torch.Tensor:
     total = torch.zeros(1, dtype=torch.int64, device=tensor.device)
     for start in range(0, values.numel(), PIECE):
         piece = values[start : start + PIECE].to(torch.int64)
-        factors = torch.arange(start, start + piece.numel(), device=tensor.device).mul_(2).add_(1)
+        factors = torch.arange(2 * start + 1, 2 * (start + piece.numel()), 2, device=tensor.device)
         total += factors.mul_(piece).sum()
     return total
