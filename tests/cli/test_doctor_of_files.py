@@ -137,6 +137,24 @@ def test_the_arguments_of_ms_swift(diagnose):
     assert "ML-5394" in diagnose(args_json=json.dumps(arguments | {"optimizer": "muon"}))["args.json"]
 
 
+def test_which_trainers_give_muon_the_gradients_of_the_distributed_optimizer(diagnose, release):
+    """By default verl does, and Bridge if it is asked to; the arguments of Megatron and of ms-swift do not."""
+    verl = ACTOR.replace("megatron:\n", "megatron:\n      use_distributed_optimizer: true\n")
+    settings = "optimizer: muon\nuse_distributed_optimizer: true\n"
+    found = diagnose(
+        verl_yaml=verl,
+        layer_wise_yaml=verl.replace("muon,", "muon, use_layer_wise_distributed_optimizer: true,"),
+        one_replica_yaml=verl.replace("n_gpus_per_node: 8", "n_gpus_per_node: 2").replace("context", "tensor_model"),
+        bridge_yaml="model: {}\noptimizer: {optimizer: muon}\nddp: {use_distributed_optimizer: true}\n",
+        ms_swift_yaml=f"model: x\ntensor_model_parallel_size: 1\n{settings}",
+        script=f"torchrun --nproc-per-node 2 train.py {SMALL} --optimizer muon --use-distributed-optimizer --bf16\n",
+    )
+    is_refused = release in ("0.16.1", "0.17.1")
+    affected = {name for name, ids in found.items() if "ML-4113" in ids}
+    assert affected == (set() if is_refused else {"verl.yaml actor", "bridge.yaml"})
+    assert ("ML-5394" in found["script"]) is not is_refused  # otherwise Megatron has read the flags
+
+
 def test_what_megatron_refuses_is_said_and_the_others_are_diagnosed(diagnose):
     findings = diagnose(bad=f"{SMALL} --num-layers x", good=f"{SMALL} --optimizer muon")
     assert "invalid int value: 'x'" in findings["bad"] and "ML-5394" in findings["good"]

@@ -39,6 +39,8 @@ SINGLE_REPLICAS = {
     **FSDP, **TWO_MICROBATCHES, "data_parallel_sharding_strategy": "optim_grads", "num_experts": 4, "world_size": 2,
     "expert_model_parallel_size": 2, "global_batch_size": 4,
 }  # fmt: skip
+TWO_PARTS = {"world_size": 2, "tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+MUON = {"optimizer": "muon", "use_distributed_optimizer": True}
 FUSED_EXPERTS = {
     **FSDP, **TWO_MICROBATCHES, "data_parallel_sharding_strategy": "optim", "num_experts": 4, "moe_grouped_gemm": True,
     "use_transformer_engine_op_fuser": True,
@@ -215,6 +217,15 @@ FUSED_EXPERTS = {
         ("ML-4433b", {**GRAPHS, "moe_router_enable_expert_bias": True}, True),
         ("ML-4433b", {**GRAPHS, **AUX_LOSS, "moe_router_load_balancing_type": "global_aux_loss"}, True),
         ("ML-4433b", {**GRAPHS, **AUX_LOSS, "moe_router_load_balancing_type": "aux_loss"}, False),
+        ("ML-4113", MUON, True),  # the file does not say how many ranks there are
+        ("ML-4113", {**MUON, "use_distributed_optimizer": False}, False),
+        ("ML-4113", {**MUON, "optimizer": "adam"}, False),
+        ("ML-4113", {**MUON, "optimizer": "dist_muon"}, False),
+        ("ML-4113", {**MUON, "use_layer_wise_distributed_optimizer": True}, False),
+        ("ML-4113", {**MUON, "use_megatron_fsdp": True}, False),
+        ("ML-4113", {**MUON, "world_size": 2, "context_parallel_size": 2}, True),
+        ("ML-4113", {**MUON, **TWO_PARTS}, False),
+        ("ML-4113", {**MUON, **TWO_PARTS, "num_experts": 4}, True),
         ("fsdp-fused-experts-keep-last-microbatch", FUSED_EXPERTS, True),
         ("fsdp-fused-experts-keep-last-microbatch", {**FUSED_EXPERTS, "use_transformer_engine_op_fuser": False}, False),
         ("fsdp-fused-experts-keep-last-microbatch", {**FUSED_EXPERTS, "gradient_accumulation_fusion": False}, False),

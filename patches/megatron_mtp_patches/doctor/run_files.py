@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ..declarations.settings import OPTIMIZER_CONFIG, TRANSFORMER_CONFIG
@@ -61,7 +62,9 @@ def read_runs(file: Path) -> list[tuple[str, Command | Configuration]]:
     if "tensor_model_parallel_size" in content and ("mcore_model" in content or "model" in content):
         hints = misplaced_settings(content, "", (OPTIMIZER_CONFIG, TRANSFORMER_CONFIG))
         sizes, notes = read_hugging_face_sizes(content.get("model"), has_heads=False)
-        sources = [make_source(content), make_dtype(content.get("torch_dtype")), *sizes]
+        # As ms-swift's arguments set it, which a --config does not say.
+        fixed = [SimpleNamespace(use_distributed_optimizer=False)] if "muon" in str(content.get("optimizer")) else []
+        sources = [*fixed, make_source(content), make_dtype(content.get("torch_dtype")), *sizes]
         return [(str(file), Configuration(sources, hints, notes=notes))]
     if isinstance(content.get("model"), dict):
         sections = [section for section in content.values() if isinstance(section, dict)]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..defects.conditions import has_megatron_fsdp, is_hybrid, tensor_parallel
+from ..defects.conditions import (
+    context_parallel,
+    data_parallel,
+    expert_data_parallel,
+    has_megatron_fsdp,
+    is_hybrid,
+    is_layer_wise,
+    tensor_parallel,
+)
 from ..defects.declare import Defect, Sign
 
 _CLIP_QK = "megatron.core.optimizer.qk_clip:clip_qk"
@@ -24,7 +32,44 @@ def _visit_ends_in_error(run: Any) -> bool:
     return is_hybrid(run) or is_fp32 != has_megatron_fsdp(run)  # Megatron-FSDP has a wrapper more
 
 
+def _may_have_replicas(run: Any) -> bool:
+    """True if several ranks have copies of a weight, or if no setting says how many ranks there are."""
+    if not (run.world_size or run.data_parallel_size):
+        return True
+    return data_parallel(run) * context_parallel(run) > 1 or bool(run.num_experts and expert_data_parallel(run) > 1)
+
+
+def _shards_gradients_of_whole_weights(run: Any) -> bool:
+    """True if DDP reduces gradients for the distributed optimizer, and one that updates whole weights gets them.
+
+    Arguments that validate_args of Megatron's trainer has read never say so.
+    """
+    updates_whole_weights = run.optimizer in ("muon", "adaptive_muon", "soap", "lion") and not is_layer_wise(run)
+    return bool(updates_whole_weights and run.use_distributed_optimizer and not run.use_megatron_fsdp)
+
+
 DEFECTS = (
+    Defect(
+        "ML-4113",
+        "Muon updates whole weights, of whose gradients each rank has summed only its shard, so each data-parallel "
+        "replica trains another model",
+        severity=5,
+        signs=Sign(
+            "megatron.core.optimizer:_get_megatron_emerging_optimizer",
+            has=(
+                "optimizer = FP32Optimizer(optimizer, config, init_state_fn)",
+                "fallback_config.use_distributed_optimizer = False",
+            ),
+        ),
+        affects=lambda run: _shards_gradients_of_whole_weights(run) and _may_have_replicas(run),
+        when="--optimizer muon, adaptive_muon, soap or lion with --use-distributed-optimizer, in a trainer that does "
+        "not turn them into the layer-wise optimizer as Megatron's does",
+        introduced_by=("NVIDIA/Megatron-LM#4113",),
+        evidence="reproduced",
+        only_if="the run has several data-parallel ranks",
+        instead="set use_distributed_optimizer to False in the configurations of DDP and of the optimizer",
+        seen_by="copies",
+    ),
     Defect(
         "ML-5394",
         "If the gradients of one module explode, clipping shrinks those of all others below the floor of "
