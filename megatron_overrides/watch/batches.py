@@ -17,7 +17,7 @@ from megatron_overrides.watch.passes import ABSENT, FIELDS, LABELS, TOKENS, Edge
 from megatron_overrides.watch.rank_checks import Flaw
 
 logger = logging.getLogger(__name__)
-OTHER = "ranks have other batches"
+OTHER = "ranks of one replica have different batches"
 
 
 class Batches:

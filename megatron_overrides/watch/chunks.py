@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
     def find_weights(self, trained: dict[int, Trained]) -> list[Weight]:
         if self.fsdp_buffer is None:
             return find_weights(self.model, trained, self.prefix)
-        return find_sharded_weights(self.fsdp_buffer, trained, self.prefix)
+        return find_sharded_weights(self.model, self.fsdp_buffer, trained, self.prefix)
 
     def place(self) -> Placement:
         return place(self.model) if self.fsdp_buffer is None else place_sharded(self.model)

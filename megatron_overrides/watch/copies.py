@@ -35,15 +35,15 @@ class Mismatch(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What came of comparing all copies; the same on all ranks.
+    """What came of comparing all copies.
 
     Attributes:
-        total: how many tensors have copies that differ.
-        mismatches: of the first of them, in the order in which they are named: at most MOST.
+        numbers: of the tensors whose copies differ; the same on all ranks.
+        sums: of the bits of this rank's tensors, by their numbers.
     """
 
-    total: int
-    mismatches: list[Mismatch]
+    numbers: list[int]
+    sums: torch.Tensor
 
 
 class Copies:
@@ -77,7 +77,7 @@ class Copies:
         """Compare all copies.
 
         Reads each tensor once, has one all-reduce of 16 bytes for each shared tensor of the whole model, and one read
-        on the host; names and sums are gathered only if copies differ.
+        on the host.
         """
         sums = torch.full((2, self.size), _LEAST, dtype=torch.int64, device=self.device)
         for number, tensor in self._mine.items():
@@ -90,7 +90,7 @@ class Copies:
         # The largest sum is the smallest one, or no rank has the tensor now.
         differs = (most[0] != ~most[1]) & (most[0] != _LEAST)
         numbers = differs.nonzero().flatten().tolist()
-        return Comparison(len(numbers), self._name(self._choose(numbers), sums[0]) if numbers else [])
+        return Comparison(numbers, sums[0])
 
     def find(self, name: str) -> torch.Tensor | None:
         """The tensor of a mismatch; None where this rank has none."""
@@ -106,12 +106,17 @@ class Copies:
         dist.all_reduce(places, op=dist.ReduceOp.MIN)
         return [numbers[index] for index in places.argsort(stable=True).tolist()[:MOST]]
 
-    def _name(self, numbers: list[int], sums: torch.Tensor) -> list[Mismatch]:
+    def name(self, comparison: Comparison) -> list[Mismatch]:
+        """The first MOST of the tensors that differ, in the order in which they are named; the same on all ranks.
+
+        One all-reduce of 8 bytes for each tensor that differs, and a gathering of their names and sums.
+        """
+        numbers = self._choose(comparison.numbers)
         mine: dict[int, tuple[str, int, torch.dtype, int]] = {}
         for number in numbers:
             tensor = self._mine.get(number)
             if tensor is not None and (value := tensor.read()) is not None:
-                mine[number] = tensor.name, int(sums[number]), value.dtype, value.numel()
+                mine[number] = tensor.name, int(comparison.sums[number]), value.dtype, value.numel()
         gathered: list[dict[int, tuple[str, int, torch.dtype, int]]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(gathered, mine)
         mismatches = []

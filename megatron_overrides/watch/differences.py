@@ -11,7 +11,7 @@ import torch.distributed as dist
 from megatron_overrides.watch.bits import INTEGERS, PIECE, view_bits
 from megatron_overrides.watch.copies import Comparison, Copies, Mismatch
 from megatron_overrides.watch.findings import Finding, describe_ranks
-from megatron_overrides.watch.relations import ROUNDING
+from megatron_overrides.watch.relations import DIFFERENT, ROUNDING
 
 MOST_ULPS = 2  # of a rounding
 MOST_SAID = 1000
@@ -46,22 +46,33 @@ def describe_mismatches(copies: Copies, comparison: Comparison) -> Finding:
     """The finding that copies differ, by more than a rounding or only by that. A collective of all ranks.
 
     Reads the first tensor whole, and the others that have names, piece by piece, until a difference is no rounding.
+    Where more tensors differ than have names, the others are not read, and the finding is not said to be of rounding.
     """
-    first, *others = comparison.mismatches
+    mismatches = copies.name(comparison)
+    first, *others = mismatches
     difference = _measure(copies, first)
-    is_rounding = difference.is_rounding and all(_measure(copies, one, stops=True).is_rounding for one in others)
-    ranks_of: dict[int, list[int]] = {}
-    for rank, total in first.sums.items():
-        ranks_of.setdefault(total, []).append(rank)
-    groups = sorted(ranks_of.values(), key=len, reverse=True)
-    said = " and ".join(map(describe_ranks, groups[:3]))
-    more = f" and {len(groups) - 3} more groups" if len(groups) > 3 else ""
-    return Finding(
-        ROUNDING if is_rounding else "copies differ",
-        [one.name for one in comparison.mismatches],
-        comparison.total,
-        f"of the first, {said}{more} have other bits ({difference})",
+    is_rounding = (
+        difference.is_rounding
+        and len(comparison.numbers) == len(mismatches)
+        and all(_measure(copies, one, stops=True).is_rounding for one in others)
     )
+    return Finding(
+        ROUNDING if is_rounding else DIFFERENT,
+        [one.name for one in mismatches],
+        len(comparison.numbers),
+        f"of the first, {_describe_groups(first)} ({difference})",
+    )
+
+
+def _describe_groups(mismatch: Mismatch) -> str:
+    ranks_of: dict[int, list[int]] = {}
+    for rank, total in mismatch.sums.items():
+        ranks_of.setdefault(total, []).append(rank)
+    first, *others = sorted(ranks_of.values(), key=len, reverse=True)
+    said = [*map(describe_ranks, others[:2]), *([f"{len(others) - 2} more groups"] if len(others) > 2 else [])]
+    if len(first) == 1:
+        return " and ".join([describe_ranks(first), *said]) + " differ"
+    return f"{describe_ranks(first)} agree; {' and '.join(said)} differ{'s' * (others == [others[0][:1]])}"
 
 
 @torch.no_grad()

@@ -65,14 +65,19 @@ class Findings:
             WatchError: there are findings other than rounding, and the action is "raise".
         """
         self._state.watch_findings = (self._state.watch_findings or 0) + len(findings)
+        errors = [finding for finding in findings if finding.relation != ROUNDING]
+        if errors and self._action == "raise":
+            raise WatchError("\n".join(one.describe(step) + self._name_causes(one) for one in errors))
         for finding in findings:
-            if self._action == "raise" and finding.relation != ROUNDING:
-                raise WatchError(finding.describe(step) + self._name_causes(finding))
-            if finding.relation not in self._said:
+            if not self.has_said(finding.relation):
                 self._said.add(finding.relation)
                 if dist.get_rank() == 0:
                     later = "; later ones of this kind are counted and not said"
                     logger.warning(finding.describe(step) + self._name_causes(finding) + later)
+
+    def has_said(self, relation: str) -> bool:
+        """True if a finding of this relation is only counted."""
+        return relation in self._said
 
     def _name_causes(self, finding: Finding) -> str:
         """The known defects that the finding may come from, as a further part of its line; '' for none."""
@@ -104,15 +109,12 @@ def gather(flaws: list[Flaw]) -> list[Finding]:
             details.setdefault(relation, shown[0].detail)
             for flaw in shown:
                 ranks.setdefault(relation, {}).setdefault(flaw.name, []).append(rank)
-    return [
-        Finding(
-            relation,
-            list(names),
-            max(counts[relation], len(names)),
-            f"{details[relation]} (first one: {describe_ranks(next(iter(names.values())))})",
-        )
-        for relation, names in ranks.items()
-    ]
+    findings = []
+    for relation, ranks_of in ranks.items():
+        names = sorted(ranks_of, key=lambda name: name.startswith("gradient "))  # they come from weights
+        detail = f"{details[relation]} (first one: {describe_ranks(ranks_of[names[0]])})"
+        findings.append(Finding(relation, names, max(counts[relation], len(names)), detail))
+    return findings
 
 
 def describe_ranks(ranks: list[int]) -> str:

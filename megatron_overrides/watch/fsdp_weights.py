@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from megatron_overrides.model_places import Placement, place
-from megatron_overrides.watch.weights import Trained, Weight, flatten_local
+from megatron_overrides.watch.weights import Trained, Weight, flatten_local, number_layers, rename_layer
 
 
 def find_fsdp_buffer(chunk: Any) -> Any:
@@ -22,9 +22,10 @@ def find_fsdp_buffer(chunk: Any) -> Any:
     return chunk.param_and_grad_buffer
 
 
-def find_sharded_weights(buffer: Any, trained: dict[int, Trained], prefix: str) -> list[Weight]:
+def find_sharded_weights(model: torch.nn.Module, buffer: Any, trained: dict[int, Trained], prefix: str) -> list[Weight]:
     """The weights of a chunk, of which this rank may keep a part (see weights.find_weights)."""
     weights = []
+    layers = number_layers(model)
     for group in buffer.parameter_groups:
         kept = getattr(group, "hfsdp_helper_wbuf", None) or group.model_weight_buffer
         for number, param in enumerate(group.params):
@@ -34,7 +35,7 @@ def find_sharded_weights(buffer: Any, trained: dict[int, Trained], prefix: str) 
             elements, read = slice(0, param.numel()), partial(getattr, param, "data")
             if kept is not None:
                 elements, read = slice(*kept.locate_item_in_global_item(number)), partial(kept.get_item, number)
-            name = f"{prefix}{buffer.param_to_name[param].removeprefix('module.')}"
+            name = f"{prefix}{rename_layer(buffer.param_to_name[param].removeprefix('module.'), layers)}"
             weights.append(Weight(name, param, ours, elements, read, partial(_read_gradient, ours)))
     return weights
 

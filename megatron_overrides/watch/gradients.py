@@ -13,9 +13,9 @@ import torch.distributed as dist
 from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP
 from megatron_overrides.watch.findings import Finding
 from megatron_overrides.watch.tensors import Watched
+from megatron_overrides.watch.weights import HEADS
 
 CHECKS = 3  # so many without a gradient are named
-_HEADS = "mtp."
 
 
 class Gradients:
@@ -41,7 +41,7 @@ class Gradients:
             if (value := tensor.read()) is not None:
                 squares[number] = torch.linalg.vector_norm(value, dtype=torch.float32).double().square()
         is_head = torch.tensor(
-            [tensor.weight.startswith(_HEADS) for tensor in self._tensors], dtype=torch.bool, device=self._device
+            [tensor.weight.startswith(HEADS) for tensor in self._tensors], dtype=torch.bool, device=self._device
         )
         totals = torch.stack([squares[~is_head].sum(), squares[is_head].sum()])
         dist.all_reduce(totals)
@@ -60,23 +60,22 @@ class Gradients:
         asked = {
             one.weight
             for one in self._tensors
-            if self._checks_without[one.name] == CHECKS and (with_heads or not one.weight.startswith(_HEADS))
+            if self._checks_without[one.name] == CHECKS and (with_heads or not one.weight.startswith(HEADS))
         }
         is_asked = torch.tensor([len(asked)], device=self._device)
         dist.all_reduce(is_asked, op=dist.ReduceOp.MAX)
         if not int(is_asked):
             return []
+        everywhere = _unite(asked)
         has_one = {one.weight for one in self._tensors if self._checks_without[one.name] < CHECKS}
-        answers: list[tuple[set[str], set[str]]] = [(set(), set())] * dist.get_world_size()
-        dist.all_gather_object(answers, (asked, has_one))
-        missing = set().union(*(one for one, _ in answers)).difference(*(one for _, one in answers))
+        missing = everywhere - _unite(everywhere & has_one)
         text = f"no rank has had a gradient of the first in {CHECKS} checks"
         return [Finding("a weight has no gradient", sorted(missing), len(missing), text)] if missing else []
 
     def _count_missing(self, squares: list[float], counts_main: bool, counts_heads: bool) -> None:
         """Count a check without a gradient, but not where no weight has one: GRPO may have no advantages in a batch."""
         for tensor, square in zip(self._tensors, squares, strict=True):
-            if not (counts_heads if tensor.weight.startswith(_HEADS) else counts_main):
+            if not (counts_heads if tensor.weight.startswith(HEADS) else counts_main):
                 continue
             value = None if square else tensor.read()  # the square of a tiny gradient is 0 as well
             is_missing = not square and (value is None or not value.any())
@@ -100,3 +99,10 @@ def select_norms(
         yield "gradient norm of MTP heads", float(reported.get(MTP_GRAD_NORM_GROUP, 0.0)), measured[MTP_GRAD_NORM_GROUP]
     else:
         yield "gradient norm", float(reported[None]), math.hypot(*measured.values())
+
+
+def _unite(names: set[str]) -> set[str]:
+    """The names of all ranks."""
+    gathered: list[set[str]] = [set() for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, names)
+    return set().union(*gathered)

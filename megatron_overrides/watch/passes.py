@@ -59,7 +59,12 @@ class Recorder:
 
         is_initialized = parallel_state.model_parallel_is_initialized()
         self._chunks = chunks
-        self._are_seen = [is_initialized and isinstance(chunk.model, LanguageModule) for chunk in chunks]
+        self._are_seen = [
+            is_initialized
+            and isinstance(chunk.model, LanguageModule)
+            and TOKENS in inspect.signature(chunk.model.forward).parameters
+            for chunk in chunks
+        ]
         self._passes: list[list[Pass]] = [[] for _ in chunks]
         self._hooks: list[Any] = []
 

@@ -9,7 +9,7 @@ import torch
 
 from megatron_overrides.model_places import is_quantized
 from megatron_overrides.watch.bits import PIECE, sum_bits, view_bits
-from megatron_overrides.watch.weights import Trained, Weight
+from megatron_overrides.watch.weights import HEADS, Trained, Weight
 
 # An update of this many units in the last place of an element has to move it. That of another optimizer than Adam is
 # taken to be the rate times the gradient, which clipping may make smaller.
@@ -67,7 +67,7 @@ def check_norms(norms: Iterable[tuple[str, float, float]]) -> Iterator[Flaw]:
     for name, reported, measured in norms:
         if abs(reported - measured) > NORM * measured:
             text = f"the update reports {reported:.7g}, and its gradients, each counted once, have {measured:.7g}"
-            yield Flaw("the gradient norm is another one", name, text)
+            yield Flaw("the reported gradient norm is wrong", name, text)
 
 
 class Movement:
@@ -83,17 +83,22 @@ class Movement:
         self._frozen = frozen
         still = (weight for weight in weights if are_all_frozen or not weight.param.requires_grad)
         self._still = [weight for weight in still if not is_quantized(weight.param)]
+        for name in frozen.keys() - {weight.name for weight in self._still}:
+            del frozen[name]  # it trains now
         for weight in self._still:
             frozen.setdefault(weight.name, sum_bits(weight.read()))
         moving = () if are_all_frozen else (pair for pair in _pair_trained(weights) if pair[0].param.requires_grad)
         self._before = {weight.name: (weight, trained, sum_bits(trained.values())) for weight, trained in moving}
 
-    def check(self) -> Iterator[Flaw]:
-        """Yield each weight that an update should have moved and has not, and each frozen one that has moved."""
+    def check(self, skips_heads: bool) -> Iterator[Flaw]:
+        """Yield each weight that an update should have moved and has not, and each frozen one that has moved.
+
+        The update may have skipped the MTP heads.
+        """
         same = {name: sum_bits(trained.values()) == before for name, (_, trained, before) in self._before.items()}
         for name in _find_raised(same):
             weight, trained, _ = self._before[name]
-            if _should_move(weight, trained):
+            if not (skips_heads and HEADS in weight.name) and _should_move(weight, trained):
                 yield Flaw("a weight does not train", name, "it has a gradient, and the update has not moved it")
         moved = {one.name: sum_bits(one.read()) != self._frozen[one.name] for one in self._still}
         for name in _find_raised(moved):
@@ -126,14 +131,17 @@ def _should_move(weight: Weight, trained: Trained) -> bool:
     if gradient is None or not rate or not gradient.any():
         return False
     values = trained.values()
-    unit = values.abs() * torch.finfo(values.dtype).eps
     first, second = moments.get("exp_avg"), moments.get("exp_avg_sq")
-    if first is None or second is None:
-        return bool(rate * gradient.abs().max() > OTHERS * unit.min())
-    if first.dtype == torch.float32 and not first.any():  # the update has not read the gradient
+    if first is not None and first.dtype == torch.float32 and not first.any():  # the update has not read the gradient
         return True
-    step = rate * first.abs() / (second.sqrt() + trained.group.get("eps", 1e-8))
-    return bool((step > ADAM * unit).any())
+    parts = [slice(start, start + PIECE) for start in range(0, values.numel(), PIECE)]
+    units = (values[part].abs() * torch.finfo(values.dtype).eps for part in parts)
+    if first is None or second is None:
+        largest = float(rate * gradient.abs().max())
+        return any(largest > OTHERS * float(unit.min()) for unit in units)
+    least = trained.group.get("eps", 1e-8)
+    steps = (rate * first[part].abs() / (second[part].sqrt() + least) for part in parts)
+    return any(bool((step > ADAM * unit).any()) for step, unit in zip(steps, units, strict=True))
 
 
 def _find_raised(flags: dict[str, torch.Tensor]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from itertools import chain
 from types import SimpleNamespace
@@ -15,16 +16,18 @@ from megatron.core.utils import log_single_rank
 
 from megatron_overrides.mtp.frozen.trained_parts import UNTRAINED_HEADS
 from megatron_overrides.norms.groups import MTP_GRAD_NORM_GROUP
+from megatron_overrides.norms.step_decision import skip_threshold
 from megatron_overrides.norms.step_state import start_step, step_state_of
 from megatron_overrides.run_arguments import arguments_of_run
 from megatron_overrides.watch.batches import Batches
 from megatron_overrides.watch.chunks import find_chunks
-from megatron_overrides.watch.copies import Copies
+from megatron_overrides.watch.copies import Comparison, Copies
 from megatron_overrides.watch.differences import describe_mismatches
-from megatron_overrides.watch.findings import Findings, WatchError, gather
+from megatron_overrides.watch.findings import Finding, Findings, WatchError, gather
 from megatron_overrides.watch.gaps import name_gaps
 from megatron_overrides.watch.gradients import Gradients, select_norms
 from megatron_overrides.watch.rank_checks import Flaw, Movement, check_casts, check_finite, check_norms
+from megatron_overrides.watch.relations import DIFFERENT
 from megatron_overrides.watch.tensors import Watched, find_tensors
 from megatron_overrides.watch.weights import Weight, find_trained
 
@@ -82,17 +85,28 @@ class Watch:
         # QK clipping scales a weight and its main weight each by itself, so they differ by a rounding until the update.
         model_config = self._chunks[0].model.config
         casts = [] if model_config.qk_clip else check_casts(weights)
-        flaws = [*casts, *check_finite(weights, not self._config.fp16), *self._batches.check_losses()]
-        differing = [describe_mismatches(copies, comparison)] if comparison.total else []
+        losses = self._batches.check_losses()
+        # A step with a NaN or inf may be meant to be skipped: by the loss scaler, or for its norm.
+        with_gradients = not self._config.fp16 and not math.isfinite(skip_threshold(self._config))
+        flaws = [*casts, *check_finite(weights, with_gradients), *(losses if with_gradients else ())]
         norms = gradients.measure()
         missing = gradients.find_missing(with_heads=_do_heads_train(model_config))
-        self._findings.report([*differing, *gather(flaws), *missing], self._steps)
+        self._findings.report([*self._describe(copies, comparison), *gather(flaws), *missing], self._steps)
         are_all_frozen = bool(getattr(arguments_of_run(), "freeze_all_layers", False))
         movement = Movement(weights, self._frozen, are_all_frozen)
         result = update()
-        flaws = [*movement.check(), *self._check_norms(result[1], norms)] if result[0] else []
+        skips_heads = step_state_of(self._optimizer).decision.skips_mtp
+        flaws = [*movement.check(skips_heads), *self._check_norms(result[1], norms)] if result[0] else []
         self._findings.report(gather(flaws), self._steps)
         return result
+
+    def _describe(self, copies: Copies, comparison: Comparison) -> list[Finding]:
+        """The finding of a comparison, which is measured only if it will be said."""
+        if not comparison.numbers:
+            return []
+        if self._findings.has_said(DIFFERENT):
+            return [Finding(DIFFERENT, [], len(comparison.numbers), "")]
+        return [describe_mismatches(copies, comparison)]
 
     def _find_settings(self, model_chunks: list[Any]) -> list[object]:
         """The arguments of Megatron's trainer, or what another one has given to the model and the optimizer."""
@@ -121,7 +135,8 @@ class Watch:
         if self._copies is None or self._has_got_moments(weights):
             tensors = list(chain.from_iterable(map(find_tensors, (chunk.place() for chunk in self._chunks), weights)))
             self._copies = Copies(tensors, self._device)
-            text = f"watch: compares {self._copies.size} tensors of which several ranks have copies"
+            with_moments = ", with the moments" if self._has_moments else ""
+            text = f"watch: compares {self._copies.size} tensors of which several ranks have copies{with_moments}"
             log_single_rank(logger, logging.WARNING, text)
         if self._gradients is None:
             self._note_places(tensors, weights)
@@ -170,8 +185,8 @@ def check_itself() -> None:
         return
     scratch = torch.arange(4.0, device="cuda")
     copies = Copies([Watched("scratch", lambda: scratch)], scratch.device)
-    is_silent = not copies.compare().total
+    is_silent = not copies.compare().numbers
     if dist.get_rank() == 0:
         scratch.view(torch.int32)[2] ^= 1
-    if not is_silent or not copies.compare().total:
+    if not is_silent or not copies.compare().numbers:
         raise WatchError("watch: a bit that it has flipped itself was not noticed: report this to megatron_mtp_patches")

@@ -11,6 +11,8 @@ import torch
 from megatron_overrides.model_places import is_quantized
 from megatron_overrides.norms.optimizer_tree import leaves
 
+HEADS = "mtp."  # begins the names of weights of MTP heads
+
 
 class Trained(NamedTuple):
     """What the optimizer of a rank updates of a parameter.
@@ -92,11 +94,26 @@ def find_weights(model: torch.nn.Module, trained: dict[int, Trained], prefix: st
         prefix: begins the names.
     """
     weights = []
-    for name, param in model.named_parameters():
-        ours = trained.get(id(param))
+    layers = number_layers(model)
+    for local_name, param in model.named_parameters():
+        ours, name = trained.get(id(param)), rename_layer(local_name, layers)
         read, read_gradient = partial(getattr, param, "data"), partial(_read_gradient, param, ours)
         weights.append(Weight(f"{prefix}{name}", param, ours, None, read, read_gradient))
     return weights
+
+
+def number_layers(model: torch.nn.Module) -> dict[str, str]:
+    """What the names of layers begin with: {in this model: in the whole model, of which other stages have layers}."""
+    return {
+        f"{name}.": f"{name.rpartition('.')[0]}.{module.layer_number - 1}."
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2].isdigit() and isinstance(getattr(module, "layer_number", None), int)
+    }
+
+
+def rename_layer(name: str, layers: dict[str, str]) -> str:
+    """The name of a weight, with the number that its layer has in the whole model."""
+    return next((whole + name[len(local) :] for local, whole in layers.items() if name.startswith(local)), name)
 
 
 def _read_gradient(param: torch.nn.Parameter, trained: Trained | None) -> torch.Tensor | None:

@@ -41,6 +41,7 @@ PATCH = Patch(
                 "warn",
                 "What a difference that --watch-invariants finds does: warn (once of each kind) or raise.",
                 choices=("warn", "raise"),
+                check="megatron_overrides.watch.checks:check_action",
                 example="raise",
             )
         ),

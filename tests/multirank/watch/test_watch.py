@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import weakref
 from types import SimpleNamespace
 
@@ -37,7 +38,8 @@ def flip_on_last_rank(tensor):
     "layout, settings", [(TP, {"clip_grad": 1.0}), ({}, {**SHARDED, "clip_grad": 1.0})], ids=["TP2", "sharded"]
 )
 def test_a_right_training_is_silent_and_has_the_bits_that_it_has_without_a_watch(train, layout, settings):
-    watched, unwatched = (train(layout, **settings, watch_invariants=interval) for interval in (1, 0))
+    watched = train(layout, **settings)
+    unwatched = train(layout, **settings, watch_invariants=0, watch_action="warn")
     assert watched.norms == unwatched.norms
     pairs = zip(watched.main_model().values(), unwatched.main_model().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
@@ -70,7 +72,7 @@ def test_a_right_training_is_silent_and_has_the_bits_that_it_has_without_a_watch
             TP,
             {"clip_grad": 1.0},
             lambda training: setattr(weight(training), "tensor_model_parallel", True),
-            "the gradient norm is another one: gradient norm: the update reports",
+            "the reported gradient norm is wrong: gradient norm: the update reports",
         ),
     ],
     ids=["TP copies", "DP copies", "copies of a main weight", "cast", "NaN", "norm"],
@@ -94,6 +96,61 @@ def test_a_weight_that_an_update_leaves_out_is_named(train, moments):
 
     with pytest.raises(WatchError, match="watch, step 2: a weight does not train: .*decoder.*it has a gradient"):
         train(TP, fault=at(2, freeze_step))
+
+
+def test_a_skipped_update_of_heads_moves_none_of_them_and_a_weight_that_has_trained_may_move():
+    from megatron_overrides.watch.rank_checks import Movement
+    from megatron_overrides.watch.weights import Trained, Weight
+
+    def make(name, requires_grad):
+        param = torch.nn.Parameter(torch.ones(2), requires_grad)
+        trained = Trained(param.data, None, {"lr": 1.0}, SimpleNamespace(state={}))
+        return Weight(name, param, trained, None, lambda: param.data, lambda: torch.ones(2))
+
+    head, layer = make("chunk 1 mtp.layers.0.weight", True), make("decoder.weight", True)
+    movement = Movement([head, layer], {}, False)
+    assert [[flaw.name for flaw in movement.check(skips)] for skips in (True, False)] == [
+        [layer.name],
+        [head.name, layer.name],
+    ]
+    frozen = {}
+    for requires_grad in (False, True, False):
+        weight = make("decoder.weight", requires_grad)
+        weight.param.data.mul_(2.0 - requires_grad)
+        movement = Movement([weight], frozen, False)
+    assert not [*movement.check(False)] and list(frozen) == ["decoder.weight"]
+
+
+def test_a_step_that_is_meant_to_be_skipped_may_have_gradients_that_are_not_finite(train):
+    from megatron_overrides.watch.findings import WatchError
+
+    spoil = at(2, lambda training: weight(training).register_hook(lambda gradient: gradient * math.nan))
+    with pytest.raises(AssertionError):  # the training wants each step to update
+        train(TP, fault=spoil, clip_grad=1.0, grad_norm_skip_threshold=1e6)
+    with pytest.raises(WatchError, match="watch, step 2: not finite: gradient decoder.final_layernorm.weight"):
+        train(TP, fault=spoil, clip_grad=1.0)
+
+
+def test_a_layer_is_named_by_its_number_in_the_whole_model():
+    from megatron_overrides.watch.weights import find_weights
+
+    class Layer(torch.nn.Module):
+        def __init__(self, number):
+            super().__init__()
+            self.layer_number, self.inner = number, torch.nn.ModuleList([torch.nn.Linear(1, 1, bias=False)])
+
+    stage = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([Layer(12), Layer(13)]), "norm": torch.nn.LayerNorm(1)})
+    names = [one.name for one in find_weights(stage, {}, "chunk 1 ")]
+    layers = [f"chunk 1 layers.{number}.inner.0.weight" for number in (11, 12)]
+    assert names == [*layers, "chunk 1 norm.weight", "chunk 1 norm.bias"]
+
+
+def test_an_action_without_a_watch_is_refused():
+    from megatron.core.optimizer import OptimizerConfig
+
+    with pytest.raises(ValueError, match="watch_action.* raise does nothing without a watch: give .*watch_invariants"):
+        OptimizerConfig(optimizer="adam", lr=1.0, watch_action="raise")
+    assert OptimizerConfig(optimizer="adam", lr=1.0, watch_action="raise", watch_invariants=1).watch_invariants
 
 
 def test_a_frozen_weight_that_the_optimizer_still_moves_is_named(train):
@@ -175,7 +232,7 @@ def test_a_quantized_weight_is_not_read_but_what_the_optimizer_keeps_of_it(paral
     kinds = [one.name.split(" decoder")[0] for one in find_tensors(chunk.place(), weights) if "fc1.weight" in one.name]
     assert kinds == ["gradient", "main weight", "weight"]  # the last is the weight of the other layer
     layer.weight.requires_grad_(False)
-    flaws = [*check_casts(weights), *check_finite(weights, True), *Movement(weights, {}, False).check()]
+    flaws = [*check_casts(weights), *check_finite(weights, True), *Movement(weights, {}, False).check(False)]
     assert not flaws and name in {weight.name for weight in weights}
 
 
@@ -280,8 +337,11 @@ def test_weights_have_their_places_where_parallel_state_has_no_groups(parallel, 
 def test_each_flipped_bit_and_each_swapped_pair_changes_the_sum(dtype, monkeypatch):
     from megatron_overrides.watch import bits
 
-    monkeypatch.setattr(bits, "PIECE", 4)
+    monkeypatch.setattr(bits, "PIECE", 6)
+    monkeypatch.setattr(bits, "ROW", 3)
+    monkeypatch.setattr(bits, "_make_factors", bits._make_factors.__wrapped__)
     values = torch.arange(11).to(dtype)
+    kept = values.clone()
     before = bits.sum_bits(values)
     for element in range(11):
         for bit in range(8 * values.element_size()):
@@ -292,3 +352,12 @@ def test_each_flipped_bit_and_each_swapped_pair_changes_the_sum(dtype, monkeypat
         swapped = values.clone()
         swapped[[element, (element + 1) % 11]] = values[[(element + 1) % 11, element]]
         assert bits.sum_bits(swapped) != before
+    assert torch.equal(values, kept)
+
+
+@pytest.mark.parametrize("scale", [2.0, 0.5, -1.0])
+def test_a_large_tensor_times_a_power_of_two_has_another_sum(scale):
+    from megatron_overrides.watch.bits import sum_bits
+
+    for values in (torch.ones(2**21), torch.arange(1.0, 2**21 + 1)):
+        assert sum_bits(values) != sum_bits(values * scale)

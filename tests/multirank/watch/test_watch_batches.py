@@ -72,7 +72,7 @@ def test_tensor_parallel_ranks_have_the_same_fields(compare, rank):
     batches = [draw(1), draw(2) | {"packed_seq_params": packing if rank == 0 else None}, other]
     names = ["cu_seqlens_q of microbatch 1", "labels of microbatch 2"]
     found, _ = compare(TP, batches)
-    assert found == [("ranks have other batches", name) for name in names if rank == 1]
+    assert found == [("ranks of one replica have different batches", name) for name in names if rank == 1]
 
 
 def test_stages_have_the_same_of_what_both_use(compare, rank):
@@ -82,12 +82,12 @@ def test_stages_have_the_same_of_what_both_use(compare, rank):
     stage = {"pre_process": rank == 0, "post_process": rank == 1}
     assert compare(layout, [batch], **stage) == ([], [])
     found, _ = compare(layout, [batch], **stage, mtp_process=rank == 1)
-    assert found == [("ranks have other batches", "input_ids of microbatch 0")] * (rank == 1)
+    assert found == [("ranks of one replica have different batches", "input_ids of microbatch 0")] * (rank == 1)
 
 
 def test_chunks_of_a_rank_have_the_same_of_what_both_use(compare, rank):
     found, _ = compare({"pipeline_model_parallel_size": 2}, [draw(1)], [draw(1) | {"labels": draw(2)["labels"]}])
-    assert found == [("ranks have other batches", "labels of microbatch 0")]
+    assert found == [("ranks of one replica have different batches", "labels of microbatch 0")]
 
 
 def test_parts_of_a_sequence_join(compare, rank):
@@ -171,7 +171,9 @@ def test_it_looks_at_the_batches_of_the_steps_that_it_checks(parallel, make_gpt,
     (wrapped,) = training.model
     wrapped.register_forward_pre_hook(lambda model, values: (values[0] + rank * (training.number > 1), *values[1:]))
     hooks = []
-    with pytest.raises(WatchError, match="watch, step 3: ranks have other batches: input_ids of microbatch 0"):
+    with pytest.raises(
+        WatchError, match="watch, step 3: ranks of one replica have different batches: input_ids of microbatch 0"
+    ):
         for training.number in (1, 2, 3):
             hooks.append(len(wrapped._forward_hooks))
             training.step(training.number)

@@ -76,19 +76,47 @@ def test_rounding_is_said_only_where_all_copies_differ_by_no_more(compare, steps
     assert (finding.relation, finding.names[0]) == (relation, "weight a") and "at most 1 ulp" in finding.detail
 
 
+def test_rounding_is_not_said_of_tensors_that_were_not_read(compare, monkeypatch):
+    from megatron_overrides.watch import copies
+
+    monkeypatch.setattr(copies, "MOST", 1)
+    finding = compare({name: (torch.ones(2), torch.full((2,), after(1.0, 1, SINGLE))) for name in ("weight a", "b")})
+    assert (finding.relation, finding.names, finding.total) == (OTHER, ["weight a"], 2)
+
+
 def change_last_rank(training, amount):
     if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
         dict(training.bare[0].named_parameters())["decoder.final_layernorm.weight"].data[:1].add_(amount)
 
 
-def test_each_finding_is_counted_and_one_of_a_kind_is_said(train, caplog, rank):
+def test_each_finding_is_counted_and_one_of_a_kind_is_measured_and_said(train, caplog, rank, monkeypatch):
+    from megatron_overrides.watch import watch
+
+    measured = []
+    describe = watch.describe_mismatches
+    monkeypatch.setattr(watch, "describe_mismatches", lambda *args: measured.append(1) or describe(*args))
     with caplog.at_level(logging.WARNING, "megatron_overrides.watch.findings"):
         fault = lambda training, step: step == 2 and change_last_rank(training, 0.5)  # noqa: E731
         training = train(ALL, steps=3, fault=fault, watch_action="warn")
     said = [one.message for one in caplog.records if "copies differ" in one.message]
-    assert len(said) == (rank == 0) and all("step 2" in one and "are counted and not said" in one for one in said)
+    assert (
+        len(measured) == 1
+        and len(said) == (rank == 0)
+        and all("step 2" in one and "are counted and not said" in one for one in said)
+    )
     counted = megatron_mtp_patches.metrics(training.optimizer)
     assert counted == megatron_mtp_patches.metrics() and counted["watch findings"] >= 2
+
+
+def test_an_error_has_all_findings_of_a_check_and_says_who_agrees(train):
+    from megatron_overrides.watch.findings import WatchError
+
+    def fault(training, step):
+        change_last_rank(training, math.nan)
+
+    agree = r"copies differ: weight .*ranks 0, 1 agree; rank 2 differs \(.*\nwatch, step 1: not finite: weight"
+    with pytest.raises(WatchError, match=f"(?s)watch, step 1: {agree}"):
+        train(ALL, steps=1, fault=fault)
 
 
 def test_rounding_is_counted_and_raises_nothing(train, caplog, rank):
