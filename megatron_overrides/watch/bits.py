@@ -33,8 +33,9 @@ def sum_bits(tensor: torch.Tensor) -> torch.Tensor:
         piece = values[start : start + PIECE].to(torch.int64)
         first, rows = start // ROW, piece.numel() // ROW
         whole, rest = piece[: rows * ROW].view(rows, ROW), piece[rows * ROW :]
-        numbers = torch.arange(2 * first + 1, 2 * (first + rows) + 1, 2, device=tensor.device)
-        total += ((whole * factors).sum(1) * numbers).sum()
+        if rows:
+            numbers = torch.arange(2 * first + 1, 2 * (first + rows) + 1, 2, device=tensor.device)
+            total += ((whole * factors).sum(1) * numbers).sum()
         total += (rest * factors[: rest.numel()]).sum() * (2 * (first + rows) + 1)
     return total
 

@@ -101,8 +101,7 @@ class Copies:
         places = torch.full((len(numbers),), len(_ORDER), device=self.device)
         for index, number in enumerate(numbers):
             if number in self._mine:
-                name = self._mine[number].name
-                places[index] = next(place for place, kind in enumerate(_ORDER) if name.startswith(kind))
+                places[index] = _place_in_order(self._mine[number].name)
         dist.all_reduce(places, op=dist.ReduceOp.MIN)
         return [numbers[index] for index in places.argsort(stable=True).tolist()[:MOST]]
 
@@ -124,7 +123,11 @@ class Copies:
             copies = {rank: one[number] for rank, one in enumerate(gathered) if number in one}
             name, _, dtype, size = next(iter(copies.values()))
             mismatches.append(Mismatch(name, {rank: total for rank, (_, total, *_) in copies.items()}, dtype, size))
-        return mismatches
+        return sorted(mismatches, key=lambda one: (_place_in_order(one.name), one.name))
+
+
+def _place_in_order(name: str) -> int:
+    return next(place for place, kind in enumerate(_ORDER) if name.startswith(kind))
 
 
 def _hash(name: str) -> int:
