@@ -70,7 +70,7 @@ def _describe_groups(mismatch: Mismatch) -> str:
         ranks_of.setdefault(total, []).append(rank)
     first, *others = sorted(ranks_of.values(), key=len, reverse=True)
     said = [*map(describe_ranks, others[:2]), *([f"{len(others) - 2} more groups"] if len(others) > 2 else [])]
-    if len(first) == 1:
+    if len(first) == len(others[0]):  # nothing says which are right
         return " and ".join([describe_ranks(first), *said]) + " differ"
     return f"{describe_ranks(first)} agree; {' and '.join(said)} differ{'s' * (others == [others[0][:1]])}"
 

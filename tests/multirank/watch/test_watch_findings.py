@@ -108,6 +108,23 @@ def test_each_finding_is_counted_and_one_of_a_kind_is_measured_and_said(train, c
     assert counted == megatron_mtp_patches.metrics() and counted["watch findings"] >= 2
 
 
+@pytest.mark.parametrize(
+    "sums, said",
+    [
+        ([1, 1, 1, 2], "ranks 0, 1, 2 agree; rank 3 differs"),
+        ([1, 1, 1, 2, 2], "ranks 0, 1, 2 agree; ranks 3, 4 differ"),
+        ([1, 1, 2, 2], "ranks 0, 1 and ranks 2, 3 differ"),
+        ([1, 2], "rank 0 and rank 1 differ"),
+        ([1, 1, 2, 3, 4, 5], "ranks 0, 1 agree; rank 2 and rank 3 and 2 more groups differ"),
+    ],
+)
+def test_ranks_are_said_to_agree_where_they_are_more_than_others(sums, said):
+    from megatron_overrides.watch.copies import Mismatch
+    from megatron_overrides.watch.differences import _describe_groups
+
+    assert _describe_groups(Mismatch("weight", dict(enumerate(sums)), SINGLE, 1)) == said
+
+
 def test_an_error_has_all_findings_of_a_check_and_says_who_agrees(train):
     from megatron_overrides.watch.findings import WatchError
 
