@@ -42,7 +42,7 @@ PATCH = Patch(
                 "What a difference that --watch-invariants finds does: warn (once of each kind) or raise.",
                 choices=("warn", "raise"),
                 check="megatron_overrides.watch.checks:check_action",
-                example="raise",
+                example="warn",  # raise needs a watch
             )
         ),
         *(
