@@ -88,7 +88,7 @@ def _compare_shards(sums: torch.Tensor) -> Iterator[Flaw]:
 
 
 def _compare_model_parallel(sums: torch.Tensor) -> Iterator[Flaw]:
-    """Yield the fields of which this rank has other bits than the last rank of its model-parallel group with them."""
+    """Yield the fields of which this rank has other bits than the first rank of its model-parallel group with them."""
     group = parallel_state.get_model_parallel_group()
     if group.size() == 1:
         return
@@ -103,7 +103,7 @@ def _compare_model_parallel(sums: torch.Tensor) -> Iterator[Flaw]:
     expected = gathered.gather(0, first_holder)[0]
     is_other = (extremes[0] != ABSENT) & ((extremes[0] != expected) | (~extremes[1] != expected))
     for name in _name_fields(is_other):
-        yield Flaw(OTHER, name, "these ranks have other bits than the first one of their model-parallel group with it")
+        yield Flaw(OTHER, name, "these ranks differ from the first one of their model-parallel group that has it")
 
 
 def _name_fields(flags: torch.Tensor) -> list[str]:

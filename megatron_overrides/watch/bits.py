@@ -44,4 +44,4 @@ def sum_bits(tensor: torch.Tensor) -> torch.Tensor:
 def _make_factors(device: torch.device) -> torch.Tensor:
     """Odd numbers, the same on all ranks: int64 [ROW]."""
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(-(1 << 62), 1 << 62, (ROW,), generator=generator).mul_(2).add_(1).to(device)
+    return torch.randint(-(1 << 62), 1 << 62, (ROW,), generator=generator, device="cpu").mul_(2).add_(1).to(device)

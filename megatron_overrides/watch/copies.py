@@ -96,16 +96,7 @@ class Copies:
         """The tensor of a mismatch; None where this rank has none."""
         return next((tensor.read() for tensor in self._mine.values() if tensor.name == name), None)
 
-    def _choose(self, numbers: list[int]) -> list[int]:
-        """The first of these, in the order in which they are named, which only ranks that have them know."""
-        places = torch.full((len(numbers),), len(_ORDER), device=self.device)
-        for index, number in enumerate(numbers):
-            if number in self._mine:
-                places[index] = _place_in_order(self._mine[number].name)
-        dist.all_reduce(places, op=dist.ReduceOp.MIN)
-        return [numbers[index] for index in places.argsort(stable=True).tolist()[:MOST]]
-
-    def name(self, comparison: Comparison) -> list[Mismatch]:
+    def gather_mismatches(self, comparison: Comparison) -> list[Mismatch]:
         """The first MOST of the tensors that differ, in the order in which they are named; the same on all ranks.
 
         One all-reduce of 8 bytes for each tensor that differs, and a gathering of their names and sums.
@@ -124,6 +115,14 @@ class Copies:
             name, _, dtype, size = next(iter(copies.values()))
             mismatches.append(Mismatch(name, {rank: total for rank, (_, total, *_) in copies.items()}, dtype, size))
         return sorted(mismatches, key=lambda one: (_place_in_order(one.name), one.name))
+
+    def _choose(self, numbers: list[int]) -> list[int]:
+        """The first of these, in the order in which they are named, which only ranks that have them know."""
+        mine = [self._mine.get(number) for number in numbers]
+        ours = [len(_ORDER) if tensor is None else _place_in_order(tensor.name) for tensor in mine]
+        places = torch.tensor(ours, device=self.device)
+        dist.all_reduce(places, op=dist.ReduceOp.MIN)
+        return [numbers[index] for index in places.argsort(stable=True).tolist()[:MOST]]
 
 
 def _place_in_order(name: str) -> int:

@@ -48,7 +48,7 @@ def describe_mismatches(copies: Copies, comparison: Comparison) -> Finding:
     Reads the first tensor whole, and the others that have names, piece by piece, until a difference is no rounding.
     Where more tensors differ than have names, the others are not read, and the finding is not said to be of rounding.
     """
-    mismatches = copies.name(comparison)
+    mismatches = copies.gather_mismatches(comparison)
     first, *others = mismatches
     difference = _measure(copies, first)
     is_rounding = (

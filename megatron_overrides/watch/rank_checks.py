@@ -39,7 +39,7 @@ def check_casts(weights: Iterable[Weight]) -> Iterator[Flaw]:
         if not is_quantized(weight.param) and weight.has_main_weight()
     }
     for name in _find_raised(flags):
-        yield Flaw("a weight is not its main weight", name, "the two have other bits in the model's dtype")
+        yield Flaw("a weight is not its main weight", name, "the two differ in the model's dtype")
 
 
 def check_finite(weights: Iterable[Weight], with_gradients: bool) -> Iterator[Flaw]:
@@ -71,11 +71,11 @@ def check_norms(norms: Iterable[tuple[str, float, float]]) -> Iterator[Flaw]:
 
 
 class Movement:
-    """The sums of bits of weights before an update.
+    """The sums of bits of weights before an update, and of those that do not train.
 
     Args:
         weights: of this rank.
-        frozen: the sums of the weights that do not train, in the first check; it is filled there.
+        frozen: the sums of the weights that do not train, from the first check since they do not; it is kept up here.
         are_all_frozen: a flag of the run says so, whatever the parameters say.
     """
 
@@ -102,7 +102,11 @@ class Movement:
                 yield Flaw("a weight does not train", name, "it has a gradient, and the update has not moved it")
         moved = {one.name: sum_bits(one.read()) != self._frozen[one.name] for one in self._still}
         for name in _find_raised(moved):
-            yield Flaw("a frozen weight has moved", name, "it has other bits than in the first check")
+            yield Flaw(
+                "a frozen weight has moved",
+                name,
+                "its bits are not those that it had when it was first checked as frozen",
+            )
 
 
 def _pair_trained(weights: Iterable[Weight]) -> Iterator[tuple[Weight, Trained]]:

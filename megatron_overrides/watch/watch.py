@@ -129,7 +129,7 @@ class Watch:
         yield from check_norms(select_norms(measured, reported, MTP_GRAD_NORM_GROUP in reported or is_detached))
 
     def _find_tensors(self, weights: list[list[Weight]]) -> tuple[Copies, Gradients]:
-        """The tensors that have copies, and the gradients, which are looked for until there are moments."""
+        """The tensors that have copies, which are looked for again when there are moments, and the gradients."""
         if self._copies is None:
             check_itself()
         if self._copies is None or self._has_got_moments(weights):

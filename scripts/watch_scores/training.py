@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
         found: the findings in the order of the log.
         said: what else the watch has said.
         has_same_bits: its losses, norms, gradients and weights are those that it has without a watch; only asked of a
-            row without a fault and a defect.
+            row without a fault and a defect, which does not resume.
     """
 
     found: list[Found]
@@ -78,8 +78,8 @@ def run_row(script: str, row: dict[str, Any]) -> Outcome:
     said = [line for rank in watched for line in rank.said]
     if not said:
         raise RuntimeError("the watch was not on")
-    found = [one._replace(step=one.step + first) for rank in watched for one in rank.found]
-    return Outcome(found, said, has_same_bits)
+    findings = [one._replace(step=one.step + first) for rank in watched for one in rank.found]
+    return Outcome(findings, said, has_same_bits)
 
 
 def _run(job: Job, row: dict[str, Any]) -> list[Watched]:

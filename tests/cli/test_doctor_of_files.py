@@ -141,7 +141,7 @@ def test_which_trainers_give_muon_the_gradients_of_the_distributed_optimizer(dia
     """By default verl does, and Bridge if it is asked to; the arguments of Megatron and of ms-swift do not."""
     verl = ACTOR.replace("megatron:\n", "megatron:\n      use_distributed_optimizer: true\n")
     settings = "optimizer: muon\nuse_distributed_optimizer: true\n"
-    found = diagnose(
+    findings = diagnose(
         verl_yaml=verl,
         layer_wise_yaml=verl.replace("muon,", "muon, use_layer_wise_distributed_optimizer: true,"),
         one_replica_yaml=verl.replace("n_gpus_per_node: 8", "n_gpus_per_node: 2").replace("context", "tensor_model"),
@@ -150,9 +150,9 @@ def test_which_trainers_give_muon_the_gradients_of_the_distributed_optimizer(dia
         script=f"torchrun --nproc-per-node 2 train.py {SMALL} --optimizer muon --use-distributed-optimizer --bf16\n",
     )
     is_refused = release in ("0.16.1", "0.17.1")
-    affected = {name for name, ids in found.items() if "ML-4113" in ids}
+    affected = {name for name, ids in findings.items() if "ML-4113" in ids}
     assert affected == (set() if is_refused else {"verl.yaml actor", "bridge.yaml"})
-    assert ("ML-5394" in found["script"]) is not is_refused  # otherwise Megatron has read the flags
+    assert ("ML-5394" in findings["script"]) is not is_refused  # otherwise Megatron has read the flags
 
 
 def test_what_megatron_refuses_is_said_and_the_others_are_diagnosed(diagnose):

@@ -35,6 +35,6 @@ def _find(relation: str | None, sources: Iterable[object]) -> list[Finding]:
         for defect in known:
             if defect.seen_by == relation:
                 with contextlib.suppress(Exception):
-                    found = find_defects(settings, [one for one in known if one.id in (defect.id, defect.after)])
-                    causes += [one for one in found if one.id == defect.id and not one.is_removed]
+                    affecting = find_defects(settings, [one for one in known if one.id in (defect.id, defect.after)])
+                    causes += [one for one in affecting if one.id == defect.id and not one.is_removed]
     return causes

@@ -271,6 +271,8 @@ def test_a_training_with_muon_is_watched(train):
     flip = at(2, lambda training: flip_on_last_rank(weight(training)))
     with pytest.raises(WatchError, match="watch, step 2: copies differ: weight decoder.final_layernorm"):
         train({}, fault=flip, optimizer="muon", bf16=True)
+    training = train({}, steps=2, optimizer="muon", bf16=True, watch_invariants=5)
+    assert not training.model[0]._forward_hooks, "the next checked step is the sixth one"
 
 
 @pytest.mark.parametrize("strategy", ["optim_grads_params", "no_shard"])
